@@ -1,0 +1,3 @@
+//! Lowering of a plan to per-device programs.
+
+pub mod timeline;

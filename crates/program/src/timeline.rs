@@ -1,0 +1,184 @@
+//! What happened when: intervals per rank and lane, and memory over time, predicted or measured.
+
+use serde::{Deserialize, Serialize};
+
+/// A point or span of time in picoseconds.
+///
+/// Integers make sums exact, so that a folded simulation equals the unfolded one bit for bit and an
+/// executed virtual timeline equals the simulated one. `u64` holds 213 days.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Picos(pub u64);
+
+impl Picos {
+    /// Zero time.
+    pub const ZERO: Picos = Picos(0);
+
+    /// Rounds a non-negative number of seconds to picoseconds; negative and NaN become zero.
+    pub fn from_seconds(seconds: f64) -> Picos {
+        Picos((seconds * 1e12).round() as u64)
+    }
+
+    /// The time in seconds.
+    pub fn seconds(self) -> f64 {
+        self.0 as f64 * 1e-12
+    }
+
+    /// The difference, or zero where `earlier` is later.
+    pub fn since(self, earlier: Picos) -> Picos {
+        Picos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add for Picos {
+    type Output = Picos;
+    fn add(self, other: Picos) -> Picos {
+        Picos(self.0 + other.0)
+    }
+}
+
+impl std::ops::AddAssign for Picos {
+    fn add_assign(&mut self, other: Picos) {
+        self.0 += other.0;
+    }
+}
+
+/// Which clock a timeline was taken with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Clock {
+    /// Predicted by the simulator from the cost model.
+    Simulated,
+    /// Executed, with the event simulator driving and kernel durations advancing virtual ranks.
+    Virtual,
+    /// Executed in real time.
+    Wall,
+}
+
+/// The resource of a rank that an interval occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lane {
+    /// The device's arithmetic.
+    Compute,
+    /// Collectives, and receiving.
+    CommunicationIn,
+    /// Sending.
+    CommunicationOut,
+}
+
+/// What a rank was doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activity {
+    /// A forward pass of one micro-batch.
+    Forward,
+    /// A backward pass (input and weight gradients together).
+    Backward,
+    /// The input-gradient half of a backward pass.
+    BackwardInput,
+    /// The weight-gradient half of a backward pass.
+    BackwardWeight,
+    /// An optimizer update.
+    Update,
+    /// A collective over some ranks.
+    Collective,
+    /// A message to another stage.
+    Send,
+    /// Waiting for, or copying in, a message from another stage.
+    Receive,
+}
+
+/// One thing a rank did, without gaps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interval {
+    /// The resource it occupied.
+    pub lane: Lane,
+    /// What it was.
+    pub activity: Activity,
+    /// A name for people: `F3`, `B0@1`, `all-reduce block.2`.
+    pub label: String,
+    /// The micro-batch it worked on, where it worked on one.
+    pub microbatch: Option<u32>,
+    /// The model chunk, where the device holds several.
+    pub chunk: Option<u32>,
+    /// When it began.
+    pub start: Picos,
+    /// When it ended; never before `start`.
+    pub end: Picos,
+}
+
+/// One rank's (or one folded class of ranks') part of a timeline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Track {
+    /// The rank; for a folded class its first rank.
+    pub rank: u32,
+    /// How many identical ranks this track stands for.
+    pub multiplicity: u64,
+    /// Where the rank stands: `stage 0, dp 1, tp 0`.
+    pub place: String,
+    /// What it did, in order of start on each lane.
+    pub intervals: Vec<Interval>,
+    /// Bytes allocated after each change, in order of time.
+    pub memory: Vec<(Picos, u64)>,
+    /// The most bytes allocated at once.
+    pub peak_bytes: u64,
+    /// Bytes it sent to other ranks.
+    pub sent_bytes: u64,
+}
+
+/// What happened on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// Which clock it was taken with.
+    pub clock: Clock,
+    /// One track per rank or folded class.
+    pub tracks: Vec<Track>,
+}
+
+impl Track {
+    /// Time the compute lane was occupied.
+    pub fn busy(&self) -> Picos {
+        self.occupied(|interval| interval.lane == Lane::Compute)
+    }
+
+    /// Time a communication lane was occupied (receiving and collectives, and sending, added).
+    pub fn communicating(&self) -> Picos {
+        self.occupied(|interval| interval.lane != Lane::Compute)
+    }
+
+    fn occupied(&self, which: impl Fn(&Interval) -> bool) -> Picos {
+        let mut total = Picos::ZERO;
+        for interval in self.intervals.iter().filter(|interval| which(interval)) {
+            total += interval.end.since(interval.start);
+        }
+        total
+    }
+}
+
+impl Timeline {
+    /// From the first start to the last end; zero for an empty timeline.
+    pub fn makespan(&self) -> Picos {
+        let intervals = || self.tracks.iter().flat_map(|track| &track.intervals);
+        let start = intervals().map(|interval| interval.start).min().unwrap_or_default();
+        let end = intervals().map(|interval| interval.end).max().unwrap_or_default();
+        end.since(start)
+    }
+
+    /// Share of `ranks x makespan` in which compute lanes stood idle; zero for an empty timeline.
+    pub fn bubble_fraction(&self) -> f64 {
+        let makespan = self.makespan().seconds();
+        let ranks: u64 = self.tracks.iter().map(|track| track.multiplicity).sum();
+        if makespan == 0.0 || ranks == 0 {
+            return 0.0;
+        }
+        let busy: f64 = self
+            .tracks
+            .iter()
+            .map(|track| track.busy().seconds() * track.multiplicity as f64)
+            .sum();
+        1.0 - busy / (ranks as f64 * makespan)
+    }
+}
