@@ -1,0 +1,164 @@
+//! Llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases (Touvron et al. 2023,
+//! arXiv 2302.13971, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, section 3.2).
+
+use serde::{Deserialize, Serialize};
+
+use super::require;
+use crate::op::RotaryScaling;
+use crate::{Graph, GraphBuilder, GraphError, Init};
+
+/// A Llama.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LlamaConfig {
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Model width.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`. As many as `heads` if absent.
+    #[serde(default)]
+    pub kv_heads: Option<usize>,
+    /// Width of one head; `hidden / heads` if absent.
+    #[serde(default)]
+    pub head_dim: Option<usize>,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Sequence length.
+    pub seq: usize,
+    /// Vocabulary size.
+    pub vocab: usize,
+    /// Base of the rotary frequencies.
+    #[serde(default = "default_theta")]
+    pub rope_theta: f32,
+    /// Long-context scaling of the rotary frequencies: factor, low and high frequency factor, and the
+    /// original number of positions.
+    #[serde(default)]
+    pub rope_scaling: Option<(f32, f32, f32, u32)>,
+    /// Added to the mean square in norms.
+    #[serde(default = "default_epsilon")]
+    pub norm_epsilon: f32,
+    /// Whether the head shares the token embedding's weights.
+    #[serde(default)]
+    pub tied: bool,
+}
+
+fn default_theta() -> f32 {
+    10_000.0
+}
+
+fn default_epsilon() -> f32 {
+    1e-5
+}
+
+impl LlamaConfig {
+    /// Key and value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// The model as a graph. Query weights are `[model, heads, group, head_dim]` where `heads` counts
+    /// key-value heads and `group` the queries that share one, so that splitting `heads` splits both.
+    ///
+    /// # Errors
+    /// If a size is zero or heads do not divide.
+    pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
+        let kv_heads = self.kv_heads();
+        require(self.layers > 0, name, "layers", self.layers, "at least 1 layer")?;
+        require(
+            self.heads > 0 && kv_heads > 0 && self.heads.is_multiple_of(kv_heads),
+            name,
+            "kv_heads",
+            kv_heads,
+            &format!("key-value heads must divide heads = {}", self.heads),
+        )?;
+        require(
+            self.head_dim.is_some() || self.hidden.is_multiple_of(self.heads),
+            name,
+            "heads",
+            self.heads,
+            &format!("heads must divide hidden = {} unless head_dim is given", self.hidden),
+        )?;
+        let mut net = GraphBuilder::new(name);
+        let seq = net.dim("seq", self.seq)?;
+        let keys = net.dim("keys", self.seq)?;
+        let model = net.dim("model", self.hidden)?;
+        let heads = net.dim("heads", kv_heads)?;
+        let group = match self.heads / kv_heads {
+            1 => None,
+            queries => Some(net.dim("group", queries)?),
+        };
+        let head_dim = net.dim("head_dim", self.head_dim.unwrap_or(self.hidden / self.heads))?;
+        let ffn = net.dim("ffn", self.ffn)?;
+        let vocab = net.dim("vocab", self.vocab)?;
+        let normal = Init::Normal { std: 0.02 };
+        let residual = Init::Normal { std: 0.02 / (2.0 * self.layers as f32).sqrt() };
+        let ones = Init::Constant(1.0);
+        let epsilon = self.norm_epsilon;
+        let scaling = self.rope_scaling.map(|(factor, low, high, original)| RotaryScaling {
+            factor,
+            low_frequency_factor: low,
+            high_frequency_factor: high,
+            original_positions: original,
+        });
+
+        net.block("embedding");
+        let tokens = net.targets("tokens", &[seq])?;
+        let targets = net.targets("targets", &[seq])?;
+        let table = net.parameter("embedding.token", &[vocab, model], 1, normal)?;
+        let mut x = net.embed("embedding.tokens", tokens, table)?;
+
+        for layer in 0..self.layers {
+            let block = format!("block.{layer}");
+            net.block(&block);
+            let at = |suffix: &str| format!("{block}.{suffix}");
+
+            let gain = net.parameter(&at("attention_norm.gain"), &[model], 0, ones)?;
+            let normed = net.rms_norm(&at("attention_norm"), x, gain, epsilon)?;
+            let key_axes = vec![model, heads, head_dim];
+            let query_axes: Vec<_> =
+                [model, heads].into_iter().chain(group).chain([head_dim]).collect();
+            let mut project = |which: &str, axes: &[_]| {
+                let name = at(&format!("attention.{which}"));
+                let w = net.parameter(&format!("{name}.weight"), axes, 1, normal)?;
+                net.contract(&name, normed, w, None)
+            };
+            let q = project("query", &query_axes)?;
+            let k = project("key", &key_axes)?;
+            let v = project("value", &key_axes)?;
+            let q = net.rotary(&at("attention.query.rotary"), q, self.rope_theta, scaling)?;
+            let k = net.rotary(&at("attention.key.rotary"), k, self.rope_theta, scaling)?;
+            let context = net.attention(&at("attention"), q, k, v, keys, true, 0.0)?;
+            let axes: Vec<_> = query_axes[1..].iter().copied().chain([model]).collect();
+            let name = at("attention.output");
+            let w = net.parameter(&format!("{name}.weight"), &axes, axes.len() - 1, residual)?;
+            let out = net.contract(&name, context, w, None)?;
+            x = net.add(&at("attention.residual"), x, out)?;
+
+            let gain = net.parameter(&at("ffn_norm.gain"), &[model], 0, ones)?;
+            let normed = net.rms_norm(&at("ffn_norm"), x, gain, epsilon)?;
+            let mut widen = |which: &str| {
+                let name = at(&format!("ffn.{which}"));
+                let w = net.parameter(&format!("{name}.weight"), &[model, ffn], 1, normal)?;
+                net.contract(&name, normed, w, None)
+            };
+            let (gate, up) = (widen("gate")?, widen("up")?);
+            let activated = net.swiglu(&at("ffn.swiglu"), gate, up)?;
+            let w = net.parameter(&at("ffn.down.weight"), &[ffn, model], 1, residual)?;
+            let down = net.contract(&at("ffn.down"), activated, w, None)?;
+            x = net.add(&at("ffn.residual"), x, down)?;
+        }
+
+        net.block("head");
+        let gain = net.parameter("final_norm.gain", &[model], 0, ones)?;
+        let normed = net.rms_norm("final_norm", x, gain, epsilon)?;
+        let w = match self.tied {
+            true => table,
+            false => net.parameter("head.weight", &[vocab, model], 1, normal)?,
+        };
+        let logits = net.contract("head", normed, w, None)?;
+        let loss = net.cross_entropy("loss", logits, targets)?;
+        net.finish(loss)
+    }
+}

@@ -1,0 +1,168 @@
+//! Operators.
+
+use crate::{BlockId, Signature, ValueId};
+
+/// Identifies an operator of one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub(crate) u32);
+
+impl OpId {
+    /// Position in the graph's list of operators.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A pointwise nonlinearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// Gaussian error linear unit in its tanh form (Hendrycks & Gimpel 2016, eq. 2), as in GPT-2.
+    Gelu,
+    /// max(x, 0).
+    Relu,
+}
+
+/// Scaling of rotary frequencies for long contexts, as published with Llama 3.1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryScaling {
+    /// Division of the low frequencies.
+    pub factor: f32,
+    /// Wavelengths above `original_positions / low_frequency_factor` are divided.
+    pub low_frequency_factor: f32,
+    /// Wavelengths below `original_positions / high_frequency_factor` are kept.
+    pub high_frequency_factor: f32,
+    /// Context length of the original training.
+    pub original_positions: u32,
+}
+
+/// What an operator computes. Shapes are written as named axes; `...` are leading axes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OpKind {
+    /// `(tokens [...], table [vocab, model]) -> [..., model]`: row lookup. Tokens outside the local
+    /// part of a split vocabulary give zeros.
+    Embed,
+    /// `(x [rows..., k...], w, [bias n...]) -> [rows..., n...]`: contraction over the axes shared by x
+    /// and w. `w` is `[k..., n...]`, or `[n..., k...]` when `transposed`.
+    Contract {
+        /// Whether `w` has its output axes first.
+        transposed: bool,
+    },
+    /// `(a, b) -> a + b`, where `b` may lack leading axes of `a`.
+    Add,
+    /// `x -> (y, mask)`: inverted dropout.
+    Dropout {
+        /// Probability of a zero.
+        probability: f32,
+    },
+    /// `(x [..., n], bias [n], residual [..., n]) -> (residual + dropout(x + bias), mask)`; no mask
+    /// where the probability is zero.
+    BiasDropoutAdd {
+        /// Probability of a zero.
+        probability: f32,
+    },
+    /// `(x [..., n], gain [n], bias [n]) -> (y, stats [..., 2])`: layer normalisation; stats are mean
+    /// and reciprocal standard deviation.
+    LayerNorm {
+        /// Added to the variance.
+        epsilon: f32,
+    },
+    /// `(x [..., n], gain [n]) -> (y, stats [...])`: root-mean-square normalisation; stats are the
+    /// reciprocal root mean square.
+    RmsNorm {
+        /// Added to the mean square.
+        epsilon: f32,
+    },
+    /// `x -> f(x)`.
+    Pointwise(Activation),
+    /// `(gate, up) -> silu(gate) * up` (Shazeer 2020, arXiv 2002.05202).
+    SwiGlu,
+    /// `x [batch, seq, heads..., head_dim] -> x` rotated by position (Su et al. 2021, arXiv
+    /// 2104.09864), first half against second half of `head_dim`.
+    Rotary {
+        /// Base of the frequencies.
+        theta: f32,
+        /// Scaling of the frequencies for long contexts.
+        scaling: Option<RotaryScaling>,
+    },
+    /// `(q [batch, seq, heads, (group), head_dim], k [batch, seq, heads, head_dim]) ->
+    /// softmax(scale * q.k) [batch, heads, (group), seq, keys]`, causally masked if `causal`.
+    AttentionProbs {
+        /// Whether position i sees only keys up to i.
+        causal: bool,
+        /// Factor on the dot products.
+        scale: f32,
+    },
+    /// `(probs [batch, heads, (group), seq, keys], v [batch, seq, heads, head_dim]) -> (context
+    /// [batch, seq, heads, (group), head_dim], mask)`, with dropout on the probabilities.
+    AttentionContext {
+        /// Probability of dropping an attention weight.
+        probability: f32,
+    },
+    /// `logits [..., vocab] -> max [...]`: first phase of the cross-entropy.
+    LogitMax,
+    /// `(logits, max, targets [...]) -> (sum [...], target [...])`: second phase, the sum of
+    /// `exp(logit - max)` and the target's `logit - max`.
+    LogitSum,
+    /// `(logits, max, sum, target, targets) -> loss []`: last phase, the sum over all rows of
+    /// `ln sum - target`. Its gradient with respect to the logits is that of the whole cross-entropy.
+    CrossEntropy,
+}
+
+impl OpKind {
+    /// A short name, also the key of its measured rates in a machine profile.
+    pub fn name(&self) -> &'static str {
+        match self {
+            OpKind::Embed => "embed",
+            OpKind::Contract { .. } => "contract",
+            OpKind::Add => "add",
+            OpKind::Dropout { .. } => "dropout",
+            OpKind::BiasDropoutAdd { .. } => "bias-dropout-add",
+            OpKind::LayerNorm { .. } => "layer-norm",
+            OpKind::RmsNorm { .. } => "rms-norm",
+            OpKind::Pointwise(Activation::Gelu) => "gelu",
+            OpKind::Pointwise(Activation::Relu) => "relu",
+            OpKind::SwiGlu => "swiglu",
+            OpKind::Rotary { .. } => "rotary",
+            OpKind::AttentionProbs { .. } => "attention-probs",
+            OpKind::AttentionContext { .. } => "attention-context",
+            OpKind::LogitMax => "logit-max",
+            OpKind::LogitSum => "logit-sum",
+            OpKind::CrossEntropy => "cross-entropy",
+        }
+    }
+
+    /// Whether selective recomputation repeats it (Korthikanti et al. 2022, section 5): the softmax,
+    /// dropout and products of attention, large in memory and small in arithmetic.
+    pub fn in_attention_core(&self) -> bool {
+        matches!(self, OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. })
+    }
+
+    /// The drop probability, where the operator makes a dropout mask as its second output.
+    pub fn dropout(&self) -> Option<f32> {
+        match *self {
+            OpKind::Dropout { probability }
+            | OpKind::BiasDropoutAdd { probability }
+            | OpKind::AttentionContext { probability } => {
+                (probability > 0.0).then_some(probability)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An operator of the graph.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// Unique name.
+    pub name: String,
+    /// What it computes.
+    pub kind: OpKind,
+    /// What it reads, in the order of [`OpKind`].
+    pub inputs: Vec<ValueId>,
+    /// What it produces, in the order of [`OpKind`].
+    pub outputs: Vec<ValueId>,
+    /// The block it belongs to.
+    pub block: BlockId,
+    /// Its loops.
+    pub signature: Signature,
+}

@@ -1,0 +1,125 @@
+//! What an operator costs on the part of its loops that one device runs: arithmetic, memory traffic
+//! and the shape of its matrix product.
+
+use crate::gradient::{self, Operand};
+use crate::{Extents, Graph, OpId, OpKind, ValueId};
+
+/// Which of an operator's three passes runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// The operator itself.
+    Forward,
+    /// Gradients of its activations.
+    Input,
+    /// Gradients of its parameters.
+    Weight,
+}
+
+/// `batch` products of an `m x k` by a `k x n` matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulShape {
+    /// Independent products of this shape.
+    pub batch: usize,
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Length of the inner products.
+    pub k: usize,
+}
+
+/// The cost of one pass of one operator on one device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// Floating-point operations, a multiply-add counting two; only matrix products are counted, as
+    /// the field does.
+    pub flops: f64,
+    /// Bytes read and written once each.
+    pub bytes: f64,
+    /// Elements of the largest operand, the argument of a measured rate.
+    pub elements: usize,
+    /// The matrix products in it, all of one shape, and how many there are.
+    pub matmul: Option<(MatmulShape, usize)>,
+}
+
+/// The work of `pass` of `op` where each dimension has the extent of `local` and a real number takes
+/// `real_bytes`; none where the operator has no such pass.
+pub fn work(
+    graph: &Graph,
+    op: OpId,
+    pass: Pass,
+    local: &Extents,
+    real_bytes: usize,
+) -> Option<Work> {
+    let rule = gradient::rule(graph, op);
+    let node = graph.op(op);
+    let out = node.outputs[0];
+    let operands: Vec<ValueId> = match pass {
+        Pass::Forward => node.inputs.iter().chain(&node.outputs).copied().collect(),
+        Pass::Input | Pass::Weight => {
+            let gradient = if pass == Pass::Input { rule.input? } else { rule.weight? };
+            let reads = gradient.reads.iter().map(|read| match *read {
+                Operand::Input(index) => node.inputs[index],
+                Operand::Output(index) => node.outputs[index],
+                Operand::OutputGradient => out,
+            });
+            reads.chain(gradient.produces.iter().map(|&index| node.inputs[index])).collect()
+        }
+    };
+    let mut bytes = 0.0;
+    let mut elements = 0;
+    for &operand in &operands {
+        let value = graph.value(operand);
+        let count = local.elements(&value.axes);
+        // A table lookup touches only the rows it needs.
+        let touched = match node.kind {
+            OpKind::Embed if operand == node.inputs[1] => local.elements(&graph.value(out).axes),
+            _ => count,
+        };
+        bytes += (touched * value.dtype.bytes(real_bytes)) as f64;
+        elements = elements.max(touched);
+    }
+    let matmul = matmul(graph, op, pass, local);
+    let flops = matmul.map_or(0.0, |(shape, count)| {
+        2.0 * count as f64 * shape.batch as f64 * shape.m as f64 * shape.n as f64 * shape.k as f64
+    });
+    Some(Work { flops, bytes, elements, matmul })
+}
+
+fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(MatmulShape, usize)> {
+    let node = graph.op(op);
+    let axes = |value: ValueId| &graph.value(value).axes;
+    let elements = |value: ValueId| local.elements(axes(value));
+    match node.kind {
+        OpKind::Contract { .. } => {
+            let (x, w, y) = (node.inputs[0], node.inputs[1], node.outputs[0]);
+            let inner = axes(x).iter().filter(|dim| axes(w).contains(dim));
+            let k: usize = inner.map(|&dim| local.get(dim)).product();
+            let (m, n) = (elements(x) / k, elements(w) / k);
+            debug_assert_eq!(m * n, elements(y));
+            let shape = match pass {
+                Pass::Forward => MatmulShape { batch: 1, m, n, k },
+                Pass::Input => MatmulShape { batch: 1, m, n: k, k: n },
+                Pass::Weight => MatmulShape { batch: 1, m: k, n, k: m },
+            };
+            Some((shape, 1))
+        }
+        OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
+            let probs = match node.kind {
+                OpKind::AttentionProbs { .. } => node.outputs[0],
+                _ => node.inputs[0],
+            };
+            let keys = local.get(*axes(probs).last()?);
+            let head_dim = local.get(*axes(node.inputs[1]).last()?);
+            let seq = local.get(axes(probs)[axes(probs).len() - 2]);
+            let batch = elements(probs) / (keys * seq);
+            let (m, n, k) = match node.kind {
+                OpKind::AttentionProbs { .. } => (seq, keys, head_dim),
+                _ => (seq, head_dim, keys),
+            };
+            let count = if pass == Pass::Forward { 1 } else { 2 };
+            (pass != Pass::Weight).then_some((MatmulShape { batch, m, n, k }, count))
+        }
+        _ => None,
+    }
+}
