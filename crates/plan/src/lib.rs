@@ -1,1 +1,27 @@
-//! skeleton
+//! The vocabulary of a parallel training plan: everything that may differ between two ways of training
+//! the same model.
+//!
+//! A [`Plan`] is data with a TOML form. It holds no algorithm: what it means for each device is the
+//! `program` crate's, how it is found the `search` crate's.
+
+mod device_list;
+mod diff;
+mod error;
+mod layout;
+mod mesh;
+mod optimizer;
+mod plan;
+mod precision;
+mod text;
+mod uniform;
+mod validate;
+
+pub use device_list::DeviceList;
+pub use diff::{Difference, diff};
+pub use error::PlanError;
+pub use layout::{LayoutRule, LayoutRules};
+pub use mesh::{Axis, Mesh};
+pub use optimizer::Optimizer;
+pub use plan::{FORMAT, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync};
+pub use precision::{Number, Precision};
+pub use uniform::Uniform;

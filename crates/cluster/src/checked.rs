@@ -1,0 +1,51 @@
+//! Deserializers that refuse numbers no machine can have, so that the error carries
+//! the line and key of the document.
+
+use serde::{Deserialize, Deserializer, de::Error};
+
+/// A finite number above zero.
+pub(crate) fn positive<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "above 0", |value| value > 0.0)
+}
+
+/// [`positive`], or absent.
+pub(crate) fn optional_positive<'de, D: Deserializer<'de>>(
+    input: D,
+) -> Result<Option<f64>, D::Error> {
+    positive(input).map(Some)
+}
+
+/// A finite number, zero or above.
+pub(crate) fn non_negative<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "0 or above", |value| value >= 0.0)
+}
+
+/// A fraction above zero, at most one.
+pub(crate) fn fraction<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "above 0 and at most 1", |value| value > 0.0 && value <= 1.0)
+}
+
+/// A factor of at least one.
+pub(crate) fn at_least_one<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "1 or above", |value| value >= 1.0)
+}
+
+/// A count of at least one.
+pub(crate) fn count<'de, D: Deserializer<'de>>(input: D) -> Result<u32, D::Error> {
+    match u32::deserialize(input)? {
+        0 => Err(D::Error::custom("must be at least 1, got 0")),
+        count => Ok(count),
+    }
+}
+
+fn number<'de, D: Deserializer<'de>>(
+    input: D,
+    allowed: &str,
+    holds: impl Fn(f64) -> bool,
+) -> Result<f64, D::Error> {
+    let value = f64::deserialize(input)?;
+    match value.is_finite() && holds(value) {
+        true => Ok(value),
+        false => Err(D::Error::custom(format!("must be a number {allowed}, got {value}"))),
+    }
+}

@@ -1,0 +1,190 @@
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ClusterError, Curve, MatmulRates, checked};
+
+/// Number format of a matrix product's operands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 32-bit floating point.
+    Fp32,
+    /// 32-bit floating point multiplied with 10 bits of mantissa.
+    Tf32,
+    /// 16-bit brain floating point.
+    Bf16,
+    /// 16-bit floating point.
+    Fp16,
+    /// 8-bit floating point.
+    Fp8,
+}
+
+impl Precision {
+    const ALL: [Precision; 5] =
+        [Precision::Fp32, Precision::Tf32, Precision::Bf16, Precision::Fp16, Precision::Fp8];
+
+    /// Bytes of one element in memory.
+    pub fn bytes(self) -> u32 {
+        match self {
+            Precision::Fp32 | Precision::Tf32 => 4,
+            Precision::Bf16 | Precision::Fp16 => 2,
+            Precision::Fp8 => 1,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::Fp32 => "fp32",
+            Precision::Tf32 => "tf32",
+            Precision::Bf16 => "bf16",
+            Precision::Fp16 => "fp16",
+            Precision::Fp8 => "fp8",
+        })
+    }
+}
+
+/// Peak dense rates in FLOP/s, by operand format; absent where the device has none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PeakFlops {
+    /// Of [`Precision::Fp32`].
+    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp32: Option<f64>,
+    /// Of [`Precision::Tf32`].
+    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tf32: Option<f64>,
+    /// Of [`Precision::Bf16`].
+    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bf16: Option<f64>,
+    /// Of [`Precision::Fp16`].
+    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp16: Option<f64>,
+    /// Of [`Precision::Fp8`].
+    #[serde(deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp8: Option<f64>,
+}
+
+impl PeakFlops {
+    fn get(&self, precision: Precision) -> Option<f64> {
+        match precision {
+            Precision::Fp32 => self.fp32,
+            Precision::Tf32 => self.tf32,
+            Precision::Bf16 => self.bf16,
+            Precision::Fp16 => self.fp16,
+            Precision::Fp8 => self.fp8,
+        }
+    }
+}
+
+/// One kind of device: what it holds and how fast it computes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceKind {
+    /// What it is called in messages.
+    pub name: String,
+    /// Memory a program can use.
+    pub memory_bytes: u64,
+    /// Nominal memory bandwidth.
+    #[serde(deserialize_with = "checked::positive")]
+    pub memory_bytes_per_second: f64,
+    /// Fraction of the memory bandwidth that memory-bound operators reach.
+    #[serde(deserialize_with = "checked::fraction")]
+    pub memory_reachable: f64,
+    /// Time that starting an operator adds to it.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub launch_seconds: f64,
+    /// Whether communication leaves the computing units alone: true of accelerators
+    /// with their own copy engines and network cards, false of ranks that compute
+    /// and communicate on the same cores.
+    pub lanes_overlap: bool,
+    /// Price in US dollars, where one is known.
+    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price_per_hour: Option<f64>,
+    /// Peak rates.
+    pub peak_flops: PeakFlops,
+    /// How fast matrix products run.
+    pub matmul: MatmulRates,
+    /// Measured `(elements, seconds)` curves of memory-bound operator classes, by
+    /// class name (`layer-norm`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rates: BTreeMap<String, Curve>,
+}
+
+impl DeviceKind {
+    /// Peak dense rate in FLOP/s.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NoPrecision`] if the device does not compute in it.
+    pub fn peak_flops(&self, precision: Precision) -> Result<f64, ClusterError> {
+        self.peak_flops.get(precision).ok_or_else(|| ClusterError::NoPrecision {
+            device: self.name.clone(),
+            precision,
+            available: Precision::ALL
+                .into_iter()
+                .filter(|&other| self.peak_flops.get(other).is_some())
+                .map(|other| other.to_string())
+                .collect::<Vec<_>>()
+                .join(", "),
+        })
+    }
+
+    /// Time of `batch` products `[m, k] x [k, n]`, launch included; nothing takes no
+    /// time.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::NoPrecision`] if the device does not compute in `precision`,
+    /// or was not measured in it.
+    pub fn matmul_seconds(
+        &self,
+        precision: Precision,
+        batch: u64,
+        m: u64,
+        n: u64,
+        k: u64,
+    ) -> Result<f64, ClusterError> {
+        let peak = self.peak_flops(precision)?;
+        if batch == 0 || m == 0 || n == 0 || k == 0 {
+            return Ok(0.0);
+        }
+        match &self.matmul {
+            MatmulRates::Analytic(analytic) => {
+                let memory = self.memory_bytes_per_second * self.memory_reachable;
+                let bytes = f64::from(precision.bytes());
+                Ok(self.launch_seconds + analytic.seconds(peak, memory, bytes, [batch, m, n, k]))
+            }
+            MatmulRates::Measured(measured) if measured.precision == precision => {
+                Ok(batch as f64 * measured.seconds(m, n, k))
+            }
+            MatmulRates::Measured(measured) => Err(ClusterError::NoPrecision {
+                device: self.name.clone(),
+                precision,
+                available: measured.precision.to_string(),
+            }),
+        }
+    }
+
+    /// Time of a memory-bound operator of the named class over `elements`, which
+    /// moves `bytes` to and from memory.
+    ///
+    /// From the class's measured curve if there is one, else from the bytes and the
+    /// memory bandwidth, plus the launch.
+    pub fn memory_bound_seconds(&self, class: &str, elements: f64, bytes: f64) -> f64 {
+        match self.rates.get(class) {
+            Some(curve) => curve.seconds(elements, 0.0),
+            None => {
+                self.launch_seconds + bytes / (self.memory_bytes_per_second * self.memory_reachable)
+            }
+        }
+    }
+}

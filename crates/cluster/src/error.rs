@@ -1,0 +1,124 @@
+use std::path::PathBuf;
+
+use shardloom_collectives::CollectiveError;
+
+use crate::{DeviceId, Precision};
+
+/// What can be wrong with a description of machines, or with a question about them.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// The text of a cluster specification does not parse.
+    #[error(
+        "cluster `{spec}`: `{part}` is not NAME:DEVICES or NAME:NODESxDEVICES, such as h100-80g:8 \
+         or h100-80g:64x8 (several joined by +), nor a path ending in .toml"
+    )]
+    Spec {
+        /// The whole text.
+        spec: String,
+        /// The part that is wrong.
+        part: String,
+    },
+    /// No profile of that name.
+    #[error(
+        "{}unknown machine `{name}`{}; known: {known}",
+        .line.map(|line| format!("line {line}: machine: ")).unwrap_or_default(),
+        .nearest.as_ref().map(|near| format!(", did you mean `{near}`?")).unwrap_or_default()
+    )]
+    UnknownMachine {
+        /// Line of the cluster file that asks for it, if it came from one.
+        line: Option<usize>,
+        /// The name asked for.
+        name: String,
+        /// The most similar known name, if any is similar.
+        nearest: Option<String>,
+        /// All known names.
+        known: String,
+    },
+    /// `local` was asked for, but this machine has not been measured.
+    #[error(
+        "`local` needs a measured profile of this machine: measure one with `shardloom profile`"
+    )]
+    NoLocalProfile,
+    /// A cluster without devices.
+    #[error("{what} must be at least 1")]
+    Nothing {
+        /// Which count is zero.
+        what: String,
+    },
+    /// More devices than can be meant.
+    #[error("a cluster of {devices} devices is over the limit of {limit}")]
+    TooManyDevices {
+        /// How many the description adds up to.
+        devices: u64,
+        /// How many are allowed.
+        limit: u64,
+    },
+    /// A node with more devices than its kind has.
+    #[error(
+        "a node of {name} has {available} devices, not {asked}; for {asked} devices write \
+         {name}:{}x{available}",
+        .asked.div_ceil(*.available)
+    )]
+    NodeTooSmall {
+        /// The profile.
+        name: String,
+        /// Devices its node has.
+        available: u32,
+        /// Devices asked for.
+        asked: u32,
+    },
+    /// Two different profiles of one name.
+    #[error("two different machines are called `{name}`: give one of them another name")]
+    NameClash {
+        /// The shared name.
+        name: String,
+    },
+    /// A TOML document is malformed; the message holds line, column and key.
+    #[error("{what}: {source}")]
+    Toml {
+        /// What the document should have been.
+        what: String,
+        /// Where and why.
+        #[source]
+        source: toml::de::Error,
+    },
+    /// A description has a value TOML cannot hold.
+    #[error("cannot write as TOML: {0}")]
+    Write(#[from] toml::ser::Error),
+    /// A file cannot be read.
+    #[error("cannot read {}: {source}", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Measured points that are no curve.
+    #[error("measured points: {0}")]
+    Points(String),
+    /// The device has no rate for this precision.
+    #[error("{device} has no {precision} rate; it has {available}")]
+    NoPrecision {
+        /// The device kind.
+        device: String,
+        /// What was asked for.
+        precision: Precision,
+        /// What there is.
+        available: String,
+    },
+    /// A device id outside the cluster.
+    #[error("device {} is not in this cluster of {devices} devices", .id.0)]
+    UnknownDevice {
+        /// The id.
+        id: DeviceId,
+        /// Size of the cluster.
+        devices: u32,
+    },
+    /// One device twice in a group.
+    #[error("device {} occurs more than once in a group", .0.0)]
+    RepeatedDevice(DeviceId),
+    /// The collective itself is impossible.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}

@@ -1,0 +1,84 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{ClusterError, DeviceKind, NodeKind};
+
+/// What one kind of machine can do: its device and the node around it.
+///
+/// Read from TOML, every number is checked. Values set in code are taken as they
+/// are.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Where the numbers come from, and which of them are estimates.
+    pub source: String,
+    /// The device; its name is the profile's.
+    pub device: DeviceKind,
+    /// The node.
+    pub node: NodeKind,
+}
+
+/// Names and texts of the preset files.
+const PRESETS: [(&str, &str); 9] = [
+    ("v100-16g", include_str!("../presets/v100-16g.toml")),
+    ("v100-32g", include_str!("../presets/v100-32g.toml")),
+    ("a100-40g", include_str!("../presets/a100-40g.toml")),
+    ("a100-80g", include_str!("../presets/a100-80g.toml")),
+    ("h100-80g", include_str!("../presets/h100-80g.toml")),
+    ("h200", include_str!("../presets/h200.toml")),
+    ("b200", include_str!("../presets/b200.toml")),
+    ("tpu-v3", include_str!("../presets/tpu-v3.toml")),
+    ("tpu-v4", include_str!("../presets/tpu-v4.toml")),
+];
+
+impl Profile {
+    /// Names of all presets.
+    pub fn preset_names() -> impl Iterator<Item = &'static str> {
+        PRESETS.iter().map(|&(name, _)| name)
+    }
+
+    /// The preset of that name.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::UnknownMachine`] with the most similar name.
+    pub fn preset(name: &str) -> Result<Self, ClusterError> {
+        match PRESETS.iter().find(|&&(known, _)| known == name) {
+            Some((_, text)) => Self::from_toml(text),
+            None => Err(unknown_machine(name, &Self::preset_names().collect::<Vec<_>>(), None)),
+        }
+    }
+
+    /// Reads a profile.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Toml`] naming line and key of what is malformed, unknown,
+    /// missing or out of range.
+    pub fn from_toml(text: &str) -> Result<Self, ClusterError> {
+        toml::from_str(text)
+            .map_err(|source| ClusterError::Toml { what: "machine profile".into(), source })
+    }
+
+    /// Writes what [`Profile::from_toml`] reads.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Write`] for values TOML cannot hold.
+    pub fn to_toml(&self) -> Result<String, ClusterError> {
+        Ok(toml::to_string_pretty(self)?)
+    }
+}
+
+pub(crate) fn unknown_machine(name: &str, known: &[&str], line: Option<usize>) -> ClusterError {
+    let nearest = known
+        .iter()
+        .map(|other| (strsim::damerau_levenshtein(name, other), *other))
+        .filter(|&(edits, other)| edits < other.len().max(name.len()).div_ceil(2))
+        .min();
+    ClusterError::UnknownMachine {
+        line,
+        name: name.to_owned(),
+        nearest: nearest.map(|(_, other)| other.to_owned()),
+        known: known.join(", "),
+    }
+}

@@ -1,0 +1,266 @@
+//! Collective times: closed forms against step lists, and against what links allow.
+
+use proptest::{prelude::*, sample::select, test_runner::RngSeed};
+use shardloom_cluster::{Cluster, ClusterError, DeviceId};
+use shardloom_collectives::{Algorithm, Kind, Member};
+
+const REDUCING: [Kind; 3] = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather];
+
+/// `per_node` devices in each of `nodes` nodes of 8.
+fn group(nodes: u32, per_node: u32) -> Vec<DeviceId> {
+    (0..nodes)
+        .flat_map(|node| (0..per_node).map(move |device| DeviceId(8 * node + device)))
+        .collect()
+}
+
+fn kinds(members: u32) -> [Kind; 6] {
+    let root = Member(members - 1);
+    let [a, b, c] = REDUCING;
+    [a, b, c, Kind::AllToAll, Kind::Broadcast { root }, Kind::Reduce { root }]
+}
+
+fn algorithms(members: u32) -> Vec<Algorithm> {
+    let inner = (1..=members).filter(|inner| members.is_multiple_of(*inner));
+    [
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::BinaryTree,
+        Algorithm::DoubleBinaryTree,
+    ]
+    .into_iter()
+    .chain(inner.map(|inner| Algorithm::Hierarchical { inner }))
+    .collect()
+}
+
+/// Time by the step list, and by the closed form.
+fn both(
+    cluster: &Cluster,
+    kind: Kind,
+    algorithm: Algorithm,
+    group: &[DeviceId],
+    bytes: f64,
+    concurrent: u32,
+) -> Result<(f64, f64), ClusterError> {
+    Ok((
+        cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?,
+        cluster.group_shape(group, concurrent)?.seconds(kind, algorithm, bytes)?,
+    ))
+}
+
+fn equal(listed: f64, closed: f64) -> bool {
+    (listed - closed).abs() <= 1e-9 * listed
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 60,
+        rng_seed: RngSeed::Fixed(13),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn within_a_node_every_closed_form_equals_the_step_list(
+        machine in select(vec!["v100-16g", "a100-80g", "b200"]),
+        members in 1u32..=8,
+        bytes in 1.0f64..1e10,
+    ) {
+        let cluster = Cluster::parse(&format!("{machine}:8"))?;
+        for kind in kinds(members) {
+            for algorithm in algorithms(members).into_iter().filter(|&a| kind.has(a)) {
+                let group = group(1, members);
+                let (listed, closed) = both(&cluster, kind, algorithm, &group, bytes, 3)?;
+                prop_assert!(
+                    equal(listed, closed),
+                    "{} by {} over {}: {} and {}", kind, algorithm, members, listed, closed
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn across_nodes_the_exact_closed_forms_equal_the_step_list(
+        machine in select(vec!["v100-16g", "a100-80g", "h200"]),
+        nodes in 2u32..=8,
+        per_node in 1u32..=8,
+        bytes in 1.0f64..1e10,
+        concurrent in 1u32..=8,
+    ) {
+        let cluster = Cluster::parse(&format!("{machine}:8x8"))?;
+        let members = nodes * per_node;
+        let powers = members.is_power_of_two();
+        for kind in kinds(members) {
+            for algorithm in algorithms(members).into_iter().filter(|&a| kind.has(a)) {
+                let exact = match algorithm {
+                    Algorithm::Direct => true,
+                    Algorithm::Ring => REDUCING.contains(&kind),
+                    Algorithm::HalvingDoubling => powers,
+                    Algorithm::BinaryTree | Algorithm::DoubleBinaryTree => false,
+                    Algorithm::Hierarchical { inner } => per_node.is_multiple_of(inner),
+                };
+                if exact {
+                    let group = group(nodes, per_node);
+                    let (listed, closed) =
+                        both(&cluster, kind, algorithm, &group, bytes, concurrent)?;
+                    prop_assert!(
+                        equal(listed, closed),
+                        "{} by {} over {} x {}: {} and {}",
+                        kind, algorithm, nodes, per_node, listed, closed
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn across_nodes_no_closed_form_is_far_from_the_step_list(
+        nodes in 2u32..=8,
+        per_node in 1u32..=8,
+        bytes in 1.0f64..1e10,
+    ) {
+        let cluster = Cluster::parse("a100-80g:8x8")?;
+        let members = nodes * per_node;
+        for kind in kinds(members) {
+            for algorithm in algorithms(members).into_iter().filter(|&a| kind.has(a)) {
+                let group = group(nodes, per_node);
+                let (listed, closed) = both(&cluster, kind, algorithm, &group, bytes, 1)?;
+                prop_assert!(
+                    closed > 0.3 * listed && closed < 2.8 * listed,
+                    "{} by {} over {} x {}: {} and {}",
+                    kind, algorithm, nodes, per_node, listed, closed
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn time_grows_with_bytes_and_with_sharing(
+        nodes in 1u32..=4,
+        per_node in 1u32..=8,
+        bytes in 1.0f64..1e9,
+    ) {
+        let cluster = Cluster::parse("v100-16g:4x8")?;
+        let group = group(nodes, per_node);
+        for algorithm in algorithms(nodes * per_node) {
+            let seconds = |bytes, concurrent| {
+                cluster.collective_seconds(Kind::AllReduce, algorithm, &group, bytes, concurrent)
+            };
+            prop_assert!(seconds(2.0 * bytes, 1)? >= seconds(bytes, 1)?);
+            prop_assert!(seconds(bytes, 8)? >= seconds(bytes, 1)?);
+            prop_assert_eq!(seconds(0.0, 1)?, 0.0);
+        }
+    }
+}
+
+#[test]
+fn a_ring_in_a_node_takes_its_textbook_time() {
+    let cluster = Cluster::parse("a100-80g:8").unwrap();
+    let bytes = 1e9;
+    let seconds = cluster
+        .collective_seconds(Kind::AllReduce, Algorithm::Ring, &group(1, 8), bytes, 1)
+        .unwrap();
+    let expected = 14.0 * 2.5e-6 + 1.75 * bytes / (300e9 * 0.8);
+    assert!((seconds - expected).abs() < 1e-12, "{seconds} {expected}");
+}
+
+#[test]
+fn a_ring_across_nodes_runs_at_the_slower_of_link_and_cards() {
+    let bytes = 1e10;
+    let bus_bandwidth = |machine: &str, per_node: u32, concurrent| {
+        let cluster = Cluster::parse(&format!("{machine}:4x8")).unwrap();
+        let group = group(4, per_node);
+        let time = cluster
+            .collective_seconds(Kind::AllReduce, Algorithm::Ring, &group, bytes, concurrent)
+            .unwrap();
+        let members = f64::from(4 * per_node);
+        2.0 * (members - 1.0) / members * bytes / time / 1e9
+    };
+    let near = |value: f64, expected: f64| {
+        assert!((value / expected - 1.0).abs() < 0.02, "{value} is not near {expected}");
+    };
+    // Eight cards of 25 GB/s at 0.85 are slower than NVLink at 240 GB/s.
+    near(bus_bandwidth("a100-80g", 8, 1), 8.0 * 25.0 * 0.85);
+    near(bus_bandwidth("a100-80g", 1, 1), 25.0 * 0.85);
+    // Eight groups of one device per node each have their own card.
+    near(bus_bandwidth("a100-80g", 1, 8), 25.0 * 0.85);
+    near(bus_bandwidth("a100-80g", 2, 8), 25.0 * 0.85);
+    // Four cards for eight devices: half each.
+    near(bus_bandwidth("v100-16g", 1, 8), 12.5 / 2.0 * 0.85);
+}
+
+#[test]
+fn the_order_of_members_does_not_matter_and_a_root_keeps_its_device() {
+    let cluster = Cluster::parse("h200:2x8+a100-40g:1x8").unwrap();
+    let sorted: Vec<DeviceId> = cluster.devices().collect();
+    let shuffled: Vec<DeviceId> = (0..24).map(|index| DeviceId(index * 7 % 24)).collect();
+    let seconds = |kind, group: &[DeviceId]| {
+        cluster.collective_seconds(kind, Algorithm::Direct, group, 1e8, 1).unwrap()
+    };
+    assert_eq!(seconds(Kind::AllReduce, &sorted), seconds(Kind::AllReduce, &shuffled));
+    let place = shuffled.iter().position(|&device| device == DeviceId(20)).unwrap() as u32;
+    let from = |root| Kind::Broadcast { root: Member(root) };
+    assert_eq!(seconds(from(20), &sorted), seconds(from(place), &shuffled));
+    assert_ne!(seconds(from(20), &sorted), seconds(from(0), &sorted));
+}
+
+#[test]
+fn a_slow_node_slows_a_mixed_group() {
+    let fast = Cluster::parse("h100-80g:2x8").unwrap();
+    let mixed = Cluster::parse("h100-80g:8+v100-16g:8").unwrap();
+    for algorithm in [Algorithm::Ring, Algorithm::Hierarchical { inner: 8 }] {
+        let seconds = |cluster: &Cluster| {
+            let group = group(2, 8);
+            both(cluster, Kind::AllReduce, algorithm, &group, 1e9, 1).unwrap()
+        };
+        assert!(seconds(&mixed).0 > 2.0 * seconds(&fast).0);
+        assert!(seconds(&mixed).1 > 2.0 * seconds(&fast).1);
+    }
+}
+
+#[test]
+fn big_groups_are_timed_by_the_closed_form() {
+    let cluster = Cluster::parse("h100-80g:2048x8").unwrap();
+    let group: Vec<DeviceId> = cluster.devices().collect();
+    for algorithm in [Algorithm::Ring, Algorithm::Hierarchical { inner: 8 }] {
+        let (listed, closed) = both(&cluster, Kind::AllReduce, algorithm, &group, 1e10, 1).unwrap();
+        assert_eq!(listed, closed);
+    }
+    let chosen = cluster.groups()[0].group_shape(16_384, 8, 1);
+    assert_eq!(chosen, cluster.group_shape(&group, 1).unwrap());
+}
+
+#[test]
+fn a_torus_offers_a_ring_both_directions_of_every_axis_it_spans() {
+    let cluster = Cluster::parse("tpu-v4:16x4").unwrap();
+    let links = |members: u32| {
+        let group: Vec<DeviceId> = (0..members).map(DeviceId).collect();
+        let shape = cluster.group_shape(&group, 1).unwrap();
+        assert_eq!(shape.members_per_node, members, "all traffic stays on the torus");
+        let chosen = cluster.groups()[0].group_shape(members, 4.min(members), 1);
+        assert_eq!(chosen, shape);
+        let (listed, closed) =
+            both(&cluster, Kind::AllReduce, Algorithm::Ring, &group, 1e9, 1).unwrap();
+        assert!(equal(listed, closed));
+        shape.intra_links
+    };
+    // A torus of 4 x 4 x 4.
+    assert_eq!([2, 4, 16, 17, 64].map(links), [1.0, 2.0, 4.0, 6.0, 6.0]);
+    let far = cluster.link(DeviceId(0), DeviceId(63)).unwrap().unwrap();
+    assert_eq!(far.shared_bytes_per_second, None);
+}
+
+#[test]
+fn impossible_groups_are_refused() {
+    let cluster = Cluster::parse("h200:8").unwrap();
+    let refused = |group: &[u32], algorithm| {
+        let group: Vec<DeviceId> = group.iter().copied().map(DeviceId).collect();
+        let time = cluster.collective_seconds(Kind::AllReduce, algorithm, &group, 1e6, 1);
+        time.unwrap_err().to_string()
+    };
+    assert_eq!(refused(&[0, 1, 0], Algorithm::Ring), "device 0 occurs more than once in a group");
+    assert_eq!(refused(&[0, 8], Algorithm::Ring), "device 8 is not in this cluster of 8 devices");
+    assert_eq!(refused(&[], Algorithm::Ring), "a collective needs at least 1 member, got 0");
+    assert!(refused(&[0, 1, 2], Algorithm::Hierarchical { inner: 2 }).contains("must divide 3"));
+    assert!(cluster.group_shape(&[], 1).is_err());
+}

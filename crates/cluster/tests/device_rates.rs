@@ -1,0 +1,216 @@
+//! Times of operators on devices, and of messages on links.
+
+use proptest::{prelude::*, test_runner::RngSeed};
+use shardloom_cluster::{
+    Cluster, Curve, DeviceId, DeviceKind, Link, MatmulPoint, MatmulRates, MeasuredMatmul,
+    Precision, Profile,
+};
+
+fn device(name: &str) -> DeviceKind {
+    Profile::preset(name).unwrap().device
+}
+
+fn close(left: f64, right: f64) {
+    assert!((left - right).abs() <= 1e-12 * right.abs(), "{left} is not {right}");
+}
+
+#[test]
+fn a_product_that_fills_whole_waves_takes_the_time_of_its_tiles() {
+    // 16 x 27 tiles of 256 x 128 on 108 units: 4 full waves.
+    let a100 = device("a100-80g");
+    let (m, n, k) = (16 * 256, 27 * 128, 4096u64);
+    let rate = 312e12 * 0.85 / 108.0;
+    let expected = 4.0 * 2.0 * 256.0 * 128.0 * (4096.0 + 64.0) / rate + a100.launch_seconds;
+    close(a100.matmul_seconds(Precision::Bf16, 1, m, n, k).unwrap(), expected);
+}
+
+#[test]
+fn one_tile_too_many_costs_another_wave() {
+    let a100 = device("a100-80g");
+    let seconds = |n| a100.matmul_seconds(Precision::Bf16, 1, 4096, n, 4096).unwrap();
+    assert!(seconds(27 * 128 + 1) > 1.05 * seconds(27 * 128));
+    close(seconds(27 * 128 - 127), seconds(27 * 128));
+}
+
+#[test]
+fn a_deep_product_of_few_tiles_is_split_along_its_depth() {
+    let a100 = device("a100-80g");
+    let seconds = |k| a100.matmul_seconds(Precision::Bf16, 1, 256, 256, k).unwrap();
+    let one_unit_per_tile = 2.0 * 64.0 * 64.0 * 1048576.0 / (312e12 * 0.5 / 108.0);
+    assert!(seconds(1048576) < one_unit_per_tile / 2.0);
+}
+
+#[test]
+fn a_thin_product_runs_at_memory_speed() {
+    let a100 = device("a100-80g");
+    // One wave of 64 x 64 tiles, quicker than its operand comes out of memory.
+    let (m, k) = (108 * 64u64, 8192u64);
+    let bytes = 2.0 * (m * k + k + m) as f64;
+    let expected = bytes / (2039e9 * a100.memory_reachable) + a100.launch_seconds;
+    close(a100.matmul_seconds(Precision::Fp16, 1, m, 1, k).unwrap(), expected);
+}
+
+#[test]
+fn an_absent_precision_is_refused_with_those_there_are() {
+    let message = device("v100-16g").peak_flops(Precision::Bf16).unwrap_err().to_string();
+    assert_eq!(message, "v100-16g has no bf16 rate; it has fp32, fp16");
+}
+
+fn measured(points: &[(u32, u32, u32, f64)]) -> DeviceKind {
+    let points = points.iter().map(|&(m, n, k, seconds)| MatmulPoint { m, n, k, seconds });
+    let rates = MeasuredMatmul::new(Precision::Fp32, points.collect()).unwrap();
+    DeviceKind { matmul: MatmulRates::Measured(rates), ..device("a100-40g") }
+}
+
+#[test]
+fn measured_products_are_reproduced_and_batches_add_up() {
+    let points = [
+        (64, 64, 64, 1e-5),
+        (64, 512, 64, 9e-5),
+        (512, 64, 64, 7e-5),
+        (512, 512, 64, 5e-4),
+        (512, 512, 512, 3e-3),
+        (64, 64, 512, 6e-5),
+    ];
+    let device = measured(&points);
+    for (m, n, k, seconds) in points {
+        let product = |batch| {
+            let [m, n, k] = [m, n, k].map(u64::from);
+            device.matmul_seconds(Precision::Fp32, batch, m, n, k).unwrap()
+        };
+        close(product(1), seconds);
+        close(product(5), 5.0 * seconds);
+    }
+    assert!(device.matmul_seconds(Precision::Bf16, 1, 64, 64, 64).is_err());
+}
+
+#[test]
+fn outside_the_measured_box_the_rate_is_that_of_its_nearest_corner() {
+    let device = measured(&[(64, 64, 64, 1e-5), (512, 512, 512, 3e-3)]);
+    let seconds = |size| device.matmul_seconds(Precision::Fp32, 1, size, size, size).unwrap();
+    close(seconds(1024), 8.0 * 3e-3);
+    close(seconds(32), 1e-5 / 8.0);
+}
+
+#[test]
+fn between_two_measured_products_the_rate_lies_between_theirs() {
+    let device = measured(&[(64, 64, 64, 1e-5), (512, 512, 512, 3e-3)]);
+    let rate = |size: u64| {
+        let seconds = device.matmul_seconds(Precision::Fp32, 1, size, size, size).unwrap();
+        2.0 * (size as f64).powi(3) / seconds
+    };
+    let middle = 181; // the logarithmic middle of 64 and 512
+    assert!((rate(middle) / ((rate(64) + rate(512)) / 2.0) - 1.0).abs() < 1e-2);
+}
+
+#[test]
+fn measured_points_that_cannot_be_are_refused() {
+    let point = MatmulPoint { m: 1, n: 1, k: 1, seconds: 1.0 };
+    let refused = |points| MeasuredMatmul::new(Precision::Fp32, points).unwrap_err().to_string();
+    assert!(refused(vec![]).contains("no matrix product"));
+    assert!(refused(vec![point, point]).contains("product 1 x 1 x 1 is listed twice"));
+    assert!(refused(vec![MatmulPoint { seconds: 0.0, ..point }]).contains("above 0"));
+    assert!(refused(vec![MatmulPoint { k: 0, ..point }]).contains("above 0"));
+}
+
+#[test]
+fn a_curve_is_linear_between_points_and_proportional_outside() {
+    let curve = Curve::new(vec![(100.0, 1.0), (200.0, 3.0)]).unwrap();
+    for (size, seconds) in [(100.0, 1.0), (150.0, 2.0), (200.0, 3.0), (400.0, 6.0), (50.0, 0.5)] {
+        close(curve.seconds(size, 0.0), seconds);
+    }
+    close(curve.seconds(50.0, 0.8), 0.9);
+    for points in [vec![], vec![(0.0, 1.0)], vec![(1.0, 0.0)], vec![(2.0, 1.0), (2.0, 1.0)]] {
+        assert!(Curve::new(points).is_err());
+    }
+}
+
+#[test]
+fn a_memory_bound_operator_follows_its_curve_or_its_bytes() {
+    let mut device = device("h200");
+    let by_bytes = 3e9 / (4800e9 * device.memory_reachable) + device.launch_seconds;
+    close(device.memory_bound_seconds("layer-norm", 1e9, 3e9), by_bytes);
+    device.rates.insert("layer-norm".into(), Curve::new(vec![(1e9, 0.25)]).unwrap());
+    close(device.memory_bound_seconds("layer-norm", 2e9, 3e9), 0.5);
+    close(device.memory_bound_seconds("softmax", 1e9, 3e9), by_bytes);
+}
+
+#[test]
+fn a_link_is_latency_and_bandwidth_or_its_measured_curve() {
+    let mut link =
+        Link { latency_seconds: 1e-6, bytes_per_second: 1e9, reachable: 0.5, curve: None };
+    close(link.transfer_seconds(1e6), 1e-6 + 2e-3);
+    close(link.transfer_seconds(0.0), 0.0);
+    link.curve = Some(Curve::new(vec![(1000.0, 3e-6), (2000.0, 5e-6)]).unwrap());
+    close(link.transfer_seconds(500.0), 2e-6);
+    close(link.transfer_seconds(1500.0), 4e-6);
+    close(link.transfer_seconds(4000.0), 1e-5);
+}
+
+#[test]
+fn messages_between_nodes_share_the_uplink() {
+    let cluster = Cluster::parse("v100-32g:2x8").unwrap();
+    let path = |a, b| cluster.link(DeviceId(a), DeviceId(b)).unwrap();
+    assert_eq!(path(3, 3), None);
+    let inside = path(0, 7).unwrap();
+    close(inside.transfer_seconds(1e9, 8), inside.link.transfer_seconds(1e9));
+    let across = path(0, 8).unwrap();
+    let latency = across.link.latency_seconds;
+    let alone = across.transfer_seconds(1e9, 1) - latency;
+    // Four cards serve eight devices: up to four messages go undisturbed.
+    close(across.transfer_seconds(1e9, 4) - latency, alone);
+    close(across.transfer_seconds(1e9, 8) - latency, 2.0 * alone);
+    assert!(cluster.link(DeviceId(0), DeviceId(16)).is_err());
+}
+
+#[test]
+fn between_unlike_nodes_the_slower_card_counts() {
+    let cluster = Cluster::parse("h100-80g:8+a100-80g:8").unwrap();
+    let path = |a, b| cluster.link(DeviceId(a), DeviceId(b)).unwrap().unwrap();
+    assert_eq!(path(0, 8).link.bytes_per_second, 25e9);
+    assert_eq!(path(0, 8), path(8, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        rng_seed: RngSeed::Fixed(11),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_product_beats_the_peak_or_shrinks_as_it_deepens(
+        batch in 1u64..64, m in 1u64..9000, n in 1u64..9000, k in 1u64..9000,
+    ) {
+        for name in Profile::preset_names() {
+            let device = device(name);
+            let precision = match name {
+                "v100-16g" | "v100-32g" => Precision::Fp16,
+                _ => Precision::Bf16,
+            };
+            let seconds = device.matmul_seconds(precision, batch, m, n, k)?;
+            let flops = 2.0 * (batch * m) as f64 * (n * k) as f64;
+            prop_assert!(flops / seconds < device.peak_flops(precision)?);
+            let deeper = device.matmul_seconds(precision, batch, m, n, 4 * k)?;
+            prop_assert!(deeper >= seconds, "{}: {} then {}", name, seconds, deeper);
+        }
+    }
+
+    #[test]
+    fn an_interpolated_rate_stays_within_the_measured_ones(
+        m in 1u64..4096, n in 1u64..4096, k in 1u64..4096, count in 1usize..=8,
+    ) {
+        let shapes: Vec<_> = (0..8u32)
+            .map(|corner| {
+                let side = |bit: u32| if corner >> bit & 1 == 1 { 1024 } else { 32 };
+                let flops = 2.0 * f64::from(side(0)) * f64::from(side(1)) * f64::from(side(2));
+                (side(0), side(1), side(2), flops / (1e9 * f64::from(corner + 1)))
+            })
+            .take(count)
+            .collect();
+        let seconds = measured(&shapes).matmul_seconds(Precision::Fp32, 1, m, n, k)?;
+        let rate = 2.0 * (m * n * k) as f64 / seconds;
+        prop_assert!((0.999e9..=1.001e9 * count as f64).contains(&rate), "{}", rate);
+    }
+}

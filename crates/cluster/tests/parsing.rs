@@ -1,0 +1,233 @@
+//! Cluster specifications and files: what they mean, and how they are refused.
+
+use proptest::{prelude::*, test_runner::RngSeed};
+use shardloom_cluster::{Cluster, DeviceId, NodeGroup, NodeId, Profile};
+
+const LOCAL: &str = r#"
+source = "measured"
+
+[device]
+name = "this-machine"
+memory_bytes = 8589934592
+memory_bytes_per_second = 2.0e10
+memory_reachable = 1.0
+launch_seconds = 0.0
+lanes_overlap = false
+peak_flops = { fp32 = 1.0e11 }
+rates = { layer-norm = [[1000, 1e-6], [100000, 1e-4]] }
+
+[device.matmul.measured]
+precision = "fp32"
+points = [
+    { m = 64, n = 64, k = 64, seconds = 1e-5 },
+    { m = 512, n = 512, k = 512, seconds = 3e-3 },
+]
+
+[node]
+devices = 4
+uplink_bytes_per_second = 1.0e9
+intra = { latency_seconds = 1e-6, bytes_per_second = 1e10, curve = [[64, 1.1e-6], [65536, 9e-6]] }
+inter = { latency_seconds = 1e-5, bytes_per_second = 1e9 }
+"#;
+
+fn local() -> Profile {
+    Profile::from_toml(LOCAL).unwrap()
+}
+
+fn refusal(spec: &str) -> String {
+    Cluster::parse(spec).unwrap_err().to_string()
+}
+
+#[test]
+fn devices_are_numbered_node_by_node_over_all_groups() {
+    let cluster = Cluster::parse("h100-80g:2x8 + a100-40g:3x4").unwrap();
+    assert_eq!(cluster.device_count(), 28);
+    assert_eq!(cluster.node_count(), 5);
+    assert_eq!(cluster.devices().len(), 28);
+    for (device, node, kind) in [
+        (0, 0, "h100-80g"),
+        (7, 0, "h100-80g"),
+        (8, 1, "h100-80g"),
+        (15, 1, "h100-80g"),
+        (16, 2, "a100-40g"),
+        (19, 2, "a100-40g"),
+        (27, 4, "a100-40g"),
+    ] {
+        assert_eq!(cluster.node_of(DeviceId(device)).unwrap(), NodeId(node), "device {device}");
+        assert_eq!(cluster.kind_of(DeviceId(device)).unwrap().name, kind, "device {device}");
+    }
+    assert!(cluster.same_node(DeviceId(16), DeviceId(19)).unwrap());
+    assert!(!cluster.same_node(DeviceId(15), DeviceId(16)).unwrap());
+    assert_eq!(
+        cluster.kind_of(DeviceId(28)).unwrap_err().to_string(),
+        "device 28 is not in this cluster of 28 devices"
+    );
+}
+
+#[test]
+fn one_number_means_one_node() {
+    assert_eq!(Cluster::parse("a100-80g:8").unwrap(), Cluster::parse("a100-80g:1x8").unwrap());
+}
+
+#[test]
+fn a_misspelt_machine_is_refused_with_the_nearest_name() {
+    assert_eq!(
+        refusal("h100-80gb:8"),
+        "unknown machine `h100-80gb`, did you mean `h100-80g`?; known: v100-16g, v100-32g, \
+         a100-40g, a100-80g, h100-80g, h200, b200, tpu-v3, tpu-v4, local"
+    );
+    assert!(refusal("toaster:2").starts_with("unknown machine `toaster`; known: v100-16g"));
+}
+
+#[test]
+fn malformed_text_is_refused_naming_the_part() {
+    for (spec, part) in [
+        ("", ""),
+        ("h100-80g", "h100-80g"),
+        ("h100-80g:", "h100-80g:"),
+        ("h100-80g:8+", ""),
+        ("h100-80g:2x", "h100-80g:2x"),
+        ("h100-80g:-8", "h100-80g:-8"),
+        ("h200:8+h100-80g:2x4x8", "h100-80g:2x4x8"),
+        (":8", ":8"),
+    ] {
+        let message = refusal(spec);
+        let start = format!("cluster `{spec}`: `{part}` is not NAME:DEVICES or NAME:NODESxDEVICES");
+        assert!(message.starts_with(&start), "{message}");
+    }
+}
+
+#[test]
+fn absurd_sizes_are_refused() {
+    assert_eq!(refusal("h200:0"), "devices of h200 must be at least 1");
+    assert_eq!(refusal("h200:0x8"), "nodes of h200 must be at least 1");
+    assert_eq!(
+        refusal("a100-80g:20"),
+        "a node of a100-80g has 8 devices, not 20; for 20 devices write a100-80g:3x8"
+    );
+    assert_eq!(
+        refusal("h200:125001x8"),
+        "a cluster of 1000008 devices is over the limit of 1000000"
+    );
+    let huge = refusal("h200:99999999999999999999x8");
+    assert!(huge.ends_with("is over the limit of 1000000"), "{huge}");
+    assert_eq!(Cluster::parse("h200:125000x8").unwrap().device_count(), 1_000_000);
+}
+
+#[test]
+fn local_is_the_measured_profile() {
+    assert!(refusal("local:2").starts_with("`local` needs a measured profile"));
+    let cluster = Cluster::parse_with("local:2", Some(&local())).unwrap();
+    assert_eq!(cluster.groups()[0].profile, local());
+    assert_eq!(cluster.device_count(), 2);
+}
+
+#[test]
+fn a_profile_survives_its_own_toml() {
+    assert_eq!(Profile::from_toml(&local().to_toml().unwrap()).unwrap(), local());
+    for name in Profile::preset_names() {
+        let preset = Profile::preset(name).unwrap();
+        assert_eq!(preset.device.name, name);
+        assert_eq!(Profile::from_toml(&preset.to_toml().unwrap()).unwrap(), preset, "{name}");
+    }
+}
+
+#[test]
+fn a_cluster_file_may_mix_presets_and_its_own_machines() {
+    let text = format!(
+        "[[group]]\nmachine = \"this-machine\"\nnodes = 2\n\n\
+         [[group]]\nmachine = \"v100-16g\"\nnodes = 1\ndevices_per_node = 2\n\n[[machine]]\n{}",
+        LOCAL.replace("[device", "[machine.device").replace("[node]", "[machine.node]")
+    );
+    let cluster = Cluster::from_toml(&text).unwrap();
+    assert_eq!(cluster.device_count(), 2 * 4 + 2);
+    assert_eq!(cluster.kind_of(DeviceId(7)).unwrap().name, "this-machine");
+    assert_eq!(cluster.kind_of(DeviceId(8)).unwrap().name, "v100-16g");
+}
+
+#[test]
+fn mistakes_in_a_file_are_refused_with_line_and_key() {
+    let line_of =
+        |needle: &str, text: &str| text.lines().position(|line| line.contains(needle)).unwrap() + 1;
+    for (from, to, needle, says) in [
+        ("launch_seconds", "launch_secs", "launch_secs", "unknown field `launch_secs`"),
+        ("= 2.0e10", "= -2.0e10", "-2.0e10", "must be a number above 0, got -20000000000"),
+        ("reachable = 1.0", "reachable = 1.5", "1.5", "above 0 and at most 1, got 1.5"),
+        ("devices = 4", "devices = 0", "devices = 0", "must be at least 1, got 0"),
+        ("100000, 1e-4", "10, 1e-4", "10, 1e-4", "sizes must ascend strictly"),
+        ("m = 512, n = 512, k = 512", "m = 64, n = 64, k = 64", "matmul", "listed twice"),
+        ("fp32 = 1.0e11", "fp31 = 1.0e11", "fp31", "unknown field `fp31`"),
+    ] {
+        assert!(LOCAL.contains(from), "{from}");
+        let text = LOCAL.replace(from, to);
+        let message = Profile::from_toml(&text).unwrap_err().to_string();
+        let line = format!("line {}", line_of(needle, &text));
+        assert!(message.contains(&line) && message.contains(says), "{from}: {message}");
+    }
+    let text = "[[group]]\nnodes = 2\nmachine = \"h20\"\n";
+    let message = Cluster::from_toml(text).unwrap_err().to_string();
+    assert!(
+        message.starts_with("line 3: machine: unknown machine `h20`, did you mean `h200`?"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_refused_with_its_path() {
+    let message = refusal("no-such-folder/cluster.toml");
+    assert!(message.starts_with("cannot read no-such-folder/cluster.toml: "), "{message}");
+}
+
+#[test]
+fn two_machines_of_one_name_are_refused() {
+    let mut faster = local();
+    faster.device.memory_bytes_per_second *= 2.0;
+    let group = |profile| NodeGroup { profile, nodes: 1, devices_per_node: 1 };
+    let message = Cluster::new(vec![group(local()), group(faster)]).unwrap_err().to_string();
+    assert!(message.starts_with("two different machines are called `this-machine`"), "{message}");
+    assert!(Cluster::new(Vec::new()).is_err());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        rng_seed: RngSeed::Fixed(7),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_text_makes_the_parsers_panic(text in ".*", like in "[a-h0-9:x+.-]{0,20}") {
+        for text in [&text, &like] {
+            // Whatever parses must be usable; all else is an error, never a panic.
+            for cluster in [Cluster::parse(text), Cluster::from_toml(text)].into_iter().flatten() {
+                prop_assert!(cluster.device_count() > 0);
+            }
+            prop_assert!(Profile::from_toml(text).is_err());
+        }
+    }
+
+    #[test]
+    fn no_damaged_file_makes_the_parser_panic(
+        at in 0usize..LOCAL.len(),
+        length in 0usize..12,
+        insert in "[0-9a-z\\[\\]{}=\",.\n -]{0,6}",
+    ) {
+        let mut text = LOCAL.to_owned();
+        text.replace_range(at..(at + length).min(LOCAL.len()), &insert);
+        if let Ok(profile) = Profile::from_toml(&text) {
+            let cluster = Cluster::parse_with("local:1", Some(&profile));
+            prop_assert_eq!(cluster?.device_count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_cluster_survives_its_own_toml(
+        sizes in prop::collection::vec((0usize..9, 1u32..1000, 1u32..=4), 1..5),
+    ) {
+        let names: Vec<_> = Profile::preset_names().collect();
+        let spec: Vec<_> = sizes.iter().map(|(n, a, b)| format!("{}:{a}x{b}", names[*n])).collect();
+        let cluster = Cluster::parse(&spec.join("+"))?;
+        prop_assert_eq!(Cluster::from_toml(&cluster.to_toml()?)?, cluster);
+    }
+}

@@ -1,0 +1,27 @@
+//! Two trees at once (Sanders, Speck and Träff, "Two-tree algorithms for full
+//! bandwidth broadcast, reduction and scan", 2009, in NCCL's construction).
+//!
+//! The second tree is the first mirrored (even sizes) or shifted by one (odd
+//! sizes), so that leaves and inner nodes change places: every member works about
+//! equally, and sends at most twice the buffer.
+
+use crate::{Transfer, binary_tree::Tree, chunk::chunk, step_list::overlay};
+
+pub(crate) fn steps(members: u32, elements: usize) -> Vec<Vec<Transfer>> {
+    let second_member = |role| match members.is_multiple_of(2) {
+        true => members - 1 - role,
+        false => (role + 1) % members,
+    };
+    let trees = [
+        Tree::new(members, |role| role, chunk(elements, 2, 0)),
+        Tree::new(members, second_member, chunk(elements, 2, 1)),
+    ];
+    let mut steps = Vec::new();
+    for tree in &trees {
+        let up = tree.up();
+        let turn = up.len();
+        overlay(&mut steps, 0, up);
+        overlay(&mut steps, turn, tree.down());
+    }
+    steps
+}

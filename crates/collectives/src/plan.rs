@@ -1,0 +1,58 @@
+use crate::{
+    Algorithm, CollectiveError, Kind, StepList, binary_tree, direct, double_binary_tree,
+    halving_doubling, hierarchical, ring,
+};
+
+/// The step list of a collective over `members` members, each holding a buffer of
+/// `elements`.
+///
+/// # Errors
+///
+/// When the pair does not exist ([`Kind::has`]), the group is empty, the root is
+/// outside it, an all-to-all buffer is not divisible by the group, or `inner` does
+/// not divide the group.
+pub fn plan(
+    kind: Kind,
+    algorithm: Algorithm,
+    members: u32,
+    elements: usize,
+) -> Result<StepList, CollectiveError> {
+    check(kind, algorithm, members)?;
+    if kind == Kind::AllToAll && !elements.is_multiple_of(members as usize) {
+        return Err(CollectiveError::UnequalChunks { elements, members });
+    }
+    let steps = if members == 1 {
+        Vec::new()
+    } else {
+        match algorithm {
+            Algorithm::Direct => direct::steps(kind, members, elements),
+            Algorithm::Ring => ring::steps(kind, members, elements),
+            Algorithm::HalvingDoubling => halving_doubling::steps(kind, members, elements),
+            Algorithm::BinaryTree => binary_tree::steps(kind, members, elements),
+            Algorithm::DoubleBinaryTree => double_binary_tree::steps(members, elements),
+            Algorithm::Hierarchical { inner } => {
+                hierarchical::steps(kind, inner, members / inner, elements)
+            }
+        }
+    };
+    Ok(StepList { members, elements, steps })
+}
+
+/// Refuses whatever no buffer length could make right.
+pub(crate) fn check(kind: Kind, algorithm: Algorithm, members: u32) -> Result<(), CollectiveError> {
+    if !kind.has(algorithm) {
+        return Err(CollectiveError::Unsupported { kind, algorithm });
+    }
+    if members == 0 {
+        return Err(CollectiveError::NoMembers);
+    }
+    if let Some(root) = kind.root().filter(|root| root.0 >= members) {
+        return Err(CollectiveError::RootOutside { root, members });
+    }
+    match algorithm {
+        Algorithm::Hierarchical { inner } if inner == 0 || !members.is_multiple_of(inner) => {
+            Err(CollectiveError::InnerDoesNotDivide { inner, members })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,154 @@
+//! The plan.
+
+use serde::{Deserialize, Serialize};
+use shardloom_collectives::Algorithm;
+
+use crate::{DeviceList, LayoutRules, Mesh, Optimizer, Precision};
+
+/// Version of the TOML form that this crate reads and writes.
+pub const FORMAT: u32 = 1;
+
+/// One way of training one model on one cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Version of this form.
+    pub format: u32,
+    /// The model: whatever the command line takes for MODEL.
+    pub model: String,
+    /// The cluster: a preset with a size, or a file.
+    pub cluster: String,
+    /// Samples of one step, over all pipelines and replicas.
+    pub global_batch: usize,
+    /// Micro-batches that each pipeline cuts its share of a step into.
+    pub microbatches: usize,
+    /// In which order stages run passes.
+    pub schedule: ScheduleKind,
+    /// Which activations are computed twice instead of kept.
+    pub recompute: Recompute,
+    /// Which dimension is split over which mesh axis.
+    pub layout: LayoutRules,
+    /// Global norm to which gradients are clipped; none for no clipping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    /// Whether a step whose gradients are not all finite is skipped by all ranks alike.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skip_non_finite: bool,
+    /// How replicas stay equal.
+    pub sync: Sync,
+    /// Number formats.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// The pipelines; one for now, with data parallelism inside its stages.
+    pub pipeline: Vec<Pipeline>,
+}
+
+/// A chain of stages that samples flow through.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pipeline {
+    /// Its stages, first to last.
+    pub stage: Vec<Stage>,
+}
+
+/// Some consecutive blocks of the model on some devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// First block and the block after the last.
+    pub blocks: (usize, usize),
+    /// The mesh of its devices.
+    pub mesh: Mesh,
+    /// Its devices, in the order of mesh positions.
+    pub devices: DeviceList,
+}
+
+/// The order of passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (GPipe, Huang et al. 2019).
+    Afab,
+    /// One forward, one backward after a warm-up (PipeDream-Flush, Narayanan et al. 2021).
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+}
+
+impl ScheduleKind {
+    /// All kinds.
+    pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
+
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ScheduleKind::Afab => "afab",
+            ScheduleKind::OneForwardOneBackward => "1f1b",
+        }
+    }
+}
+
+/// Which activations are computed again in the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recompute {
+    /// None.
+    None,
+    /// The core of attention (Korthikanti et al. 2022, section 5).
+    Selective,
+    /// Everything but the inputs of blocks (Chen et al. 2016, arXiv 1604.06174).
+    Full,
+}
+
+impl Recompute {
+    /// All policies, from most memory to least.
+    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        }
+    }
+}
+
+/// How the replicas of a parameter group stay equal.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sync {
+    /// The collectives' algorithm.
+    pub algorithm: Algorithm,
+    /// ZeRO stage, 0 to 3 (Rajbhandari et al. 2020): what is sharded over replicas is nothing, optimizer
+    /// state, also gradients, also parameters.
+    pub zero: u8,
+    /// Consecutive blocks share one collective up to this many bytes of gradient. ZeRO-3 works block by
+    /// block whatever this says.
+    pub bucket_bytes: usize,
+}
+
+impl Default for Sync {
+    fn default() -> Sync {
+        Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 25_000_000 }
+    }
+}
+
+impl Plan {
+    /// All stages with their place as `(pipeline, stage)`.
+    pub fn stages(&self) -> impl Iterator<Item = ((usize, usize), &Stage)> {
+        self.pipeline.iter().enumerate().flat_map(|(pipeline, each)| {
+            each.stage.iter().enumerate().map(move |(stage, it)| ((pipeline, stage), it))
+        })
+    }
+
+    /// The number of devices it uses.
+    pub fn device_count(&self) -> usize {
+        self.stages().map(|(_, stage)| stage.devices.0.len()).sum()
+    }
+
+    /// Samples in one micro-batch, over all replicas of a stage.
+    pub fn microbatch_samples(&self) -> usize {
+        self.global_batch / self.microbatches / self.pipeline.len().max(1)
+    }
+}

@@ -1,0 +1,47 @@
+//! Number formats per tensor role.
+
+use serde::{Deserialize, Serialize};
+
+/// A floating-point format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Number {
+    /// IEEE 754 binary32.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 binary16.
+    Fp16,
+}
+
+impl Number {
+    /// Bytes of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Number::Fp32 => 4,
+            Number::Bf16 | Number::Fp16 => 2,
+        }
+    }
+}
+
+/// Which format each role has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Precision {
+    /// Weights in use, activations and their gradients.
+    pub compute: Number,
+    /// Accumulated weight gradients.
+    pub gradients: Number,
+    /// Whether the optimizer keeps an fp32 copy of the weights.
+    pub master: bool,
+}
+
+impl Precision {
+    /// Everything in 32 bits.
+    pub const FP32: Precision =
+        Precision { compute: Number::Fp32, gradients: Number::Fp32, master: false };
+    /// bfloat16 with fp32 gradient accumulation and master weights: 2 + 4 + 12 bytes a parameter with
+    /// Adam, as Megatron-LM trains.
+    pub const MIXED: Precision =
+        Precision { compute: Number::Bf16, gradients: Number::Fp32, master: true };
+}

@@ -1,0 +1,125 @@
+//! The ordinary 3D plan in a few numbers: equal stages, one mesh for all.
+
+use shardloom_graph::Graph;
+
+use crate::{
+    Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Precision,
+    Recompute, ScheduleKind, Stage, Sync,
+};
+
+/// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
+/// fastest, then context, then data, then pipeline (Narayanan et al. 2021, section 3).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Uniform {
+    /// Pipeline stages.
+    pub pp: usize,
+    /// The mesh of every stage.
+    pub mesh: Mesh,
+    /// Whether operators that tensor parallelism leaves whole are split along the sequence.
+    pub sequence_parallel: bool,
+    /// Samples of one step.
+    pub global_batch: usize,
+    /// Micro-batches of one step.
+    pub microbatches: usize,
+    /// Order of passes.
+    pub schedule: ScheduleKind,
+    /// Which activations are computed twice.
+    pub recompute: Recompute,
+    /// How replicas stay equal.
+    pub sync: Sync,
+    /// Number formats.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Global norm of clipped gradients.
+    pub clip_norm: Option<f64>,
+}
+
+impl Uniform {
+    /// The plan in full, for `graph` written as `model` on `cluster`.
+    ///
+    /// Blocks are dealt evenly; a remainder goes to the stages after the first, which holds the
+    /// embedding, and before the last, which holds the head.
+    pub fn plan(&self, graph: &Graph, model: &str, cluster: &str) -> Plan {
+        let cuts = even_cuts(graph.blocks().len(), self.pp);
+        let size = self.mesh.size() as u32;
+        let stage = cuts
+            .windows(2)
+            .zip(0u32..)
+            .map(|(cut, index)| Stage {
+                blocks: (cut[0], cut[1]),
+                mesh: self.mesh,
+                devices: DeviceList((index * size..(index + 1) * size).collect()),
+            })
+            .collect();
+        Plan {
+            format: FORMAT,
+            model: model.into(),
+            cluster: cluster.into(),
+            global_batch: self.global_batch,
+            microbatches: self.microbatches,
+            schedule: self.schedule,
+            recompute: self.recompute,
+            layout: default_rules(graph, self.sequence_parallel),
+            clip_norm: self.clip_norm,
+            skip_non_finite: false,
+            sync: self.sync,
+            precision: self.precision,
+            optimizer: self.optimizer,
+            pipeline: vec![Pipeline { stage }],
+        }
+    }
+}
+
+/// Cuts `blocks` into `stages` runs whose lengths differ by at most one; longer runs stand in the
+/// middle. Fewer blocks than stages leave empty runs, which validation refuses.
+fn even_cuts(blocks: usize, stages: usize) -> Vec<usize> {
+    let stages = stages.max(1);
+    let (least, longer) = (blocks / stages, blocks % stages);
+    let first_longer = (stages - longer).div_ceil(2);
+    let mut cuts = vec![0];
+    for stage in 0..stages {
+        let extra = (first_longer..first_longer + longer).contains(&stage);
+        cuts.push(cuts[stage] + least + usize::from(extra));
+    }
+    cuts
+}
+
+/// Megatron's split for transformers: heads, feed-forward width and vocabulary over tp, the batch over
+/// dp, the sequence over cp. Plain stacks of layers split every second width.
+fn default_rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
+    let mut rules = vec![];
+    let mut rule = |dim: &str, axis: Axis| {
+        if graph.dim_named(dim).is_some() {
+            rules.push(LayoutRule { dim: dim.into(), axis });
+        }
+    };
+    rule("batch", Axis::Dp);
+    rule("seq", Axis::Cp);
+    for dim in ["heads", "ffn", "vocab"] {
+        rule(dim, Axis::Tp);
+    }
+    for dim in graph.dims() {
+        let width = dim.name.strip_prefix("width.").and_then(|index| index.parse::<usize>().ok());
+        if width.is_some_and(|index| index.is_multiple_of(2)) {
+            rule(&dim.name, Axis::Tp);
+        }
+    }
+    if sequence_parallel {
+        rule("seq", Axis::Tp);
+    }
+    LayoutRules(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::even_cuts;
+
+    #[test]
+    fn even_cuts_put_longer_stages_in_the_middle() {
+        assert_eq!(even_cuts(6, 4), vec![0, 1, 3, 5, 6]);
+        assert_eq!(even_cuts(8, 4), vec![0, 2, 4, 6, 8]);
+        assert_eq!(even_cuts(5, 2), vec![0, 2, 5]);
+        assert_eq!(even_cuts(1, 1), vec![0, 1]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Whether a plan fits a model and a number of devices.
+
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::{Extents, Graph};
+
+use crate::{Axis, Plan, PlanError, Stage};
+
+impl Plan {
+    /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
+    /// devices exist and are used once, and everything that is split divides. Whether it fits in memory
+    /// is a question for its program.
+    ///
+    /// # Errors
+    /// The first field that does not fit, and what would.
+    pub fn validate(&self, graph: &Graph, devices: usize) -> Result<(), PlanError> {
+        self.validate_batch()?;
+        self.validate_sync()?;
+        self.optimizer.validate()?;
+        if let Some(norm) = self.clip_norm
+            && !(norm.is_finite() && norm > 0.0)
+        {
+            return Err(PlanError::field("clip_norm", norm, "a norm is finite and above 0"));
+        }
+        for rule in &self.layout.0 {
+            if graph.dim_named(&rule.dim).is_none() {
+                let names: Vec<_> = graph.dims().iter().map(|dim| dim.name.as_str()).collect();
+                let rule_text = format!("the model's dimensions are {}", names.join(", "));
+                return Err(PlanError::field("layout", &rule.dim, rule_text));
+            }
+        }
+        let mut used = vec![false; devices];
+        for (pipeline, each) in self.pipeline.iter().enumerate() {
+            let mut next = 0;
+            for (index, stage) in each.stage.iter().enumerate() {
+                let key = |field: &str| format!("pipeline[{pipeline}].stage[{index}].{field}");
+                let (first, end) = stage.blocks;
+                if first != next || end <= first {
+                    let rule = format!(
+                        "stages follow each other and hold at least one block; this one begins at {next}"
+                    );
+                    return Err(PlanError::field(key("blocks"), format!("[{first}, {end}]"), rule));
+                }
+                next = end;
+                for &device in &stage.devices.0 {
+                    match used.get_mut(device as usize) {
+                        Some(taken) if !*taken => *taken = true,
+                        Some(_) => {
+                            let rule = "a device belongs to one stage";
+                            return Err(PlanError::field(key("devices"), device, rule));
+                        }
+                        None => {
+                            let rule =
+                                format!("the cluster has {devices} devices, numbered from 0");
+                            return Err(PlanError::field(key("devices"), device, rule));
+                        }
+                    }
+                }
+                self.validate_stage(graph, stage, &key)?;
+            }
+            let blocks = graph.blocks().len();
+            if next != blocks {
+                let key = format!("pipeline[{pipeline}].stage");
+                let rule = format!("the stages must end at the model's {blocks} blocks");
+                return Err(PlanError::field(key, format!("end at block {next}"), rule));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_batch(&self) -> Result<(), PlanError> {
+        if self.pipeline.len() != 1 {
+            let rule = "exactly one pipeline; replicas are the dp axis of its stages";
+            return Err(PlanError::field("pipeline", self.pipeline.len(), rule));
+        }
+        if self.microbatches == 0 || self.global_batch == 0 {
+            let (key, value) = match self.microbatches {
+                0 => ("microbatches", self.microbatches),
+                _ => ("global_batch", self.global_batch),
+            };
+            return Err(PlanError::field(key, value, "at least 1"));
+        }
+        if !self.global_batch.is_multiple_of(self.microbatches) {
+            let rule = format!("micro-batches must divide global_batch = {}", self.global_batch);
+            return Err(PlanError::field("microbatches", self.microbatches, rule));
+        }
+        Ok(())
+    }
+
+    fn validate_sync(&self) -> Result<(), PlanError> {
+        if self.sync.zero > 3 {
+            return Err(PlanError::field("sync.zero", self.sync.zero, "a ZeRO stage is 0 to 3"));
+        }
+        if self.sync.bucket_bytes == 0 {
+            return Err(PlanError::field("sync.bucket_bytes", 0, "at least 1"));
+        }
+        let algorithm = self.sync.algorithm;
+        if matches!(algorithm, Algorithm::Hierarchical { .. }) {
+            let rule = "groups along one mesh axis have no inner groups; use ring, direct, \
+                        halving-doubling or a tree";
+            return Err(PlanError::field("sync.algorithm", algorithm, rule));
+        }
+        let scatters =
+            [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
+        if self.sync.zero > 0 && !scatters {
+            let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct \
+                        and halving-doubling do";
+            return Err(PlanError::field("sync.algorithm", algorithm, rule));
+        }
+        Ok(())
+    }
+
+    fn validate_stage(
+        &self,
+        graph: &Graph,
+        stage: &Stage,
+        key: &dyn Fn(&str) -> String,
+    ) -> Result<(), PlanError> {
+        let mesh = stage.mesh;
+        for axis in Axis::ALL {
+            if mesh.width(axis) == 0 {
+                return Err(PlanError::field(key(&format!("mesh.{axis}")), 0, "at least 1"));
+            }
+        }
+        let size = [mesh.dp, mesh.cp, mesh.tp]
+            .iter()
+            .try_fold(1usize, |product, &width| product.checked_mul(width as usize));
+        if size != Some(stage.devices.0.len()) {
+            let rule = format!("the mesh ({mesh}) must have as many devices as are listed");
+            return Err(PlanError::field(key("devices"), stage.devices.0.len(), rule));
+        }
+        let samples = self.microbatch_samples();
+        let extents = Extents::global(graph, samples);
+        for axis in Axis::ALL.into_iter().filter(|&axis| mesh.width(axis) > 1) {
+            let width = mesh.width(axis);
+            let mut split = false;
+            for rule in self.layout.0.iter().filter(|rule| rule.axis == axis) {
+                let Some(dim) = graph.dim_named(&rule.dim) else { continue };
+                let others: usize = Axis::ALL
+                    .into_iter()
+                    .filter(|&other| other != axis && self.layout.splits(&rule.dim, other))
+                    .map(|other| mesh.width(other))
+                    .product();
+                let extent = extents.get(dim);
+                if !extent.is_multiple_of(width * others) {
+                    let what = if dim == graph.batch() {
+                        format!(
+                            "a micro-batch of {samples} samples (global batch {} in {} \
+                                 micro-batches)",
+                            self.global_batch, self.microbatches
+                        )
+                    } else {
+                        format!("{} = {extent}", rule.dim)
+                    };
+                    let rule = format!("it must divide {what}");
+                    return Err(PlanError::field(key(&format!("mesh.{axis}")), width, rule));
+                }
+                split = true;
+            }
+            if !split {
+                let rule = format!(
+                    "the layout \"{}\" splits nothing over {axis}",
+                    String::from(self.layout.clone())
+                );
+                return Err(PlanError::field(key(&format!("mesh.{axis}")), width, rule));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,386 @@
+// Every rank a band, every lane of a rank a row of boxes; predicted above measured where both exist.
+
+const AXIS_HEIGHT = 24;
+const COMPUTE_HEIGHT = 24;
+const COMMUNICATION_HEIGHT = 14;
+const LANE_GAP = 2;
+const BAND_GAP = 10;
+const LANE_NAMES = {
+  compute: "compute",
+  "communication-in": "receiving and collectives",
+  "communication-out": "sending",
+};
+
+class Swimlane {
+  constructor(root, data, view) {
+    this.data = data;
+    this.view = view;
+    this.root = root;
+    this.canvas = document.createElement("canvas");
+    this.canvas.setAttribute("aria-hidden", "true");
+    this.spacer = document.createElement("div");
+    this.tip = document.createElement("div");
+    this.tip.className = "tip";
+    this.tip.hidden = true;
+    root.append(this.canvas, this.spacer);
+    document.body.append(this.tip);
+    this.layOut();
+    this.textWidths = new Map();
+    this.pending = false;
+    view.onChange(() => this.redraw());
+    root.addEventListener("scroll", () => this.redraw());
+    // Resizing changes the height of what is observed: only a new width calls for it, in a new frame.
+    new ResizeObserver(() => {
+      if (root.clientWidth !== this.width) requestAnimationFrame(() => this.resize());
+    }).observe(root);
+    this.listen();
+  }
+
+  // Rows from the top down, each with its place; ranks in both timelines lie together.
+  layOut() {
+    const byRank = new Map();
+    for (const timeline of this.data.timelines) {
+      for (const track of timeline.tracks) {
+        if (!byRank.has(track.rank)) byRank.set(track.rank, []);
+        byRank.get(track.rank).push({ timeline, track });
+      }
+    }
+    const several = this.data.timelines.length > 1;
+    this.bands = [];
+    let top = AXIS_HEIGHT + 4;
+    for (const rank of [...byRank.keys()].sort((a, b) => a - b)) {
+      const band = { top, rows: [], parts: byRank.get(rank) };
+      for (const { timeline, track } of band.parts) {
+        const partTop = top;
+        for (const lane of track.lanes) {
+          const height = lane.lane === "compute" ? COMPUTE_HEIGHT : COMMUNICATION_HEIGHT;
+          band.rows.push({ timeline, track, lane, top, height });
+          top += height + LANE_GAP;
+        }
+        // Room for the name in the margin, however few lanes there are.
+        top = Math.max(top, partTop + (several ? 20 : 30));
+        if (several) top += 3;
+      }
+      top = Math.max(top, band.top + 32) + BAND_GAP;
+      band.bottom = top - BAND_GAP / 2;
+      this.bands.push(band);
+    }
+    this.height = top;
+    this.several = several;
+  }
+
+  resize() {
+    const style = getComputedStyle(this.root);
+    const most = parseFloat(style.maxHeight) || this.height;
+    this.width = this.root.clientWidth;
+    this.shown = Math.min(this.height, most);
+    const ratio = window.devicePixelRatio || 1;
+    this.canvas.width = Math.round(this.width * ratio);
+    this.canvas.height = Math.round(this.shown * ratio);
+    this.canvas.style.width = `${this.width}px`;
+    this.canvas.style.height = `${this.shown}px`;
+    this.spacer.style.height = `${this.height - this.shown}px`;
+    this.narrow = this.width < 620;
+    this.margin = this.narrow ? 116 : 220;
+    this.context = this.canvas.getContext("2d");
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.draw();
+  }
+
+  redraw() {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => {
+      this.pending = false;
+      this.draw();
+    });
+  }
+
+  plotWidth() {
+    return Math.max(1, this.width - this.margin - 8);
+  }
+
+  timeAt(x) {
+    const { from, to } = this.view;
+    return from + ((x - this.margin) / this.plotWidth()) * (to - from);
+  }
+
+  pixelAt(time) {
+    const { from, to } = this.view;
+    return this.margin + ((time - from) / (to - from)) * this.plotWidth();
+  }
+
+  draw() {
+    const g = this.context;
+    if (!g || this.width === 0) return;
+    this.colours = Object.fromEntries(
+      ["--ink", "--muted", "--surface", "--idle", "--line"].map((name) => [name, themeColour(name)]),
+    );
+    const family = getComputedStyle(this.root).fontFamily;
+    this.fonts = { name: `600 12px ${family}`, small: `11px ${family}`, box: `11px ${family}` };
+    g.clearRect(0, 0, this.width, this.shown);
+    const scroll = this.root.scrollTop;
+    g.textBaseline = "middle";
+    g.save();
+    g.beginPath();
+    g.rect(0, AXIS_HEIGHT, this.width, this.shown - AXIS_HEIGHT);
+    g.clip();
+    this.drawGrid();
+    for (const band of this.bands) {
+      if (band.bottom - scroll < AXIS_HEIGHT || band.top - scroll > this.shown) continue;
+      this.drawNames(band, scroll);
+      for (const row of band.rows) this.drawRow(row, row.top - scroll);
+      g.fillStyle = this.colours["--line"];
+      if (band !== this.bands.at(-1)) g.fillRect(0, Math.round(band.bottom - scroll), this.width, 1);
+    }
+    g.restore();
+    this.drawAxis();
+  }
+
+  ticks() {
+    const { from, to } = this.view;
+    const step = roundStep(((to - from) / this.plotWidth()) * 90);
+    const ticks = [];
+    for (let n = Math.ceil(from / step); n * step <= to; n += 1) ticks.push(n * step);
+    return { step, ticks };
+  }
+
+  drawGrid() {
+    const g = this.context;
+    g.fillStyle = this.colours["--line"];
+    for (const time of this.ticks().ticks) {
+      g.fillRect(Math.round(this.pixelAt(time)), AXIS_HEIGHT, 1, this.shown);
+    }
+  }
+
+  drawAxis() {
+    const g = this.context;
+    const { step, ticks } = this.ticks();
+    g.font = this.fonts.small;
+    g.fillStyle = this.colours["--muted"];
+    for (const time of ticks) {
+      const text = time === 0 ? "0" : formatTime(time, this.view.to, step);
+      const half = g.measureText(text).width / 2;
+      const x = this.pixelAt(time);
+      const middle = Math.min(Math.max(x, this.margin + half), this.width - half - 2);
+      g.textAlign = "center";
+      g.fillText(text, middle, AXIS_HEIGHT / 2);
+      g.fillRect(Math.round(x), AXIS_HEIGHT - 4, 1, 4);
+    }
+    g.fillRect(this.margin, AXIS_HEIGHT - 1, this.plotWidth(), 1);
+  }
+
+  drawNames(band, scroll) {
+    const g = this.context;
+    g.textAlign = "left";
+    const { track } = band.parts[0];
+    g.font = this.fonts.name;
+    g.fillStyle = this.colours["--ink"];
+    const top = band.top - scroll;
+    const room = this.margin - (this.several ? (this.narrow ? 66 : 102) : 12);
+    const name = this.several ? `rank ${track.rank}` : rankName(track);
+    g.fillText(this.fitted(name, room), 2, top + 10);
+    g.font = this.fonts.small;
+    g.fillStyle = this.colours["--muted"];
+    g.fillText(this.fitted(track.place, room), 2, top + 26);
+    if (!this.several) return;
+    g.textAlign = "right";
+    for (const { timeline, track } of band.parts) {
+      const row = band.rows.find((row) => row.track === track);
+      if (!row) continue;
+      const fold = this.narrow || track.multiplicity === 1 ? "" : ` ×${track.multiplicity}`;
+      g.fillText(
+        this.fitted(timeline.source + fold, 100),
+        this.margin - 8,
+        row.top - scroll + row.height / 2,
+      );
+    }
+  }
+
+  fitted(text, room) {
+    const g = this.context;
+    if (g.measureText(text).width <= room) return text;
+    let end = text.length;
+    while (end > 0 && g.measureText(`${text.slice(0, end)}…`).width > room) end -= 1;
+    return end > 0 ? `${text.slice(0, end)}…` : "";
+  }
+
+  drawRow(row, top) {
+    const g = this.context;
+    const { lane, timeline, height } = row;
+    const left = this.margin;
+    const right = this.margin + this.plotWidth();
+    g.fillStyle = this.colours["--idle"];
+    g.fillRect(left, top, Math.max(0, Math.min(right, this.pixelAt(timeline.span)) - left), height);
+    const rowHeight = height / lane.depth;
+    const { from, to } = this.view;
+    const scale = this.plotWidth() / (to - from);
+    g.save();
+    g.beginPath();
+    g.rect(left, top, right - left, height);
+    g.clip();
+    g.textAlign = "left";
+    g.font = this.fonts.box;
+    // Boxes that end on a pixel already painted in their colour would not be seen.
+    const painted = new Map();
+    for (let i = 0; i < lane.start.length; i += 1) {
+      const start = lane.start[i];
+      const length = lane.length[i];
+      if (start > to) break;
+      if (start + length < from) continue;
+      const x = left + (start - from) * scale;
+      const width = Math.max(length * scale, 0.75);
+      const kind = this.data.kinds[lane.kind[i]];
+      const key = lane.row[i] * 64 + lane.kind[i];
+      if (width < 1 && painted.get(key) === Math.floor(x)) continue;
+      painted.set(key, Math.floor(x));
+      const y = top + lane.row[i] * rowHeight;
+      const gap = width > 4 ? 1 : 0;
+      g.fillStyle = kind.colour;
+      g.fillRect(x, y, width - gap, rowHeight - (lane.depth > 1 ? 1 : 0));
+      if (width > 9 && rowHeight >= 11) {
+        this.drawLabel(lane, timeline, i, kind, Math.max(x, left), x + width - gap, y, rowHeight);
+      }
+    }
+    g.restore();
+  }
+
+  // The first of the whole label, letter and micro-batch, letter that fits between two pixels.
+  drawLabel(lane, timeline, i, kind, from, to, top, height) {
+    const microbatch = lane.microbatch[i];
+    const short = microbatch === null ? kind.letter : kind.letter + microbatch;
+    for (const text of [timeline.labels[lane.label[i]], short, kind.letter]) {
+      const width = this.textWidth(text);
+      if (text === "" || width > to - from - 2) continue;
+      this.context.fillStyle = "#000";
+      this.context.fillText(text, Math.min(from + 4, (from + to - width) / 2), top + height / 2 + 0.5);
+      return;
+    }
+  }
+
+  textWidth(text) {
+    let width = this.textWidths.get(text);
+    if (width === undefined) {
+      width = this.context.measureText(text).width;
+      this.textWidths.set(text, width);
+    }
+    return width;
+  }
+
+  // The interval under a point of the canvas, the narrowest if there are several.
+  hit(x, y) {
+    if (x < this.margin || y < AXIS_HEIGHT) return null;
+    const at = y + this.root.scrollTop;
+    const band = this.bands.find((band) => at >= band.top && at < band.bottom);
+    const row = band?.rows.find((row) => at >= row.top && at < row.top + row.height);
+    if (!row) return null;
+    const { lane } = row;
+    const within = Math.floor(((at - row.top) / row.height) * lane.depth);
+    const slack = ((this.view.to - this.view.from) / this.plotWidth()) * 1.5;
+    const time = this.timeAt(x);
+    let best = null;
+    for (let i = 0; i < lane.start.length; i += 1) {
+      const inside = lane.start[i] - slack <= time && time <= lane.start[i] + lane.length[i] + slack;
+      if (!inside || lane.row[i] !== within) continue;
+      const distance = Math.max(lane.start[i] - time, time - lane.start[i] - lane.length[i], 0);
+      if (best === null || distance < best.distance) best = { row, i, distance };
+    }
+    return best;
+  }
+
+  showTip(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const hit = this.hit(event.clientX - box.left, event.clientY - box.top);
+    this.tip.hidden = hit === null;
+    if (hit === null) return;
+    const {
+      row: { lane, track, timeline },
+      i,
+    } = hit;
+    const facts = [
+      [this.data.kinds[lane.kind[i]].name, LANE_NAMES[lane.lane]],
+      ["where", [rankName(track), track.place].filter(Boolean).join(", ")],
+      ["start", formatTime(lane.start[i])],
+      ["end", formatTime(lane.start[i] + lane.length[i])],
+      ["duration", formatTime(lane.length[i])],
+    ];
+    if (lane.microbatch[i] !== null) facts.push(["micro-batch", lane.microbatch[i]]);
+    if (lane.chunk[i] !== null) facts.push(["chunk", lane.chunk[i]]);
+    if (this.several) facts.push(["timeline", timeline.source]);
+    const title = document.createElement("strong");
+    title.textContent = timeline.labels[lane.label[i]];
+    const list = document.createElement("dl");
+    for (const [name, value] of facts) {
+      const [term, description] = [document.createElement("dt"), document.createElement("dd")];
+      term.textContent = name;
+      description.textContent = value;
+      list.append(term, description);
+    }
+    this.tip.replaceChildren(title, list);
+    const { offsetWidth, offsetHeight } = this.tip;
+    const x = Math.min(event.clientX + 14, window.innerWidth - offsetWidth - 8);
+    const below = event.clientY + 16;
+    const y = below + offsetHeight > window.innerHeight ? event.clientY - offsetHeight - 12 : below;
+    this.tip.style.transform = `translate(${Math.max(4, x)}px, ${Math.max(4, y)}px)`;
+  }
+
+  listen() {
+    const { canvas, root, view } = this;
+    let drag = null;
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        // Some devices count in lines, not pixels.
+        const unit = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
+        const sideways = event.shiftKey ? event.deltaX || event.deltaY : event.deltaX;
+        if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+          view.pan((sideways * unit) / this.plotWidth());
+        } else {
+          const at = this.timeAt(event.clientX - canvas.getBoundingClientRect().left);
+          view.zoom(Math.exp(event.deltaY * unit * 0.002), at);
+        }
+      },
+      { passive: false },
+    );
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      drag = { x: event.clientX, y: event.clientY };
+      canvas.setPointerCapture(event.pointerId);
+      canvas.classList.add("dragged");
+      this.tip.hidden = true;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (drag === null) {
+        this.showTip(event);
+        return;
+      }
+      view.pan((drag.x - event.clientX) / this.plotWidth());
+      root.scrollTop += drag.y - event.clientY;
+      drag = { x: event.clientX, y: event.clientY };
+    });
+    const release = () => {
+      drag = null;
+      canvas.classList.remove("dragged");
+    };
+    canvas.addEventListener("pointerup", release);
+    canvas.addEventListener("pointercancel", release);
+    canvas.addEventListener("pointerleave", () => {
+      this.tip.hidden = true;
+    });
+    canvas.addEventListener("dblclick", () => view.showAll());
+    root.addEventListener("keydown", (event) => {
+      const actions = {
+        "+": () => view.zoom(0.7),
+        "=": () => view.zoom(0.7),
+        "-": () => view.zoom(1 / 0.7),
+        ArrowLeft: () => view.pan(-0.15),
+        ArrowRight: () => view.pan(0.15),
+        0: () => view.showAll(),
+      };
+      if (event.ctrlKey || event.metaKey || event.altKey || !(event.key in actions)) return;
+      event.preventDefault();
+      actions[event.key]();
+    });
+  }
+}

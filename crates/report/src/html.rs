@@ -1,0 +1,410 @@
+//! One self-contained web page about a plan, a simulation or a training run.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde::{Deserialize, Serialize};
+use shardloom_program::timeline::Timeline;
+
+use crate::palette::{ACTIVITIES, look};
+use crate::payload::Payload;
+use crate::tables::{capitalised, comparison, ranks, table};
+use crate::totals::clock_words;
+
+const STYLE: &str = include_str!("../html/report.css");
+const SCRIPTS: [&str; 4] = [
+    include_str!("../html/time_view.js"),
+    include_str!("../html/swimlane.js"),
+    include_str!("../html/charts.js"),
+    include_str!("../html/report.js"),
+];
+/// uPlot 1.6.32, with its licence, which asks to go along with every copy.
+const PLOT_LICENCE: &str = include_str!("../vendor/uplot/LICENSE");
+const PLOT_SCRIPT: &str = include_str!("../vendor/uplot/uPlot.iife.min.js");
+const PLOT_STYLE: &str = include_str!("../vendor/uplot/uPlot.min.css");
+
+/// Losses after one training step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossPoint {
+    /// The step.
+    pub step: u64,
+    /// The training loss; not-a-number shows as a gap.
+    pub train: f64,
+    /// The validation loss, on steps that validated.
+    pub validation: Option<f64>,
+}
+
+/// A table of text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// What the table is about.
+    pub title: String,
+    /// Column headings.
+    pub columns: Vec<String>,
+    /// Rows of cells; columns in which every cell begins like a number are set to the right.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// What a page tells. Parts that are empty are left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The page's title.
+    pub title: String,
+    /// The model, in words.
+    pub model: String,
+    /// The cluster, in words.
+    pub cluster: String,
+    /// The plan, as TOML.
+    pub plan_toml: String,
+    /// Names and values of the figures to show first, such as tokens per second.
+    pub summary: Vec<(String, String)>,
+    /// Losses, in order of step.
+    pub losses: Vec<LossPoint>,
+    /// The predicted timeline of a step.
+    pub predicted: Option<Timeline>,
+    /// The measured timeline of a step.
+    pub measured: Option<Timeline>,
+    /// Sentences that explain the plan or the result.
+    pub notes: Vec<String>,
+    /// Further tables.
+    pub tables: Vec<Table>,
+}
+
+impl Report {
+    /// The page: one HTML document without references to anything outside itself.
+    ///
+    /// With a predicted and a measured timeline, both are drawn per rank under each other on one time
+    /// axis, each from its own first start, and their totals are compared.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use shardloom_report::Report;
+    ///
+    /// let report = Report { title: "A < B".to_owned(), ..Report::default() };
+    /// let page = report.html();
+    /// assert!(page.starts_with("<!DOCTYPE html>"));
+    /// assert!(page.contains("<h1>A &lt; B</h1>"));
+    /// ```
+    pub fn html(&self) -> String {
+        let timelines = self.timelines();
+        let payload = Payload::new(&self.losses, timelines.iter().copied());
+        let page = html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    title { (self.title) }
+                    style { (PreEscaped(PLOT_STYLE)) (PreEscaped(STYLE)) }
+                }
+                body {
+                    (self.header(&timelines))
+                    main {
+                        noscript { p.notice { "The charts need JavaScript; the tables do not." } }
+                        (self.figures())
+                        (notes(&self.notes))
+                        (comparison(&timelines))
+                        (swimlanes(&timelines))
+                        (memory(&timelines))
+                        @for (source, timeline) in &timelines { (ranks(source, timeline)) }
+                        (losses(&self.losses))
+                        @for table in &self.tables { (extra(table)) }
+                        (plan(&self.plan_toml))
+                    }
+                    footer { "Made by Shardloom." }
+                    script id="data" type="application/json" { (PreEscaped(payload.script_json())) }
+                    script { "/*\n" (PreEscaped(PLOT_LICENCE)) "*/\n" (PreEscaped(PLOT_SCRIPT)) }
+                    script { (PreEscaped("\"use strict\";\n")) @for part in SCRIPTS { (PreEscaped(part)) } }
+                }
+            }
+        };
+        page.into_string()
+    }
+
+    fn timelines(&self) -> Vec<(&'static str, &Timeline)> {
+        let predicted = self.predicted.iter().map(|timeline| ("predicted", timeline));
+        predicted.chain(self.measured.iter().map(|timeline| ("measured", timeline))).collect()
+    }
+
+    fn header(&self, timelines: &[(&str, &Timeline)]) -> Markup {
+        html! {
+            header {
+                h1 { (self.title) }
+                dl.facts {
+                    @if !self.model.is_empty() { div { dt { "Model" } dd { (self.model) } } }
+                    @if !self.cluster.is_empty() { div { dt { "Cluster" } dd { (self.cluster) } } }
+                    @for (source, timeline) in timelines {
+                        div { dt { (capitalised(source)) } dd { (clock_words(timeline.clock)) } }
+                    }
+                }
+            }
+        }
+    }
+
+    fn figures(&self) -> Markup {
+        html! {
+            @if !self.summary.is_empty() {
+                section aria-label="Summary" {
+                    dl.figures {
+                        @for (name, value) in &self.summary { div { dt { (name) } dd { (value) } } }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn notes(notes: &[String]) -> Markup {
+    html! {
+        @if !notes.is_empty() {
+            section {
+                h2 { "Why" }
+                ul.notes { @for note in notes { li { (note) } } }
+            }
+        }
+    }
+}
+
+fn swimlanes(timelines: &[(&str, &Timeline)]) -> Markup {
+    let occurs = |activity| {
+        let tracks = timelines.iter().flat_map(|(_, timeline)| &timeline.tracks);
+        tracks.flat_map(|track| &track.intervals).any(|interval| interval.activity == activity)
+    };
+    html! {
+        @if !timelines.is_empty() {
+            section {
+                div.heading {
+                    h2 { "Timeline" }
+                    div.buttons role="group" aria-label="Zoom of the timeline" {
+                        button type="button" data-view="in" { "Zoom in" }
+                        button type="button" data-view="out" { "Zoom out" }
+                        button type="button" data-view="all" { "Show all" }
+                    }
+                }
+                ul.legend aria-label="Colours" {
+                    @for activity in ACTIVITIES {
+                        @if occurs(activity) {
+                            @let look = look(activity);
+                            li { span.swatch style={ "background:" (look.hex) } { (look.letter) } (look.name) }
+                        }
+                    }
+                    li { span.swatch.idle {} "idle" }
+                }
+                div #swimlane tabindex="0" role="group" aria-describedby="swimlane-help"
+                    aria-label="Timeline of every rank; the table of ranks gives its figures" {}
+                p #swimlane-help .help {
+                    "Wheel zooms, dragging pans, double click shows all. With the keyboard: "
+                    kbd { "+" } " " kbd { "−" } " " kbd { "←" } " " kbd { "→" } " " kbd { "0" } "."
+                }
+            }
+        }
+    }
+}
+
+fn memory(timelines: &[(&str, &Timeline)]) -> Markup {
+    let known = |(_, timeline): &(&str, &Timeline)| {
+        timeline.tracks.iter().any(|track| !track.memory.is_empty())
+    };
+    html! {
+        @if timelines.iter().any(known) {
+            section {
+                h2 { "Memory" }
+                div #memory .chart {}
+                p #memory-help .help {}
+            }
+        }
+    }
+}
+
+fn losses(losses: &[LossPoint]) -> Markup {
+    html! {
+        @if !losses.is_empty() {
+            section {
+                h2 { "Loss" }
+                div #losses .chart {}
+                @if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
+                    p.help {
+                        "Training loss from " (format!("{:.4}", first.train)) " at step " (first.step)
+                        " to " (format!("{:.4}", last.train)) " at step " (last.step) "."
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn extra(given: &Table) -> Markup {
+    html! {
+        section { h2 { (given.title) } (table(&given.title, &given.columns, &given.rows)) }
+    }
+}
+
+fn plan(toml: &str) -> Markup {
+    html! {
+        @if !toml.is_empty() {
+            section {
+                h2 { "Plan" }
+                pre tabindex="0" role="region" aria-label="Plan as TOML" { code { (toml) } }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use shardloom_program::timeline::{Activity, Clock, Picos, Track};
+
+    use super::*;
+    use crate::visible::tests::{any_timeline, interval};
+
+    fn timeline(clock: Clock, end: u64) -> Timeline {
+        let track = Track {
+            rank: 0,
+            multiplicity: 2,
+            place: "stage 0".to_owned(),
+            intervals: vec![interval(Activity::Forward, "F0", 0, end)],
+            memory: vec![(Picos(0), 1 << 20)],
+            peak_bytes: 1 << 20,
+            sent_bytes: 512,
+        };
+        Timeline { clock, tracks: vec![track] }
+    }
+
+    fn full() -> Report {
+        Report {
+            title: "Run 1".to_owned(),
+            model: "gpt".to_owned(),
+            cluster: "local".to_owned(),
+            plan_toml: "version = 1\n".to_owned(),
+            summary: vec![("Tokens per second".to_owned(), "1,234".to_owned())],
+            losses: vec![
+                LossPoint { step: 1, train: 4.5, validation: None },
+                LossPoint { step: 2, train: 4.25, validation: Some(4.4) },
+            ],
+            predicted: Some(timeline(Clock::Simulated, 2_000_000_000)),
+            measured: Some(timeline(Clock::Wall, 2_500_000_000)),
+            notes: vec!["Memory limits it.".to_owned()],
+            tables: vec![Table {
+                title: "Baselines".to_owned(),
+                columns: vec!["Name".to_owned(), "Step".to_owned()],
+                rows: vec![vec!["zero-3".to_owned(), "12 ms".to_owned()]],
+            }],
+        }
+    }
+
+    /// The text between the first `open` and the `close` after it.
+    fn between<'a>(text: &'a str, open: &str, close: &str) -> &'a str {
+        let start = text.find(open).unwrap_or_else(|| panic!("no {open} in the page")) + open.len();
+        let length = text[start..].find(close).unwrap_or_else(|| panic!("no {close} after {open}"));
+        &text[start..start + length]
+    }
+
+    #[test]
+    fn the_page_refers_to_nothing_outside_itself() {
+        let page = full().html();
+        let addresses: Vec<&str> = page
+            .match_indices("://")
+            .map(|(at, _)| &page[at.saturating_sub(5)..page.len().min(at + 28)])
+            .collect();
+        assert_eq!(addresses, ["https://github.com/leeoniya/uPlot"], "only uPlot's own banner");
+        for loads in ["<link", "<img", "<iframe", " src=", "@import", "url(", "fetch(", "import("] {
+            assert!(!page.contains(loads), "the page contains {loads}");
+        }
+    }
+
+    #[test]
+    fn the_embedded_data_is_the_report_s() {
+        let page = full().html();
+        let json = between(&page, "<script id=\"data\" type=\"application/json\">", "</script>");
+        let data: serde_json::Value = serde_json::from_str(json).expect("embedded JSON parses");
+        assert_eq!(data["losses"][1]["validation"], 4.4);
+        let sources: Vec<_> = data["timelines"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|timeline| (timeline["source"].as_str(), timeline["span"].as_u64()))
+            .collect();
+        let expected =
+            [(Some("predicted"), Some(2_000_000_000)), (Some("measured"), Some(2_500_000_000))];
+        assert_eq!(sources, expected);
+    }
+
+    #[test]
+    fn predicted_and_measured_totals_are_compared() {
+        let page = full().html();
+        let row = between(&page, "<td>Step time</td>", "</tr>");
+        let cells: Vec<&str> =
+            row.split("</td>").map(|cell| cell.rsplit('>').next().unwrap_or("")).collect();
+        assert_eq!(cells, ["2.00 ms", "2.50 ms", "+25.0%", ""]);
+    }
+
+    #[test]
+    fn every_given_part_is_on_the_page() {
+        let page = full().html();
+        for part in [
+            "<h1>Run 1</h1>",
+            "<dd>gpt</dd>",
+            "<dd>local</dd>",
+            "<dd>1,234</dd>",
+            "Memory limits it.",
+            "<code>version = 1\n</code>",
+            "<h2>Baselines</h2>",
+            "<td class=\"number\">12 ms</td>",
+            "id=\"swimlane\"",
+            "id=\"memory\"",
+            "id=\"losses\"",
+            "executed, wall clock",
+            "Ranks, predicted",
+            "Ranks, measured",
+            "The MIT License (MIT)",
+        ] {
+            assert!(page.contains(part), "the page lacks {part}");
+        }
+    }
+
+    #[test]
+    fn parts_that_are_empty_are_left_out() {
+        let page = Report::default().html();
+        for part in ["<section", "id=\"swimlane\"", "id=\"memory\"", "id=\"losses\"", "<table"] {
+            assert!(!page.contains(part), "an empty report contains {part}");
+        }
+    }
+
+    #[test]
+    fn markup_in_any_field_is_shown_as_text() {
+        let hostile = "</script></style><script>alert('x')</script><b onclick=\"y\">&";
+        let text = || hostile.to_owned();
+        let mut evil = timeline(Clock::Simulated, 10);
+        evil.tracks[0].place = text();
+        evil.tracks[0].intervals[0].label = text();
+        let report = Report {
+            title: text(),
+            model: text(),
+            cluster: text(),
+            plan_toml: text(),
+            summary: vec![(text(), text())],
+            losses: Vec::new(),
+            predicted: Some(evil),
+            measured: None,
+            notes: vec![text()],
+            tables: vec![Table { title: text(), columns: vec![text()], rows: vec![vec![text()]] }],
+        };
+        let page = report.html();
+        assert!(!page.contains("alert('x')</script>"));
+        assert!(!page.contains("<b onclick"));
+        assert_eq!(page.matches("<script").count(), 3);
+        assert_eq!(page.matches("</script").count(), 3);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn any_timeline_makes_a_page(one in any_timeline(), other in any_timeline()) {
+            let report = Report { predicted: Some(one), measured: Some(other), ..Report::default() };
+            let page = report.html();
+            prop_assert!(page.ends_with("</html>"));
+            prop_assert_eq!(page.matches("</script").count(), 3);
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! A timeline as a Perfetto trace, for `ui.perfetto.dev` and `trace_processor`.
+
+mod schema;
+
+use prost::Message;
+use shardloom_program::timeline::{Interval, Lane, Picos, Timeline, Track};
+
+use crate::palette::look;
+use crate::stacking::stack;
+use crate::totals::{clock_words, first_start};
+use schema::{
+    ChildOrdering, CounterDescriptor, CounterUnit, Data, DebugAnnotation, EventType,
+    ProcessDescriptor, Trace, TracePacket, TrackDescriptor, TrackEvent,
+};
+
+/// All packets come from this one writer.
+const SEQUENCE: u32 = 1;
+
+/// Encodes timelines as one Perfetto trace (a `Trace` message of `TrackEvent` packets).
+///
+/// Every rank is a process, named after its rank, place and clock; its lanes are tracks of that
+/// process, and its memory a counter in bytes. Intervals of a lane that overlap are spread over
+/// several tracks of the lane's name. Every timeline starts at time zero, so that a predicted and a
+/// measured one lie under each other. Times are whole nanoseconds, rounded down.
+///
+/// # Examples
+///
+/// ```
+/// use shardloom_program::timeline::{Clock, Timeline};
+///
+/// let timeline = Timeline { clock: Clock::Simulated, tracks: Vec::new() };
+/// assert!(shardloom_report::perfetto_trace(&[&timeline]).is_empty());
+/// ```
+pub fn perfetto_trace(timelines: &[&Timeline]) -> Vec<u8> {
+    let mut writer = Writer::default();
+    for timeline in timelines {
+        let origin = first_start(timeline);
+        for track in &timeline.tracks {
+            writer.track(track, clock_words(timeline.clock), origin);
+        }
+    }
+    writer.trace.encode_to_vec()
+}
+
+#[derive(Default)]
+struct Writer {
+    trace: Trace,
+    /// The last track id given out; 0 is Perfetto's own global track.
+    last_uuid: u64,
+    /// The last process id given out; 0 is the kernel's.
+    last_pid: i32,
+}
+
+impl Writer {
+    fn track(&mut self, track: &Track, clock: &str, origin: Picos) {
+        let process = self.process(track, clock);
+        let lanes = [
+            (Lane::Compute, "compute"),
+            (Lane::CommunicationIn, "communication in"),
+            (Lane::CommunicationOut, "communication out"),
+        ];
+        for (position, (lane, name)) in (0..).zip(lanes) {
+            let stack = stack(track.intervals.iter().filter(|interval| interval.lane == lane));
+            // Rows are contiguous in the packet stream: within one track the order of packets
+            // decides between an end and a beginning at the same nanosecond.
+            for row in 0..stack.depth {
+                let uuid = self.child(process, name, position, None);
+                for (interval, _) in stack.placed.iter().filter(|(_, placed)| *placed == row) {
+                    self.slice(interval, uuid, origin);
+                }
+            }
+        }
+        if !track.memory.is_empty() {
+            let unit = CounterDescriptor { unit: Some(CounterUnit::SizeBytes.into()) };
+            let uuid = self.child(process, "memory", 3, Some(unit));
+            for &(at, bytes) in &track.memory {
+                self.event(
+                    at.since(origin),
+                    TrackEvent {
+                        r#type: Some(EventType::Counter.into()),
+                        track_uuid: Some(uuid),
+                        counter_value: Some(i64::try_from(bytes).unwrap_or(i64::MAX)),
+                        ..TrackEvent::default()
+                    },
+                );
+            }
+        }
+    }
+
+    fn process(&mut self, track: &Track, clock: &str) -> u64 {
+        self.last_pid += 1;
+        let fold = match track.multiplicity {
+            1 => String::new(),
+            many => format!(" ×{many}"),
+        };
+        let place =
+            if track.place.is_empty() { String::new() } else { format!(", {}", track.place) };
+        let name = format!("rank {}{fold}{place} ({clock})", track.rank);
+        let pid = self.last_pid;
+        self.descriptor(TrackDescriptor {
+            process: Some(ProcessDescriptor { pid: Some(pid), process_name: Some(name) }),
+            child_ordering: Some(ChildOrdering::Explicit.into()),
+            ..TrackDescriptor::default()
+        })
+    }
+
+    fn child(
+        &mut self,
+        parent: u64,
+        name: &str,
+        position: i32,
+        counter: Option<CounterDescriptor>,
+    ) -> u64 {
+        self.descriptor(TrackDescriptor {
+            name: Some(name.to_owned()),
+            parent_uuid: Some(parent),
+            counter,
+            sibling_order_rank: Some(position),
+            ..TrackDescriptor::default()
+        })
+    }
+
+    /// Writes `descriptor` under a new id, which it returns.
+    fn descriptor(&mut self, descriptor: TrackDescriptor) -> u64 {
+        self.last_uuid += 1;
+        let descriptor = TrackDescriptor { uuid: Some(self.last_uuid), ..descriptor };
+        self.trace.packet.push(TracePacket {
+            timestamp: None,
+            trusted_packet_sequence_id: Some(SEQUENCE),
+            data: Some(Data::TrackDescriptor(descriptor)),
+        });
+        self.last_uuid
+    }
+
+    fn slice(&mut self, interval: &Interval, uuid: u64, origin: Picos) {
+        let numbers = [("microbatch", interval.microbatch), ("chunk", interval.chunk)];
+        let annotate = |(name, value): (&str, Option<u32>)| {
+            value.map(|value| DebugAnnotation {
+                uint_value: Some(value.into()),
+                name: Some(name.to_owned()),
+            })
+        };
+        self.event(
+            interval.start.since(origin),
+            TrackEvent {
+                debug_annotations: numbers.into_iter().filter_map(annotate).collect(),
+                r#type: Some(EventType::SliceBegin.into()),
+                track_uuid: Some(uuid),
+                categories: vec![look(interval.activity).name.to_owned()],
+                name: Some(interval.label.clone()),
+                counter_value: None,
+            },
+        );
+        self.event(
+            interval.end.since(origin),
+            TrackEvent {
+                r#type: Some(EventType::SliceEnd.into()),
+                track_uuid: Some(uuid),
+                ..TrackEvent::default()
+            },
+        );
+    }
+
+    fn event(&mut self, at: Picos, event: TrackEvent) {
+        self.trace.packet.push(TracePacket {
+            timestamp: Some(at.0 / 1000),
+            trusted_packet_sequence_id: Some(SEQUENCE),
+            data: Some(Data::TrackEvent(event)),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use shardloom_program::timeline::{Activity, Clock};
+
+    use super::*;
+    use crate::visible::tests::{any_timeline, interval};
+
+    fn small() -> Timeline {
+        let track = Track {
+            rank: 3,
+            multiplicity: 4,
+            place: "stage 1".to_owned(),
+            intervals: vec![
+                interval(Activity::Forward, "F7", 5_000_000, 7_000_999),
+                interval(Activity::Send, "send F7", 7_000_999, 8_000_000),
+            ],
+            memory: vec![(Picos(5_000_000), 1024)],
+            ..Track::default()
+        };
+        Timeline { clock: Clock::Simulated, tracks: vec![track] }
+    }
+
+    /// The wire format by hand, so that a wrong field number cannot hide behind its own decoder:
+    /// each byte follows from the public .proto files.
+    #[test]
+    fn a_counter_packet_has_the_bytes_of_the_public_format() {
+        let mut writer = Writer::default();
+        writer.event(
+            Picos(300_000),
+            TrackEvent {
+                r#type: Some(EventType::Counter.into()),
+                track_uuid: Some(2),
+                counter_value: Some(1),
+                ..TrackEvent::default()
+            },
+        );
+        let expected = [
+            0x0a, 0x0e, // Trace.packet = 1, 14 bytes
+            0x40, 0xac, 0x02, // TracePacket.timestamp = 8: 300
+            0x50, 0x01, // TracePacket.trusted_packet_sequence_id = 10: 1
+            0x5a, 0x07, // TracePacket.track_event = 11, 7 bytes
+            0x48, 0x04, // TrackEvent.type = 9: TYPE_COUNTER
+            0x58, 0x02, // TrackEvent.track_uuid = 11: 2
+            0xf0, 0x01, 0x01, // TrackEvent.counter_value = 30: 1
+        ];
+        assert_eq!(writer.trace.encode_to_vec(), expected);
+    }
+
+    #[test]
+    fn a_descriptor_packet_has_the_bytes_of_the_public_format() {
+        let mut writer = Writer::default();
+        let unit = CounterDescriptor { unit: Some(CounterUnit::SizeBytes.into()) };
+        writer.child(9, "m", 3, Some(unit));
+        let expected = [
+            0x0a, 0x12, // Trace.packet = 1, 18 bytes
+            0x50, 0x01, // TracePacket.trusted_packet_sequence_id = 10: 1
+            0xe2, 0x03, 0x0d, // TracePacket.track_descriptor = 60, 13 bytes
+            0x08, 0x01, // TrackDescriptor.uuid = 1: 1
+            0x12, 0x01, b'm', // TrackDescriptor.name = 2
+            0x28, 0x09, // TrackDescriptor.parent_uuid = 5: 9
+            0x42, 0x02, 0x18, 0x03, // TrackDescriptor.counter = 8: unit = 3: UNIT_SIZE_BYTES
+            0x60, 0x03, // TrackDescriptor.sibling_order_rank = 12: 3
+        ];
+        assert_eq!(writer.trace.encode_to_vec(), expected);
+    }
+
+    #[test]
+    fn a_rank_becomes_a_process_with_lanes_and_a_memory_counter() {
+        let trace = Trace::decode(&*perfetto_trace(&[&small()])).expect("our own bytes decode");
+        let mut lines = Vec::new();
+        for packet in trace.packet {
+            let time = packet.timestamp.map(|t| format!("{t} ")).unwrap_or_default();
+            lines.push(match packet.data.expect("every packet has data") {
+                Data::TrackDescriptor(track) => match track.process {
+                    Some(process) => format!("process {}", process.process_name()),
+                    None => format!("track {} of {}", track.name(), track.parent_uuid()),
+                },
+                Data::TrackEvent(event) => format!(
+                    "{time}{:?} {} on {} {:?}",
+                    event.r#type(),
+                    event.name(),
+                    event.track_uuid(),
+                    event.counter_value
+                ),
+            });
+        }
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        process rank 3 ×4, stage 1 (simulated)
+        track compute of 1
+        0 SliceBegin F7 on 2 None
+        2000 SliceEnd  on 2 None
+        track communication out of 1
+        2000 SliceBegin send F7 on 3 None
+        3000 SliceEnd  on 3 None
+        track memory of 1
+        0 Counter  on 4 Some(1024)
+        ");
+    }
+
+    #[test]
+    fn micro_batch_and_chunk_become_annotations() {
+        let mut timeline = small();
+        timeline.tracks[0].intervals[0].chunk = Some(2);
+        let trace = Trace::decode(&*perfetto_trace(&[&timeline])).expect("our own bytes decode");
+        let annotations: Vec<_> = trace
+            .packet
+            .iter()
+            .filter_map(|packet| match &packet.data {
+                Some(Data::TrackEvent(event)) if event.name() == "F7" => Some(event),
+                _ => None,
+            })
+            .flat_map(|event| &event.debug_annotations)
+            .map(|annotation| (annotation.name().to_owned(), annotation.uint_value()))
+            .collect();
+        assert_eq!(annotations, [("microbatch".to_owned(), 7), ("chunk".to_owned(), 2)]);
+    }
+
+    proptest! {
+        #[test]
+        fn slices_of_every_track_begin_and_end_in_turn_and_never_go_back(
+            one in any_timeline(), other in any_timeline()
+        ) {
+            let bytes = perfetto_trace(&[&one, &other]);
+            let trace = Trace::decode(&*bytes).expect("our own bytes decode");
+            let mut open: BTreeMap<u64, (bool, u64)> = BTreeMap::new();
+            let mut begun = 0;
+            for packet in &trace.packet {
+                match packet.data.as_ref().expect("every packet has data") {
+                    Data::TrackDescriptor(track) => {
+                        prop_assert!(open.insert(track.uuid(), (false, 0)).is_none(), "ids are unique");
+                        prop_assert!(track.process.is_some() || open.contains_key(&track.parent_uuid()));
+                    }
+                    Data::TrackEvent(event) => {
+                        let state = open.get_mut(&event.track_uuid());
+                        let (is_open, last) = state.expect("a track is described before its events");
+                        prop_assert!(packet.timestamp() >= *last);
+                        *last = packet.timestamp();
+                        match event.r#type() {
+                            EventType::SliceBegin => {
+                                begun += 1;
+                                prop_assert!(!std::mem::replace(is_open, true));
+                            }
+                            EventType::SliceEnd => prop_assert!(std::mem::replace(is_open, false)),
+                            EventType::Counter => {}
+                            EventType::Unspecified => prop_assert!(false, "every event has a type"),
+                        }
+                    }
+                }
+            }
+            let tracks = || one.tracks.iter().chain(&other.tracks);
+            prop_assert!(open.values().all(|(is_open, _)| !is_open));
+            prop_assert_eq!(begun, tracks().map(|track| track.intervals.len()).sum::<usize>());
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The page's tables: any table, and those that a timeline gives.
+
+use maud::{Markup, html};
+use shardloom_program::timeline::Timeline;
+
+use crate::quantity::{bytes, change, percent, seconds};
+use crate::totals::{Totals, shares};
+
+/// A table that scrolls sideways in itself, reachable with the keyboard.
+pub(crate) fn table(label: &str, columns: &[String], rows: &[Vec<String>]) -> Markup {
+    let numeric: Vec<bool> = (0..columns.len())
+        .map(|column| rows.iter().all(|row| is_number(row.get(column))))
+        .collect();
+    let class = |column: usize| match numeric.get(column) {
+        Some(true) => Some("number"),
+        _ => None,
+    };
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(label) {
+            table {
+                thead {
+                    tr {
+                        @for (column, name) in columns.iter().enumerate() {
+                            th scope="col" class=[class(column)] { (name) }
+                        }
+                    }
+                }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            @for (column, cell) in row.iter().enumerate() {
+                                td class=[class(column)] { (cell) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether a cell begins like a number or is empty.
+fn is_number(cell: Option<&String>) -> bool {
+    let first = cell.and_then(|cell| cell.trim_start_matches(['+', '-', '−']).chars().next());
+    first.is_none_or(|c| c.is_ascii_digit())
+}
+
+/// The totals of each timeline, and how far the second is from the first.
+pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
+    let totals: Vec<Totals> = timelines.iter().map(|(_, timeline)| Totals::of(timeline)).collect();
+    let both = match totals.as_slice() {
+        [predicted, measured] => Some((predicted, measured)),
+        _ => None,
+    };
+    // A share differs by points: a change in per cent of a percentage misleads.
+    let share = |name: &str, value: fn(&Totals) -> f64| {
+        let mut cells = vec![name.to_owned()];
+        cells.extend(totals.iter().map(|totals| percent(value(totals))));
+        let points = |(from, to)| format!("{:+.1} points", (value(to) - value(from)) * 100.0);
+        cells.extend(both.map(points));
+        cells
+    };
+    let amount = |name: &str, value: fn(&Totals) -> f64, show: fn(f64) -> String| {
+        let mut cells = vec![name.to_owned()];
+        cells.extend(totals.iter().map(|totals| show(value(totals))));
+        cells.extend(both.map(|(from, to)| change(value(from), value(to)).unwrap_or_default()));
+        cells
+    };
+    let size = |value: f64| bytes(value as u64);
+    let mut columns = vec![String::new()];
+    columns.extend(timelines.iter().map(|(source, _)| capitalised(source)));
+    columns.extend(both.map(|_| "Measured against predicted".to_owned()));
+    let rows = vec![
+        amount("Step time", |totals| totals.step_seconds, seconds),
+        share("Computing", |totals| totals.busy_fraction),
+        share("Bubble (compute idle)", |totals| totals.bubble_fraction),
+        share("Communication not hidden by computing", |totals| totals.exposed_fraction),
+        amount("Highest peak memory of a rank", |totals| totals.peak_bytes as f64, size),
+        amount("Sent by all ranks", |totals| totals.sent_bytes as f64, size),
+    ];
+    html! {
+        @if !timelines.is_empty() {
+            section {
+                h2 { "Step" }
+                (table("Totals of the step", &columns, &rows))
+            }
+        }
+    }
+}
+
+/// What each rank of a timeline does and holds: the swimlane for those who read.
+pub(crate) fn ranks(source: &str, timeline: &Timeline) -> Markup {
+    let columns = [
+        "Rank",
+        "Ranks alike",
+        "Place",
+        "Computing",
+        "Exposed communication",
+        "Idle",
+        "Computing for",
+        "Communicating for",
+        "Peak memory",
+        "Sent",
+    ];
+    let columns = columns.map(str::to_owned);
+    let makespan = timeline.makespan();
+    let rows: Vec<Vec<String>> = timeline
+        .tracks
+        .iter()
+        .map(|track| {
+            let shares = shares(track, makespan);
+            vec![
+                track.rank.to_string(),
+                track.multiplicity.to_string(),
+                track.place.clone(),
+                percent(shares.busy),
+                percent(shares.exposed),
+                percent(shares.idle),
+                seconds(track.busy().seconds()),
+                seconds(track.communicating().seconds()),
+                bytes(track.peak_bytes),
+                bytes(track.sent_bytes),
+            ]
+        })
+        .collect();
+    html! {
+        section {
+            details open[rows.len() <= 32] {
+                summary { h2 { "Ranks, " (source) } }
+                (table(&format!("Ranks, {source}"), &columns, &rows))
+            }
+        }
+    }
+}
+
+/// `word` with its first letter in upper case.
+pub(crate) fn capitalised(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_is_numeric_when_all_its_cells_are() {
+        let rows = [vec!["1 ms".to_owned(), "-3".to_owned()], vec!["a".to_owned(), String::new()]];
+        let markup = table("t", &["a".to_owned(), "b".to_owned()], &rows).into_string();
+        assert!(
+            markup.contains("<th scope=\"col\">a</th><th scope=\"col\" class=\"number\">b</th>")
+        );
+    }
+}
