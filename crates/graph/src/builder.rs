@@ -1,10 +1,20 @@
-//! Builds a graph operator by operator, checking axes as it goes.
+//! Builds a graph operator by operator, checking names, roles and sizes as it goes.
 
-use crate::op::{Activation, RotaryScaling};
+mod operators;
+
+use std::collections::HashSet;
+
 use crate::{
-    Block, BlockId, DType, Dim, DimId, Graph, GraphError, Init, Op, OpId, OpKind, Parameter,
-    Reduction, Role, Signature, Split, Value, ValueId,
+    Block, BlockId, DType, Dim, DimId, Extents, Graph, GraphError, Init, Op, OpId, OpKind,
+    Parameter, Role, Signature, Value, ValueId,
 };
+
+/// No tensor of one sample, and no model, has more elements: products of a real batch, a number of
+/// bytes and this still fit 64 bits.
+const MAX_ELEMENTS: u64 = 1 << 48;
+
+/// No model has more operators.
+const MAX_OPS: usize = 1 << 20;
 
 /// Builds a [`Graph`].
 ///
@@ -24,6 +34,10 @@ use crate::{
 /// ```
 pub struct GraphBuilder {
     graph: Graph,
+    value_names: HashSet<String>,
+    op_names: HashSet<String>,
+    dim_names: HashSet<String>,
+    parameter_elements: u64,
 }
 
 impl GraphBuilder {
@@ -40,27 +54,31 @@ impl GraphBuilder {
                 batch: DimId(0),
                 loss: ValueId(0),
             },
+            value_names: HashSet::new(),
+            op_names: HashSet::new(),
+            dim_names: HashSet::from(["batch".to_owned(), MOMENTS.to_owned()]),
+            parameter_elements: 0,
         }
     }
 
     /// Adds a dimension.
     ///
     /// # Errors
-    /// If the name is taken or the size is zero.
+    /// If the name is taken (`batch` and `moments`, the pair of a layer norm's statistics, are) or the
+    /// size is zero or absurd.
     pub fn dim(&mut self, name: &str, size: usize) -> Result<DimId, GraphError> {
-        if self.graph.dim_named(name).is_some() {
+        if !self.dim_names.insert(name.to_owned()) {
             return Err(taken("dimension", name));
         }
-        if size == 0 {
+        if size == 0 || size as u64 > MAX_ELEMENTS {
             return Err(GraphError::Parameter {
                 model: self.graph.name.clone(),
                 key: name.into(),
-                value: "0".into(),
-                rule: "a dimension has at least 1 element".into(),
+                value: size.to_string(),
+                rule: format!("a dimension has 1 to {MAX_ELEMENTS} elements"),
             });
         }
-        self.graph.dims.push(Dim { name: name.into(), size });
-        Ok(DimId(self.graph.dims.len() as u32 - 1))
+        Ok(self.push_dim(name, size))
     }
 
     /// The dimension over samples.
@@ -77,7 +95,7 @@ impl GraphBuilder {
     /// Adds an input of real numbers with axes `[batch, dims...]`.
     ///
     /// # Errors
-    /// If the name is taken.
+    /// If the name is taken, a dimension occurs twice or the tensor is absurdly large.
     pub fn features(&mut self, name: &str, dims: &[DimId]) -> Result<ValueId, GraphError> {
         self.input(name, dims, DType::Real)
     }
@@ -85,7 +103,7 @@ impl GraphBuilder {
     /// Adds an input of indices (tokens, classes) with axes `[batch, dims...]`.
     ///
     /// # Errors
-    /// If the name is taken.
+    /// If the name is taken, a dimension occurs twice or the tensor is absurdly large.
     pub fn targets(&mut self, name: &str, dims: &[DimId]) -> Result<ValueId, GraphError> {
         self.input(name, dims, DType::Index)
     }
@@ -99,7 +117,8 @@ impl GraphBuilder {
     /// both rows and columns is subject to weight decay.
     ///
     /// # Errors
-    /// If the name is taken.
+    /// If the name is taken, a dimension occurs twice or is `batch`, there are fewer axes than
+    /// `row_axes`, the initialisation is not finite, or the model is absurdly large.
     pub fn parameter(
         &mut self,
         name: &str,
@@ -107,376 +126,66 @@ impl GraphBuilder {
         row_axes: usize,
         init: Init,
     ) -> Result<ValueId, GraphError> {
+        let error = |key: &str, value: String, rule: String| GraphError::Parameter {
+            model: self.graph.name.clone(),
+            key: format!("{name} {key}"),
+            value,
+            rule,
+        };
+        let axes_text = self.graph.axes_text(axes);
+        if axes.contains(&self.graph.batch) {
+            let rule = "all samples share a parameter, so batch is none of its axes".into();
+            return Err(error("axes", axes_text, rule));
+        }
+        if row_axes > axes.len() {
+            let rule = format!("there are {} axes", axes.len());
+            return Err(error("row axes", row_axes.to_string(), rule));
+        }
+        let (number, allowed) = match init {
+            Init::Normal { std } => (std, std.is_finite() && std >= 0.0),
+            Init::Constant(value) => (value, value.is_finite()),
+        };
+        if !allowed {
+            let rule = "a constant is finite, and a standard deviation not negative either".into();
+            return Err(error("initialisation", number.to_string(), rule));
+        }
         let decays = row_axes > 0 && row_axes < axes.len();
         let role = Role::Parameter(Parameter { init, row_axes, decays });
-        self.value(name, axes.to_vec(), DType::Real, role)
-    }
-
-    /// `y = table[tokens]`.
-    ///
-    /// # Errors
-    /// If the operands' axes do not fit.
-    pub fn embed(
-        &mut self,
-        name: &str,
-        tokens: ValueId,
-        table: ValueId,
-    ) -> Result<ValueId, GraphError> {
-        let (rows, table_axes) = (self.axes(tokens), self.axes(table));
-        let [vocab, model] = table_axes[..] else {
-            return Err(self.axes_error(name, table, "an embedding table is [vocab, model]"));
-        };
-        let out = [&rows[..], &[model]].concat();
-        let mut loops = parallel(&rows);
-        loops.extend([(vocab, Split::Masked), (model, Split::Parallel)]);
-        let signature = Signature::by_dim(&loops, &[rows, table_axes], std::slice::from_ref(&out));
-        self.op(name, OpKind::Embed, &[tokens, table], vec![output(out)], signature)
-    }
-
-    /// `y = x . w + bias`, contracted over the axes that `x` ends with and `w` starts with (or, for a
-    /// table used the other way round, ends with).
-    ///
-    /// # Errors
-    /// If the operands' axes do not fit.
-    pub fn contract(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        w: ValueId,
-        bias: Option<ValueId>,
-    ) -> Result<ValueId, GraphError> {
-        let (xs, ws) = (self.axes(x), self.axes(w));
-        let shared = xs.iter().filter(|dim| ws.contains(dim)).count();
-        let (rows, inner) = xs.split_at(xs.len() - shared);
-        let transposed = !ws.starts_with(inner);
-        if shared == 0 || shared == ws.len() || (transposed && !ws.ends_with(inner)) {
-            let rule = format!(
-                "it must start or end with the last axes of x [{}]",
-                self.graph.axes_text(&xs)
-            );
-            return Err(self.axes_error(name, w, &rule));
+        let id = self.value(name, axes.to_vec(), DType::Real, role)?;
+        self.parameter_elements += Extents::global(&self.graph, 1).elements(axes) as u64;
+        if self.parameter_elements > MAX_ELEMENTS {
+            return Err(GraphError::Parameter {
+                model: self.graph.name.clone(),
+                key: "parameters".into(),
+                value: format!("{} up to {name}", self.parameter_elements),
+                rule: format!("a model has at most {MAX_ELEMENTS}"),
+            });
         }
-        let columns = if transposed { &ws[..ws.len() - shared] } else { &ws[shared..] }.to_vec();
-        if let Some(bias) = bias
-            && self.axes(bias) != columns
-        {
-            let rule = format!("the product's columns are [{}]", self.graph.axes_text(&columns));
-            return Err(self.axes_error(name, bias, &rule));
-        }
-        let out = [rows, &columns[..]].concat();
-        let mut loops = parallel(&out);
-        // A bias would be added once per part of a split sum.
-        let reduce = if bias.is_some() { Split::Opaque } else { Split::Reduce(Reduction::Sum) };
-        loops.extend(inner.iter().map(|&dim| (dim, reduce)));
-        let mut inputs = vec![xs.clone(), ws.clone()];
-        inputs.extend(bias.map(|_| columns));
-        let signature = Signature::by_dim(&loops, &inputs, std::slice::from_ref(&out));
-        let operands: Vec<ValueId> = [x, w].into_iter().chain(bias).collect();
-        self.op(name, OpKind::Contract { transposed }, &operands, vec![output(out)], signature)
-    }
-
-    /// `y = a + b`, where `b` may lack leading axes of `a`.
-    ///
-    /// # Errors
-    /// If `b`'s axes are not the last ones of `a`.
-    pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        let (a_axes, b_axes) = (self.axes(a), self.axes(b));
-        if !a_axes.ends_with(&b_axes) {
-            let rule = format!("it is added to [{}]", self.graph.axes_text(&a_axes));
-            return Err(self.axes_error(name, b, &rule));
-        }
-        let signature = Signature::by_dim(
-            &parallel(&a_axes),
-            &[a_axes.clone(), b_axes],
-            std::slice::from_ref(&a_axes),
-        );
-        self.op(name, OpKind::Add, &[a, b], vec![output(a_axes)], signature)
-    }
-
-    /// Inverted dropout.
-    ///
-    /// # Errors
-    /// If the probability is outside [0, 1).
-    pub fn dropout(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        probability: f32,
-    ) -> Result<ValueId, GraphError> {
-        self.check_probability(name, probability)?;
-        if probability == 0.0 {
-            return Ok(x);
-        }
-        let axes = self.axes(x);
-        self.rowwise(name, OpKind::Dropout { probability }, &[x], &parallel(&axes), &axes, true)
-    }
-
-    /// `y = residual + dropout(x + bias)`.
-    ///
-    /// # Errors
-    /// If axes do not fit or the probability is outside [0, 1).
-    pub fn bias_dropout_add(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        bias: ValueId,
-        residual: ValueId,
-        probability: f32,
-    ) -> Result<ValueId, GraphError> {
-        self.check_probability(name, probability)?;
-        let axes = self.axes(x);
-        self.same_axes(name, residual, &axes)?;
-        self.suffix(name, bias, &axes)?;
-        let kind = OpKind::BiasDropoutAdd { probability };
-        let operands = [x, bias, residual];
-        self.rowwise(name, kind, &operands, &parallel(&axes), &axes, probability > 0.0)
-    }
-
-    /// Layer normalisation over the last axis.
-    ///
-    /// # Errors
-    /// If gain or bias do not have exactly the last axis of `x`.
-    pub fn layer_norm(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        gain: ValueId,
-        bias: ValueId,
-        epsilon: f32,
-    ) -> Result<ValueId, GraphError> {
-        let axes = self.axes(x);
-        let pair = self.pair()?;
-        let rows = &axes[..axes.len().saturating_sub(1)];
-        self.same_axes(name, gain, &axes[rows.len()..])?;
-        self.same_axes(name, bias, &axes[rows.len()..])?;
-        let stats = [rows, &[pair]].concat();
-        let inputs: Vec<Vec<DimId>> = [x, gain, bias].map(|id| self.axes(id)).to_vec();
-        let signature = Signature::by_dim(&parallel(rows), &inputs, &[axes.clone(), stats.clone()]);
-        let outputs = vec![output(axes), auxiliary("stats", stats, DType::Float)];
-        self.op(name, OpKind::LayerNorm { epsilon }, &[x, gain, bias], outputs, signature)
-    }
-
-    /// Root-mean-square normalisation over the last axis.
-    ///
-    /// # Errors
-    /// If the gain does not have exactly the last axis of `x`.
-    pub fn rms_norm(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        gain: ValueId,
-        epsilon: f32,
-    ) -> Result<ValueId, GraphError> {
-        let axes = self.axes(x);
-        let rows = axes[..axes.len().saturating_sub(1)].to_vec();
-        self.same_axes(name, gain, &axes[rows.len()..])?;
-        let inputs = [axes.clone(), self.axes(gain)];
-        let signature = Signature::by_dim(&parallel(&rows), &inputs, &[axes.clone(), rows.clone()]);
-        let outputs = vec![output(axes), auxiliary("stats", rows, DType::Float)];
-        self.op(name, OpKind::RmsNorm { epsilon }, &[x, gain], outputs, signature)
-    }
-
-    /// A pointwise nonlinearity.
-    ///
-    /// # Errors
-    /// If the name is taken.
-    pub fn pointwise(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        activation: Activation,
-    ) -> Result<ValueId, GraphError> {
-        let axes = self.axes(x);
-        self.rowwise(name, OpKind::Pointwise(activation), &[x], &parallel(&axes), &axes, false)
-    }
-
-    /// `silu(gate) * up`.
-    ///
-    /// # Errors
-    /// If the two differ in axes.
-    pub fn swiglu(
-        &mut self,
-        name: &str,
-        gate: ValueId,
-        up: ValueId,
-    ) -> Result<ValueId, GraphError> {
-        let axes = self.axes(gate);
-        self.same_axes(name, up, &axes)?;
-        self.rowwise(name, OpKind::SwiGlu, &[gate, up], &parallel(&axes), &axes, false)
-    }
-
-    /// Rotary position embedding of `x [batch, seq, heads..., head_dim]`.
-    ///
-    /// # Errors
-    /// If `x` has fewer than four axes or an odd head dimension.
-    pub fn rotary(
-        &mut self,
-        name: &str,
-        x: ValueId,
-        theta: f32,
-        scaling: Option<RotaryScaling>,
-    ) -> Result<ValueId, GraphError> {
-        let axes = self.axes(x);
-        let even = axes.last().is_some_and(|&dim| self.graph.dim(dim).size.is_multiple_of(2));
-        if axes.len() < 4 || !even {
-            let rule = "rotation needs [batch, seq, heads..., head_dim] with an even head_dim";
-            return Err(self.axes_error(name, x, rule));
-        }
-        let loops = parallel(&axes[..axes.len() - 1]);
-        self.rowwise(name, OpKind::Rotary { theta, scaling }, &[x], &loops, &axes, false)
-    }
-
-    /// Softmax attention: `q [batch, seq, heads, (group), head_dim]` over `k`, `v [batch, seq, heads,
-    /// head_dim]`, giving `[batch, seq, heads, (group), head_dim]`. `keys` names the key positions and
-    /// is as long as `seq`.
-    ///
-    /// # Errors
-    /// If axes do not fit or the probability is outside [0, 1).
-    #[allow(clippy::too_many_arguments)]
-    pub fn attention(
-        &mut self,
-        name: &str,
-        q: ValueId,
-        k: ValueId,
-        v: ValueId,
-        keys: DimId,
-        causal: bool,
-        probability: f32,
-    ) -> Result<ValueId, GraphError> {
-        self.check_probability(name, probability)?;
-        let (q_axes, k_axes) = (self.axes(q), self.axes(k));
-        let [batch, seq, heads, head_dim] = k_axes[..] else {
-            return Err(self.axes_error(name, k, "keys are [batch, seq, heads, head_dim]"));
-        };
-        self.same_axes(name, v, &k_axes)?;
-        let fits = matches!(q_axes.len(), 4 | 5)
-            && q_axes[..3] == [batch, seq, heads]
-            && q_axes.last() == Some(&head_dim);
-        if !fits {
-            let rule = "queries are [batch, seq, heads, (group), head_dim] like the keys";
-            return Err(self.axes_error(name, q, rule));
-        }
-        if self.graph.dim(keys).size != self.graph.dim(seq).size {
-            let rule = format!("keys must be as long as {}", self.graph.dim(seq).name);
-            return Err(self.axes_error(name, k, &rule));
-        }
-        let group = &q_axes[3..q_axes.len() - 1];
-        let probs_axes = [&[batch, heads], group, &[seq, keys]].concat();
-        let renamed = vec![batch, keys, heads, head_dim];
-
-        let parallel_loops = parallel(&[&[batch, heads], group, &[seq]].concat());
-        let signature = Signature::by_dim(
-            &parallel_loops,
-            &[q_axes.clone(), renamed.clone()],
-            std::slice::from_ref(&probs_axes),
-        );
-        let scale = 1.0 / (self.graph.dim(head_dim).size as f32).sqrt();
-        let probs = self.op(
-            &format!("{name}.probs"),
-            OpKind::AttentionProbs { causal, scale },
-            &[q, k],
-            vec![output(probs_axes.clone())],
-            signature,
-        )?;
-
-        let mut loops = parallel_loops;
-        loops.extend([(head_dim, Split::Opaque), (keys, Split::Opaque)]);
-        let mut outputs = vec![output(q_axes.clone())];
-        let mut output_dims = vec![q_axes];
-        if probability > 0.0 {
-            outputs.push(auxiliary("mask", probs_axes.clone(), DType::Mask));
-            output_dims.push(probs_axes.clone());
-        }
-        let signature = Signature::by_dim(&loops, &[probs_axes, renamed], &output_dims);
-        let kind = OpKind::AttentionContext { probability };
-        self.op(&format!("{name}.context"), kind, &[probs, v], outputs, signature)
-    }
-
-    /// Softmax cross-entropy of `logits [..., vocab]` against `targets [...]`, summed over all rows, in
-    /// three phases so that the vocabulary may be split.
-    ///
-    /// # Errors
-    /// If the targets are not the logits' rows.
-    pub fn cross_entropy(
-        &mut self,
-        name: &str,
-        logits: ValueId,
-        targets: ValueId,
-    ) -> Result<ValueId, GraphError> {
-        let axes = self.axes(logits);
-        let Some((&vocab, rows)) = axes.split_last() else {
-            return Err(self.axes_error(name, logits, "logits are [..., vocab]"));
-        };
-        self.same_axes(name, targets, rows)?;
-        let rows = rows.to_vec();
-        let with = |split| {
-            let mut loops = parallel(&rows);
-            loops.push((vocab, split));
-            loops
-        };
-        let max = Split::Reduce(Reduction::Max);
-        let signature =
-            Signature::by_dim(&with(max), std::slice::from_ref(&axes), std::slice::from_ref(&rows));
-        let stat = |suffix| auxiliary(suffix, rows.clone(), DType::Float);
-        let max = self.op(
-            &format!("{name}.max"),
-            OpKind::LogitMax,
-            &[logits],
-            vec![stat("value")],
-            signature,
-        )?;
-
-        let sum = Split::Reduce(Reduction::Sum);
-        let inputs = [axes.clone(), rows.clone(), rows.clone()];
-        let signature = Signature::by_dim(&with(sum), &inputs, &[rows.clone(), rows.clone()]);
-        let outputs = vec![stat("value"), stat("target")];
-        let op_name = format!("{name}.sum");
-        let sum =
-            self.op(&op_name, OpKind::LogitSum, &[logits, max, targets], outputs, signature)?;
-        let target = ValueId(sum.0 + 1);
-
-        let mut loops: Vec<_> =
-            rows.iter().map(|&dim| (dim, Split::Reduce(Reduction::Sum))).collect();
-        loops.push((vocab, Split::Resolved));
-        let inputs = [axes, rows.clone(), rows.clone(), rows.clone(), rows];
-        let signature = Signature::by_dim(&loops, &inputs, &[vec![]]);
-        let loss =
-            NewOutput { suffix: None, axes: vec![], dtype: DType::Float, role: Role::Activation };
-        let operands = [logits, max, sum, target, targets];
-        self.op(name, OpKind::CrossEntropy, &operands, vec![loss], signature)
+        Ok(id)
     }
 
     /// The finished graph, minimising `loss`.
     ///
     /// # Errors
-    /// If `loss` is not the output of a cross-entropy.
+    /// If `loss` is not the output of a cross-entropy, or an input, a parameter or a result does not
+    /// contribute to it (it would have no gradient).
     pub fn finish(mut self, loss: ValueId) -> Result<Graph, GraphError> {
         let producer = self.graph.value(loss).producer;
         if !producer.is_some_and(|op| self.graph.op(op).kind == OpKind::CrossEntropy) {
             return Err(self.axes_error("finish", loss, "the loss must come from a cross-entropy"));
         }
+        let unused = self.graph.values().find(|&(id, value)| {
+            id != loss && value.role != Role::Auxiliary && value.consumers.is_empty()
+        });
+        if let Some((_, value)) = unused {
+            return Err(GraphError::Name {
+                what: "value",
+                name: value.name.clone(),
+                rule: format!("no operator reads it, so {} does not depend on it", self.graph.name),
+            });
+        }
         self.graph.loss = loss;
         Ok(self.graph)
-    }
-
-    /// An operator whose outputs have the axes of `axes`: one activation and, if `masked`, a mask.
-    fn rowwise(
-        &mut self,
-        name: &str,
-        kind: OpKind,
-        inputs: &[ValueId],
-        loops: &[(DimId, Split)],
-        axes: &[DimId],
-        masked: bool,
-    ) -> Result<ValueId, GraphError> {
-        let input_dims: Vec<Vec<DimId>> = inputs.iter().map(|&id| self.axes(id)).collect();
-        let mut outputs = vec![output(axes.to_vec())];
-        if masked {
-            outputs.push(auxiliary("mask", axes.to_vec(), DType::Mask));
-        }
-        let output_dims = vec![axes.to_vec(); outputs.len()];
-        let signature = Signature::by_dim(loops, &input_dims, &output_dims);
-        self.op(name, kind, inputs, outputs, signature)
     }
 
     fn op(
@@ -487,6 +196,20 @@ impl GraphBuilder {
         outputs: Vec<NewOutput>,
         signature: Signature,
     ) -> Result<ValueId, GraphError> {
+        for (index, &input) in inputs.iter().enumerate() {
+            self.check_role(name, &kind, index, input)?;
+        }
+        if !self.op_names.insert(name.to_owned()) {
+            return Err(taken("operator", name));
+        }
+        if self.graph.ops.len() == MAX_OPS {
+            return Err(GraphError::Parameter {
+                model: self.graph.name.clone(),
+                key: "operators".into(),
+                value: format!("{MAX_OPS} before {name}"),
+                rule: "a model has no more".into(),
+            });
+        }
         let id = OpId(self.graph.ops.len() as u32);
         if self.graph.blocks.is_empty() {
             self.block("model");
@@ -503,7 +226,10 @@ impl GraphBuilder {
             ids.push(value);
         }
         for &input in inputs {
-            self.graph.values[input.index()].consumers.push(id);
+            let consumers = &mut self.graph.values[input.index()].consumers;
+            if consumers.last() != Some(&id) {
+                consumers.push(id);
+            }
         }
         let first = ids[0];
         let name = name.to_owned();
@@ -519,6 +245,35 @@ impl GraphBuilder {
         Ok(first)
     }
 
+    /// Checks that an operand is the kind of tensor that `kind` takes at this place: gradient rules
+    /// rely on knowing which operands are parameters.
+    fn check_role(
+        &self,
+        op: &str,
+        kind: &OpKind,
+        index: usize,
+        operand: ValueId,
+    ) -> Result<(), GraphError> {
+        let value = self.graph.value(operand);
+        let is_parameter = value.parameter().is_some();
+        let is_data = value.dtype == DType::Real && value.role != Role::Auxiliary && !is_parameter;
+        let (fits, rule) = match (kind, index) {
+            (OpKind::Embed, 0) | (OpKind::LogitSum, 2) | (OpKind::CrossEntropy, 4) => {
+                (value.dtype == DType::Index, "an input of indices is needed")
+            }
+            (OpKind::LogitSum, 1) | (OpKind::CrossEntropy, 1..=3) => {
+                (value.role == Role::Auxiliary, "the result of an earlier phase is needed")
+            }
+            (OpKind::Embed | OpKind::BiasDropoutAdd { .. }, 1)
+            | (OpKind::Contract { .. } | OpKind::LayerNorm { .. } | OpKind::RmsNorm { .. }, 1..) => {
+                (is_parameter, "a parameter is needed")
+            }
+            (OpKind::Add, 1) => (is_data || is_parameter, "real numbers are needed"),
+            _ => (is_data, "real numbers that are no parameter are needed"),
+        };
+        if fits { Ok(()) } else { Err(self.axes_error(op, operand, rule)) }
+    }
+
     fn value(
         &mut self,
         name: &str,
@@ -526,40 +281,56 @@ impl GraphBuilder {
         dtype: DType,
         role: Role,
     ) -> Result<ValueId, GraphError> {
-        if self.graph.values.iter().any(|value| value.name == name) {
+        if name.is_empty() {
+            let rule = "a name has at least one letter".into();
+            return Err(GraphError::Name { what: "value", name: name.into(), rule });
+        }
+        if !self.value_names.insert(name.to_owned()) {
             return Err(taken("value", name));
+        }
+        let error = |rule: String| GraphError::Axes {
+            op: self.graph.name.clone(),
+            operand: name.into(),
+            axes: self.graph.axes_text(&axes),
+            rule,
+        };
+        let twice = axes.iter().enumerate().find(|&(at, dim)| axes[..at].contains(dim));
+        if let Some((_, &dim)) = twice {
+            let dim = &self.graph.dim(dim).name;
+            return Err(error(format!("{dim} occurs twice; each axis needs its own dimension")));
+        }
+        let elements = axes.iter().try_fold(1_u64, |product, &dim| {
+            let product = product.checked_mul(self.graph.dim(dim).size as u64)?;
+            (product <= MAX_ELEMENTS).then_some(product)
+        });
+        if elements.is_none() {
+            let sizes: Vec<String> =
+                axes.iter().map(|&dim| self.graph.dim(dim).size.to_string()).collect();
+            return Err(error(format!(
+                "{} are more than {MAX_ELEMENTS} elements",
+                sizes.join(" x ")
+            )));
         }
         let (producer, consumers) = (None, vec![]);
         self.graph.values.push(Value { name: name.into(), axes, dtype, role, producer, consumers });
         Ok(ValueId(self.graph.values.len() as u32 - 1))
     }
 
+    fn push_dim(&mut self, name: &str, size: usize) -> DimId {
+        self.graph.dims.push(Dim { name: name.into(), size });
+        DimId(self.graph.dims.len() as u32 - 1)
+    }
+
+    /// The dimension of a layer norm's two statistics.
+    fn moments(&mut self) -> DimId {
+        match self.graph.dim_named(MOMENTS) {
+            Some(dim) => dim,
+            None => self.push_dim(MOMENTS, 2),
+        }
+    }
+
     fn axes(&self, value: ValueId) -> Vec<DimId> {
         self.graph.value(value).axes.clone()
-    }
-
-    /// The dimension of a pair of statistics.
-    fn pair(&mut self) -> Result<DimId, GraphError> {
-        match self.graph.dim_named("moments") {
-            Some(dim) => Ok(dim),
-            None => self.dim("moments", 2),
-        }
-    }
-
-    fn same_axes(&self, op: &str, value: ValueId, axes: &[DimId]) -> Result<(), GraphError> {
-        if self.graph.value(value).axes == axes {
-            return Ok(());
-        }
-        let rule = format!("[{}] are needed", self.graph.axes_text(axes));
-        Err(self.axes_error(op, value, &rule))
-    }
-
-    fn suffix(&self, op: &str, value: ValueId, axes: &[DimId]) -> Result<(), GraphError> {
-        if axes.ends_with(&self.graph.value(value).axes) {
-            return Ok(());
-        }
-        let rule = format!("they must be the last of [{}]", self.graph.axes_text(axes));
-        Err(self.axes_error(op, value, &rule))
     }
 
     fn axes_error(&self, op: &str, value: ValueId, rule: &str) -> GraphError {
@@ -571,37 +342,17 @@ impl GraphBuilder {
             rule: rule.into(),
         }
     }
-
-    fn check_probability(&self, op: &str, probability: f32) -> Result<(), GraphError> {
-        if (0.0..1.0).contains(&probability) {
-            return Ok(());
-        }
-        Err(GraphError::Parameter {
-            model: self.graph.name.clone(),
-            key: format!("{op} dropout"),
-            value: probability.to_string(),
-            rule: "a dropout probability is at least 0 and below 1".into(),
-        })
-    }
 }
 
+/// Name of the dimension of mean and reciprocal standard deviation.
+const MOMENTS: &str = "moments";
+
+/// An output that an operator is about to get.
 struct NewOutput {
     suffix: Option<&'static str>,
     axes: Vec<DimId>,
     dtype: DType,
     role: Role,
-}
-
-fn output(axes: Vec<DimId>) -> NewOutput {
-    NewOutput { suffix: None, axes, dtype: DType::Real, role: Role::Activation }
-}
-
-fn auxiliary(suffix: &'static str, axes: Vec<DimId>, dtype: DType) -> NewOutput {
-    NewOutput { suffix: Some(suffix), axes, dtype, role: Role::Auxiliary }
-}
-
-fn parallel(dims: &[DimId]) -> Vec<(DimId, Split)> {
-    dims.iter().map(|&dim| (dim, Split::Parallel)).collect()
 }
 
 fn taken(what: &'static str, name: &str) -> GraphError {

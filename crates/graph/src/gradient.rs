@@ -39,8 +39,23 @@ pub struct Rule {
     pub passes: Vec<usize>,
 }
 
-/// The gradient operators of `op`.
+/// The gradient operators of `op`. Nothing is produced for data that needs no gradient: inputs,
+/// statistics and masks.
 pub fn rule(graph: &Graph, op: OpId) -> Rule {
+    let inputs = &graph.op(op).inputs;
+    let needed = |index: &usize| graph.value(inputs[*index]).differentiable();
+    let prune = |gradient: Option<GradientOp>| {
+        let mut gradient = gradient?;
+        gradient.produces.retain(needed);
+        (!gradient.produces.is_empty()).then_some(gradient)
+    };
+    let Rule { input, weight, mut passes } = full_rule(graph, op);
+    passes.retain(needed);
+    Rule { input: prune(input), weight: prune(weight), passes }
+}
+
+/// The gradients of all operands, needed or not.
+fn full_rule(graph: &Graph, op: OpId) -> Rule {
     use Operand::{Input, Output, OutputGradient};
     let op = graph.op(op);
     let masked = op.kind.dropout().is_some();
@@ -57,10 +72,7 @@ pub fn rule(graph: &Graph, op: OpId) -> Rule {
             Rule { weight: some(vec![Input(0), OutputGradient], vec![1]), ..Rule::default() }
         }
         OpKind::Contract { .. } => Rule {
-            input: graph
-                .value(op.inputs[0])
-                .differentiable()
-                .then(|| GradientOp { reads: vec![Input(1), OutputGradient], produces: vec![0] }),
+            input: some(vec![Input(1), OutputGradient], vec![0]),
             weight: some(vec![Input(0), OutputGradient], (1..op.inputs.len()).collect()),
             passes: vec![],
         },

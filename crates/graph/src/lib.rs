@@ -15,6 +15,7 @@ pub mod families;
 pub mod gradient;
 pub mod op;
 pub mod signature;
+pub mod spec;
 pub mod value;
 pub mod work;
 
@@ -27,4 +28,5 @@ pub use error::GraphError;
 pub use model::{Block, BlockId, Graph};
 pub use op::{Op, OpId, OpKind};
 pub use signature::{Loop, Reduction, Signature, Split};
+pub use spec::{ModelSpec, Network};
 pub use value::{DType, Init, Parameter, Role, Value, ValueId};

@@ -35,6 +35,20 @@ pub struct RotaryScaling {
     pub original_positions: u32,
 }
 
+impl RotaryScaling {
+    /// What makes a scaling possible.
+    pub(crate) const RULE: &str = "the factors are finite and above 0, the low frequency factor is \
+                                   below the high one, and there is an original position";
+
+    /// Whether frequencies can be scaled so.
+    pub(crate) fn is_possible(&self) -> bool {
+        let factors = [self.factor, self.low_frequency_factor, self.high_frequency_factor];
+        factors.iter().all(|factor| factor.is_finite() && *factor > 0.0)
+            && self.low_frequency_factor < self.high_frequency_factor
+            && self.original_positions > 0
+    }
+}
+
 /// What an operator computes. Shapes are written as named axes; `...` are leading axes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum OpKind {
@@ -47,7 +61,7 @@ pub enum OpKind {
         /// Whether `w` has its output axes first.
         transposed: bool,
     },
-    /// `(a, b) -> a + b`, where `b` may lack leading axes of `a`.
+    /// `(a, b) -> a + b`, where a parameter `b` may lack leading axes of `a`.
     Add,
     /// `x -> (y, mask)`: inverted dropout.
     Dropout {
@@ -95,6 +109,8 @@ pub enum OpKind {
     /// `(probs [batch, heads, (group), seq, keys], v [batch, seq, heads, head_dim]) -> (context
     /// [batch, seq, heads, (group), head_dim], mask)`, with dropout on the probabilities.
     AttentionContext {
+        /// Whether position i sees only keys up to i; the probabilities of others are zero.
+        causal: bool,
         /// Probability of dropping an attention weight.
         probability: f32,
     },
@@ -142,7 +158,7 @@ impl OpKind {
         match *self {
             OpKind::Dropout { probability }
             | OpKind::BiasDropoutAdd { probability }
-            | OpKind::AttentionContext { probability } => {
+            | OpKind::AttentionContext { probability, .. } => {
                 (probability > 0.0).then_some(probability)
             }
             _ => None,

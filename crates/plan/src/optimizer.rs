@@ -39,10 +39,12 @@ pub enum Optimizer {
     },
     /// Factored second moments (Shazeer & Stern 2018, arXiv 1804.04235).
     Adafactor {
-        /// Added to squared gradients.
-        epsilon: f64,
+        /// Exponent of the second moments' decay 1 - step^-exponent.
+        decay_exponent: f64,
         /// Root-mean-square above which an update is scaled down.
         clip: f64,
+        /// Least root-mean-square of a parameter that its relative step counts with.
+        least_parameter_rms: f64,
         /// Decay of the weights.
         weight_decay: f64,
     },
@@ -58,7 +60,8 @@ impl Optimizer {
     /// Bytes of state for each parameter, without a master copy. Adafactor's row and column vectors are
     /// not proportional to the parameters and are counted where shapes are known.
     pub fn state_bytes_per_parameter(&self) -> usize {
-        match self {
+        match *self {
+            Optimizer::Sgd { momentum: 0.0, .. } => 0,
             Optimizer::Sgd { .. } => 4,
             Optimizer::Adamw { .. } | Optimizer::Lamb { .. } => 8,
             Optimizer::Adafactor { .. } => 0,
@@ -125,9 +128,10 @@ impl Optimizer {
                 positive("epsilon", epsilon, false)?;
                 positive("weight_decay", weight_decay, true)
             }
-            Optimizer::Adafactor { epsilon, clip, weight_decay } => {
-                positive("epsilon", epsilon, false)?;
+            Optimizer::Adafactor { decay_exponent, clip, least_parameter_rms, weight_decay } => {
+                positive("decay_exponent", decay_exponent, false)?;
                 positive("clip", clip, false)?;
+                positive("least_parameter_rms", least_parameter_rms, false)?;
                 positive("weight_decay", weight_decay, true)
             }
         }

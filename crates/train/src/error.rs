@@ -23,6 +23,78 @@ pub enum Error {
         error: io::Error,
     },
 
+    /// The plan has no program.
+    #[error(transparent)]
+    Program(#[from] shardloom_program::ProgramError),
+
+    /// The plan asks for what training here does not do.
+    #[error("cannot train this plan here: {reason}")]
+    Unsupported {
+        /// What it asks for and what would be right.
+        reason: String,
+    },
+
+    /// Communication between ranks failed.
+    #[error(transparent)]
+    Fabric(#[from] shardloom_fabric::FabricError),
+
+    /// A rank failed.
+    #[error("rank {rank}: {error}")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// What happened there.
+        error: Box<Error>,
+    },
+
+    /// A rank broke one of its own rules.
+    #[error("rank {rank} stopped: {reason}; this is a defect of the program, please report it")]
+    RankPanicked {
+        /// The rank.
+        rank: u32,
+        /// The broken rule.
+        reason: String,
+    },
+
+    /// The data has no such input, or not of the model's shape.
+    #[error("sample {position} has no input `{input}` of the shape and kind that the model reads")]
+    Input {
+        /// The model's input.
+        input: String,
+        /// The sample.
+        position: u64,
+    },
+
+    /// A weight that the model has and the file does not.
+    #[error("no tensor `{name}`, which the model needs")]
+    MissingWeight {
+        /// The tensor.
+        name: String,
+    },
+
+    /// A tensor of another shape than the model's.
+    #[error("tensor `{name}` has shape {found:?}, but the model needs {expected:?}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The model's shape.
+        expected: Vec<usize>,
+    },
+
+    /// The loss is no number any more.
+    #[error(
+        "the loss of step {step} is {loss}; lower the learning rate, clip gradients, or choose to \
+         skip or continue on such steps"
+    )]
+    NonFiniteLoss {
+        /// The step.
+        step: u64,
+        /// The loss.
+        loss: f64,
+    },
+
     /// A learning rate schedule that makes no sense.
     #[error("learning rate: {reason}")]
     LearningRate {

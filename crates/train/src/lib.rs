@@ -4,6 +4,13 @@
 pub mod checkpoint;
 pub mod data;
 pub mod error;
+mod executor;
 pub mod learning_rate;
+mod optimizer;
+mod rank;
+mod source;
+mod trainer;
 
 pub use error::{Error, Result};
+pub use source::{Field, Part, Source};
+pub use trainer::{OnNonFinite, Settings, Step, Trainer};

@@ -3,7 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::require;
+use super::{
+    default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
+};
 use crate::op::Activation;
 use crate::{Graph, GraphBuilder, GraphError, Init};
 
@@ -30,27 +32,52 @@ pub struct GptConfig {
     /// Whether the head shares the token embedding's weights.
     #[serde(default)]
     pub tied: bool,
+    /// Added to the variance in norms.
+    #[serde(default = "default_epsilon")]
+    pub norm_epsilon: f32,
+    /// Standard deviation of initial weights; residual projections have less with depth.
+    #[serde(default = "default_init_std")]
+    pub init_std: f32,
 }
 
 impl GptConfig {
     /// Width of the feed-forward layer.
     pub fn ffn(&self) -> usize {
-        self.ffn.unwrap_or(4 * self.hidden)
+        self.ffn.unwrap_or(self.hidden.saturating_mul(4))
     }
 
     /// The model as a graph.
     ///
     /// # Errors
-    /// If a size is zero, heads do not divide the width, or the dropout is no probability.
+    /// If a size is zero or absurd, heads do not divide the width, or the dropout is no probability.
     pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
-        require(self.layers > 0, name, "layers", self.layers, "at least 1 layer")?;
+        require_layers(name, self.layers)?;
+        require_sizes(
+            name,
+            &[
+                ("hidden", self.hidden),
+                ("heads", self.heads),
+                ("seq", self.seq),
+                ("vocab", self.vocab),
+                ("ffn", self.ffn()),
+            ],
+        )?;
         require(
-            self.heads > 0 && self.hidden.is_multiple_of(self.heads),
+            self.hidden.is_multiple_of(self.heads),
             name,
             "heads",
             self.heads,
             &format!("heads must divide hidden = {}", self.hidden),
         )?;
+        require(
+            (0.0..1.0).contains(&self.dropout),
+            name,
+            "dropout",
+            self.dropout,
+            "a dropout probability is at least 0 and below 1",
+        )?;
+        require_real(name, "norm_epsilon", self.norm_epsilon)?;
+        require_real(name, "init_std", self.init_std)?;
         let mut net = GraphBuilder::new(name);
         let seq = net.dim("seq", self.seq)?;
         let keys = net.dim("keys", self.seq)?;
@@ -59,11 +86,11 @@ impl GptConfig {
         let head_dim = net.dim("head_dim", self.hidden / self.heads)?;
         let ffn = net.dim("ffn", self.ffn())?;
         let vocab = net.dim("vocab", self.vocab)?;
-        let normal = Init::Normal { std: 0.02 };
+        let normal = Init::Normal { std: self.init_std };
         // Residual projections shrink with depth (section 2.3).
-        let residual = Init::Normal { std: 0.02 / (2.0 * self.layers as f32).sqrt() };
+        let residual = Init::Normal { std: self.init_std / (2.0 * self.layers as f32).sqrt() };
         let (zeros, ones) = (Init::Constant(0.0), Init::Constant(1.0));
-        let epsilon = 1e-5;
+        let epsilon = self.norm_epsilon;
 
         net.block("embedding");
         let tokens = net.targets("tokens", &[seq])?;

@@ -3,7 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::require;
+use super::{
+    default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
+};
 use crate::op::RotaryScaling;
 use crate::{Graph, GraphBuilder, GraphError, Init};
 
@@ -42,14 +44,13 @@ pub struct LlamaConfig {
     /// Whether the head shares the token embedding's weights.
     #[serde(default)]
     pub tied: bool,
+    /// Standard deviation of initial weights; residual projections have less with depth.
+    #[serde(default = "default_init_std")]
+    pub init_std: f32,
 }
 
 fn default_theta() -> f32 {
     10_000.0
-}
-
-fn default_epsilon() -> f32 {
-    1e-5
 }
 
 impl LlamaConfig {
@@ -58,16 +59,32 @@ impl LlamaConfig {
         self.kv_heads.unwrap_or(self.heads)
     }
 
+    /// Width of one head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
+    }
+
     /// The model as a graph. Query weights are `[model, heads, group, head_dim]` where `heads` counts
     /// key-value heads and `group` the queries that share one, so that splitting `heads` splits both.
     ///
     /// # Errors
-    /// If a size is zero or heads do not divide.
+    /// If a size is zero or absurd, heads do not divide, a head is odd, or a real number is not above 0.
     pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
         let kv_heads = self.kv_heads();
-        require(self.layers > 0, name, "layers", self.layers, "at least 1 layer")?;
+        require_layers(name, self.layers)?;
+        require_sizes(
+            name,
+            &[
+                ("hidden", self.hidden),
+                ("heads", self.heads),
+                ("kv_heads", kv_heads),
+                ("ffn", self.ffn),
+                ("seq", self.seq),
+                ("vocab", self.vocab),
+            ],
+        )?;
         require(
-            self.heads > 0 && kv_heads > 0 && self.heads.is_multiple_of(kv_heads),
+            self.heads.is_multiple_of(kv_heads),
             name,
             "kv_heads",
             kv_heads,
@@ -80,6 +97,32 @@ impl LlamaConfig {
             self.heads,
             &format!("heads must divide hidden = {} unless head_dim is given", self.hidden),
         )?;
+        let head_size = self.head_dim();
+        require(
+            head_size > 0 && head_size.is_multiple_of(2),
+            name,
+            "head_dim",
+            head_size,
+            "rotary positions rotate pairs, so the width of a head is even",
+        )?;
+        require_real(name, "rope_theta", self.rope_theta)?;
+        require_real(name, "norm_epsilon", self.norm_epsilon)?;
+        require_real(name, "init_std", self.init_std)?;
+        let scaling = self.rope_scaling.map(|(factor, low, high, original)| RotaryScaling {
+            factor,
+            low_frequency_factor: low,
+            high_frequency_factor: high,
+            original_positions: original,
+        });
+        if let Some((factor, low, high, original)) = self.rope_scaling {
+            require(
+                scaling.is_some_and(|scaling| scaling.is_possible()),
+                name,
+                "rope_scaling",
+                format!("[{factor}, {low}, {high}, {original}]"),
+                RotaryScaling::RULE,
+            )?;
+        }
         let mut net = GraphBuilder::new(name);
         let seq = net.dim("seq", self.seq)?;
         let keys = net.dim("keys", self.seq)?;
@@ -89,20 +132,13 @@ impl LlamaConfig {
             1 => None,
             queries => Some(net.dim("group", queries)?),
         };
-        let head_dim = net.dim("head_dim", self.head_dim.unwrap_or(self.hidden / self.heads))?;
+        let head_dim = net.dim("head_dim", head_size)?;
         let ffn = net.dim("ffn", self.ffn)?;
         let vocab = net.dim("vocab", self.vocab)?;
-        let normal = Init::Normal { std: 0.02 };
-        let residual = Init::Normal { std: 0.02 / (2.0 * self.layers as f32).sqrt() };
+        let normal = Init::Normal { std: self.init_std };
+        let residual = Init::Normal { std: self.init_std / (2.0 * self.layers as f32).sqrt() };
         let ones = Init::Constant(1.0);
         let epsilon = self.norm_epsilon;
-        let scaling = self.rope_scaling.map(|(factor, low, high, original)| RotaryScaling {
-            factor,
-            low_frequency_factor: low,
-            high_frequency_factor: high,
-            original_positions: original,
-        });
-
         net.block("embedding");
         let tokens = net.targets("tokens", &[seq])?;
         let targets = net.targets("targets", &[seq])?;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::require;
+use super::{require_layers, require_sizes};
 use crate::op::Activation;
 use crate::{Graph, GraphBuilder, GraphError, Init};
 
@@ -25,9 +25,13 @@ impl MlpConfig {
     /// its own: odd ones may be split over a tensor-parallel axis.
     ///
     /// # Errors
-    /// If a size is zero.
+    /// If a size is zero or absurd.
     pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
-        require(self.layers > 0, name, "layers", self.layers, "at least 1 hidden layer")?;
+        require_layers(name, self.layers)?;
+        require_sizes(
+            name,
+            &[("inputs", self.inputs), ("hidden", self.hidden), ("classes", self.classes)],
+        )?;
         let mut net = GraphBuilder::new(name);
         let inputs = net.dim("inputs", self.inputs)?;
         let classes = net.dim("vocab", self.classes)?;

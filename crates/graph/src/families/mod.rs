@@ -1,9 +1,13 @@
 //! Model families: each a configuration and the graph it describes.
 
+mod custom;
 mod gpt;
 mod llama;
 mod mlp;
 
+pub use custom::{
+    BlockConfig, CustomConfig, InitConfig, InputConfig, InputKind, OpConfig, ParameterConfig,
+};
 pub use gpt::GptConfig;
 pub use llama::LlamaConfig;
 pub use mlp::MlpConfig;
@@ -27,4 +31,35 @@ fn require(
         value: value.to_string(),
         rule: rule.into(),
     })
+}
+
+/// Checks a number of layers: a bound keeps a mistyped one from filling the memory.
+fn require_layers(model: &str, layers: usize) -> Result<(), GraphError> {
+    require((1..=10_000).contains(&layers), model, "layers", layers, "there are 1 to 10000 layers")
+}
+
+/// Checks sizes by the names of their keys.
+fn require_sizes(model: &str, sizes: &[(&str, usize)]) -> Result<(), GraphError> {
+    sizes.iter().try_for_each(|&(key, size)| {
+        require((1..=1 << 40).contains(&size), model, key, size, "a size is 1 to 2^40")
+    })
+}
+
+/// Checks a real number that must be above zero.
+fn require_real(model: &str, key: &str, value: f32) -> Result<(), GraphError> {
+    require(
+        value.is_finite() && value > 0.0,
+        model,
+        key,
+        value,
+        "a finite number above 0 is needed",
+    )
+}
+
+fn default_epsilon() -> f32 {
+    1e-5
+}
+
+fn default_init_std() -> f32 {
+    0.02
 }

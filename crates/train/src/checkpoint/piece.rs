@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::overlap::{Run, for_each_run};
 use crate::{Error, Result};
 
 /// Part of a global tensor: the elements `range` of the row-major box that
@@ -61,6 +62,27 @@ impl<'a> Piece<'a> {
             range: first..first.saturating_add(data.len()),
             data,
         }
+    }
+
+    /// Copies the piece to its place in `whole`, the row-major global tensor.
+    ///
+    /// # Errors
+    /// If the piece's numbers do not fit together, or `whole` has another number of elements.
+    pub fn place(&self, whole: &mut [f32]) -> Result<()> {
+        let (name, shape) = (&self.name, &self.global_shape);
+        let source = Region::new(name, shape, &self.start, &self.extent, self.range.clone())?;
+        if volume(shape) != whole.len() || source.len() != self.data.len() {
+            let reason = format!(
+                "{} values of shape {shape:?} do not go into {} elements",
+                self.data.len(),
+                whole.len()
+            );
+            return Err(Error::Piece { name: name.clone(), reason });
+        }
+        for_each_run(&source, &Region::whole(shape), |Run { source, target, elements }| {
+            whole[target..target + elements].copy_from_slice(&self.data[source..source + elements]);
+        });
+        Ok(())
     }
 }
 

@@ -1,0 +1,68 @@
+//! Time of an all-reduce of 64 MiB between two ranks, direct and by ring.
+//!
+//! `cargo bench -p shardloom-fabric --bench all_reduce [-- --json]`. Repeats are
+//! interleaved and the median is reported, so that figures of one run compare.
+
+use std::{env, thread, time::Instant};
+
+use shardloom_collectives::{Algorithm, Reduction};
+use shardloom_fabric::{Endpoint, FabricError, InProcess, Settings};
+
+const RANKS: [u32; 2] = [0, 1];
+const BYTES: usize = 64 << 20;
+const ALGORITHMS: [Algorithm; 2] = [Algorithm::Direct, Algorithm::Ring];
+const WARM_UPS: usize = 2;
+const REPEATS: usize = 15;
+
+/// Seconds of every repeat, by algorithm.
+type Samples = [Vec<f64>; ALGORITHMS.len()];
+
+fn rank(endpoint: &Endpoint<Vec<f32>>) -> Result<Samples, FabricError> {
+    let mut world = endpoint.group(&RANKS)?;
+    let mut buffer = vec![0.0; BYTES / size_of::<f32>()];
+    let mut samples = Samples::default();
+    for repeat in 0..WARM_UPS + REPEATS {
+        for (algorithm, samples) in ALGORITHMS.into_iter().zip(&mut samples) {
+            world.barrier()?;
+            let start = Instant::now();
+            world.all_reduce(&mut buffer, Reduction::Sum, algorithm)?;
+            if repeat >= WARM_UPS {
+                samples.push(start.elapsed().as_secs_f64());
+            }
+        }
+    }
+    Ok(samples)
+}
+
+fn main() -> Result<(), FabricError> {
+    let json = env::args().any(|argument| argument == "--json");
+    let samples = thread::scope(|scope| {
+        let ranks = InProcess::new(RANKS.len() as u32, Settings::default())
+            .into_iter()
+            .map(|endpoint| scope.spawn(move || rank(&endpoint)))
+            .collect::<Vec<_>>();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Vec<_>>()
+    });
+    let samples = samples.into_iter().collect::<Result<Vec<_>, _>>()?;
+    for (index, algorithm) in ALGORITHMS.into_iter().enumerate() {
+        // A repeat is over when the last rank is done.
+        let mut seconds = (0..REPEATS)
+            .map(|repeat| samples.iter().map(|rank| rank[index][repeat]).fold(0.0, f64::max))
+            .collect::<Vec<_>>();
+        seconds.sort_by(f64::total_cmp);
+        let median_seconds = seconds[REPEATS / 2];
+        let ranks = RANKS.len();
+        if json {
+            println!(
+                "{{\"collective\":\"all-reduce\",\"algorithm\":\"{algorithm}\",\"ranks\":{ranks},\
+                 \"bytes\":{BYTES},\"repeats\":{REPEATS},\"median_seconds\":{median_seconds}}}"
+            );
+        } else {
+            println!(
+                "all-reduce of {BYTES} bytes between {ranks} ranks, {algorithm}: \
+                 median {median_seconds:.6} s of {REPEATS}"
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,272 @@
+#![expect(unsafe_code, reason = "a buffer is lent to the members of the group")]
+
+use std::{collections::HashMap, ptr, sync::Arc};
+
+use shardloom_collectives::{Algorithm, CollectiveError, Kind, Member, Reduction, plan};
+
+use super::{
+    reduce::Element,
+    registry::Seat,
+    rendezvous::Published,
+    shared_memory::{LentBuffers, NoUnwinding},
+    stepwise::{Messaging, Script},
+};
+use crate::{Call, FabricError, counters::LiveCounters};
+
+/// Scripts a group keeps. Callers mostly use a few sizes again and again; those that
+/// do not must not fill the memory.
+const CACHED_SCRIPTS: usize = 256;
+
+/// A communicator: some ranks that carry out collectives together.
+///
+/// All members make the same calls in the same order; a call starts when all have made
+/// it. [`Algorithm::Direct`] reduces straight in shared memory, in ascending order of
+/// position; every other algorithm follows its step list over messages, in the list's
+/// order. Both are deterministic, and an all-reduce leaves bitwise the same on every
+/// member. What a kind needs before and leaves afterwards is said at [`Kind`], chunks
+/// are those of [`chunk`](shardloom_collectives::chunk).
+///
+/// # Errors
+///
+/// Every collective may fail with [`FabricError::Timeout`], [`FabricError::PeerGone`]
+/// or [`FabricError::Mismatch`], on all members alike, and the group is then of no
+/// further use; or with [`FabricError::Collective`] where no such collective exists.
+/// What the buffer holds after the former is not defined; after the latter, and after
+/// a mismatch, it is untouched.
+#[derive(Debug)]
+pub struct Group {
+    seat: Seat,
+    counters: Arc<LiveCounters>,
+    scripts: HashMap<(Kind, Algorithm, usize), Arc<Script>>,
+    spare: Vec<Vec<f32>>,
+}
+
+impl Group {
+    pub(super) fn new(seat: Seat, counters: Arc<LiveCounters>) -> Self {
+        Self { seat, counters, scripts: HashMap::new(), spare: Vec::new() }
+    }
+
+    /// Ranks of the group, by position.
+    pub fn members(&self) -> &[u32] {
+        self.seat.participant.members()
+    }
+
+    /// This rank's position among the members.
+    pub fn position(&self) -> u32 {
+        self.seat.participant.position() as u32
+    }
+
+    /// Reduces the members' buffers; all get the result.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn all_reduce(
+        &mut self,
+        buffer: &mut [f32],
+        reduction: Reduction,
+        algorithm: Algorithm,
+    ) -> Result<(), FabricError> {
+        self.exchange(Kind::AllReduce, algorithm, reduction, buffer)
+    }
+
+    /// Reduces the members' buffers; each gets its own chunk of the result, in place.
+    /// The rest of the buffer holds partial results.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn reduce_scatter(
+        &mut self,
+        buffer: &mut [f32],
+        reduction: Reduction,
+        algorithm: Algorithm,
+    ) -> Result<(), FabricError> {
+        self.exchange(Kind::ReduceScatter, algorithm, reduction, buffer)
+    }
+
+    /// Gathers the chunks: each member's own one is valid before, all are afterwards.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn all_gather(
+        &mut self,
+        buffer: &mut [f32],
+        algorithm: Algorithm,
+    ) -> Result<(), FabricError> {
+        self.exchange(Kind::AllGather, algorithm, Reduction::Sum, buffer)
+    }
+
+    /// Exchanges chunks: chunk j goes to member j, whose chunk for this member takes
+    /// its place. The buffer must be divisible by the number of members.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn all_to_all(
+        &mut self,
+        buffer: &mut [f32],
+        algorithm: Algorithm,
+    ) -> Result<(), FabricError> {
+        self.exchange(Kind::AllToAll, algorithm, Reduction::Sum, buffer)
+    }
+
+    /// Copies the buffer of `root`, a position in the group, to all members.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn broadcast(
+        &mut self,
+        buffer: &mut [f32],
+        root: Member,
+        algorithm: Algorithm,
+    ) -> Result<(), FabricError> {
+        self.exchange(Kind::Broadcast { root }, algorithm, Reduction::Sum, buffer)
+    }
+
+    /// Reduces the members' buffers; `root`, a position in the group, gets the result.
+    /// The buffers of the others hold partial results.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn reduce(
+        &mut self,
+        buffer: &mut [f32],
+        root: Member,
+        reduction: Reduction,
+        algorithm: Algorithm,
+    ) -> Result<(), FabricError> {
+        self.exchange(Kind::Reduce { root }, algorithm, reduction, buffer)
+    }
+
+    /// Reduces a few numbers that control the run (losses, norms, votes) in double
+    /// precision, always directly: in ascending order of position.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn all_reduce_f64(
+        &mut self,
+        buffer: &mut [f64],
+        reduction: Reduction,
+    ) -> Result<(), FabricError> {
+        self.exchange_directly(Kind::AllReduce, reduction, buffer)
+    }
+
+    /// Waits until all members have called it.
+    ///
+    /// # Errors
+    ///
+    /// See [`Group`].
+    pub fn barrier(&mut self) -> Result<(), FabricError> {
+        self.agree(Call::Barrier, ptr::null_mut())?;
+        self.counters.count_collective(0);
+        Ok(())
+    }
+
+    fn exchange(
+        &mut self,
+        kind: Kind,
+        algorithm: Algorithm,
+        reduction: Reduction,
+        buffer: &mut [f32],
+    ) -> Result<(), FabricError> {
+        if algorithm == Algorithm::Direct {
+            self.exchange_directly(kind, reduction, buffer)
+        } else {
+            self.exchange_by_messages(kind, algorithm, reduction, buffer)
+        }
+    }
+
+    fn exchange_by_messages(
+        &mut self,
+        kind: Kind,
+        algorithm: Algorithm,
+        reduction: Reduction,
+        buffer: &mut [f32],
+    ) -> Result<(), FabricError> {
+        let call =
+            Call::Exchange { kind, algorithm, reduction, elements: buffer.len(), element_bits: 32 };
+        let script = self.script(kind, algorithm, buffer.len());
+        self.agree(call, ptr::null_mut())?;
+        let script = script?;
+        let Seat { participant, channels } = &self.seat;
+        let messaging = Messaging { participant, channels, call, reduction };
+        script.follow(&messaging, &mut self.spare, buffer)?;
+        self.counters.count_collective((script.sent_elements * size_of::<f32>()) as u64);
+        Ok(())
+    }
+
+    fn exchange_directly<T: Element>(
+        &mut self,
+        kind: Kind,
+        reduction: Reduction,
+        buffer: &mut [T],
+    ) -> Result<(), FabricError> {
+        let algorithm = Algorithm::Direct;
+        let (elements, element_bits) = (buffer.len(), 8 * size_of::<T>() as u32);
+        let call = Call::Exchange { kind, algorithm, reduction, elements, element_bits };
+        let script = self.script(kind, algorithm, elements);
+        let no_unwinding = NoUnwinding::from_here_on();
+        self.agree(call, buffer.as_mut_ptr().cast())?;
+        // Members that made equal calls fail alike, so none of them goes on.
+        let script = script?;
+        // SAFETY: all members made this very call, so each has published the start of
+        // a `&mut [T]` of this length; `T` is known by its size. Each holds on to its
+        // buffer without touching it until `part` returns, and cannot unwind before.
+        // All come here, and do one share each.
+        unsafe {
+            LentBuffers::<T>::of(&self.seat.participant, elements).do_own_share(kind, reduction);
+        }
+        self.seat.participant.part();
+        drop(no_unwinding);
+        self.counters.count_collective((script.sent_elements * size_of::<T>()) as u64);
+        Ok(())
+    }
+
+    /// Waits until all members have called, and checks that they called the same.
+    /// On an error no member touches any other's buffer.
+    fn agree(&mut self, call: Call, buffer: *mut ()) -> Result<(), FabricError> {
+        let participant = &mut self.seat.participant;
+        participant.meet(Published { call, buffer })?;
+        let members = participant.members();
+        let first = participant.published(0).call;
+        let differing = members.iter().enumerate().find_map(|(position, &rank)| {
+            let other = participant.published(position).call;
+            (other != first).then_some((rank, other))
+        });
+        match differing {
+            None => Ok(()),
+            Some((other_rank, other_call)) => Err(participant.break_off(FabricError::Mismatch {
+                members: members.to_vec(),
+                rank: members[0],
+                call: first,
+                other_rank,
+                other_call,
+            })),
+        }
+    }
+
+    fn script(
+        &mut self,
+        kind: Kind,
+        algorithm: Algorithm,
+        elements: usize,
+    ) -> Result<Arc<Script>, CollectiveError> {
+        let key = (kind, algorithm, elements);
+        if let Some(script) = self.scripts.get(&key) {
+            return Ok(Arc::clone(script));
+        }
+        let participant = &self.seat.participant;
+        let list = plan(kind, algorithm, participant.members().len() as u32, elements)?;
+        let script = Arc::new(Script::new(&list, participant.position()));
+        if self.scripts.len() >= CACHED_SCRIPTS {
+            self.scripts.clear();
+        }
+        self.scripts.insert(key, Arc::clone(&script));
+        Ok(script)
+    }
+}

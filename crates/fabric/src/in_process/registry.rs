@@ -1,0 +1,62 @@
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{
+    channel::Channels,
+    rendezvous::{Participant, rendezvous},
+    roster::Roster,
+};
+
+/// Matches the members of a group up, however far apart in time they build it.
+#[derive(Debug, Default)]
+pub(super) struct Registry(Mutex<Lists>);
+
+/// By list of members: a group in which every position has been taken is forgotten,
+/// only how often each position was taken stays.
+type Lists = HashMap<Box<[u32]>, List>;
+
+#[derive(Debug)]
+struct List {
+    /// Groups of this list each member has built, by position.
+    built: Vec<u64>,
+    /// Groups some member has yet to build, by their number.
+    open: HashMap<u64, Vec<Option<Seat>>>,
+}
+
+/// One member's part of a group.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) participant: Participant,
+    /// Messages of step lists, between positions.
+    pub(super) channels: Arc<Channels<Vec<f32>>>,
+}
+
+impl Registry {
+    /// The place of `members[position]` in the next group of this list it builds.
+    pub(super) fn seat(&self, roster: &Arc<Roster>, members: &[u32], position: usize) -> Seat {
+        let mut lists = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = lists
+            .entry(members.into())
+            .or_insert_with(|| List { built: vec![0; members.len()], open: HashMap::new() });
+        let number = list.built[position];
+        list.built[position] += 1;
+        let seats = list.open.entry(number).or_insert_with(|| seats(roster, members));
+        let seat = seats[position].take().expect("a position takes part in each group once");
+        if seats.iter().all(Option::is_none) {
+            list.open.remove(&number);
+        }
+        seat
+    }
+}
+
+fn seats(roster: &Arc<Roster>, members: &[u32]) -> Vec<Option<Seat>> {
+    // The step list bounds what can be under way, and one of its steps may put
+    // several messages into a channel before anyone receives: no further bound.
+    let channels = Arc::new(Channels::new(members.len(), usize::MAX));
+    rendezvous(roster, members)
+        .into_iter()
+        .map(|participant| Some(Seat { participant, channels: Arc::clone(&channels) }))
+        .collect()
+}

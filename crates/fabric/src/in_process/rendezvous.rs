@@ -1,0 +1,292 @@
+//! How the members of a group agree that a collective starts, and that it ended.
+//!
+//! The protocol and why it is sound are in the crate's README.
+#![expect(unsafe_code, reason = "members read each other's slots between barriers")]
+
+use std::{
+    cell::UnsafeCell,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::roster::Roster;
+use crate::{Call, FabricError, Operation};
+
+/// Set in the count of arrivals once a barrier has been given up.
+const ABANDONED: u64 = 1 << 63;
+
+/// What the members of one group share.
+struct Rendezvous {
+    roster: Arc<Roster>,
+    members: Box<[u32]>,
+    /// Arrivals at all barriers so far, and [`ABANDONED`]. Barrier k (from 1) of n
+    /// members is complete when n * k have arrived.
+    arrivals: AtomicU64,
+    /// Why the barrier was abandoned; locked while [`ABANDONED`] is being set.
+    cause: Mutex<Option<FabricError>>,
+    slots: Box<[Slot]>,
+}
+
+/// What one member shows the others; on cache lines of its own.
+#[repr(align(128))]
+struct Slot {
+    /// Barriers the member has arrived at.
+    barriers: AtomicU64,
+    /// Written for odd and even meetings in turn: a member that is quick to enter the
+    /// next meeting overwrites nothing that a slow one still reads.
+    published: [UnsafeCell<Published>; 2],
+}
+
+/// A member's call and the buffer it lends to the collective.
+#[derive(Clone, Copy)]
+pub(super) struct Published {
+    pub(super) call: Call,
+    pub(super) buffer: *mut (),
+}
+
+// SAFETY: the pointers are only carried here; whoever follows one answers for it.
+// Each `published` cell is written by one thread while no other reads it: see
+// `Participant::meet` and `Participant::published`.
+unsafe impl Sync for Rendezvous {}
+// SAFETY: as above.
+unsafe impl Send for Rendezvous {}
+
+/// One member's side. There is exactly one per position, and it is not `Clone`.
+pub(super) struct Participant {
+    shared: Arc<Rendezvous>,
+    position: usize,
+    barriers: u64,
+    meetings: u64,
+}
+
+/// The participants of a new group, in order of position.
+pub(super) fn rendezvous(roster: &Arc<Roster>, members: &[u32]) -> Vec<Participant> {
+    let nothing =
+        || UnsafeCell::new(Published { call: Call::Barrier, buffer: std::ptr::null_mut() });
+    let slot = |_| Slot { barriers: AtomicU64::new(0), published: [nothing(), nothing()] };
+    let shared = Arc::new(Rendezvous {
+        roster: Arc::clone(roster),
+        members: members.into(),
+        arrivals: AtomicU64::new(0),
+        cause: Mutex::new(None),
+        slots: (0..members.len()).map(slot).collect(),
+    });
+    (0..members.len())
+        .map(|position| Participant {
+            shared: Arc::clone(&shared),
+            position,
+            barriers: 0,
+            meetings: 0,
+        })
+        .collect()
+}
+
+impl Participant {
+    pub(super) fn roster(&self) -> &Roster {
+        &self.shared.roster
+    }
+
+    pub(super) fn members(&self) -> &[u32] {
+        &self.shared.members
+    }
+
+    pub(super) fn position(&self) -> usize {
+        self.position
+    }
+
+    pub(super) fn rank(&self) -> u32 {
+        self.shared.members[self.position]
+    }
+
+    /// Publishes and waits for all members to do so.
+    ///
+    /// After an error this meeting never completes: nobody has seen, or will see, the
+    /// buffer published for it.
+    pub(super) fn meet(&mut self, published: Published) -> Result<(), FabricError> {
+        if let Some(cause) = self.broken() {
+            return Err(cause);
+        }
+        self.meetings += 1;
+        let cell = &self.shared.slots[self.position].published[(self.meetings % 2) as usize];
+        // SAFETY: only this participant writes this cell. Others read it in the
+        // meeting before last, and did so before they arrived at the last one; that
+        // one is complete, else the group were broken. They read it again only once
+        // this meeting is complete, which needs the arrival below.
+        unsafe { *cell.get() = published };
+        if !self.arrive() {
+            return Err(self.cause());
+        }
+        let roster = self.roster();
+        let met = roster.bell(self.rank()).wait(Some(roster.settings().timeout), || {
+            match self.arrived() {
+                Arrival::Complete => Some(Ok(())),
+                Arrival::Abandoned => Some(Err(self.cause())),
+                Arrival::Pending => {
+                    let gone = self.gone_before_arriving(published.call)?;
+                    Some(self.abandon(self.barriers, gone))
+                }
+            }
+        });
+        met.unwrap_or_else(|| {
+            let waiting_for = self.absent().collect();
+            self.abandon(self.barriers, self.timeout(published.call, waiting_for))
+        })
+    }
+
+    /// What a member published for the meeting this participant is in.
+    pub(super) fn published(&self, position: usize) -> Published {
+        let cell = &self.shared.slots[position].published[(self.meetings % 2) as usize];
+        // SAFETY: `meet` returned, so this meeting is complete and the write happened
+        // before it. The member writes this cell again only for the meeting after
+        // next, which it can enter only after this one has arrived at the next.
+        unsafe { *cell.get() }
+    }
+
+    /// Waits for all members to be done with each other's buffers.
+    ///
+    /// It has no timeout and no error: every member that met comes here after a
+    /// bounded amount of work, and a buffer must not be given back before.
+    pub(super) fn part(&mut self) {
+        let arrived = self.arrive();
+        assert!(arrived, "a meeting that all members entered is not abandoned");
+        self.roster().bell(self.rank()).wait(None, || match self.arrived() {
+            Arrival::Complete => Some(()),
+            _ => None,
+        });
+    }
+
+    /// Breaks the group from within a meeting; its next barrier will not complete.
+    /// Returns the error that did: this one, or an earlier one.
+    pub(super) fn break_off(&self, error: FabricError) -> FabricError {
+        match self.abandon(self.barriers + 1, error) {
+            Err(cause) => cause,
+            Ok(()) => unreachable!("this member has not arrived at the next barrier"),
+        }
+    }
+
+    /// Why the group is broken, if it is.
+    pub(super) fn broken(&self) -> Option<FabricError> {
+        let arrivals = self.shared.arrivals.load(Ordering::Acquire);
+        (arrivals & ABANDONED != 0).then(|| self.cause())
+    }
+
+    pub(super) fn timeout(&self, call: Call, waiting_for: Vec<u32>) -> FabricError {
+        FabricError::Timeout {
+            rank: self.rank(),
+            operation: self.operation(call),
+            waiting_for,
+            after: self.roster().settings().timeout,
+        }
+    }
+
+    pub(super) fn peer_gone(&self, call: Call, peer: u32, reason: &str) -> FabricError {
+        FabricError::PeerGone {
+            rank: self.rank(),
+            operation: self.operation(call),
+            peer,
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn operation(&self, call: Call) -> Operation {
+        Operation::Collective { call, members: self.members().to_vec() }
+    }
+
+    /// Arrivals that complete the barrier of this number.
+    fn complete(&self, barrier: u64) -> u64 {
+        self.shared.members.len() as u64 * barrier
+    }
+
+    /// Arrives at the next barrier, unless the group was abandoned. The last one to
+    /// arrive wakes the others.
+    fn arrive(&mut self) -> bool {
+        let shared = &*self.shared;
+        let arrivals = shared.arrivals.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
+            (seen & ABANDONED == 0).then_some(seen + 1)
+        });
+        let Ok(before) = arrivals else { return false };
+        self.barriers += 1;
+        shared.slots[self.position].barriers.store(self.barriers, Ordering::Release);
+        if before + 1 == self.complete(self.barriers) {
+            self.ring_others();
+        }
+        true
+    }
+
+    fn arrived(&self) -> Arrival {
+        let seen = self.shared.arrivals.load(Ordering::Acquire);
+        // Complete comes first: a later barrier may be abandoned already.
+        if seen & !ABANDONED >= self.complete(self.barriers) {
+            Arrival::Complete
+        } else if seen & ABANDONED != 0 {
+            Arrival::Abandoned
+        } else {
+            Arrival::Pending
+        }
+    }
+
+    /// Gives a barrier up for everyone, unless it is complete.
+    fn abandon(&self, barrier: u64, error: FabricError) -> Result<(), FabricError> {
+        let shared = &*self.shared;
+        let mut cause = shared.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        let complete = self.complete(barrier);
+        let abandoned = shared.arrivals.fetch_update(Ordering::AcqRel, Ordering::Acquire, |seen| {
+            (seen < complete).then_some(seen | ABANDONED)
+        });
+        match abandoned {
+            Ok(_) => {
+                *cause = Some(error.clone());
+                drop(cause);
+                self.ring_others();
+                Err(error)
+            }
+            Err(seen) if seen & !ABANDONED >= complete => Ok(()),
+            Err(_) => Err(cause.clone().expect("the cause is set with the flag")),
+        }
+    }
+
+    fn cause(&self) -> FabricError {
+        let cause = self.shared.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        cause.clone().expect("the cause is set with the flag")
+    }
+
+    fn ring_others(&self) {
+        for &member in self.members().iter().filter(|&&member| member != self.rank()) {
+            self.roster().bell(member).ring();
+        }
+    }
+
+    /// Members that have not arrived at this participant's barrier.
+    fn absent(&self) -> impl Iterator<Item = u32> {
+        let slots = self.shared.slots.iter().zip(self.members());
+        slots.filter_map(|(slot, &rank)| {
+            (slot.barriers.load(Ordering::Acquire) < self.barriers).then_some(rank)
+        })
+    }
+
+    /// The error of waiting for a member that will not come. It may have come and
+    /// left since `arrived` was asked; `abandon` finds the barrier complete then.
+    fn gone_before_arriving(&self, call: Call) -> Option<FabricError> {
+        let roster = self.roster();
+        self.absent().find_map(|peer| Some(self.peer_gone(call, peer, roster.gone(peer)?)))
+    }
+}
+
+/// How a barrier looks to a member that has arrived.
+enum Arrival {
+    Complete,
+    Abandoned,
+    Pending,
+}
+
+impl fmt::Debug for Participant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Participant")
+            .field("members", &self.members())
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
+}

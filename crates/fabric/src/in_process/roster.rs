@@ -1,0 +1,70 @@
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use super::doorbell::Doorbell;
+use crate::Settings;
+
+/// The ranks of one engine: where each waits, and which are gone.
+#[derive(Debug)]
+pub(super) struct Roster {
+    settings: Settings,
+    entries: Box<[Entry]>,
+    any_gone: AtomicBool,
+}
+
+/// On cache lines of its own: every poll reads one.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Entry {
+    bell: Doorbell,
+    gone: OnceLock<String>,
+}
+
+impl Roster {
+    pub(super) fn new(ranks: u32, settings: Settings) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let entry =
+            |_| Entry { bell: Doorbell::new(ranks as usize <= cores), gone: OnceLock::new() };
+        Self {
+            settings,
+            entries: (0..ranks).map(entry).collect(),
+            any_gone: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    pub(super) fn bell(&self, rank: u32) -> &Doorbell {
+        &self.entries[rank as usize].bell
+    }
+
+    /// Why a rank is gone, if it is. What it sent before is visible to who asks after.
+    pub(super) fn gone(&self, rank: u32) -> Option<&str> {
+        // Polls of many members come by here: one shared flag answers nearly all.
+        if !self.any_gone.load(Ordering::Acquire) {
+            return None;
+        }
+        self.entries[rank as usize].gone.get().map(String::as_str)
+    }
+
+    /// Reports a rank gone to everyone who waits; the first reason stays.
+    pub(super) fn leave(&self, rank: u32, reason: String) {
+        if self.entries[rank as usize].gone.set(reason).is_ok() {
+            self.any_gone.store(true, Ordering::Release);
+            for entry in &self.entries {
+                entry.bell.ring();
+            }
+        }
+    }
+}

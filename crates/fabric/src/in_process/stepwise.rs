@@ -1,0 +1,222 @@
+use std::ops::Range;
+
+use shardloom_collectives::{Combine, Member, Reduction, StepList};
+
+use super::{
+    channel::{Channels, Looked},
+    reduce::reduce_into,
+    rendezvous::Participant,
+};
+use crate::{Call, FabricError};
+
+/// Message buffers kept for the next messages; a member that mostly receives would
+/// otherwise gather them without end.
+const SPARE_BUFFERS: usize = 4;
+
+/// One member's part of a step list.
+#[derive(Debug)]
+pub(super) struct Script {
+    steps: Vec<Turn>,
+    /// Elements this member sends to others.
+    pub(super) sent_elements: usize,
+}
+
+#[derive(Debug, Default)]
+struct Turn {
+    sends: Vec<Send>,
+    receives: Vec<Receive>,
+}
+
+#[derive(Debug)]
+struct Send {
+    to: usize,
+    source: Range<usize>,
+}
+
+#[derive(Debug)]
+struct Receive {
+    from: usize,
+    target: Range<usize>,
+    combine: Combine,
+}
+
+impl Script {
+    pub(super) fn new(list: &StepList, position: usize) -> Self {
+        let own = Member(position as u32);
+        let steps = list.steps.iter().map(|step| {
+            let mut turn = Turn::default();
+            for transfer in step {
+                if transfer.from == own {
+                    let to = transfer.to.0 as usize;
+                    turn.sends.push(Send { to, source: transfer.source.clone() });
+                }
+                if transfer.to == own {
+                    let target = transfer.target..transfer.target + transfer.source.len();
+                    let from = transfer.from.0 as usize;
+                    turn.receives.push(Receive { from, target, combine: transfer.combine });
+                }
+            }
+            turn
+        });
+        Self { steps: steps.collect(), sent_elements: list.sent_elements(own) }
+    }
+
+    /// Carries the script out over messages.
+    ///
+    /// All sends of a step are copied out before any of its receives is applied, local
+    /// contributions included: they are messages to oneself. So every transfer reads
+    /// the state from before the step, and receives are combined in the list's order.
+    pub(super) fn follow(
+        &self,
+        members: &Messaging<'_>,
+        spare: &mut Vec<Vec<f32>>,
+        buffer: &mut [f32],
+    ) -> Result<(), FabricError> {
+        for turn in &self.steps {
+            for send in &turn.sends {
+                let mut message = spare.pop().unwrap_or_default();
+                message.clear();
+                message.extend_from_slice(&buffer[send.source.clone()]);
+                members.send(send.to, message);
+            }
+            for receive in &turn.receives {
+                let message = members.receive(receive.from)?;
+                let target = &mut buffer[receive.target.clone()];
+                match receive.combine {
+                    Combine::Overwrite => target.copy_from_slice(&message),
+                    Combine::Reduce => reduce_into(target, &message, members.reduction),
+                }
+                if spare.len() < SPARE_BUFFERS {
+                    spare.push(message);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How one member exchanges the messages of one collective.
+pub(super) struct Messaging<'a> {
+    pub(super) participant: &'a Participant,
+    pub(super) channels: &'a Channels<Vec<f32>>,
+    pub(super) call: Call,
+    pub(super) reduction: Reduction,
+}
+
+/// Messages of a group need no tags: both ends take them in the list's order.
+const UNTAGGED: u64 = 0;
+
+impl Messaging<'_> {
+    fn send(&self, to: usize, message: Vec<f32>) {
+        let own = self.participant.position();
+        let sent = self.channels.between(own, to).offer(UNTAGGED, message);
+        assert!(sent.is_ok(), "the channels of a group have no bound");
+        if to != own {
+            self.participant.roster().bell(self.participant.members()[to]).ring();
+        }
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<f32>, FabricError> {
+        let participant = self.participant;
+        let roster = participant.roster();
+        let peer = participant.members()[from];
+        let channel = self.channels.between(from, participant.position());
+        let mut looked = Looked::default();
+        let arrived = roster.bell(participant.rank()).wait(Some(roster.settings().timeout), || {
+            // Asked before the channel: what a rank sent before it left is in there.
+            let gone = roster.gone(peer);
+            if let Some(message) = channel.take(UNTAGGED, &mut looked).message {
+                return Some(Ok(message));
+            }
+            let gone = gone.map(|reason| participant.peer_gone(self.call, peer, reason));
+            gone.map(|gone| participant.break_off(gone)).or_else(|| participant.broken()).map(Err)
+        });
+        arrived.unwrap_or_else(|| {
+            Err(participant.break_off(participant.timeout(self.call, vec![peer])))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, thread, time::Duration};
+
+    use shardloom_collectives::{Algorithm, Kind, plan};
+
+    use super::*;
+    use crate::{
+        Settings,
+        in_process::{
+            rendezvous::{Published, rendezvous},
+            roster::Roster,
+        },
+    };
+
+    const CALL: Call = Call::Exchange {
+        kind: Kind::AllReduce,
+        algorithm: Algorithm::Ring,
+        reduction: Reduction::Sum,
+        elements: 4,
+        element_bits: 32,
+    };
+
+    /// Rank 0 follows a ring over two ranks, while rank 1 does only what `instead` says.
+    /// The error of rank 0, and that of rank 1's next meeting.
+    fn deserted(timeout: Duration, instead: impl Fn(&Roster) + Sync) -> (FabricError, FabricError) {
+        let roster = Arc::new(Roster::new(2, Settings { timeout, ..Settings::default() }));
+        let mut both = rendezvous(&roster, &[0, 1]);
+        let messaging = Messaging {
+            participant: &both[0],
+            channels: &Channels::new(2, usize::MAX),
+            call: CALL,
+            reduction: Reduction::Sum,
+        };
+        let script = Script::new(&plan(Kind::AllReduce, Algorithm::Ring, 2, 4).unwrap(), 0);
+        let error = thread::scope(|scope| {
+            scope.spawn(|| instead(&roster));
+            script.follow(&messaging, &mut Vec::new(), &mut [1.0; 4]).unwrap_err()
+        });
+        let later = both[1].meet(Published { call: CALL, buffer: std::ptr::null_mut() });
+        (error, later.unwrap_err())
+    }
+
+    #[test]
+    fn a_peer_that_leaves_in_the_middle_breaks_the_group_by_name() {
+        let leave = |roster: &Roster| roster.leave(1, "out of memory".to_owned());
+        let (error, later) = deserted(Duration::from_secs(120), leave);
+        assert_eq!(
+            error.to_string(),
+            "all-reduce of 4 f32 (ring, sum) in group [0, 1] on rank 0 cannot finish: rank 1 is \
+             gone (out of memory)"
+        );
+        assert_eq!(later, error);
+    }
+
+    #[test]
+    fn a_peer_that_stays_silent_in_the_middle_breaks_the_group_by_timeout() {
+        let (error, later) = deserted(Duration::from_millis(5), |_| ());
+        assert_eq!(
+            error.to_string(),
+            "all-reduce of 4 f32 (ring, sum) in group [0, 1] timed out on rank 0 after 5ms, \
+             still waiting for rank 1"
+        );
+        assert_eq!(later, error);
+    }
+
+    #[test]
+    fn few_message_buffers_are_kept() {
+        let roster = Arc::new(Roster::new(1, Settings::default()));
+        let participant = &rendezvous(&roster, &[0])[0];
+        let channels = &Channels::new(1, usize::MAX);
+        let messaging = Messaging { participant, channels, call: CALL, reduction: Reduction::Sum };
+        let steps = vec![Turn {
+            sends: (0..9).map(|_| Send { to: 0, source: 0..4 }).collect(),
+            receives: (0..9)
+                .map(|_| Receive { from: 0, target: 0..4, combine: Combine::Overwrite })
+                .collect(),
+        }];
+        let mut spare = Vec::new();
+        Script { steps, sent_elements: 0 }.follow(&messaging, &mut spare, &mut [1.0; 4]).unwrap();
+        assert_eq!(spare.len(), SPARE_BUFFERS);
+    }
+}

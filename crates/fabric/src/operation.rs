@@ -1,0 +1,76 @@
+use std::fmt;
+
+use shardloom_collectives::{Algorithm, Kind, Reduction};
+
+/// What a rank was doing, for errors to name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operation {
+    /// Sending a message.
+    Send {
+        /// Receiving rank.
+        to: u32,
+        /// Tag of the message.
+        tag: u64,
+    },
+    /// Receiving a message.
+    Receive {
+        /// Sending rank.
+        from: u32,
+        /// Tag asked for.
+        tag: u64,
+    },
+    /// Taking part in a collective.
+    Collective {
+        /// What was called.
+        call: Call,
+        /// Ranks of the group.
+        members: Vec<u32>,
+    },
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operation::Send { to, tag } => write!(f, "send of tag {tag} to rank {to}"),
+            Operation::Receive { from, tag } => write!(f, "receive of tag {tag} from rank {from}"),
+            Operation::Collective { call, members } => write!(f, "{call} in group {members:?}"),
+        }
+    }
+}
+
+/// A collective as called; all members of a group must make equal calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// Waiting for all members.
+    Barrier,
+    /// Exchanging buffers.
+    Exchange {
+        /// What is achieved.
+        kind: Kind,
+        /// How.
+        algorithm: Algorithm,
+        /// What reducing means; [`Reduction::Sum`] for kinds that reduce nothing.
+        reduction: Reduction,
+        /// Length of the buffer.
+        elements: usize,
+        /// Bits of a floating-point element: 32 or 64.
+        element_bits: u32,
+    },
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Call::Barrier => f.write_str("barrier"),
+            Call::Exchange { kind, algorithm, reduction, elements, element_bits } => {
+                write!(f, "{kind} of {elements} f{element_bits} ({algorithm}")?;
+                match (kind, reduction) {
+                    (Kind::AllGather | Kind::AllToAll | Kind::Broadcast { .. }, _) => {}
+                    (_, Reduction::Sum) => f.write_str(", sum")?,
+                    (_, Reduction::Max) => f.write_str(", max")?,
+                }
+                f.write_str(")")
+            }
+        }
+    }
+}

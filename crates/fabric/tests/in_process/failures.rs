@@ -1,0 +1,201 @@
+use std::{panic, thread};
+
+use shardloom_collectives::{Algorithm, Kind, Reduction};
+use shardloom_fabric::{Call, FabricError, Group, InProcess, Operation};
+
+use crate::ranks::{IMPATIENT, PATIENT, on_ranks};
+
+fn all_reduce(group: &mut Group, elements: usize, algorithm: Algorithm) -> Result<(), FabricError> {
+    group.all_reduce(&mut vec![1.0; elements], Reduction::Sum, algorithm)
+}
+
+fn all_reduce_call(elements: usize, algorithm: Algorithm) -> Call {
+    let (kind, reduction) = (Kind::AllReduce, Reduction::Sum);
+    Call::Exchange { kind, algorithm, reduction, elements, element_bits: 32 }
+}
+
+#[test]
+fn everyone_in_a_collective_learns_which_peer_was_dropped() {
+    for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+        let errors = on_ranks(4, PATIENT, |endpoint| {
+            let mut world = endpoint.group(&[0, 1, 2, 3]).unwrap();
+            world.barrier().unwrap();
+            if endpoint.rank() == 2 {
+                return None;
+            }
+            let error = all_reduce(&mut world, 6, algorithm).unwrap_err();
+            assert_eq!(world.barrier(), Err(error.clone()), "a broken group stays broken");
+            Some(error)
+        });
+        for error in errors.into_iter().flatten() {
+            let FabricError::PeerGone { operation, peer: 2, reason, .. } = error else {
+                panic!("{error}");
+            };
+            let call = all_reduce_call(6, algorithm);
+            assert_eq!(operation, Operation::Collective { call, members: vec![0, 1, 2, 3] });
+            assert_eq!(reason, "its endpoint was dropped");
+        }
+    }
+}
+
+#[test]
+fn a_reported_failure_reaches_senders_receivers_and_groups_with_its_reason() {
+    let errors = on_ranks(4, PATIENT, |endpoint| match endpoint.rank() {
+        0 => {
+            endpoint.fail("loss is NaN at step 7");
+            endpoint.fail("a later reason");
+            None
+        }
+        1 => Some(endpoint.receive(0, 9).unwrap_err()),
+        2 => loop {
+            if let Err(error) = endpoint.send(0, 9, vec![]) {
+                break Some(error);
+            }
+        },
+        _ => Some(endpoint.group(&[3, 0]).unwrap().barrier().unwrap_err()),
+    });
+    let texts: Vec<String> = errors.into_iter().flatten().map(|error| error.to_string()).collect();
+    let gone = "cannot finish: rank 0 is gone (loss is NaN at step 7)";
+    assert_eq!(
+        texts,
+        [
+            format!("receive of tag 9 from rank 0 on rank 1 {gone}"),
+            format!("send of tag 9 to rank 0 on rank 2 {gone}"),
+            format!("barrier in group [3, 0] on rank 3 {gone}"),
+        ]
+    );
+}
+
+#[test]
+fn what_a_rank_sent_before_it_left_still_arrives() {
+    on_ranks(2, PATIENT, |endpoint| {
+        if endpoint.rank() == 0 {
+            endpoint.send(1, 1, vec![1.0]).unwrap();
+            endpoint.send(1, 2, vec![2.0]).unwrap();
+        } else {
+            assert_eq!(endpoint.receive(0, 2), Ok(vec![2.0]));
+            assert_eq!(endpoint.receive(0, 1), Ok(vec![1.0]));
+            let error = endpoint.receive(0, 1).unwrap_err();
+            assert!(matches!(error, FabricError::PeerGone { peer: 0, .. }), "{error}");
+            assert_eq!(endpoint.try_receive(0, 1), Err(error));
+        }
+    });
+}
+
+#[test]
+fn a_rank_may_leave_as_soon_as_its_last_collective_is_done() {
+    for _ in 0..if cfg!(miri) { 2 } else { 50 } {
+        on_ranks(3, PATIENT, |endpoint| {
+            let mut world = endpoint.group(&[0, 1, 2]).unwrap();
+            all_reduce(&mut world, 7, Algorithm::Direct).unwrap();
+            all_reduce(&mut world, 7, Algorithm::Ring).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_panicking_rank_says_so() {
+    let mut ranks = InProcess::<Vec<f32>>::new(2, PATIENT);
+    let (one, zero) = (ranks.pop().unwrap(), ranks.pop().unwrap());
+    let died = thread::spawn(move || {
+        let _endpoint = zero;
+        panic::resume_unwind(Box::new("out of luck"));
+    });
+    assert!(died.join().is_err());
+    let FabricError::PeerGone { reason, .. } = one.receive(0, 0).unwrap_err() else {
+        panic!("rank 0 is gone");
+    };
+    assert_eq!(reason, "its thread panicked");
+}
+
+#[test]
+fn different_calls_are_reported_to_all_naming_both() {
+    type Pair = fn(&mut Group) -> Result<(), FabricError>;
+    let cases: [(Pair, Pair, &str, &str); 4] = [
+        (
+            |group| all_reduce(group, 6, Algorithm::Direct),
+            |group| all_reduce(group, 5, Algorithm::Direct),
+            "all-reduce of 6 f32 (direct, sum)",
+            "all-reduce of 5 f32 (direct, sum)",
+        ),
+        (
+            |group| all_reduce(group, 6, Algorithm::Ring),
+            |group| group.all_gather(&mut [0.0; 6], Algorithm::Ring),
+            "all-reduce of 6 f32 (ring, sum)",
+            "all-gather of 6 f32 (ring)",
+        ),
+        (
+            |group| all_reduce(group, 6, Algorithm::Direct),
+            |group| group.all_reduce_f64(&mut [0.0; 6], Reduction::Max),
+            "all-reduce of 6 f32 (direct, sum)",
+            "all-reduce of 6 f64 (direct, max)",
+        ),
+        (
+            |group| group.barrier(),
+            |group| all_reduce(group, 6, Algorithm::Direct),
+            "barrier",
+            "all-reduce of 6 f32 (direct, sum)",
+        ),
+    ];
+    for (usual, odd, usual_text, odd_text) in cases {
+        let errors = on_ranks(4, PATIENT, |endpoint| {
+            let mut group = endpoint.group(&[3, 2, 1, 0]).unwrap();
+            let error = if endpoint.rank() == 1 { odd(&mut group) } else { usual(&mut group) };
+            let error = error.unwrap_err();
+            assert_eq!(group.barrier(), Err(error.clone()), "a broken group stays broken");
+            error.to_string()
+        });
+        let expected = format!(
+            "the members of group [3, 2, 1, 0] disagree: rank 3 called {usual_text}, rank 1 \
+             called {odd_text}; all members must make the same calls in the same order"
+        );
+        assert_eq!(errors, vec![expected; 4]);
+    }
+}
+
+#[test]
+fn a_collective_that_nobody_else_calls_times_out_naming_who_is_missing() {
+    let ranks = InProcess::<Vec<f32>>::new(3, IMPATIENT);
+    let mut group = ranks[1].group(&[0, 1, 2]).unwrap();
+    let mut buffer = [1.0; 6];
+    let error = group.all_reduce(&mut buffer, Reduction::Sum, Algorithm::Direct).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "all-reduce of 6 f32 (direct, sum) in group [0, 1, 2] timed out on rank 1 after 5ms, \
+         still waiting for rank 0, 2"
+    );
+    assert_eq!(buffer, [1.0; 6]);
+    let mut late = ranks[0].group(&[0, 1, 2]).unwrap();
+    assert_eq!(late.barrier(), Err(error), "who comes late learns why it failed");
+}
+
+#[test]
+fn all_who_wait_in_a_collective_get_the_same_timeout() {
+    let ranks = InProcess::<Vec<f32>>::new(3, IMPATIENT);
+    let errors = thread::scope(|scope| {
+        let waiting = ranks[..2].iter().map(|endpoint| {
+            let mut group = endpoint.group(&[0, 1, 2]).unwrap();
+            scope.spawn(move || all_reduce(&mut group, 6, Algorithm::Ring).unwrap_err())
+        });
+        let waiting: Vec<_> = waiting.collect();
+        waiting.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(errors[0], errors[1]);
+    let FabricError::Timeout { waiting_for, after, .. } = &errors[0] else {
+        panic!("{}", errors[0]);
+    };
+    assert!(waiting_for.contains(&2), "{waiting_for:?}");
+    assert_eq!(*after, IMPATIENT.timeout);
+}
+
+#[test]
+fn a_receive_times_out_naming_the_sender_and_can_be_tried_again() {
+    let ranks = InProcess::new(2, IMPATIENT);
+    let error = ranks[1].receive(0, 4).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "receive of tag 4 from rank 0 timed out on rank 1 after 5ms, still waiting for rank 0"
+    );
+    ranks[0].send(1, 4, vec![4.0]).unwrap();
+    assert_eq!(ranks[1].receive(0, 4), Ok(vec![4.0]));
+}

@@ -1,0 +1,428 @@
+//! One method per operator: what its operands' axes must be, and its loop signature.
+
+use super::{GraphBuilder, NewOutput};
+use crate::op::{Activation, RotaryScaling};
+use crate::{DType, DimId, GraphError, OpKind, Reduction, Role, Signature, Split, ValueId};
+
+impl GraphBuilder {
+    /// `y = table[tokens]`.
+    ///
+    /// # Errors
+    /// If the operands' axes do not fit.
+    pub fn embed(
+        &mut self,
+        name: &str,
+        tokens: ValueId,
+        table: ValueId,
+    ) -> Result<ValueId, GraphError> {
+        let (rows, table_axes) = (self.axes(tokens), self.axes(table));
+        let [vocab, model] = table_axes[..] else {
+            return Err(self.axes_error(name, table, "an embedding table is [vocab, model]"));
+        };
+        let out = [&rows[..], &[model]].concat();
+        let mut loops = parallel(&rows);
+        loops.extend([(vocab, Split::Masked), (model, Split::Parallel)]);
+        let signature = Signature::by_dim(&loops, &[rows, table_axes], std::slice::from_ref(&out));
+        self.op(name, OpKind::Embed, &[tokens, table], vec![output(out)], signature)
+    }
+
+    /// `y = x . w + bias`, contracted over the axes that `x` ends with and `w` starts with (or, for a
+    /// table used the other way round, ends with).
+    ///
+    /// # Errors
+    /// If the operands' axes do not fit.
+    pub fn contract(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        w: ValueId,
+        bias: Option<ValueId>,
+    ) -> Result<ValueId, GraphError> {
+        let (xs, ws) = (self.axes(x), self.axes(w));
+        let shared = xs.iter().filter(|dim| ws.contains(dim)).count();
+        let (rows, inner) = xs.split_at(xs.len() - shared);
+        let transposed = !ws.starts_with(inner);
+        if shared == 0 || shared == ws.len() || (transposed && !ws.ends_with(inner)) {
+            let rule = format!(
+                "it must start or end with the last axes of x [{}]",
+                self.graph.axes_text(&xs)
+            );
+            return Err(self.axes_error(name, w, &rule));
+        }
+        let columns = if transposed { &ws[..ws.len() - shared] } else { &ws[shared..] }.to_vec();
+        if let Some(bias) = bias
+            && self.axes(bias) != columns
+        {
+            let rule = format!("the product's columns are [{}]", self.graph.axes_text(&columns));
+            return Err(self.axes_error(name, bias, &rule));
+        }
+        let out = [rows, &columns[..]].concat();
+        let mut loops = parallel(&out);
+        // A bias would be added once per part of a split sum.
+        let reduce = if bias.is_some() { Split::Opaque } else { Split::Reduce(Reduction::Sum) };
+        loops.extend(inner.iter().map(|&dim| (dim, reduce)));
+        let mut inputs = vec![xs.clone(), ws.clone()];
+        inputs.extend(bias.map(|_| columns));
+        let signature = Signature::by_dim(&loops, &inputs, std::slice::from_ref(&out));
+        let operands: Vec<ValueId> = [x, w].into_iter().chain(bias).collect();
+        self.op(name, OpKind::Contract { transposed }, &operands, vec![output(out)], signature)
+    }
+
+    /// `y = a + b`, where a parameter `b` may lack leading axes of `a`.
+    ///
+    /// # Errors
+    /// If `b` does not have the axes of `a`, nor is a parameter with the last ones of them.
+    pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
+        let (a_axes, b_axes) = (self.axes(a), self.axes(b));
+        // The gradient of a second activation is passed on unchanged, so it needs all the axes.
+        match self.graph.value(b).parameter() {
+            Some(_) => self.suffix(name, b, &a_axes)?,
+            None => self.same_axes(name, b, &a_axes)?,
+        }
+        let signature = Signature::by_dim(
+            &parallel(&a_axes),
+            &[a_axes.clone(), b_axes],
+            std::slice::from_ref(&a_axes),
+        );
+        self.op(name, OpKind::Add, &[a, b], vec![output(a_axes)], signature)
+    }
+
+    /// Inverted dropout.
+    ///
+    /// # Errors
+    /// If the probability is outside [0, 1).
+    pub fn dropout(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        probability: f32,
+    ) -> Result<ValueId, GraphError> {
+        self.check_probability(name, probability)?;
+        if probability == 0.0 {
+            return Ok(x);
+        }
+        let axes = self.axes(x);
+        self.rowwise(name, OpKind::Dropout { probability }, &[x], &parallel(&axes), &axes, true)
+    }
+
+    /// `y = residual + dropout(x + bias)`.
+    ///
+    /// # Errors
+    /// If axes do not fit or the probability is outside [0, 1).
+    pub fn bias_dropout_add(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        bias: ValueId,
+        residual: ValueId,
+        probability: f32,
+    ) -> Result<ValueId, GraphError> {
+        self.check_probability(name, probability)?;
+        let axes = self.axes(x);
+        self.same_axes(name, residual, &axes)?;
+        self.suffix(name, bias, &axes)?;
+        let kind = OpKind::BiasDropoutAdd { probability };
+        let operands = [x, bias, residual];
+        self.rowwise(name, kind, &operands, &parallel(&axes), &axes, probability > 0.0)
+    }
+
+    /// Layer normalisation over the last axis.
+    ///
+    /// # Errors
+    /// If gain or bias do not have exactly the last axis of `x`, or epsilon is not above 0.
+    pub fn layer_norm(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        gain: ValueId,
+        bias: ValueId,
+        epsilon: f32,
+    ) -> Result<ValueId, GraphError> {
+        self.check_positive(name, "epsilon", epsilon)?;
+        let axes = self.axes(x);
+        let pair = self.moments();
+        let rows = &axes[..axes.len().saturating_sub(1)];
+        self.same_axes(name, gain, &axes[rows.len()..])?;
+        self.same_axes(name, bias, &axes[rows.len()..])?;
+        let stats = [rows, &[pair]].concat();
+        let inputs: Vec<Vec<DimId>> = [x, gain, bias].map(|id| self.axes(id)).to_vec();
+        let signature = Signature::by_dim(&parallel(rows), &inputs, &[axes.clone(), stats.clone()]);
+        let outputs = vec![output(axes), auxiliary("stats", stats, DType::Float)];
+        self.op(name, OpKind::LayerNorm { epsilon }, &[x, gain, bias], outputs, signature)
+    }
+
+    /// Root-mean-square normalisation over the last axis.
+    ///
+    /// # Errors
+    /// If the gain does not have exactly the last axis of `x`, or epsilon is not above 0.
+    pub fn rms_norm(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        gain: ValueId,
+        epsilon: f32,
+    ) -> Result<ValueId, GraphError> {
+        self.check_positive(name, "epsilon", epsilon)?;
+        let axes = self.axes(x);
+        let rows = axes[..axes.len().saturating_sub(1)].to_vec();
+        self.same_axes(name, gain, &axes[rows.len()..])?;
+        let inputs = [axes.clone(), self.axes(gain)];
+        let signature = Signature::by_dim(&parallel(&rows), &inputs, &[axes.clone(), rows.clone()]);
+        let outputs = vec![output(axes), auxiliary("stats", rows, DType::Float)];
+        self.op(name, OpKind::RmsNorm { epsilon }, &[x, gain], outputs, signature)
+    }
+
+    /// A pointwise nonlinearity.
+    ///
+    /// # Errors
+    /// If the name is taken.
+    pub fn pointwise(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        activation: Activation,
+    ) -> Result<ValueId, GraphError> {
+        let axes = self.axes(x);
+        self.rowwise(name, OpKind::Pointwise(activation), &[x], &parallel(&axes), &axes, false)
+    }
+
+    /// `silu(gate) * up`.
+    ///
+    /// # Errors
+    /// If the two differ in axes.
+    pub fn swiglu(
+        &mut self,
+        name: &str,
+        gate: ValueId,
+        up: ValueId,
+    ) -> Result<ValueId, GraphError> {
+        let axes = self.axes(gate);
+        self.same_axes(name, up, &axes)?;
+        self.rowwise(name, OpKind::SwiGlu, &[gate, up], &parallel(&axes), &axes, false)
+    }
+
+    /// Rotary position embedding of `x [batch, seq, heads..., head_dim]`.
+    ///
+    /// # Errors
+    /// If `x` has fewer than four axes or an odd head dimension, or the base or scaling is not
+    /// possible.
+    pub fn rotary(
+        &mut self,
+        name: &str,
+        x: ValueId,
+        theta: f32,
+        scaling: Option<RotaryScaling>,
+    ) -> Result<ValueId, GraphError> {
+        self.check_positive(name, "theta", theta)?;
+        if let Some(scaling) = scaling
+            && !scaling.is_possible()
+        {
+            return Err(GraphError::Parameter {
+                model: self.graph.name.clone(),
+                key: format!("{name} scaling"),
+                value: format!("{scaling:?}"),
+                rule: RotaryScaling::RULE.into(),
+            });
+        }
+        let axes = self.axes(x);
+        let even = axes.last().is_some_and(|&dim| self.graph.dim(dim).size.is_multiple_of(2));
+        if axes.len() < 4 || !even {
+            let rule = "rotation needs [batch, seq, heads..., head_dim] with an even head_dim";
+            return Err(self.axes_error(name, x, rule));
+        }
+        let loops = parallel(&axes[..axes.len() - 1]);
+        self.rowwise(name, OpKind::Rotary { theta, scaling }, &[x], &loops, &axes, false)
+    }
+
+    /// Softmax attention: `q [batch, seq, heads, (group), head_dim]` over `k`, `v [batch, seq, heads,
+    /// head_dim]`, giving `[batch, seq, heads, (group), head_dim]`. `keys` names the key positions and
+    /// is as long as `seq`.
+    ///
+    /// # Errors
+    /// If axes do not fit or the probability is outside [0, 1).
+    #[allow(clippy::too_many_arguments)]
+    pub fn attention(
+        &mut self,
+        name: &str,
+        q: ValueId,
+        k: ValueId,
+        v: ValueId,
+        keys: DimId,
+        causal: bool,
+        probability: f32,
+    ) -> Result<ValueId, GraphError> {
+        self.check_probability(name, probability)?;
+        let (q_axes, k_axes) = (self.axes(q), self.axes(k));
+        let [batch, seq, heads, head_dim] = k_axes[..] else {
+            return Err(self.axes_error(name, k, "keys are [batch, seq, heads, head_dim]"));
+        };
+        self.same_axes(name, v, &k_axes)?;
+        let fits = matches!(q_axes.len(), 4 | 5)
+            && q_axes[..3] == [batch, seq, heads]
+            && q_axes.last() == Some(&head_dim);
+        if !fits {
+            let rule = "queries are [batch, seq, heads, (group), head_dim] like the keys";
+            return Err(self.axes_error(name, q, rule));
+        }
+        if self.graph.dim(keys).size != self.graph.dim(seq).size {
+            let rule = format!("keys must be as long as {}", self.graph.dim(seq).name);
+            return Err(self.axes_error(name, k, &rule));
+        }
+        let group = &q_axes[3..q_axes.len() - 1];
+        let probs_axes = [&[batch, heads], group, &[seq, keys]].concat();
+        let renamed = vec![batch, keys, heads, head_dim];
+
+        let parallel_loops = parallel(&[&[batch, heads], group, &[seq]].concat());
+        let signature = Signature::by_dim(
+            &parallel_loops,
+            &[q_axes.clone(), renamed.clone()],
+            std::slice::from_ref(&probs_axes),
+        );
+        let scale = 1.0 / (self.graph.dim(head_dim).size as f32).sqrt();
+        let probs = self.op(
+            &format!("{name}.probs"),
+            OpKind::AttentionProbs { causal, scale },
+            &[q, k],
+            vec![output(probs_axes.clone())],
+            signature,
+        )?;
+
+        let mut loops = parallel_loops;
+        loops.extend([(head_dim, Split::Opaque), (keys, Split::Opaque)]);
+        let mut outputs = vec![output(q_axes.clone())];
+        let mut output_dims = vec![q_axes];
+        if probability > 0.0 {
+            outputs.push(auxiliary("mask", probs_axes.clone(), DType::Mask));
+            output_dims.push(probs_axes.clone());
+        }
+        let signature = Signature::by_dim(&loops, &[probs_axes, renamed], &output_dims);
+        let kind = OpKind::AttentionContext { causal, probability };
+        self.op(&format!("{name}.context"), kind, &[probs, v], outputs, signature)
+    }
+
+    /// Softmax cross-entropy of `logits [..., vocab]` against `targets [...]`, summed over all rows, in
+    /// three phases so that the vocabulary may be split.
+    ///
+    /// # Errors
+    /// If the targets are not the logits' rows.
+    pub fn cross_entropy(
+        &mut self,
+        name: &str,
+        logits: ValueId,
+        targets: ValueId,
+    ) -> Result<ValueId, GraphError> {
+        let axes = self.axes(logits);
+        let Some((&vocab, rows)) = axes.split_last() else {
+            return Err(self.axes_error(name, logits, "logits are [..., vocab]"));
+        };
+        self.same_axes(name, targets, rows)?;
+        let rows = rows.to_vec();
+        let with = |split| {
+            let mut loops = parallel(&rows);
+            loops.push((vocab, split));
+            loops
+        };
+        let max = Split::Reduce(Reduction::Max);
+        let signature =
+            Signature::by_dim(&with(max), std::slice::from_ref(&axes), std::slice::from_ref(&rows));
+        let stat = |suffix| auxiliary(suffix, rows.clone(), DType::Float);
+        let max = self.op(
+            &format!("{name}.max"),
+            OpKind::LogitMax,
+            &[logits],
+            vec![stat("value")],
+            signature,
+        )?;
+
+        let sum = Split::Reduce(Reduction::Sum);
+        let inputs = [axes.clone(), rows.clone(), rows.clone()];
+        let signature = Signature::by_dim(&with(sum), &inputs, &[rows.clone(), rows.clone()]);
+        let outputs = vec![stat("value"), stat("target")];
+        let op_name = format!("{name}.sum");
+        let sum =
+            self.op(&op_name, OpKind::LogitSum, &[logits, max, targets], outputs, signature)?;
+        let target = ValueId(sum.0 + 1);
+
+        let mut loops: Vec<_> =
+            rows.iter().map(|&dim| (dim, Split::Reduce(Reduction::Sum))).collect();
+        loops.push((vocab, Split::Resolved));
+        let inputs = [axes, rows.clone(), rows.clone(), rows.clone(), rows];
+        let signature = Signature::by_dim(&loops, &inputs, &[vec![]]);
+        let loss =
+            NewOutput { suffix: None, axes: vec![], dtype: DType::Float, role: Role::Activation };
+        let operands = [logits, max, sum, target, targets];
+        self.op(name, OpKind::CrossEntropy, &operands, vec![loss], signature)
+    }
+
+    /// An operator whose outputs have the axes of `axes`: one activation and, if `masked`, a mask.
+    fn rowwise(
+        &mut self,
+        name: &str,
+        kind: OpKind,
+        inputs: &[ValueId],
+        loops: &[(DimId, Split)],
+        axes: &[DimId],
+        masked: bool,
+    ) -> Result<ValueId, GraphError> {
+        let input_dims: Vec<Vec<DimId>> = inputs.iter().map(|&id| self.axes(id)).collect();
+        let mut outputs = vec![output(axes.to_vec())];
+        if masked {
+            outputs.push(auxiliary("mask", axes.to_vec(), DType::Mask));
+        }
+        let output_dims = vec![axes.to_vec(); outputs.len()];
+        let signature = Signature::by_dim(loops, &input_dims, &output_dims);
+        self.op(name, kind, inputs, outputs, signature)
+    }
+
+    fn same_axes(&self, op: &str, value: ValueId, axes: &[DimId]) -> Result<(), GraphError> {
+        if self.graph.value(value).axes == axes {
+            return Ok(());
+        }
+        let rule = format!("[{}] are needed", self.graph.axes_text(axes));
+        Err(self.axes_error(op, value, &rule))
+    }
+
+    fn suffix(&self, op: &str, value: ValueId, axes: &[DimId]) -> Result<(), GraphError> {
+        if axes.ends_with(&self.graph.value(value).axes) {
+            return Ok(());
+        }
+        let rule = format!("they must be the last of [{}]", self.graph.axes_text(axes));
+        Err(self.axes_error(op, value, &rule))
+    }
+
+    fn check_positive(&self, op: &str, key: &str, value: f32) -> Result<(), GraphError> {
+        if value.is_finite() && value > 0.0 {
+            return Ok(());
+        }
+        Err(GraphError::Parameter {
+            model: self.graph.name.clone(),
+            key: format!("{op} {key}"),
+            value: value.to_string(),
+            rule: "a finite number above 0 is needed".into(),
+        })
+    }
+
+    fn check_probability(&self, op: &str, probability: f32) -> Result<(), GraphError> {
+        if (0.0..1.0).contains(&probability) {
+            return Ok(());
+        }
+        Err(GraphError::Parameter {
+            model: self.graph.name.clone(),
+            key: format!("{op} dropout"),
+            value: probability.to_string(),
+            rule: "a dropout probability is at least 0 and below 1".into(),
+        })
+    }
+}
+
+fn output(axes: Vec<DimId>) -> NewOutput {
+    NewOutput { suffix: None, axes, dtype: DType::Real, role: Role::Activation }
+}
+
+fn auxiliary(suffix: &'static str, axes: Vec<DimId>, dtype: DType) -> NewOutput {
+    NewOutput { suffix: Some(suffix), axes, dtype, role: Role::Auxiliary }
+}
+
+fn parallel(dims: &[DimId]) -> Vec<(DimId, Split)> {
+    dims.iter().map(|&dim| (dim, Split::Parallel)).collect()
+}

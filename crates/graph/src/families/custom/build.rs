@@ -1,0 +1,298 @@
+//! From a network written as data to its graph.
+
+use std::collections::HashMap;
+
+use super::kind::{KINDS, Kind};
+use super::{BlockConfig, CustomConfig, InitConfig, InputKind, OpConfig, ParameterConfig};
+use crate::op::{Activation, RotaryScaling};
+use crate::spec::did_you_mean;
+use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
+
+impl CustomConfig {
+    /// The network as a graph.
+    ///
+    /// # Errors
+    /// If a name is unknown or taken, a kind or key does not exist or is missing, or operands do not
+    /// fit; the message names block, operator and key.
+    pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
+        let mut build = Build {
+            net: GraphBuilder::new(name),
+            dims: HashMap::new(),
+            names: HashMap::new(),
+            loss: None,
+        };
+        build.dims.insert("batch".into(), build.net.batch());
+        for (name, &size) in &self.dims {
+            let dim = build.net.dim(name, size)?;
+            build.dims.insert(name.clone(), dim);
+        }
+        for input in &self.input {
+            let place = Place { block: "[[input]]", op: &input.name, index: 0 };
+            let axes = build.axes(&place, "axes", &input.axes)?;
+            let value = match input.kind {
+                InputKind::Real => build.net.features(&input.name, &axes)?,
+                InputKind::Index => build.net.targets(&input.name, &axes)?,
+            };
+            build.names.insert(input.name.clone(), value);
+        }
+        let mut result = None;
+        for block in &self.block {
+            result = Some(build.block(block, result)?);
+        }
+        let loss = build.loss.ok_or_else(|| GraphError::Text {
+            place: name.into(),
+            message: "no operator is of the kind cross-entropy, so there is no loss".into(),
+        })?;
+        build.net.finish(loss)
+    }
+}
+
+struct Build {
+    net: GraphBuilder,
+    dims: HashMap<String, DimId>,
+    names: HashMap<String, ValueId>,
+    loss: Option<ValueId>,
+}
+
+/// Where in the description something is, and the number of the repetition.
+struct Place<'a> {
+    block: &'a str,
+    op: &'a str,
+    index: usize,
+}
+
+impl Place<'_> {
+    fn error(&self, key: &str, message: impl Into<String>) -> GraphError {
+        let op = if self.op.is_empty() { String::new() } else { format!(", op {:?}", self.op) };
+        let place = format!("block {:?}{op}, {key}", self.block);
+        GraphError::Text { place, message: message.into() }
+    }
+
+    fn substitute(&self, name: &str) -> String {
+        name.replace("{i}", &self.index.to_string())
+    }
+}
+
+impl Build {
+    /// Adds all repetitions of a block that comes after one with the result `before`, and gives the
+    /// result of the last.
+    fn block(
+        &mut self,
+        block: &BlockConfig,
+        before: Option<ValueId>,
+    ) -> Result<ValueId, GraphError> {
+        let place = Place { block: &block.name, op: "", index: 0 };
+        if block.op.is_empty() {
+            return Err(place.error("op", "a block has at least one [[block.op]]"));
+        }
+        if !(1..=10_000).contains(&block.repeat) {
+            let message = format!("{} is not possible: it is 1 to 10000", block.repeat);
+            return Err(place.error("repeat", message));
+        }
+        if block.repeat > 1 && !block.name.contains("{i}") {
+            let message = "a repeated block's name contains {i}, which becomes 0, 1, ...";
+            return Err(place.error("name", message));
+        }
+        let mut input = match &block.input {
+            Some(name) => Some(self.find(&place, "input", &place.substitute(name), "", None)?),
+            None => before,
+        };
+        for index in 0..block.repeat {
+            let name = Place { block: &block.name, op: "", index }.substitute(&block.name);
+            self.net.block(&name);
+            let mut last = None;
+            for op in &block.op {
+                let op_name = op.name.as_deref().unwrap_or_default();
+                let place = Place { block: &name, op: op_name, index };
+                last = Some(self.op(&place, op, input)?);
+            }
+            input = match &block.output {
+                Some(output) => {
+                    let place = Place { block: &name, op: "", index };
+                    Some(self.find(&place, "output", &place.substitute(output), &name, None)?)
+                }
+                None => last,
+            };
+        }
+        input.ok_or_else(|| place.error("op", "a block has at least one [[block.op]]"))
+    }
+
+    fn op(
+        &mut self,
+        place: &Place,
+        op: &OpConfig,
+        block_input: Option<ValueId>,
+    ) -> Result<ValueId, GraphError> {
+        let kind = kind_of(place, op)?;
+        let full = match place.op {
+            "" => place.block.to_owned(),
+            name => format!("{}.{}", place.block, place.substitute(name)),
+        };
+        let mut inputs = Vec::with_capacity(op.inputs.len());
+        for input in &op.inputs {
+            let name = place.substitute(input);
+            inputs.push(self.find(place, "inputs", &name, place.block, block_input)?);
+        }
+        let mut parameter = |key: &str, config: &Option<ParameterConfig>| match config {
+            Some(config) => self.parameter(place, key, &format!("{full}.{key}"), config),
+            None => Err(place.error(key, format!("the kind {} needs it", kind.name))),
+        };
+        let probability = op.probability.unwrap_or(0.0);
+        let epsilon = op.epsilon.unwrap_or(1e-5);
+        let value = match (kind.name, &inputs[..]) {
+            ("embed", &[tokens]) => {
+                let table = parameter("table", &op.table)?;
+                self.net.embed(&full, tokens, table)
+            }
+            ("contract", &[x]) => {
+                let weight = parameter("weight", &op.weight)?;
+                let bias = match op.bias {
+                    Some(_) => Some(parameter("bias", &op.bias)?),
+                    None => None,
+                };
+                self.net.contract(&full, x, weight, bias)
+            }
+            ("add", &[a, b]) => self.net.add(&full, a, b),
+            ("add-bias", &[x]) => {
+                let bias = parameter("bias", &op.bias)?;
+                self.net.add(&full, x, bias)
+            }
+            ("dropout", &[x]) => self.net.dropout(&full, x, probability),
+            ("bias-dropout-add", &[x, residual]) => {
+                let bias = parameter("bias", &op.bias)?;
+                self.net.bias_dropout_add(&full, x, bias, residual, probability)
+            }
+            ("layer-norm", &[x]) => {
+                let gain = parameter("gain", &op.gain)?;
+                let bias = parameter("bias", &op.bias)?;
+                self.net.layer_norm(&full, x, gain, bias, epsilon)
+            }
+            ("rms-norm", &[x]) => {
+                let gain = parameter("gain", &op.gain)?;
+                self.net.rms_norm(&full, x, gain, epsilon)
+            }
+            ("gelu", &[x]) => self.net.pointwise(&full, x, Activation::Gelu),
+            ("relu", &[x]) => self.net.pointwise(&full, x, Activation::Relu),
+            ("swiglu", &[gate, up]) => self.net.swiglu(&full, gate, up),
+            ("rotary", &[x]) => {
+                let scaling = op.scaling.map(|(factor, low, high, original)| RotaryScaling {
+                    factor,
+                    low_frequency_factor: low,
+                    high_frequency_factor: high,
+                    original_positions: original,
+                });
+                self.net.rotary(&full, x, op.theta.unwrap_or(10_000.0), scaling)
+            }
+            ("attention", &[q, k, v]) => {
+                let missing = |key| place.error(key, "the kind attention needs it");
+                let keys = op.keys.as_ref().ok_or_else(|| missing("keys"))?;
+                let causal = op.causal.ok_or_else(|| missing("causal"))?;
+                let keys = self.axes(place, "keys", std::slice::from_ref(keys))?[0];
+                self.net.attention(&full, q, k, v, keys, causal, probability)
+            }
+            ("cross-entropy", &[logits, targets]) => {
+                if self.loss.is_some() {
+                    return Err(place.error("kind", "a network has one cross-entropy, its loss"));
+                }
+                let loss = self.net.cross_entropy(&full, logits, targets)?;
+                self.loss = Some(loss);
+                Ok(loss)
+            }
+            _ => unreachable!("every kind of the table has its arm, and its inputs were counted"),
+        }?;
+        if self.names.insert(full.clone(), value).is_some() {
+            return Err(place.error("name", format!("{full:?} is taken; names are unique")));
+        }
+        Ok(value)
+    }
+
+    fn parameter(
+        &mut self,
+        place: &Place,
+        key: &str,
+        full: &str,
+        config: &ParameterConfig,
+    ) -> Result<ValueId, GraphError> {
+        if let Some(same) = &config.same {
+            if config.axes.is_some() || config.init.is_some() || config.rows.is_some() {
+                let message = "with `same` it is a parameter made elsewhere and takes no other key";
+                return Err(place.error(key, message));
+            }
+            return self.find(place, key, &place.substitute(same), place.block, None);
+        }
+        let (Some(axes), Some(init)) = (&config.axes, config.init) else {
+            return Err(place.error(key, "needs axes = [..] and init = {..}, or same = \"..\""));
+        };
+        let axes = self.axes(place, key, axes)?;
+        let init = match init {
+            InitConfig::Normal(std) => Init::Normal { std },
+            InitConfig::Constant(value) => Init::Constant(value),
+        };
+        let rows = config.rows.unwrap_or(usize::from(axes.len() > 1));
+        let value = self.net.parameter(full, &axes, rows, init)?;
+        self.names.insert(full.into(), value);
+        Ok(value)
+    }
+
+    fn axes(&self, place: &Place, key: &str, names: &[String]) -> Result<Vec<DimId>, GraphError> {
+        let find = |name: &String| {
+            let name = place.substitute(name);
+            self.dims.get(&name).copied().ok_or_else(|| {
+                let hint = did_you_mean(&name, self.dims.keys().map(String::as_str));
+                place.error(key, format!("there is no dimension {name:?} in [dims]{hint}"))
+            })
+        };
+        names.iter().map(find).collect()
+    }
+
+    /// The value of this name: `input`, one of the block, or one of the whole network.
+    fn find(
+        &self,
+        place: &Place,
+        key: &str,
+        name: &str,
+        block: &str,
+        block_input: Option<ValueId>,
+    ) -> Result<ValueId, GraphError> {
+        if let ("input", Some(value)) = (name, block_input) {
+            return Ok(value);
+        }
+        let local = self.names.get(&format!("{block}.{name}"));
+        local.or_else(|| self.names.get(name)).copied().ok_or_else(|| {
+            let known = self.names.keys().flat_map(|known| {
+                let local = known.strip_prefix(block).and_then(|rest| rest.strip_prefix('.'));
+                [Some(known.as_str()), local].into_iter().flatten()
+            });
+            let hint = did_you_mean(name, known);
+            place.error(key, format!("nothing before it is called {name:?}{hint}"))
+        })
+    }
+}
+
+/// The kind of an operator, after checking its keys and the number of its inputs.
+fn kind_of(place: &Place, op: &OpConfig) -> Result<&'static Kind, GraphError> {
+    let Some(kind) = KINDS.iter().find(|kind| kind.name == op.kind) else {
+        let names = KINDS.iter().map(|kind| kind.name);
+        let hint = did_you_mean(&op.kind, names.clone());
+        let list = names.collect::<Vec<_>>().join(", ");
+        let message = format!("there is no kind {:?}{hint}; there are {list}", op.kind);
+        return Err(place.error("kind", message));
+    };
+    if let Some(key) = op.given().find(|key| !kind.keys.contains(key)) {
+        let keys = if kind.keys.is_empty() { "no more".into() } else { kind.keys.join(", ") };
+        let message =
+            format!("the kind {} does not take it; besides inputs it takes {keys}", kind.name);
+        return Err(place.error(key, message));
+    }
+    if op.inputs.len() != kind.inputs.len() {
+        let message = format!(
+            "the kind {} reads {} ({}), not {}",
+            kind.name,
+            kind.inputs.len(),
+            kind.inputs.join(", "),
+            op.inputs.len()
+        );
+        return Err(place.error("inputs", message));
+    }
+    Ok(kind)
+}

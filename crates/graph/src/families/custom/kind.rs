@@ -1,0 +1,59 @@
+//! What each kind of operator reads and which keys it takes.
+
+use super::OpConfig;
+
+/// A kind of operator in a network written as data.
+pub(super) struct Kind {
+    /// Its word.
+    pub name: &'static str,
+    /// What its inputs are, in order.
+    pub inputs: &'static [&'static str],
+    /// The keys it takes besides `name`, `kind` and `inputs`.
+    pub keys: &'static [&'static str],
+}
+
+const fn kind(
+    name: &'static str,
+    inputs: &'static [&'static str],
+    keys: &'static [&'static str],
+) -> Kind {
+    Kind { name, inputs, keys }
+}
+
+/// All kinds.
+pub(super) const KINDS: &[Kind] = &[
+    kind("embed", &["tokens"], &["table"]),
+    kind("contract", &["x"], &["weight", "bias"]),
+    kind("add", &["a", "b"], &[]),
+    kind("add-bias", &["x"], &["bias"]),
+    kind("dropout", &["x"], &["probability"]),
+    kind("bias-dropout-add", &["x", "residual"], &["bias", "probability"]),
+    kind("layer-norm", &["x"], &["gain", "bias", "epsilon"]),
+    kind("rms-norm", &["x"], &["gain", "epsilon"]),
+    kind("gelu", &["x"], &[]),
+    kind("relu", &["x"], &[]),
+    kind("swiglu", &["gate", "up"], &[]),
+    kind("rotary", &["x"], &["theta", "scaling"]),
+    kind("attention", &["q", "k", "v"], &["keys", "causal", "probability"]),
+    kind("cross-entropy", &["logits", "targets"], &[]),
+];
+
+impl OpConfig {
+    /// The keys that are given, besides `name`, `kind` and `inputs`.
+    pub(super) fn given(&self) -> impl Iterator<Item = &'static str> {
+        [
+            ("table", self.table.is_some()),
+            ("weight", self.weight.is_some()),
+            ("bias", self.bias.is_some()),
+            ("gain", self.gain.is_some()),
+            ("probability", self.probability.is_some()),
+            ("epsilon", self.epsilon.is_some()),
+            ("theta", self.theta.is_some()),
+            ("scaling", self.scaling.is_some()),
+            ("keys", self.keys.is_some()),
+            ("causal", self.causal.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(key, given)| given.then_some(key))
+    }
+}

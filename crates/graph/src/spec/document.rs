@@ -1,0 +1,140 @@
+//! The TOML form of a model.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ModelSpec, Network};
+use crate::GraphError;
+use crate::families::{BlockConfig, CustomConfig, GptConfig, InputConfig, LlamaConfig, MlpConfig};
+
+/// What a description may hold: a name and one network.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    model: Header,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpt: Option<GptConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    llama: Option<LlamaConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mlp: Option<MlpConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dims: Option<BTreeMap<String, usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    input: Option<Vec<InputConfig>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    block: Option<Vec<BlockConfig>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    name: String,
+}
+
+impl Document {
+    /// The description of a model.
+    pub(super) fn of(spec: &ModelSpec) -> Document {
+        let mut document = Document {
+            model: Header { name: spec.name.clone() },
+            gpt: None,
+            llama: None,
+            mlp: None,
+            dims: None,
+            input: None,
+            block: None,
+        };
+        match spec.network.clone() {
+            Network::Gpt(gpt) => document.gpt = Some(gpt),
+            Network::Llama(llama) => document.llama = Some(llama),
+            Network::Mlp(mlp) => document.mlp = Some(mlp),
+            Network::Custom(CustomConfig { dims, input, block }) => {
+                document.dims = Some(dims);
+                document.input = Some(input);
+                document.block = Some(block);
+            }
+        }
+        document
+    }
+
+    /// The model described.
+    pub(super) fn model(self, place: &str) -> Result<ModelSpec, GraphError> {
+        let mut networks: Vec<Network> = [
+            self.gpt.map(Network::Gpt),
+            self.llama.map(Network::Llama),
+            self.mlp.map(Network::Mlp),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if self.dims.is_some() || self.input.is_some() || self.block.is_some() {
+            networks.push(Network::Custom(CustomConfig {
+                dims: self.dims.unwrap_or_default(),
+                input: self.input.unwrap_or_default(),
+                block: self.block.unwrap_or_default(),
+            }));
+        }
+        match (networks.pop(), networks.is_empty()) {
+            (Some(network), true) => ModelSpec::new(&self.model.name, network),
+            (network, _) => Err(GraphError::Text {
+                place: place.into(),
+                message: format!(
+                    "{} describes {} networks; it needs one of [gpt], [llama], [mlp], or [dims] with \
+                     [[input]] and [[block]]",
+                    self.model.name,
+                    networks.len() + usize::from(network.is_some())
+                ),
+            }),
+        }
+    }
+}
+
+/// Reads a description.
+pub(super) fn read(text: &str, place: &str) -> Result<ModelSpec, GraphError> {
+    let document: Document = toml::from_str(text).map_err(|error| GraphError::Text {
+        place: at(place, text, error.span()),
+        message: error.message().to_owned(),
+    })?;
+    document.model(place).map_err(|error| match error {
+        GraphError::Text { place: within, message } if within != place => {
+            GraphError::Text { place: format!("{place}, {within}"), message }
+        }
+        GraphError::Text { .. } => error,
+        GraphError::Parameter { ref key, .. } => GraphError::Text {
+            place: at(place, text, span_of(text, key)),
+            message: error.to_string(),
+        },
+        _ => GraphError::Text { place: place.into(), message: error.to_string() },
+    })
+}
+
+/// Writes a description.
+pub(super) fn write(spec: &ModelSpec) -> String {
+    toml::to_string(&Document::of(spec))
+        .expect("a model's numbers are below 2^48 and its keys are strings, so TOML can hold it")
+}
+
+/// Where a key of a top-level table stands.
+fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
+    let document = toml::de::DeTable::parse(text).ok()?;
+    document.get_ref().values().find_map(|table| {
+        let (key, _) = table.get_ref().as_table()?.get_key_value(key)?;
+        Some(key.span())
+    })
+}
+
+/// `file.toml line 3: layers = 0`, or as much of it as is known.
+fn at(place: &str, text: &str, span: Option<Range<usize>>) -> String {
+    let Some(before) = span.and_then(|span| text.get(..span.start)) else {
+        return place.to_owned();
+    };
+    let number = before.matches('\n').count() + 1;
+    let line = text.lines().nth(number - 1).unwrap_or_default().trim();
+    let shown: String = line.chars().take(60).collect();
+    match shown.is_empty() {
+        true => format!("{place} line {number}"),
+        false => format!("{place} line {number} ({shown})"),
+    }
+}

@@ -1,0 +1,281 @@
+//! The one-line form of a model.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::document::Document;
+use super::{ModelSpec, Network, did_you_mean, preset};
+use crate::GraphError;
+
+/// What a key's value is.
+#[derive(Clone, Copy)]
+enum Kind {
+    Count,
+    Real,
+    Flag,
+    Scaling,
+}
+
+impl Kind {
+    fn rule(self) -> &'static str {
+        match self {
+            Kind::Count => "a whole number is needed",
+            Kind::Real => "a number is needed",
+            Kind::Flag => "true or false is needed",
+            Kind::Scaling => {
+                "[factor, low frequency factor, high frequency factor, original positions] are needed"
+            }
+        }
+    }
+
+    fn read(self, text: &str) -> Option<Value> {
+        match self {
+            Kind::Count => text.parse::<u64>().ok()?.try_into().ok().map(Value::Integer),
+            // By way of 32 bits, so that the shortest text of such a number gives it back exactly.
+            Kind::Real => Some(Value::Float(f64::from(text.parse::<f32>().ok()?))),
+            Kind::Flag => Some(Value::Boolean(text.parse().ok()?)),
+            Kind::Scaling => {
+                let items: Vec<&str> =
+                    text.strip_prefix('[')?.strip_suffix(']')?.split(',').map(str::trim).collect();
+                let [factor, low, high, original] = items[..] else { return None };
+                let mut values = vec![];
+                for item in [factor, low, high] {
+                    values.push(Kind::Real.read(item)?);
+                }
+                values.push(Kind::Count.read(original)?);
+                Some(Value::Array(values))
+            }
+        }
+    }
+}
+
+/// A key of a family: its name, its kind, and whether it must be given.
+type Key = (&'static str, Kind, bool);
+
+const GPT: &[Key] = &[
+    ("layers", Kind::Count, true),
+    ("hidden", Kind::Count, true),
+    ("heads", Kind::Count, true),
+    ("seq", Kind::Count, true),
+    ("vocab", Kind::Count, true),
+    ("ffn", Kind::Count, false),
+    ("dropout", Kind::Real, false),
+    ("tied", Kind::Flag, false),
+    ("norm_epsilon", Kind::Real, false),
+    ("init_std", Kind::Real, false),
+];
+
+const LLAMA: &[Key] = &[
+    ("layers", Kind::Count, true),
+    ("hidden", Kind::Count, true),
+    ("heads", Kind::Count, true),
+    ("kv_heads", Kind::Count, false),
+    ("head_dim", Kind::Count, false),
+    ("ffn", Kind::Count, true),
+    ("seq", Kind::Count, true),
+    ("vocab", Kind::Count, true),
+    ("rope_theta", Kind::Real, false),
+    ("rope_scaling", Kind::Scaling, false),
+    ("norm_epsilon", Kind::Real, false),
+    ("tied", Kind::Flag, false),
+    ("init_std", Kind::Real, false),
+];
+
+const MLP: &[Key] = &[
+    ("inputs", Kind::Count, true),
+    ("hidden", Kind::Count, true),
+    ("layers", Kind::Count, true),
+    ("classes", Kind::Count, true),
+];
+
+/// A family with parameters.
+struct Family {
+    name: &'static str,
+    keys: &'static [Key],
+    read: fn(Table) -> Result<Network, toml::de::Error>,
+}
+
+const FAMILIES: &[Family] = &[
+    Family { name: "gpt", keys: GPT, read: |table| table.try_into().map(Network::Gpt) },
+    Family { name: "llama", keys: LLAMA, read: |table| table.try_into().map(Network::Llama) },
+    Family { name: "mlp", keys: MLP, read: |table| table.try_into().map(Network::Mlp) },
+];
+
+/// Reads one line.
+pub(super) fn parse(text: &str) -> Result<ModelSpec, GraphError> {
+    let text = text.trim();
+    let (head, pairs) = match text.split_once(':') {
+        Some((head, pairs)) => (head.trim(), pairs),
+        None => (text, ""),
+    };
+    if head == "custom" {
+        return parse_custom(pairs);
+    }
+    let pairs = split_pairs(head, pairs)?;
+    if let Some(family) = FAMILIES.iter().find(|family| family.name == head) {
+        return changed(head, family.name, family, Table::new(), pairs);
+    }
+    let known = || FAMILIES.iter().map(|family| family.name).chain(preset::names());
+    if !known().any(|name| name == head) {
+        return Err(GraphError::Name {
+            what: "model",
+            name: head.chars().take(100).collect(),
+            rule: format!(
+                "there is no such family or preset{}; there are the families gpt, llama and mlp (as \
+                 in gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200) and the presets {}",
+                did_you_mean(head, known()),
+                preset::names().collect::<Vec<_>>().join(", ")
+            ),
+        });
+    }
+    let spec = preset::preset(head)?;
+    let Some((family, table)) = table(&spec.network) else { return Ok(spec) };
+    // With other sizes it is no longer the published model.
+    let published = pairs.iter().all(|(key, _)| matches!(*key, "seq" | "name"));
+    let name = if published { spec.name } else { format!("{head}-variant") };
+    changed(head, &name, family, table, pairs)
+}
+
+fn parse_custom(text: &str) -> Result<ModelSpec, GraphError> {
+    let document: Result<Document, _> =
+        toml::de::ValueDeserializer::parse(text.trim()).and_then(Deserialize::deserialize);
+    match document {
+        Ok(document) => document.model("custom"),
+        Err(error) => Err(GraphError::Text {
+            place: "custom".into(),
+            message: format!(
+                "{}; after custom: comes a whole network as a TOML inline table",
+                error.message()
+            ),
+        }),
+    }
+}
+
+/// The `key=value` pairs; commas within brackets do not separate.
+fn split_pairs<'a>(head: &str, text: &'a str) -> Result<Vec<(&'a str, &'a str)>, GraphError> {
+    let mut depth = 0_usize;
+    let separates = |c: char| {
+        match c {
+            '[' => depth += 1,
+            ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    };
+    let mut pairs: Vec<(&str, &str)> = vec![];
+    for pair in text.split(separates).map(str::trim).filter(|pair| !pair.is_empty()) {
+        let error = |message: &str| GraphError::Text {
+            place: format!("{head}:{pair}"),
+            message: message.into(),
+        };
+        let (key, value) =
+            pair.split_once('=').ok_or_else(|| error("a pair key=value is needed"))?;
+        let (key, value) = (key.trim(), value.trim());
+        if pairs.iter().any(|&(each, _)| each == key) {
+            return Err(error("the key is given twice"));
+        }
+        pairs.push((key, value));
+    }
+    Ok(pairs)
+}
+
+/// The model that `table` becomes with `pairs` laid over it.
+fn changed(
+    head: &str,
+    name: &str,
+    family: &Family,
+    mut table: Table,
+    pairs: Vec<(&str, &str)>,
+) -> Result<ModelSpec, GraphError> {
+    let names = || family.keys.iter().map(|&(key, ..)| key).chain(["name"]);
+    let list = || names().collect::<Vec<_>>().join(", ");
+    let mut name = name;
+    for (key, text) in pairs {
+        if key == "name" {
+            name = text;
+            continue;
+        }
+        let Some(&(_, kind, _)) = family.keys.iter().find(|&&(each, ..)| each == key) else {
+            let hint = did_you_mean(key, names());
+            let rule = format!("{head} has no such key{hint}; its keys are {}", list());
+            return Err(GraphError::Name { what: "key", name: key.into(), rule });
+        };
+        let value = kind.read(text).ok_or_else(|| GraphError::Parameter {
+            model: head.into(),
+            key: key.into(),
+            value: text.into(),
+            rule: kind.rule().into(),
+        })?;
+        table.insert(key.into(), value);
+    }
+    let missing =
+        family.keys.iter().find(|&&(key, _, required)| required && !table.contains_key(key));
+    if let Some(&(key, ..)) = missing {
+        let rule = format!("{head} needs it; its keys are {}", list());
+        return Err(GraphError::Name { what: "missing key", name: key.into(), rule });
+    }
+    let network = (family.read)(table).map_err(|error| GraphError::Text {
+        place: head.into(),
+        message: error.to_string().trim().replace('\n', " "),
+    })?;
+    ModelSpec::new(name, network)
+}
+
+/// The family of a network, and its configuration as keys and values; none for a network written as
+/// data.
+fn table(network: &Network) -> Option<(&'static Family, Table)> {
+    let (name, table) = match network {
+        Network::Gpt(gpt) => ("gpt", Table::try_from(gpt)),
+        Network::Llama(llama) => ("llama", Table::try_from(llama)),
+        Network::Mlp(mlp) => ("mlp", Table::try_from(mlp)),
+        Network::Custom(_) => return None,
+    };
+    let family = FAMILIES.iter().find(|family| family.name == name)?;
+    Some((family, table.expect("a configuration holds numbers and flags, so TOML can hold it")))
+}
+
+impl fmt::Display for ModelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((family, table)) = table(&self.network) else {
+            let mut text = String::new();
+            Document::of(self).serialize(toml::ser::ValueSerializer::new(&mut text)).expect(
+                "a network written as data was read from TOML's types, so TOML can hold it",
+            );
+            return write!(f, "custom:{text}");
+        };
+        let mut required = table.clone();
+        required
+            .retain(|key, _| family.keys.iter().any(|&(each, _, needed)| needed && each == key));
+        let bare = (family.read)(required).ok();
+        let usual = bare.and_then(|network| Some(self::table(&network)?.1)).unwrap_or_default();
+
+        write!(f, "{}", family.name)?;
+        let mut separator = ':';
+        if self.name != family.name {
+            write!(f, ":name={}", self.name)?;
+            separator = ',';
+        }
+        for &(key, _, needed) in family.keys {
+            if let Some(value) = table.get(key)
+                && (needed || usual.get(key) != Some(value))
+            {
+                write!(f, "{separator}{key}={}", text(value))?;
+                separator = ',';
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value as the shortest text that [`Kind::read`] takes back.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Float(value) => (*value as f32).to_string(),
+        Value::Array(values) => {
+            format!("[{}]", values.iter().map(text).collect::<Vec<_>>().join(","))
+        }
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,134 @@
+//! What the builder refuses, and the gradients of what it accepts.
+
+use shardloom_graph::op::Activation;
+use shardloom_graph::{DimId, GraphBuilder, GraphError, Init, ValueId, gradient};
+
+const ZEROS: Init = Init::Constant(0.0);
+
+/// A builder with two dimensions, features `x [batch, wide]` and classes `y [batch]`.
+struct Start {
+    net: GraphBuilder,
+    wide: DimId,
+    narrow: DimId,
+    x: ValueId,
+    y: ValueId,
+}
+
+fn start() -> Start {
+    let mut net = GraphBuilder::new("net");
+    let (wide, narrow) = (net.dim("wide", 6).unwrap(), net.dim("narrow", 3).unwrap());
+    let x = net.features("x", &[wide]).unwrap();
+    let y = net.targets("y", &[]).unwrap();
+    Start { net, wide, narrow, x, y }
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T, GraphError>, needle: &str) {
+    let Err(error) = result else { panic!("accepted, though {needle}") };
+    let message = error.to_string();
+    assert!(message.contains(needle), "{needle:?} is not in {message:?}");
+}
+
+#[test]
+fn names_are_unique_among_values_operators_and_dimensions() {
+    let Start { mut net, wide, x, .. } = start();
+    refused(net.dim("wide", 2), "dimension \"wide\": the name is taken");
+    refused(net.dim("batch", 2), "taken");
+    refused(net.dim("moments", 7), "taken");
+    refused(net.features("x", &[wide]), "value \"x\": the name is taken");
+    refused(net.features("", &[wide]), "at least one letter");
+    net.pointwise("relu", x, Activation::Relu).unwrap();
+    refused(net.pointwise("relu", x, Activation::Relu), "operator \"relu\": the name is taken");
+    refused(net.parameter("relu", &[wide], 0, ZEROS), "value \"relu\": the name is taken");
+}
+
+#[test]
+fn sizes_are_bounded() {
+    let Start { mut net, .. } = start();
+    refused(net.dim("none", 0), "none = 0");
+    refused(net.dim("endless", usize::MAX), "endless = ");
+    let big = net.dim("big", 1 << 40).unwrap();
+    let other = net.dim("other", 1 << 40).unwrap();
+    refused(net.parameter("square", &[big, other], 1, ZEROS), "more than 281474976710656");
+    for index in 0..256 {
+        net.parameter(&format!("row.{index}"), &[big], 0, ZEROS).unwrap();
+    }
+    refused(net.parameter("row.256", &[big], 0, ZEROS), "a model has at most");
+}
+
+#[test]
+fn a_parameter_has_no_batch_no_dimension_twice_and_finite_elements() {
+    let Start { mut net, wide, narrow, .. } = start();
+    let batch = net.batch();
+    refused(net.parameter("w", &[batch, wide], 1, ZEROS), "all samples share a parameter");
+    refused(net.parameter("w", &[wide, wide], 1, ZEROS), "wide occurs twice");
+    refused(net.parameter("w", &[wide, narrow], 3, ZEROS), "there are 2 axes");
+    for init in [Init::Normal { std: -1.0 }, Init::Normal { std: f32::NAN }] {
+        refused(net.parameter("v", &[wide], 0, init), "v initialisation");
+    }
+    refused(net.parameter("u", &[wide], 0, Init::Constant(f32::INFINITY)), "u initialisation");
+}
+
+#[test]
+fn an_operand_is_the_kind_of_tensor_that_the_operator_takes() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let gain = net.parameter("gain", &[wide], 0, ZEROS).unwrap();
+    refused(net.embed("embed", x, w), "x has axes [batch, wide], but an input of indices");
+    refused(net.pointwise("relu", y, Activation::Relu), "real numbers that are no parameter");
+    refused(net.rms_norm("norm", x, gain, 0.0), "norm epsilon = 0");
+    refused(net.pointwise("gelu", gain, Activation::Gelu), "real numbers that are no parameter");
+    let other = net.features("other", &[wide]).unwrap();
+    let product = net.contract("product", x, w, None).unwrap();
+    refused(net.add("narrower", x, product), "[batch, wide] are needed");
+    refused(net.cross_entropy("loss", product, other), "[batch] are needed");
+    let turned = net.parameter("turned", &[narrow, wide], 1, ZEROS).unwrap();
+    let square = net.pointwise("square", product, Activation::Relu).unwrap();
+    refused(net.contract("both", square, product, None), "it must start or end with");
+    net.contract("back", square, turned, None).unwrap();
+}
+
+#[test]
+fn a_network_ends_in_one_loss_that_depends_on_all_of_it() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let logits = net.contract("logits", x, w, None).unwrap();
+    let loss = net.cross_entropy("loss", logits, y).unwrap();
+    net.pointwise("aside", logits, Activation::Relu).unwrap();
+    refused(net.finish(loss), "\"aside\": no operator reads it");
+
+    let Start { mut net, wide, narrow, x, .. } = start();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let logits = net.contract("logits", x, w, None).unwrap();
+    refused(net.finish(logits), "the loss must come from a cross-entropy");
+}
+
+#[test]
+fn features_get_no_gradient() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    let gain = net.parameter("gain", &[wide], 0, ZEROS).unwrap();
+    let normed = net.rms_norm("norm", x, gain, 1e-5).unwrap();
+    let sum = net.add("sum", normed, x).unwrap();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let logits = net.contract("logits", sum, w, None).unwrap();
+    let loss = net.cross_entropy("loss", logits, y).unwrap();
+    let graph = net.finish(loss).unwrap();
+    let rule = |name: &str| {
+        let (id, _) = graph.ops().find(|(_, op)| op.name == name).unwrap();
+        gradient::rule(&graph, id)
+    };
+    assert_eq!(rule("norm").input, None);
+    assert_eq!(rule("norm").weight.unwrap().produces, [1]);
+    assert_eq!(rule("sum").passes, [0]);
+}
+
+#[test]
+fn an_operator_that_reads_a_value_twice_is_one_of_its_readers_once() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    let twice = net.swiglu("twice", x, x).unwrap();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let logits = net.contract("logits", twice, w, None).unwrap();
+    let loss = net.cross_entropy("loss", logits, y).unwrap();
+    let graph = net.finish(loss).unwrap();
+    assert_eq!(graph.value(x).consumers.len(), 1);
+}

@@ -1,0 +1,48 @@
+//! Every preset has exactly the parameters of the published model.
+
+use shardloom_graph::ModelSpec;
+
+#[track_caller]
+fn check(preset: &str, parameters: u64) {
+    let graph = ModelSpec::preset(preset).and_then(|spec| spec.graph()).unwrap();
+    assert_eq!(graph.parameter_count(), parameters, "{preset}");
+}
+
+#[test]
+fn gpt_2_has_the_parameters_of_the_released_checkpoints() {
+    check("gpt-2", 124_439_808);
+    check("gpt-2-medium", 354_823_168);
+    check("gpt-2-large", 774_030_080);
+    check("gpt-2-xl", 1_557_611_200);
+}
+
+/// 12 l h^2 + 13 l h of the layers, (V + s) h of the embeddings and 2 h of the last norm.
+#[test]
+fn gpt_3_has_the_parameters_of_its_table() {
+    check("gpt-3-175b", 174_604_259_328);
+}
+
+#[test]
+fn llama_2_has_the_parameters_of_the_released_checkpoints() {
+    check("llama-2-7b", 6_738_415_616);
+    check("llama-2-13b", 13_015_864_320);
+    check("llama-2-70b", 68_976_648_192);
+}
+
+#[test]
+fn llama_3_has_the_parameters_of_the_released_checkpoints() {
+    check("llama-3-8b", 8_030_261_248);
+    check("llama-3-70b", 70_553_706_496);
+    check("llama-3-405b", 405_853_388_800);
+}
+
+#[test]
+fn every_preset_is_named_like_its_file_and_survives_both_texts() {
+    for name in ModelSpec::presets() {
+        let spec = ModelSpec::preset(name).unwrap();
+        assert_eq!(spec.name(), name);
+        assert_eq!(ModelSpec::parse(name).unwrap(), spec);
+        assert_eq!(ModelSpec::parse(&spec.to_string()).unwrap(), spec, "{spec}");
+        assert_eq!(ModelSpec::from_toml(&spec.to_toml(), name).unwrap(), spec);
+    }
+}

@@ -1,0 +1,210 @@
+//! Weights under Hugging Face's names and layouts, and this program's.
+//!
+//! A parameter here keeps its structure, such as `[model, heads, group, head_dim]`, and its first axes
+//! are the rows of the matrix that it is: inputs before outputs. GPT-2's `Conv1D` stores matrices the
+//! same way round, with query, key and value side by side in the columns; Llama's `Linear` stores
+//! outputs before inputs. Query head `h` of a Llama reads key head `h / group` in both, and both rotate
+//! the first half of a head against the second, so nothing is permuted within a head.
+
+mod layout;
+mod names;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_graph::{Extents, Graph, ModelSpec};
+
+use crate::InteropError;
+use layout::Matrix;
+
+/// A tensor of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// The extent of every axis.
+    pub shape: Vec<usize>,
+    /// The elements, the last axis fastest.
+    pub values: Vec<f32>,
+}
+
+/// The parameters of `spec`, by name, from the tensors of a file with Hugging Face's names (of a bare
+/// model or of one with a head) or with this program's own. Of a GPT's learned positions the first
+/// `seq` are taken. Masks and frequencies that some files hold besides the weights are passed over.
+///
+/// # Errors
+/// If a tensor is missing, has no place in the model, has another shape or as many elements as its
+/// shape does not say, or if a tied head differs from the embedding; or if the model is neither GPT nor
+/// Llama and the names are not its own.
+pub fn import(
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<BTreeMap<String, Vec<f32>>, InteropError> {
+    let graph = graph_of(spec)?;
+    for (name, tensor) in tensors {
+        let elements = tensor.shape.iter().try_fold(1_usize, |all, &size| all.checked_mul(size));
+        if elements != Some(tensor.values.len()) {
+            let rule = format!("it holds {} elements", tensor.values.len());
+            return Err(wrong_shape(spec, name, &tensor.shape, rule));
+        }
+    }
+    if graph.parameters().any(|(_, value)| tensors.contains_key(&value.name)) {
+        return own_names(spec, &graph, tensors);
+    }
+    let scheme = names::Scheme::of(spec).ok_or_else(|| InteropError::NoMapping {
+        model: spec.name().into(),
+        names: listed(&graph),
+    })?;
+
+    // By bare name, with the full name for messages.
+    let mut found: BTreeMap<&str, (&str, &Tensor)> = BTreeMap::new();
+    let mut extra: Vec<String> = vec![];
+    for (name, tensor) in tensors.iter().filter(|(name, _)| !scheme.is_buffer(name)) {
+        if let Some((twin, _)) = found.insert(scheme.bare(name), (name, tensor)) {
+            extra.push(format!("{name} besides {twin}"));
+        }
+    }
+    let tied = scheme.tied_head().and_then(|head| found.remove(head));
+    let mut parameters = BTreeMap::new();
+    let mut used: BTreeSet<String> = BTreeSet::new();
+    let mut missing: BTreeSet<String> = BTreeSet::new();
+    for (name, matrix) in matrices(&graph) {
+        let Some(source) = scheme.source(&name) else {
+            missing.insert(name);
+            continue;
+        };
+        let Some(&(full, tensor)) = found.get(source.tensor.as_str()) else {
+            missing.insert(source.tensor);
+            continue;
+        };
+        let values = source
+            .part
+            .read(&matrix, tensor)
+            .map_err(|rule| wrong_shape(spec, full, &tensor.shape, rule))?;
+        parameters.insert(name, values);
+        used.insert(source.tensor);
+    }
+    let missing = missing.into_iter().collect();
+    report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
+    found.retain(|name, _| !used.contains(*name));
+    extra.extend(found.values().map(|&(full, _)| full.to_owned()));
+    report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
+    if let Some((full, head)) = tied
+        && parameters.get(names::EMBEDDING) != Some(&head.values)
+    {
+        return Err(InteropError::NotTied { model: spec.name().into(), tensor: full.into() });
+    }
+    Ok(parameters)
+}
+
+/// The tensors that Hugging Face's model with a head reads, from the parameters of `spec` by name. A
+/// tied head is left out, as it is there.
+///
+/// # Errors
+/// If a parameter is missing, unknown or of another length, or the model is neither GPT nor Llama.
+pub fn export(
+    spec: &ModelSpec,
+    parameters: &BTreeMap<String, Vec<f32>>,
+) -> Result<BTreeMap<String, Tensor>, InteropError> {
+    let graph = graph_of(spec)?;
+    let scheme = names::Scheme::of(spec).ok_or_else(|| InteropError::NoMapping {
+        model: spec.name().into(),
+        names: listed(&graph),
+    })?;
+    let known: BTreeMap<String, Matrix> = matrices(&graph).collect();
+    let extra = parameters.keys().filter(|name| !known.contains_key(*name)).cloned().collect();
+    report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
+    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
+    let mut missing = vec![];
+    for (name, matrix) in known {
+        let (Some(source), Some(values)) = (scheme.source(&name), parameters.get(&name)) else {
+            missing.push(name);
+            continue;
+        };
+        if values.len() != matrix.rows * matrix.columns {
+            let rule = format!("the shape {:?} is needed", matrix.shape);
+            return Err(wrong_shape(spec, &name, &[values.len()], rule));
+        }
+        let tensor = tensors
+            .entry(scheme.full(&source.tensor))
+            .or_insert_with(|| source.part.empty(&matrix));
+        source.part.write(&matrix, values, tensor);
+    }
+    report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
+    Ok(tensors)
+}
+
+/// Tensors that already have this program's names and shapes.
+fn own_names(
+    spec: &ModelSpec,
+    graph: &Graph,
+    tensors: &BTreeMap<String, Tensor>,
+) -> Result<BTreeMap<String, Vec<f32>>, InteropError> {
+    let known: BTreeMap<String, Matrix> = matrices(graph).collect();
+    let extra = tensors.keys().filter(|name| !known.contains_key(*name)).cloned().collect();
+    report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
+    let missing = known.keys().filter(|name| !tensors.contains_key(*name)).cloned().collect();
+    report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
+    let mut parameters = BTreeMap::new();
+    for (name, tensor) in tensors {
+        if let Some(matrix) = known.get(name).filter(|matrix| matrix.shape != tensor.shape) {
+            let rule = format!("{:?} is needed", matrix.shape);
+            return Err(wrong_shape(spec, name, &tensor.shape, rule));
+        }
+        parameters.insert(name.clone(), tensor.values.clone());
+    }
+    Ok(parameters)
+}
+
+fn graph_of(spec: &ModelSpec) -> Result<Graph, InteropError> {
+    spec.graph()
+        .map_err(|error| InteropError::Model { place: spec.name().into(), source: error.into() })
+}
+
+/// The parameters of a graph as matrices, in the order of the graph.
+fn matrices(graph: &Graph) -> impl Iterator<Item = (String, Matrix)> {
+    let extents = Extents::global(graph, 1);
+    graph.parameters().map(move |(_, value)| {
+        let rows = value.parameter().map_or(0, |parameter| parameter.row_axes);
+        let (rows, columns) = value.axes.split_at(rows);
+        let matrix = Matrix {
+            shape: extents.shape(&value.axes),
+            rows: extents.elements(rows),
+            columns: extents.elements(columns),
+            is_vector: rows.is_empty(),
+        };
+        (value.name.clone(), matrix)
+    })
+}
+
+/// An error about these names, if there are any.
+fn report(
+    spec: &ModelSpec,
+    names: Vec<String>,
+    error: impl FnOnce(String, usize, String) -> InteropError,
+) -> Result<(), InteropError> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    Err(error(spec.name().into(), names.len(), shortened(&names)))
+}
+
+fn listed(graph: &Graph) -> String {
+    shortened(&graph.parameters().map(|(_, value)| value.name.clone()).collect::<Vec<_>>())
+}
+
+fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match names.get(..SHOWN) {
+        Some(first) if names.len() > SHOWN => {
+            format!("{} and {} more", first.join(", "), names.len() - SHOWN)
+        }
+        _ => names.join(", "),
+    }
+}
+
+fn wrong_shape(spec: &ModelSpec, tensor: &str, found: &[usize], rule: String) -> InteropError {
+    InteropError::Shape {
+        model: spec.name().into(),
+        tensor: tensor.into(),
+        found: found.to_vec(),
+        rule,
+    }
+}

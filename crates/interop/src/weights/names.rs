@@ -1,0 +1,133 @@
+//! Hugging Face's names for the parameters of each family.
+
+use shardloom_graph::{ModelSpec, Network};
+
+use super::layout::Part;
+
+/// Name of the token embedding here.
+pub(super) const EMBEDDING: &str = "embedding.token";
+
+/// Name of the head there.
+const HEAD: &str = "lm_head.weight";
+
+/// Where a parameter is found.
+pub(super) struct Source {
+    /// The bare name of the tensor.
+    pub tensor: String,
+    /// Which part of it.
+    pub part: Part,
+}
+
+/// The names of one family.
+pub(super) struct Scheme {
+    /// What models with a head put before the names of the model within.
+    prefix: &'static str,
+    /// What comes before the number of a layer.
+    layers: &'static str,
+    /// Names outside of layers: here, there, part.
+    outer: &'static [(&'static str, &'static str, Part)],
+    /// Names within a layer: here, there, part.
+    inner: &'static [(&'static str, &'static str, Part)],
+    /// Endings of tensors that are no weights.
+    buffers: &'static [&'static str],
+    tied: bool,
+}
+
+const GPT: Scheme = Scheme {
+    prefix: "transformer.",
+    layers: "h",
+    outer: &[
+        (EMBEDDING, "wte.weight", Part::Whole),
+        ("embedding.position", "wpe.weight", Part::FirstRows),
+        ("final_norm.gain", "ln_f.weight", Part::Whole),
+        ("final_norm.bias", "ln_f.bias", Part::Whole),
+        ("head.weight", HEAD, Part::Whole),
+    ],
+    inner: &[
+        ("attention_norm.gain", "ln_1.weight", Part::Whole),
+        ("attention_norm.bias", "ln_1.bias", Part::Whole),
+        ("attention.query.weight", "attn.c_attn.weight", Part::Third(0)),
+        ("attention.query.bias", "attn.c_attn.bias", Part::Third(0)),
+        ("attention.key.weight", "attn.c_attn.weight", Part::Third(1)),
+        ("attention.key.bias", "attn.c_attn.bias", Part::Third(1)),
+        ("attention.value.weight", "attn.c_attn.weight", Part::Third(2)),
+        ("attention.value.bias", "attn.c_attn.bias", Part::Third(2)),
+        ("attention.output.weight", "attn.c_proj.weight", Part::Whole),
+        ("attention.output.bias", "attn.c_proj.bias", Part::Whole),
+        ("ffn_norm.gain", "ln_2.weight", Part::Whole),
+        ("ffn_norm.bias", "ln_2.bias", Part::Whole),
+        ("ffn.up.weight", "mlp.c_fc.weight", Part::Whole),
+        ("ffn.up.bias", "mlp.c_fc.bias", Part::Whole),
+        ("ffn.down.weight", "mlp.c_proj.weight", Part::Whole),
+        ("ffn.down.bias", "mlp.c_proj.bias", Part::Whole),
+    ],
+    buffers: &[".attn.bias", ".attn.masked_bias"],
+    tied: false,
+};
+
+const LLAMA: Scheme = Scheme {
+    prefix: "model.",
+    layers: "layers",
+    outer: &[
+        (EMBEDDING, "embed_tokens.weight", Part::Whole),
+        ("final_norm.gain", "norm.weight", Part::Whole),
+        ("head.weight", HEAD, Part::Whole),
+    ],
+    inner: &[
+        ("attention_norm.gain", "input_layernorm.weight", Part::Whole),
+        ("attention.query.weight", "self_attn.q_proj.weight", Part::Transposed),
+        ("attention.key.weight", "self_attn.k_proj.weight", Part::Transposed),
+        ("attention.value.weight", "self_attn.v_proj.weight", Part::Transposed),
+        ("attention.output.weight", "self_attn.o_proj.weight", Part::Transposed),
+        ("ffn_norm.gain", "post_attention_layernorm.weight", Part::Whole),
+        ("ffn.gate.weight", "mlp.gate_proj.weight", Part::Transposed),
+        ("ffn.up.weight", "mlp.up_proj.weight", Part::Transposed),
+        ("ffn.down.weight", "mlp.down_proj.weight", Part::Transposed),
+    ],
+    buffers: &[".rotary_emb.inv_freq"],
+    tied: false,
+};
+
+impl Scheme {
+    /// The names of the model's family, if it has any.
+    pub(super) fn of(spec: &ModelSpec) -> Option<Scheme> {
+        match spec.network() {
+            Network::Gpt(gpt) => Some(Scheme { tied: gpt.tied, ..GPT }),
+            Network::Llama(llama) => Some(Scheme { tied: llama.tied, ..LLAMA }),
+            Network::Mlp(_) | Network::Custom(_) => None,
+        }
+    }
+
+    /// Where the parameter of this name is found.
+    pub(super) fn source(&self, parameter: &str) -> Option<Source> {
+        let find = |table: &[(&str, &'static str, Part)], name: &str| {
+            table.iter().find(|(ours, ..)| *ours == name).map(|&(_, theirs, part)| (theirs, part))
+        };
+        if let Some((tensor, part)) = find(self.outer, parameter) {
+            return Some(Source { tensor: tensor.into(), part });
+        }
+        let (layer, name) = parameter.strip_prefix("block.")?.split_once('.')?;
+        let (tensor, part) = find(self.inner, name)?;
+        Some(Source { tensor: format!("{}.{layer}.{tensor}", self.layers), part })
+    }
+
+    /// The head's tensor, where the model shares the embedding instead: some files hold it all the same.
+    pub(super) fn tied_head(&self) -> Option<&'static str> {
+        self.tied.then_some(HEAD)
+    }
+
+    /// A tensor's name in the bare model.
+    pub(super) fn bare<'a>(&self, name: &'a str) -> &'a str {
+        name.strip_prefix(self.prefix).unwrap_or(name)
+    }
+
+    /// A tensor's name in the model with a head.
+    pub(super) fn full(&self, bare: &str) -> String {
+        if bare == HEAD { bare.into() } else { format!("{}{bare}", self.prefix) }
+    }
+
+    /// Whether a tensor is a mask or a table of frequencies.
+    pub(super) fn is_buffer(&self, name: &str) -> bool {
+        self.buffers.iter().any(|ending| name.ends_with(ending))
+    }
+}

@@ -1,0 +1,257 @@
+//! Weights through Hugging Face's names and layouts and back.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use shardloom_graph::{Extents, ModelSpec};
+use shardloom_interop::InteropError;
+use shardloom_interop::weights::{Tensor, export, import};
+
+const GPT: &str = "gpt:layers=2,hidden=12,heads=3,seq=5,vocab=7";
+const LLAMA: &str = "llama:layers=2,hidden=12,heads=6,kv_heads=3,head_dim=4,ffn=11,seq=5,vocab=7";
+
+type Parameters = BTreeMap<String, Vec<f32>>;
+
+fn spec(line: &str) -> ModelSpec {
+    ModelSpec::parse(line).unwrap()
+}
+
+/// Parameters whose elements all differ.
+fn parameters(spec: &ModelSpec, first: f32) -> Parameters {
+    let graph = spec.graph().unwrap();
+    let extents = Extents::global(&graph, 1);
+    let mut next = first;
+    let mut draw = |count: usize| {
+        let values: Vec<f32> = (0..count).map(|index| next + index as f32).collect();
+        next += count as f32;
+        values
+    };
+    graph
+        .parameters()
+        .map(|(_, value)| (value.name.clone(), draw(extents.elements(&value.axes))))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn weights_survive_the_way_there_and_back(
+        llama in any::<bool>(),
+        tied in any::<bool>(),
+        layers in 1..3_usize,
+        kv in 1..4_usize,
+        group in 1..4_usize,
+        half in 1..4_usize,
+        seq in 1..6_usize,
+        first in -500..500_i32,
+    ) {
+        let (heads, width) = (kv * group, 2 * half);
+        let hidden = heads * width;
+        let line = match llama {
+            true => format!("llama:layers={layers},hidden={hidden},heads={heads},kv_heads={kv},\
+                             head_dim={},ffn=5,seq={seq},vocab=9,tied={tied}", width + 2),
+            false => format!("gpt:layers={layers},hidden={hidden},heads={heads},ffn=5,seq={seq},\
+                              vocab=9,tied={tied}"),
+        };
+        let spec = spec(&line);
+        let ours = parameters(&spec, first as f32);
+        let theirs = export(&spec, &ours).unwrap();
+        prop_assert_eq!(&import(&spec, &theirs).unwrap(), &ours);
+        // The bare model's file has no prefix.
+        let bare = theirs
+            .into_iter()
+            .map(|(name, tensor)| {
+                let bare = name.strip_prefix("transformer.").or(name.strip_prefix("model."));
+                (bare.unwrap_or(&name).to_owned(), tensor)
+            })
+            .collect();
+        prop_assert_eq!(&import(&spec, &bare).unwrap(), &ours);
+    }
+}
+
+/// In `Conv1D` of GPT-2 the output is `x W + b` with `W` of `[hidden, 3 hidden]`, whose columns are
+/// those of query, key and value, each head after head.
+#[test]
+fn the_fused_projection_of_gpt_2_holds_query_key_and_value_side_by_side() {
+    let spec = spec(GPT);
+    let theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();
+    let fused = &theirs["transformer.h.1.attn.c_attn.weight"];
+    assert_eq!(fused.shape, [12, 36]);
+    let ours = import(&spec, &theirs).unwrap();
+    // Axes [model, heads, head_dim].
+    for (third, which) in ["query", "key", "value"].into_iter().enumerate() {
+        let weight = &ours[&format!("block.1.attention.{which}.weight")];
+        let bias = &ours[&format!("block.1.attention.{which}.bias")];
+        for head in 0..3 {
+            for at in 0..4 {
+                let column = third * 12 + head * 4 + at;
+                let fused_bias = &theirs["transformer.h.1.attn.c_attn.bias"].values;
+                assert_eq!(bias[head * 4 + at], fused_bias[column]);
+                for model in 0..12 {
+                    let element = weight[(model * 3 + head) * 4 + at];
+                    assert_eq!(element, fused.values[model * 36 + column]);
+                }
+            }
+        }
+    }
+}
+
+/// In `Linear` of a Llama the output is `W x` with `W` of `[outputs, inputs]`; query head `h` shares the
+/// key head `h / group`.
+#[test]
+fn the_projections_of_a_llama_are_transposed_and_its_query_heads_grouped() {
+    let spec = spec(LLAMA);
+    let theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();
+    let q = &theirs["model.layers.0.self_attn.q_proj.weight"];
+    let o = &theirs["model.layers.0.self_attn.o_proj.weight"];
+    assert_eq!((&q.shape[..], &o.shape[..]), (&[24, 12][..], &[12, 24][..]));
+    assert_eq!(theirs["model.layers.0.mlp.down_proj.weight"].shape, [12, 11]);
+    let ours = import(&spec, &theirs).unwrap();
+    // Axes [model, heads, group, head_dim] and [heads, group, head_dim, model].
+    let query = &ours["block.0.attention.query.weight"];
+    let output = &ours["block.0.attention.output.weight"];
+    for (head, at, model) in (0..6)
+        .flat_map(|head| (0..4).flat_map(move |at| (0..12).map(move |model| (head, at, model))))
+    {
+        let (shared, member) = (head / 2, head % 2);
+        let row = head * 4 + at;
+        assert_eq!(query[((model * 3 + shared) * 2 + member) * 4 + at], q.values[row * 12 + model]);
+        assert_eq!(
+            output[((shared * 2 + member) * 4 + at) * 12 + model],
+            o.values[model * 24 + row]
+        );
+    }
+}
+
+#[test]
+fn a_file_with_this_programs_names_is_taken_as_it_is() {
+    let spec = spec("mlp:inputs=2,hidden=3,layers=1,classes=2");
+    let graph = spec.graph().unwrap();
+    let extents = Extents::global(&graph, 1);
+    let ours = parameters(&spec, 0.0);
+    let tensors: BTreeMap<String, Tensor> = graph
+        .parameters()
+        .map(|(_, value)| {
+            let shape = extents.shape(&value.axes);
+            (value.name.clone(), Tensor { shape, values: ours[&value.name].clone() })
+        })
+        .collect();
+    assert_eq!(import(&spec, &tensors).unwrap(), ours);
+
+    let mut flat = tensors.clone();
+    flat.get_mut("head.weight").unwrap().shape = vec![6];
+    assert!(
+        matches!(import(&spec, &flat), Err(InteropError::Shape { tensor, .. }) if tensor == "head.weight")
+    );
+    let mut fewer = tensors.clone();
+    fewer.remove("head.weight");
+    assert!(matches!(import(&spec, &fewer), Err(InteropError::Missing { count: 1, .. })));
+    let mut more = tensors;
+    more.insert("tail".into(), Tensor { shape: vec![0], values: vec![] });
+    assert!(matches!(import(&spec, &more), Err(InteropError::Unexpected { count: 1, .. })));
+}
+
+#[test]
+fn a_shorter_sequence_takes_the_first_positions() {
+    let long = spec(GPT);
+    let short = long.with_seq(3).unwrap();
+    let theirs = export(&long, &parameters(&long, 0.0)).unwrap();
+    let all = &import(&long, &theirs).unwrap()["embedding.position"];
+    let first = &import(&short, &theirs).unwrap()["embedding.position"];
+    assert_eq!(first[..], all[..3 * 12]);
+    let longer = import(&long.with_seq(6).unwrap(), &theirs).unwrap_err().to_string();
+    assert!(
+        longer.contains("wpe.weight has shape [5, 12]") && longer.contains("[6, 12]"),
+        "{longer}"
+    );
+}
+
+#[test]
+fn masks_and_frequencies_are_passed_over() {
+    let mask = Tensor { shape: vec![1], values: vec![1.0] };
+    for (line, name) in [
+        (GPT, "transformer.h.0.attn.bias"),
+        (GPT, "h.0.attn.masked_bias"),
+        (LLAMA, "model.layers.0.self_attn.rotary_emb.inv_freq"),
+    ] {
+        let spec = spec(line);
+        let ours = parameters(&spec, 0.0);
+        let mut theirs = export(&spec, &ours).unwrap();
+        theirs.insert(name.into(), mask.clone());
+        assert_eq!(import(&spec, &theirs).unwrap(), ours);
+    }
+}
+
+#[test]
+fn a_tied_head_may_be_there_if_it_is_the_embedding() {
+    let spec = spec(&format!("{GPT},tied=true"));
+    let ours = parameters(&spec, 0.0);
+    let mut theirs = export(&spec, &ours).unwrap();
+    assert!(!theirs.contains_key("lm_head.weight"));
+    let mut head = theirs["transformer.wte.weight"].clone();
+    theirs.insert("lm_head.weight".into(), head.clone());
+    assert_eq!(import(&spec, &theirs).unwrap(), ours);
+    head.values[0] += 1.0;
+    theirs.insert("lm_head.weight".into(), head);
+    assert!(matches!(import(&spec, &theirs), Err(InteropError::NotTied { .. })));
+}
+
+#[test]
+fn missing_unexpected_and_misshapen_tensors_are_named() {
+    let spec = spec(LLAMA);
+    let whole = export(&spec, &parameters(&spec, 0.0)).unwrap();
+    let message = |change: &dyn Fn(&mut BTreeMap<String, Tensor>)| {
+        let mut tensors = whole.clone();
+        change(&mut tensors);
+        import(&spec, &tensors).unwrap_err().to_string()
+    };
+    let missing = message(&|tensors| drop(tensors.remove("model.norm.weight")));
+    assert_eq!(missing, "llama: tensors are missing (1): norm.weight");
+    let all = message(&|tensors| tensors.clear());
+    assert!(all.contains("tensors are missing (21)") && all.contains("and 13 more"), "{all}");
+    let extra = Tensor { shape: vec![], values: vec![0.0] };
+    let extra = message(&|tensors| {
+        tensors.insert("model.layers.2.norm".into(), extra.clone());
+    });
+    assert!(extra.contains("no place in the model (1): model.layers.2.norm"), "{extra}");
+    let twice = message(&|tensors| {
+        let norm = tensors["model.norm.weight"].clone();
+        tensors.insert("norm.weight".into(), norm);
+    });
+    assert!(
+        twice.contains("no place in the model (1): norm.weight besides model.norm.weight"),
+        "{twice}"
+    );
+    let turned = message(&|tensors| {
+        tensors.get_mut("model.layers.1.self_attn.q_proj.weight").unwrap().shape.reverse();
+    });
+    assert!(
+        turned.contains("q_proj.weight has shape [12, 24], but [24, 12] is needed"),
+        "{turned}"
+    );
+    let short = message(&|tensors| {
+        tensors.get_mut("lm_head.weight").unwrap().values.truncate(83);
+    });
+    assert!(short.contains("lm_head.weight has shape [7, 12], but it holds 83"), "{short}");
+}
+
+#[test]
+fn parameters_that_do_not_fit_are_not_exported() {
+    let spec = spec(LLAMA);
+    let ours = parameters(&spec, 0.0);
+    let with = |change: &dyn Fn(&mut Parameters)| {
+        let mut changed = ours.clone();
+        change(&mut changed);
+        export(&spec, &changed).unwrap_err()
+    };
+    let missing = with(&|ours| drop(ours.remove("final_norm.gain")));
+    assert!(matches!(missing, InteropError::Missing { count: 1, .. }), "{missing}");
+    let extra = with(&|ours| drop(ours.insert("tail".into(), vec![])));
+    assert!(matches!(extra, InteropError::Unexpected { count: 1, .. }), "{extra}");
+    let short = with(&|ours| drop(ours.insert("final_norm.gain".into(), vec![])));
+    assert!(matches!(short, InteropError::Shape { .. }), "{short}");
+    let mlp = ModelSpec::parse("mlp:inputs=2,hidden=3,layers=1,classes=2").unwrap();
+    let unmapped = export(&mlp, &parameters(&mlp, 0.0)).unwrap_err().to_string();
+    assert!(unmapped.contains("block.0.weight, block.0.bias, head.weight"), "{unmapped}");
+}

@@ -1,0 +1,398 @@
+//! Attention with grouped queries, as two operators: the probabilities softmax(scale Q K^T), and
+//! the context P V with dropout on the probabilities.
+//!
+//! Shapes, all row-major: `q` and the context `o` `[batch, queries, kv_heads, group, head_dim]`;
+//! `k` and `v` `[batch, keys, kv_heads, head_dim]`; probabilities `[batch, kv_heads, group,
+//! queries, keys]`. A key head serves the `group` query heads beside it; `group` 1 is multi-head
+//! attention.
+//!
+//! The work goes by tiles of query rows. Under a causal mask a tile leaves out the keys that none
+//! of its queries sees, which halves the work of a long sequence, and intermediate matrices live in
+//! a scratch tile that stays in cache.
+
+use crate::elementary::exp;
+use crate::gemm::{Matrix, MatrixMut, multiply};
+use crate::reduce::{max, sum, sum_pairs};
+use crate::simd::simd;
+
+/// Query rows computed together: fewer skip more of a causal mask, more make faster products.
+const TILE: usize = 64;
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Visibility {
+    /// All of them.
+    All,
+    /// Query i sees the keys 0 ..= `first_query` + i.
+    Causal {
+        /// The position, counted from the first key, of the first query.
+        first_query: usize,
+    },
+}
+
+/// The sizes of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Sequences.
+    pub batch: usize,
+    /// Queries of a sequence.
+    pub queries: usize,
+    /// Keys of a sequence.
+    pub keys: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Query heads of a key head.
+    pub group: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Which keys a query sees.
+    pub visibility: Visibility,
+}
+
+/// A dropout mask on the probabilities, of their shape (1 keeps, 0 drops), and the factor on those
+/// kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'a> {
+    /// The mask.
+    pub mask: &'a [u8],
+    /// 1 / (1 - drop probability).
+    pub keep_scale: f32,
+}
+
+/// The query rows `start .. start + rows` of one head, and where they lie.
+struct Tile {
+    rows: usize,
+    /// Keys that some query of the tile sees; they are the first ones.
+    seen: usize,
+    /// Of the tile in `q` and `o`.
+    query_at: usize,
+    /// Of the head in `k` and `v`.
+    key_at: usize,
+    /// Of the tile in the probabilities.
+    probs_at: usize,
+    /// What the tile's first query sees, and how many keys more each next one.
+    first_seen: usize,
+    growth: usize,
+}
+
+impl Attention {
+    /// Elements of `q` and of the context.
+    pub fn query_elements(&self) -> usize {
+        self.batch * self.queries * self.query_stride()
+    }
+
+    /// Elements of `k` and of `v`.
+    pub fn key_elements(&self) -> usize {
+        self.batch * self.keys * self.key_stride()
+    }
+
+    /// Elements of the probabilities.
+    pub fn probs_elements(&self) -> usize {
+        self.batch * self.kv_heads * self.group * self.queries * self.keys
+    }
+
+    /// Elements of the scratch slice that [`probs_input_grad`], [`context`] and
+    /// [`context_input_grad`] need; the latter two only under dropout.
+    pub fn scratch_elements(&self) -> usize {
+        TILE.min(self.queries) * self.keys
+    }
+
+    fn query_stride(&self) -> usize {
+        self.kv_heads * self.group * self.head_dim
+    }
+
+    fn key_stride(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    fn tiles(self) -> impl Iterator<Item = Tile> {
+        let heads = self.kv_heads * self.group;
+        (0..self.batch * heads).flat_map(move |head| {
+            let (batch, head) = (head / heads, head % heads);
+            (0..self.queries).step_by(TILE).map(move |start| {
+                let rows = TILE.min(self.queries - start);
+                let (first_seen, growth) = match self.visibility {
+                    Visibility::All => (self.keys, 0),
+                    Visibility::Causal { first_query } => (first_query + start + 1, 1),
+                };
+                Tile {
+                    rows,
+                    seen: self.keys.min(first_seen + growth * (rows - 1)),
+                    query_at: (batch * self.queries + start) * self.query_stride()
+                        + head * self.head_dim,
+                    key_at: batch * self.keys * self.key_stride()
+                        + head / self.group * self.head_dim,
+                    probs_at: ((batch * heads + head) * self.queries + start) * self.keys,
+                    first_seen,
+                    growth,
+                }
+            })
+        })
+    }
+
+    /// The tile's rows of `q` or `o`.
+    fn query<'a>(&self, tile: &Tile, q: &'a [f32]) -> Matrix<'a> {
+        Matrix::new(&q[tile.query_at..], tile.rows, self.head_dim, self.query_stride())
+    }
+
+    fn query_mut<'a>(&self, tile: &Tile, q: &'a mut [f32]) -> MatrixMut<'a> {
+        MatrixMut::new(&mut q[tile.query_at..], tile.rows, self.head_dim, self.query_stride())
+    }
+
+    /// The keys or values the tile sees.
+    fn key<'a>(&self, tile: &Tile, k: &'a [f32]) -> Matrix<'a> {
+        Matrix::new(&k[tile.key_at..], tile.seen, self.head_dim, self.key_stride())
+    }
+
+    fn key_mut<'a>(&self, tile: &Tile, k: &'a mut [f32]) -> MatrixMut<'a> {
+        MatrixMut::new(&mut k[tile.key_at..], tile.seen, self.head_dim, self.key_stride())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.query_elements() == 0 || self.key_elements() == 0
+    }
+
+    fn check(&self, queries: &[usize], keys: &[usize], probs: &[usize]) {
+        assert!(
+            queries.iter().all(|&len| len == self.query_elements())
+                && keys.iter().all(|&len| len == self.key_elements())
+                && probs.iter().all(|&len| len == self.probs_elements()),
+            "{self:?} got queries of {queries:?}, keys of {keys:?} and probabilities of {probs:?} \
+             elements"
+        );
+    }
+}
+
+impl Tile {
+    fn elements(&self, keys: usize) -> std::ops::Range<usize> {
+        self.probs_at..self.probs_at + self.rows * keys
+    }
+}
+
+/// p = softmax over keys of scale q k^T, exactly 0 where a key is not seen.
+pub fn probs(shape: &Attention, q: &[f32], k: &[f32], scale: f32, p: &mut [f32]) {
+    shape.check(&[q.len()], &[k.len()], &[p.len()]);
+    if shape.is_empty() {
+        return;
+    }
+    for tile in shape.tiles() {
+        let p = &mut p[tile.elements(shape.keys)];
+        let scores = MatrixMut::new(p, tile.rows, tile.seen, shape.keys);
+        multiply(scale, shape.query(&tile, q), shape.key(&tile, k).transposed(), scores, false);
+        softmax_rows(p, shape.keys, tile.first_seen, tile.growth);
+    }
+}
+
+/// Input gradients of [`probs`]: for `q` and for `k`.
+///
+/// `scratch` holds at least [`Attention::scratch_elements`].
+pub fn probs_input_grad(
+    shape: &Attention,
+    p: &[f32],
+    dp: &[f32],
+    q: &[f32],
+    k: &[f32],
+    scale: f32,
+    dq: &mut [f32],
+    dk: &mut [f32],
+    scratch: &mut [f32],
+    accumulate_q: bool,
+    accumulate_k: bool,
+) {
+    shape.check(&[q.len(), dq.len()], &[k.len(), dk.len()], &[p.len(), dp.len()]);
+    if !accumulate_k {
+        dk.fill(0.0);
+    }
+    if shape.is_empty() {
+        if !accumulate_q {
+            dq.fill(0.0);
+        }
+        return;
+    }
+    for tile in shape.tiles() {
+        let range = tile.elements(shape.keys);
+        let ds = &mut scratch[..tile.rows * tile.seen];
+        softmax_rows_grad(&p[range.clone()], &dp[range], shape.keys, tile.seen, ds);
+        let ds = Matrix::new(ds, tile.rows, tile.seen, tile.seen);
+        multiply(scale, ds, shape.key(&tile, k), shape.query_mut(&tile, dq), accumulate_q);
+        let dk = shape.key_mut(&tile, dk);
+        multiply(scale, ds.transposed(), shape.query(&tile, q), dk, true);
+    }
+}
+
+/// o = dropout(p) v.
+///
+/// Under dropout `scratch` holds at least [`Attention::scratch_elements`].
+pub fn context(
+    shape: &Attention,
+    p: &[f32],
+    dropout: Option<Dropout>,
+    v: &[f32],
+    o: &mut [f32],
+    scratch: &mut [f32],
+) {
+    shape.check(&[o.len()], &[v.len()], &[p.len()]);
+    if shape.is_empty() {
+        o.fill(0.0);
+        return;
+    }
+    for tile in shape.tiles() {
+        let p = shape.dropped(&tile, p, dropout, scratch);
+        multiply(1.0, p, shape.key(&tile, v), shape.query_mut(&tile, o), false);
+    }
+}
+
+/// Input gradients of [`context`]: for the probabilities and for `v`.
+///
+/// The gradient of the probability of a key that is not seen is set to 0, `accumulate_p` or not, as
+/// that probability is constant.
+/// Under dropout `scratch` holds at least [`Attention::scratch_elements`].
+pub fn context_input_grad(
+    shape: &Attention,
+    p: &[f32],
+    dropout: Option<Dropout>,
+    v: &[f32],
+    d_o: &[f32],
+    dp: &mut [f32],
+    dv: &mut [f32],
+    scratch: &mut [f32],
+    accumulate_p: bool,
+    accumulate_v: bool,
+) {
+    shape.check(&[d_o.len()], &[v.len(), dv.len()], &[p.len(), dp.len()]);
+    if !accumulate_v {
+        dv.fill(0.0);
+    }
+    if shape.is_empty() {
+        if !accumulate_p {
+            dp.fill(0.0);
+        }
+        return;
+    }
+    let keys = shape.keys;
+    for tile in shape.tiles() {
+        let d_o = shape.query(&tile, d_o);
+        let dropped = shape.dropped(&tile, p, dropout, scratch);
+        multiply(1.0, dropped.transposed(), d_o, shape.key_mut(&tile, dv), true);
+
+        let range = tile.elements(keys);
+        let v = shape.key(&tile, v).transposed();
+        let dp = &mut dp[range.clone()];
+        match dropout {
+            Some(Dropout { mask, keep_scale }) => {
+                let product = &mut scratch[..tile.rows * tile.seen];
+                let target = MatrixMut::new(product, tile.rows, tile.seen, tile.seen);
+                multiply(1.0, d_o, v, target, false);
+                mask_rows_grad(
+                    product,
+                    tile.seen,
+                    &mask[range],
+                    keep_scale,
+                    keys,
+                    dp,
+                    accumulate_p,
+                );
+            }
+            None => {
+                let target = MatrixMut::new(dp, tile.rows, tile.seen, keys);
+                multiply(1.0, d_o, v, target, accumulate_p);
+            }
+        }
+        clear_unseen(dp, keys, tile.first_seen, tile.growth);
+    }
+}
+
+impl Attention {
+    /// The tile's probabilities under dropout, of the keys it sees.
+    fn dropped<'a>(
+        &self,
+        tile: &Tile,
+        p: &'a [f32],
+        dropout: Option<Dropout>,
+        scratch: &'a mut [f32],
+    ) -> Matrix<'a> {
+        let range = tile.elements(self.keys);
+        let p = &p[range.clone()];
+        match dropout {
+            Some(Dropout { mask, keep_scale }) => {
+                let dropped = &mut scratch[..tile.rows * tile.seen];
+                mask_rows(p, &mask[range], keep_scale, self.keys, tile.seen, dropped);
+                Matrix::new(dropped, tile.rows, tile.seen, tile.seen)
+            }
+            None => Matrix::new(p, tile.rows, tile.seen, self.keys),
+        }
+    }
+}
+
+simd! {
+    /// Softmax of each row over its first `first_seen + i growth` elements, zero after them.
+    fn softmax_rows(rows: &mut [f32], keys: usize, first_seen: usize, growth: usize) {
+        for (i, row) in rows.chunks_exact_mut(keys).enumerate() {
+            let (seen, unseen) = row.split_at_mut(keys.min(first_seen + i * growth));
+            let largest = max(seen);
+            for x in seen.iter_mut() {
+                *x = exp(*x - largest);
+            }
+            let inverse = 1.0 / sum(seen, |x| x);
+            for x in seen {
+                *x *= inverse;
+            }
+            unseen.fill(0.0);
+        }
+    }
+
+    /// Zeroes each row after its first `first_seen + i growth` elements.
+    fn clear_unseen(rows: &mut [f32], keys: usize, first_seen: usize, growth: usize) {
+        for (i, row) in rows.chunks_exact_mut(keys).enumerate() {
+            row[keys.min(first_seen + i * growth)..].fill(0.0);
+        }
+    }
+
+    /// ds = p (dp - sum of dp p over the row), for the first `seen` columns.
+    fn softmax_rows_grad(p: &[f32], dp: &[f32], keys: usize, seen: usize, ds: &mut [f32]) {
+        let rows = p.chunks_exact(keys).zip(dp.chunks_exact(keys));
+        for ((p, dp), ds) in rows.zip(ds.chunks_exact_mut(seen)) {
+            let (p, dp) = (&p[..seen], &dp[..seen]);
+            let mean = sum_pairs(p, dp, |p, dp| p * dp);
+            for (ds, (&p, &dp)) in ds.iter_mut().zip(p.iter().zip(dp)) {
+                *ds = p * (dp - mean);
+            }
+        }
+    }
+
+    /// The first `seen` columns under dropout.
+    fn mask_rows(
+        p: &[f32],
+        mask: &[u8],
+        keep_scale: f32,
+        keys: usize,
+        seen: usize,
+        dropped: &mut [f32],
+    ) {
+        let rows = p.chunks_exact(keys).zip(mask.chunks_exact(keys));
+        for ((p, mask), dropped) in rows.zip(dropped.chunks_exact_mut(seen)) {
+            for (dropped, (&p, &mask)) in dropped.iter_mut().zip(p.iter().zip(mask)) {
+                *dropped = f32::from(mask) * keep_scale * p;
+            }
+        }
+    }
+
+    /// The gradient through dropout of the first `seen` columns.
+    fn mask_rows_grad(
+        product: &[f32],
+        seen: usize,
+        mask: &[u8],
+        keep_scale: f32,
+        keys: usize,
+        dp: &mut [f32],
+        accumulate: bool,
+    ) {
+        let rows = dp.chunks_exact_mut(keys).zip(mask.chunks_exact(keys));
+        for ((dp, mask), product) in rows.zip(product.chunks_exact(seen)) {
+            for (dp, (&product, &mask)) in dp.iter_mut().zip(product.iter().zip(mask)) {
+                let term = f32::from(mask) * keep_scale * product;
+                *dp = if accumulate { *dp + term } else { term };
+            }
+        }
+    }
+}

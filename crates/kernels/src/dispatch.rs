@@ -1,0 +1,410 @@
+//! From a graph operator's pass to its kernel.
+//!
+//! The one place that knows both the graph's operators and the kernels' signatures. A caller brings the
+//! tensors in the order the graph's tables list them and says where the device's part of each loop
+//! begins; a second device kind would bring its own.
+
+use shardloom_graph::OpKind;
+use shardloom_graph::op::Activation;
+use shardloom_graph::work::Pass;
+
+use crate::attention::{Attention, Dropout, Visibility};
+use crate::matmul::{Linear, WeightLayout};
+use crate::random::{Key, dropout_mask};
+use crate::rotary::{Llama3Scaling, RotaryTable};
+use crate::window::Window;
+use crate::{
+    DType, Memory, activation, attention, cross_entropy, dropout, elementwise, embedding,
+    layer_norm, matmul, rms_norm, rotary,
+};
+
+/// A tensor that a pass reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// Local shape.
+    pub shape: &'a [usize],
+    /// Elements, row-major.
+    pub data: Data<'a>,
+}
+
+/// Elements that are read.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Real numbers.
+    F32(&'a [f32]),
+    /// Masks.
+    U8(&'a [u8]),
+    /// Indices.
+    U32(&'a [u32]),
+}
+
+/// A tensor that a pass writes.
+#[derive(Debug)]
+pub struct Output<'a> {
+    /// Local shape.
+    pub shape: &'a [usize],
+    /// Elements, row-major.
+    pub data: DataMut<'a>,
+    /// Whether the result is added onto what is there.
+    pub accumulate: bool,
+}
+
+/// Elements that are written.
+#[derive(Debug)]
+pub enum DataMut<'a> {
+    /// Real numbers.
+    F32(&'a mut [f32]),
+    /// Masks.
+    U8(&'a mut [u8]),
+    /// Indices.
+    U32(&'a mut [u32]),
+}
+
+/// Where a device's part lies in the whole, and what else a kernel depends on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The part of the dropout mask that this device holds; none where the operator has no mask.
+    pub mask: Option<Window>,
+    /// First position of the local sequence.
+    pub first_position: usize,
+    /// First index of the local vocabulary.
+    pub first_index: usize,
+    /// Factor on the gradient of the loss.
+    pub loss_scale: f32,
+    /// Key of the operator's random numbers at this step.
+    pub key: Key,
+}
+
+impl<'a> Input<'a> {
+    fn f32(&self) -> &'a [f32] {
+        match self.data {
+            Data::F32(data) => data,
+            other => panic!("a kernel was given {other:?} instead of real numbers"),
+        }
+    }
+
+    fn u8(&self) -> &'a [u8] {
+        match self.data {
+            Data::U8(data) => data,
+            other => panic!("a kernel was given {other:?} instead of a mask"),
+        }
+    }
+
+    fn u32(&self) -> &'a [u32] {
+        match self.data {
+            Data::U32(data) => data,
+            other => panic!("a kernel was given {other:?} instead of indices"),
+        }
+    }
+
+    /// Length of the last axis.
+    fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+}
+
+impl Output<'_> {
+    fn f32(&mut self) -> &mut [f32] {
+        match &mut self.data {
+            DataMut::F32(data) => data,
+            _ => panic!("a kernel was to write real numbers to something else"),
+        }
+    }
+
+    fn u8(&mut self) -> &mut [u8] {
+        match &mut self.data {
+            DataMut::U8(data) => data,
+            _ => panic!("a kernel was to write a mask to something else"),
+        }
+    }
+}
+
+/// Runs `pass` of an operator of kind `kind`. Reads and writes stand in the order of the operator's
+/// inputs and outputs (forward), or of its gradient rule's reads and produced gradients.
+///
+/// # Panics
+/// If the tensors are not those of the pass: a mistake of the caller, never of a user.
+pub fn run(
+    kind: &OpKind,
+    pass: Pass,
+    reads: &[Input<'_>],
+    writes: &mut [Output<'_>],
+    setting: &Setting,
+    memory: &Memory,
+) {
+    match pass {
+        Pass::Forward => forward(kind, reads, writes, setting, memory),
+        Pass::Input => input_gradient(kind, reads, writes, setting, memory),
+        Pass::Weight => weight_gradient(kind, reads, writes, setting),
+    }
+}
+
+fn forward(
+    kind: &OpKind,
+    reads: &[Input<'_>],
+    writes: &mut [Output<'_>],
+    setting: &Setting,
+    memory: &Memory,
+) {
+    let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
+    if let (Some(probability), [_, mask]) = (kind.dropout(), &mut *writes) {
+        let window = setting.mask.as_ref().expect("an operator with dropout has a mask");
+        dropout_mask(setting.key, window, probability, mask.u8());
+    }
+    match (kind, reads, writes) {
+        (OpKind::Embed, [tokens, table], [y]) => {
+            let (columns, first) = (table.columns(), setting.first_index);
+            embedding::gather(tokens.u32(), table.f32(), columns, first, y.f32());
+        }
+        (OpKind::Contract { transposed }, [x, w, bias @ ..], [y]) => {
+            let shape = linear(x.shape, w.shape, y.shape, *transposed);
+            matmul::linear(shape, x.f32(), w.f32(), bias.first().map(Input::f32), y.f32());
+        }
+        (OpKind::Add, [a, b], [y]) if a.shape == b.shape => {
+            elementwise::add(a.f32(), b.f32(), y.f32());
+        }
+        (OpKind::Add, [a, b], [y]) => elementwise::add_broadcast(a.f32(), b.f32(), y.f32()),
+        (OpKind::Dropout { .. }, [x], [y]) => y.f32().copy_from_slice(x.f32()),
+        (OpKind::Dropout { .. }, [x], [y, mask]) => {
+            dropout::dropout(x.f32(), mask.u8(), keep_scale, y.f32());
+        }
+        (OpKind::BiasDropoutAdd { .. }, [x, bias, residual], [y, rest @ ..]) => {
+            let mask = rest.first_mut().map(|mask| &*mask.u8());
+            let (x, bias, residual) = (x.f32(), bias.f32(), residual.f32());
+            dropout::bias_dropout_add(x, bias, mask, keep_scale, residual, y.f32());
+        }
+        (OpKind::LayerNorm { epsilon }, [x, gain, bias], [y, stats]) => {
+            let (x, gain, bias) = (x.f32(), gain.f32(), bias.f32());
+            layer_norm::layer_norm(x, gain, bias, *epsilon, y.f32(), stats.f32());
+        }
+        (OpKind::RmsNorm { epsilon }, [x, gain], [y, stats]) => {
+            rms_norm::rms_norm(x.f32(), gain.f32(), *epsilon, y.f32(), stats.f32());
+        }
+        (OpKind::Pointwise(Activation::Gelu), [x], [y]) => activation::gelu(x.f32(), y.f32()),
+        (OpKind::Pointwise(Activation::Relu), [x], [y]) => activation::relu(x.f32(), y.f32()),
+        (OpKind::SwiGlu, [gate, up], [y]) => activation::swiglu(gate.f32(), up.f32(), y.f32()),
+        (OpKind::Rotary { .. }, [x], [y]) => {
+            let (table, heads) = rotary_table(kind, x.shape, setting);
+            rotary::rotate(x.f32(), heads, &table, y.f32());
+        }
+        (OpKind::AttentionProbs { causal, scale }, [q, k], [p]) => {
+            let shape = attention_shape(p.shape, k.shape, visibility(*causal, setting));
+            attention::probs(&shape, q.f32(), k.f32(), *scale, p.f32());
+        }
+        (OpKind::AttentionContext { causal, .. }, [p, v], [o, rest @ ..]) => {
+            let shape = attention_shape(p.shape, v.shape, visibility(*causal, setting));
+            let mask = rest.first_mut().map(|mask| Dropout { mask: mask.u8(), keep_scale });
+            let mut scratch = memory.alloc(DType::F32, scratch(&shape, mask.is_some()));
+            attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch.as_f32_mut());
+        }
+        (OpKind::LogitMax, [logits], [max]) => {
+            cross_entropy::logit_max(logits.f32(), max.f32());
+        }
+        (OpKind::LogitSum, [logits, max, targets], [sum, target]) => {
+            let (logits, max, targets) = (logits.f32(), max.f32(), targets.u32());
+            let first = setting.first_index;
+            cross_entropy::logit_sum(logits, max, targets, first, sum.f32(), target.f32());
+        }
+        (OpKind::CrossEntropy, [_, _, sum, target, _], [loss]) => {
+            loss.f32()[0] = cross_entropy::loss(sum.f32(), target.f32()) as f32;
+        }
+        (kind, reads, _) => unreachable!("{} does not read {} tensors", kind.name(), reads.len()),
+    }
+}
+
+fn input_gradient(
+    kind: &OpKind,
+    reads: &[Input<'_>],
+    writes: &mut [Output<'_>],
+    setting: &Setting,
+    memory: &Memory,
+) {
+    let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
+    let accumulate: Vec<bool> = writes.iter().map(|write| write.accumulate).collect();
+    match (kind, reads, writes) {
+        (OpKind::Contract { transposed }, [w, dy], [dx]) => {
+            let shape = linear(dx.shape, w.shape, dy.shape, *transposed);
+            matmul::linear_input_grad(shape, dy.f32(), w.f32(), dx.f32(), accumulate[0]);
+        }
+        (OpKind::Dropout { .. } | OpKind::BiasDropoutAdd { .. }, [mask, dy], [dx]) => {
+            let (dy, mask) = (dy.f32(), mask.u8());
+            dropout::dropout_input_grad(dy, mask, keep_scale, dx.f32(), accumulate[0]);
+        }
+        (OpKind::LayerNorm { .. }, [x, gain, stats, dy], [dx]) => {
+            let (x, gain, stats, dy) = (x.f32(), gain.f32(), stats.f32(), dy.f32());
+            layer_norm::layer_norm_input_grad(x, gain, stats, dy, dx.f32(), accumulate[0]);
+        }
+        (OpKind::RmsNorm { .. }, [x, gain, stats, dy], [dx]) => {
+            let (x, gain, stats, dy) = (x.f32(), gain.f32(), stats.f32(), dy.f32());
+            rms_norm::rms_norm_input_grad(x, gain, stats, dy, dx.f32(), accumulate[0]);
+        }
+        (OpKind::Pointwise(Activation::Gelu), [x, dy], [dx]) => {
+            activation::gelu_input_grad(x.f32(), dy.f32(), dx.f32(), accumulate[0]);
+        }
+        (OpKind::Pointwise(Activation::Relu), [x, dy], [dx]) => {
+            activation::relu_input_grad(x.f32(), dy.f32(), dx.f32(), accumulate[0]);
+        }
+        (OpKind::SwiGlu, [gate, up, dy], [dgate, dup]) => {
+            let (gate, up, dy) = (gate.f32(), up.f32(), dy.f32());
+            let (dgate, dup) = (dgate.f32(), dup.f32());
+            activation::swiglu_input_grad(gate, up, dy, dgate, dup, accumulate[0], accumulate[1]);
+        }
+        (OpKind::Rotary { .. }, [dy], [dx]) => {
+            let (table, heads) = rotary_table(kind, dy.shape, setting);
+            rotary::rotate_input_grad(dy.f32(), heads, &table, dx.f32(), accumulate[0]);
+        }
+        (OpKind::AttentionProbs { causal, scale }, [q, k, p, dp], [dq, dk]) => {
+            let shape = attention_shape(p.shape, k.shape, visibility(*causal, setting));
+            let mut scratch = memory.alloc(DType::F32, shape.scratch_elements());
+            attention::probs_input_grad(
+                &shape,
+                p.f32(),
+                dp.f32(),
+                q.f32(),
+                k.f32(),
+                *scale,
+                dq.f32(),
+                dk.f32(),
+                scratch.as_f32_mut(),
+                accumulate[0],
+                accumulate[1],
+            );
+        }
+        (OpKind::AttentionContext { causal, .. }, [masks @ .., p, v, d_o], [dp, dv]) => {
+            let shape = attention_shape(p.shape, v.shape, visibility(*causal, setting));
+            let mask = masks.first().map(|mask| Dropout { mask: mask.u8(), keep_scale });
+            let mut scratch = memory.alloc(DType::F32, scratch(&shape, mask.is_some()));
+            attention::context_input_grad(
+                &shape,
+                p.f32(),
+                mask,
+                v.f32(),
+                d_o.f32(),
+                dp.f32(),
+                dv.f32(),
+                scratch.as_f32_mut(),
+                accumulate[0],
+                accumulate[1],
+            );
+        }
+        (OpKind::CrossEntropy, [logits, max, sum, targets], [dlogits]) => {
+            cross_entropy::logits_grad(
+                logits.f32(),
+                max.f32(),
+                sum.f32(),
+                targets.u32(),
+                setting.first_index,
+                setting.loss_scale,
+                dlogits.f32(),
+                accumulate[0],
+            );
+        }
+        (kind, reads, _) => {
+            unreachable!("{} has no input gradient of {} tensors", kind.name(), reads.len())
+        }
+    }
+}
+
+fn weight_gradient(
+    kind: &OpKind,
+    reads: &[Input<'_>],
+    writes: &mut [Output<'_>],
+    setting: &Setting,
+) {
+    let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
+    let accumulate: Vec<bool> = writes.iter().map(|write| write.accumulate).collect();
+    match (kind, reads, writes) {
+        (OpKind::Embed, [tokens, dy], [dtable]) => {
+            let (columns, first) = (dy.columns(), setting.first_index);
+            let (tokens, dy) = (tokens.u32(), dy.f32());
+            embedding::gather_weight_grad(tokens, dy, columns, first, dtable.f32(), accumulate[0]);
+        }
+        (OpKind::Contract { transposed }, [x, dy], [dw, dbias @ ..]) => {
+            let shape = linear(x.shape, dw.shape, dy.shape, *transposed);
+            matmul::linear_weight_grad(shape, x.f32(), dy.f32(), dw.f32(), accumulate[0]);
+            if let Some(dbias) = dbias.first_mut() {
+                matmul::bias_grad(dy.f32(), dbias.f32(), accumulate[1]);
+            }
+        }
+        (OpKind::Add, [dy], [db]) => {
+            elementwise::broadcast_grad(dy.f32(), db.f32(), accumulate[0]);
+        }
+        (OpKind::BiasDropoutAdd { .. }, [mask, dy], [dbias]) => {
+            let (dy, mask) = (dy.f32(), mask.u8());
+            dropout::bias_dropout_add_bias_grad(dy, mask, keep_scale, dbias.f32(), accumulate[0]);
+        }
+        (OpKind::BiasDropoutAdd { .. }, [dy], [dbias]) => {
+            matmul::bias_grad(dy.f32(), dbias.f32(), accumulate[0]);
+        }
+        (OpKind::LayerNorm { .. }, [x, stats, dy], [dgain, dbias]) => {
+            let (x, stats, dy) = (x.f32(), stats.f32(), dy.f32());
+            let (dgain, dbias) = (dgain.f32(), dbias.f32());
+            // Both are written for the first time, or neither.
+            debug_assert_eq!(accumulate[0], accumulate[1]);
+            layer_norm::layer_norm_weight_grad(x, stats, dy, dgain, dbias, accumulate[0]);
+        }
+        (OpKind::RmsNorm { .. }, [x, stats, dy], [dgain]) => {
+            let (x, stats, dy) = (x.f32(), stats.f32(), dy.f32());
+            rms_norm::rms_norm_weight_grad(x, stats, dy, dgain.f32(), accumulate[0]);
+        }
+        (kind, reads, _) => {
+            unreachable!("{} has no weight gradient of {} tensors", kind.name(), reads.len())
+        }
+    }
+}
+
+/// The product of `x` by `w` giving `y`, whose sizes are rows x inputs, inputs x outputs and rows x
+/// outputs: three products that determine the three.
+fn linear(x: &[usize], w: &[usize], y: &[usize], transposed: bool) -> Linear {
+    let [x, w, y] = [x, w, y].map(|shape| shape.iter().product::<usize>());
+    let rows = (x as u128 * y as u128 / w as u128).isqrt() as usize;
+    let layout =
+        if transposed { WeightLayout::OutputsByInputs } else { WeightLayout::InputsByOutputs };
+    Linear { rows, inputs: x / rows, outputs: y / rows, layout }
+}
+
+/// The attention of probabilities `[batch, heads, (group), queries, keys]` over keys or values
+/// `[batch, keys, heads, head_dim]`.
+fn attention_shape(probs: &[usize], keys: &[usize], visibility: Visibility) -> Attention {
+    let [batch, heads, group @ .., queries, key_count] = probs else {
+        unreachable!("probabilities have at least four axes, not {probs:?}")
+    };
+    let group = group.iter().product();
+    let head_dim = keys.last().copied().unwrap_or(1);
+    Attention {
+        batch: *batch,
+        queries: *queries,
+        keys: *key_count,
+        kv_heads: *heads,
+        group,
+        head_dim,
+        visibility,
+    }
+}
+
+fn visibility(causal: bool, setting: &Setting) -> Visibility {
+    match causal {
+        true => Visibility::Causal { first_query: setting.first_position },
+        false => Visibility::All,
+    }
+}
+
+fn scratch(shape: &Attention, masked: bool) -> usize {
+    if masked { shape.scratch_elements() } else { 0 }
+}
+
+fn rotary_table(kind: &OpKind, shape: &[usize], setting: &Setting) -> (RotaryTable, usize) {
+    let (OpKind::Rotary { theta, scaling }, [_, positions, heads @ .., head_dim]) = (kind, shape)
+    else {
+        unreachable!("rotation of {shape:?}")
+    };
+    let scaling = scaling.map(|scaling| Llama3Scaling {
+        factor: f64::from(scaling.factor),
+        low_freq_factor: f64::from(scaling.low_frequency_factor),
+        high_freq_factor: f64::from(scaling.high_frequency_factor),
+        original_max_position: scaling.original_positions as usize,
+    });
+    let theta = f64::from(*theta);
+    let table = RotaryTable::new(*head_dim, theta, scaling, setting.first_position, *positions);
+    (table, heads.iter().product())
+}

@@ -1,0 +1,216 @@
+//! The matrix product under every kernel that needs one: strided views over slices, checked once,
+//! and multiplied by own code where the processor has AVX-512, else by the `gemm` crates.
+//!
+//! The own code is there for processors that execute 512-bit instructions at full width, where it
+//! does up to twice the work of AVX2; the crates' own AVX-512 kernels were slower than their AVX2
+//! ones when results lay a power of two apart.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod pack;
+
+use gemm_common::Parallelism;
+
+/// Below this many rows or columns the `gemm` crates are faster: their kernels for a matrix and a
+/// vector need no packing, and a tile of the own code would be mostly padding.
+#[cfg(target_arch = "x86_64")]
+const LEAST: (usize, usize) = (2, 16);
+
+/// A matrix in a slice: element (i, j) lies at `i * row_stride + j * column_stride`.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    data: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows that are contiguous and start every `row_stride` elements.
+    pub(crate) fn new(
+        data: &'a [f32],
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> Matrix<'a> {
+        check(data.len(), rows, columns, row_stride);
+        Matrix { data, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// The same elements with rows and columns exchanged.
+    pub(crate) fn transposed(self) -> Matrix<'a> {
+        Matrix {
+            data: self.data,
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+        }
+    }
+}
+
+/// A writable matrix of contiguous rows.
+pub(crate) struct MatrixMut<'a> {
+    data: &'a mut [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+}
+
+impl<'a> MatrixMut<'a> {
+    /// Rows that are contiguous and start every `row_stride` elements.
+    pub(crate) fn new(
+        data: &'a mut [f32],
+        rows: usize,
+        columns: usize,
+        row_stride: usize,
+    ) -> MatrixMut<'a> {
+        check(data.len(), rows, columns, row_stride);
+        MatrixMut { data, rows, columns, row_stride }
+    }
+}
+
+fn check(len: usize, rows: usize, columns: usize, row_stride: usize) {
+    assert!(
+        rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= len,
+        "{rows} rows of {columns} every {row_stride} elements do not fit in {len}"
+    );
+    assert!(columns <= row_stride || rows <= 1, "rows of {columns} overlap every {row_stride}");
+}
+
+/// c = scale a b, or with `accumulate` c += scale a b.
+pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
+    assert!(
+        a.rows == c.rows && a.columns == b.rows && b.columns == c.columns,
+        "[{}, {}] times [{}, {}] is not [{}, {}]",
+        a.rows,
+        a.columns,
+        b.rows,
+        b.columns,
+        c.rows,
+        c.columns
+    );
+    #[cfg(target_arch = "x86_64")]
+    if c.rows >= LEAST.0 && c.columns >= LEAST.1 && std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor was just found to have the feature.
+        return unsafe { avx512::multiply(scale, a, b, c, accumulate) };
+    }
+    multiply_by_crate(scale, a, b, c, accumulate);
+}
+
+/// [`multiply`] of views whose shapes match, by the `gemm` crates.
+fn multiply_by_crate(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
+    // SAFETY: the views were checked to lie within their slices when they were made, transposing
+    // keeps the set of elements, and `c` is borrowed exclusively and so overlaps neither `a` nor
+    // `b`. Strides fit in `isize` as the slices they were checked against do.
+    unsafe {
+        gemm_f32::gemm::f32::get_gemm_fn()(
+            c.rows,
+            c.columns,
+            a.columns,
+            c.data.as_mut_ptr(),
+            1,
+            c.row_stride as isize,
+            accumulate,
+            a.data.as_ptr(),
+            a.column_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.column_stride as isize,
+            b.row_stride as isize,
+            1.0,
+            scale,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Multiply = fn(f32, Matrix, Matrix, MatrixMut, bool);
+
+    /// Small integers, so that every order of summation gives the same bits.
+    fn integers(n: usize, seed: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 31 + seed * 17) % 13) as f32 - 6.0).collect()
+    }
+
+    /// A product of strided views in which every element outside the result must survive.
+    fn check(multiply: Multiply, m: usize, n: usize, k: usize) {
+        for [a_transposed, b_transposed, accumulate] in
+            (0..8).map(|bits| [1, 2, 4].map(|bit| bits & bit > 0))
+        {
+            let shape = |rows, columns, transposed| {
+                if transposed { (columns, rows) } else { (rows, columns) }
+            };
+            let ((a_rows, a_columns), (b_rows, b_columns)) =
+                (shape(m, k, a_transposed), shape(k, n, b_transposed));
+            let (a_stride, b_stride, c_stride) = (a_columns + 3, b_columns + 1, n + 5);
+            let (a_data, b_data) = (integers(a_rows * a_stride, 1), integers(b_rows * b_stride, 2));
+            let mut a = Matrix::new(&a_data, a_rows, a_columns, a_stride);
+            let mut b = Matrix::new(&b_data, b_rows, b_columns, b_stride);
+            if a_transposed {
+                a = a.transposed();
+            }
+            if b_transposed {
+                b = b.transposed();
+            }
+            let at = |x: &Matrix, i, j| x.data[i * x.row_stride + j * x.column_stride];
+            let before = integers(m * c_stride, 3);
+            let mut want = before.clone();
+            for i in 0..m {
+                for j in 0..n {
+                    let sum: f32 = (0..k).map(|l| at(&a, i, l) * at(&b, l, j)).sum();
+                    let old = if accumulate { before[i * c_stride + j] } else { 0.0 };
+                    want[i * c_stride + j] = old + 0.5 * sum;
+                }
+            }
+            let mut got = before;
+            multiply(0.5, a, b, MatrixMut::new(&mut got, m, n, c_stride), accumulate);
+            assert!(
+                got == want,
+                "[{m}, {k}] times [{k}, {n}], transposed {a_transposed} {b_transposed}, \
+                 accumulate {accumulate}"
+            );
+        }
+    }
+
+    /// Every tile height and width, edges of blocks, and single elements.
+    const SIZES: [(usize, usize, usize); 15] = [
+        (1, 1, 1),
+        (4, 4, 0),
+        (4, 5, 1),
+        (3, 16, 2),
+        (4, 64, 3),
+        (5, 17, 2),
+        (6, 16, 3),
+        (7, 31, 4),
+        (8, 32, 5),
+        (9, 33, 7),
+        (22, 48, 9),
+        (11, 65, 40),
+        (253, 40, 257),
+        (14, 1061, 12),
+        (36, 64, 515),
+    ];
+
+    #[test]
+    fn products_of_strided_views_are_exact_and_touch_nothing_else() {
+        for (m, n, k) in SIZES {
+            check(multiply, m, n, k);
+        }
+    }
+
+    #[test]
+    fn products_by_the_crate_are_exact_and_touch_nothing_else() {
+        for (m, n, k) in SIZES {
+            check(multiply_by_crate, m, n, k);
+        }
+    }
+}

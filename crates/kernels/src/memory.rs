@@ -1,0 +1,276 @@
+//! The storage of tensors: one [`Memory`] per rank hands out [`Buffer`]s, counts their bytes, and
+//! keeps freed blocks for reuse, so that a training step past the first asks the system for
+//! nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A cache line, the unit blocks are aligned to and rounded up to.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+type Block = Vec<Line>;
+
+/// The element type of a [`Buffer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit floating point.
+    F32,
+    /// Bytes: dropout masks.
+    U8,
+    /// 32-bit unsigned integers: tokens and class labels.
+    U32,
+}
+
+impl DType {
+    /// Size of one element in bytes.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::U8 => 1,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Pool {
+    /// Blocks nobody uses, by their length in lines.
+    free: HashMap<usize, Vec<Block>>,
+    live_bytes: usize,
+    peak_bytes: usize,
+    system_allocations: usize,
+}
+
+/// A rank's memory: a cloneable handle to its accounts and its free blocks.
+///
+/// Bytes are counted as requested (elements times element size), not as rounded.
+#[derive(Clone, Default)]
+pub struct Memory {
+    pool: Arc<Mutex<Pool>>,
+}
+
+impl Memory {
+    /// A memory with nothing in it.
+    pub fn new() -> Memory {
+        Memory::default()
+    }
+
+    /// A buffer of `elements` elements whose contents are unspecified (but initialised).
+    pub fn alloc(&self, dtype: DType, elements: usize) -> Buffer {
+        let bytes = elements * dtype.bytes();
+        let lines = bytes.div_ceil(size_of::<Line>());
+        let reused = {
+            let mut pool = self.pool();
+            pool.count_in(bytes);
+            let reused = pool.free.get_mut(&lines).and_then(Vec::pop);
+            pool.system_allocations += usize::from(reused.is_none() && lines > 0);
+            reused
+        };
+        let block = reused.unwrap_or_else(|| vec![Line([0; 64]); lines]);
+        Buffer { block, dtype, len: elements, account: self.clone(), home: self.clone() }
+    }
+
+    /// A buffer of `elements` zeros.
+    pub fn alloc_zeroed(&self, dtype: DType, elements: usize) -> Buffer {
+        let mut buffer = self.alloc(dtype, elements);
+        buffer.block.fill(Line([0; 64]));
+        buffer
+    }
+
+    /// Bytes of the buffers that live now and are counted here.
+    pub fn live_bytes(&self) -> usize {
+        self.pool().live_bytes
+    }
+
+    /// The most [`Memory::live_bytes`] has been since the start or the last
+    /// [`Memory::reset_peak`].
+    pub fn peak_bytes(&self) -> usize {
+        self.pool().peak_bytes
+    }
+
+    /// Starts a new measurement of the peak from what lives now.
+    pub fn reset_peak(&self) {
+        let mut pool = self.pool();
+        pool.peak_bytes = pool.live_bytes;
+    }
+
+    /// How often a request could not be served from a freed block.
+    pub fn system_allocations(&self) -> usize {
+        self.pool().system_allocations
+    }
+
+    /// Returns all free blocks to the system: for when sizes change, as after re-planning.
+    pub fn release_free(&self) {
+        let free = std::mem::take(&mut self.pool().free);
+        drop(free);
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        // Every update of the pool is complete before anything in it can panic.
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pool = self.pool();
+        f.debug_struct("Memory")
+            .field("live_bytes", &pool.live_bytes)
+            .field("peak_bytes", &pool.peak_bytes)
+            .field("system_allocations", &pool.system_allocations)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    fn count_in(&mut self, bytes: usize) {
+        self.live_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+    }
+}
+
+/// A tensor's storage: `len` elements of one type, aligned to 64 bytes.
+///
+/// Dropping it gives the block back to the memory it was allocated from, on whichever thread that
+/// happens.
+pub struct Buffer {
+    block: Block,
+    dtype: DType,
+    len: usize,
+    /// Who counts the bytes.
+    account: Memory,
+    /// Whose free list the block returns to. It stays the allocating memory when a buffer is
+    /// adopted: a rank that only sends would otherwise allocate anew every step.
+    home: Memory,
+}
+
+impl Buffer {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Size in bytes as counted.
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.bytes()
+    }
+
+    /// The same buffer counted by `memory` from now on: what a rank does with a tensor it received.
+    pub fn adopt(mut self, memory: &Memory) -> Buffer {
+        let bytes = self.bytes();
+        self.account.pool().live_bytes -= bytes;
+        memory.pool().count_in(bytes);
+        self.account = memory.clone();
+        self
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// If the element type is not [`DType::F32`].
+    pub fn as_f32(&self) -> &[f32] {
+        self.check(DType::F32);
+        // SAFETY: `check` proved the type, of which every bit pattern is a value; see `elements`.
+        unsafe { self.elements() }
+    }
+
+    /// The elements, writable.
+    ///
+    /// # Panics
+    /// If the element type is not [`DType::F32`].
+    pub fn as_f32_mut(&mut self) -> &mut [f32] {
+        self.check(DType::F32);
+        // SAFETY: as in `as_f32`.
+        unsafe { self.elements_mut() }
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// If the element type is not [`DType::U8`].
+    pub fn as_u8(&self) -> &[u8] {
+        self.check(DType::U8);
+        // SAFETY: as in `as_f32`.
+        unsafe { self.elements() }
+    }
+
+    /// The elements, writable.
+    ///
+    /// # Panics
+    /// If the element type is not [`DType::U8`].
+    pub fn as_u8_mut(&mut self) -> &mut [u8] {
+        self.check(DType::U8);
+        // SAFETY: as in `as_f32`.
+        unsafe { self.elements_mut() }
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// If the element type is not [`DType::U32`].
+    pub fn as_u32(&self) -> &[u32] {
+        self.check(DType::U32);
+        // SAFETY: as in `as_f32`.
+        unsafe { self.elements() }
+    }
+
+    /// The elements, writable.
+    ///
+    /// # Panics
+    /// If the element type is not [`DType::U32`].
+    pub fn as_u32_mut(&mut self) -> &mut [u32] {
+        self.check(DType::U32);
+        // SAFETY: as in `as_f32`.
+        unsafe { self.elements_mut() }
+    }
+
+    fn check(&self, asked: DType) {
+        assert_eq!(self.dtype, asked, "a buffer is read as the type it was allocated with");
+    }
+
+    /// # Safety
+    /// `T` must be the Rust type of `self.dtype`.
+    unsafe fn elements<T>(&self) -> &[T] {
+        // SAFETY: the block holds at least `len` elements of `dtype`'s size, all initialised,
+        // aligned to 64 bytes, borrowed as long as `self` is.
+        unsafe { std::slice::from_raw_parts(self.block.as_ptr().cast(), self.len) }
+    }
+
+    /// # Safety
+    /// `T` must be the Rust type of `self.dtype`.
+    unsafe fn elements_mut<T>(&mut self) -> &mut [T] {
+        // SAFETY: as in `elements`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.block.as_mut_ptr().cast(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let bytes = self.bytes();
+        self.account.pool().live_bytes -= bytes;
+        let block = std::mem::take(&mut self.block);
+        if !block.is_empty() {
+            self.home.pool().free.entry(block.len()).or_default().push(block);
+        }
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("dtype", &self.dtype)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,259 @@
+use shardloom_kernels::attention::*;
+
+use crate::oracle::{assert_close, check_destination, mask, numbers, numeric_grad, widen};
+
+fn shapes() -> Vec<Attention> {
+    let causal = |first_query| Visibility::Causal { first_query };
+    let shape = |batch, queries, keys, kv_heads, group, head_dim, visibility| Attention {
+        batch,
+        queries,
+        keys,
+        kv_heads,
+        group,
+        head_dim,
+        visibility,
+    };
+    vec![
+        shape(1, 1, 1, 1, 1, 1, Visibility::All),
+        shape(2, 3, 5, 2, 1, 3, Visibility::All),
+        shape(1, 4, 4, 1, 3, 2, causal(0)),
+        shape(2, 3, 7, 2, 2, 5, causal(4)),
+        shape(1, 5, 3, 1, 1, 2, causal(1)),
+    ]
+}
+
+/// More than one tile of queries, too large for numerical gradients.
+fn tiled() -> Attention {
+    Attention {
+        batch: 2,
+        queries: 150,
+        keys: 170,
+        kv_heads: 2,
+        group: 2,
+        head_dim: 9,
+        visibility: Visibility::Causal { first_query: 20 },
+    }
+}
+
+fn sees(shape: &Attention, query: usize, key: usize) -> bool {
+    match shape.visibility {
+        Visibility::All => true,
+        Visibility::Causal { first_query } => key <= first_query + query,
+    }
+}
+
+/// Visits (probability index, index of the first element of the query head, of the key head).
+fn for_each_pair(shape: &Attention, mut visit: impl FnMut(usize, usize, usize, bool)) {
+    let Attention { batch, queries, keys, kv_heads, group, head_dim, .. } = *shape;
+    for b in 0..batch {
+        for h in 0..kv_heads {
+            for g in 0..group {
+                for s in 0..queries {
+                    for t in 0..keys {
+                        let p = (((b * kv_heads + h) * group + g) * queries + s) * keys + t;
+                        let q = (((b * queries + s) * kv_heads + h) * group + g) * head_dim;
+                        let k = ((b * keys + t) * kv_heads + h) * head_dim;
+                        visit(p, q, k, sees(shape, s, t));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn probs_exact(shape: &Attention, q: &[f64], k: &[f64], scale: f64) -> Vec<f64> {
+    let mut p = vec![0.0; shape.probs_elements()];
+    for_each_pair(shape, |pi, qi, ki, seen| {
+        let dot: f64 = (0..shape.head_dim).map(|e| q[qi + e] * k[ki + e]).sum();
+        p[pi] = if seen { (scale * dot).exp() } else { 0.0 };
+    });
+    for row in p.chunks_mut(shape.keys) {
+        let sum: f64 = row.iter().sum();
+        row.iter_mut().for_each(|p| *p /= sum);
+    }
+    p
+}
+
+fn context_exact(shape: &Attention, p: &[f64], factors: &[f64], v: &[f64]) -> Vec<f64> {
+    let mut o = vec![0.0; shape.query_elements()];
+    for_each_pair(shape, |pi, oi, vi, seen| {
+        for e in 0..shape.head_dim {
+            if seen {
+                o[oi + e] += p[pi] * factors[pi] * v[vi + e];
+            }
+        }
+    });
+    o
+}
+
+#[test]
+fn probabilities_match_and_unseen_keys_have_exactly_none() {
+    for shape in shapes().into_iter().chain([tiled()]) {
+        let q: Vec<f32> = numbers(1, shape.query_elements()).iter().map(|x| 3.0 * x).collect();
+        let k = numbers(2, shape.key_elements());
+        let mut p = vec![f32::NAN; shape.probs_elements()];
+        probs(&shape, &q, &k, 0.7, &mut p);
+        assert_close(&p, &probs_exact(&shape, &widen(&q), &widen(&k), 0.7), 1e-6);
+        for_each_pair(&shape, |pi, _, _, seen| assert!(seen || p[pi] == 0.0));
+    }
+}
+
+#[test]
+fn gradients_of_the_probabilities_match_numerical_ones() {
+    for shape in shapes() {
+        let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
+        let dp = numbers(3, shape.probs_elements());
+        let (q64, k64) = (widen(&q), widen(&k));
+        let mut p = vec![f32::NAN; dp.len()];
+        probs(&shape, &q, &k, 0.7, &mut p);
+        let want_q = numeric_grad(|q| probs_exact(&shape, q, &k64, 0.7), &q, &dp);
+        let want_k = numeric_grad(|k| probs_exact(&shape, &q64, k, 0.7), &k, &dp);
+        let mut scratch = vec![f32::NAN; shape.scratch_elements()];
+        check_destination(&want_q, 2e-6, |dq, accumulate| {
+            let mut dk = numbers(4, k.len());
+            probs_input_grad(
+                &shape,
+                &p,
+                &dp,
+                &q,
+                &k,
+                0.7,
+                dq,
+                &mut dk,
+                &mut scratch,
+                accumulate,
+                !accumulate,
+            );
+        });
+        check_destination(&want_k, 2e-6, |dk, accumulate| {
+            let mut dq = numbers(4, q.len());
+            probs_input_grad(
+                &shape,
+                &p,
+                &dp,
+                &q,
+                &k,
+                0.7,
+                &mut dq,
+                dk,
+                &mut scratch,
+                !accumulate,
+                accumulate,
+            );
+        });
+    }
+}
+
+#[test]
+fn the_context_and_its_gradients_match_with_and_without_dropout() {
+    for shape in shapes() {
+        let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
+        let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
+        let mut p = vec![f32::NAN; shape.probs_elements()];
+        probs(&shape, &q, &k, 0.7, &mut p);
+        let mask = mask(5, p.len());
+        for dropout in [None, Some(Dropout { mask: &mask, keep_scale: 1.25 })] {
+            let factors: Vec<f64> = match dropout {
+                None => vec![1.0; p.len()],
+                Some(_) => mask.iter().map(|&m| f64::from(m) * 1.25).collect(),
+            };
+            let (p64, v64) = (widen(&p), widen(&v));
+            let mut scratch = vec![f32::NAN; shape.scratch_elements()];
+            let mut o = vec![f32::NAN; q.len()];
+            context(&shape, &p, dropout, &v, &mut o, &mut scratch);
+            assert_close(&o, &context_exact(&shape, &p64, &factors, &v64), 1e-6);
+
+            let want_v = numeric_grad(|v| context_exact(&shape, &p64, &factors, v), &v, &d_o);
+            check_destination(&want_v, 1e-6, |dv, accumulate| {
+                let mut dp = numbers(6, p.len());
+                context_input_grad(
+                    &shape,
+                    &p,
+                    dropout,
+                    &v,
+                    &d_o,
+                    &mut dp,
+                    dv,
+                    &mut scratch,
+                    !accumulate,
+                    accumulate,
+                );
+            });
+
+            let want_p = numeric_grad(|p| context_exact(&shape, p, &factors, &v64), &p, &d_o);
+            for accumulate in [false, true] {
+                let before = numbers(6, p.len());
+                let (mut dp, mut dv) = (before.clone(), vec![0.0; v.len()]);
+                context_input_grad(
+                    &shape,
+                    &p,
+                    dropout,
+                    &v,
+                    &d_o,
+                    &mut dp,
+                    &mut dv,
+                    &mut scratch,
+                    accumulate,
+                    false,
+                );
+                for_each_pair(&shape, |pi, _, _, seen| {
+                    let before = if accumulate { f64::from(before[pi]) } else { 0.0 };
+                    let want = if seen { want_p[pi] + before } else { 0.0 };
+                    assert!((f64::from(dp[pi]) - want).abs() < 1e-5, "{} for {want}", dp[pi]);
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn tiles_of_queries_and_shared_key_heads_add_up() {
+    let shape = tiled();
+    let (q, k) = (numbers(1, shape.query_elements()), numbers(2, shape.key_elements()));
+    let (v, d_o) = (numbers(3, k.len()), numbers(4, q.len()));
+    let mut p = vec![f32::NAN; shape.probs_elements()];
+    probs(&shape, &q, &k, 0.7, &mut p);
+    let mask = mask(5, p.len());
+    let dropout = Some(Dropout { mask: &mask, keep_scale: 1.25 });
+    let factors: Vec<f64> = mask.iter().map(|&m| f64::from(m) * 1.25).collect();
+    let (p64, v64, d_o64) = (widen(&p), widen(&v), widen(&d_o));
+    let mut scratch = vec![f32::NAN; shape.scratch_elements()];
+
+    let mut o = vec![f32::NAN; q.len()];
+    context(&shape, &p, dropout, &v, &mut o, &mut scratch);
+    assert_close(&o, &context_exact(&shape, &p64, &factors, &v64), 1e-6);
+
+    let e = shape.head_dim;
+    let (mut want_dp, mut want_dv) = (vec![0.0; p.len()], vec![0.0; v.len()]);
+    for_each_pair(&shape, |pi, qi, ki, seen| {
+        for e in 0..e {
+            if seen {
+                want_dp[pi] += d_o64[qi + e] * v64[ki + e] * factors[pi];
+                want_dv[ki + e] += d_o64[qi + e] * p64[pi] * factors[pi];
+            }
+        }
+    });
+    let (mut dp, mut dv) = (vec![f32::NAN; p.len()], vec![f32::NAN; v.len()]);
+    context_input_grad(&shape, &p, dropout, &v, &d_o, &mut dp, &mut dv, &mut scratch, false, false);
+    assert_close(&dp, &want_dp, 1e-5);
+    assert_close(&dv, &want_dv, 1e-5);
+
+    let row_means: Vec<f64> = p64
+        .chunks(shape.keys)
+        .zip(widen(&dp).chunks(shape.keys))
+        .map(|(p, dp)| p.iter().zip(dp).map(|(p, dp)| p * dp).sum())
+        .collect();
+    let (q64, k64, dp64) = (widen(&q), widen(&k), widen(&dp));
+    let (mut want_dq, mut want_dk) = (vec![0.0; q.len()], vec![0.0; k.len()]);
+    for_each_pair(&shape, |pi, qi, ki, _| {
+        let ds = 0.7 * p64[pi] * (dp64[pi] - row_means[pi / shape.keys]);
+        for e in 0..e {
+            want_dq[qi + e] += ds * k64[ki + e];
+            want_dk[ki + e] += ds * q64[qi + e];
+        }
+    });
+    let (mut dq, mut dk) = (vec![f32::NAN; q.len()], vec![f32::NAN; k.len()]);
+    probs_input_grad(&shape, &p, &dp, &q, &k, 0.7, &mut dq, &mut dk, &mut scratch, false, false);
+    assert_close(&dq, &want_dq, 1e-6);
+    assert_close(&dk, &want_dk, 1e-6);
+}

@@ -1,0 +1,18 @@
+//! Every kernel against a plain double-precision oracle, every gradient against central
+//! differences of that oracle, at sizes that are no multiples of a vector.
+
+mod activation;
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod elementwise;
+mod embedding;
+mod linear;
+mod memory;
+mod norm;
+mod optimizer;
+mod oracle;
+mod random;
+mod reduce;
+mod rotary;
+mod window;

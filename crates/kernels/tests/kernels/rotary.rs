@@ -1,0 +1,92 @@
+use shardloom_kernels::rotary::*;
+
+use crate::oracle::{assert_close, check_destination, numbers, numeric_grad, widen};
+
+const THETA: f64 = 10_000.0;
+
+/// Hugging Face's `rotate_half` form: x cos + rotate_half(x) sin.
+fn rotate_exact(
+    x: &[f64],
+    positions: usize,
+    heads: usize,
+    head_dim: usize,
+    first: usize,
+) -> Vec<f64> {
+    (0..x.len())
+        .map(|i| {
+            let (e, head_start) = (i % head_dim, i - i % head_dim);
+            let position = first + i / (heads * head_dim) % positions;
+            let half = head_dim / 2;
+            let angle = position as f64 * THETA.powf(-((e % half) as f64) / half as f64);
+            let other = if e < half { -x[head_start + e + half] } else { x[head_start + e - half] };
+            x[i] * angle.cos() + other * angle.sin()
+        })
+        .collect()
+}
+
+#[test]
+fn rotation_and_its_gradient_match() {
+    for (batch, positions, heads, head_dim, first) in
+        [(1, 1, 1, 2, 0), (2, 3, 1, 6, 0), (1, 4, 3, 2, 5), (2, 2, 2, 34, 100)]
+    {
+        let table = RotaryTable::new(head_dim, THETA, None, first, positions);
+        let x = numbers(1, batch * positions * heads * head_dim);
+        let exact = |x: &[f64]| rotate_exact(x, positions, heads, head_dim, first);
+        let mut y = vec![f32::NAN; x.len()];
+        rotate(&x, heads, &table, &mut y);
+        assert_close(&y, &exact(&widen(&x)), 1e-6);
+
+        let dy = numbers(2, x.len());
+        let want = numeric_grad(exact, &x, &dy);
+        check_destination(&want, 1e-6, |dx, accumulate| {
+            rotate_input_grad(&dy, heads, &table, dx, accumulate);
+        });
+    }
+}
+
+#[test]
+fn a_later_first_position_continues_the_sequence() {
+    let (heads, head_dim) = (2, 8);
+    let x = numbers(1, 6 * heads * head_dim);
+    let mut whole = vec![0.0; x.len()];
+    rotate(&x, heads, &RotaryTable::new(head_dim, THETA, None, 0, 6), &mut whole);
+    let mut tail = vec![0.0; 2 * heads * head_dim];
+    let table = RotaryTable::new(head_dim, THETA, None, 4, 2);
+    rotate(&x[4 * heads * head_dim..], heads, &table, &mut tail);
+    assert_eq!(tail, whole[4 * heads * head_dim..]);
+}
+
+/// The turn per position of each pair, read back from how a unit vector turns.
+fn turns(scaling: Option<Llama3Scaling>) -> Vec<f64> {
+    let table = RotaryTable::new(128, 500_000.0, scaling, 1, 1);
+    let unit: Vec<f32> = (0..128).map(|e| if e < 64 { 1.0 } else { 0.0 }).collect();
+    let mut y = vec![0.0; 128];
+    rotate(&unit, 1, &table, &mut y);
+    (0..64).map(|j| f64::from(y[j + 64]).atan2(f64::from(y[j]))).collect()
+}
+
+#[test]
+fn llama_3_scaling_keeps_high_frequencies_and_divides_low_ones() {
+    let scaling = Llama3Scaling {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: 8192,
+    };
+    let (plain, scaled) = (turns(None), turns(Some(scaling)));
+    for (&plain, &scaled) in plain.iter().zip(&scaled) {
+        let turns = 8192.0 * plain / std::f64::consts::TAU;
+        let want = if turns > 4.0 {
+            plain
+        } else if turns < 1.0 {
+            plain / 8.0
+        } else {
+            // Transformers: (1 - smooth) f / factor + smooth f.
+            let smooth = (turns - 1.0) / 3.0;
+            (1.0 - smooth) * plain / 8.0 + smooth * plain
+        };
+        assert!((scaled - want).abs() < 1e-6 * want, "{scaled} for {want} at {turns} turns");
+    }
+    assert!(plain.iter().zip(&scaled).any(|(p, s)| (p / s - 8.0).abs() < 1e-4));
+    assert!(plain.iter().zip(&scaled).any(|(p, s)| p == s));
+}

@@ -1,0 +1,293 @@
+//! The program: classes of ranks, what they hold and what they run.
+
+use shardloom_cluster::DeviceId;
+use shardloom_collectives::{Algorithm, chunk};
+use shardloom_graph::{DType, Extents, Graph, ValueId};
+use shardloom_plan::{Axis, Mesh, Optimizer, Precision};
+
+use crate::{Group, Instruction, Layout, Operand, Route, RouteId};
+
+/// A participant of the program, numbered from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rank(pub u32);
+
+/// Identifies a class of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClassId(pub u32);
+
+/// Identifies a slot of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// Identifies a parameter of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ParamId(pub u32);
+
+/// Identifies a bucket of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BucketId(pub u32);
+
+/// Identifies a body of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BodyId(pub u32);
+
+/// A tensor that lives for (part of) one micro-batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// For people: the value's name, with what became of it.
+    pub name: String,
+    /// Local shape.
+    pub shape: Vec<usize>,
+    /// What one element is.
+    pub dtype: DType,
+    /// Bytes in the plan's precision.
+    pub bytes: usize,
+}
+
+/// A parameter where it is used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightParam {
+    /// The graph's parameter.
+    pub value: ValueId,
+    /// Its bucket.
+    pub bucket: BucketId,
+    /// Where it begins in the bucket, in elements.
+    pub offset: usize,
+    /// How it is spread over the mesh.
+    pub layout: Layout,
+    /// Local shape.
+    pub shape: Vec<usize>,
+    /// Rows of the whole parameter seen as a matrix.
+    pub rows: usize,
+    /// Columns of the whole parameter seen as a matrix.
+    pub columns: usize,
+}
+
+impl WeightParam {
+    /// Local elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Parameters that are gathered, reduced and updated together, contiguous in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    /// For people: the blocks it covers.
+    pub name: String,
+    /// Local elements.
+    pub elements: usize,
+    /// Its parameters, in order.
+    pub params: Vec<ParamId>,
+    /// Mesh axes over which replicas train on different samples or positions: gradients are partial,
+    /// and ZeRO shards over them.
+    pub replicas: Vec<Axis>,
+    /// Further mesh axes over which gradients are partial (a norm's gain under sequence parallelism).
+    pub partial: Vec<Axis>,
+    /// Mesh axes over which all ranks hold the same, `replicas` included.
+    pub copies: Vec<Axis>,
+    /// Mesh axes that split its parameters.
+    pub splits: Vec<Axis>,
+    /// Classes that all hold it (tied weights), this one included; empty if only this one does.
+    pub homes: Vec<ClassId>,
+}
+
+/// How a bucket's weights, gradients and optimizer state are spread over its replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// ZeRO stage.
+    pub zero: u8,
+}
+
+impl Shard {
+    /// Whether weights are kept in shards and gathered for use.
+    pub fn weights(self) -> bool {
+        self.zero >= 3
+    }
+
+    /// Whether gradients are kept in shards.
+    pub fn gradients(self) -> bool {
+        self.zero >= 2
+    }
+
+    /// Whether optimizer state is kept in shards.
+    pub fn state(self) -> bool {
+        self.zero >= 1
+    }
+}
+
+/// What a body is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BodyKind {
+    /// A stage's forward pass.
+    Forward,
+    /// A stage's backward pass.
+    Backward,
+    /// After the last pass of a step: remaining synchronisation and the update.
+    Epilogue,
+    /// A stage's forward pass that keeps nothing.
+    Evaluation,
+}
+
+/// A run of instructions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Body {
+    /// What it is for.
+    pub kind: BodyKind,
+    /// Its instructions, in order of issue.
+    pub instructions: Vec<Instruction>,
+}
+
+/// One entry of a class's stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamItem {
+    /// The body to run.
+    pub body: BodyId,
+    /// On which micro-batch; none for what belongs to the step.
+    pub microbatch: Option<u32>,
+}
+
+/// Ranks that run the same instructions on different parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// Pipeline and stage.
+    pub stage: (usize, usize),
+    /// The mesh of its ranks.
+    pub mesh: Mesh,
+    /// Its first rank; position p of the mesh is `first_rank + p`.
+    pub first_rank: Rank,
+    /// The device of each position.
+    pub devices: Vec<DeviceId>,
+    /// Its slots.
+    pub slots: Vec<Slot>,
+    /// Its parameters.
+    pub params: Vec<WeightParam>,
+    /// Its buckets.
+    pub buckets: Vec<Bucket>,
+    /// Its bodies.
+    pub bodies: Vec<Body>,
+    /// One step.
+    pub stream: Vec<StreamItem>,
+    /// The forward pass that keeps nothing, for validation.
+    pub evaluation: BodyId,
+}
+
+/// What each device does, in which order, to train one step after another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// The classes; ranks are numbered through them.
+    pub classes: Vec<Class>,
+    /// The ways between classes.
+    pub routes: Vec<Route>,
+    /// ZeRO stage.
+    pub shard: Shard,
+    /// The collectives' algorithm.
+    pub algorithm: Algorithm,
+    /// Number formats.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Global norm to which gradients are clipped.
+    pub clip_norm: Option<f64>,
+    /// Samples of one step.
+    pub global_batch: usize,
+    /// Samples of one micro-batch over all replicas.
+    pub microbatch_samples: usize,
+    /// Micro-batches of one step.
+    pub microbatches: usize,
+}
+
+impl Program {
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.classes.iter().map(|class| class.mesh.size()).sum()
+    }
+
+    /// One class.
+    pub fn class(&self, id: ClassId) -> &Class {
+        &self.classes[id.0 as usize]
+    }
+
+    /// One route.
+    pub fn route(&self, id: RouteId) -> &Route {
+        &self.routes[id.0 as usize]
+    }
+
+    /// All classes with their ids.
+    pub fn classes(&self) -> impl Iterator<Item = (ClassId, &Class)> {
+        self.classes.iter().enumerate().map(|(index, class)| (ClassId(index as u32), class))
+    }
+
+    /// The class of `rank` and its position in the mesh.
+    pub fn locate(&self, rank: Rank) -> (ClassId, usize) {
+        let index = self.classes.partition_point(|class| class.first_rank <= rank) - 1;
+        (ClassId(index as u32), (rank.0 - self.classes[index].first_rank.0) as usize)
+    }
+
+    /// The ranks of the group that `position` of `class` belongs to, in the group's order.
+    pub fn members(&self, class: ClassId, position: usize, group: &Group) -> Vec<Rank> {
+        let at = |class: &Class, position: usize| Rank(class.first_rank.0 + position as u32);
+        match group {
+            Group::Mesh(axes) => {
+                let class = self.class(class);
+                let members = class.mesh.members_along(position, axes);
+                members.into_iter().map(|position| at(class, position)).collect()
+            }
+            Group::Homes(classes) => {
+                classes.iter().map(|&class| at(self.class(class), position)).collect()
+            }
+            Group::World => (0..self.ranks() as u32).map(Rank).collect(),
+        }
+    }
+
+    /// The extents of one micro-batch over all replicas.
+    pub fn microbatch_extents(&self, graph: &Graph) -> Extents {
+        Extents::global(graph, self.microbatch_samples)
+    }
+}
+
+impl Class {
+    /// One slot.
+    pub fn slot(&self, id: SlotId) -> &Slot {
+        &self.slots[id.0 as usize]
+    }
+
+    /// One parameter.
+    pub fn param(&self, id: ParamId) -> &WeightParam {
+        &self.params[id.0 as usize]
+    }
+
+    /// One bucket.
+    pub fn bucket(&self, id: BucketId) -> &Bucket {
+        &self.buckets[id.0 as usize]
+    }
+
+    /// All buckets with their ids.
+    pub fn buckets(&self) -> impl Iterator<Item = (BucketId, &Bucket)> {
+        self.buckets.iter().enumerate().map(|(index, bucket)| (BucketId(index as u32), bucket))
+    }
+
+    /// One body.
+    pub fn body(&self, id: BodyId) -> &Body {
+        &self.bodies[id.0 as usize]
+    }
+
+    /// The elements of `bucket` that `position` owns when it is sharded over its replicas.
+    pub fn shard_range(&self, bucket: &Bucket, position: usize) -> std::ops::Range<usize> {
+        let parts = self.mesh.span(&bucket.replicas);
+        chunk(bucket.elements, parts, self.mesh.index_along(position, &bucket.replicas))
+    }
+
+    /// Whether `bucket` has several replicas to be sharded over.
+    pub fn replicated(&self, bucket: &Bucket) -> bool {
+        self.mesh.span(&bucket.replicas) > 1
+    }
+
+    /// The local shape of an operand.
+    pub fn shape(&self, operand: Operand) -> &[usize] {
+        match operand {
+            Operand::Slot(slot) => &self.slot(slot).shape,
+            Operand::Weight(param) | Operand::Gradient(param) => &self.param(param).shape,
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What can go wrong in lowering.
+
+/// Why a plan has no program.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ProgramError {
+    /// The plan does not fit the model or the cluster.
+    #[error(transparent)]
+    Plan(#[from] shardloom_plan::PlanError),
+    /// Two operators want the same parameter in different layouts.
+    #[error(
+        "parameter {name} is used in two layouts, {first} and {second}; choose layout rules that split its uses alike"
+    )]
+    ParameterLayouts {
+        /// The parameter.
+        name: String,
+        /// One layout.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// No sequence of collectives leads from one layout to another.
+    #[error("{name}: no redistribution from {from} to {to}")]
+    Redistribution {
+        /// The tensor.
+        name: String,
+        /// What the producer gives.
+        from: String,
+        /// What the consumer needs.
+        to: String,
+    },
+    /// A parameter that lives in two stages needs both to have the same mesh.
+    #[error(
+        "parameter {name} lives in stages {first} and {second}, whose meshes differ ({first_mesh} against {second_mesh}); give both the same mesh or untie the weights"
+    )]
+    SharedMeshes {
+        /// The parameter.
+        name: String,
+        /// First stage.
+        first: usize,
+        /// Second stage.
+        second: usize,
+        /// The first stage's mesh.
+        first_mesh: String,
+        /// The second stage's mesh.
+        second_mesh: String,
+    },
+    /// A schedule breaks one of its rules.
+    #[error("schedule: {0}")]
+    Schedule(String),
+}

@@ -1,0 +1,87 @@
+//! What instructions are called in timelines, and which resource they occupy.
+
+use crate::timeline::{Activity, Lane};
+use crate::{Action, BodyKind, Change, Class, Instruction, Operand};
+
+impl Instruction {
+    /// Whether other ranks take part.
+    pub fn involves_others(&self) -> bool {
+        self.lane() != Lane::Compute
+    }
+
+    /// The resource it occupies.
+    pub fn lane(&self) -> Lane {
+        match &self.action {
+            Action::Redistribute { change: Change::Slice { .. }, .. } => Lane::Compute,
+            Action::Redistribute { .. }
+            | Action::Receive { .. }
+            | Action::Gather { .. }
+            | Action::Reduce { .. }
+            | Action::Norm
+            | Action::Statistics { .. } => Lane::CommunicationIn,
+            Action::Send { .. } => Lane::CommunicationOut,
+            Action::Load { .. }
+            | Action::Compute { .. }
+            | Action::Add
+            | Action::Copy
+            | Action::Loss
+            | Action::Release { .. }
+            | Action::Update { .. } => Lane::Compute,
+        }
+    }
+
+    /// What it is, in a body of this kind.
+    pub fn activity(&self, kind: BodyKind) -> Activity {
+        match &self.action {
+            Action::Send { .. } => Activity::Send,
+            Action::Receive { .. } => Activity::Receive,
+            _ if self.lane() == Lane::CommunicationIn => Activity::Collective,
+            Action::Update { .. } => Activity::Update,
+            _ => match kind {
+                BodyKind::Forward | BodyKind::Evaluation => Activity::Forward,
+                BodyKind::Backward => Activity::Backward,
+                BodyKind::Epilogue => Activity::Update,
+            },
+        }
+    }
+
+    /// Its name in a timeline: computation is called by its pass (`F3`), communication by what it does
+    /// to what (`all-reduce block.2`).
+    pub fn label(&self, class: &Class, kind: BodyKind, microbatch: Option<u32>) -> String {
+        let bucket = |bucket| &class.bucket(bucket).name;
+        let slot = |operand: Option<&Operand>| match operand {
+            Some(Operand::Slot(slot)) => class.slot(*slot).name.clone(),
+            _ => String::new(),
+        };
+        let number = microbatch.map(|microbatch| microbatch.to_string()).unwrap_or_default();
+        match &self.action {
+            Action::Redistribute { change, .. } => {
+                let verb = match change {
+                    Change::Slice { .. } => "slice",
+                    Change::AllReduce(_) => "all-reduce",
+                    Change::ReduceScatter { .. } => "reduce-scatter",
+                    Change::AllGather { .. } => "all-gather",
+                    Change::AllToAll { .. } => "all-to-all",
+                };
+                format!("{verb} {}", slot(self.reads.first()))
+            }
+            Action::Send { .. } => format!("send {}", slot(self.reads.first())),
+            Action::Receive { .. } => {
+                format!("receive {}", slot(self.writes.first().map(|write| &write.to)))
+            }
+            Action::Gather { bucket: id } => format!("all-gather {}", bucket(*id)),
+            Action::Reduce { bucket: id, scatter: true, .. } => {
+                format!("reduce-scatter {}", bucket(*id))
+            }
+            Action::Reduce { bucket: id, .. } => format!("all-reduce {}", bucket(*id)),
+            Action::Norm => "gradient norm".into(),
+            Action::Statistics { bucket: id, .. } => format!("statistics {}", bucket(*id)),
+            _ => match kind {
+                BodyKind::Forward => format!("F{number}"),
+                BodyKind::Backward => format!("B{number}"),
+                BodyKind::Evaluation => format!("V{number}"),
+                BodyKind::Epilogue => "update".into(),
+            },
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! A stage's backward pass: gradients, and the values they need, kept or computed again.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::work::Pass;
+use shardloom_graph::{Graph, OpId, OpKind, ValueId, gradient};
+use shardloom_plan::Recompute;
+
+use super::emitter::{Emitter, Form, write};
+use super::forward::{self, Kept};
+use super::stage::Context;
+use crate::class::Slot;
+use crate::{Action, Instruction, Layout, Operand, ProgramError, SlotId, Write};
+
+/// A backward pass, and what it expects the forward pass to have kept.
+pub(super) struct Backward {
+    pub instructions: Vec<Instruction>,
+    pub kept: Kept,
+}
+
+/// The instructions of a backward pass: input gradients and weight gradients of every operator, in
+/// reverse.
+pub(super) fn body(context: &Context<'_>, slots: &mut Vec<Slot>) -> Result<Backward, ProgramError> {
+    let forward_forms = forward::forms(context)?;
+    let emitter = Emitter::new(context, slots);
+    let mut builder = Builder {
+        emitter,
+        forward_forms,
+        kept: Kept::new(),
+        gradients: BTreeMap::new(),
+        sharers: BTreeMap::new(),
+    };
+    for crossing in context.boundaries.out_of(context.class) {
+        let slot = builder.emitter.slot(crossing.value, &crossing.handed, ".gradient");
+        let action = Action::Receive { route: crossing.backward };
+        builder.emitter.push(action, vec![], vec![write(slot)]);
+        builder.contribute(crossing.value, crossing.handed.clone(), slot);
+    }
+    for &op in context.model.ops.iter().rev() {
+        builder.differentiate(op)?;
+    }
+    for crossing in context.boundaries.into(context.class) {
+        if let Some(operand) = builder.complete_gradient(crossing.value, &crossing.received)? {
+            let action = Action::Send { route: crossing.backward };
+            builder.emitter.push(action, vec![operand], vec![]);
+        }
+    }
+    Ok(Backward { instructions: builder.emitter.instructions, kept: builder.kept })
+}
+
+struct Builder<'a> {
+    emitter: Emitter<'a>,
+    forward_forms: BTreeMap<ValueId, Vec<Form>>,
+    kept: Kept,
+    /// Gradients so far of values whose producers are still to come, one per layout.
+    gradients: BTreeMap<ValueId, Vec<(Layout, SlotId)>>,
+    /// How many values' gradients a slot stands for.
+    sharers: BTreeMap<SlotId, usize>,
+}
+
+impl Builder<'_> {
+    fn differentiate(&mut self, op: OpId) -> Result<(), ProgramError> {
+        let context = self.emitter.context;
+        let graph = context.graph;
+        let node = graph.op(op);
+        let rule = gradient::rule(graph, op);
+        let output = node.outputs[0];
+        // The loss starts the chain; an operator on no way to the loss has no gradient.
+        let starts = node.kind == OpKind::CrossEntropy;
+        let layout = context.model.assignment(op).output(graph, op, 0).reduced();
+        let incoming = match starts {
+            true => None,
+            false => match self.complete_gradient(output, &layout)? {
+                Some(operand) => Some(operand),
+                None => return Ok(()),
+            },
+        };
+        for (pass, gradient) in [(Pass::Input, &rule.input), (Pass::Weight, &rule.weight)] {
+            let Some(gradient) = gradient else { continue };
+            let reads = self.reads(op, &gradient.reads, incoming)?;
+            let mut writes = vec![];
+            for &index in &gradient.produces {
+                writes.push(self.destination(op, index));
+            }
+            let assignment = context.model.assignment(op).clone();
+            let action = Action::Compute { op, pass, assignment, again: false };
+            self.emitter.push(action, reads, writes);
+        }
+        if let Some(Operand::Slot(slot)) = incoming {
+            self.leave(slot);
+            for &index in &rule.passes {
+                if differentiable_activation(graph, node.inputs[index]) {
+                    self.contribute(node.inputs[index], layout.clone(), slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensors a gradient operator reads.
+    fn reads(
+        &mut self,
+        op: OpId,
+        reads: &[gradient::Operand],
+        incoming: Option<Operand>,
+    ) -> Result<Vec<Operand>, ProgramError> {
+        let context = self.emitter.context;
+        let node = context.graph.op(op);
+        let mut operands = vec![];
+        for read in reads {
+            let assignment = context.model.assignment(op);
+            operands.push(match *read {
+                gradient::Operand::Input(index) => {
+                    let layout = assignment.input(context.graph, op, index);
+                    self.need(node.inputs[index], &layout)?
+                }
+                gradient::Operand::Output(index) => {
+                    let layout = assignment.output(context.graph, op, index);
+                    self.need(node.outputs[index], &layout)?
+                }
+                gradient::Operand::OutputGradient => {
+                    incoming.expect("only the loss has no incoming gradient, and reads none")
+                }
+            });
+        }
+        Ok(operands)
+    }
+
+    /// Where the gradient of the n-th input of `op` goes.
+    fn destination(&mut self, op: OpId, index: usize) -> Write {
+        let context = self.emitter.context;
+        let value = context.graph.op(op).inputs[index];
+        if context.graph.value(value).parameter().is_some() {
+            let param = context.params.param(value);
+            return Write { to: Operand::Gradient(param), accumulate: true };
+        }
+        let layout = context.model.assignment(op).input_gradient(context.graph, op, index);
+        let known = self.gradients.entry(value).or_default();
+        let sum = known.iter().find(|(each, _)| *each == layout).map(|&(_, slot)| slot);
+        if let Some(sum) = sum {
+            let slot = self.own(value, &layout, sum);
+            return Write { to: Operand::Slot(slot), accumulate: true };
+        }
+        let slot = self.emitter.slot(value, &layout, ".gradient");
+        self.contribute(value, layout, slot);
+        write(slot)
+    }
+
+    /// Adds the gradient in `slot` to what is known of `value`'s gradient.
+    fn contribute(&mut self, value: ValueId, layout: Layout, slot: SlotId) {
+        let known = self.gradients.entry(value).or_default();
+        match known.iter().find(|(each, _)| *each == layout).map(|&(_, sum)| sum) {
+            Some(sum) => {
+                let sum = self.own(value, &layout, sum);
+                let add = Write { to: Operand::Slot(sum), accumulate: true };
+                self.emitter.push(Action::Add, vec![Operand::Slot(slot)], vec![add]);
+            }
+            None => {
+                known.push((layout, slot));
+                *self.sharers.entry(slot).or_default() += 1;
+            }
+        }
+    }
+
+    /// A slot that stands for `value`'s gradient alone, so that it may be added to in place: `slot`
+    /// itself or a copy.
+    fn own(&mut self, value: ValueId, layout: &Layout, slot: SlotId) -> SlotId {
+        if self.sharers.get(&slot) == Some(&1) {
+            return slot;
+        }
+        let copy = self.emitter.slot(value, layout, ".gradient+");
+        self.emitter.push(Action::Copy, vec![Operand::Slot(slot)], vec![write(copy)]);
+        self.leave(slot);
+        self.sharers.insert(copy, 1);
+        let forms = self.gradients.entry(value).or_default();
+        if let Some(form) = forms.iter_mut().find(|(each, _)| each == layout) {
+            form.1 = copy;
+        }
+        copy
+    }
+
+    /// One value's gradient no longer stands in `slot`.
+    fn leave(&mut self, slot: SlotId) {
+        if let Some(count) = self.sharers.get_mut(&slot) {
+            *count -= 1;
+        }
+    }
+
+    /// The whole gradient of `value` in `layout`; none if nothing contributed to it. Takes the gradient
+    /// out of the books, but counts the result as still shared until [`Builder::leave`].
+    fn complete_gradient(
+        &mut self,
+        value: ValueId,
+        layout: &Layout,
+    ) -> Result<Option<Operand>, ProgramError> {
+        let Some(forms) = self.gradients.remove(&value) else { return Ok(None) };
+        let mut sum: Option<SlotId> = None;
+        for (known, slot) in forms {
+            let form = Form { layout: known, operand: Operand::Slot(slot) };
+            let operand = self.emitter.redistribute(value, &form, layout, ".gradient")?;
+            let Operand::Slot(arrived) = operand else { continue };
+            if arrived != slot {
+                self.leave(slot);
+                self.sharers.insert(arrived, 1);
+            }
+            sum = Some(match sum {
+                None => arrived,
+                Some(sum) => {
+                    let sum = match self.sharers.get(&sum) {
+                        Some(1) => sum,
+                        _ => self.own(value, layout, sum),
+                    };
+                    let add = Write { to: Operand::Slot(sum), accumulate: true };
+                    self.emitter.push(Action::Add, vec![Operand::Slot(arrived)], vec![add]);
+                    self.leave(arrived);
+                    sum
+                }
+            });
+        }
+        Ok(sum.map(Operand::Slot))
+    }
+
+    /// `value` in `layout`, from what is at hand, what the forward pass keeps, or by computing it again.
+    fn need(&mut self, value: ValueId, layout: &Layout) -> Result<Operand, ProgramError> {
+        if let Some(operand) = self.emitter.obtain(value, layout)? {
+            return Ok(operand);
+        }
+        let context = self.emitter.context;
+        let producer = context.graph.value(value).producer.filter(|&op| context.model.holds(op));
+        match producer {
+            Some(op) if !keeps(context.graph, context.plan.recompute, value) => {
+                let node = context.graph.op(op);
+                for (index, &input) in node.inputs.iter().enumerate() {
+                    let layout = context.model.assignment(op).input(context.graph, op, index);
+                    self.need(input, &layout)?;
+                }
+                self.emitter.forward(op, true)?;
+            }
+            _ => self.keep(value),
+        }
+        let operand = self.emitter.obtain(value, layout)?;
+        Ok(operand.expect("a kept or recomputed value has a form"))
+    }
+
+    /// Has the forward pass keep `value`, in the smallest of the complete layouts it has it in.
+    fn keep(&mut self, value: ValueId) {
+        let context = self.emitter.context;
+        let global = context.shape(value);
+        let elements = |form: &&Form| -> usize {
+            form.layout.local_shape(&global, &context.model.mesh).iter().product()
+        };
+        let forms = &self.forward_forms[&value];
+        let complete = forms.iter().filter(|form| !form.layout.is_partial());
+        let layout = match complete.min_by_key(elements) {
+            Some(form) => form.layout.clone(),
+            None => forms[0].layout.clone(),
+        };
+        let slot = self.emitter.slot(value, &layout, "");
+        self.emitter.add_form(value, layout.clone(), Operand::Slot(slot));
+        self.kept.insert(value, (layout, slot));
+    }
+}
+
+/// Whether `policy` lets the forward pass keep `value`.
+fn keeps(graph: &Graph, policy: Recompute, value: ValueId) -> bool {
+    let Some(producer) = graph.value(value).producer else { return true };
+    let node = graph.op(producer);
+    match policy {
+        Recompute::None => true,
+        // The context itself is the output projection's input, which is kept.
+        Recompute::Selective => {
+            let context = matches!(node.kind, OpKind::AttentionContext { .. });
+            !node.kind.in_attention_core() || (context && value == node.outputs[0])
+        }
+        // The block that ends in the loss goes backward right after it went forward: keeping it costs
+        // no more than computing it again.
+        Recompute::Full => {
+            let last = graph.value(graph.loss()).producer.map(|op| graph.op(op).block);
+            let leaves = |&op: &OpId| graph.op(op).block != node.block;
+            Some(node.block) == last || graph.value(value).consumers.iter().any(leaves)
+        }
+    }
+}
+
+fn differentiable_activation(graph: &Graph, value: ValueId) -> bool {
+    let node = graph.value(value);
+    node.differentiable() && node.producer.is_some()
+}

@@ -1,0 +1,195 @@
+//! Parameters of a stage, gathered in buckets that are reduced, gathered and updated as one.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::{Graph, ValueId, gradient};
+use shardloom_plan::{Axis, Plan};
+
+use super::stage::StageModel;
+use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
+use crate::{Layout, ProgramError};
+
+/// A stage's parameters and buckets.
+pub(super) struct Parameters {
+    pub params: Vec<WeightParam>,
+    pub buckets: Vec<Bucket>,
+    by_value: BTreeMap<ValueId, ParamId>,
+}
+
+/// What parameters of one bucket have in common.
+#[derive(Clone, PartialEq)]
+struct Key {
+    /// Consecutive blocks that share buckets.
+    unit: usize,
+    replicas: Vec<Axis>,
+    partial: Vec<Axis>,
+    splits: Vec<Axis>,
+    homes: Vec<ClassId>,
+}
+
+impl Parameters {
+    /// The parameters of stage `index`.
+    pub fn of(
+        graph: &Graph,
+        plan: &Plan,
+        stages: &[StageModel],
+        index: usize,
+    ) -> Result<Parameters, ProgramError> {
+        let model = &stages[index];
+        let units = units(graph, plan, model);
+        let mut keys: Vec<Key> = vec![];
+        let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
+        for (value, layout) in model.parameters(graph) {
+            let key = Key { unit: units[&value], ..key(graph, stages, index, value, layout)? };
+            match keys.iter().position(|known| *known == key) {
+                Some(bucket) => members[bucket].push((value, layout.clone())),
+                None => {
+                    keys.push(key);
+                    members.push(vec![(value, layout.clone())]);
+                }
+            }
+        }
+        let mut parts = Parameters { params: vec![], buckets: vec![], by_value: BTreeMap::new() };
+        for (key, members) in keys.into_iter().zip(members) {
+            let bucket = BucketId(parts.buckets.len() as u32);
+            let mut offset = 0;
+            let mut ids = vec![];
+            let name = graph.value(members[0].0).name.clone();
+            for (value, layout) in members {
+                let global = model.extents.shape(&graph.value(value).axes);
+                let shape = layout.local_shape(&global, &model.mesh);
+                let id = ParamId(parts.params.len() as u32);
+                let row_axes = graph.value(value).parameter().map_or(0, |it| it.row_axes);
+                let rows: usize = global[..row_axes].iter().product();
+                let columns = global[row_axes..].iter().product();
+                let param = WeightParam { value, bucket, offset, layout, shape, rows, columns };
+                offset += param.elements();
+                parts.params.push(param);
+                parts.by_value.insert(value, id);
+                ids.push(id);
+            }
+            let wide = |axis: &Axis| model.mesh.width(*axis) > 1;
+            let copies = Axis::ALL
+                .into_iter()
+                .filter(|axis| wide(axis) && !key.splits.contains(axis))
+                .collect();
+            parts.buckets.push(Bucket {
+                name: unit_name(&name),
+                elements: offset,
+                params: ids,
+                replicas: key.replicas,
+                partial: key.partial,
+                copies,
+                splits: key.splits,
+                homes: key.homes,
+            });
+        }
+        Ok(parts)
+    }
+
+    pub fn param(&self, value: ValueId) -> ParamId {
+        self.by_value[&value]
+    }
+}
+
+/// `block.3.ffn.up.weight` belongs to `block.3`.
+fn unit_name(parameter: &str) -> String {
+    let mut parts = parameter.split('.');
+    match (parts.next(), parts.next()) {
+        (Some(first), Some(second)) if second.bytes().all(|byte| byte.is_ascii_digit()) => {
+            format!("{first}.{second}")
+        }
+        (Some(first), _) => first.to_owned(),
+        _ => parameter.to_owned(),
+    }
+}
+
+/// Deals each parameter's block to a unit: consecutive blocks up to the plan's bucket size, or single
+/// blocks under ZeRO-3, which gathers block by block.
+fn units(graph: &Graph, plan: &Plan, model: &StageModel) -> BTreeMap<ValueId, usize> {
+    let mut units = BTreeMap::new();
+    let (mut unit, mut block, mut filled) = (0, None, 0);
+    let most = plan.sync.bucket_bytes;
+    let gradient_bytes = plan.precision.gradients.bytes();
+    let mut block_bytes: BTreeMap<_, usize> = BTreeMap::new();
+    for &op in &model.ops {
+        let node = graph.op(op);
+        for &input in &node.inputs {
+            if graph.value(input).parameter().is_some() {
+                let bytes = model.extents.elements(&graph.value(input).axes) * gradient_bytes;
+                *block_bytes.entry(node.block).or_default() += bytes;
+            }
+        }
+    }
+    for &op in &model.ops {
+        let node = graph.op(op);
+        let Some(&bytes) = block_bytes.get(&node.block) else { continue };
+        if block != Some(node.block) {
+            let full = plan.sync.zero >= 3 || filled + bytes > most;
+            if block.is_some() && full {
+                unit += 1;
+                filled = 0;
+            }
+            filled += bytes;
+            block = Some(node.block);
+        }
+        for &input in &node.inputs {
+            if graph.value(input).parameter().is_some() {
+                units.entry(input).or_insert(unit);
+            }
+        }
+    }
+    units
+}
+
+/// Everything of a parameter's key but its unit.
+fn key(
+    graph: &Graph,
+    stages: &[StageModel],
+    index: usize,
+    value: ValueId,
+    layout: &Layout,
+) -> Result<Key, ProgramError> {
+    let model = &stages[index];
+    let mut partial: Vec<Axis> = vec![];
+    for &op in graph.value(value).consumers.iter().filter(|&&op| model.holds(op)) {
+        let rule = gradient::rule(graph, op);
+        for (input, _) in
+            graph.op(op).inputs.iter().enumerate().filter(|&(_, &input)| input == value)
+        {
+            debug_assert!(rule.weight.as_ref().is_some_and(|it| it.produces.contains(&input)));
+            let gradient = model.assignment(op).input_gradient(graph, op, input);
+            partial.extend(gradient.partial.iter().map(|&(axis, _)| axis));
+        }
+    }
+    partial.sort();
+    partial.dedup();
+    let (partial, replicas): (Vec<Axis>, Vec<Axis>) =
+        partial.into_iter().partition(|&axis| axis == Axis::Tp);
+    let mut splits: Vec<Axis> = layout.splits.concat();
+    splits.sort();
+    let homes: Vec<ClassId> = stages
+        .iter()
+        .zip(0u32..)
+        .filter(|(stage, _)| graph.value(value).consumers.iter().any(|&op| stage.holds(op)))
+        .map(|(_, class)| ClassId(class))
+        .collect();
+    if homes.len() == 1 {
+        return Ok(Key { unit: 0, replicas, partial, splits, homes: vec![] });
+    }
+    for &home in &homes {
+        let other = &stages[home.0 as usize];
+        let same = other.mesh == model.mesh
+            && other.parameters(graph).iter().any(|&(id, it)| id == value && it == layout);
+        if !same {
+            return Err(ProgramError::SharedMeshes {
+                name: graph.value(value).name.clone(),
+                first: index,
+                second: home.0 as usize,
+                first_mesh: model.mesh.to_string(),
+                second_mesh: other.mesh.to_string(),
+            });
+        }
+    }
+    Ok(Key { unit: 0, replicas, partial, splits, homes })
+}

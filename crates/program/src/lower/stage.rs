@@ -1,0 +1,113 @@
+//! One stage before it has instructions: its operators, their assignments, its parameters' layouts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_graph::{BlockId, Extents, Graph, OpId, ValueId};
+use shardloom_plan::{Mesh, Plan};
+
+use super::boundary::Boundaries;
+use super::buckets::Parameters;
+use crate::{Action, Assignment, ClassId, Instruction, Layout, Operand, ProgramError, SlotId};
+
+/// What a stage computes, and how it is split.
+pub(super) struct StageModel {
+    /// Its operators, in order.
+    pub ops: Vec<OpId>,
+    /// Its mesh.
+    pub mesh: Mesh,
+    /// Global extents of one micro-batch.
+    pub extents: Extents,
+    assignments: BTreeMap<OpId, Assignment>,
+    parameter_layouts: BTreeMap<ValueId, Layout>,
+}
+
+impl StageModel {
+    pub fn of(
+        graph: &Graph,
+        plan: &Plan,
+        blocks: Vec<BlockId>,
+        mesh: Mesh,
+    ) -> Result<StageModel, ProgramError> {
+        let ops: Vec<OpId> =
+            blocks.iter().flat_map(|block| graph.blocks()[block.index()].ops.clone()).collect();
+        let assignments: BTreeMap<OpId, Assignment> =
+            ops.iter().map(|&op| (op, Assignment::of(graph, op, &plan.layout, &mesh))).collect();
+        let mut parameter_layouts: BTreeMap<ValueId, Layout> = BTreeMap::new();
+        for &op in &ops {
+            for (index, &input) in graph.op(op).inputs.iter().enumerate() {
+                if graph.value(input).parameter().is_none() {
+                    continue;
+                }
+                let layout = assignments[&op].input(graph, op, index);
+                let known = parameter_layouts.entry(input).or_insert_with(|| layout.clone());
+                if *known != layout {
+                    return Err(ProgramError::ParameterLayouts {
+                        name: graph.value(input).name.clone(),
+                        first: known.to_string(),
+                        second: layout.to_string(),
+                    });
+                }
+            }
+        }
+        let extents = Extents::global(graph, plan.microbatch_samples());
+        Ok(StageModel { ops, mesh, extents, assignments, parameter_layouts })
+    }
+
+    pub fn assignment(&self, op: OpId) -> &Assignment {
+        &self.assignments[&op]
+    }
+
+    pub fn holds(&self, op: OpId) -> bool {
+        self.assignments.contains_key(&op)
+    }
+
+    /// The parameters it uses, in order of first use, with their layouts.
+    pub fn parameters(&self, graph: &Graph) -> Vec<(ValueId, &Layout)> {
+        let mut seen = BTreeSet::new();
+        let inputs = self.ops.iter().flat_map(|&op| &graph.op(op).inputs);
+        inputs
+            .filter(|input| self.parameter_layouts.contains_key(input) && seen.insert(**input))
+            .map(|&input| (input, &self.parameter_layouts[&input]))
+            .collect()
+    }
+}
+
+/// All that is known when a stage's bodies are built.
+pub(super) struct Context<'a> {
+    pub graph: &'a Graph,
+    pub plan: &'a Plan,
+    pub model: &'a StageModel,
+    pub params: &'a Parameters,
+    pub boundaries: &'a Boundaries,
+    pub class: ClassId,
+}
+
+impl Context<'_> {
+    /// Global shape of a value of one micro-batch.
+    pub fn shape(&self, value: ValueId) -> Vec<usize> {
+        self.model.extents.shape(&self.graph.value(value).axes)
+    }
+
+    /// The slots that `instructions` (a backward body) read without having written: what the forward
+    /// pass must keep.
+    pub fn kept_slots(&self, instructions: &[Instruction]) -> BTreeSet<SlotId> {
+        let mut written = BTreeSet::new();
+        let mut kept = BTreeSet::new();
+        for instruction in instructions {
+            debug_assert!(!matches!(instruction.action, Action::Norm));
+            for read in &instruction.reads {
+                if let Operand::Slot(slot) = read
+                    && !written.contains(slot)
+                {
+                    kept.insert(*slot);
+                }
+            }
+            for write in &instruction.writes {
+                if let Operand::Slot(slot) = write.to {
+                    written.insert(slot);
+                }
+            }
+        }
+        kept
+    }
+}

@@ -1,0 +1,187 @@
+//! How much memory a rank needs, by walking its stream.
+
+use std::collections::BTreeMap;
+
+use crate::{Action, BucketId, Class, Instruction, Operand, ParamId, Program, SlotId, StreamItem};
+
+/// What a rank holds all the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PersistentBytes {
+    /// Weights, or their shards.
+    pub weights: u64,
+    /// Gradients, or their shards.
+    pub gradients: u64,
+    /// Optimizer state and master weights, or their shards.
+    pub state: u64,
+}
+
+impl PersistentBytes {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.weights + self.gradients + self.state
+    }
+}
+
+/// A rank's memory over a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// What it holds all the time.
+    pub persistent: PersistentBytes,
+    /// The most that it holds at once, persistent bytes included.
+    pub peak_bytes: u64,
+}
+
+/// Something whose bytes come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Tenant {
+    Slot(SlotId, Option<u32>),
+    Weights(BucketId),
+    Gradients(BucketId),
+}
+
+/// Tracks the bytes that live while instructions run in order.
+///
+/// The simulator and the memory bound of a search both count with it, and an executor that allocates
+/// at the first write of a tensor and frees where an instruction says so agrees byte for byte.
+#[derive(Clone, Debug)]
+pub struct Ledger<'a> {
+    program: &'a Program,
+    class: &'a Class,
+    tenants: BTreeMap<Tenant, u64>,
+    live_bytes: u64,
+    peak_bytes: u64,
+}
+
+impl<'a> Ledger<'a> {
+    /// A ledger that counts what `position` of `class` holds all the time.
+    pub fn new(program: &'a Program, class: &'a Class, position: usize) -> Ledger<'a> {
+        let live_bytes = class.persistent_bytes(program, position).total();
+        Ledger { program, class, tenants: BTreeMap::new(), live_bytes, peak_bytes: live_bytes }
+    }
+
+    /// Bytes that live now.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// The most that ever lived.
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
+    }
+
+    /// Counts what `instruction` allocates, before it runs.
+    pub fn begin(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
+        for write in &instruction.writes {
+            match write.to {
+                Operand::Slot(slot) => {
+                    let bytes = self.class.slot(slot).bytes as u64;
+                    self.move_in(Tenant::Slot(slot, microbatch), bytes);
+                }
+                Operand::Gradient(param) => self.gradient_written(param),
+                Operand::Weight(_) => {}
+            }
+        }
+        if let Action::Gather { bucket } = instruction.action
+            && self.program.shard.weights()
+        {
+            let bytes = self.bytes(bucket, self.program.precision.compute.bytes());
+            self.move_in(Tenant::Weights(bucket), bytes);
+        }
+    }
+
+    /// Counts what `instruction` frees, after it ran.
+    pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
+        for &slot in &instruction.frees {
+            self.move_out(Tenant::Slot(slot, microbatch));
+        }
+        match instruction.action {
+            Action::Release { bucket } => self.move_out(Tenant::Weights(bucket)),
+            Action::Reduce { bucket, scatter: true, .. } => {
+                self.move_out(Tenant::Gradients(bucket));
+            }
+            _ => {}
+        }
+    }
+
+    fn gradient_written(&mut self, param: ParamId) {
+        let bucket = self.class.param(param).bucket;
+        let sharded = self.class.replicated(self.class.bucket(bucket));
+        if self.program.shard.gradients() && sharded {
+            let bytes = self.bytes(bucket, self.program.precision.gradients.bytes());
+            self.move_in(Tenant::Gradients(bucket), bytes);
+        }
+    }
+
+    fn bytes(&self, bucket: BucketId, element_bytes: usize) -> u64 {
+        (self.class.bucket(bucket).elements * element_bytes) as u64
+    }
+
+    fn move_in(&mut self, tenant: Tenant, bytes: u64) {
+        if self.tenants.insert(tenant, bytes).is_none() {
+            self.live_bytes += bytes;
+            self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+        }
+    }
+
+    fn move_out(&mut self, tenant: Tenant) {
+        if let Some(bytes) = self.tenants.remove(&tenant) {
+            self.live_bytes -= bytes;
+        }
+    }
+}
+
+impl Class {
+    /// What `position` holds all the time.
+    pub fn persistent_bytes(&self, program: &Program, position: usize) -> PersistentBytes {
+        let precision = program.precision;
+        let master = if precision.master { 4 } else { 0 };
+        let mut bytes = PersistentBytes::default();
+        for bucket in &self.buckets {
+            let sharded = self.replicated(bucket);
+            let shard = self.shard_range(bucket, position);
+            let held = |is_sharded: bool| match sharded && is_sharded {
+                true => shard.len() as u64,
+                false => bucket.elements as u64,
+            };
+            bytes.weights += held(program.shard.weights()) * precision.compute.bytes() as u64;
+            bytes.gradients += held(program.shard.gradients()) * precision.gradients.bytes() as u64;
+            let per_parameter = program.optimizer.state_bytes_per_parameter() + master;
+            bytes.state += held(program.shard.state()) * per_parameter as u64;
+            let share = if sharded && program.shard.state() { shard } else { 0..bucket.elements };
+            for &param in &bucket.params {
+                bytes.state += 4 * self.factored_elements(program, param, &share) as u64;
+            }
+        }
+        bytes
+    }
+
+    /// Elements of optimizer state that are not one per parameter, for a parameter of which the
+    /// elements in `share` (of its bucket) are updated here.
+    fn factored_elements(
+        &self,
+        program: &Program,
+        param: ParamId,
+        share: &std::ops::Range<usize>,
+    ) -> usize {
+        let param = self.param(param);
+        let end = param.offset + param.elements();
+        let owned = share.end.min(end).saturating_sub(share.start.max(param.offset));
+        if owned == 0 {
+            return 0;
+        }
+        program.optimizer.factored_elements(param.rows, param.columns, owned)
+    }
+
+    /// The memory of `position` over one step.
+    pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
+        let mut ledger = Ledger::new(program, self, position);
+        for StreamItem { body, microbatch } in &self.stream {
+            for instruction in &self.body(*body).instructions {
+                ledger.begin(instruction, *microbatch);
+                ledger.end(instruction, *microbatch);
+            }
+        }
+        let persistent = self.persistent_bytes(program, position);
+        MemoryUse { persistent, peak_bytes: ledger.peak_bytes() }
+    }
+}

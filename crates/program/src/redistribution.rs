@@ -1,0 +1,202 @@
+//! The cheapest sequence of local slices and collectives from one layout to another.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use shardloom_plan::{Axis, Mesh};
+
+use crate::{Change, Layout};
+
+/// One step of a redistribution and the layout after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// What is done.
+    pub change: Change,
+    /// The mesh axis it is done over.
+    pub axis: Axis,
+    /// The layout that results.
+    pub layout: Layout,
+}
+
+/// The sequence from `from` to `to` of a tensor of shape `global` that moves the fewest bytes per
+/// device, with the fewest steps among equals; none if there is none.
+///
+/// A uniform-cost search over layouts: a handful of states for any real tensor.
+pub(crate) fn cheapest(
+    from: &Layout,
+    to: &Layout,
+    global: &[usize],
+    mesh: &Mesh,
+) -> Option<Vec<Step>> {
+    let mut queue = BinaryHeap::from([Candidate { moved: 0, steps: 0, layout: from.clone() }]);
+    let start = Reached { moved: 0, steps: 0, by: None };
+    let mut best: BTreeMap<Layout, Reached> = BTreeMap::from([(from.clone(), start)]);
+    while let Some(Candidate { moved, steps, layout }) = queue.pop() {
+        if layout == *to {
+            return Some(retrace(&best, layout));
+        }
+        if best[&layout].moved < moved {
+            continue;
+        }
+        for (step, sent) in moves(&layout, global, mesh) {
+            let (moved, steps) = (moved + sent, steps + 1);
+            let next = step.layout.clone();
+            let known = best.get(&next).map(|known| (known.moved, known.steps));
+            if known.is_none_or(|known| (moved, steps) < known) {
+                let by = Some((layout.clone(), step));
+                best.insert(next.clone(), Reached { moved, steps, by });
+                queue.push(Candidate { moved, steps, layout: next });
+            }
+        }
+    }
+    None
+}
+
+/// The best way known to a layout.
+struct Reached {
+    moved: u64,
+    steps: u32,
+    /// The layout before and the step from it; none for the start.
+    by: Option<(Layout, Step)>,
+}
+
+fn retrace(best: &BTreeMap<Layout, Reached>, mut layout: Layout) -> Vec<Step> {
+    let mut steps = vec![];
+    while let Some((before, step)) = best.get(&layout).and_then(|reached| reached.by.as_ref()) {
+        steps.push(step.clone());
+        layout = before.clone();
+    }
+    steps.reverse();
+    steps
+}
+
+/// All single steps from `layout`, with the elements each device sends, in units of 1/N that are made
+/// whole by rounding up.
+fn moves(layout: &Layout, global: &[usize], mesh: &Mesh) -> Vec<(Step, u64)> {
+    let local: usize = layout.local_shape(global, mesh).iter().product();
+    let mut steps = vec![];
+    for axis in Axis::ALL.into_iter().filter(|&axis| mesh.width(axis) > 1) {
+        let width = mesh.width(axis);
+        let share = |elements: usize| (elements * (width - 1)).div_ceil(width) as u64;
+        let fits = |tensor_axis: usize| {
+            global[tensor_axis].is_multiple_of(mesh.span(&layout.splits[tensor_axis]) * width)
+        };
+        let mut push = |change: Change, layout: Layout, sent: u64| {
+            steps.push((Step { change, axis, layout }, sent));
+        };
+        if let Some(at) = layout.partial.iter().position(|&(each, _)| each == axis) {
+            let reduction = layout.partial[at].1;
+            let mut reduced = layout.clone();
+            reduced.partial.remove(at);
+            push(Change::AllReduce(reduction), reduced.clone(), 2 * share(local));
+            for tensor_axis in (0..global.len()).filter(|&tensor_axis| fits(tensor_axis)) {
+                let mut scattered = reduced.clone();
+                scattered.splits[tensor_axis].push(axis);
+                let change = Change::ReduceScatter { axis: tensor_axis, reduction };
+                push(change, scattered, share(local));
+            }
+            continue;
+        }
+        match layout.splits.iter().position(|axes| axes.contains(&axis)) {
+            // Only the innermost split of a tensor axis can be undone without moving the others.
+            Some(from) if layout.splits[from].last() == Some(&axis) => {
+                let mut gathered = layout.clone();
+                gathered.splits[from].pop();
+                push(
+                    Change::AllGather { axis: from },
+                    gathered.clone(),
+                    (local * (width - 1)) as u64,
+                );
+                for to in (0..global.len()).filter(|&to| to != from && fits(to)) {
+                    let mut moved = gathered.clone();
+                    moved.splits[to].push(axis);
+                    push(Change::AllToAll { from, to }, moved, share(local));
+                }
+            }
+            Some(_) => {}
+            None => {
+                for tensor_axis in (0..global.len()).filter(|&tensor_axis| fits(tensor_axis)) {
+                    let mut sliced = layout.clone();
+                    sliced.splits[tensor_axis].push(axis);
+                    push(Change::Slice { axis: tensor_axis }, sliced, 0);
+                }
+            }
+        }
+    }
+    steps
+}
+
+#[derive(PartialEq, Eq)]
+struct Candidate {
+    moved: u64,
+    steps: u32,
+    layout: Layout,
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Candidate) -> Ordering {
+        // Reversed: the heap gives its greatest first.
+        (other.moved, other.steps, &other.layout).cmp(&(self.moved, self.steps, &self.layout))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardloom_graph::Reduction;
+
+    const MESH: Mesh = Mesh { dp: 2, cp: 1, tp: 4 };
+
+    fn layout(splits: &[&[Axis]], partial: &[Axis]) -> Layout {
+        Layout {
+            splits: splits.iter().map(|axes| axes.to_vec()).collect(),
+            partial: partial.iter().map(|&axis| (axis, Reduction::Sum)).collect(),
+        }
+    }
+
+    fn changes(from: &Layout, to: &Layout) -> Vec<Change> {
+        let steps = cheapest(from, to, &[8, 16, 32], &MESH).expect("a path exists");
+        steps.into_iter().map(|step| step.change).collect()
+    }
+
+    #[test]
+    fn megatron_reduces_and_sequence_parallelism_scatters() {
+        let batch = &[Axis::Dp][..];
+        let partial = layout(&[batch, &[], &[]], &[Axis::Tp]);
+        let whole = layout(&[batch, &[], &[]], &[]);
+        let sequence = layout(&[batch, &[Axis::Tp], &[]], &[]);
+        assert_eq!(changes(&partial, &whole), [Change::AllReduce(Reduction::Sum)]);
+        let scatter = Change::ReduceScatter { axis: 1, reduction: Reduction::Sum };
+        assert_eq!(changes(&partial, &sequence), [scatter]);
+        assert_eq!(changes(&sequence, &whole), [Change::AllGather { axis: 1 }]);
+        assert_eq!(changes(&whole, &sequence), [Change::Slice { axis: 1 }]);
+        assert_eq!(changes(&whole, &whole), []);
+    }
+
+    #[test]
+    fn a_moved_axis_is_an_all_to_all_and_not_a_gather() {
+        let from = layout(&[&[], &[Axis::Tp], &[]], &[]);
+        let to = layout(&[&[], &[], &[Axis::Tp]], &[]);
+        assert_eq!(changes(&from, &to), [Change::AllToAll { from: 1, to: 2 }]);
+    }
+
+    #[test]
+    fn slices_come_before_gathers() {
+        let from = layout(&[&[Axis::Tp], &[], &[]], &[]);
+        let to = layout(&[&[], &[Axis::Dp], &[]], &[]);
+        assert_eq!(changes(&from, &to), [Change::Slice { axis: 1 }, Change::AllGather { axis: 0 }]);
+    }
+
+    #[test]
+    fn nothing_makes_a_whole_tensor_partial() {
+        let whole = layout(&[&[], &[], &[]], &[]);
+        let partial = layout(&[&[], &[], &[]], &[Axis::Tp]);
+        assert_eq!(cheapest(&whole, &partial, &[8, 16, 32], &MESH), None);
+    }
+}

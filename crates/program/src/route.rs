@@ -1,0 +1,116 @@
+//! Ways between stages: which part of a value goes from which position to which.
+
+use shardloom_graph::{DType, ValueId};
+use shardloom_plan::Mesh;
+
+use crate::{ClassId, Layout, Placement};
+
+/// Identifies a route of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteId(pub u32);
+
+/// A part of a tensor that goes from one rank to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Position in the sending class.
+    pub from: usize,
+    /// Position in the receiving class.
+    pub to: usize,
+    /// Where the part lies in the sender's local tensor.
+    pub source: Placement,
+    /// Where the part lies in the receiver's local tensor.
+    pub target: Placement,
+}
+
+/// How one value (or its gradient) goes from one class to another, for every micro-batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The value.
+    pub value: ValueId,
+    /// Whether its gradient is meant.
+    pub gradient: bool,
+    /// The sending class.
+    pub from: ClassId,
+    /// The receiving class.
+    pub to: ClassId,
+    /// What one element is.
+    pub dtype: DType,
+    /// The parts.
+    pub messages: Vec<Message>,
+}
+
+/// One end of a route: a layout on a mesh.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell<'a> {
+    /// The layout.
+    pub layout: &'a Layout,
+    /// The mesh.
+    pub mesh: &'a Mesh,
+}
+
+/// The messages that bring a tensor of shape `global` from one layout to another: the intersections of
+/// what senders hold with what receivers need, each taken from one of the senders that hold it. Between
+/// equal meshes and layouts every position sends to its own number.
+pub(crate) fn messages(global: &[usize], from: Cell<'_>, to: Cell<'_>) -> Vec<Message> {
+    if from.mesh == to.mesh && from.layout == to.layout {
+        let whole = |position| {
+            let extent = from.layout.local_shape(global, from.mesh);
+            let part = Placement { start: vec![0; extent.len()], extent };
+            Message { from: position, to: position, source: part.clone(), target: part }
+        };
+        return (0..from.mesh.size()).map(whole).collect();
+    }
+    let held: Vec<Placement> = (0..from.mesh.size())
+        .map(|position| from.layout.placement(global, from.mesh, position))
+        .collect();
+    let mut messages = vec![];
+    for receiver in 0..to.mesh.size() {
+        let needed = to.layout.placement(global, to.mesh, receiver);
+        // Replicas of one part: keyed by where it starts, since extents are equal.
+        let mut parts: Vec<(&Placement, Vec<usize>)> = vec![];
+        for (sender, placement) in held.iter().enumerate() {
+            if placement.intersection(&needed).is_none() {
+                continue;
+            }
+            match parts.iter_mut().find(|(part, _)| *part == placement) {
+                Some((_, senders)) => senders.push(sender),
+                None => parts.push((placement, vec![sender])),
+            }
+        }
+        for (placement, senders) in parts {
+            let Some(shared) = placement.intersection(&needed) else { continue };
+            let sender = match senders.contains(&receiver) {
+                true => receiver,
+                false => senders[receiver % senders.len()],
+            };
+            let relative = |outer: &Placement| Placement {
+                start: shared.start.iter().zip(&outer.start).map(|(a, b)| a - b).collect(),
+                extent: shared.extent.clone(),
+            };
+            messages.push(Message {
+                from: sender,
+                to: receiver,
+                source: relative(placement),
+                target: relative(&needed),
+            });
+        }
+    }
+    messages
+}
+
+impl Route {
+    /// Bytes of one message where a real number takes `real_bytes`.
+    pub fn message_bytes(&self, message: &Message, real_bytes: usize) -> u64 {
+        (message.source.elements() * self.dtype.bytes(real_bytes)) as u64
+    }
+
+    /// What `position` of the sending class sends.
+    pub fn sent_by(&self, position: usize) -> impl Iterator<Item = &Message> {
+        self.messages.iter().filter(move |message| message.from == position)
+    }
+
+    /// What `position` of the receiving class receives.
+    pub fn received_by(&self, position: usize) -> impl Iterator<Item = &Message> {
+        self.messages.iter().filter(move |message| message.to == position)
+    }
+}

@@ -1,0 +1,102 @@
+//! Which groups and messages share the way out of a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_cluster::{Cluster, DeviceId, NodeId};
+use shardloom_program::{Class, ClassId, Group, Program, Route};
+
+use crate::SimError;
+
+/// Ranks of a program that run one collective at the same time, each in its own group.
+pub(crate) struct Siblings {
+    /// The devices of each group.
+    pub groups: Vec<Vec<DeviceId>>,
+    /// The group of each position of the mesh; empty where all ranks are in the one group.
+    pub group_of: Vec<usize>,
+}
+
+impl Siblings {
+    /// All groups like `group` of `class`.
+    pub fn of(program: &Program, class: ClassId, group: &Group) -> Siblings {
+        let size = program.class(class).mesh.size();
+        let devices = |position: usize| {
+            let members = program.members(class, position, group).into_iter();
+            members.map(|rank| device_of(program, rank)).collect()
+        };
+        match group {
+            Group::World => Siblings { groups: vec![devices(0)], group_of: vec![] },
+            Group::Homes(_) => {
+                Siblings { groups: (0..size).map(devices).collect(), group_of: (0..size).collect() }
+            }
+            Group::Mesh(axes) => {
+                let mesh = &program.class(class).mesh;
+                let mut siblings = Siblings { groups: vec![], group_of: vec![usize::MAX; size] };
+                for position in 0..size {
+                    if siblings.group_of[position] != usize::MAX {
+                        continue;
+                    }
+                    for member in mesh.members_along(position, axes) {
+                        siblings.group_of[member] = siblings.groups.len();
+                    }
+                    siblings.groups.push(devices(position));
+                }
+                siblings
+            }
+        }
+    }
+
+    /// For each group: how many, itself included, have members in one of its nodes and elsewhere.
+    pub fn concurrent(&self, cluster: &Cluster) -> Result<Vec<u32>, SimError> {
+        let mut leaving: BTreeMap<NodeId, u32> = BTreeMap::new();
+        let mut nodes_of = vec![];
+        for group in &self.groups {
+            let nodes: BTreeSet<NodeId> =
+                group.iter().map(|&device| cluster.node_of(device)).collect::<Result<_, _>>()?;
+            if nodes.len() > 1 {
+                nodes.iter().for_each(|&node| *leaving.entry(node).or_default() += 1);
+            }
+            nodes_of.push(nodes);
+        }
+        let most = |nodes: &BTreeSet<NodeId>| {
+            nodes.iter().filter_map(|node| leaving.get(node).copied()).max().unwrap_or(1)
+        };
+        Ok(nodes_of.iter().map(most).collect())
+    }
+}
+
+fn device_of(program: &Program, rank: shardloom_program::Rank) -> DeviceId {
+    let (class, position) = program.locate(rank);
+    program.class(class).devices[position]
+}
+
+/// For each message of `route`: how many of its senders, or receivers, share the way out of (into) one
+/// of the two nodes with it, itself included. One sender's messages go one after another.
+pub(crate) fn concurrent_messages(
+    program: &Program,
+    cluster: &Cluster,
+    route: &Route,
+) -> Result<Vec<u32>, SimError> {
+    let [from, to] = [route.from, route.to].map(|class| program.class(class));
+    let node = |class: &Class, position: usize| cluster.node_of(class.devices[position]);
+    let mut leaving: BTreeMap<NodeId, BTreeSet<usize>> = BTreeMap::new();
+    let mut entering: BTreeMap<NodeId, BTreeSet<usize>> = BTreeMap::new();
+    let mut ends = vec![];
+    for message in &route.messages {
+        let [start, end] = [node(from, message.from)?, node(to, message.to)?];
+        if start != end {
+            leaving.entry(start).or_default().insert(message.from);
+            entering.entry(end).or_default().insert(message.to);
+        }
+        ends.push((start, end));
+    }
+    let count = |ends: &BTreeMap<NodeId, BTreeSet<usize>>, node| {
+        ends.get(node).map_or(1, |it| it.len() as u32)
+    };
+    Ok(ends
+        .iter()
+        .map(|(start, end)| match start == end {
+            true => 1,
+            false => count(&leaving, start).max(count(&entering, end)),
+        })
+        .collect())
+}

@@ -1,0 +1,254 @@
+//! How long single instructions, collectives and messages take.
+
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Precision};
+use shardloom_collectives::Algorithm;
+use shardloom_graph::work::{self, Pass, Work};
+use shardloom_graph::{Extents, Graph, OpId, OpKind};
+use shardloom_plan::{Number, Optimizer};
+use shardloom_program::{
+    Action, Assignment, Bucket, Change, Class, ClassId, Exchange, Instruction, Operand, Program,
+};
+
+use crate::SimError;
+
+/// Seconds of the parts of one program on one cluster.
+///
+/// A measured rate of the device, where there is one, wins over the model. Rates are looked up by name:
+/// `layer-norm.forward`, `layer-norm.input`, `layer-norm.weight` and alike for the passes of an operator
+/// (argument: elements of its largest operand); `add`, `copy` (also slices and loads of data), `norm`,
+/// `update.adamw` and `statistics.lamb` (argument: elements); and, on devices that compute and
+/// communicate on the same cores, `direct.all-reduce.4` for a collective of four members run by the
+/// direct algorithm (argument: elements of the buffer that each member holds).
+#[derive(Clone, Debug)]
+pub struct CostModel<'a> {
+    graph: &'a Graph,
+    cluster: &'a Cluster,
+    program: &'a Program,
+    extents: Extents,
+}
+
+impl<'a> CostModel<'a> {
+    /// The costs of `program`, lowered from `graph`, on `cluster`.
+    pub fn new(graph: &'a Graph, cluster: &'a Cluster, program: &'a Program) -> CostModel<'a> {
+        CostModel { graph, cluster, program, extents: program.microbatch_extents(graph) }
+    }
+
+    pub(crate) fn cluster(&self) -> &'a Cluster {
+        self.cluster
+    }
+
+    pub(crate) fn program(&self) -> &'a Program {
+        self.program
+    }
+
+    /// Seconds of the part of `instruction` that `position` of `class` does by itself: nothing for
+    /// messages and for most collectives.
+    ///
+    /// # Errors
+    /// If the cluster lacks the device, or the device does not compute in the plan's precision.
+    pub fn local_seconds(
+        &self,
+        class: ClassId,
+        position: usize,
+        instruction: &Instruction,
+    ) -> Result<f64, SimError> {
+        let class = self.program.class(class);
+        let device = self.cluster.kind_of(class.devices[position])?;
+        let read = || self.tensor(class, instruction.reads[0]);
+        let written = || self.tensor(class, instruction.writes[0].to);
+        let moved = |name: &str, elements: usize, bytes: usize| match elements {
+            0 => 0.0,
+            _ => device.memory_bound_seconds(name, elements as f64, bytes as f64),
+        };
+        let precision = self.program.precision;
+        let gradient_bytes = precision.gradients.bytes();
+        Ok(match &instruction.action {
+            Action::Compute { op, pass, assignment, .. } => {
+                self.compute_seconds(class, device, *op, *pass, assignment)?
+            }
+            Action::Add => {
+                let (elements, bytes) = written();
+                moved("add", elements, read().1 + 2 * bytes)
+            }
+            Action::Copy | Action::Load { .. } => {
+                let (elements, bytes) = written();
+                moved("copy", elements, 2 * bytes)
+            }
+            Action::Redistribute { change: Change::Slice { .. }, .. } => {
+                let (elements, bytes) = written();
+                moved("copy", elements, 2 * bytes)
+            }
+            Action::Norm => {
+                let owned = |bucket: &Bucket| self.owned_elements(class, bucket, position);
+                let elements = class.buckets.iter().map(owned).sum();
+                moved("norm", elements, elements * gradient_bytes)
+            }
+            Action::Statistics { bucket, .. } => {
+                let elements = self.owned_elements(class, class.bucket(*bucket), position);
+                let each = gradient_bytes + self.program.optimizer.state_bytes_per_parameter();
+                moved(&format!("statistics.{}", self.optimizer_name()), elements, elements * each)
+            }
+            Action::Update { bucket } => {
+                let elements = self.owned_elements(class, class.bucket(*bucket), position);
+                // The gradient is read, state and weights are read and written; with a master copy the
+                // weights in use are only written.
+                let weights = match precision.master {
+                    true => 2 * 4 + precision.compute.bytes(),
+                    false => 2 * precision.compute.bytes(),
+                };
+                let state = 2 * self.program.optimizer.state_bytes_per_parameter();
+                let each = gradient_bytes + weights + state;
+                moved(&format!("update.{}", self.optimizer_name()), elements, elements * each)
+            }
+            Action::Redistribute { .. }
+            | Action::Send { .. }
+            | Action::Receive { .. }
+            | Action::Loss
+            | Action::Gather { .. }
+            | Action::Release { .. }
+            | Action::Reduce { .. } => 0.0,
+        })
+    }
+
+    /// Seconds of a collective over `group` while `concurrent` groups like it, itself included, share
+    /// the uplinks of its nodes. One member alone needs no time.
+    ///
+    /// # Errors
+    /// If the cluster lacks a device, or the algorithm does not exist for the group.
+    pub fn collective_seconds(
+        &self,
+        exchange: &Exchange,
+        group: &[DeviceId],
+        concurrent: u32,
+    ) -> Result<f64, SimError> {
+        if group.len() <= 1 || exchange.elements == 0 {
+            return Ok(0.0);
+        }
+        let device = self.cluster.kind_of(group[0])?;
+        if !device.lanes_overlap && exchange.algorithm == Algorithm::Direct {
+            let rate = format!("direct.{}.{}", exchange.kind, group.len());
+            if let Some(curve) = device.rates.get(&rate) {
+                return Ok(curve.seconds(exchange.elements as f64, 0.0));
+            }
+        }
+        let bytes = (exchange.elements * exchange.element_bytes) as f64;
+        let Exchange { kind, algorithm, .. } = *exchange;
+        Ok(self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?)
+    }
+
+    /// Seconds of a message of `bytes` while `concurrent` messages like it leave (or enter) the same
+    /// node; none between a device and itself.
+    ///
+    /// # Errors
+    /// If the cluster lacks a device.
+    pub fn message_seconds(
+        &self,
+        from: DeviceId,
+        to: DeviceId,
+        bytes: u64,
+        concurrent: u32,
+    ) -> Result<f64, SimError> {
+        let path = self.cluster.link(from, to)?;
+        Ok(path.map_or(0.0, |path| path.transfer_seconds(bytes as f64, concurrent)))
+    }
+
+    fn compute_seconds(
+        &self,
+        class: &Class,
+        device: &DeviceKind,
+        op: OpId,
+        pass: Pass,
+        assignment: &Assignment,
+    ) -> Result<f64, SimError> {
+        let node = self.graph.op(op);
+        let real_bytes = self.program.precision.compute.bytes();
+        let local = assignment.local_extents(self.graph, op, &self.extents, &class.mesh);
+        let found = work::work(self.graph, op, pass, &local, real_bytes);
+        let Work { bytes, elements, matmul, .. } = found.ok_or_else(|| SimError::NoPass {
+            op: node.name.clone(),
+            kind: node.kind.name(),
+            pass: pass_name(pass),
+        })?;
+        let rate = format!("{}.{}", node.kind.name(), pass_name(pass));
+        let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
+            return Ok(device.memory_bound_seconds(&rate, elements as f64, bytes));
+        };
+        let [batch, m, n, k] = [shape.batch, shape.m, shape.n, shape.k].map(|size| size as u64);
+        let product = device.matmul_seconds(self.matmul_precision(), batch, m, n, k)?;
+        let beside = match self.bytes_beside_products(op, pass, &local, real_bytes) {
+            0 => 0.0,
+            bytes => device.memory_bound_seconds(&rate, elements as f64, bytes as f64),
+        };
+        Ok(count as f64 * product + beside)
+    }
+
+    /// Bytes that pass through memory besides the operands of the operator's matrix products: those of
+    /// the softmax and dropout over attention probabilities.
+    fn bytes_beside_products(
+        &self,
+        op: OpId,
+        pass: Pass,
+        local: &Extents,
+        real_bytes: usize,
+    ) -> usize {
+        let node = self.graph.op(op);
+        let elements = |value| local.elements(&self.graph.value(value).axes);
+        match node.kind {
+            // Scores in, probabilities out; backward probabilities and their gradient in, scores'
+            // gradient out.
+            OpKind::AttentionProbs { .. } => {
+                let operands = if pass == Pass::Forward { 2 } else { 3 };
+                operands * real_bytes * elements(node.outputs[0])
+            }
+            // Both ways in, out, and the mask.
+            OpKind::AttentionContext { .. } if node.kind.dropout().is_some() => {
+                (2 * real_bytes + 1) * elements(node.inputs[0])
+            }
+            _ => 0,
+        }
+    }
+
+    /// Elements and bytes of an operand.
+    fn tensor(&self, class: &Class, operand: Operand) -> (usize, usize) {
+        let elements = class.shape(operand).iter().product();
+        let bytes = match operand {
+            Operand::Slot(slot) => class.slot(slot).bytes,
+            Operand::Weight(_) => elements * self.program.precision.compute.bytes(),
+            Operand::Gradient(_) => elements * self.program.precision.gradients.bytes(),
+        };
+        (elements, bytes)
+    }
+
+    /// Elements of a bucket whose optimizer state `position` holds.
+    fn owned_elements(&self, class: &Class, bucket: &Bucket, position: usize) -> usize {
+        match self.program.shard.state() && class.replicated(bucket) {
+            true => class.shard_range(bucket, position).len(),
+            false => bucket.elements,
+        }
+    }
+
+    fn matmul_precision(&self) -> Precision {
+        match self.program.precision.compute {
+            Number::Fp32 => Precision::Fp32,
+            Number::Bf16 => Precision::Bf16,
+            Number::Fp16 => Precision::Fp16,
+        }
+    }
+
+    fn optimizer_name(&self) -> &'static str {
+        match self.program.optimizer {
+            Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Adamw { .. } => "adamw",
+            Optimizer::Lamb { .. } => "lamb",
+            Optimizer::Adafactor { .. } => "adafactor",
+        }
+    }
+}
+
+fn pass_name(pass: Pass) -> &'static str {
+    match pass {
+        Pass::Forward => "forward",
+        Pass::Input => "input",
+        Pass::Weight => "weight",
+    }
+}

@@ -1,0 +1,82 @@
+//! Who performs the instructions that the engine orders.
+
+use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{BodyId, ClassId, Instruction, Rank};
+
+use crate::SimError;
+
+/// One participant of a simulation: a rank, or a whole class that its first rank stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Actor {
+    /// Position among the actors of this run, from 0.
+    pub index: u32,
+    /// The rank; of a folded class the first.
+    pub rank: Rank,
+    /// Its class.
+    pub class: ClassId,
+    /// Its position in the mesh of its class.
+    pub position: usize,
+    /// How many ranks it stands for: the whole class when folded, else 1.
+    pub multiplicity: u32,
+}
+
+/// One instruction that one actor comes to.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'p> {
+    /// Who.
+    pub actor: Actor,
+    /// In which body of the actor's class.
+    pub body: BodyId,
+    /// Where in the body.
+    pub index: usize,
+    /// The instruction itself.
+    pub instruction: &'p Instruction,
+    /// On which micro-batch.
+    pub microbatch: Option<u32>,
+    /// In which step, from 0.
+    pub step: u32,
+    /// When it starts.
+    pub start: Picos,
+}
+
+/// Performs instructions, or pretends to, and says how long they take.
+///
+/// The engine calls each method when all that the instruction reads is there, and for each actor in
+/// stream order. The compute lanes of all actors advance in order of virtual time, ties by actor.
+pub trait Driver {
+    /// What can go wrong.
+    type Error: From<SimError>;
+
+    /// What kind of time the durations are.
+    fn clock(&self) -> Clock;
+
+    /// Performs the actor's own part: all of most instructions, and its share before the sum of
+    /// [`Norm`](shardloom_program::Action::Norm) and
+    /// [`Statistics`](shardloom_program::Action::Statistics).
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
+
+    /// Sends, and pushes onto `durations` (empty before) that of each message, in the order of
+    /// [`Route::sent_by`](shardloom_program::Route::sent_by); they go one after another. A folded actor
+    /// answers for its busiest position.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), Self::Error>;
+
+    /// Takes in what has arrived; the time of the messages themselves is the senders' answer.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
+
+    /// Runs a collective whose members have all arrived, `members` in the order of the group; all of
+    /// them are occupied for the result. The group may have one member. A folded class that the group
+    /// lies within is one member.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, Self::Error>;
+}

@@ -1,0 +1,386 @@
+//! The discrete-event engine: follows the streams of a program in virtual time.
+//!
+//! Each actor has three lanes: computation, communication in (collectives and receives) and
+//! communication out (sends). Instructions are issued in stream order; each lane works through its own
+//! in that order. An instruction starts when its lane is free and everything it reads, adds to or
+//! overwrites is ready. So communication holds back only the computation that reads its result. An actor
+//! on a device whose lanes do not overlap finishes each instruction before the next, as an executor does
+//! that computes and communicates on the same cores.
+//!
+//! A message is under way for as long as its sender's driver says and arrives at the end of that; a
+//! collective starts when the last member can start it. An actor waits at a receive until the message
+//! has been sent, and at a collective until all members have come to it, as a blocking executor does.
+//! That changes no start: starts follow from when things are ready, not from when they are issued.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use shardloom_cluster::Cluster;
+use shardloom_program::timeline::{Lane, Picos, Timeline};
+use shardloom_program::{Class, Program, Rank, RouteId};
+
+use crate::actor::{ActorState, Moved};
+use crate::mail::{Delivery, Mail};
+use crate::rendezvous::{self, Rendezvous};
+use crate::script::{Doing, Line, Script};
+use crate::track_writer::TrackWriter;
+use crate::{Actor, Call, Driver, SimError, Simulation};
+
+/// How a program is simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Steps in a row; the last one, which begins in the state that others leave behind, is the one
+    /// that [`Simulation::step_time`] reports.
+    pub steps: u32,
+    /// Whether each class is one actor instead of one per rank. Equal to the unfolded simulation where
+    /// the ranks of a class are placed alike; otherwise the slowest rank counts for all.
+    pub folded: bool,
+}
+
+impl Default for Options {
+    /// Two steps, folded.
+    fn default() -> Options {
+        Options { steps: 2, folded: true }
+    }
+}
+
+/// Runs `program` on `cluster`, which decides whose lanes overlap; all durations are the driver's.
+///
+/// # Errors
+/// If there is no step to run, the cluster lacks a device, ranks wait for each other for ever, or the
+/// driver fails.
+pub fn run<D: Driver>(
+    program: &Program,
+    cluster: &Cluster,
+    options: Options,
+    driver: &mut D,
+) -> Result<Simulation, D::Error> {
+    if options.steps == 0 {
+        return Err(SimError::NoSteps.into());
+    }
+    let scripts: Vec<Script<'_>> =
+        program.classes.iter().map(|class| Script::of(program, class)).collect();
+    let mut engine = Engine::new(program, cluster, &scripts, options)?;
+    engine.follow(driver)?;
+    Ok(engine.finish(driver))
+}
+
+struct Engine<'s, 'p> {
+    program: &'p Program,
+    options: Options,
+    actors: Vec<ActorState<'s, 'p>>,
+    tracks: Vec<TrackWriter<'p>>,
+    step_ends: Vec<Vec<Picos>>,
+    /// The first actor of each class.
+    first_actor: Vec<u32>,
+    mail: Mail,
+    groups: Vec<Rendezvous<'p>>,
+    groups_of: Vec<Vec<u32>>,
+    /// Actors that can go on, by when.
+    runnable: BinaryHeap<Reverse<(Picos, u32)>>,
+    finished: usize,
+    durations: Vec<Picos>,
+    calls: Vec<Call<'p>>,
+}
+
+impl<'s, 'p> Engine<'s, 'p> {
+    fn new(
+        program: &'p Program,
+        cluster: &Cluster,
+        scripts: &'s [Script<'p>],
+        options: Options,
+    ) -> Result<Engine<'s, 'p>, SimError> {
+        let folded = options.folded;
+        let (mut actors, mut tracks, mut first_actor) = (vec![], vec![], vec![]);
+        for ((id, class), script) in program.classes().zip(scripts) {
+            first_actor.push(actors.len() as u32);
+            for position in 0..if folded { 1 } else { class.mesh.size() } {
+                let actor = Actor {
+                    index: actors.len() as u32,
+                    rank: Rank(class.first_rank.0 + position as u32),
+                    class: id,
+                    position,
+                    multiplicity: if folded { class.mesh.size() as u32 } else { 1 },
+                };
+                let blocking = !lanes_overlap(cluster, class, actor)?;
+                actors.push(ActorState::new(actor, script, program.microbatches, blocking));
+                tracks.push(TrackWriter::new(program, actor, folded));
+            }
+        }
+        let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
+        let mut engine = Engine {
+            program,
+            options,
+            step_ends: vec![vec![]; actors.len()],
+            actors,
+            tracks,
+            first_actor,
+            mail: Mail::new(program, folded),
+            groups,
+            groups_of,
+            runnable: BinaryHeap::new(),
+            finished: 0,
+            durations: vec![],
+            calls: vec![],
+        };
+        for index in 0..engine.actors.len() {
+            match engine.actors[index].begin_step() {
+                true => engine.wake(index),
+                false => engine.finish_idle(index),
+            }
+        }
+        Ok(engine)
+    }
+
+    /// Runs all actors to the end of the last step.
+    fn follow<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
+        while let Some(Reverse((_, index))) = self.runnable.pop() {
+            self.run_actor(index as usize, driver)?;
+        }
+        if self.finished < self.actors.len() {
+            return Err(self.deadlock().into());
+        }
+        Ok(())
+    }
+
+    /// Runs one actor until another one is earlier, or it has to wait, or it is through.
+    fn run_actor<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
+        loop {
+            let line = self.actors[index].line();
+            let Some(due) = self.due(index, line) else { return Ok(()) };
+            if let Some(Reverse(next)) = self.runnable.peek()
+                && *next < (due, index as u32)
+            {
+                self.runnable.push(Reverse((due, index as u32)));
+                return Ok(());
+            }
+            let runs_on = match line.doing {
+                Doing::Local => {
+                    self.compute(index, line, driver)?;
+                    self.advance(index)
+                }
+                Doing::Collective { group, share } => {
+                    self.join(index, line, group, share, driver)?
+                }
+                Doing::Send(route) => {
+                    self.send(index, line, route, driver)?;
+                    self.advance(index)
+                }
+                Doing::Receive(route) => {
+                    self.receive(index, line, route, driver)?;
+                    self.advance(index)
+                }
+            };
+            if !runs_on {
+                return Ok(());
+            }
+        }
+    }
+
+    /// At which time the actor comes to `line`; none if it waits for a message that has not been sent.
+    fn due(&mut self, index: usize, line: &Line<'_>) -> Option<Picos> {
+        let actor = &self.actors[index];
+        let delivery = match line.doing {
+            Doing::Receive(route) => {
+                let (position, microbatch) = (actor.actor.position, microbatch(actor));
+                Some(self.mail.look(route, position, microbatch)?)
+            }
+            _ => None,
+        };
+        Some(match line.doing {
+            Doing::Local => actor.earliest(line, Lane::Compute),
+            _ if !actor.is_blocking() => actor.clock(),
+            _ => delivery.map_or(actor.clock(), |it| it.arrival.max(actor.clock())),
+        })
+    }
+
+    fn compute<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &Line<'_>,
+        driver: &mut D,
+    ) -> Result<(), D::Error> {
+        let actor = &mut self.actors[index];
+        let start = actor.earliest(line, Lane::Compute);
+        let call = actor.call(start);
+        self.tracks[index].remember(line.instruction, call.microbatch, start);
+        let end = start + driver.local(&call)?;
+        actor.occupy(Lane::Compute, end);
+        actor.complete(line, end);
+        self.tracks[index].compute(actor.item(), start, end);
+        Ok(())
+    }
+
+    fn send<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &Line<'_>,
+        route: RouteId,
+        driver: &mut D,
+    ) -> Result<(), D::Error> {
+        let actor = &mut self.actors[index];
+        let start = actor.earliest(line, Lane::CommunicationOut);
+        let call = actor.call(start);
+        self.durations.clear();
+        driver.send(&call, &mut self.durations)?;
+        let receivers = self.mail.receivers(route, call.actor.position).len();
+        if self.options.folded {
+            let total = self.durations.iter().fold(Picos::ZERO, |sum, &each| sum + each);
+            self.durations.clear();
+            self.durations.push(total);
+        } else if self.durations.len() != receivers {
+            let (rank, durations) = (call.actor.rank.0, self.durations.len());
+            return Err(SimError::Messages { rank, messages: receivers, durations }.into());
+        }
+        let to = self.first_actor[self.program.route(route).to.0 as usize];
+        let mut arrival = start;
+        for message in 0..receivers {
+            let begun = arrival;
+            arrival += self.durations[message];
+            let receiver = self.mail.receivers(route, call.actor.position)[message];
+            let address = (route, receiver, microbatch(&self.actors[index]));
+            if self.mail.post(address, Delivery { begun, arrival }) {
+                self.wake(to as usize + receiver);
+            }
+        }
+        let actor = &mut self.actors[index];
+        self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
+        actor.occupy(Lane::CommunicationOut, arrival);
+        self.tracks[index].communicate(line, actor.item(), start, arrival);
+        Ok(())
+    }
+
+    fn receive<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &Line<'_>,
+        route: RouteId,
+        driver: &mut D,
+    ) -> Result<(), D::Error> {
+        let actor = &mut self.actors[index];
+        let (position, microbatch) = (actor.actor.position, microbatch(actor));
+        let delivery = self.mail.look(route, position, microbatch);
+        let delivery = delivery.expect("a receive is due only once its messages have been sent");
+        self.mail.clear(route, position, microbatch);
+        let begun = actor.free(Lane::CommunicationIn).max(delivery.begun);
+        let start = actor.earliest(line, Lane::CommunicationIn).max(delivery.arrival);
+        let call = actor.call(start);
+        self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
+        let end = start + driver.receive(&call)?;
+        actor.occupy(Lane::CommunicationIn, end);
+        actor.complete(line, end);
+        self.tracks[index].communicate(line, actor.item(), begun, end);
+        Ok(())
+    }
+
+    /// Brings the actor to a collective, and runs it if all others are there. Whether the actor goes on.
+    fn join<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &Line<'_>,
+        group: usize,
+        share: bool,
+        driver: &mut D,
+    ) -> Result<bool, D::Error> {
+        if share {
+            self.compute(index, line, driver)?;
+        }
+        let actor = &self.actors[index];
+        let start = actor.earliest(line, Lane::CommunicationIn);
+        let call = actor.call(start);
+        if !share {
+            self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
+        }
+        let group = self.groups_of[index][group] as usize;
+        let Some(start) = self.groups[group].arrive(call) else { return Ok(false) };
+        let mut calls = std::mem::take(&mut self.calls);
+        self.groups[group].leave(start, &mut calls);
+        let end = start + driver.collective(&calls)?;
+        let mut runs_on = false;
+        for call in &calls {
+            let member = call.actor.index as usize;
+            let actor = &mut self.actors[member];
+            let line = actor.line();
+            actor.occupy(Lane::CommunicationIn, end);
+            actor.complete(line, end);
+            self.tracks[member].communicate(line, actor.item(), start, end);
+            let goes_on = self.advance(member);
+            match member == index {
+                true => runs_on = goes_on,
+                false if goes_on => self.wake(member),
+                false => {}
+            }
+        }
+        self.calls = calls;
+        Ok(runs_on)
+    }
+
+    /// Moves an actor on to its next instruction. Whether there is one.
+    fn advance(&mut self, index: usize) -> bool {
+        let actor = &mut self.actors[index];
+        let moved = actor.advance();
+        if moved == Moved::Within {
+            return true;
+        }
+        self.tracks[index].end_item(actor.clock());
+        if moved == Moved::Entry {
+            return true;
+        }
+        self.step_ends[index].push(actor.done());
+        actor.step += 1;
+        if actor.step < self.options.steps {
+            return actor.begin_step();
+        }
+        self.finished += 1;
+        false
+    }
+
+    /// An actor whose steps are empty is through from the start.
+    fn finish_idle(&mut self, index: usize) {
+        self.step_ends[index] = vec![Picos::ZERO; self.options.steps as usize];
+        self.finished += 1;
+    }
+
+    fn wake(&mut self, index: usize) {
+        self.runnable.push(Reverse((self.actors[index].clock(), index as u32)));
+    }
+
+    fn deadlock(&self) -> SimError {
+        const NAMED: usize = 4;
+        let through = |ends: &Vec<Picos>| ends.len() == self.options.steps as usize;
+        let waiting = self.actors.iter().zip(&self.step_ends).filter(|(_, ends)| !through(ends));
+        let waiting = waiting.map(|(actor, _)| {
+            let (rank, entry) = (actor.actor.rank.0, &actor.item().label);
+            format!("rank {rank} waits at {} in {entry}", actor.line().label)
+        });
+        let all: Vec<String> = waiting.collect();
+        SimError::Deadlock {
+            others: all.len().saturating_sub(NAMED),
+            waiting: all.into_iter().take(NAMED).collect(),
+        }
+    }
+
+    fn finish<D: Driver>(self, driver: &D) -> Simulation {
+        let actors = self.actors.iter().map(|state| state.actor);
+        let tracks = self.tracks.into_iter().zip(actors).map(|(track, actor)| {
+            let each_step = self.program.sent_bytes(actor.class, actor.position);
+            track.finish(each_step * u64::from(self.options.steps))
+        });
+        let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
+        Simulation { timeline, step_ends: self.step_ends }
+    }
+}
+
+fn microbatch(actor: &ActorState<'_, '_>) -> u32 {
+    actor.item().microbatch.expect("messages between stages belong to a micro-batch")
+}
+
+fn lanes_overlap(cluster: &Cluster, class: &Class, actor: Actor) -> Result<bool, SimError> {
+    let positions = actor.position..actor.position + actor.multiplicity as usize;
+    for &device in &class.devices[positions] {
+        if !cluster.kind_of(device)?.lanes_overlap {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,59 @@
+//! What can go wrong in a simulation.
+
+use shardloom_cluster::ClusterError;
+
+/// Why a program has no simulation.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The cluster lacks a device, or the device a rate.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// An instruction asks for a pass that its operator does not have.
+    #[error(
+        "operator {op} ({kind}) has no {pass} pass; the program was lowered from another graph"
+    )]
+    NoPass {
+        /// The operator's name.
+        op: String,
+        /// Its kind.
+        kind: &'static str,
+        /// The pass.
+        pass: &'static str,
+    },
+    /// Some ranks wait for each other for ever.
+    #[error("deadlock: {}{}", .waiting.join(", "), more(*.others))]
+    Deadlock {
+        /// The first ranks that wait, each with the instruction at which it does.
+        waiting: Vec<String>,
+        /// How many more wait.
+        others: usize,
+    },
+    /// A simulation of no step.
+    #[error("a simulation needs at least 1 step, not 0")]
+    NoSteps,
+    /// A driver does not time each message of a send.
+    #[error("rank {rank} sends {messages} messages, but its driver gave {durations} durations")]
+    Messages {
+        /// The rank.
+        rank: u32,
+        /// Messages that it sends.
+        messages: usize,
+        /// Durations that were given.
+        durations: usize,
+    },
+    /// A recording does not belong to this program, or was made with other options.
+    #[error(
+        "the recording of rank {rank} ends after {recorded} durations; replay the program, folding and \
+         number of steps that it was made with"
+    )]
+    RecordingEnds {
+        /// The rank.
+        rank: u32,
+        /// How many durations it has.
+        recorded: usize,
+    },
+}
+
+fn more(others: usize) -> String {
+    if others == 0 { String::new() } else { format!(" and {others} more") }
+}

@@ -1,0 +1,103 @@
+//! Messages on their way between actors.
+
+use shardloom_program::timeline::Picos;
+use shardloom_program::{Program, RouteId};
+
+/// What one receiver waits for on one route for one micro-batch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Letter {
+    arrived: u32,
+    begun: Option<Picos>,
+    arrival: Picos,
+    awaited: bool,
+}
+
+/// What has been sent and when it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Delivery {
+    /// When the first message set out.
+    pub begun: Picos,
+    /// When the last message was there.
+    pub arrival: Picos,
+}
+
+/// All routes' messages. Senders and receivers are named by their place in their class: the position,
+/// or 0 for a folded class.
+pub(crate) struct Mail {
+    routes: Vec<RouteMail>,
+    microbatches: usize,
+}
+
+struct RouteMail {
+    /// Receivers of each sender's messages, in the order in which it sends them.
+    receivers: Vec<Vec<usize>>,
+    /// How many messages make each receiver's delivery.
+    expected: Vec<u32>,
+    /// Per receiver, per micro-batch.
+    letters: Vec<Letter>,
+}
+
+impl Mail {
+    pub fn new(program: &Program, folded: bool) -> Mail {
+        let microbatches = program.microbatches;
+        let routes = program.routes.iter().map(|route| {
+            let size = |class| if folded { 1 } else { program.class(class).mesh.size() };
+            let mut receivers = vec![vec![]; size(route.from)];
+            let mut expected = vec![0; size(route.to)];
+            if folded {
+                receivers[0].push(0);
+                expected[0] = 1;
+            } else {
+                for message in &route.messages {
+                    receivers[message.from].push(message.to);
+                    expected[message.to] += 1;
+                }
+            }
+            let letters = vec![Letter::default(); expected.len() * microbatches];
+            RouteMail { receivers, expected, letters }
+        });
+        Mail { routes: routes.collect(), microbatches }
+    }
+
+    /// To whom `sender` sends, in order.
+    pub fn receivers(&self, route: RouteId, sender: usize) -> &[usize] {
+        &self.routes[route.0 as usize].receivers[sender]
+    }
+
+    /// A message has been sent. Whether the receiver has been waiting and now has all of them.
+    pub fn post(
+        &mut self,
+        (route, receiver, microbatch): (RouteId, usize, u32),
+        sent: Delivery,
+    ) -> bool {
+        let expected = self.routes[route.0 as usize].expected[receiver];
+        let letter = self.letter(route, receiver, microbatch);
+        assert!(
+            letter.arrived < expected,
+            "a stage has received a micro-batch of one step before it is sent that of the next"
+        );
+        letter.arrived += 1;
+        letter.begun = Some(letter.begun.map_or(sent.begun, |begun| begun.min(sent.begun)));
+        letter.arrival = letter.arrival.max(sent.arrival);
+        letter.awaited && letter.arrived == expected
+    }
+
+    /// The delivery, if it is complete; otherwise the receiver waits from now on.
+    pub fn look(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> Option<Delivery> {
+        let expected = self.routes[route.0 as usize].expected[receiver];
+        let letter = self.letter(route, receiver, microbatch);
+        letter.awaited = letter.arrived < expected;
+        let begun = letter.begun.unwrap_or_default();
+        (!letter.awaited).then_some(Delivery { begun, arrival: letter.arrival })
+    }
+
+    /// The delivery has been taken in; the place is free for the next step's.
+    pub fn clear(&mut self, route: RouteId, receiver: usize, microbatch: u32) {
+        *self.letter(route, receiver, microbatch) = Letter::default();
+    }
+
+    fn letter(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> &mut Letter {
+        &mut self.routes[route.0 as usize].letters
+            [receiver * self.microbatches + microbatch as usize]
+    }
+}

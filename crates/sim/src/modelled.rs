@@ -1,0 +1,301 @@
+//! The driver that answers from the cost model.
+
+use std::collections::{BTreeMap, HashMap};
+
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind};
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::Graph;
+use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{Action, BodyId, ClassId, Exchange, Group, Program, RouteId};
+
+use crate::contention::{Siblings, concurrent_messages};
+use crate::{Actor, Call, CostModel, Driver, SimError};
+
+/// Durations from a [`CostModel`], each asked for once.
+///
+/// An actor that stands for a class has the durations of the class's slowest rank, group or sender.
+#[derive(Debug)]
+pub struct Modelled<'a> {
+    costs: CostModel<'a>,
+    classes: Vec<ClassDurations>,
+    groups: BTreeMap<(Option<ClassId>, Group), Shapes>,
+    /// Different shapes of groups, with a group of that shape.
+    shapes: Vec<Shape>,
+    shape_of: BTreeMap<Signature, u32>,
+    collectives: HashMap<(Kind, Algorithm, usize, usize, u32), Picos>,
+    /// Per route, per sender, per message.
+    sends: Vec<Option<Vec<Vec<Picos>>>>,
+}
+
+/// What is known of a class's instructions.
+#[derive(Debug)]
+struct ClassDurations {
+    /// For each position the first one with the same kind of device.
+    alike: Vec<u32>,
+    /// The positions that are such a first one.
+    firsts: Vec<u32>,
+    /// Per body, per instruction.
+    bodies: Vec<Vec<Known>>,
+}
+
+/// What is known of one instruction.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// Its local part, per position of [`ClassDurations::firsts`].
+    local: Vec<(u32, Picos)>,
+    /// As a collective of folded classes.
+    slowest: Option<Picos>,
+}
+
+/// How the groups that run one collective together lie on the nodes.
+#[derive(Debug)]
+struct Shapes {
+    /// The group of each position; empty where there is only one.
+    group_of: Vec<usize>,
+    /// The shape of each group.
+    of_group: Vec<u32>,
+    /// All different ones.
+    different: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Shape {
+    devices: Vec<DeviceId>,
+    concurrent: u32,
+}
+
+/// Groups with the same signature take the same time: for each node in order the kind of node and how
+/// many members are there, then how many groups share its uplink.
+type Signature = (Vec<(usize, u32)>, u32);
+
+impl<'a> Modelled<'a> {
+    /// The durations of `program`, lowered from `graph`, on `cluster`.
+    ///
+    /// # Errors
+    /// If the cluster lacks a device of the program.
+    pub fn new(
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        program: &'a Program,
+    ) -> Result<Modelled<'a>, SimError> {
+        let mut classes = vec![];
+        for class in &program.classes {
+            let kinds: Vec<&DeviceKind> =
+                class.devices.iter().map(|&it| cluster.kind_of(it)).collect::<Result<_, _>>()?;
+            let mut firsts: Vec<u32> = vec![];
+            let mut alike = vec![];
+            for (position, kind) in (0u32..).zip(&kinds) {
+                let same = |&first: &u32| std::ptr::eq(kinds[first as usize], *kind);
+                let first = firsts.iter().copied().find(same);
+                alike.push(first.unwrap_or(position));
+                firsts.extend(first.is_none().then_some(position));
+            }
+            let known =
+                |body: &shardloom_program::Body| vec![Known::default(); body.instructions.len()];
+            let bodies = class.bodies.iter().map(known).collect();
+            classes.push(ClassDurations { alike, firsts, bodies });
+        }
+        Ok(Modelled {
+            costs: CostModel::new(graph, cluster, program),
+            classes,
+            groups: BTreeMap::new(),
+            shapes: vec![],
+            shape_of: BTreeMap::new(),
+            collectives: HashMap::new(),
+            sends: vec![None; program.routes.len()],
+        })
+    }
+
+    fn known(&mut self, class: ClassId, body: BodyId, index: usize) -> &mut Known {
+        &mut self.classes[class.0 as usize].bodies[body.0 as usize][index]
+    }
+
+    /// The local part of a call's instruction at the device kind that `first` has.
+    fn local_at(&mut self, call: &Call<'_>, first: u32) -> Result<Picos, SimError> {
+        let class = call.actor.class;
+        let known = &self.known(class, call.body, call.index).local;
+        if let Some(&(_, picos)) = known.iter().find(|&&(position, _)| position == first) {
+            return Ok(picos);
+        }
+        let seconds = self.costs.local_seconds(class, first as usize, call.instruction)?;
+        let picos = Picos::from_seconds(seconds);
+        self.known(class, call.body, call.index).local.push((first, picos));
+        Ok(picos)
+    }
+
+    /// The shape of each group like `group` of `class`.
+    fn group_shapes(&mut self, class: ClassId, group: &Group) -> Result<&Shapes, SimError> {
+        let key = (matches!(group, Group::Mesh(_)).then_some(class), group.clone());
+        if !self.groups.contains_key(&key) {
+            let siblings = Siblings::of(self.costs.program(), class, group);
+            let concurrent = siblings.concurrent(self.costs.cluster())?;
+            let mut of_group = vec![];
+            for (devices, concurrent) in siblings.groups.into_iter().zip(concurrent) {
+                let signature = (node_runs(self.costs.cluster(), &devices)?, concurrent);
+                let next = self.shapes.len() as u32;
+                let shape = *self.shape_of.entry(signature).or_insert(next);
+                if shape == next {
+                    self.shapes.push(Shape { devices, concurrent });
+                }
+                of_group.push(shape);
+            }
+            let mut different = of_group.clone();
+            different.sort_unstable();
+            different.dedup();
+            let shapes = Shapes { group_of: siblings.group_of, of_group, different };
+            self.groups.insert(key.clone(), shapes);
+        }
+        Ok(&self.groups[&key])
+    }
+
+    fn exchange_on(&mut self, exchange: &Exchange, shape: u32) -> Result<Picos, SimError> {
+        let Exchange { kind, algorithm, elements, element_bytes, .. } = *exchange;
+        let key = (kind, algorithm, elements, element_bytes, shape);
+        if let Some(&picos) = self.collectives.get(&key) {
+            return Ok(picos);
+        }
+        let Shape { devices, concurrent } = &self.shapes[shape as usize];
+        let seconds = self.costs.collective_seconds(exchange, devices, *concurrent)?;
+        let picos = Picos::from_seconds(seconds);
+        self.collectives.insert(key, picos);
+        Ok(picos)
+    }
+
+    fn exchange(&self, call: &Call<'_>) -> Option<Exchange> {
+        let program = self.costs.program();
+        let Actor { class, position, .. } = call.actor;
+        program.exchange(program.class(class), position, call.instruction)
+    }
+
+    /// The slowest of all groups like the one of a call's instruction.
+    fn slowest_collective(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let Call { actor: Actor { class, .. }, body, index, .. } = *call;
+        if let Some(picos) = self.known(class, body, index).slowest {
+            return Ok(picos);
+        }
+        let mut slowest = Picos::ZERO;
+        if let Some(exchange) = self.exchange(call) {
+            for shape in self.group_shapes(class, &exchange.group)?.different.clone() {
+                slowest = slowest.max(self.exchange_on(&exchange, shape)?);
+            }
+        }
+        self.known(class, body, index).slowest = Some(slowest);
+        Ok(slowest)
+    }
+
+    /// The group of a call's actor.
+    fn own_collective(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let Actor { class, position, .. } = call.actor;
+        let Some(exchange) = self.exchange(call) else { return Ok(Picos::ZERO) };
+        let shapes = self.group_shapes(class, &exchange.group)?;
+        let group = shapes.group_of.get(position).copied().unwrap_or(0);
+        let shape = shapes.of_group[group];
+        self.exchange_on(&exchange, shape)
+    }
+
+    /// Durations of a route's messages, per sender.
+    fn route(&mut self, id: RouteId) -> Result<&[Vec<Picos>], SimError> {
+        if self.sends[id.0 as usize].is_none() {
+            let program = self.costs.program();
+            let route = program.route(id);
+            let [from, to] = [route.from, route.to].map(|class| program.class(class));
+            let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
+            let real_bytes = program.precision.compute.bytes();
+            let mut sends = vec![vec![]; from.mesh.size()];
+            for (message, concurrent) in route.messages.iter().zip(concurrent) {
+                let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
+                let bytes = route.message_bytes(message, real_bytes);
+                let seconds = self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
+                sends[message.from].push(Picos::from_seconds(seconds));
+            }
+            self.sends[id.0 as usize] = Some(sends);
+        }
+        Ok(self.sends[id.0 as usize].as_deref().unwrap_or_default())
+    }
+}
+
+impl Driver for Modelled<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        Clock::Simulated
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let actor = call.actor;
+        let class = &self.classes[actor.class.0 as usize];
+        if actor.multiplicity > 1 {
+            let mut slowest = Picos::ZERO;
+            for index in 0..class.firsts.len() {
+                let first = self.classes[actor.class.0 as usize].firsts[index];
+                slowest = slowest.max(self.local_at(call, first)?);
+            }
+            return Ok(slowest);
+        }
+        // Shards differ by position; everything else only by device.
+        let by_position = matches!(
+            call.instruction.action,
+            Action::Update { .. } | Action::Norm | Action::Statistics { .. }
+        );
+        match by_position {
+            true => {
+                let position = actor.position;
+                let seconds = self.costs.local_seconds(actor.class, position, call.instruction)?;
+                Ok(Picos::from_seconds(seconds))
+            }
+            false => {
+                let first = class.alike[actor.position];
+                self.local_at(call, first)
+            }
+        }
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        let Action::Send { route } = call.instruction.action else { return Ok(()) };
+        let actor = call.actor;
+        let senders = self.route(route)?;
+        let total = |durations: &&Vec<Picos>| durations.iter().map(|each| each.0).sum::<u64>();
+        match actor.multiplicity > 1 {
+            true => durations.extend(senders.iter().max_by_key(total).into_iter().flatten()),
+            false => durations.extend(&senders[actor.position]),
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, _call: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(Picos::ZERO)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+        match members.iter().any(|member| member.actor.multiplicity > 1) {
+            true => self.slowest_collective(&members[0]),
+            false => self.own_collective(&members[0]),
+        }
+    }
+}
+
+/// For each node that `devices` are on, in order, the group of nodes that it belongs to and how many of
+/// them it holds.
+fn node_runs(cluster: &Cluster, devices: &[DeviceId]) -> Result<Vec<(usize, u32)>, SimError> {
+    let mut sorted = devices.to_vec();
+    sorted.sort_unstable();
+    let mut runs: Vec<(usize, u32)> = vec![];
+    let mut before = None;
+    for device in sorted {
+        let node = cluster.node_of(device)?;
+        match runs.last_mut() {
+            Some((_, members)) if before == Some(node) => *members += 1,
+            _ => {
+                let mut first = 0;
+                let holds = |group: &shardloom_cluster::NodeGroup| {
+                    first += group.devices();
+                    device.0 < first
+                };
+                let group = cluster.groups().iter().position(holds);
+                runs.push((group.unwrap_or(cluster.groups().len()), 1));
+            }
+        }
+        before = Some(node);
+    }
+    Ok(runs)
+}

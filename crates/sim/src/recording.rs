@@ -1,0 +1,142 @@
+//! Durations written down in one run and repeated in another.
+
+use serde::{Deserialize, Serialize};
+use shardloom_program::timeline::{Clock, Picos};
+
+use crate::{Actor, Call, Driver, SimError};
+
+/// What a driver answered, per actor in order of its calls. A collective stands with its first member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recording {
+    clock: Clock,
+    actors: Vec<Durations>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Durations {
+    /// Of everything but sends.
+    spans: Vec<Picos>,
+    /// Of the messages of each send.
+    sends: Vec<Vec<Picos>>,
+}
+
+/// Passes calls on to another driver and writes down what it answers.
+#[derive(Debug)]
+pub struct Recorder<D> {
+    driver: D,
+    recording: Recording,
+}
+
+impl<D: Driver> Recorder<D> {
+    /// Records `driver`.
+    pub fn new(driver: D) -> Recorder<D> {
+        let recording = Recording { clock: driver.clock(), actors: vec![] };
+        Recorder { driver, recording }
+    }
+
+    /// The driver and what it answered.
+    pub fn finish(self) -> (D, Recording) {
+        (self.driver, self.recording)
+    }
+
+    fn of(&mut self, actor: Actor) -> &mut Durations {
+        let index = actor.index as usize;
+        let actors = &mut self.recording.actors;
+        if actors.len() <= index {
+            actors.resize(index + 1, Durations::default());
+        }
+        &mut actors[index]
+    }
+}
+
+impl<D: Driver> Driver for Recorder<D> {
+    type Error = D::Error;
+
+    fn clock(&self) -> Clock {
+        self.driver.clock()
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        let span = self.driver.local(call)?;
+        self.of(call.actor).spans.push(span);
+        Ok(span)
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), D::Error> {
+        self.driver.send(call, durations)?;
+        self.of(call.actor).sends.push(durations.clone());
+        Ok(())
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        let span = self.driver.receive(call)?;
+        self.of(call.actor).spans.push(span);
+        Ok(span)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, D::Error> {
+        let span = self.driver.collective(members)?;
+        self.of(members[0].actor).spans.push(span);
+        Ok(span)
+    }
+}
+
+/// Repeats a [`Recording`] of the same program with the same options.
+#[derive(Clone, Debug)]
+pub struct Recorded<'a> {
+    recording: &'a Recording,
+    /// How many spans and sends of each actor have been used.
+    used: Vec<(usize, usize)>,
+}
+
+impl<'a> Recorded<'a> {
+    /// Repeats `recording` from its beginning.
+    pub fn new(recording: &'a Recording) -> Recorded<'a> {
+        Recorded { recording, used: vec![(0, 0); recording.actors.len()] }
+    }
+
+    fn span(&mut self, actor: Actor) -> Result<Picos, SimError> {
+        let index = actor.index as usize;
+        let spans = self.recording.actors.get(index).map_or(&[][..], |it| &it.spans);
+        let span = self.used.get_mut(index).and_then(|(used, _)| next(spans, used));
+        span.copied().ok_or_else(|| ends(actor, spans.len()))
+    }
+}
+
+impl Driver for Recorded<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        self.recording.clock
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.span(call.actor)
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        let index = call.actor.index as usize;
+        let sends = self.recording.actors.get(index).map_or(&[][..], |it| &it.sends);
+        let send = self.used.get_mut(index).and_then(|(_, used)| next(sends, used));
+        durations.extend(send.ok_or_else(|| ends(call.actor, sends.len()))?);
+        Ok(())
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.span(call.actor)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
+        self.span(members[0].actor)
+    }
+}
+
+fn next<'a, T>(all: &'a [T], used: &mut usize) -> Option<&'a T> {
+    let found = all.get(*used)?;
+    *used += 1;
+    Some(found)
+}
+
+fn ends(actor: Actor, recorded: usize) -> SimError {
+    SimError::RecordingEnds { rank: actor.rank.0, recorded }
+}

@@ -1,0 +1,231 @@
+//! A class's stream in the form that the engine follows: what each instruction waits for and completes
+//! as numbered cells, so that no map is asked while time runs.
+
+use shardloom_program::timeline::Activity;
+use shardloom_program::{
+    Action, BodyId, BodyKind, BucketId, Class, Group, Instruction, Operand, Program, RouteId,
+};
+
+/// Something that is ready at some time: a slot of the current micro-batch, or one of the class's
+/// lasting things (a bucket's weights, gradients, statistics; the gradient norm).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cell(u32);
+
+const LASTING: u32 = 1 << 31;
+
+impl Cell {
+    /// Its index, among the lasting cells or the micro-batch's.
+    pub fn index(self) -> usize {
+        (self.0 & !LASTING) as usize
+    }
+
+    /// Whether it outlives the micro-batch.
+    pub fn is_lasting(self) -> bool {
+        self.0 & LASTING != 0
+    }
+}
+
+/// Numbers the lasting cells of a class: three per bucket, then the norm.
+#[derive(Clone, Copy)]
+struct Lasting {
+    buckets: u32,
+}
+
+impl Lasting {
+    fn weights(self, bucket: BucketId) -> Cell {
+        Cell(LASTING | bucket.0)
+    }
+
+    fn gradients(self, bucket: BucketId) -> Cell {
+        Cell(LASTING | (self.buckets + bucket.0))
+    }
+
+    fn statistics(self, bucket: BucketId) -> Cell {
+        Cell(LASTING | (2 * self.buckets + bucket.0))
+    }
+
+    fn norm(self) -> Cell {
+        Cell(LASTING | (3 * self.buckets))
+    }
+
+    fn count(self) -> usize {
+        3 * self.buckets as usize + 1
+    }
+}
+
+/// What the engine does with an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// Only the actor's own work.
+    Local,
+    /// A collective of a group of the class, after the actor's own share of work if it has one.
+    Collective { group: usize, share: bool },
+    /// Messages out.
+    Send(RouteId),
+    /// Messages in.
+    Receive(RouteId),
+}
+
+/// One instruction.
+pub(crate) struct Line<'p> {
+    pub instruction: &'p Instruction,
+    pub doing: Doing,
+    /// Cells that must be ready.
+    pub waits: Vec<Cell>,
+    /// Cells that are ready afterwards.
+    pub sets: Vec<Cell>,
+    /// Whether it may not start before the compute lane is through with all instructions before it.
+    pub in_step: bool,
+    /// For people, where it is not computation.
+    pub label: String,
+}
+
+/// One entry of the stream.
+pub(crate) struct Item {
+    pub body: BodyId,
+    pub microbatch: Option<u32>,
+    /// Whether no earlier entry of the step works on this micro-batch.
+    pub first: bool,
+    /// Whether no later entry of the step works on this micro-batch.
+    pub last: bool,
+    /// What the compute lane does.
+    pub activity: Activity,
+    /// For people: `F3`, `B0`, `update`.
+    pub label: String,
+}
+
+/// What all actors of one class follow.
+pub(crate) struct Script<'p> {
+    pub class: &'p Class,
+    pub bodies: Vec<Vec<Line<'p>>>,
+    pub items: Vec<Item>,
+    /// Different groups among its collectives.
+    pub groups: Vec<Group>,
+    pub lasting_cells: usize,
+}
+
+impl<'p> Script<'p> {
+    pub fn of(program: &'p Program, class: &'p Class) -> Script<'p> {
+        let lasting = Lasting { buckets: class.buckets.len() as u32 };
+        let mut script = Script {
+            class,
+            bodies: vec![],
+            items: items(class),
+            groups: vec![],
+            lasting_cells: lasting.count(),
+        };
+        for body in &class.bodies {
+            let mut lines = vec![];
+            for instruction in &body.instructions {
+                let line = script.line(program, lasting, instruction, body.kind);
+                lines.push(line);
+            }
+            script.bodies.push(lines);
+        }
+        script
+    }
+
+    fn line(
+        &mut self,
+        program: &Program,
+        lasting: Lasting,
+        instruction: &'p Instruction,
+        kind: BodyKind,
+    ) -> Line<'p> {
+        let class = self.class;
+        let cell = |operand: Operand| match operand {
+            Operand::Slot(slot) => Cell(slot.0),
+            Operand::Weight(param) => lasting.weights(class.param(param).bucket),
+            Operand::Gradient(param) => lasting.gradients(class.param(param).bucket),
+        };
+        let mut sets: Vec<Cell> = instruction.writes.iter().map(|write| cell(write.to)).collect();
+        let mut waits: Vec<Cell> = instruction.reads.iter().map(|&read| cell(read)).collect();
+        waits.extend(&sets);
+        match instruction.action {
+            Action::Gather { bucket } => {
+                waits.push(lasting.weights(bucket));
+                sets.push(lasting.weights(bucket));
+            }
+            Action::Reduce { bucket, .. } => {
+                waits.push(lasting.gradients(bucket));
+                sets.push(lasting.gradients(bucket));
+            }
+            Action::Norm => {
+                waits.extend(class.buckets().map(|(bucket, _)| lasting.gradients(bucket)));
+                sets.push(lasting.norm());
+            }
+            Action::Statistics { bucket, .. } => {
+                let statistics = lasting.statistics(bucket);
+                waits.extend([lasting.gradients(bucket), lasting.norm(), statistics]);
+                sets.push(statistics);
+            }
+            Action::Update { bucket } => {
+                waits.extend([
+                    lasting.weights(bucket),
+                    lasting.gradients(bucket),
+                    lasting.norm(),
+                    lasting.statistics(bucket),
+                ]);
+                sets.push(lasting.weights(bucket));
+            }
+            _ => {}
+        }
+        waits.sort_by_key(|cell| cell.0);
+        waits.dedup();
+        sets.sort_by_key(|cell| cell.0);
+        sets.dedup();
+        // Who takes part is the same at all positions.
+        let exchange = program.exchange(class, 0, instruction);
+        let doing = match (&instruction.action, &exchange) {
+            (&Action::Send { route }, _) => Doing::Send(route),
+            (&Action::Receive { route }, _) => Doing::Receive(route),
+            (action, Some(exchange)) => Doing::Collective {
+                group: self.group(&exchange.group),
+                share: matches!(action, Action::Norm | Action::Statistics { .. }),
+            },
+            (_, None) => Doing::Local,
+        };
+        let label = match doing {
+            Doing::Local => String::new(),
+            _ => instruction.label(class, kind, None),
+        };
+        let in_step = matches!(instruction.action, Action::Gather { .. });
+        Line { instruction, doing, waits, sets, in_step, label }
+    }
+
+    fn group(&mut self, group: &Group) -> usize {
+        self.groups.iter().position(|known| known == group).unwrap_or_else(|| {
+            self.groups.push(group.clone());
+            self.groups.len() - 1
+        })
+    }
+}
+
+fn items(class: &Class) -> Vec<Item> {
+    let stream = &class.stream;
+    let count = stream.iter().filter_map(|item| item.microbatch).max().map_or(0, |most| most + 1);
+    let (mut first, mut last) = (vec![usize::MAX; count as usize], vec![0; count as usize]);
+    for (index, item) in stream.iter().enumerate() {
+        if let Some(microbatch) = item.microbatch {
+            let microbatch = microbatch as usize;
+            first[microbatch] = first[microbatch].min(index);
+            last[microbatch] = index;
+        }
+    }
+    let item = |(index, item): (usize, &shardloom_program::StreamItem)| {
+        let ends = |ends: &[usize]| item.microbatch.is_none_or(|it| ends[it as usize] == index);
+        let (activity, letter) = match class.body(item.body).kind {
+            BodyKind::Forward => (Activity::Forward, "F"),
+            BodyKind::Backward => (Activity::Backward, "B"),
+            BodyKind::Evaluation => (Activity::Forward, "V"),
+            BodyKind::Epilogue => (Activity::Update, "update"),
+        };
+        let label = match item.microbatch {
+            Some(microbatch) => format!("{letter}{microbatch}"),
+            None => letter.to_owned(),
+        };
+        let (body, microbatch) = (item.body, item.microbatch);
+        Item { body, microbatch, first: ends(&first), last: ends(&last), activity, label }
+    };
+    stream.iter().enumerate().map(item).collect()
+}

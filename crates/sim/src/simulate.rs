@@ -1,0 +1,50 @@
+//! A program's simulation from the cost model.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_program::Program;
+use shardloom_program::timeline::{Picos, Timeline};
+
+use crate::{Modelled, Options, SimError, run};
+
+/// What happened when, over some steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Simulation {
+    /// All steps, one after another.
+    pub timeline: Timeline,
+    /// For each track, when each step's last instruction ended.
+    pub step_ends: Vec<Vec<Picos>>,
+}
+
+/// Simulates `program`, lowered from `graph`, on `cluster`.
+///
+/// # Errors
+/// If the cluster lacks a device of the program, a device does not compute in its precision, or ranks
+/// wait for each other for ever.
+pub fn simulate(
+    graph: &Graph,
+    cluster: &Cluster,
+    program: &Program,
+    options: Options,
+) -> Result<Simulation, SimError> {
+    let mut driver = Modelled::new(graph, cluster, program)?;
+    run(program, cluster, options, &mut driver)
+}
+
+impl Simulation {
+    /// The number of steps.
+    pub fn steps(&self) -> usize {
+        self.step_ends.first().map_or(0, Vec::len)
+    }
+
+    /// How long a step takes once steps follow each other: the longest that a rank takes from the end
+    /// of the last step but one to that of the last. With a single step, the time to its end.
+    pub fn step_time(&self) -> Picos {
+        let last = |ends: &Vec<Picos>| match ends.as_slice() {
+            [.., before, last] => last.since(*before),
+            [only] => *only,
+            [] => Picos::ZERO,
+        };
+        self.step_ends.iter().map(last).max().unwrap_or_default()
+    }
+}

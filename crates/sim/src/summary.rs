@@ -1,0 +1,141 @@
+//! A simulation in a few numbers.
+
+use serde::Serialize;
+use shardloom_cluster::Cluster;
+use shardloom_program::timeline::{Picos, Track};
+use shardloom_program::{Program, Rank};
+
+use crate::{SimError, Simulation};
+
+/// What a step costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// How long a step takes once steps follow each other.
+    pub step_seconds: f64,
+    /// Share of all ranks' time in which they do not compute.
+    pub bubble_fraction: f64,
+    /// Per rank, or per class that its first rank stands for.
+    pub ranks: Vec<RankSummary>,
+}
+
+/// What a rank does in a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankSummary {
+    /// The rank; of a folded class the first.
+    pub rank: u32,
+    /// How many identical ranks it stands for.
+    #[serde(skip_serializing_if = "is_one")]
+    pub multiplicity: u64,
+    /// Time in which it computes.
+    pub busy_seconds: f64,
+    /// Time in which it receives or takes part in collectives, plus time in which it sends, whether it
+    /// computes meanwhile or not.
+    pub communication_seconds: f64,
+    /// Time in which it does neither.
+    pub idle_seconds: f64,
+    /// The most memory that it holds at once.
+    pub peak_bytes: u64,
+    /// What it sends.
+    pub sent_bytes: u64,
+}
+
+fn is_one(multiplicity: &u64) -> bool {
+    *multiplicity == 1
+}
+
+/// Whether something fits in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fit {
+    /// With room to spare.
+    Fits,
+    /// With less than a twentieth of the memory to spare, which fragmentation can use up.
+    Close,
+    /// It does not.
+    Exceeds,
+}
+
+/// What a rank needs and what its device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryFit {
+    /// The rank; of a folded class the first.
+    pub rank: u32,
+    /// The most memory that it holds at once.
+    pub peak_bytes: u64,
+    /// The memory of its device; of a folded class the least.
+    pub memory_bytes: u64,
+}
+
+impl MemoryFit {
+    /// Whether it fits.
+    pub fn fit(&self) -> Fit {
+        let close = self.memory_bytes - self.memory_bytes / 20;
+        match self.peak_bytes {
+            peak if peak > self.memory_bytes => Fit::Exceeds,
+            peak if peak > close => Fit::Close,
+            _ => Fit::Fits,
+        }
+    }
+}
+
+impl Simulation {
+    /// The numbers of a step: times per step on average over all steps, and the length of the last.
+    pub fn summary(&self) -> Summary {
+        let steps = self.steps().max(1);
+        let each = |total: Picos| total.seconds() / steps as f64;
+        let step_seconds = self.step_time().seconds();
+        let rank = |track: &Track| RankSummary {
+            rank: track.rank,
+            multiplicity: track.multiplicity,
+            busy_seconds: each(track.busy()),
+            communication_seconds: each(track.communicating()),
+            idle_seconds: (step_seconds - each(occupied(track))).max(0.0),
+            peak_bytes: track.peak_bytes,
+            sent_bytes: track.sent_bytes / steps as u64,
+        };
+        let ranks: Vec<RankSummary> = self.timeline.tracks.iter().map(rank).collect();
+        let weigh = |what: fn(&RankSummary) -> f64| -> f64 {
+            ranks.iter().map(|rank| rank.multiplicity as f64 * what(rank)).sum()
+        };
+        let available = weigh(|_| 1.0) * step_seconds;
+        let bubble_fraction = match available > 0.0 {
+            true => 1.0 - weigh(|rank| rank.busy_seconds) / available,
+            false => 0.0,
+        };
+        Summary { step_seconds, bubble_fraction, ranks }
+    }
+
+    /// What each rank of `program` needs and what its device has.
+    ///
+    /// # Errors
+    /// If the cluster lacks a device of the program.
+    pub fn memory_fits(
+        &self,
+        program: &Program,
+        cluster: &Cluster,
+    ) -> Result<Vec<MemoryFit>, SimError> {
+        let fit = |track: &Track| {
+            let (class, position) = program.locate(Rank(track.rank));
+            let positions = position..position + track.multiplicity as usize;
+            let mut memory_bytes = u64::MAX;
+            for &device in &program.class(class).devices[positions] {
+                memory_bytes = memory_bytes.min(cluster.kind_of(device)?.memory_bytes);
+            }
+            Ok(MemoryFit { rank: track.rank, peak_bytes: track.peak_bytes, memory_bytes })
+        };
+        self.timeline.tracks.iter().map(fit).collect()
+    }
+}
+
+/// Time in which any lane is occupied.
+fn occupied(track: &Track) -> Picos {
+    let mut spans: Vec<(Picos, Picos)> =
+        track.intervals.iter().map(|interval| (interval.start, interval.end)).collect();
+    spans.sort_unstable();
+    let (mut total, mut until) = (Picos::ZERO, Picos::ZERO);
+    for (start, end) in spans {
+        total += end.since(start.max(until));
+        until = until.max(end);
+    }
+    total
+}

@@ -1,0 +1,128 @@
+//! Writes an actor's track: computation by stream entry, communication by instruction, memory by
+//! stream entry.
+
+use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
+use shardloom_program::{Instruction, Ledger, Program};
+
+use crate::Actor;
+use crate::script::{Doing, Item, Line};
+
+/// One actor's track so far.
+pub(crate) struct TrackWriter<'p> {
+    track: Track,
+    ledger: Ledger<'p>,
+    /// Computation that the current stream entry may continue.
+    computing: Option<Interval>,
+    /// The most that the current entry has held, and since when.
+    peak: (Picos, u64),
+}
+
+impl<'p> TrackWriter<'p> {
+    pub fn new(program: &'p Program, actor: Actor, folded: bool) -> TrackWriter<'p> {
+        let class = program.class(actor.class);
+        let ledger = Ledger::new(program, class, actor.position);
+        let track = Track {
+            rank: actor.rank.0,
+            multiplicity: u64::from(actor.multiplicity),
+            place: place(program, actor, folded),
+            memory: vec![(Picos::ZERO, ledger.live_bytes())],
+            ..Track::default()
+        };
+        TrackWriter { track, ledger, computing: None, peak: (Picos::ZERO, 0) }
+    }
+
+    /// The compute lane works from `start` to `end` on an entry of the stream.
+    pub fn compute(&mut self, item: &Item, start: Picos, end: Picos) {
+        if end <= start {
+            return;
+        }
+        match &mut self.computing {
+            Some(interval) if interval.end == start => interval.end = end,
+            open => {
+                let fresh = Interval {
+                    lane: Lane::Compute,
+                    activity: item.activity,
+                    label: item.label.clone(),
+                    microbatch: item.microbatch,
+                    chunk: None,
+                    start,
+                    end,
+                };
+                self.track.intervals.extend(open.replace(fresh));
+            }
+        }
+    }
+
+    /// A communication lane works from `start` to `end` on an instruction.
+    pub fn communicate(&mut self, line: &Line<'_>, item: &Item, start: Picos, end: Picos) {
+        if end <= start {
+            return;
+        }
+        let (lane, activity) = match line.doing {
+            Doing::Send(_) => (Lane::CommunicationOut, Activity::Send),
+            Doing::Receive(_) => (Lane::CommunicationIn, Activity::Receive),
+            Doing::Local | Doing::Collective { .. } => {
+                (Lane::CommunicationIn, Activity::Collective)
+            }
+        };
+        self.track.intervals.push(Interval {
+            lane,
+            activity,
+            label: line.label.clone(),
+            microbatch: item.microbatch,
+            chunk: None,
+            start,
+            end,
+        });
+    }
+
+    /// Counts what an instruction that is issued at `time` allocates and frees, in stream order: a
+    /// buffer in transit counts as long as the stream holds it.
+    pub fn remember(&mut self, instruction: &Instruction, microbatch: Option<u32>, time: Picos) {
+        self.ledger.begin(instruction, microbatch);
+        if self.ledger.live_bytes() > self.peak.1 {
+            self.peak = (time, self.ledger.live_bytes());
+        }
+        self.ledger.end(instruction, microbatch);
+    }
+
+    /// A stream entry ends at `time`.
+    pub fn end_item(&mut self, time: Picos) {
+        self.track.intervals.extend(self.computing.take());
+        let peak = std::mem::take(&mut self.peak);
+        for (time, bytes) in [peak, (time, self.ledger.live_bytes())] {
+            let (before, known) =
+                *self.track.memory.last().expect("begins with what is held always");
+            if bytes != known {
+                self.track.memory.push((time.max(before), bytes));
+            }
+        }
+    }
+
+    /// The track; it has sent `sent_bytes`.
+    pub fn finish(mut self, sent_bytes: u64) -> Track {
+        self.track.peak_bytes = self.ledger.peak_bytes();
+        self.track.sent_bytes = sent_bytes;
+        self.track
+    }
+}
+
+/// Where the actor stands, for people: `stage 0, dp 1, tp 0`, or `stage 0, dp 64 x tp 8` for a class.
+fn place(program: &Program, actor: Actor, folded: bool) -> String {
+    let class = program.class(actor.class);
+    let (pipeline, stage) = class.stage;
+    let mut place = match program.classes.iter().any(|class| class.stage.0 > 0) {
+        true => format!("pipeline {pipeline}, stage {stage}"),
+        false => format!("stage {stage}"),
+    };
+    if folded && class.mesh.size() > 1 {
+        place += &format!(", {}", class.mesh);
+    } else if !folded {
+        for axis in shardloom_plan::Axis::ALL {
+            if class.mesh.width(axis) > 1 {
+                place += &format!(", {axis} {}", class.mesh.coordinate(actor.position, axis));
+            }
+        }
+    }
+    place
+}

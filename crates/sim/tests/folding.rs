@@ -1,0 +1,88 @@
+//! One actor per class gives what one actor per rank gives.
+
+mod scenario;
+
+use proptest::prelude::*;
+use scenario::{cores, gpt, h100, lowered, uniform};
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{Precision, Recompute, ScheduleKind, Uniform};
+use shardloom_sim::{Options, Simulation, simulate};
+
+fn both(graph: &Graph, cluster: &Cluster, plan: &Uniform) -> (Simulation, Simulation) {
+    let program = lowered(graph, plan);
+    let of = |folded| {
+        simulate(graph, cluster, &program, Options { steps: 2, folded }).expect("it simulates")
+    };
+    (of(true), of(false))
+}
+
+/// Each folded track is that of its first rank, and all ranks of a class end their steps with it.
+fn assert_equal(plan: &Uniform, (folded, unfolded): &(Simulation, Simulation)) {
+    assert_eq!(folded.step_time(), unfolded.step_time(), "{plan:?}");
+    for (track, ends) in folded.timeline.tracks.iter().zip(&folded.step_ends) {
+        let rank = track.rank as usize;
+        let same = &unfolded.timeline.tracks[rank];
+        assert_eq!(track.intervals, same.intervals, "rank {rank} of {plan:?}");
+        assert_eq!(track.memory, same.memory, "rank {rank} of {plan:?}");
+        let bytes = (same.peak_bytes, same.sent_bytes);
+        assert_eq!((track.peak_bytes, track.sent_bytes), bytes, "rank {rank} of {plan:?}");
+        for (other, other_ends) in unfolded.step_ends.iter().enumerate().skip(rank) {
+            if other < rank + track.multiplicity as usize {
+                assert_eq!(ends, other_ends, "rank {other} of {plan:?}");
+            }
+        }
+    }
+    let folded_ranks: u64 = folded.timeline.tracks.iter().map(|it| it.multiplicity).sum();
+    assert_eq!(folded_ranks as usize, unfolded.timeline.tracks.len());
+}
+
+#[test]
+fn folded_equals_unfolded_up_to_256_ranks() {
+    let graph = gpt(6, false);
+    for (pp, dp, tp) in [(8, 16, 2), (4, 8, 8), (2, 32, 4), (1, 64, 1)] {
+        let plan = uniform(pp, dp, tp, 2 * pp);
+        let cluster = h100(pp * plan.mesh.size());
+        assert_equal(&plan, &both(&graph, &cluster, &plan));
+    }
+}
+
+#[test]
+fn folded_equals_unfolded_with_tied_weights_and_sharded_ones() {
+    let graph = gpt(6, true);
+    for zero in 0..=2 {
+        let mut plan = uniform(4, 4, 2, 4);
+        plan.sync.zero = zero;
+        assert_equal(&plan, &both(&graph, &h100(32), &plan));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn folded_equals_unfolded(
+        (pp, dp, tp) in (0u32..4, 0u32..3, 0u32..4).prop_map(|(p, d, t)| (1 << p, 1 << d, 1 << t)),
+        rounds in 1usize..4,
+        zero in 0u8..4,
+        recompute in prop::sample::select(&Recompute::ALL[..]),
+        schedule in prop::sample::select(&ScheduleKind::ALL[..]),
+        sequence_parallel: bool,
+        clips: bool,
+        overlap: bool,
+    ) {
+        let graph = gpt(6, false);
+        let mut plan = uniform(pp, dp, tp, rounds * pp);
+        plan.sync.zero = zero;
+        plan.recompute = recompute;
+        plan.schedule = schedule;
+        plan.sequence_parallel = sequence_parallel;
+        plan.clip_norm = clips.then_some(1.0);
+        let ranks = pp * plan.mesh.size();
+        let cluster = if overlap { h100(ranks) } else { cores(ranks) };
+        if !overlap {
+            plan.precision = Precision::FP32;
+        }
+        assert_equal(&plan, &both(&graph, &cluster, &plan));
+    }
+}

@@ -1,0 +1,64 @@
+//! Records when a rank did what.
+
+use std::time::Instant;
+
+use shardloom_program::timeline::{Interval, Lane, Picos, Track};
+use shardloom_program::{BodyKind, Class, Instruction};
+
+/// A track in the making, with times since a common origin.
+pub(crate) struct Recorder {
+    origin: Instant,
+    track: Track,
+}
+
+impl Recorder {
+    pub fn new(origin: Instant, rank: u32, place: String) -> Recorder {
+        let track = Track { rank, multiplicity: 1, place, ..Track::default() };
+        Recorder { origin, track }
+    }
+
+    /// Notes that an instruction ran from `start` to now. Computation of one pass in a row is one
+    /// interval.
+    pub fn note(
+        &mut self,
+        class: &Class,
+        kind: BodyKind,
+        instruction: &Instruction,
+        microbatch: Option<u32>,
+        start: Instant,
+        live_bytes: u64,
+    ) {
+        let picos = |at: Instant| Picos::from_seconds((at - self.origin).as_secs_f64());
+        let (start, end) = (picos(start), picos(Instant::now()));
+        let lane = instruction.lane();
+        let label = instruction.label(class, kind, microbatch);
+        if self.track.memory.last().is_none_or(|&(_, bytes)| bytes != live_bytes) {
+            self.track.memory.push((end, live_bytes));
+        }
+        if let Some(last) = self.track.intervals.last_mut()
+            && lane == Lane::Compute
+            && last.lane == lane
+            && last.label == label
+        {
+            last.end = end;
+            return;
+        }
+        let activity = instruction.activity(kind);
+        let chunk = None;
+        self.track.intervals.push(Interval {
+            lane,
+            activity,
+            label,
+            microbatch,
+            chunk,
+            start,
+            end,
+        });
+    }
+
+    pub fn finish(mut self, peak_bytes: u64, sent_bytes: u64) -> Track {
+        self.track.peak_bytes = peak_bytes;
+        self.track.sent_bytes = sent_bytes;
+        self.track
+    }
+}

@@ -1,0 +1,159 @@
+//! One rank: what it holds, and how it executes the instructions that need nobody else.
+//!
+//! Instructions that involve others are split into what the rank contributes ([`Rank::contribute`])
+//! and what it does with the result ([`Rank::conclude`]), so that threads with a fabric and a single
+//! event-driven loop run the very same code.
+
+mod compute;
+mod exchange;
+mod parameters;
+mod pieces;
+mod redistribute;
+mod routes;
+mod slots;
+mod update;
+
+use std::sync::Arc;
+
+use shardloom_graph::Graph;
+use shardloom_kernels::Memory;
+use shardloom_plan::Axis;
+use shardloom_program::{Action, Class, ClassId, Instruction, Program};
+
+use crate::Result;
+use crate::learning_rate::LearningRate;
+use crate::source::{Part, Source};
+
+pub(crate) use exchange::Contribution;
+use parameters::Parameters;
+use slots::Slots;
+pub(crate) use update::StepOutcome;
+
+/// What all ranks of a run have in common.
+pub(crate) struct Shared {
+    pub graph: Graph,
+    pub program: Program,
+    pub source: Box<dyn Source + Send>,
+    pub seed: u64,
+    pub learning_rate: LearningRate,
+    pub skip_non_finite: bool,
+}
+
+/// One rank of a run.
+pub(crate) struct Rank {
+    shared: Arc<Shared>,
+    class: ClassId,
+    position: usize,
+    memory: Memory,
+    slots: Slots,
+    parameters: Parameters,
+    now: Now,
+    outcome: StepOutcome,
+}
+
+/// What the rank is at.
+#[derive(Clone, Copy, Debug)]
+struct Now {
+    /// The step, from 0.
+    step: u64,
+    part: Part,
+    /// The first sample of the step, or of the evaluated micro-batch.
+    first_sample: u64,
+}
+
+impl Rank {
+    /// A rank with fresh weights.
+    pub fn new(shared: &Arc<Shared>, rank: shardloom_program::Rank) -> Rank {
+        let (class, position) = shared.program.locate(rank);
+        let memory = Memory::new();
+        let node = shared.program.class(class);
+        let slots = Slots::new(node.slots.len(), shared.program.microbatches);
+        let parameters = Parameters::new(shared, class, position, &memory);
+        let now = Now { step: 0, part: Part::Training, first_sample: 0 };
+        let shared = Arc::clone(shared);
+        let outcome = StepOutcome::default();
+        Rank { shared, class, position, memory, slots, parameters, now, outcome }
+    }
+
+    pub fn program(&self) -> &Program {
+        &self.shared.program
+    }
+
+    pub fn class_id(&self) -> ClassId {
+        self.class
+    }
+
+    pub fn class(&self) -> &Class {
+        self.shared.program.class(self.class)
+    }
+
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Where it stands, for people.
+    pub fn place(&self) -> String {
+        let class = self.class();
+        let mut place = format!("stage {}", class.stage.1);
+        for axis in Axis::ALL.into_iter().filter(|&axis| class.mesh.width(axis) > 1) {
+            place += &format!(", {axis} {}", class.mesh.coordinate(self.position, axis));
+        }
+        place
+    }
+
+    /// Prepares for a training step.
+    pub fn begin_step(&mut self, step: u64) {
+        let samples = self.shared.program.global_batch as u64;
+        self.now = Now { step, part: Part::Training, first_sample: step * samples };
+        self.outcome = StepOutcome::default();
+        self.parameters.begin_step();
+    }
+
+    /// What the step came to on this rank.
+    pub fn end_step(&mut self) -> StepOutcome {
+        self.outcome
+    }
+
+    /// Prepares for evaluating the micro-batch whose first sample is the n-th of the validation part.
+    pub fn begin_evaluation(&mut self, first_sample: u64) {
+        self.now = Now { step: self.now.step, part: Part::Validation, first_sample };
+        self.outcome = StepOutcome::default();
+    }
+
+    /// Executes an instruction that needs nobody else.
+    pub fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
+        match &instruction.action {
+            Action::Load { value, layout } => {
+                self.load(*value, layout, instruction, microbatch)?;
+            }
+            Action::Compute { op, pass, assignment, .. } => {
+                self.compute(*op, *pass, assignment, instruction, microbatch);
+            }
+            Action::Redistribute { change, axis } => {
+                self.slice(*change, *axis, instruction, microbatch);
+            }
+            Action::Add | Action::Copy => self.combine(instruction, microbatch),
+            Action::Loss => self.note_loss(instruction, microbatch),
+            Action::Release { bucket } => self.parameters.release(*bucket),
+            Action::Update { bucket } => self.update(*bucket),
+            Action::Send { .. }
+            | Action::Receive { .. }
+            | Action::Gather { .. }
+            | Action::Reduce { .. }
+            | Action::Norm
+            | Action::Statistics { .. } => {
+                unreachable!("{:?} involves other ranks", instruction.action)
+            }
+        }
+        self.slots.free(instruction, microbatch);
+        Ok(())
+    }
+}

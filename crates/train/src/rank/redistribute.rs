@@ -1,0 +1,156 @@
+//! Changes of layout: what is local of them. Collectives see chunks side by side; tensors may have them
+//! interleaved along any axis.
+
+use shardloom_kernels::window::copy_box;
+use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_plan::Axis;
+use shardloom_program::{Change, Instruction, Operand, SlotId};
+
+use super::Rank;
+
+impl Rank {
+    /// Keeps this device's part along a tensor axis.
+    pub(super) fn slice(
+        &mut self,
+        change: Change,
+        axis: Axis,
+        instruction: &Instruction,
+        microbatch: u32,
+    ) {
+        let Change::Slice { axis: along } = change else {
+            unreachable!("{change:?} involves other ranks")
+        };
+        let (from, to) = ends(instruction);
+        let shape = &self.class().slot(to).shape;
+        let mut start = vec![0; shape.len()];
+        start[along] = self.class().mesh.coordinate(self.position, axis) * shape[along];
+        let whole = &self.class().slot(from).shape;
+        let mut part = self.memory.alloc(DType::F32, shape.iter().product());
+        let zeros = vec![0; shape.len()];
+        let source = self.slots.get(from, microbatch).as_f32();
+        copy_box(source, whole, &start, part.as_f32_mut(), shape, &zeros, shape);
+        self.slots.put(to, microbatch, part);
+    }
+
+    /// The buffer this rank brings into a collective change of layout.
+    pub(super) fn bring(
+        &mut self,
+        change: Change,
+        axis: Axis,
+        instruction: &Instruction,
+        microbatch: u32,
+    ) -> Buffer {
+        let (from, to) = ends(instruction);
+        let width = self.class().mesh.width(axis);
+        let index = self.class().mesh.coordinate(self.position, axis);
+        let read = self.class().slot(from).shape.clone();
+        let written = self.class().slot(to).shape.clone();
+        match change {
+            Change::Slice { .. } => unreachable!("slices are local"),
+            Change::AllReduce(_) => match instruction.frees.contains(&from) {
+                true => self.slots.take(from, microbatch).expect("read slots are held"),
+                false => copy(&self.memory, self.slots.get(from, microbatch)),
+            },
+            Change::AllGather { .. } => {
+                let source = self.slots.get(from, microbatch);
+                let mut buffer = self.memory.alloc(DType::F32, source.len() * width);
+                let own = index * source.len()..(index + 1) * source.len();
+                buffer.as_f32_mut()[own].copy_from_slice(source.as_f32());
+                buffer
+            }
+            Change::ReduceScatter { axis: along, .. } => {
+                let source = self.slots.get(from, microbatch);
+                split(&self.memory, source, &read, &written, along)
+            }
+            Change::AllToAll { to: along, .. } => {
+                let source = self.slots.get(from, microbatch);
+                let mut chunk = read.clone();
+                chunk[along] /= width;
+                split(&self.memory, source, &read, &chunk, along)
+            }
+        }
+    }
+
+    /// Makes the written tensor of what a collective change of layout left in `buffer`.
+    pub(super) fn settle(
+        &mut self,
+        change: Change,
+        axis: Axis,
+        instruction: &Instruction,
+        microbatch: u32,
+        buffer: Buffer,
+    ) {
+        let (from, to) = ends(instruction);
+        let class = self.class();
+        let index = class.mesh.coordinate(self.position, axis);
+        let read = &class.slot(from).shape;
+        let written = &class.slot(to).shape;
+        let result = match change {
+            Change::Slice { .. } => unreachable!("slices are local"),
+            Change::AllReduce(_) => buffer,
+            Change::AllGather { axis: along } => join(&self.memory, buffer, read, written, along),
+            Change::ReduceScatter { .. } => {
+                let elements: usize = written.iter().product();
+                let mut own = self.memory.alloc(DType::F32, elements);
+                let at = index * elements..(index + 1) * elements;
+                own.as_f32_mut().copy_from_slice(&buffer.as_f32()[at]);
+                own
+            }
+            Change::AllToAll { from: along, to: apart } => {
+                let mut chunk = written.clone();
+                chunk[along] = read[along];
+                debug_assert_eq!(chunk[apart] * class.mesh.width(axis), read[apart]);
+                join(&self.memory, buffer, &chunk, written, along)
+            }
+        };
+        self.slots.put(to, microbatch, result);
+    }
+}
+
+fn ends(instruction: &Instruction) -> (SlotId, SlotId) {
+    match (instruction.reads[0], instruction.writes[0].to) {
+        (Operand::Slot(from), Operand::Slot(to)) => (from, to),
+        _ => unreachable!("layouts of slots change, parameters keep theirs"),
+    }
+}
+
+pub(super) fn copy(memory: &Memory, source: &Buffer) -> Buffer {
+    let mut copy = memory.alloc(DType::F32, source.len());
+    copy.as_f32_mut().copy_from_slice(source.as_f32());
+    copy
+}
+
+/// Cuts a tensor of shape `whole` along one axis into chunks of shape `chunk`, side by side.
+fn split(
+    memory: &Memory,
+    source: &Buffer,
+    whole: &[usize],
+    chunk: &[usize],
+    along: usize,
+) -> Buffer {
+    let mut buffer = memory.alloc(DType::F32, source.len());
+    let zeros = vec![0; whole.len()];
+    let elements: usize = chunk.iter().product();
+    for (index, part) in buffer.as_f32_mut().chunks_exact_mut(elements).enumerate() {
+        let mut start = zeros.clone();
+        start[along] = index * chunk[along];
+        copy_box(source.as_f32(), whole, &start, part, chunk, &zeros, chunk);
+    }
+    buffer
+}
+
+/// Joins chunks of shape `chunk`, side by side in `buffer`, along one axis.
+fn join(memory: &Memory, buffer: Buffer, chunk: &[usize], whole: &[usize], along: usize) -> Buffer {
+    if whole[..along].iter().all(|&extent| extent == 1) {
+        return buffer;
+    }
+    let mut joined = memory.alloc(DType::F32, buffer.len());
+    let zeros = vec![0; whole.len()];
+    let elements: usize = chunk.iter().product();
+    for (index, part) in buffer.as_f32().chunks_exact(elements).enumerate() {
+        let mut start = zeros.clone();
+        start[along] = index * chunk[along];
+        copy_box(part, chunk, &zeros, joined.as_f32_mut(), whole, &start, chunk);
+    }
+    joined
+}

@@ -1,0 +1,152 @@
+//! The end of a step: the gradient norm, the optimizer's statistics, and the update.
+
+use std::ops::Range;
+
+use shardloom_kernels::optimizer::{Piece, Step};
+use shardloom_kernels::{Buffer, DType, reduce};
+use shardloom_program::BucketId;
+
+use super::Rank;
+use super::parameters::{Owned, answered_for};
+
+/// What a step came to on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct StepOutcome {
+    /// The sum of this rank's part of the loss, where the rank computes the loss.
+    pub loss_sum: Option<f64>,
+    /// The global norm of the gradients before clipping, where the program computes it.
+    pub gradient_norm: Option<f64>,
+    /// Whether the update was left out because a gradient was not finite.
+    pub skipped: bool,
+}
+
+impl Rank {
+    /// The squared norm of the gradients this rank answers for.
+    pub(super) fn own_squared_norm(&self) -> f64 {
+        let class = self.class();
+        class
+            .buckets()
+            .map(|(id, _)| {
+                let range = answered_for(class, self.class, id, self.position);
+                reduce::squared_norm(self.gradient(id, &range))
+            })
+            .sum()
+    }
+
+    /// A part of a bucket's reduced gradient, which lies in what this rank holds of it.
+    fn gradient(&self, bucket: BucketId, range: &Range<usize>) -> &[f32] {
+        let index = bucket.0 as usize;
+        let gradients = &self.parameters.gradients;
+        match &gradients.shards[index] {
+            Some(shard) => {
+                let own = self.class().shard_range(self.class().bucket(bucket), self.position);
+                match range.is_empty() {
+                    true => &[],
+                    false => &shard.as_f32()[range.start - own.start..range.end - own.start],
+                }
+            }
+            None => {
+                let full = gradients.full[index].as_ref();
+                &full.expect("unsharded gradients are whole").as_f32()[range.clone()]
+            }
+        }
+    }
+
+    pub(super) fn settle_norm(&mut self, squared: f64) {
+        self.outcome.gradient_norm = Some(squared.sqrt());
+        self.outcome.skipped = self.shared.skip_non_finite && !squared.is_finite();
+    }
+
+    fn step(&self) -> Step {
+        let clipped = match (self.shared.program.clip_norm, self.outcome.gradient_norm) {
+            (Some(most), Some(norm)) if norm > most => most / norm,
+            _ => 1.0,
+        };
+        Step {
+            number: self.parameters.updates + 1,
+            learning_rate: self.shared.learning_rate.at(self.now.step) as f32,
+            gradient_scale: clipped as f32,
+        }
+    }
+
+    /// This rank's share of a bucket's statistics, its parameters' one after the other.
+    pub(super) fn own_statistics(&mut self, bucket: BucketId, round: usize) -> Buffer {
+        let step = self.step();
+        let optimizer = self.parameters.optimizer;
+        let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
+        let lens: Vec<usize> =
+            owned.iter().map(|it| optimizer.statistics_len(&it.piece.block, round)).collect();
+        let mut all = self.memory.alloc_zeroed(DType::F32, lens.iter().sum());
+        let mut rest = all.as_f32_mut();
+        for (part, len) in owned.iter_mut().zip(lens) {
+            let (out, tail) = rest.split_at_mut(len);
+            rest = tail;
+            if part.piece.elements() == 0 || self.outcome.skipped {
+                continue;
+            }
+            let gradient = self.gradient(bucket, &part.at);
+            let weights = self.weights(bucket, part);
+            let previous = std::mem::take(&mut part.statistics);
+            let Owned { piece, state, .. } = part;
+            let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
+            optimizer.statistics(step, round, piece, weights, gradient, &mut state, &previous, out);
+        }
+        self.parameters.owned[bucket.0 as usize] = owned;
+        all
+    }
+
+    pub(super) fn settle_statistics(&mut self, bucket: BucketId, round: usize, sums: Buffer) {
+        let optimizer = self.parameters.optimizer;
+        let mut rest = sums.as_f32();
+        for part in &mut self.parameters.owned[bucket.0 as usize] {
+            let len = optimizer.statistics_len(&part.piece.block, round);
+            let (own, tail) = rest.split_at(len);
+            rest = tail;
+            part.statistics = own.to_vec();
+        }
+    }
+
+    fn weights(&self, bucket: BucketId, part: &Owned) -> &[f32] {
+        let index = bucket.0 as usize;
+        let weights = &self.parameters.weights;
+        let start = weights.ranges[index].start;
+        &weights.resident[index].as_f32()[part.at.start - start..part.at.end - start]
+    }
+
+    /// Updates the part of a bucket's weights that this rank owns.
+    pub(super) fn update(&mut self, bucket: BucketId) {
+        let index = bucket.0 as usize;
+        let step = self.step();
+        let last = index + 1 == self.class().buckets.len();
+        if !self.outcome.skipped {
+            let optimizer = self.parameters.optimizer;
+            let mut owned = std::mem::take(&mut self.parameters.owned[index]);
+            let start = self.parameters.weights.ranges[index].start;
+            let nothing = self.memory.alloc(DType::F32, 0);
+            let mut weights =
+                std::mem::replace(&mut self.parameters.weights.resident[index], nothing);
+            for Owned { param, piece, at, state, statistics } in &mut owned {
+                if piece.elements() == 0 {
+                    continue;
+                }
+                let value = self.class().param(*param).value;
+                let parameter = self.shared.graph.value(value).parameter();
+                let decays = parameter.is_some_and(|parameter| parameter.decays);
+                let gradient = self.gradient(bucket, at);
+                let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
+                let weights = &mut weights.as_f32_mut()[at.start - start..at.end - start];
+                let piece: &Piece = piece;
+                let optimizer = match decays {
+                    true => optimizer,
+                    false => optimizer.without_weight_decay(),
+                };
+                optimizer.apply(step, piece, weights, gradient, &mut state, statistics);
+            }
+            self.parameters.weights.resident[index] = weights;
+            self.parameters.owned[index] = owned;
+        }
+        if last && !self.outcome.skipped {
+            self.parameters.updates += 1;
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Training: steps, validation, checkpoints, on all ranks of a program at once.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use shardloom_graph::Graph;
+use shardloom_plan::{Axis, Number, Plan};
+use shardloom_program::timeline::{Clock, Timeline};
+use shardloom_program::{Group, Program, lower};
+
+use crate::checkpoint::{Checkpoint, Meta, Writer};
+use crate::executor::{Command, Crew, Done};
+use crate::learning_rate::LearningRate;
+use crate::rank::{Rank, Shared};
+use crate::source::Source;
+use crate::{Error, Result};
+
+/// What to do about a loss or gradient that is not finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnNonFinite {
+    /// Stop with an error; checkpoints from before stay.
+    #[default]
+    Stop,
+    /// Leave the update out on all ranks alike and go on.
+    Skip,
+    /// Go on regardless.
+    Continue,
+}
+
+/// Settings of a run that are not the plan's.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Seed of initial weights and dropout.
+    pub seed: u64,
+    /// Learning rate by step.
+    pub learning_rate: LearningRate,
+    /// What to do about numbers that are not finite.
+    pub on_non_finite: OnNonFinite,
+    /// How long a rank waits for another before it gives up.
+    pub timeout: Duration,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Its number, from 0.
+    pub step: u64,
+    /// Mean loss per target over the whole batch, before the update.
+    pub loss: f64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// Targets trained on: tokens, for a language model.
+    pub tokens: u64,
+    /// Global norm of the gradients before clipping, where it is computed.
+    pub gradient_norm: Option<f64>,
+    /// Whether the update was left out.
+    pub skipped: bool,
+}
+
+/// A model in training.
+pub struct Trainer {
+    crew: Crew,
+    shared: Arc<Shared>,
+    on_non_finite: OnNonFinite,
+    next_step: u64,
+    sent_bytes: Vec<u64>,
+    peak_bytes: Vec<u64>,
+}
+
+impl Trainer {
+    /// Starts all ranks of `plan` with fresh weights.
+    ///
+    /// # Errors
+    /// If the plan does not fit the graph, or asks for number formats other than fp32.
+    pub fn new(
+        graph: Graph,
+        plan: &Plan,
+        devices: usize,
+        source: Box<dyn Source + Send>,
+        settings: Settings,
+    ) -> Result<Trainer> {
+        let mut plan = plan.clone();
+        let precision = plan.precision;
+        if precision.compute != Number::Fp32 || precision.gradients != Number::Fp32 {
+            let reason = "training here is in fp32; set precision.compute and \
+                          precision.gradients to \"fp32\", and master to false";
+            return Err(Error::Unsupported { reason: reason.into() });
+        }
+        plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
+        let program = lower(&graph, &plan, devices)?;
+        let shared = Arc::new(Shared {
+            graph,
+            program,
+            source,
+            seed: settings.seed,
+            learning_rate: settings.learning_rate,
+            skip_non_finite: plan.skip_non_finite,
+        });
+        let crew = Crew::start(&shared, settings.timeout);
+        let ranks = shared.program.ranks();
+        Ok(Trainer {
+            crew,
+            shared,
+            on_non_finite: settings.on_non_finite,
+            next_step: 0,
+            sent_bytes: vec![0; ranks],
+            peak_bytes: vec![0; ranks],
+        })
+    }
+
+    /// The program that is executed.
+    pub fn program(&self) -> &Program {
+        &self.shared.program
+    }
+
+    /// The model.
+    pub fn graph(&self) -> &Graph {
+        &self.shared.graph
+    }
+
+    /// The number of the step that [`Trainer::step`] will train next.
+    pub fn next_step(&self) -> u64 {
+        self.next_step
+    }
+
+    /// Bytes each rank has sent to others since the start of the run.
+    pub fn sent_bytes_per_rank(&self) -> &[u64] {
+        &self.sent_bytes
+    }
+
+    /// The most bytes each rank has held at once, as its allocator counted.
+    pub fn peak_bytes_per_rank(&self) -> &[u64] {
+        &self.peak_bytes
+    }
+
+    /// Trains one step.
+    ///
+    /// # Errors
+    /// If a rank fails, or the loss is not finite and the setting is to stop.
+    pub fn step(&mut self) -> Result<Step> {
+        self.train(None).map(|(step, _)| step)
+    }
+
+    /// Trains one step and records what every rank did when.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    pub fn step_recorded(&mut self) -> Result<(Step, Timeline)> {
+        self.train(Some(Instant::now()))
+    }
+
+    fn train(&mut self, record: Option<Instant>) -> Result<(Step, Timeline)> {
+        let number = self.next_step;
+        let start = Instant::now();
+        let done = self.crew.run(&Command::Step { step: number, record })?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.note(&done);
+        let program = &self.shared.program;
+        let tokens = (program.global_batch * self.shared.graph.targets_per_sample()) as u64;
+        let loss = self.loss_sum(&done) / tokens as f64;
+        let gradient_norm = done[0].step.gradient_norm;
+        let skipped = done[0].step.skipped;
+        if !loss.is_finite() && self.on_non_finite == OnNonFinite::Stop {
+            return Err(Error::NonFiniteLoss { step: number, loss });
+        }
+        self.next_step += 1;
+        let tracks = done.into_iter().filter_map(|done| done.track).collect();
+        let step = Step { step: number, loss, seconds, tokens, gradient_norm, skipped };
+        Ok((step, Timeline { clock: Clock::Wall, tracks }))
+    }
+
+    /// Mean loss per target over the first validation samples: as many whole micro-batches as there
+    /// are, at most `most`. None if there are fewer samples than one micro-batch.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn validate(&mut self, most: u64) -> Result<Option<f64>> {
+        let samples = self.shared.program.microbatch_samples as u64;
+        let microbatches = (self.shared.source.validation_len() / samples).min(most);
+        if microbatches == 0 {
+            return Ok(None);
+        }
+        let done = self.crew.run(&Command::Evaluate { microbatches })?;
+        self.note(&done);
+        let targets = microbatches * samples * self.shared.graph.targets_per_sample() as u64;
+        Ok(Some(self.loss_sum(&done) / targets as f64))
+    }
+
+    /// Writes a checkpoint under `root` and deletes all but the latest `keep`.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn save(&self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
+        let writer = Arc::new(Writer::create(root, self.next_step)?);
+        let shared_writer = Arc::clone(&writer);
+        let updates = Arc::new(Mutex::new(0));
+        let shared_updates = Arc::clone(&updates);
+        self.visit(move |rank, index| {
+            *shared_updates.lock().unwrap_or_else(PoisonError::into_inner) = *rank.updates_mut();
+            let pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
+            shared_writer.shard(index, pieces)
+        })?;
+        let mut meta = meta;
+        let updates = *updates.lock().unwrap_or_else(PoisonError::into_inner);
+        meta.extra.insert(UPDATES.into(), updates.to_string());
+        let writer = Arc::into_inner(writer).expect("all ranks have answered and dropped theirs");
+        writer.finish(meta, keep)
+    }
+
+    /// Goes on from a checkpoint, which may have been written under another plan.
+    ///
+    /// # Errors
+    /// If it does not hold this model.
+    pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<()> {
+        let step = checkpoint.step();
+        let updates = checkpoint.meta().extra.get(UPDATES).and_then(|text| text.parse().ok());
+        let updates = updates.unwrap_or(step);
+        let checkpoint = Arc::new(checkpoint);
+        self.visit(move |rank, _| {
+            *rank.updates_mut() = updates;
+            rank.restore(&checkpoint, true)
+        })?;
+        self.next_step = step;
+        Ok(())
+    }
+
+    /// Starts from given weights, whole tensors by parameter name.
+    ///
+    /// # Errors
+    /// If one is missing or has another size.
+    pub fn set_weights(&mut self, weights: BTreeMap<String, Vec<f32>>) -> Result<()> {
+        self.visit(move |rank, _| rank.set_weights(&|name| weights.get(name).cloned()))
+    }
+
+    /// All weights, whole, by parameter name.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn weights(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+        let whole: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
+        let collected = Arc::clone(&whole);
+        self.visit(move |rank, _| {
+            let mut whole = collected.lock().unwrap_or_else(PoisonError::into_inner);
+            for piece in rank.weight_pieces() {
+                let elements = piece.global_shape.iter().product();
+                let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
+                piece.place(tensor)?;
+            }
+            Ok(())
+        })?;
+        let mut whole = whole.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *whole))
+    }
+
+    /// A digest (BLAKE3) of all weights by name, independent of how they are sharded.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn weights_digest(&self) -> Result<String> {
+        let mut digest = blake3::Hasher::new();
+        for (name, values) in self.weights()? {
+            digest.update(name.as_bytes());
+            digest.update(&(values.len() as u64).to_le_bytes());
+            for value in values {
+                digest.update(&value.to_le_bytes());
+            }
+        }
+        Ok(digest.finalize().to_hex().to_string())
+    }
+
+    fn visit(
+        &self,
+        visit: impl Fn(&mut Rank, u32) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let visit = move |rank: &mut Rank| {
+            let index = rank.class().first_rank.0 + rank.position() as u32;
+            visit(rank, index)
+        };
+        self.crew.run(&Command::Visit(Arc::new(visit)))?;
+        Ok(())
+    }
+
+    fn note(&mut self, done: &[Done]) {
+        for ((done, sent), peak) in done.iter().zip(&mut self.sent_bytes).zip(&mut self.peak_bytes)
+        {
+            (*sent, *peak) = (done.sent_bytes, done.peak_bytes);
+        }
+    }
+
+    /// Adds up the ranks' parts of the loss: over samples, and not over ranks that computed the same.
+    fn loss_sum(&self, done: &[Done]) -> f64 {
+        let program = &self.shared.program;
+        let parts = done.iter().zip(0u32..).filter_map(|(done, rank)| {
+            let (class, position) = program.locate(shardloom_program::Rank(rank));
+            let loss = done.step.loss_sum?;
+            // Tensor-parallel ranks hold equal losses; the first of them speaks.
+            let group = Group::Mesh(vec![Axis::Tp]);
+            let speaker = program.members(class, position, &group)[0].0;
+            (speaker == rank).then_some(loss)
+        });
+        parts.sum()
+    }
+}
+
+/// Key of the number of updates in a checkpoint's extra entries.
+const UPDATES: &str = "updates";

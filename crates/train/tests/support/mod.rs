@@ -1,0 +1,80 @@
+//! What tests of training share: small models, data, and runs.
+
+use std::time::Duration;
+
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_train::learning_rate::{Curve, LearningRate};
+use shardloom_train::{Field, OnNonFinite, Part, Settings, Source, Trainer};
+
+/// Samples of tokens and targets, the same for training and validation.
+pub struct Samples {
+    pub inputs: Vec<Vec<u32>>,
+    pub targets: Vec<Vec<u32>>,
+}
+
+impl Samples {
+    /// Tokens with some structure, so that there is something to learn.
+    #[allow(dead_code, reason = "not every test makes its own data")]
+    pub fn patterned(samples: usize, seq: usize, vocab: u32) -> Samples {
+        let mut state = 12345u32;
+        let mut next = || {
+            state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+            state >> 16
+        };
+        let stream = |start: u32, noise: &mut dyn FnMut() -> u32| -> Vec<u32> {
+            let mut token = start % vocab;
+            let step = |token: u32, noise: u32| match noise % 4 {
+                0 => noise / 4 % vocab,
+                _ => (token * 3 + 1) % vocab,
+            };
+            (0..=seq)
+                .map(|_| {
+                    token = step(token, noise());
+                    token
+                })
+                .collect()
+        };
+        let rows: Vec<Vec<u32>> =
+            (0..samples as u32).map(|start| stream(start, &mut next)).collect();
+        Samples {
+            inputs: rows.iter().map(|row| row[..seq].to_vec()).collect(),
+            targets: rows.iter().map(|row| row[1..].to_vec()).collect(),
+        }
+    }
+}
+
+impl Source for Samples {
+    fn field(&self, _: Part, position: u64, input: &str) -> Option<Field<'_>> {
+        let rows = match input {
+            "tokens" => &self.inputs,
+            "targets" => &self.targets,
+            _ => return None,
+        };
+        Some(Field::Indices(&rows[position as usize % rows.len()]))
+    }
+
+    fn validation_len(&self) -> u64 {
+        self.inputs.len() as u64
+    }
+}
+
+/// A trainer with a constant learning rate.
+pub fn trainer(graph: &Graph, plan: &Plan, samples: Samples, learning_rate: f64) -> Trainer {
+    let settings = Settings {
+        seed: 7,
+        learning_rate: LearningRate::new(Curve::Constant { peak: learning_rate })
+            .expect("a positive rate"),
+        on_non_finite: OnNonFinite::Stop,
+        timeout: Duration::from_secs(60),
+    };
+    let devices = plan.device_count();
+    Trainer::new(graph.clone(), plan, devices, Box::new(samples), settings)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The losses of `steps` steps.
+pub fn losses(trainer: &mut Trainer, steps: usize) -> Vec<f64> {
+    let step = |_| trainer.step().unwrap_or_else(|error| panic!("{error}")).loss;
+    (0..steps).map(step).collect()
+}
