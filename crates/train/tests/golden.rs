@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use shardloom_graph::Graph;
-use shardloom_graph::families::{GptConfig, LlamaConfig};
+use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_train::checkpoint::read_safetensors;
 use support::{Samples, losses, trainer};
@@ -82,45 +81,23 @@ fn check(model: &str, graph: &Graph) {
     }
 }
 
-fn gpt(tied: bool) -> Graph {
-    let config = GptConfig {
-        layers: 2,
-        hidden: 32,
-        heads: 4,
-        seq: 16,
-        vocab: 64,
-        ffn: None,
-        dropout: 0.0,
-        tied,
-    };
-    config.graph("gpt").expect("a valid model")
+fn model(spec: &str) -> Graph {
+    let spec = ModelSpec::parse(spec).expect("a valid model");
+    spec.graph().expect("a valid model")
 }
 
 #[test]
 fn gpt_trains_like_pytorch() {
-    check("gpt", &gpt(false));
+    check("gpt", &model("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64"));
 }
 
 #[test]
 fn gpt_with_tied_head_trains_like_pytorch() {
-    check("gpt-tied", &gpt(true));
+    check("gpt-tied", &model("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,tied=true"));
 }
 
 #[test]
 fn llama_trains_like_pytorch() {
-    let config = LlamaConfig {
-        layers: 2,
-        hidden: 32,
-        heads: 4,
-        kv_heads: Some(2),
-        head_dim: None,
-        ffn: 64,
-        seq: 16,
-        vocab: 64,
-        rope_theta: 10_000.0,
-        rope_scaling: None,
-        norm_epsilon: 1e-5,
-        tied: false,
-    };
-    check("llama", &config.graph("llama").expect("a valid model"));
+    let spec = "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64";
+    check("llama", &model(spec));
 }

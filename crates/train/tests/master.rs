@@ -1,0 +1,119 @@
+//! The master test: every combination of parallelisms, ZeRO stages, recomputation and schedules gives
+//! the serial run's losses, and the same plan twice gives bitwise the same weights.
+
+mod support;
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use support::{Samples, losses, trainer};
+
+const STEPS: usize = 20;
+
+/// Largest allowed relative difference to the serial run's loss.
+const TOLERANCE: f64 = 1e-4;
+
+fn gpt() -> Graph {
+    graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
+}
+
+fn llama() -> Graph {
+    graph("llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64")
+}
+
+fn graph(spec: &str) -> Graph {
+    let spec = ModelSpec::parse(spec).expect("a valid model");
+    spec.graph().expect("a valid model")
+}
+
+fn serial() -> Uniform {
+    Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: 8,
+        microbatches: 1,
+        schedule: ScheduleKind::Afab,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    }
+}
+
+/// Every combination on up to 8 ranks that differs from another: ZeRO needs replicas, a second schedule
+/// needs a pipeline, sequence parallelism needs tensor parallelism.
+fn combinations() -> Vec<Uniform> {
+    let mut all = vec![];
+    for (pp, dp, tp) in [1, 2, 4].into_iter().flat_map(|pp| {
+        [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| (pp, dp, tp))
+    }) {
+        if pp * dp * tp > 8 {
+            continue;
+        }
+        for zero in 0..if dp > 1 { 4 } else { 1 } {
+            for recompute in Recompute::ALL {
+                for &schedule in &ScheduleKind::ALL[..if pp > 1 { 2 } else { 1 }] {
+                    for sequence_parallel in [false, true] {
+                        if sequence_parallel && tp == 1 {
+                            continue;
+                        }
+                        all.push(Uniform {
+                            pp,
+                            mesh: Mesh { dp: dp as u32, cp: 1, tp: tp as u32 },
+                            sequence_parallel,
+                            microbatches: if pp > 1 { 4 } else { 2 },
+                            schedule,
+                            recompute,
+                            sync: Sync { zero, bucket_bytes: 40_000, ..Sync::default() },
+                            ..serial()
+                        });
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+fn run(graph: &Graph, uniform: &Uniform) -> (Vec<f64>, String) {
+    let plan: Plan = uniform.plan(graph, "model", "local");
+    let mut trainer = trainer(graph, &plan, Samples::patterned(64, 16, 64), 3e-3);
+    let losses = losses(&mut trainer, STEPS);
+    let digest = trainer.weights_digest().unwrap_or_else(|error| panic!("{error}"));
+    (losses, digest)
+}
+
+fn check(graph: &Graph) {
+    let (reference, _) = run(graph, &serial());
+    assert!(reference[STEPS - 1] < 0.9 * reference[0], "the model learns: {reference:?}");
+    for uniform in combinations() {
+        let (losses, _) = run(graph, &uniform);
+        for (step, (loss, expected)) in losses.iter().zip(&reference).enumerate() {
+            let difference = (loss - expected).abs() / expected;
+            assert!(
+                difference < TOLERANCE,
+                "{} with {uniform:?}: step {step} has loss {loss}, serially {expected}",
+                graph.name()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_combination_trains_gpt_like_the_serial_run() {
+    check(&gpt());
+}
+
+#[test]
+fn every_combination_trains_llama_like_the_serial_run() {
+    check(&llama());
+}
+
+#[test]
+fn the_same_plan_twice_gives_bitwise_the_same_weights() {
+    let graph = gpt();
+    for uniform in combinations().into_iter().step_by(7) {
+        assert_eq!(run(&graph, &uniform), run(&graph, &uniform), "{uniform:?}");
+    }
+}
