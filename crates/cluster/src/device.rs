@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClusterError, Curve, MatmulRates, checked};
+use crate::{ClusterError, Curve, MatmulRates, ProductSeconds, checked};
 
 /// Number format of a matrix product's operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -117,6 +117,11 @@ pub struct DeviceKind {
     /// class name (`layer-norm`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rates: BTreeMap<String, Curve>,
+    /// Measured operators that are in the main matrix products, by class name
+    /// (`contract+bias.weight`), in the device's full precision. Where a class is
+    /// listed here, [`DeviceKind::matmul`] is not asked.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub products: BTreeMap<String, ProductSeconds>,
 }
 
 impl DeviceKind {

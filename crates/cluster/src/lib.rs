@@ -37,6 +37,7 @@ mod group_shape;
 mod link;
 mod matmul;
 mod node;
+mod product;
 mod profile;
 mod spec;
 
@@ -48,4 +49,5 @@ pub use group_shape::GroupShape;
 pub use link::{Link, Path};
 pub use matmul::{AnalyticMatmul, MatmulPoint, MatmulRates, MeasuredMatmul, Tile};
 pub use node::{NodeKind, Torus};
+pub use product::ProductSeconds;
 pub use profile::Profile;

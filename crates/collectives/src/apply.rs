@@ -9,14 +9,26 @@ pub enum Reduction {
     Max,
 }
 
-impl Reduction {
-    fn of(self, left: f64, right: f64) -> f64 {
-        match self {
-            Reduction::Sum => left + right,
-            Reduction::Max => left.max(right),
-        }
-    }
+/// A number that collectives reduce.
+pub trait Element: Copy {
+    /// `self` and `other` reduced.
+    fn reduce(self, other: Self, reduction: Reduction) -> Self;
 }
+
+macro_rules! element {
+    ($($number:ty),*) => {$(
+        impl Element for $number {
+            fn reduce(self, other: Self, reduction: Reduction) -> Self {
+                match reduction {
+                    Reduction::Sum => self + other,
+                    Reduction::Max => self.max(other),
+                }
+            }
+        }
+    )*};
+}
+
+element!(f32, f64);
 
 impl StepList {
     /// Reference interpreter: carries the list out on one buffer per member.
@@ -25,9 +37,9 @@ impl StepList {
     ///
     /// [`CollectiveError::BufferShape`] if the number or lengths of the buffers are
     /// not those of the list; the buffers are then untouched.
-    pub fn apply(
+    pub fn apply<E: Element>(
         &self,
-        buffers: &mut [Vec<f64>],
+        buffers: &mut [Vec<E>],
         reduction: Reduction,
     ) -> Result<(), CollectiveError> {
         if buffers.len() != self.members as usize
@@ -40,7 +52,7 @@ impl StepList {
             });
         }
         for step in &self.steps {
-            let messages: Vec<Vec<f64>> = step
+            let messages: Vec<Vec<E>> = step
                 .iter()
                 .map(|transfer| buffers[transfer.from.index()][transfer.source.clone()].to_vec())
                 .collect();
@@ -49,7 +61,7 @@ impl StepList {
                 for (element, arriving) in target.iter_mut().zip(message) {
                     *element = match transfer.combine {
                         Combine::Overwrite => arriving,
-                        Combine::Reduce => reduction.of(*element, arriving),
+                        Combine::Reduce => element.reduce(arriving, reduction),
                     };
                 }
             }

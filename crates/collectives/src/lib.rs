@@ -52,7 +52,7 @@ mod ring;
 mod step_list;
 
 pub use algorithm::Algorithm;
-pub use apply::Reduction;
+pub use apply::{Element, Reduction};
 pub use chunk::chunk;
 pub use closed_form::{bottleneck_bytes, bytes_sent_per_member, rounds};
 pub use error::CollectiveError;

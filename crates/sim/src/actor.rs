@@ -1,18 +1,18 @@
-//! Where an actor stands in its stream, and until when its lanes are taken.
+//! Where an actor stands in its stream, and until when its queues are taken.
 
-use shardloom_program::timeline::{Lane, Picos};
+use shardloom_program::timeline::Picos;
 
-use crate::script::{Cell, Item, Line, Script};
+use crate::script::{Cell, Item, Line, Queue, Script};
 use crate::{Actor, Call};
 
 /// An actor's state.
 pub(crate) struct ActorState<'s, 'p> {
     pub actor: Actor,
     pub script: &'s Script<'p>,
-    /// Whether each instruction takes all lanes.
+    /// Whether each instruction takes all queues.
     blocking: bool,
-    /// When each lane is free.
-    free: [Picos; 3],
+    /// When each queue is free.
+    free: Vec<Picos>,
     /// When lasting cells are ready.
     lasting: Vec<Picos>,
     /// When slots are ready; one table for each micro-batch in flight.
@@ -49,7 +49,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             actor,
             script,
             blocking,
-            free: [Picos::ZERO; 3],
+            free: vec![Picos::ZERO; script.queues()],
             lasting: vec![Picos::ZERO; script.lasting_cells],
             tables: vec![],
             idle_tables: vec![],
@@ -71,43 +71,43 @@ impl<'s, 'p> ActorState<'s, 'p> {
         &self.script.bodies[self.item().body.0 as usize][self.index]
     }
 
-    /// When the compute lane is free: the actor's clock.
+    /// When computation is free: the actor's clock.
     pub fn clock(&self) -> Picos {
-        self.free[lane_index(Lane::Compute)]
+        self.free[Queue::COMPUTE.index()]
     }
 
-    /// When all lanes are free.
+    /// When all queues are free.
     pub fn done(&self) -> Picos {
-        self.free.into_iter().max().unwrap_or_default()
+        self.free.iter().copied().max().unwrap_or_default()
     }
 
-    /// Whether each instruction takes all lanes.
+    /// Whether each instruction takes all queues.
     pub fn is_blocking(&self) -> bool {
         self.blocking
     }
 
-    /// When `lane` is free for a new instruction.
-    pub fn free(&self, lane: Lane) -> Picos {
-        if self.blocking { self.done() } else { self.free[lane_index(lane)] }
+    /// When `queue` is free for a new instruction.
+    pub fn free(&self, queue: Queue) -> Picos {
+        self.free[queue.index()]
     }
 
-    /// When the current instruction could start on `lane`.
-    pub fn earliest(&self, line: &Line<'_>, lane: Lane) -> Picos {
+    /// When the current instruction could start on `queue`.
+    pub fn earliest(&self, line: &Line<'_>, queue: Queue) -> Picos {
         let table = &self.tables[self.table];
         let ready = |cell: &Cell| match cell.is_lasting() {
             true => self.lasting[cell.index()],
             false => table[cell.index()],
         };
-        let free = self.free(lane);
+        let free = self.free(queue);
         let free = if line.in_step { free.max(self.clock()) } else { free };
         line.waits.iter().map(ready).fold(free, Picos::max)
     }
 
-    /// Takes `lane` until `end`.
-    pub fn occupy(&mut self, lane: Lane, end: Picos) {
+    /// Takes `queue` until `end`.
+    pub fn occupy(&mut self, queue: Queue, end: Picos) {
         match self.blocking {
-            true => self.free = [end; 3],
-            false => self.free[lane_index(lane)] = end,
+            true => self.free.fill(end),
+            false => self.free[queue.index()] = end,
         }
     }
 
@@ -193,13 +193,5 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     fn table_place(&self) -> usize {
         self.item().microbatch.map_or(self.table_of.len() - 1, |it| it as usize)
-    }
-}
-
-fn lane_index(lane: Lane) -> usize {
-    match lane {
-        Lane::Compute => 0,
-        Lane::CommunicationIn => 1,
-        Lane::CommunicationOut => 2,
     }
 }

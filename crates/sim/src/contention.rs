@@ -100,3 +100,79 @@ pub(crate) fn concurrent_messages(
         })
         .collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_collectives::Algorithm;
+    use shardloom_graph::families::GptConfig;
+    use shardloom_plan::{
+        Axis, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    };
+
+    use super::*;
+
+    /// Two stages of dp 2 x tp 4 on the first 16 of `cluster`'s devices.
+    fn program() -> Program {
+        let config = GptConfig {
+            layers: 2,
+            hidden: 16,
+            heads: 4,
+            seq: 8,
+            vocab: 16,
+            ffn: None,
+            dropout: 0.0,
+            tied: true,
+            norm_epsilon: 1e-5,
+            init_std: 0.02,
+        };
+        let graph = config.graph("gpt").unwrap();
+        let plan = Uniform {
+            pp: 2,
+            mesh: Mesh { dp: 2, cp: 1, tp: 4 },
+            sequence_parallel: false,
+            global_batch: 4,
+            microbatches: 2,
+            schedule: ScheduleKind::Afab,
+            recompute: Recompute::None,
+            sync: Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 1 },
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        };
+        shardloom_program::lower(&graph, &plan.plan(&graph, "gpt", "c"), 16).unwrap()
+    }
+
+    fn concurrent(cluster: &str, group: &Group) -> Vec<u32> {
+        let cluster = Cluster::parse(cluster).unwrap();
+        Siblings::of(&program(), ClassId(0), group).concurrent(&cluster).unwrap()
+    }
+
+    #[test]
+    fn groups_within_a_node_have_its_links_to_themselves() {
+        assert_eq!(concurrent("h100-80g:2x8", &Group::Mesh(vec![Axis::Dp])), [1; 4]);
+        assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::Tp])), [1; 2]);
+        assert_eq!(concurrent("h100-80g:2x8", &Group::World), [1]);
+    }
+
+    #[test]
+    fn groups_that_leave_a_node_share_its_uplink() {
+        // Four data-parallel groups, each with a member in both of the stage's nodes.
+        assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::Dp])), [4; 4]);
+        assert_eq!(concurrent("h100-80g:8x2", &Group::Mesh(vec![Axis::Dp])), [2; 4]);
+        // All eight positions add up their tied weights with the other stage's.
+        let homes = Group::Homes(vec![ClassId(0), ClassId(1)]);
+        assert_eq!(concurrent("h100-80g:2x8", &homes), [8; 8]);
+        assert_eq!(concurrent("h100-80g:4x4", &homes), [4; 8]);
+    }
+
+    #[test]
+    fn messages_that_leave_a_node_share_its_uplink() {
+        let program = program();
+        let route = &program.routes[0];
+        for (cluster, expected) in [("h100-80g:2x8", 8), ("h100-80g:4x4", 4), ("h100-80g:8x2", 2)] {
+            let cluster = Cluster::parse(cluster).unwrap();
+            let found = concurrent_messages(&program, &cluster, route).unwrap();
+            assert_eq!(found, [expected; 8]);
+        }
+    }
+}

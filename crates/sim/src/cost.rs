@@ -1,8 +1,7 @@
 //! How long single instructions, collectives and messages take.
 
 use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Precision};
-use shardloom_collectives::Algorithm;
-use shardloom_graph::work::{self, Pass, Work};
+use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::{Number, Optimizer};
 use shardloom_program::{
@@ -10,15 +9,16 @@ use shardloom_program::{
 };
 
 use crate::SimError;
+use crate::rate::{collective_rate_name, rate_name};
 
 /// Seconds of the parts of one program on one cluster.
 ///
 /// A measured rate of the device, where there is one, wins over the model. Rates are looked up by name:
-/// `layer-norm.forward`, `layer-norm.input`, `layer-norm.weight` and alike for the passes of an operator
-/// (argument: elements of its largest operand); `add`, `copy` (also slices and loads of data), `norm`,
-/// `update.adamw` and `statistics.lamb` (argument: elements); and, on devices that compute and
-/// communicate on the same cores, `direct.all-reduce.4` for a collective of four members run by the
-/// direct algorithm (argument: elements of the buffer that each member holds).
+/// that of [`rate_name`] for the passes of an operator, among the device's products where it is a
+/// product (arguments: its sizes) and among its rates otherwise (argument: elements of its largest
+/// operand); `add`, `copy` (also slices and loads of data), `norm`, `update.adamw` and
+/// `statistics.lamb` (argument: elements); and, on devices that compute and communicate on the same
+/// cores, that of [`collective_rate_name`] (argument: elements of the buffer that each member holds).
 #[derive(Clone, Debug)]
 pub struct CostModel<'a> {
     graph: &'a Graph,
@@ -125,8 +125,8 @@ impl<'a> CostModel<'a> {
             return Ok(0.0);
         }
         let device = self.cluster.kind_of(group[0])?;
-        if !device.lanes_overlap && exchange.algorithm == Algorithm::Direct {
-            let rate = format!("direct.{}.{}", exchange.kind, group.len());
+        if !device.lanes_overlap {
+            let rate = collective_rate_name(exchange.algorithm, exchange.kind, group.len());
             if let Some(curve) = device.rates.get(&rate) {
                 return Ok(curve.seconds(exchange.elements as f64, 0.0));
             }
@@ -169,7 +169,14 @@ impl<'a> CostModel<'a> {
             kind: node.kind.name(),
             pass: pass_name(pass),
         })?;
-        let rate = format!("{}.{}", node.kind.name(), pass_name(pass));
+        let rate = rate_name(self.graph, op, pass);
+        if let Some(product) = device.products.get(&rate)
+            && let Some((MatmulShape { batch, m, n, k }, _)) = matmul
+        {
+            // Asked for the error: a device without a peak rate does not compute in this precision.
+            device.peak_flops(self.matmul_precision())?;
+            return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
+        }
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
             return Ok(device.memory_bound_seconds(&rate, elements as f64, bytes));
         };

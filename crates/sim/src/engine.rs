@@ -1,11 +1,12 @@
 //! The discrete-event engine: follows the streams of a program in virtual time.
 //!
-//! Each actor has three lanes: computation, communication in (collectives and receives) and
-//! communication out (sends). Instructions are issued in stream order; each lane works through its own
-//! in that order. An instruction starts when its lane is free and everything it reads, adds to or
-//! overwrites is ready. So communication holds back only the computation that reads its result. An actor
-//! on a device whose lanes do not overlap finishes each instruction before the next, as an executor does
-//! that computes and communicates on the same cores.
+//! Instructions are issued in stream order and join a queue: computation, receives, sends, or one queue
+//! for each group that the rank runs collectives in, as communication libraries have a stream per
+//! communicator. Each queue works through its instructions in order. An instruction starts when its
+//! queue comes to it and everything it reads, adds to or overwrites is ready, so communication holds
+//! back only the computation that reads its result. Queues do not slow each other down, even where two
+//! groups share a link. An actor on a device whose lanes do not overlap finishes each instruction before
+//! the next, as an executor does that computes and communicates on the same cores.
 //!
 //! A message is under way for as long as its sender's driver says and arrives at the end of that; a
 //! collective starts when the last member can start it. An actor waits at a receive until the message
@@ -16,13 +17,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use shardloom_cluster::Cluster;
-use shardloom_program::timeline::{Lane, Picos, Timeline};
+use shardloom_program::timeline::{Picos, Timeline};
 use shardloom_program::{Class, Program, Rank, RouteId};
 
 use crate::actor::{ActorState, Moved};
 use crate::mail::{Delivery, Mail};
 use crate::rendezvous::{self, Rendezvous};
-use crate::script::{Doing, Line, Script};
+use crate::script::{Doing, Line, Queue, Script};
 use crate::track_writer::TrackWriter;
 use crate::{Actor, Call, Driver, SimError, Simulation};
 
@@ -188,7 +189,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             _ => None,
         };
         Some(match line.doing {
-            Doing::Local => actor.earliest(line, Lane::Compute),
+            Doing::Local => actor.earliest(line, Queue::COMPUTE),
             _ if !actor.is_blocking() => actor.clock(),
             _ => delivery.map_or(actor.clock(), |it| it.arrival.max(actor.clock())),
         })
@@ -201,11 +202,11 @@ impl<'s, 'p> Engine<'s, 'p> {
         driver: &mut D,
     ) -> Result<(), D::Error> {
         let actor = &mut self.actors[index];
-        let start = actor.earliest(line, Lane::Compute);
+        let start = actor.earliest(line, Queue::COMPUTE);
         let call = actor.call(start);
         self.tracks[index].remember(line.instruction, call.microbatch, start);
         let end = start + driver.local(&call)?;
-        actor.occupy(Lane::Compute, end);
+        actor.occupy(Queue::COMPUTE, end);
         actor.complete(line, end);
         self.tracks[index].compute(actor.item(), start, end);
         Ok(())
@@ -219,7 +220,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         driver: &mut D,
     ) -> Result<(), D::Error> {
         let actor = &mut self.actors[index];
-        let start = actor.earliest(line, Lane::CommunicationOut);
+        let start = actor.earliest(line, Queue::SENDS);
         let call = actor.call(start);
         self.durations.clear();
         driver.send(&call, &mut self.durations)?;
@@ -245,7 +246,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         let actor = &mut self.actors[index];
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
-        actor.occupy(Lane::CommunicationOut, arrival);
+        actor.occupy(Queue::SENDS, arrival);
         self.tracks[index].communicate(line, actor.item(), start, arrival);
         Ok(())
     }
@@ -262,12 +263,12 @@ impl<'s, 'p> Engine<'s, 'p> {
         let delivery = self.mail.look(route, position, microbatch);
         let delivery = delivery.expect("a receive is due only once its messages have been sent");
         self.mail.clear(route, position, microbatch);
-        let begun = actor.free(Lane::CommunicationIn).max(delivery.begun);
-        let start = actor.earliest(line, Lane::CommunicationIn).max(delivery.arrival);
+        let begun = actor.free(Queue::RECEIVES).max(delivery.begun);
+        let start = actor.earliest(line, Queue::RECEIVES).max(delivery.arrival);
         let call = actor.call(start);
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         let end = start + driver.receive(&call)?;
-        actor.occupy(Lane::CommunicationIn, end);
+        actor.occupy(Queue::RECEIVES, end);
         actor.complete(line, end);
         self.tracks[index].communicate(line, actor.item(), begun, end);
         Ok(())
@@ -286,7 +287,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             self.compute(index, line, driver)?;
         }
         let actor = &self.actors[index];
-        let start = actor.earliest(line, Lane::CommunicationIn);
+        let start = actor.earliest(line, Queue::of_group(group));
         let call = actor.call(start);
         if !share {
             self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
@@ -301,7 +302,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let member = call.actor.index as usize;
             let actor = &mut self.actors[member];
             let line = actor.line();
-            actor.occupy(Lane::CommunicationIn, end);
+            actor.occupy(line.queue(), end);
             actor.complete(line, end);
             self.tracks[member].communicate(line, actor.item(), start, end);
             let goes_on = self.advance(member);

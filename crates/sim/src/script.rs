@@ -66,18 +66,49 @@ pub(crate) enum Doing {
     Receive(RouteId),
 }
 
+/// What works through its instructions one after another, in stream order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Queue(usize);
+
+impl Queue {
+    pub const COMPUTE: Queue = Queue(0);
+    pub const RECEIVES: Queue = Queue(1);
+    pub const SENDS: Queue = Queue(2);
+
+    /// Collectives of one of the class's groups.
+    pub fn of_group(group: usize) -> Queue {
+        Queue(Queue::SENDS.0 + 1 + group)
+    }
+
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// One instruction.
 pub(crate) struct Line<'p> {
     pub instruction: &'p Instruction,
     pub doing: Doing,
-    /// Cells that must be ready.
+    /// Cells that must be ready; those of [`Line::sets`] among them.
     pub waits: Vec<Cell>,
     /// Cells that are ready afterwards.
     pub sets: Vec<Cell>,
-    /// Whether it may not start before the compute lane is through with all instructions before it.
+    /// Whether it may not start before computation is through with all instructions before it.
     pub in_step: bool,
     /// For people, where it is not computation.
     pub label: String,
+}
+
+impl Line<'_> {
+    /// The queue in which it ends.
+    pub fn queue(&self) -> Queue {
+        match self.doing {
+            Doing::Local => Queue::COMPUTE,
+            Doing::Collective { group, .. } => Queue::of_group(group),
+            Doing::Send(_) => Queue::SENDS,
+            Doing::Receive(_) => Queue::RECEIVES,
+        }
+    }
 }
 
 /// One entry of the stream.
@@ -88,7 +119,7 @@ pub(crate) struct Item {
     pub first: bool,
     /// Whether no later entry of the step works on this micro-batch.
     pub last: bool,
-    /// What the compute lane does.
+    /// What its computation is.
     pub activity: Activity,
     /// For people: `F3`, `B0`, `update`.
     pub label: String,
@@ -125,6 +156,11 @@ impl<'p> Script<'p> {
         script
     }
 
+    /// How many queues an actor has.
+    pub fn queues(&self) -> usize {
+        Queue::of_group(self.groups.len()).index()
+    }
+
     fn line(
         &mut self,
         program: &Program,
@@ -152,6 +188,7 @@ impl<'p> Script<'p> {
             }
             Action::Norm => {
                 waits.extend(class.buckets().map(|(bucket, _)| lasting.gradients(bucket)));
+                waits.push(lasting.norm());
                 sets.push(lasting.norm());
             }
             Action::Statistics { bucket, .. } => {

@@ -1,5 +1,8 @@
 //! Writes an actor's track: computation by stream entry, communication by instruction, memory by
 //! stream entry.
+//!
+//! A lane shows one thing at a time. Where collectives of different groups overlap, the one that began
+//! last is shown, so that a lane's intervals add up to the time in which it is occupied.
 
 use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
 use shardloom_program::{Instruction, Ledger, Program};
@@ -11,6 +14,8 @@ use crate::script::{Doing, Item, Line};
 pub(crate) struct TrackWriter<'p> {
     track: Track,
     ledger: Ledger<'p>,
+    /// Collectives and receives, which may overlap.
+    incoming: Vec<Interval>,
     /// Computation that the current stream entry may continue.
     computing: Option<Interval>,
     /// The most that the current entry has held, and since when.
@@ -28,7 +33,7 @@ impl<'p> TrackWriter<'p> {
             memory: vec![(Picos::ZERO, ledger.live_bytes())],
             ..Track::default()
         };
-        TrackWriter { track, ledger, computing: None, peak: (Picos::ZERO, 0) }
+        TrackWriter { track, ledger, incoming: vec![], computing: None, peak: (Picos::ZERO, 0) }
     }
 
     /// The compute lane works from `start` to `end` on an entry of the stream.
@@ -53,7 +58,7 @@ impl<'p> TrackWriter<'p> {
         }
     }
 
-    /// A communication lane works from `start` to `end` on an instruction.
+    /// A queue of communication works from `start` to `end` on an instruction.
     pub fn communicate(&mut self, line: &Line<'_>, item: &Item, start: Picos, end: Picos) {
         if end <= start {
             return;
@@ -65,7 +70,11 @@ impl<'p> TrackWriter<'p> {
                 (Lane::CommunicationIn, Activity::Collective)
             }
         };
-        self.track.intervals.push(Interval {
+        let lane_intervals = match lane {
+            Lane::CommunicationIn => &mut self.incoming,
+            Lane::Compute | Lane::CommunicationOut => &mut self.track.intervals,
+        };
+        lane_intervals.push(Interval {
             lane,
             activity,
             label: line.label.clone(),
@@ -101,10 +110,41 @@ impl<'p> TrackWriter<'p> {
 
     /// The track; it has sent `sent_bytes`.
     pub fn finish(mut self, sent_bytes: u64) -> Track {
+        self.track.intervals.extend(latest_on_top(self.incoming));
         self.track.peak_bytes = self.ledger.peak_bytes();
         self.track.sent_bytes = sent_bytes;
         self.track
     }
+}
+
+/// The parts of `intervals` in which no later one runs, in order.
+fn latest_on_top(mut intervals: Vec<Interval>) -> Vec<Interval> {
+    intervals.sort_by_key(|interval| interval.start);
+    let mut shown: Vec<Interval> = Vec::with_capacity(intervals.len());
+    let mut under_way: Vec<Interval> = vec![];
+    let mut now = Picos::ZERO;
+    // Shows what is under way, the latest on top, up to `until`.
+    let mut show = |under_way: &mut Vec<Interval>, until: Picos| {
+        while let Some(top) = under_way.last()
+            && now < until
+        {
+            let end = top.end.min(until);
+            if end > now {
+                shown.push(Interval { start: now, end, ..top.clone() });
+                now = end;
+            }
+            if top.end <= until {
+                under_way.pop();
+            }
+        }
+        now = now.max(until);
+    };
+    for interval in intervals {
+        show(&mut under_way, interval.start);
+        under_way.push(interval);
+    }
+    show(&mut under_way, Picos(u64::MAX));
+    shown
 }
 
 /// Where the actor stands, for people: `stage 0, dp 1, tp 0`, or `stage 0, dp 64 x tp 8` for a class.

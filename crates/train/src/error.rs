@@ -38,6 +38,10 @@ pub enum Error {
     #[error(transparent)]
     Fabric(#[from] shardloom_fabric::FabricError),
 
+    /// The modelled machine cannot run the program.
+    #[error(transparent)]
+    Simulation(#[from] shardloom_sim::SimError),
+
     /// A rank failed.
     #[error("rank {rank}: {error}")]
     Rank {

@@ -8,9 +8,11 @@ mod executor;
 pub mod learning_rate;
 mod optimizer;
 mod rank;
+mod sampler;
 mod source;
 mod trainer;
 
 pub use error::{Error, Result};
+pub use sampler::Sampler;
 pub use source::{Field, Part, Source};
-pub use trainer::{OnNonFinite, Settings, Step, Trainer};
+pub use trainer::{OnNonFinite, RunClock, Settings, Step, Trainer};

@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Axis, Number, Plan};
 use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, Program, lower};
+use shardloom_sim::Recording;
 
 use crate::checkpoint::{Checkpoint, Meta, Writer};
-use crate::executor::{Command, Crew, Done};
+use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Rank, Shared};
 use crate::source::Source;
@@ -41,6 +43,19 @@ pub struct Settings {
     pub on_non_finite: OnNonFinite,
     /// How long a rank waits for another before it gives up.
     pub timeout: Duration,
+    /// Which time ranks live in.
+    pub clock: RunClock,
+}
+
+/// Which time ranks live in.
+#[derive(Clone, Debug, Default)]
+pub enum RunClock {
+    /// Real time: every rank is a thread.
+    #[default]
+    Wall,
+    /// Modelled time on a cluster: kernels really run and their CPU time counts, transfers take what
+    /// the cluster's links say, and ranks go on in the order of their virtual clocks.
+    Virtual(Cluster),
 }
 
 /// What a step came to.
@@ -99,7 +114,10 @@ impl Trainer {
             learning_rate: settings.learning_rate,
             skip_non_finite: plan.skip_non_finite,
         });
-        let crew = Crew::start(&shared, settings.timeout);
+        let crew = match settings.clock {
+            RunClock::Wall => executor::start_threads(&shared, settings.timeout),
+            RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster),
+        };
         let ranks = shared.program.ranks();
         Ok(Trainer {
             crew,
@@ -169,7 +187,16 @@ impl Trainer {
         self.next_step += 1;
         let tracks = done.into_iter().filter_map(|done| done.track).collect();
         let step = Step { step: number, loss, seconds, tokens, gradient_norm, skipped };
-        Ok((step, Timeline { clock: Clock::Wall, tracks }))
+        let clock = match self.crew {
+            Crew::Threads(_) => Clock::Wall,
+            Crew::Virtual(_) => Clock::Virtual,
+        };
+        Ok((step, Timeline { clock, tracks }))
+    }
+
+    /// What each instruction of the last step took under the virtual clock, for a simulation to repeat.
+    pub fn recording(&self) -> Option<&Recording> {
+        self.crew.recording()
     }
 
     /// Mean loss per target over the first validation samples: as many whole micro-batches as there
@@ -193,7 +220,7 @@ impl Trainer {
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn save(&self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
+    pub fn save(&mut self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
         let writer = Arc::new(Writer::create(root, self.next_step)?);
         let shared_writer = Arc::clone(&writer);
         let updates = Arc::new(Mutex::new(0));
@@ -239,7 +266,7 @@ impl Trainer {
     ///
     /// # Errors
     /// If a rank fails.
-    pub fn weights(&self) -> Result<BTreeMap<String, Vec<f32>>> {
+    pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
         let whole: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
         let collected = Arc::clone(&whole);
         self.visit(move |rank, _| {
@@ -259,7 +286,7 @@ impl Trainer {
     ///
     /// # Errors
     /// If a rank fails.
-    pub fn weights_digest(&self) -> Result<String> {
+    pub fn weights_digest(&mut self) -> Result<String> {
         let mut digest = blake3::Hasher::new();
         for (name, values) in self.weights()? {
             digest.update(name.as_bytes());
@@ -272,7 +299,7 @@ impl Trainer {
     }
 
     fn visit(
-        &self,
+        &mut self,
         visit: impl Fn(&mut Rank, u32) -> Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
         let visit = move |rank: &mut Rank| {

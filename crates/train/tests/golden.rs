@@ -57,7 +57,9 @@ fn check(model: &str, graph: &Graph) {
     let expected = json(&golden.join("losses.json"));
     let adamw = Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
     let sgd = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
-    for (name, optimizer, rate, clip) in [("adamw", adamw, 1e-3, Some(1.0)), ("sgd", sgd, 0.1, None)] {
+    for (name, optimizer, rate, clip) in
+        [("adamw", adamw, 1e-3, Some(1.0)), ("sgd", sgd, 0.1, None)]
+    {
         let plan = serial(graph, optimizer, clip);
         let mut trainer = trainer(graph, &plan, tokens(), rate);
         let weights: BTreeMap<String, Vec<f32>> =

@@ -45,9 +45,10 @@ fn serial() -> Uniform {
 /// needs a pipeline, sequence parallelism needs tensor parallelism.
 fn combinations() -> Vec<Uniform> {
     let mut all = vec![];
-    for (pp, dp, tp) in [1, 2, 4].into_iter().flat_map(|pp| {
-        [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| (pp, dp, tp))
-    }) {
+    for (pp, dp, tp) in [1, 2, 4]
+        .into_iter()
+        .flat_map(|pp| [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| (pp, dp, tp)))
+    {
         if pp * dp * tp > 8 {
             continue;
         }

@@ -77,7 +77,8 @@ impl Communicators {
     }
 }
 
-fn reduction(instruction: &Instruction) -> Reduction {
+/// How the parts of an instruction's collective combine.
+pub(super) fn reduction(instruction: &Instruction) -> Reduction {
     let partial = match &instruction.action {
         Action::Redistribute { change: Change::AllReduce(partial), .. } => *partial,
         Action::Redistribute { change: Change::ReduceScatter { reduction, .. }, .. } => *reduction,

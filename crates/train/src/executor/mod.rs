@@ -1,7 +1,74 @@
-//! Execution of a program: one thread per rank in real time.
+//! Execution of a program: one thread per rank in real time, or all ranks in one thread under the
+//! virtual clock.
 
 mod communicators;
 mod recorder;
 mod threads;
+mod virtual_clock;
 
-pub(crate) use threads::{Command, Crew, Done};
+use std::sync::Arc;
+use std::time::Instant;
+
+use shardloom_program::timeline::Track;
+use shardloom_sim::Recording;
+
+use crate::Result;
+use crate::rank::{Rank, StepOutcome};
+use threads::Threads;
+use virtual_clock::VirtualCrew;
+
+/// Something to do on one rank.
+pub(crate) type Visit = Arc<dyn Fn(&mut Rank) -> Result<()> + Send + Sync>;
+
+/// What all ranks are told to do, in the same order.
+#[derive(Clone)]
+pub(crate) enum Command {
+    /// Train one step; record a timeline with times since the origin, if given. The virtual clock
+    /// always records.
+    Step { step: u64, record: Option<Instant> },
+    /// Evaluate some micro-batches of the validation part, from its first sample on.
+    Evaluate { microbatches: u64 },
+    /// Anything that needs a rank's own state, and nobody else.
+    Visit(Visit),
+}
+
+/// What a command came to on one rank.
+pub(crate) struct Done {
+    pub step: StepOutcome,
+    pub track: Option<Track>,
+    /// Bytes sent to other ranks since the start of the run.
+    pub sent_bytes: u64,
+    pub peak_bytes: u64,
+}
+
+/// All ranks of a run.
+pub(crate) enum Crew {
+    /// In real time.
+    Threads(Threads),
+    /// In modelled time.
+    Virtual(Box<VirtualCrew>),
+}
+
+impl Crew {
+    /// Has every rank carry out `command`; their answers in order of rank.
+    ///
+    /// # Errors
+    /// The first rank's error, where some failed.
+    pub fn run(&mut self, command: &Command) -> Result<Vec<Done>> {
+        match self {
+            Crew::Threads(threads) => threads.run(command),
+            Crew::Virtual(ranks) => ranks.run(command),
+        }
+    }
+
+    /// What each instruction of the last step took under the virtual clock.
+    pub fn recording(&self) -> Option<&Recording> {
+        match self {
+            Crew::Threads(_) => None,
+            Crew::Virtual(ranks) => ranks.recording(),
+        }
+    }
+}
+
+pub(crate) use threads::start as start_threads;
+pub(crate) use virtual_clock::start as start_virtual;

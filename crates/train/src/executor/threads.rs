@@ -9,50 +9,34 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardloom_fabric::{Endpoint, InProcess, Settings};
-use shardloom_program::timeline::Track;
 use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem};
 
 use super::communicators::{Communicators, Parcel};
 use super::recorder::Recorder;
+use super::{Command, Crew, Done};
 use crate::rank::{Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
-/// What all ranks are told to do, in the same order.
-#[derive(Clone)]
-pub(crate) enum Command {
-    /// Train one step; record a timeline with times since the origin, if given.
-    Step { step: u64, record: Option<Instant> },
-    /// Evaluate some micro-batches of the validation part, from its first sample on.
-    Evaluate { microbatches: u64 },
-    /// Anything that needs a rank's own state, and nobody else.
-    Visit(Arc<dyn Fn(&mut Rank) -> Result<()> + Send + Sync>),
-}
-
 /// What a rank answers.
-pub(crate) struct Report {
-    pub rank: RankId,
-    pub outcome: Result<Done>,
-}
-
-/// What a command came to on one rank.
-pub(crate) struct Done {
-    pub step: StepOutcome,
-    pub track: Option<Track>,
-    /// Bytes sent to other ranks since the start of the run.
-    pub sent_bytes: u64,
-    pub peak_bytes: u64,
+struct Report {
+    rank: RankId,
+    outcome: Result<Done>,
 }
 
 /// The threads of a run.
-pub(crate) struct Crew {
+pub(crate) struct Threads {
     commands: Vec<Sender<Command>>,
     reports: Receiver<Report>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Crew {
-    /// Starts one thread per rank, each pinned to a core where there are enough and the system allows.
-    pub fn start(shared: &Arc<Shared>, timeout: Duration) -> Crew {
+/// Starts one thread per rank, each pinned to a core where there are enough and the system allows.
+pub(crate) fn start(shared: &Arc<Shared>, timeout: Duration) -> Crew {
+    Crew::Threads(Threads::start(shared, timeout))
+}
+
+impl Threads {
+    fn start(shared: &Arc<Shared>, timeout: Duration) -> Threads {
         let ranks = shared.program.ranks() as u32;
         // A sender runs at most a step ahead of its receiver, so a channel never needs to hold more
         // than all messages of one step.
@@ -81,7 +65,7 @@ impl Crew {
             threads.push(thread);
             commands.push(command);
         }
-        Crew { commands, reports, threads }
+        Threads { commands, reports, threads }
     }
 
     /// Has every rank carry out `command`; their answers in order of rank.
@@ -119,7 +103,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Threads {
     fn drop(&mut self) {
         self.commands.clear();
         for thread in self.threads.drain(..) {

@@ -202,6 +202,20 @@ impl Rank {
         Ok(())
     }
 
+    /// Writes an input of the first micro-batch by hand.
+    pub(crate) fn write_indices(&mut self, to: Operand, indices: &[u32]) {
+        let Operand::Slot(slot) = to else { unreachable!("data is loaded into slots") };
+        let mut buffer = self.memory.alloc(shardloom_kernels::DType::U32, indices.len());
+        buffer.as_u32_mut().copy_from_slice(indices);
+        self.slots.put(slot, 0, buffer);
+    }
+
+    /// A value of the first micro-batch.
+    pub(crate) fn reals(&self, operand: Operand) -> &[f32] {
+        let Operand::Slot(slot) = operand else { unreachable!("values are in slots") };
+        self.slots.get(slot, 0).as_f32()
+    }
+
     /// Adds or copies one slot to another.
     pub(super) fn combine(&mut self, instruction: &Instruction, microbatch: u32) {
         let (Operand::Slot(from), Operand::Slot(to)) =

@@ -5,7 +5,7 @@ use std::time::Duration;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{Field, OnNonFinite, Part, Settings, Source, Trainer};
+use shardloom_train::{Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
 
 /// Samples of tokens and targets, the same for training and validation.
 pub struct Samples {
@@ -61,12 +61,24 @@ impl Source for Samples {
 
 /// A trainer with a constant learning rate.
 pub fn trainer(graph: &Graph, plan: &Plan, samples: Samples, learning_rate: f64) -> Trainer {
+    trainer_with_clock(graph, plan, samples, learning_rate, RunClock::Wall)
+}
+
+/// A trainer with a constant learning rate under a clock of choice.
+pub fn trainer_with_clock(
+    graph: &Graph,
+    plan: &Plan,
+    samples: Samples,
+    learning_rate: f64,
+    clock: RunClock,
+) -> Trainer {
     let settings = Settings {
         seed: 7,
         learning_rate: LearningRate::new(Curve::Constant { peak: learning_rate })
             .expect("a positive rate"),
         on_non_finite: OnNonFinite::Stop,
         timeout: Duration::from_secs(60),
+        clock,
     };
     let devices = plan.device_count();
     Trainer::new(graph.clone(), plan, devices, Box::new(samples), settings)

@@ -1,0 +1,234 @@
+//! Models by the text that names them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shardloom_graph::{Extents, Graph, ModelSpec};
+use shardloom_interop::huggingface;
+
+use crate::{Error, Result};
+
+/// A model and its operator graph.
+#[derive(Clone, Debug)]
+pub struct Model {
+    spec: ModelSpec,
+    graph: Graph,
+}
+
+/// What a text may leave open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Defaults {
+    /// Sequence length. A text that says one has it replaced.
+    pub sequence_length: Option<usize>,
+    /// Vocabulary size of a family whose text says none, such as that of a tokenizer.
+    pub vocabulary: Option<usize>,
+}
+
+/// Families whose vocabulary and sequence length may be left to [`Defaults`].
+const LANGUAGE_FAMILIES: [&str; 2] = ["gpt", "llama"];
+
+/// Words before a colon that begin a description in one line, whatever follows.
+const ONE_LINE: [&str; 4] = ["gpt", "llama", "mlp", "custom"];
+
+/// The most elements of any one tensor per sample, and of all parameters together: far beyond any
+/// machine, and small enough that products with byte and batch sizes stay exact.
+const MOST_ELEMENTS: u128 = 1 << 46;
+
+impl Model {
+    /// The model that `text` names: the path of a Hugging Face `config.json` or of a folder with one,
+    /// the path of a model TOML, a preset (`llama-3-8b`), a family with parameters
+    /// (`gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256`), or what [`Model::text`] gives.
+    ///
+    /// ```
+    /// use shardloom::Model;
+    ///
+    /// let model = Model::load("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256")?;
+    /// assert_eq!(model.graph().blocks().len(), 4);
+    /// assert_eq!(Model::load(&model.text())?.text(), model.text());
+    /// # Ok::<(), shardloom::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a file cannot be read, the description is wrong (the message names its line or key), or its
+    /// sizes are beyond any machine.
+    pub fn load(text: &str) -> Result<Model> {
+        Model::load_with(text, Defaults::default())
+    }
+
+    /// [`Model::load`], with what the text may leave open.
+    ///
+    /// ```
+    /// use shardloom::{Defaults, Model};
+    ///
+    /// let bytes = Defaults { sequence_length: Some(64), vocabulary: Some(256) };
+    /// let model = Model::load_with("gpt:layers=2,hidden=64,heads=4", bytes)?;
+    /// assert_eq!(model.text(), "gpt:layers=2,hidden=64,heads=4,seq=64,vocab=256");
+    /// # Ok::<(), shardloom::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_with(text: &str, defaults: Defaults) -> Result<Model> {
+        let Defaults { sequence_length, vocabulary } = defaults;
+        match Source::of(text) {
+            Source::HuggingFace(path) => {
+                let config = read(&path)?;
+                let place = path.display().to_string();
+                Model::of(huggingface::read_config(&config, &place, sequence_length)?)
+            }
+            Source::Toml(path) => {
+                let spec = ModelSpec::from_toml(&read(&path)?, &path.display().to_string())?;
+                Model::of(with_sequence(spec, sequence_length)?)
+            }
+            Source::Onnx(path) => Err(Error::Onnx { path }),
+            Source::Line => {
+                let text = completed(text, sequence_length, vocabulary);
+                Model::of(with_sequence(ModelSpec::parse(&text)?, sequence_length)?)
+            }
+        }
+    }
+
+    /// A model from its description.
+    ///
+    /// # Errors
+    /// If its sizes are beyond any machine.
+    pub fn of(spec: ModelSpec) -> Result<Model> {
+        let graph = spec.graph()?;
+        require_sizes(&graph)?;
+        Ok(Model { spec, graph })
+    }
+
+    /// The description.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The operator graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// One line from which [`Model::load`] gives an equal model, whatever happens to presets and files
+    /// in between. Plans and checkpoints hold it.
+    pub fn text(&self) -> String {
+        self.spec.to_string()
+    }
+
+    /// Tokens or classes that the model tells apart, if it has such a dimension.
+    pub fn vocabulary(&self) -> Option<usize> {
+        self.graph.dim_named("vocab").map(|dim| self.graph.dim(dim).size)
+    }
+}
+
+/// Where a text leads.
+enum Source {
+    HuggingFace(PathBuf),
+    Toml(PathBuf),
+    Onnx(PathBuf),
+    Line,
+}
+
+impl Source {
+    fn of(text: &str) -> Source {
+        let head = text.split_once(':').map(|(head, _)| head.trim());
+        if head.is_some_and(|head| ONE_LINE.contains(&head)) {
+            return Source::Line;
+        }
+        let path = Path::new(text);
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => Source::HuggingFace(path.into()),
+            Some("toml") => Source::Toml(path.into()),
+            Some("onnx") => Source::Onnx(path.into()),
+            _ if path.is_dir() => Source::HuggingFace(path.join("config.json")),
+            _ => Source::Line,
+        }
+    }
+}
+
+/// A family's text with what it leaves open.
+fn completed(text: &str, sequence_length: Option<usize>, vocabulary: Option<usize>) -> String {
+    let (head, pairs) = text.split_once(':').unwrap_or((text, ""));
+    let mut text = text.trim().to_owned();
+    if !LANGUAGE_FAMILIES.contains(&head.trim()) {
+        return text;
+    }
+    let says = |key: &str| {
+        pairs.split(',').any(|pair| pair.split_once('=').is_some_and(|(each, _)| each.trim() == key))
+    };
+    for (key, value) in [("seq", sequence_length), ("vocab", vocabulary)] {
+        if let Some(value) = value.filter(|_| !says(key)) {
+            text += if text.contains(':') { "," } else { ":" };
+            text += &format!("{key}={value}");
+        }
+    }
+    text
+}
+
+fn with_sequence(spec: ModelSpec, sequence_length: Option<usize>) -> Result<ModelSpec> {
+    match sequence_length {
+        Some(length) if length != spec.seq() => Ok(spec.with_seq(length)?),
+        _ => Ok(spec),
+    }
+}
+
+fn require_sizes(graph: &Graph) -> Result<()> {
+    let extents = Extents::global(graph, 1);
+    let mut parameters = 0u128;
+    for (_, value) in graph.values() {
+        let shape = extents.shape(&value.axes);
+        let elements = shape
+            .iter()
+            .try_fold(1u128, |elements, &size| elements.checked_mul(size as u128))
+            .unwrap_or(u128::MAX);
+        if value.parameter().is_some() {
+            parameters = parameters.saturating_add(elements);
+        }
+        if elements.max(parameters) > MOST_ELEMENTS {
+            return Err(Error::ModelSize {
+                model: graph.name().into(),
+                tensor: value.name.clone(),
+                shape,
+                most: MOST_ELEMENTS,
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).map_err(Error::io("read", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_fill_in_only_what_a_family_leaves_open() {
+        assert_eq!(completed("gpt:layers=1", Some(8), Some(256)), "gpt:layers=1,seq=8,vocab=256");
+        assert_eq!(completed("gpt:vocab=9", None, Some(256)), "gpt:vocab=9");
+        assert_eq!(completed("gpt", Some(8), None), "gpt:seq=8");
+        assert_eq!(completed("llama-3-8b", Some(8), Some(256)), "llama-3-8b");
+        assert_eq!(completed("mlp:inputs=3", Some(8), Some(256)), "mlp:inputs=3");
+    }
+
+    #[test]
+    fn a_given_sequence_length_replaces_that_of_a_preset() {
+        let defaults = Defaults { sequence_length: Some(128), vocabulary: Some(256) };
+        let model = Model::load_with("gpt-2", defaults).expect("a preset");
+        assert_eq!((model.spec().seq(), model.vocabulary()), (128, Some(50257)));
+    }
+
+    #[test]
+    fn sizes_whose_products_overflow_are_refused_by_tensor() {
+        let text = "gpt:layers=1,hidden=1099511627776,heads=1,seq=8,vocab=1099511627776";
+        let error = Model::load(text).expect_err("absurd").to_string();
+        assert!(error.contains("embedding.token") && error.contains("1099511627776"), "{error}");
+    }
+
+    #[test]
+    fn onnx_files_are_refused_with_what_is_read_instead() {
+        let error = Model::load("resnet.onnx").expect_err("not read").to_string();
+        assert!(error.contains("resnet.onnx") && error.contains("config.json"), "{error}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Costs of single instructions, in exact numbers.
+
+mod scenario;
+
+use scenario::{cores, gpt, h100, lowered, uniform};
+use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::work::Pass;
+use shardloom_graph::{Graph, OpKind};
+use shardloom_plan::{Optimizer, Precision};
+use shardloom_program::{Action, ClassId, Exchange, Group, Instruction, Program};
+use shardloom_sim::{CostModel, SimError};
+
+/// What `cores` move per second.
+const MEMORY: f64 = 8e9;
+
+/// One stage on two cores.
+fn two_cores(zero: u8, optimizer: Optimizer) -> (Graph, Program) {
+    let graph = gpt(2, false);
+    let mut plan = uniform(1, 2, 1, 1);
+    plan.precision = Precision::FP32;
+    plan.sync.zero = zero;
+    plan.optimizer = optimizer;
+    let program = lowered(&graph, &plan);
+    (graph, program)
+}
+
+fn with_rates(rates: &[(&str, f64)]) -> Cluster {
+    let mut groups: Vec<NodeGroup> = cores(2).groups().to_vec();
+    for &(name, seconds_per_element) in rates {
+        let curve = Curve::new(vec![(1.0, seconds_per_element)]).expect("a curve");
+        groups[0].profile.device.rates.insert(name.to_owned(), curve);
+    }
+    Cluster::new(groups).expect("a cluster")
+}
+
+fn find(program: &Program, wanted: impl Fn(&Action) -> bool) -> &Instruction {
+    let mut all = program.classes[0].bodies.iter().flat_map(|body| &body.instructions);
+    all.find(|it| wanted(&it.action)).expect("the program has one")
+}
+
+fn computes(graph: &Graph, pass: Pass, wanted: fn(&OpKind) -> bool) -> impl Fn(&Action) -> bool {
+    move |action| match action {
+        Action::Compute { op, pass: its, .. } => *its == pass && wanted(&graph.op(*op).kind),
+        _ => false,
+    }
+}
+
+fn close(found: f64, expected: f64) {
+    assert!((found / expected - 1.0).abs() < 1e-12, "{found} is not {expected}");
+}
+
+fn seconds(graph: &Graph, cluster: &Cluster, program: &Program, of: &Instruction) -> f64 {
+    let costs = CostModel::new(graph, cluster, program);
+    costs.local_seconds(ClassId(0), 0, of).expect("it has a cost")
+}
+
+#[test]
+fn a_contraction_takes_the_time_of_its_product() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let contracts = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+    let cluster = cores(2);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    // The query projection: 32 positions of one sample, 64 wide, to 64.
+    let forward = find(&program, computes(&graph, Pass::Forward, contracts));
+    let product = device.matmul_seconds(Format::Fp32, 1, 32, 64, 64).expect("it has a rate");
+    close(seconds(&graph, &cluster, &program, forward), product);
+}
+
+#[test]
+fn attention_adds_the_softmax_to_its_products() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let probabilities = |kind: &OpKind| matches!(kind, OpKind::AttentionProbs { .. });
+    let cluster = cores(2);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let product = device.matmul_seconds(Format::Fp32, 8, 32, 32, 8).expect("it has a rate");
+    let bytes = 4.0 * 8.0 * 32.0 * 32.0;
+    let forward = find(&program, computes(&graph, Pass::Forward, probabilities));
+    close(seconds(&graph, &cluster, &program, forward), product + 2.0 * bytes / MEMORY);
+    let backward = find(&program, computes(&graph, Pass::Input, probabilities));
+    close(seconds(&graph, &cluster, &program, backward), 2.0 * product + 3.0 * bytes / MEMORY);
+}
+
+#[test]
+fn attention_dropout_passes_the_probabilities_and_their_mask() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let context = |kind: &OpKind| matches!(kind, OpKind::AttentionContext { .. });
+    let cluster = cores(2);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let product = device.matmul_seconds(Format::Fp32, 8, 32, 8, 32).expect("it has a rate");
+    let beside = 9.0 * 8.0 * 32.0 * 32.0 / MEMORY;
+    let forward = find(&program, computes(&graph, Pass::Forward, context));
+    close(seconds(&graph, &cluster, &program, forward), product + beside);
+}
+
+#[test]
+fn a_measured_rate_wins_over_the_model() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let norms = |kind: &OpKind| matches!(kind, OpKind::LayerNorm { .. });
+    let contracts = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+    let cluster = with_rates(&[("layer-norm.weight", 3e-9), ("contract+bias.forward", 5e-9)]);
+    let backward = find(&program, computes(&graph, Pass::Weight, norms));
+    close(seconds(&graph, &cluster, &program, backward), 3e-9 * 32.0 * 64.0);
+    let forward = find(&program, computes(&graph, Pass::Forward, contracts));
+    close(seconds(&graph, &cluster, &program, forward), 5e-9 * 64.0 * 64.0);
+}
+
+#[test]
+fn an_update_passes_gradient_weights_and_state_of_the_owned_elements() {
+    for (zero, optimizer, bytes) in [
+        (0, Optimizer::default(), 4 + 8 + 16),
+        (1, Optimizer::default(), 4 + 8 + 16),
+        (2, Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 }, 4 + 8),
+        (0, Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 }, 4 + 8 + 8),
+    ] {
+        let (graph, program) = two_cores(zero, optimizer);
+        let update = find(&program, |action| matches!(action, Action::Update { .. }));
+        let Action::Update { bucket } = update.action else { unreachable!("it is an update") };
+        let owned = match zero {
+            0 => program.classes[0].bucket(bucket).elements,
+            _ => program.classes[0].bucket(bucket).elements.div_ceil(2),
+        };
+        let found = seconds(&graph, &cores(2), &program, update);
+        close(found, (owned * bytes) as f64 / MEMORY);
+        let name = if zero == 0 && bytes == 28 { "update.adamw" } else { "update.sgd" };
+        let rated = seconds(&graph, &with_rates(&[(name, 1e-9)]), &program, update);
+        let expected = if matches!(optimizer, Optimizer::Sgd { .. }) || zero == 0 {
+            owned as f64 * 1e-9
+        } else {
+            found
+        };
+        close(rated, expected);
+    }
+}
+
+#[test]
+fn the_norm_reads_each_owned_gradient_once() {
+    for zero in [0, 2] {
+        let (graph, program) = two_cores(zero, Optimizer::default());
+        let norm = find(&program, |action| matches!(action, Action::Norm));
+        let owned = |elements: usize| if zero == 0 { elements } else { elements.div_ceil(2) };
+        let buckets = program.classes[0].buckets.iter();
+        let elements: usize = buckets.map(|bucket| owned(bucket.elements)).sum();
+        let found = seconds(&graph, &cores(2), &program, norm);
+        close(found, 4.0 * elements as f64 / MEMORY);
+        let rated = seconds(&graph, &with_rates(&[("norm", 1e-9)]), &program, norm);
+        close(rated, 1e-9 * elements as f64);
+    }
+}
+
+#[test]
+fn direct_collectives_take_their_measured_rate_where_cores_run_them() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let exchange = |algorithm| Exchange {
+        kind: Kind::AllReduce,
+        group: Group::World,
+        elements: 1000,
+        element_bytes: 4,
+        algorithm,
+    };
+    let devices = [DeviceId(0), DeviceId(1)];
+    let rated = with_rates(&[("direct.all-reduce.2", 1e-9)]);
+    let of = |cluster: &Cluster, algorithm, group: &[DeviceId]| {
+        let costs = CostModel::new(&graph, cluster, &program);
+        costs.collective_seconds(&exchange(algorithm), group, 1).expect("it has a cost")
+    };
+    close(of(&rated, Algorithm::Direct, &devices), 1e-6);
+    let ring = of(&rated, Algorithm::Ring, &devices);
+    close(ring, 2.0 * (2e-6 + 2000.0 / 5e9));
+    close(of(&cores(2), Algorithm::Direct, &devices), ring);
+    assert_eq!(of(&rated, Algorithm::Direct, &devices[..1]), 0.0);
+}
+
+#[test]
+fn a_message_takes_the_time_of_its_link() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let cluster = cores(2);
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let message = |to| costs.message_seconds(DeviceId(0), DeviceId(to), 5000, 1).expect("a link");
+    close(message(1), 2e-6 + 1e-6);
+    assert_eq!(message(0), 0.0);
+}
+
+#[test]
+fn a_device_without_the_precision_is_named() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let cluster = cores(1);
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let contracts = |kind: &OpKind| matches!(kind, OpKind::Contract { .. });
+    let forward = find(&program, computes(&graph, Pass::Forward, contracts));
+    let error = costs.local_seconds(ClassId(0), 0, forward).expect_err("cores have no bf16");
+    assert_eq!(error.to_string(), "cores has no bf16 rate; it has fp32");
+}
+
+#[test]
+fn a_pass_that_the_graph_does_not_have_is_named() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let pointwise = |kind: &OpKind| matches!(kind, OpKind::Pointwise(_));
+    let mut backward = find(&program, computes(&graph, Pass::Input, pointwise)).clone();
+    if let Action::Compute { pass, .. } = &mut backward.action {
+        *pass = Pass::Weight;
+    }
+    let cluster = h100(1);
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let error = costs.local_seconds(ClassId(0), 0, &backward).expect_err("gelu has no weights");
+    assert!(matches!(error, SimError::NoPass { kind: "gelu", pass: "weight", .. }), "{error}");
+}

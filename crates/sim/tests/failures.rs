@@ -1,0 +1,108 @@
+//! What a simulation refuses, and how it says so.
+
+mod scenario;
+
+use scenario::{gpt, h100, lowered, uniform};
+use shardloom_cluster::ClusterError;
+use shardloom_sim::{
+    Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, run, simulate,
+};
+
+const ONE: Options = Options { steps: 1, folded: true };
+
+#[test]
+fn no_steps_are_refused() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 1, 1, 2));
+    let options = Options { steps: 0, folded: true };
+    let found = simulate(&graph, &h100(2), &program, options);
+    assert!(matches!(found, Err(SimError::NoSteps)));
+}
+
+#[test]
+fn a_device_that_the_cluster_lacks_is_named() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 2, 1, 2));
+    let found = simulate(&graph, &h100(3), &program, ONE).expect_err("it has 3 devices");
+    let lacks = matches!(found, SimError::Cluster(ClusterError::UnknownDevice { .. }));
+    assert!(lacks && found.to_string().contains("device 3"), "{found}");
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_are_named() {
+    let graph = gpt(2, false);
+    let mut program = lowered(&graph, &uniform(2, 1, 1, 2));
+    // The first stage wants gradients before it has sent anything.
+    program.classes[0].stream.rotate_left(2);
+    let found = simulate(&graph, &h100(2), &program, ONE).expect_err("nobody sends");
+    let text = found.to_string();
+    assert!(text.starts_with("deadlock: rank 0 waits at receive "), "{text}");
+    assert!(text.contains(", rank 1 waits at receive "), "{text}");
+}
+
+#[test]
+fn a_recording_of_fewer_steps_ends_too_early() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 1, 1, 2));
+    let cluster = h100(2);
+    let modelled = Modelled::new(&graph, &cluster, &program).expect("the devices are there");
+    let mut recorder = Recorder::new(modelled);
+    run(&program, &cluster, ONE, &mut recorder).expect("it runs");
+    let (_, recording) = recorder.finish();
+    let two = Options { steps: 2, folded: true };
+    let found = run(&program, &cluster, two, &mut Recorded::new(&recording));
+    assert!(matches!(found, Err(SimError::RecordingEnds { rank: 0, .. })), "{found:?}");
+}
+
+#[test]
+fn memory_is_close_within_a_twentieth_of_all() {
+    let fit = |peak_bytes| MemoryFit { rank: 0, peak_bytes, memory_bytes: 1000 }.fit();
+    assert_eq!([fit(950), fit(951)], [Fit::Fits, Fit::Close]);
+    assert_eq!([fit(1000), fit(1001)], [Fit::Close, Fit::Exceeds]);
+}
+
+#[test]
+fn each_class_is_held_against_its_device() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 2, 1, 2));
+    let cluster = h100(4);
+    let found = simulate(&graph, &cluster, &program, ONE).expect("it runs");
+    let fits = found.memory_fits(&program, &cluster).expect("the devices are there");
+    assert_eq!(fits.iter().map(|fit| fit.rank).collect::<Vec<_>>(), [0, 2]);
+    for (fit, track) in fits.iter().zip(&found.timeline.tracks) {
+        assert_eq!((fit.peak_bytes, fit.memory_bytes), (track.peak_bytes, 85_520_809_984));
+        assert_eq!(fit.fit(), Fit::Fits);
+    }
+}
+
+#[test]
+fn the_summary_has_the_contract_s_keys() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 2, 1, 2));
+    let of = |folded| {
+        let options = Options { steps: 2, folded };
+        let found = simulate(&graph, &h100(4), &program, options).expect("it runs");
+        serde_json::to_value(found.summary()).expect("it is plain data")
+    };
+    let (folded, unfolded) = (of(true), of(false));
+    let keys = |value: &serde_json::Value| -> Vec<String> {
+        value.as_object().expect("an object").keys().cloned().collect()
+    };
+    assert_eq!(keys(&folded), ["bubble_fraction", "ranks", "step_seconds"]);
+    let rank = [
+        "busy_seconds",
+        "communication_seconds",
+        "idle_seconds",
+        "peak_bytes",
+        "rank",
+        "sent_bytes",
+    ];
+    assert_eq!(keys(&unfolded["ranks"][0]), rank);
+    assert_eq!(unfolded["ranks"].as_array().map(Vec::len), Some(4));
+    assert_eq!(folded["ranks"][1]["multiplicity"], 2);
+    assert_eq!(
+        folded["ranks"][1]["sent_bytes"],
+        program.sent_bytes(shardloom_program::ClassId(1), 0)
+    );
+    assert_eq!(folded["step_seconds"], unfolded["step_seconds"]);
+}

@@ -1,0 +1,268 @@
+//! Ranks under the virtual clock: the event engine decides who goes on, the real kernels run, and their
+//! thread CPU time advances that rank. Transfers cost what the cluster model says.
+//!
+//! So a program with more ranks than this machine has cores runs in the order it would have on the
+//! modelled machine.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cpu_time::ThreadTime;
+use shardloom_cluster::Cluster;
+use shardloom_collectives::plan;
+use shardloom_kernels::Buffer;
+use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{Action, Program, Rank as RankId, RouteId, StreamItem};
+use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
+
+use super::communicators::reduction;
+use super::{Command, Crew, Done};
+use crate::rank::{Contribution, Rank, Shared, StepOutcome};
+use crate::{Error, Result};
+
+/// All ranks of a run, in one thread.
+pub(crate) struct VirtualCrew {
+    shared: Arc<Shared>,
+    cluster: Cluster,
+    ranks: Vec<Rank>,
+    sent_bytes: Vec<u64>,
+    /// What the last step took, instruction by instruction.
+    recording: Option<Recording>,
+}
+
+/// Sets up the ranks of a run on the modelled `cluster`.
+pub(crate) fn start(shared: &Arc<Shared>, cluster: Cluster) -> Crew {
+    Crew::Virtual(Box::new(VirtualCrew::new(shared, cluster)))
+}
+
+impl VirtualCrew {
+    fn new(shared: &Arc<Shared>, cluster: Cluster) -> VirtualCrew {
+        let count = shared.program.ranks() as u32;
+        let ranks: Vec<Rank> = (0..count).map(|rank| Rank::new(shared, RankId(rank))).collect();
+        let sent_bytes = vec![0; ranks.len()];
+        let shared = Arc::clone(shared);
+        VirtualCrew { shared, cluster, ranks, sent_bytes, recording: None }
+    }
+
+    /// What the last step took, instruction by instruction.
+    pub fn recording(&self) -> Option<&Recording> {
+        self.recording.as_ref()
+    }
+
+    /// Has every rank carry out `command`.
+    pub fn run(&mut self, command: &Command) -> Result<Vec<Done>> {
+        let ranks = self.ranks.len();
+        let mut tracks = vec![None; ranks];
+        let mut steps = vec![StepOutcome::default(); ranks];
+        match command {
+            Command::Step { step, .. } => {
+                for rank in &mut self.ranks {
+                    rank.begin_step(*step);
+                }
+                let shared = Arc::clone(&self.shared);
+                let (simulation, recording) = self.follow(&shared.program)?;
+                self.recording = Some(recording);
+                for (track, slot) in simulation.timeline.tracks.into_iter().zip(&mut tracks) {
+                    *slot = Some(track);
+                }
+                for (rank, outcome) in self.ranks.iter_mut().zip(&mut steps) {
+                    *outcome = rank.end_step();
+                }
+            }
+            Command::Evaluate { microbatches } => {
+                let program = evaluation(&self.shared.program);
+                let samples = program.microbatch_samples as u64;
+                for microbatch in 0..*microbatches {
+                    for rank in &mut self.ranks {
+                        rank.begin_evaluation(microbatch * samples);
+                    }
+                    self.follow(&program)?;
+                    for (rank, outcome) in self.ranks.iter_mut().zip(&mut steps) {
+                        if let Some(loss) = rank.end_step().loss_sum {
+                            *outcome.loss_sum.get_or_insert(0.0) += loss;
+                        }
+                    }
+                }
+            }
+            Command::Visit(visit) => {
+                for rank in &mut self.ranks {
+                    visit(rank)?;
+                }
+            }
+        }
+        Ok(self
+            .ranks
+            .iter()
+            .zip(steps)
+            .zip(tracks)
+            .zip(&self.sent_bytes)
+            .map(|(((rank, step), track), &sent_bytes)| {
+                let peak_bytes = rank.memory().peak_bytes() as u64;
+                Done { step, track, sent_bytes, peak_bytes }
+            })
+            .collect())
+    }
+
+    /// Runs the streams of `program` once.
+    fn follow(&mut self, program: &Program) -> Result<(Simulation, Recording)> {
+        let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
+        let driver = Executing {
+            shared: &self.shared,
+            ranks: &mut self.ranks,
+            sent_bytes: &mut self.sent_bytes,
+            model,
+            letters: BTreeMap::new(),
+            pending: BTreeMap::new(),
+        };
+        let mut driver = Recorder::new(driver);
+        let options = Options { steps: 1, folded: false };
+        let simulation = run(program, &self.cluster, options, &mut driver)?;
+        Ok((simulation, driver.finish().1))
+    }
+}
+
+/// The same ranks evaluating one micro-batch.
+fn evaluation(program: &Program) -> Program {
+    let mut program = program.clone();
+    for class in &mut program.classes {
+        class.stream = vec![StreamItem { body: class.evaluation, microbatch: Some(0) }];
+    }
+    program
+}
+
+/// The driver that really executes.
+struct Executing<'a> {
+    shared: &'a Shared,
+    ranks: &'a mut [Rank],
+    sent_bytes: &'a mut [u64],
+    model: Modelled<'a>,
+    /// Messages under way, by route, sender, receiver and micro-batch.
+    letters: BTreeMap<(RouteId, RankId, RankId, u32), Buffer>,
+    /// What ranks have computed for a collective that is still to come.
+    pending: BTreeMap<RankId, Contribution>,
+}
+
+impl Executing<'_> {
+    fn rank(&mut self, actor: Actor) -> &mut Rank {
+        &mut self.ranks[actor.rank.0 as usize]
+    }
+
+    fn count(&mut self, call: &Call<'_>) {
+        let Actor { rank, class, position, .. } = call.actor;
+        let program = &self.shared.program;
+        let sent = program.instruction_sent_bytes(class, position, call.instruction);
+        self.sent_bytes[rank.0 as usize] += sent;
+    }
+}
+
+impl Driver for Executing<'_> {
+    type Error = Error;
+
+    fn clock(&self) -> Clock {
+        Clock::Virtual
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos> {
+        let microbatch = call.microbatch.unwrap_or(0);
+        let start = ThreadTime::now();
+        match call.instruction.action {
+            Action::Norm | Action::Statistics { .. } => {
+                let contribution = self.rank(call.actor).contribute(call.instruction, microbatch);
+                self.pending.insert(call.actor.rank, contribution);
+            }
+            _ => self.rank(call.actor).execute(call.instruction, microbatch)?,
+        }
+        Ok(picos(start.elapsed()))
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<()> {
+        let Action::Send { route } = call.instruction.action else {
+            unreachable!("the engine sends what is to be sent")
+        };
+        let microbatch = call.microbatch.unwrap_or(0);
+        for message in self.rank(call.actor).outgoing(route, call.instruction, microbatch) {
+            let key = (route, call.actor.rank, message.to, microbatch);
+            self.letters.insert(key, message.payload);
+        }
+        self.count(call);
+        Ok(self.model.send(call, durations)?)
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos> {
+        let Action::Receive { route } = call.instruction.action else {
+            unreachable!("the engine receives what is to be received")
+        };
+        let microbatch = call.microbatch.unwrap_or(0);
+        let receiver = call.actor.rank;
+        let mut payloads = vec![];
+        for sender in self.rank(call.actor).senders(route) {
+            let letter = self.letters.remove(&(route, sender, receiver, microbatch));
+            payloads.push(letter.expect("the engine delivers after the send"));
+        }
+        self.rank(call.actor).incoming(route, call.instruction, microbatch, payloads);
+        Ok(self.model.receive(call)?)
+    }
+
+    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos> {
+        let mut contributions = vec![];
+        for call in members {
+            let microbatch = call.microbatch.unwrap_or(0);
+            let ready = self.pending.remove(&call.actor.rank);
+            contributions.push(ready.unwrap_or_else(|| {
+                self.ranks[call.actor.rank.0 as usize].contribute(call.instruction, microbatch)
+            }));
+            self.count(call);
+        }
+        let first = &members[0];
+        let rank = &self.ranks[first.actor.rank.0 as usize];
+        exchange(rank, first, &mut contributions)?;
+        for (call, result) in members.iter().zip(contributions) {
+            let microbatch = call.microbatch.unwrap_or(0);
+            self.rank(call.actor).conclude(call.instruction, microbatch, result);
+        }
+        Ok(self.model.collective(members)?)
+    }
+}
+
+/// Carries a collective out on all members' contributions, in the order of its step list.
+fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Result<()> {
+    let spec = rank.program().exchange(rank.class(), rank.position(), call.instruction);
+    let Some(spec) = spec.filter(|spec| members.len() > 1 && spec.elements > 0) else {
+        return Ok(());
+    };
+    let reduction = reduction(call.instruction);
+    let list = plan(spec.kind, spec.algorithm, members.len() as u32, spec.elements)
+        .expect("the plan's validation and `exchange` choose algorithms that exist");
+    let fits = "contributions have the collective's size";
+    if let Contribution::Scalar(_) = members[0] {
+        let number = |member: &Contribution| match member {
+            Contribution::Scalar(number) => vec![*number],
+            Contribution::Reals(_) => unreachable!("members bring the same kind of thing"),
+        };
+        let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
+        list.apply(&mut numbers, reduction).expect(fits);
+        for (member, number) in members.iter_mut().zip(numbers) {
+            *member = Contribution::Scalar(number[0]);
+        }
+        return Ok(());
+    }
+    let mut values: Vec<Vec<f32>> = vec![];
+    for member in members.iter() {
+        let Contribution::Reals(buffer) = member else {
+            unreachable!("members bring the same kind of thing")
+        };
+        values.push(buffer.as_f32().to_vec());
+    }
+    list.apply(&mut values, reduction).expect(fits);
+    for (member, values) in members.iter_mut().zip(values) {
+        if let Contribution::Reals(buffer) = member {
+            buffer.as_f32_mut().copy_from_slice(&values);
+        }
+    }
+    Ok(())
+}
+
+fn picos(time: Duration) -> Picos {
+    Picos::from_seconds(time.as_secs_f64())
+}

@@ -1,0 +1,92 @@
+//! Under the virtual clock the same kernels run, in the order of the modelled machine.
+
+mod support;
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::timeline::Clock;
+use shardloom_sim::{Options, Recorded, run};
+use shardloom_train::RunClock;
+use support::{Samples, losses, trainer, trainer_with_clock};
+
+fn graph() -> Graph {
+    let spec = "gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true";
+    let spec = ModelSpec::parse(spec).expect("a valid model");
+    spec.graph().expect("a valid model")
+}
+
+fn plan(graph: &Graph, pp: usize, dp: u32, tp: u32, zero: u8, schedule: ScheduleKind) -> Plan {
+    let uniform = Uniform {
+        pp,
+        mesh: Mesh { dp, cp: 1, tp },
+        sequence_parallel: tp > 1,
+        global_batch: 16,
+        microbatches: 8,
+        schedule,
+        recompute: Recompute::Selective,
+        sync: Sync { zero, ..Sync::default() },
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    };
+    uniform.plan(graph, "model", "a100-40g:8")
+}
+
+fn plans(graph: &Graph) -> Vec<Plan> {
+    use ScheduleKind::{Afab, OneForwardOneBackward as Flush};
+    vec![
+        plan(graph, 4, 1, 1, 0, Flush),
+        plan(graph, 8, 1, 1, 0, Flush),
+        plan(graph, 8, 1, 1, 0, Afab),
+        plan(graph, 2, 2, 2, 1, Flush),
+        plan(graph, 1, 2, 4, 3, Afab),
+        plan(graph, 4, 2, 1, 2, Flush),
+    ]
+}
+
+fn cluster() -> Cluster {
+    Cluster::parse("a100-40g:8").expect("a preset")
+}
+
+#[test]
+fn the_executed_timeline_equals_the_simulators_on_the_recorded_durations() {
+    let graph = graph();
+    for plan in plans(&graph) {
+        let samples = Samples::patterned(64, 16, 64);
+        let clock = RunClock::Virtual(cluster());
+        let mut trainer = trainer_with_clock(&graph, &plan, samples, 1e-3, clock);
+        for _ in 0..2 {
+            let (_, executed) = trainer.step_recorded().expect("a step");
+            assert_eq!(executed.clock, Clock::Virtual);
+            let recording = trainer.recording().expect("the virtual clock records");
+            let mut recorded = Recorded::new(recording);
+            let options = Options { steps: 1, folded: false };
+            let simulated = run(trainer.program(), &cluster(), options, &mut recorded)
+                .expect("the recording is of this program");
+            assert!(executed.makespan() > Default::default());
+            assert_eq!(simulated.timeline, executed);
+        }
+    }
+}
+
+#[test]
+fn virtual_and_wall_clock_train_bitwise_alike() {
+    let graph = graph();
+    for plan in plans(&graph) {
+        let samples = || Samples::patterned(64, 16, 64);
+        let clock = RunClock::Virtual(cluster());
+        let mut in_virtual_time = trainer_with_clock(&graph, &plan, samples(), 1e-3, clock);
+        let mut in_real_time = trainer(&graph, &plan, samples(), 1e-3);
+        assert_eq!(losses(&mut in_virtual_time, 3), losses(&mut in_real_time, 3));
+        assert_eq!(
+            in_virtual_time.weights_digest().expect("weights"),
+            in_real_time.weights_digest().expect("weights")
+        );
+        assert_eq!(in_virtual_time.sent_bytes_per_rank(), in_real_time.sent_bytes_per_rank());
+        assert_eq!(
+            in_virtual_time.validate(2).expect("an evaluation"),
+            in_real_time.validate(2).expect("an evaluation")
+        );
+    }
+}
