@@ -1,1 +1,43 @@
-//! skeleton
+//! Plan, explain, simulate and train parallel plans in a few calls.
+//!
+//! A [`Model`] and a cluster are loaded from the same texts that the command line takes; a [`Plan`] says
+//! how the one is trained on the other; [`simulate`] predicts a step of it; a [`Session`] really trains.
+//!
+//! The modules [`plan`], [`cluster`], [`program`], [`sim`] and [`train`] hold the parts that these few
+//! calls are made of.
+
+mod error;
+mod local_profile;
+mod lowering;
+mod machines;
+mod memory;
+mod model;
+mod prediction;
+mod session;
+mod text;
+
+pub use error::{Error, Result};
+pub use local_profile::LocalProfile;
+pub use lowering::{lower, read_plan, uniform_plan};
+pub use machines::load_cluster;
+pub use model::{Defaults, Model};
+pub use prediction::{Prediction, simulate};
+pub use session::{Resumed, Session, clear_checkpoints};
+pub use text::{Sampling, Text, TextTokenizer};
+
+pub use shardloom_plan::Plan;
+
+/// The vocabulary of plans.
+pub use shardloom_plan as plan;
+
+/// Machines and what they can do.
+pub use shardloom_cluster as cluster;
+
+/// Programs, schedules and timelines.
+pub use shardloom_program as program;
+
+/// The simulator.
+pub use shardloom_sim as sim;
+
+/// Training: data, learning rates, checkpoints.
+pub use shardloom_train as train;

@@ -5,6 +5,43 @@
 //! a [`Driver`] for every duration. [`Modelled`] answers from the cost model, [`Recorded`] from an
 //! earlier run; an executor that runs real kernels under virtual time is a third. [`simulate`] does all
 //! of it in one call.
+//!
+//! ```
+//! use shardloom_cluster::Cluster;
+//! use shardloom_graph::families::GptConfig;
+//! use shardloom_plan::Plan;
+//! use shardloom_sim::{Options, simulate};
+//!
+//! let gpt = r#"{"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "vocab": 128}"#;
+//! let graph = serde_json::from_str::<GptConfig>(gpt)?.graph("gpt")?;
+//! let plan = Plan::from_toml(
+//!     r#"
+//!     format = 1
+//!     model = "gpt"
+//!     cluster = "h100-80g:2"
+//!     global_batch = 8
+//!     microbatches = 4
+//!     schedule = "1f1b"
+//!     recompute = "none"
+//!     layout = "batch:dp, heads:tp, ffn:tp, vocab:tp"
+//!     sync = { algorithm = "ring", zero = 0, bucket_bytes = 25000000 }
+//!     precision = { compute = "bf16", gradients = "fp32", master = true }
+//!     optimizer = { kind = "sgd", momentum = 0.9, weight_decay = 0.0 }
+//!     [[pipeline]]
+//!     stage = [
+//!         { blocks = [0, 3], mesh = {}, devices = "0" },
+//!         { blocks = [3, 6], mesh = {}, devices = "1" },
+//!     ]
+//!     "#,
+//!     "plan.toml",
+//! )?;
+//! let cluster = Cluster::parse(&plan.cluster)?;
+//! let program = shardloom_program::lower(&graph, &plan, cluster.device_count() as usize)?;
+//! let found = simulate(&graph, &cluster, &program, Options::default())?;
+//! // The bubble of two stages and four micro-batches alone is a fifth.
+//! assert!(found.summary().bubble_fraction > 0.2);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod actor;
 mod contention;

@@ -166,3 +166,48 @@ fn place(program: &Program, actor: Actor, folded: bool) -> String {
     }
     place
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interval(label: &str, start: u64, end: u64) -> Interval {
+        Interval {
+            lane: Lane::CommunicationIn,
+            activity: Activity::Collective,
+            label: label.into(),
+            microbatch: None,
+            chunk: None,
+            start: Picos(start),
+            end: Picos(end),
+        }
+    }
+
+    #[test]
+    fn the_latest_is_on_top_and_nothing_is_lost() {
+        let overlapping = vec![
+            interval("reduce", 10, 50),
+            interval("gather", 15, 20),
+            interval("gather", 20, 30),
+            interval("norm", 25, 60),
+            interval("later", 70, 80),
+        ];
+        let shown = [
+            interval("reduce", 10, 15),
+            interval("gather", 15, 20),
+            interval("gather", 20, 25),
+            interval("norm", 25, 60),
+            interval("later", 70, 80),
+        ];
+        assert_eq!(latest_on_top(overlapping), shown);
+        let within = vec![interval("tensor", 3, 4), interval("data", 0, 9), interval("x", 5, 6)];
+        let shown = [
+            interval("data", 0, 3),
+            interval("tensor", 3, 4),
+            interval("data", 4, 5),
+            interval("x", 5, 6),
+            interval("data", 6, 9),
+        ];
+        assert_eq!(latest_on_top(within), shown);
+    }
+}

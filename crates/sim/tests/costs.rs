@@ -2,14 +2,15 @@
 
 mod scenario;
 
-use scenario::{cores, gpt, h100, lowered, uniform};
+use scenario::{cores, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, OpKind};
 use shardloom_plan::{Optimizer, Precision};
+use shardloom_program::timeline::{Activity, Picos};
 use shardloom_program::{Action, ClassId, Exchange, Group, Instruction, Program};
-use shardloom_sim::{CostModel, SimError};
+use shardloom_sim::{CostModel, Options, SimError, simulate};
 
 /// What `cores` move per second.
 const MEMORY: f64 = 8e9;
@@ -206,4 +207,42 @@ fn a_pass_that_the_graph_does_not_have_is_named() {
     let costs = CostModel::new(&graph, &cluster, &program);
     let error = costs.local_seconds(ClassId(0), 0, &backward).expect_err("gelu has no weights");
     assert!(matches!(error, SimError::NoPass { kind: "gelu", pass: "weight", .. }), "{error}");
+}
+
+#[test]
+fn what_leaves_a_node_together_shares_its_uplink() {
+    // Two stages of dp 4 x tp 4, each on two nodes: data-parallel groups have two members in each of
+    // both nodes, tensor-parallel ones stay within.
+    let graph = gpt(2, false);
+    let plan = uniform(2, 4, 4, 2);
+    let program = lowered(&graph, &plan);
+    let cluster = narrow(32);
+    let options = Options { steps: 1, folded: true };
+    let found = simulate(&graph, &cluster, &program, options).expect("it runs");
+    let lengths = |activity, label: &str| -> Vec<Picos> {
+        let intervals = found.timeline.tracks[0].intervals.iter();
+        let those = intervals.filter(|it| it.activity == activity && it.label == label);
+        those.map(|it| it.end.since(it.start)).collect()
+    };
+
+    let class = &program.classes[0];
+    let reduce = find(&program, |action| matches!(action, Action::Reduce { .. }));
+    let Action::Reduce { bucket, .. } = reduce.action else { unreachable!("it reduces") };
+    let bytes = 4.0 * class.bucket(bucket).elements as f64;
+    let group: Vec<DeviceId> = [0, 4, 8, 12].map(DeviceId).to_vec();
+    let alone = |concurrent| {
+        let (kind, algorithm) = (Kind::AllReduce, Algorithm::Ring);
+        let seconds = cluster.collective_seconds(kind, algorithm, &group, bytes, concurrent);
+        Picos::from_seconds(seconds.expect("it has a time"))
+    };
+    assert!(alone(4) > alone(1));
+    let label = format!("all-reduce {}", class.bucket(bucket).name);
+    assert!(lengths(Activity::Collective, &label).contains(&alone(4)));
+
+    let route = &program.routes[0];
+    let bytes = route.message_bytes(&route.messages[0], 2) as f64;
+    let path = cluster.link(DeviceId(0), DeviceId(16)).expect("devices").expect("two of them");
+    let message = Picos::from_seconds(path.transfer_seconds(bytes, 8));
+    let label = format!("send {}", graph.value(route.value).name);
+    assert_eq!(lengths(Activity::Send, &label), [message; 2]);
 }

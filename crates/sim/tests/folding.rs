@@ -4,7 +4,7 @@ mod scenario;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use scenario::{cores, gpt, h100, lowered, uniform};
+use scenario::{cores, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Precision, Recompute, ScheduleKind, Uniform};
@@ -75,7 +75,7 @@ proptest! {
         schedule in prop::sample::select(&ScheduleKind::ALL[..]),
         sequence_parallel: bool,
         clips: bool,
-        overlap: bool,
+        cluster in 0..3,
     ) {
         let graph = gpt(6, false);
         let mut plan = uniform(pp, dp, tp, rounds * pp);
@@ -85,8 +85,12 @@ proptest! {
         plan.sequence_parallel = sequence_parallel;
         plan.clip_norm = clips.then_some(1.0);
         let ranks = pp * plan.mesh.size();
-        let cluster = if overlap { h100(ranks) } else { cores(ranks) };
-        if !overlap {
+        let cluster = match cluster {
+            0 => h100(ranks),
+            1 => narrow(ranks),
+            _ => cores(ranks),
+        };
+        if !cluster.groups()[0].profile.device.lanes_overlap {
             plan.precision = Precision::FP32;
         }
         assert_equal(&plan, &both(&graph, &cluster, &plan));
@@ -102,7 +106,7 @@ proptest! {
         let graph = gpt(6, false);
         let mut plan = uniform(pp, dp, tp, pp);
         plan.sync.zero = zero;
-        let (folded, unfolded) = both(&graph, &h100(pp * plan.mesh.size()), &plan);
+        let (folded, unfolded) = both(&graph, &narrow(pp * plan.mesh.size()), &plan);
         for (track, ends) in folded.timeline.tracks.iter().zip(&folded.step_ends) {
             let first = track.rank as usize;
             for rank in first..first + track.multiplicity as usize {

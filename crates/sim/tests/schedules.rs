@@ -5,7 +5,7 @@ mod scenario;
 use scenario::{cores, gpt, h100, lowered, uniform};
 use shardloom_plan::ScheduleKind;
 use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos};
-use shardloom_program::{Action, BodyKind, Program};
+use shardloom_program::{Action, BodyKind, ClassId, Group, Program};
 use shardloom_sim::{Call, Driver, Options, SimError, Simulation, run};
 
 /// Gives each pass its time at its first operator, and each kind of communication its own.
@@ -165,7 +165,8 @@ fn the_norm_waits_for_all_reductions_and_then_for_its_share() {
     assert_eq!(found.step_time(), Picos(share + 8));
 }
 
-/// Gives each backward operator 1 and each reduction 100.
+/// Gives each backward operator 1, and each reduction 100 in the first stage, 10,000 in the second and
+/// 7 across stages.
 struct Backward<'p>(&'p Program);
 
 impl Driver for Backward<'_> {
@@ -181,7 +182,10 @@ impl Driver for Backward<'_> {
         Ok(Picos(u64::from(kind == BodyKind::Backward && computes)))
     }
 
-    fn send(&mut self, _: &Call<'_>, _: &mut Vec<Picos>) -> Result<(), SimError> {
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        let Action::Send { route } = call.instruction.action else { return Ok(()) };
+        let messages = self.0.route(route).sent_by(call.actor.position);
+        durations.extend(messages.map(|_| Picos::ZERO));
         Ok(())
     }
 
@@ -190,8 +194,14 @@ impl Driver for Backward<'_> {
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        let reduces = matches!(members[0].instruction.action, Action::Reduce { .. });
-        Ok(Picos(if reduces { 100 } else { 0 }))
+        Ok(Picos(match &members[0].instruction.action {
+            Action::Reduce { group: Group::Mesh(_), .. } => match members[0].actor.class {
+                ClassId(0) => 100,
+                _ => 10_000,
+            },
+            Action::Reduce { group: Group::Homes(_), .. } => 7,
+            _ => 0,
+        }))
     }
 }
 
@@ -215,6 +225,39 @@ fn reductions_hold_computation_back_only_where_lanes_do_not_overlap() {
     };
     assert_eq!(blocking.step_time(), Picos(occupied(&blocking)));
     assert!(overlapping.step_time() < Picos(occupied(&overlapping)));
+}
+
+#[test]
+fn gradients_are_not_overwritten_before_they_are_reduced() {
+    let mut plan = uniform(1, 2, 1, 2);
+    plan.sync.zero = 2;
+    let program = lowered(&gpt(2, false), &plan);
+    let found = run(&program, &h100(2), UNFOLDED, &mut Backward(&program)).expect("it runs");
+    let second = on(&found, Lane::Compute).into_iter().filter(|it| it.label == "B1");
+    let last = second.last().expect("two micro-batches go backward");
+    // Every bucket is reduced after each backward pass, and the last one of the first pass is also the
+    // last that the second pass writes.
+    let reduced = 100 * program.classes[0].buckets.len() as u64;
+    assert!(last.start > Picos(reduced), "{} is before {reduced}", last.start.0);
+}
+
+#[test]
+fn a_collective_starts_with_its_latest_member() {
+    let program = lowered(&gpt(2, true), &uniform(2, 2, 1, 1));
+    let found = run(&program, &h100(4), UNFOLDED, &mut Backward(&program)).expect("it runs");
+    // The second stage is through with its gradients first, and comes to the sum of tied weights first,
+    // but it waits longest for its own replicas.
+    let ends = |rank: usize, length: u64| -> Vec<Picos> {
+        let intervals = found.timeline.tracks[rank].intervals.iter();
+        let tied = intervals.filter(|it| it.label == "all-reduce embedding");
+        let those = tied.filter(|it| it.end.since(it.start) == Picos(length));
+        those.map(|it| it.end).collect()
+    };
+    let (first, second) = (ends(0, 100), ends(2, 10_000));
+    assert!(first.len() == 1 && second.len() == 1 && first < second);
+    for rank in 0..4 {
+        assert_eq!(ends(rank, 7), [second[0] + Picos(7)]);
+    }
 }
 
 #[test]

@@ -24,7 +24,6 @@ use shardloom_plan::{Mesh, Plan};
 use crate::class::{Body, BodyKind, Class, Program, Rank, Shard};
 use crate::{ClassId, ProgramError, schedule};
 use boundary::Boundaries;
-use sharding::Reductions;
 use stage::StageModel;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
@@ -63,11 +62,13 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
             liveness::mark(body, &slots, &Default::default());
         }
         let zero = plan.sync.zero;
-        sharding::insert(&mut forward, graph, &parts, zero, Reductions::None);
-        sharding::insert(&mut evaluation, graph, &parts, zero, Reductions::None);
-        let between = if zero >= 2 { Reductions::Every } else { Reductions::None };
-        sharding::insert(&mut backward, graph, &parts, zero, between);
-        sharding::insert(&mut last, graph, &parts, zero, Reductions::Every);
+        sharding::insert_reductions(&mut backward, &parts, zero, false);
+        sharding::insert_reductions(&mut last, &parts, zero, true);
+        if zero >= 3 {
+            for body in [&mut forward, &mut backward, &mut last, &mut evaluation] {
+                sharding::insert_gathers(body, graph, &parts);
+            }
+        }
         let epilogue = epilogue::body(&parts, plan);
         let body = |kind, instructions| Body { kind, instructions };
         let bodies = vec![

@@ -10,87 +10,121 @@ use shardloom_graph::{BlockId, Graph};
 use super::buckets::Parameters;
 use crate::{Action, BucketId, Group, Instruction, Operand};
 
-/// Whether a body reduces the gradients it completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reductions {
-    /// Not yet: more micro-batches follow.
-    None,
-    /// Yes.
-    Every,
+/// Actions to insert, by the instruction they go next to.
+type Insertions = BTreeMap<usize, Vec<Action>>;
+
+/// Inserts the reductions of the gradients that a backward pass completes. `last` says that no
+/// micro-batch follows in the step: only gradients that are kept in shards are reduced before, because
+/// whole ones go on accumulating, and what was reduced once must not be reduced again.
+pub(super) fn insert_reductions(
+    instructions: &mut Vec<Instruction>,
+    parameters: &Parameters,
+    zero: u8,
+    last: bool,
+) {
+    let mut after = Insertions::new();
+    for (bucket, index) in completions(instructions, parameters) {
+        let spec = &parameters.buckets[bucket.0 as usize];
+        let sharded = zero >= 2 && !spec.replicas.is_empty();
+        if !(last || sharded) {
+            continue;
+        }
+        let mut reduce = |axes: &[_], scatter| {
+            if !axes.is_empty() {
+                let group = Group::Mesh(axes.to_vec());
+                let action = Action::Reduce { bucket, group, scatter };
+                after.entry(index).or_default().push(action);
+            }
+        };
+        reduce(&spec.partial, false);
+        reduce(&spec.replicas, zero >= 1);
+    }
+    weave(instructions, Insertions::new(), after);
 }
 
-/// Rewrites `instructions`.
-pub(super) fn insert(
+/// Inserts gathers of sharded weights before their uses and releases after (ZeRO-3). The weights of a
+/// block are gathered when the block before begins, so that gathering overlaps with computation; at
+/// most two blocks' weights are held at once.
+pub(super) fn insert_gathers(
     instructions: &mut Vec<Instruction>,
     graph: &Graph,
     parameters: &Parameters,
-    zero: u8,
-    reductions: Reductions,
 ) {
-    let mut before: BTreeMap<usize, Vec<Action>> = BTreeMap::new();
-    let mut after: BTreeMap<usize, Vec<Action>> = BTreeMap::new();
-    if zero >= 3 {
-        let uses = uses(instructions, graph, parameters);
-        for (index, &(bucket, first, last)) in uses.iter().enumerate() {
-            // Each gather is issued one use ahead, so that it overlaps with the computation before.
-            let issue = if index == 0 { first } else { uses[index - 1].1 };
-            before.entry(issue).or_default().push(Action::Gather { bucket });
-            after.entry(last).or_default().push(Action::Release { bucket });
+    let uses = uses(instructions, graph, parameters);
+    let mut held: Vec<Held> = vec![];
+    for (index, block) in uses.iter().enumerate() {
+        let issue = uses[index.saturating_sub(1)].first();
+        for (&bucket, &(_, last)) in &block.runs {
+            // What is still held from an earlier block (tied weights) is kept and not gathered again.
+            match held.iter_mut().find(|it| it.bucket == bucket && it.last >= issue) {
+                Some(known) => known.last = last,
+                None => held.push(Held { bucket, issue, last }),
+            }
         }
     }
-    if reductions == Reductions::Every {
-        for (bucket, last) in completions(instructions, parameters) {
-            let spec = &parameters.buckets[bucket.0 as usize];
-            let mut reduce = |axes: &[_], scatter| {
-                if !axes.is_empty() {
-                    let group = Group::Mesh(axes.to_vec());
-                    let action = Action::Reduce { bucket, group, scatter };
-                    after.entry(last).or_default().push(action);
-                }
-            };
-            reduce(&spec.partial, false);
-            reduce(&spec.replicas, zero >= 1);
-        }
+    let (mut before, mut after) = (Insertions::new(), Insertions::new());
+    for Held { bucket, issue, last } in held {
+        before.entry(issue).or_default().push(Action::Gather { bucket });
+        after.entry(last).or_default().push(Action::Release { bucket });
     }
-    let old = std::mem::take(instructions);
-    for (index, instruction) in old.into_iter().enumerate() {
-        let take = |map: &mut BTreeMap<usize, Vec<Action>>| {
-            map.remove(&index).unwrap_or_default().into_iter().map(Instruction::bare)
-        };
-        instructions.extend(take(&mut before));
-        instructions.push(instruction);
-        instructions.extend(take(&mut after));
+    weave(instructions, before, after);
+}
+
+/// A sharded bucket's weights from the instruction before which they are gathered to the last that
+/// reads them.
+struct Held {
+    bucket: BucketId,
+    issue: usize,
+    last: usize,
+}
+
+/// The uses of sharded weights in one block: for each bucket the first and last instruction.
+struct BlockUses {
+    block: Option<BlockId>,
+    runs: BTreeMap<BucketId, (usize, usize)>,
+}
+
+impl BlockUses {
+    fn first(&self) -> usize {
+        self.runs.values().map(|&(first, _)| first).min().unwrap_or(0)
     }
 }
 
-/// Runs of uses of each sharded bucket's weights, in order of first use: the bucket, and the first and
-/// last instruction. Uses in different blocks are different runs: a tied embedding is not held from the
-/// first layer to the last.
-fn uses(
-    instructions: &[Instruction],
-    graph: &Graph,
-    parameters: &Parameters,
-) -> Vec<(BucketId, usize, usize)> {
-    let mut runs: BTreeMap<(BucketId, Option<BlockId>), (usize, usize)> = BTreeMap::new();
+/// Uses of sharded weights, block by block in order of first use. A tied embedding is used in two
+/// blocks, and not held from the first layer to the last.
+fn uses(instructions: &[Instruction], graph: &Graph, parameters: &Parameters) -> Vec<BlockUses> {
+    let mut uses: Vec<BlockUses> = vec![];
     for (index, instruction) in instructions.iter().enumerate() {
+        let block = match instruction.action {
+            Action::Compute { op, .. } => Some(graph.op(op).block),
+            _ => None,
+        };
         for read in &instruction.reads {
             let Operand::Weight(param) = read else { continue };
             let bucket = parameters.params[param.0 as usize].bucket;
             if parameters.buckets[bucket.0 as usize].replicas.is_empty() {
                 continue;
             }
-            let block = match instruction.action {
-                Action::Compute { op, .. } => Some(graph.op(op).block),
-                _ => None,
-            };
-            let run = runs.entry((bucket, block)).or_insert((index, index));
-            run.1 = index;
+            let at = uses.iter().position(|it| it.block == block).unwrap_or_else(|| {
+                uses.push(BlockUses { block, runs: BTreeMap::new() });
+                uses.len() - 1
+            });
+            uses[at].runs.entry(bucket).or_insert((index, index)).1 = index;
         }
     }
-    let mut uses: Vec<_> =
-        runs.into_iter().map(|((bucket, _), (first, last))| (bucket, first, last)).collect();
-    uses.sort_by_key(|&(bucket, first, _)| (first, bucket));
     uses
+}
+
+/// Puts actions next to instructions.
+fn weave(instructions: &mut Vec<Instruction>, mut before: Insertions, mut after: Insertions) {
+    let take = |map: &mut Insertions, index| {
+        map.remove(&index).unwrap_or_default().into_iter().map(Instruction::bare)
+    };
+    for (index, instruction) in std::mem::take(instructions).into_iter().enumerate() {
+        instructions.extend(take(&mut before, index));
+        instructions.push(instruction);
+        instructions.extend(take(&mut after, index));
+    }
 }
 
 /// The last instruction that writes a gradient of each bucket.

@@ -1,7 +1,7 @@
 //! A small GPT in many plans.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_graph::families::GptConfig;
@@ -56,6 +56,16 @@ pub fn h100(ranks: usize) -> Cluster {
         false => format!("h100-80g:{}x8", ranks.div_ceil(8)),
     };
     Cluster::parse(&text).expect("a preset")
+}
+
+/// [`h100`] with a way out of each node that is no wider than one card's.
+pub fn narrow(ranks: usize) -> Cluster {
+    let mut groups: Vec<NodeGroup> = h100(ranks).groups().to_vec();
+    for group in &mut groups {
+        let node = &mut group.profile.node;
+        node.uplink_bytes_per_second = node.inter.bytes_per_second;
+    }
+    Cluster::new(groups).expect("a cluster")
 }
 
 /// Sockets of a machine on which computation and communication share the cores.

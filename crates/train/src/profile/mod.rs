@@ -8,26 +8,24 @@
 //! Of the repeats of a measurement the lower quartile counts: other work on the machine can only add
 //! time.
 
-mod crew;
-mod curve;
+mod bench;
 mod fit;
 mod links;
 mod machine;
+mod monotone;
 mod operand;
-mod operators;
 mod specimen;
-mod stopwatch;
+mod streaming;
 mod subject;
-mod updates;
+mod survey;
+mod task;
 
 #[cfg(test)]
 mod tests;
 
 use std::num::NonZeroUsize;
 
-pub use fit::fit;
-pub use shardloom_cluster::Profile;
-pub use subject::Subject;
+use shardloom_cluster::Profile;
 
 use crate::Result;
 
@@ -37,7 +35,7 @@ pub struct Options {
     /// Ranks that run at once, each on a core of its own: the devices of the profile. All cores if
     /// absent.
     pub ranks: Option<NonZeroUsize>,
-    /// Memory of the machine in bytes. What the system says if absent, which it does on Linux.
+    /// Memory of the machine. What the system says if absent, which it does on Linux.
     pub memory_bytes: Option<u64>,
     /// How long to take.
     pub effort: Effort,
@@ -51,4 +49,48 @@ pub enum Effort {
     Quick,
     /// More repeats of more sizes, for a machine on which other work disturbs: about two minutes.
     Thorough,
+}
+
+/// How an estimate from a profile compares with what was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Estimate {
+    /// The rate class, such as `contract+bias.weight`.
+    pub class: String,
+    /// The size: elements, or those of a product.
+    pub size: String,
+    /// What the profile says.
+    pub estimated_seconds: f64,
+    /// What was measured.
+    pub measured_seconds: f64,
+}
+
+impl Estimate {
+    /// The estimate's relative error; 0.1 if it is a tenth above what was measured.
+    pub fn error(&self) -> f64 {
+        self.estimated_seconds / self.measured_seconds - 1.0
+    }
+}
+
+/// Measures this machine as one node of as many devices as ranks, called `local`. `progress` is told
+/// what is being measured and which share of the measurement is done.
+///
+/// # Errors
+/// If the size of the memory is unknown, or a rank fails.
+pub fn measure(options: Options, progress: &mut dyn FnMut(&str, f64)) -> Result<Profile> {
+    let machine = machine::Machine::of(options)?;
+    survey::measure(&machine, &survey::Plan::of(options.effort), progress)
+}
+
+/// Measures operators at sizes that [`measure`] leaves out, and compares with what `profile` says:
+/// how far the profile can be trusted.
+///
+/// # Errors
+/// As [`measure`].
+pub fn check(
+    profile: &Profile,
+    options: Options,
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Vec<Estimate>> {
+    let machine = machine::Machine::of(options)?;
+    survey::check(profile, &machine, &survey::Plan::of(options.effort), progress)
 }

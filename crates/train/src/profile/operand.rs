@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use shardloom_kernels::dispatch::{Data, DataMut, Input, Output};
 use shardloom_kernels::{Buffer, DType, Memory};
 
 /// Copies of a cold tensor fill this much: with all the cold tensors of all ranks more than a core's
@@ -20,7 +21,7 @@ pub(super) enum Warmth {
 
 /// Copies of one tensor, side by side.
 pub(super) struct Operand {
-    pub shape: Vec<usize>,
+    shape: Vec<usize>,
     elements: usize,
     stride: usize,
     copies: usize,
@@ -62,30 +63,37 @@ impl Operand {
         start..start + self.elements
     }
 
-    pub fn dtype(&self) -> DType {
-        self.buffer.dtype()
+    /// The copy for the n-th call, to be read.
+    pub fn input(&self, call: usize) -> Input<'_> {
+        let place = self.place(call);
+        let data = match self.buffer.dtype() {
+            DType::F32 => Data::F32(&self.buffer.as_f32()[place]),
+            DType::U8 => Data::U8(&self.buffer.as_u8()[place]),
+            DType::U32 => Data::U32(&self.buffer.as_u32()[place]),
+        };
+        Input { shape: &self.shape, data }
     }
 
+    /// The copy for the n-th call, to be written.
+    pub fn output(&mut self, call: usize, accumulate: bool) -> Output<'_> {
+        let place = self.place(call);
+        let data = match self.buffer.dtype() {
+            DType::F32 => DataMut::F32(&mut self.buffer.as_f32_mut()[place]),
+            DType::U8 => DataMut::U8(&mut self.buffer.as_u8_mut()[place]),
+            DType::U32 => DataMut::U32(&mut self.buffer.as_u32_mut()[place]),
+        };
+        Output { shape: &self.shape, data, accumulate }
+    }
+
+    /// The real numbers of the copy for the n-th call.
     pub fn reals(&self, call: usize) -> &[f32] {
         &self.buffer.as_f32()[self.place(call)]
     }
 
+    /// As [`Operand::reals`], writable.
     pub fn reals_mut(&mut self, call: usize) -> &mut [f32] {
         let place = self.place(call);
         &mut self.buffer.as_f32_mut()[place]
-    }
-
-    pub fn mask(&self, call: usize) -> &[u8] {
-        &self.buffer.as_u8()[self.place(call)]
-    }
-
-    pub fn mask_mut(&mut self, call: usize) -> &mut [u8] {
-        let place = self.place(call);
-        &mut self.buffer.as_u8_mut()[place]
-    }
-
-    pub fn indices(&self, call: usize) -> &[u32] {
-        &self.buffer.as_u32()[self.place(call)]
     }
 }
 

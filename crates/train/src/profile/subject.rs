@@ -3,7 +3,7 @@
 use shardloom_graph::gradient::{self, Operand as Which};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph, OpId, OpKind, ValueId};
-use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
+use shardloom_kernels::dispatch::{self, Input, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::window::Window;
 use shardloom_kernels::{DType, Memory};
@@ -85,28 +85,10 @@ impl Subject {
 
     /// Runs the pass on the operands' next copies.
     pub fn run(&mut self, call: usize) {
-        let reads: Vec<Input<'_>> = self
-            .reads
-            .iter()
-            .map(|operand| Input {
-                shape: &operand.shape,
-                data: match operand.dtype() {
-                    DType::F32 => Data::F32(operand.reals(call)),
-                    DType::U8 => Data::U8(operand.mask(call)),
-                    DType::U32 => Data::U32(operand.indices(call)),
-                },
-            })
-            .collect();
-        let accumulate = self.accumulate;
-        let mut writes: Vec<Output<'_>> = self
-            .writes
-            .iter_mut()
-            .map(|operand| {
-                let shape = operand.shape.clone();
-                (shape, operand)
-            })
-            .map(|_| unreachable!())
-            .collect();
-        let _ = (&reads, &mut writes, accumulate);
+        let Subject { kind, pass, reads, writes, accumulate, setting, memory } = self;
+        let reads: Vec<Input<'_>> = reads.iter().map(|operand| operand.input(call)).collect();
+        let mut writes: Vec<Output<'_>> =
+            writes.iter_mut().map(|operand| operand.output(call, *accumulate)).collect();
+        dispatch::run(kind, *pass, &reads, &mut writes, setting, memory);
     }
 }

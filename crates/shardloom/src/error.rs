@@ -1,0 +1,367 @@
+//! What can go wrong, in words a person can act on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use shardloom_cluster::ClusterError;
+use shardloom_graph::GraphError;
+use shardloom_interop::InteropError;
+use shardloom_plan::PlanError;
+use shardloom_program::ProgramError;
+use shardloom_sim::SimError;
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something cannot be done. Every message says what is wrong, where, and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A model description is wrong.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// Another tool's model or weights cannot be taken over.
+    #[error(transparent)]
+    Interop(#[from] InteropError),
+    /// A description of machines is wrong.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// A plan is wrong.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A plan has no program.
+    #[error(transparent)]
+    Program(ProgramError),
+    /// A program has no simulation.
+    #[error(transparent)]
+    Sim(SimError),
+    /// Data, a checkpoint or a training run went wrong.
+    #[error(transparent)]
+    Train(shardloom_train::Error),
+
+    /// The operating system refused a file operation.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system answered.
+        source: io::Error,
+    },
+    /// An ONNX file as a model.
+    #[error(
+        "{}: ONNX files are not read yet; give a Hugging Face config.json, a model TOML, a preset or \
+         a family with parameters",
+        path.display()
+    )]
+    Onnx {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A model that no machine could hold.
+    #[error("{model}: with {tensor} of shape {shape:?} the model has over {most} elements; is a size mistyped?")]
+    ModelSize {
+        /// The model.
+        model: String,
+        /// The tensor that is too large, alone or with the parameters before it.
+        tensor: String,
+        /// Its shape, for one sample.
+        shape: Vec<usize>,
+        /// The most elements there may be.
+        most: u128,
+    },
+    /// A plan with numbers that no machine could hold.
+    #[error("{key} = {value}: {rule}")]
+    PlanSize {
+        /// What is too large.
+        key: &'static str,
+        /// Its value.
+        value: u128,
+        /// What would be right.
+        rule: String,
+    },
+    /// There is no place for the profile of this machine.
+    #[error(
+        "no place for this machine's profile: set SHARDLOOM_PROFILE to a file, or HOME or \
+         XDG_CACHE_HOME to a folder"
+    )]
+    NoProfilePlace,
+    /// A file with a profile is wrong.
+    #[error("{}: {source}; measure the machine again with `shardloom profile`", path.display())]
+    Profile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: ClusterError,
+    },
+    /// The model reads what text does not give.
+    #[error(
+        "{model} reads `{input}` [{axes}], but text gives `tokens` and `targets` [batch, seq]; train \
+         a language model such as gpt:layers=2,hidden=128,heads=4"
+    )]
+    ModelInput {
+        /// The model.
+        model: String,
+        /// Its input.
+        input: String,
+        /// The input's axes.
+        axes: String,
+    },
+    /// The data is cut into sequences of another length than the model's.
+    #[error("{model} has sequences of {needed} tokens, but the data was cut into {found}")]
+    SequenceLength {
+        /// The model.
+        model: String,
+        /// Its sequence length.
+        needed: usize,
+        /// That of the data.
+        found: usize,
+    },
+    /// The model knows fewer tokens than the tokenizer.
+    #[error(
+        "{model} has a vocabulary of {found}, but the tokenizer {tokenizer} has {needed} tokens; \
+         give the model vocab={needed} or more, or another tokenizer"
+    )]
+    Vocabulary {
+        /// The model.
+        model: String,
+        /// Its vocabulary.
+        found: usize,
+        /// The tokenizer.
+        tokenizer: String,
+        /// Its vocabulary.
+        needed: usize,
+    },
+    /// The ranks together need more memory than this machine has.
+    #[error(
+        "training needs {needed_bytes} bytes on {ranks} ranks together, but this machine has \
+         {available_bytes} bytes available; take a smaller model, batch or sequence, more \
+         micro-batches, ZeRO or recomputation"
+    )]
+    Memory {
+        /// What all ranks hold at their peaks.
+        needed_bytes: u64,
+        /// How many ranks.
+        ranks: usize,
+        /// What there is.
+        available_bytes: u64,
+    },
+    /// A checkpoint is of something else.
+    #[error("{}: the checkpoint was written with {what} {recorded}, but this run has {found}; {rule}", path.display())]
+    OtherRun {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+        /// As the checkpoint has it.
+        recorded: String,
+        /// As this run has it.
+        found: String,
+        /// What would be right.
+        rule: &'static str,
+    },
+    /// A folder already holds a run's checkpoints.
+    #[error(
+        "{} already holds checkpoints, the latest of step {step}; go on from it, choose another \
+         folder, or have them deleted",
+        folder.display()
+    )]
+    CheckpointsExist {
+        /// The folder.
+        folder: PathBuf,
+        /// The step of the latest.
+        step: u64,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`] for `map_err`.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// What kind of thing is wrong, in one word: `model`, `cluster`, `plan`, `profile`, `data`,
+    /// `checkpoint`, `memory`, `file` or `training`.
+    pub fn kind(&self) -> &'static str {
+        use shardloom_train::Error as Train;
+        match self {
+            Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } | Error::ModelSize { .. } => {
+                "model"
+            }
+            Error::Cluster(_) => "cluster",
+            Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } => "plan",
+            Error::Sim(_) => "simulation",
+            Error::NoProfilePlace | Error::Profile { .. } => "profile",
+            Error::Io { .. } => "file",
+            Error::ModelInput { .. } | Error::SequenceLength { .. } | Error::Vocabulary { .. } => {
+                "data"
+            }
+            Error::Memory { .. } => "memory",
+            Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
+            Error::Train(error) => match error {
+                Train::Program(_) | Train::Unsupported { .. } => "plan",
+                Train::Io { .. } => "file",
+                Train::MissingWeight { .. }
+                | Train::Shape { .. }
+                | Train::Safetensors { .. }
+                | Train::UnsupportedDtype { .. } => "weights",
+                Train::LearningRate { .. } => "learning-rate",
+                Train::Tokenizer { .. }
+                | Train::Tokenize { .. }
+                | Train::NotUtf8 { .. }
+                | Train::NotText { .. }
+                | Train::NotAFile { .. }
+                | Train::TokenOutOfVocabulary { .. }
+                | Train::ValidationFraction { .. }
+                | Train::EmptyCorpus { .. }
+                | Train::CorpusTooShort { .. }
+                | Train::SequenceLength
+                | Train::Input { .. } => "data",
+                Train::CorpusChanged { .. }
+                | Train::Piece { .. }
+                | Train::ShapeConflict { .. }
+                | Train::ShardTwice { .. }
+                | Train::NoTensors { .. }
+                | Train::UnknownTensor { .. }
+                | Train::MissingElements { .. }
+                | Train::Damaged { .. }
+                | Train::FormatVersion { .. }
+                | Train::NoUsableCheckpoint { .. } => "checkpoint",
+                _ => "training",
+            },
+        }
+    }
+
+    /// The file, key or setting that is wrong, where one is to be named.
+    pub fn place(&self) -> Option<String> {
+        use shardloom_train::Error as Train;
+        let path = |path: &Path| Some(path.display().to_string());
+        match self {
+            Error::Graph(error) => graph_place(error),
+            Error::Interop(error) => match error {
+                InteropError::Json { place, .. } | InteropError::ModelType { place, .. } => {
+                    Some(place.clone())
+                }
+                InteropError::Key { place, key, .. } => Some(format!("{place}: {key}")),
+                InteropError::Model { place, source } => {
+                    Some(graph_place(source).map_or(place.clone(), |at| format!("{place}: {at}")))
+                }
+                InteropError::Shape { tensor, .. } | InteropError::NotTied { tensor, .. } => {
+                    Some(tensor.clone())
+                }
+                InteropError::NoMapping { model, .. }
+                | InteropError::Missing { model, .. }
+                | InteropError::Unexpected { model, .. } => Some(model.clone()),
+            },
+            Error::Cluster(error) => cluster_place(error),
+            Error::Plan(error) | Error::Program(ProgramError::Plan(error)) => plan_place(error),
+            Error::Program(ProgramError::ParameterLayouts { name, .. })
+            | Error::Program(ProgramError::Redistribution { name, .. })
+            | Error::Program(ProgramError::SharedMeshes { name, .. }) => Some(name.clone()),
+            Error::PlanSize { key, .. } => Some((*key).to_owned()),
+            Error::ModelSize { tensor, .. } => Some(tensor.clone()),
+            Error::ModelInput { input, .. } => Some(input.clone()),
+            Error::Vocabulary { .. } => Some("vocab".into()),
+            Error::SequenceLength { .. } => Some("seq".into()),
+            Error::Io { path: at, .. }
+            | Error::Onnx { path: at }
+            | Error::Profile { path: at, .. }
+            | Error::OtherRun { path: at, .. }
+            | Error::CheckpointsExist { folder: at, .. } => path(at),
+            Error::Train(error) => match error {
+                Train::Program(ProgramError::Plan(error)) => plan_place(error),
+                Train::Io { path: at, .. }
+                | Train::Tokenizer { path: at, .. }
+                | Train::NotText { path: at, .. }
+                | Train::NotAFile { path: at }
+                | Train::ShardTwice { path: at, .. }
+                | Train::UnknownTensor { path: at, .. }
+                | Train::Damaged { path: at, .. }
+                | Train::FormatVersion { path: at, .. }
+                | Train::NoUsableCheckpoint { root: at, .. }
+                | Train::Safetensors { path: at, .. }
+                | Train::UnsupportedDtype { path: at, .. } => path(at),
+                Train::EmptyCorpus { paths } => paths.first().and_then(|first| path(first)),
+                Train::MissingWeight { name }
+                | Train::Shape { name, .. }
+                | Train::Piece { name, .. }
+                | Train::MissingElements { name, .. }
+                | Train::ShapeConflict { name, .. } => Some(name.clone()),
+                Train::LearningRate { .. } => Some("learning rate".into()),
+                Train::ValidationFraction { .. } => Some("validation fraction".into()),
+                Train::Rank { rank, .. } | Train::RankPanicked { rank, .. } => {
+                    Some(format!("rank {rank}"))
+                }
+                Train::NonFiniteLoss { step, .. } => Some(format!("step {step}")),
+                _ => None,
+            },
+            Error::Program(ProgramError::Schedule(_))
+            | Error::Sim(_)
+            | Error::NoProfilePlace
+            | Error::Memory { .. } => None,
+        }
+    }
+
+    /// Whether what was asked for was at fault; otherwise a run that began well went wrong.
+    pub fn is_input(&self) -> bool {
+        self.kind() != "training"
+    }
+}
+
+/// Errors of a plan keep their place whichever crate found them.
+impl From<ProgramError> for Error {
+    fn from(error: ProgramError) -> Error {
+        match error {
+            ProgramError::Plan(error) => Error::Plan(error),
+            other => Error::Program(other),
+        }
+    }
+}
+
+impl From<SimError> for Error {
+    fn from(error: SimError) -> Error {
+        match error {
+            SimError::Cluster(error) => Error::Cluster(error),
+            other => Error::Sim(other),
+        }
+    }
+}
+
+impl From<shardloom_train::Error> for Error {
+    fn from(error: shardloom_train::Error) -> Error {
+        match error {
+            shardloom_train::Error::Program(error) => error.into(),
+            other => Error::Train(other),
+        }
+    }
+}
+
+fn graph_place(error: &GraphError) -> Option<String> {
+    match error {
+        GraphError::Parameter { model, key, .. } => Some(format!("{model}: {key}")),
+        GraphError::Axes { op, .. } => Some(op.clone()),
+        GraphError::Name { name, .. } => Some(name.clone()),
+        GraphError::Text { place, .. } => Some(place.clone()),
+    }
+}
+
+fn plan_place(error: &PlanError) -> Option<String> {
+    match error {
+        PlanError::Text { place, .. } => Some(place.clone()),
+        PlanError::Field { key, .. } => Some(key.clone()),
+    }
+}
+
+fn cluster_place(error: &ClusterError) -> Option<String> {
+    match error {
+        ClusterError::Spec { part, .. } => Some(part.clone()),
+        ClusterError::UnknownMachine { name, .. }
+        | ClusterError::NameClash { name }
+        | ClusterError::NodeTooSmall { name, .. } => Some(name.clone()),
+        ClusterError::Toml { what, .. } | ClusterError::Nothing { what } => Some(what.clone()),
+        ClusterError::Read { path, .. } => Some(path.display().to_string()),
+        ClusterError::NoPrecision { device, .. } => Some(device.clone()),
+        ClusterError::NoLocalProfile => Some("local".into()),
+        _ => None,
+    }
+}

@@ -1,0 +1,137 @@
+//! The measured profile of this machine, kept between runs.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shardloom_cluster::Profile;
+use shardloom_train::profile::{Options, measure};
+
+use crate::{Error, Result, model};
+
+/// The file that holds this machine's profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalProfile {
+    path: PathBuf,
+}
+
+impl LocalProfile {
+    /// The profile in this file, which need not exist yet.
+    pub fn at(path: &Path) -> LocalProfile {
+        LocalProfile { path: path.to_path_buf() }
+    }
+
+    /// The user's: the file that `SHARDLOOM_PROFILE` names, else `shardloom/profile.toml` in
+    /// `XDG_CACHE_HOME`, else in `.cache` of the home folder.
+    ///
+    /// # Errors
+    /// If the environment names none of these.
+    pub fn of_user() -> Result<LocalProfile> {
+        LocalProfile::from_variables(|name| env::var_os(name).map(PathBuf::from))
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<PathBuf>) -> Result<LocalProfile> {
+        let variable = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
+        if let Some(path) = variable("SHARDLOOM_PROFILE") {
+            return Ok(LocalProfile { path });
+        }
+        // The XDG base directory specification has relative paths ignored.
+        let cache = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
+        let cache = cache.or_else(|| variable("HOME").map(|home| home.join(".cache")));
+        let cache = cache.ok_or(Error::NoProfilePlace)?;
+        Ok(LocalProfile { path: cache.join("shardloom").join("profile.toml") })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The profile, if this machine has been measured.
+    ///
+    /// # Errors
+    /// If the file exists but cannot be read or holds no profile.
+    pub fn load(&self) -> Result<Option<Profile>> {
+        if !self.path.try_exists().map_err(Error::io("look at", &self.path))? {
+            return Ok(None);
+        }
+        let text = model::read(&self.path)?;
+        let wrong = |source| Error::Profile { path: self.path.clone(), source };
+        Profile::from_toml(&text).map(Some).map_err(wrong)
+    }
+
+    /// The profile; measured and kept if this machine has not been measured.
+    ///
+    /// `progress` hears what is being measured, and the share of the work that is done, from 0 to 1.
+    ///
+    /// # Errors
+    /// If measuring fails or the file cannot be read or written.
+    pub fn load_or_measure(
+        &self,
+        options: Options,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<Profile> {
+        match self.load()? {
+            Some(profile) => Ok(profile),
+            None => self.measure(options, progress),
+        }
+    }
+
+    /// Measures this machine and keeps the profile.
+    ///
+    /// # Errors
+    /// If measuring fails or the file cannot be written.
+    pub fn measure(
+        &self,
+        options: Options,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<Profile> {
+        let profile = measure(options, progress)?;
+        if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+        }
+        // Whole or not at all, should two runs measure at once or one be killed.
+        let unfinished = self.path.with_added_extension(format!("{}.writing", std::process::id()));
+        fs::write(&unfinished, profile.to_toml()?).map_err(Error::io("write", &unfinished))?;
+        fs::rename(&unfinished, &self.path).map_err(Error::io("write", &self.path))?;
+        Ok(profile)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &[(&str, &str)]) -> Result<PathBuf> {
+        let find = |name: &str| {
+            let found = variables.iter().find(|(each, _)| *each == name);
+            found.map(|(_, value)| PathBuf::from(value))
+        };
+        LocalProfile::from_variables(find).map(|profile| profile.path)
+    }
+
+    #[test]
+    fn the_profile_is_where_the_environment_says() {
+        let home = ("HOME", "/home/ada");
+        let path = |variables: &[(&str, &str)]| place(variables).expect("a place");
+        assert_eq!(path(&[home]), Path::new("/home/ada/.cache/shardloom/profile.toml"));
+        let cache = ("XDG_CACHE_HOME", "/cache");
+        assert_eq!(path(&[home, cache]), Path::new("/cache/shardloom/profile.toml"));
+        let relative = ("XDG_CACHE_HOME", "cache");
+        assert_eq!(path(&[home, relative]), path(&[home]));
+        assert_eq!(path(&[home, cache, ("SHARDLOOM_PROFILE", "p.toml")]), Path::new("p.toml"));
+        assert_eq!(path(&[home, ("SHARDLOOM_PROFILE", "")]), path(&[home]));
+        assert!(matches!(place(&[]), Err(Error::NoProfilePlace)));
+    }
+
+    #[test]
+    fn a_profile_that_is_none_is_refused_by_path() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let profile = LocalProfile::at(&folder.path().join("profile.toml"));
+        assert_eq!(profile.load().expect("absent"), None);
+        fs::write(profile.path(), "speed = 3").expect("written");
+        let error = profile.load().expect_err("no profile");
+        assert_eq!(error.kind(), "profile");
+        assert!(error.to_string().contains("profile.toml"), "{error}");
+    }
+}

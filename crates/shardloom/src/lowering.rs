@@ -1,0 +1,112 @@
+//! Plans, checked for size before anything is made of them.
+
+use std::path::Path;
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Extents;
+use shardloom_plan::{Plan, Uniform};
+use shardloom_program::Program;
+
+use crate::{Error, Model, Result, model};
+
+/// The most bytes that a value of one step may have over all devices together.
+const MOST_BYTES: u128 = 1 << 60;
+
+/// The most passes that the stages of a pipeline may run in a step.
+const MOST_PASSES: u128 = 10_000_000;
+
+/// Reads a plan.
+///
+/// # Errors
+/// If the file cannot be read or holds no plan.
+pub fn read_plan(path: &Path) -> Result<Plan> {
+    Ok(Plan::from_toml(&model::read(path)?, &path.display().to_string())?)
+}
+
+/// The plan that a few numbers describe, in full and checked.
+///
+/// ```
+/// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+/// use shardloom::{Model, uniform_plan};
+///
+/// let model = Model::load("gpt:layers=4,hidden=64,heads=4,seq=32,vocab=256")?;
+/// let numbers = Uniform {
+///     pp: 2,
+///     mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+///     sequence_parallel: false,
+///     global_batch: 8,
+///     microbatches: 4,
+///     schedule: ScheduleKind::OneForwardOneBackward,
+///     recompute: Recompute::None,
+///     sync: Sync::default(),
+///     precision: Precision::FP32,
+///     optimizer: Optimizer::default(),
+///     clip_norm: Some(1.0),
+/// };
+/// let plan = uniform_plan(&model, &numbers, "local:4")?;
+/// assert_eq!(plan.device_count(), 4);
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// If it does not fit the model or has numbers beyond any machine.
+pub fn uniform_plan(model: &Model, numbers: &Uniform, cluster: &str) -> Result<Plan> {
+    let mesh = numbers.mesh;
+    let factors = [("pp", numbers.pp), ("dp", mesh.dp as usize), ("tp", mesh.tp as usize)];
+    if let Some(&(key, _)) = factors.iter().find(|(_, factor)| *factor == 0) {
+        return Err(Error::PlanSize { key, value: 0, rule: "at least 1 is needed".into() });
+    }
+    let devices: u128 = numbers.pp as u128 * u128::from(mesh.dp) * u128::from(mesh.tp);
+    let most = u128::from(Cluster::MAX_DEVICES);
+    if devices > most {
+        let rule = format!("pp x dp x tp is at most {most}");
+        return Err(Error::PlanSize { key: "devices", value: devices, rule });
+    }
+    let blocks = model.graph().blocks().len();
+    if numbers.pp > blocks {
+        let rule = format!(
+            "{} has {blocks} blocks, embedding and head included, and a stage holds at least one",
+            model.spec().name()
+        );
+        return Err(Error::PlanSize { key: "pp", value: numbers.pp as u128, rule });
+    }
+    let plan = numbers.plan(model.graph(), &model.text(), cluster);
+    require_sizes(model, &plan)?;
+    plan.validate(model.graph(), plan.device_count())?;
+    Ok(plan)
+}
+
+/// The program of `plan` on a cluster of `devices` devices.
+///
+/// # Errors
+/// If the plan does not fit the model or the devices, or has numbers beyond any machine.
+pub fn lower(model: &Model, plan: &Plan, devices: usize) -> Result<Program> {
+    require_sizes(model, plan)?;
+    Ok(shardloom_program::lower(model.graph(), plan, devices)?)
+}
+
+fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
+    let stages = plan.stages().count() as u128;
+    let passes = stages.saturating_mul(plan.microbatches as u128).saturating_mul(2);
+    if passes > MOST_PASSES {
+        let rule = format!(
+            "with {stages} stages a step of at most {} micro-batches is needed",
+            MOST_PASSES / stages.max(1) / 2
+        );
+        let value = plan.microbatches as u128;
+        return Err(Error::PlanSize { key: "microbatches", value, rule });
+    }
+    let graph = model.graph();
+    let extents = Extents::global(graph, 1);
+    let largest = graph.values().map(|(_, value)| extents.elements(&value.axes)).max();
+    let bytes = (largest.unwrap_or(0) as u128 * 8).saturating_mul(plan.global_batch as u128);
+    if bytes > MOST_BYTES {
+        let rule = format!(
+            "with it a tensor of {} has over 2^60 bytes; is a number mistyped?",
+            model.spec().name()
+        );
+        let value = plan.global_batch as u128;
+        return Err(Error::PlanSize { key: "global_batch", value, rule });
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! Clusters by the text that names them.
+
+use shardloom_cluster::{Cluster, ClusterError, Profile};
+use shardloom_train::profile::Options;
+
+use crate::{LocalProfile, Result};
+
+/// The cluster that `text` names: presets with sizes (`h100-80g:8`, `a100-80g:4x8+h100-80g:2x8`), the
+/// path of a cluster TOML, or this machine: `local` for all its cores, `local:2` for some.
+///
+/// Only where the text says `local` is this machine's profile needed; it is measured if it never was,
+/// of which `progress` hears as in [`LocalProfile::load_or_measure`].
+///
+/// ```
+/// use shardloom::{LocalProfile, load_cluster};
+///
+/// let local = LocalProfile::at("profile.toml".as_ref());
+/// let cluster = load_cluster("h100-80g:2x8", &local, &mut |_, _| {})?;
+/// assert_eq!(cluster.device_count(), 16);
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// If the text or file is wrong, or the profile cannot be had.
+pub fn load_cluster(
+    text: &str,
+    local: &LocalProfile,
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Cluster> {
+    if !names_local(text) {
+        match Cluster::parse(text) {
+            // A cluster file may name this machine, too.
+            Err(ClusterError::NoLocalProfile) => {}
+            other => return Ok(other?),
+        }
+    }
+    let profile = local.load_or_measure(Options::default(), progress)?;
+    cluster_with(text, &profile)
+}
+
+/// The cluster that `text` names, with `profile` for `local`.
+///
+/// # Errors
+/// If the text or file is wrong.
+pub(crate) fn cluster_with(text: &str, profile: &Profile) -> Result<Cluster> {
+    let sized = text.split('+').map(|part| match part.trim() {
+        "local" => format!("local:{}", profile.node.devices),
+        other => other.to_owned(),
+    });
+    let text = sized.collect::<Vec<_>>().join("+");
+    Ok(Cluster::parse_with(&text, Some(profile))?)
+}
+
+/// Whether the text itself names this machine.
+fn names_local(text: &str) -> bool {
+    text.split('+').any(|part| part.trim().split(':').next() == Some("local"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_is_recognised_as_a_machine_and_not_as_part_of_a_name() {
+        for text in ["local", "local:2", "h100-80g:8+local:1", " local "] {
+            assert!(names_local(text), "{text}");
+        }
+        for text in ["localhost:2", "my-local.toml", "local.toml", ""] {
+            assert!(!names_local(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn local_without_a_size_is_the_whole_node() {
+        let mut profile = Profile::preset("h100-80g").expect("a preset");
+        profile.device.name = "local".into();
+        profile.node.devices = 6;
+        let devices = |text| cluster_with(text, &profile).expect("a cluster").device_count();
+        assert_eq!((devices("local"), devices("local:4"), devices("local+h100-80g:2x8")), (6, 4, 22));
+    }
+}

@@ -1,0 +1,77 @@
+//! Simulated steps.
+
+use shardloom_cluster::Cluster;
+use shardloom_plan::Plan;
+use shardloom_program::Program;
+use shardloom_program::timeline::Timeline;
+use shardloom_sim::{MemoryFit, Options, Summary};
+
+use crate::{Model, Result, lower};
+
+/// What a step of a plan is predicted to be.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    /// The program that was simulated.
+    pub program: Program,
+    /// One step, begun with all ranks idle.
+    pub timeline: Timeline,
+    /// The numbers of a step once steps follow each other.
+    pub summary: Summary,
+    /// What each rank needs and has.
+    pub memory: Vec<MemoryFit>,
+}
+
+impl Prediction {
+    /// The most memory that each rank holds at once, by rank.
+    pub fn peak_bytes_per_rank(&self) -> Vec<u64> {
+        let ranks = self.summary.ranks.iter();
+        ranks.flat_map(|rank| (0..rank.multiplicity).map(|_| rank.peak_bytes)).collect()
+    }
+}
+
+/// Simulates `plan` on `cluster`. With `folded`, ranks that do the same are simulated once.
+///
+/// ```
+/// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+/// use shardloom::{LocalProfile, Model, load_cluster, simulate, uniform_plan};
+///
+/// let model = Model::load("gpt-2")?;
+/// let numbers = Uniform {
+///     pp: 2,
+///     mesh: Mesh { dp: 4, cp: 1, tp: 1 },
+///     sequence_parallel: false,
+///     global_batch: 64,
+///     microbatches: 4,
+///     schedule: ScheduleKind::OneForwardOneBackward,
+///     recompute: Recompute::None,
+///     sync: Sync::default(),
+///     precision: Precision::MIXED,
+///     optimizer: Optimizer::default(),
+///     clip_norm: None,
+/// };
+/// let plan = uniform_plan(&model, &numbers, "h100-80g:8")?;
+/// let cluster = load_cluster(&plan.cluster, &LocalProfile::at("none".as_ref()), &mut |_, _| {})?;
+/// let prediction = simulate(&model, &plan, &cluster, true)?;
+/// assert!(prediction.summary.step_seconds > 0.0);
+/// assert_eq!(prediction.peak_bytes_per_rank().len(), 8);
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// If the plan does not fit the model or the cluster, or a device does not compute in its precision.
+pub fn simulate(
+    model: &Model,
+    plan: &Plan,
+    cluster: &Cluster,
+    folded: bool,
+) -> Result<Prediction> {
+    let program = lower(model, plan, cluster.device_count() as usize)?;
+    let run = |steps| {
+        shardloom_sim::simulate(model.graph(), cluster, &program, Options { steps, folded })
+    };
+    let steady = run(Options::default().steps)?;
+    let summary = steady.summary();
+    let memory = steady.memory_fits(&program, cluster)?;
+    let timeline = run(1)?.timeline;
+    Ok(Prediction { program, timeline, summary, memory })
+}

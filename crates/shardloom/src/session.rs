@@ -1,0 +1,308 @@
+//! A training run: a model, a plan and text brought together, with checkpoints.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use shardloom_interop::weights::{self, Tensor};
+use shardloom_plan::{Difference, Optimizer, Plan, diff};
+use shardloom_program::Program;
+use shardloom_program::timeline::Timeline;
+use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
+use shardloom_train::learning_rate::LearningRate;
+use shardloom_train::{Settings, Step, Trainer};
+
+use crate::memory::available_memory_bytes;
+use crate::{Error, Model, Result, Text, lower};
+
+/// A model in training.
+///
+/// ```
+/// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+/// use shardloom::train::learning_rate::{Curve, LearningRate};
+/// use shardloom::train::{OnNonFinite, RunClock, Settings};
+/// use shardloom::{Model, Sampling, Session, Text, TextTokenizer, uniform_plan};
+///
+/// let model = Model::load("gpt:layers=2,hidden=32,heads=2,seq=16,vocab=256")?;
+/// let numbers = Uniform {
+///     pp: 2,
+///     mesh: Mesh::SINGLE,
+///     sequence_parallel: false,
+///     global_batch: 4,
+///     microbatches: 2,
+///     schedule: ScheduleKind::OneForwardOneBackward,
+///     recompute: Recompute::None,
+///     sync: Sync::default(),
+///     precision: Precision::FP32,
+///     optimizer: Optimizer::default(),
+///     clip_norm: Some(1.0),
+/// };
+/// let plan = uniform_plan(&model, &numbers, "local:2")?;
+/// let sampling = Sampling { sequence_length: 16, seed: 1, validation_fraction: 0.0 };
+/// let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/session.rs");
+/// let text = Text::open(&[source.into()], &TextTokenizer::open("bytes")?, sampling)?;
+/// let settings = Settings {
+///     seed: 1,
+///     learning_rate: LearningRate::new(Curve::Constant { peak: 1e-2 })?,
+///     on_non_finite: OnNonFinite::Stop,
+///     timeout: std::time::Duration::from_secs(60),
+///     clock: RunClock::Wall,
+/// };
+/// let mut session = Session::start(&model, &plan, text, settings)?;
+/// let first = session.step()?.loss;
+/// for _ in 0..8 {
+///     session.step()?;
+/// }
+/// assert!(session.step()?.loss < first);
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+pub struct Session {
+    trainer: Trainer,
+    model: Model,
+    plan: Plan,
+    /// What its checkpoints hold besides tensors, but for the position.
+    meta: Meta,
+}
+
+/// Keys of a checkpoint's further entries.
+const LEARNING_RATE: &str = "learning-rate";
+pub(crate) const TOKENIZER: &str = "tokenizer";
+
+/// Where a session went on from.
+#[derive(Clone, Debug)]
+pub struct Resumed {
+    /// The checkpoint's folder.
+    pub path: PathBuf,
+    /// Steps it had done.
+    pub step: u64,
+    /// Newer checkpoints that were not used.
+    pub refused: Vec<Refused>,
+    /// Fields in which the plan differs from the one that the checkpoint was written under.
+    pub plan_changes: Vec<Difference>,
+    /// The learning rate it was written with, if that differs.
+    pub former_learning_rate: Option<LearningRate>,
+}
+
+impl Session {
+    /// Brings everything together and starts all ranks with fresh weights.
+    ///
+    /// # Errors
+    /// If the model does not read text of this vocabulary and sequence length, the plan does not fit the
+    /// model, or the ranks need more memory than there is.
+    pub fn start(model: &Model, plan: &Plan, text: Text, settings: Settings) -> Result<Session> {
+        require_text_model(model, &text)?;
+        let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
+        let devices = devices.map_or(0, |&last| last as usize + 1);
+        require_memory(&lower(model, plan, devices)?)?;
+        let mut meta = Meta {
+            sample_position: 0,
+            seed: settings.seed,
+            corpus_digest: text.batches.corpus().digest().to_owned(),
+            model: model.text(),
+            plan: plan.to_toml(),
+            optimizer: optimizer_name(&plan.optimizer).to_owned(),
+            ..Meta::default()
+        };
+        let learning_rate = toml::to_string(&settings.learning_rate)
+            .expect("a learning rate is a table of a string and numbers");
+        meta.extra.insert(LEARNING_RATE.into(), learning_rate);
+        meta.extra.insert(TOKENIZER.into(), text.tokenizer);
+        let source = Box::new(text.batches);
+        let trainer = Trainer::new(model.graph().clone(), plan, devices, source, settings)?;
+        Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta })
+    }
+
+    /// Starts from the weights in a safetensors file, under this program's names or Hugging Face's.
+    ///
+    /// # Errors
+    /// If the file cannot be read or does not hold the model's weights.
+    pub fn load_weights(&mut self, path: &Path) -> Result<()> {
+        let tensors = read_safetensors(path)?;
+        let tensors = tensors
+            .into_iter()
+            .map(|(name, tensor)| (name, Tensor { shape: tensor.shape, values: tensor.values }))
+            .collect();
+        Ok(self.trainer.set_weights(weights::import(self.model.spec(), &tensors)?)?)
+    }
+
+    /// Goes on from the newest sound checkpoint in `folder`; nothing happens, and nothing is returned,
+    /// if it has no checkpoint at all. The plan may be another than the checkpoint was written under.
+    ///
+    /// # Errors
+    /// If every checkpoint is damaged, or the newest sound one was written with another model, data,
+    /// seed, kind of optimizer or global batch.
+    pub fn resume(&mut self, folder: &Path) -> Result<Option<Resumed>> {
+        if latest_step(folder)?.is_none() {
+            return Ok(None);
+        }
+        let (checkpoint, refused) = Store::open(folder)?.load_latest()?;
+        let plan_changes = self.require_same_run(&checkpoint)?;
+        let (path, step) = (checkpoint.path().to_path_buf(), checkpoint.step());
+        let recorded = checkpoint.meta().extra.get(LEARNING_RATE);
+        let changed = recorded.filter(|&recorded| self.meta.extra.get(LEARNING_RATE) != Some(recorded));
+        let former_learning_rate = changed.and_then(|recorded| toml::from_str(recorded).ok());
+        self.trainer.resume(checkpoint)?;
+        Ok(Some(Resumed { path, step, refused, plan_changes, former_learning_rate }))
+    }
+
+    /// Fields in which the plan differs from that of `checkpoint`, which must be of the same run.
+    fn require_same_run(&self, checkpoint: &Checkpoint) -> Result<Vec<Difference>> {
+        let (theirs, ours) = (checkpoint.meta(), &self.meta);
+        let path = checkpoint.path().to_path_buf();
+        let other = |what, recorded: String, found: String, rule| {
+            Err(Error::OtherRun { path: path.clone(), what, recorded, found, rule })
+        };
+        if theirs.model != ours.model {
+            let rule = "resume with the same model, or start from its weights with a new run";
+            return other("the model", theirs.model.clone(), ours.model.clone(), rule);
+        }
+        if theirs.corpus_digest != ours.corpus_digest {
+            let (recorded, found) = (theirs.corpus_digest.clone(), ours.corpus_digest.clone());
+            return Err(shardloom_train::Error::CorpusChanged { recorded, found }.into());
+        }
+        if theirs.seed != ours.seed {
+            let rule = "the seed decides the order of samples, so resume with the same";
+            return other("the seed", theirs.seed.to_string(), ours.seed.to_string(), rule);
+        }
+        if theirs.optimizer != ours.optimizer {
+            let rule = "the optimizer's state is of that kind, so resume with the same";
+            return other("the optimizer", theirs.optimizer.clone(), ours.optimizer.clone(), rule);
+        }
+        let expected = self.sample_position(checkpoint.step());
+        if theirs.sample_position != expected {
+            let rule = "the global batch decides which samples a step has, so resume with the same";
+            let text = |position| format!("{position} samples in {} steps", checkpoint.step());
+            return other("the global batch", text(theirs.sample_position), text(expected), rule);
+        }
+        let place = format!("plan of {}", path.display());
+        Ok(diff(&Plan::from_toml(&theirs.plan, &place)?, &self.plan))
+    }
+
+    /// Trains one step.
+    ///
+    /// # Errors
+    /// If a rank fails, or the loss is not finite and the setting is to stop.
+    pub fn step(&mut self) -> Result<Step> {
+        Ok(self.trainer.step()?)
+    }
+
+    /// Trains one step and records what every rank did when.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn step_recorded(&mut self) -> Result<(Step, Timeline)> {
+        Ok(self.trainer.step_recorded()?)
+    }
+
+    /// Mean loss over the first samples that were kept for validation, at most `most` micro-batches of
+    /// them; nothing if there are too few.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn validate(&mut self, most: u64) -> Result<Option<f64>> {
+        Ok(self.trainer.validate(most)?)
+    }
+
+    /// Writes a checkpoint in `folder`, and deletes all but the latest `keep`.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn save(&mut self, folder: &Path, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
+        let mut meta = self.meta.clone();
+        meta.sample_position = self.sample_position(self.next_step());
+        Ok(self.trainer.save(folder, meta, keep)?)
+    }
+
+    /// The step that comes next, from 0.
+    pub fn next_step(&self) -> u64 {
+        self.trainer.next_step()
+    }
+
+    /// The trainer, for all that it can say.
+    pub fn trainer(&mut self) -> &mut Trainer {
+        &mut self.trainer
+    }
+
+    fn sample_position(&self, step: u64) -> u64 {
+        step.saturating_mul(self.plan.global_batch as u64)
+    }
+}
+
+/// The kind of an optimizer; its settings may change in the middle of a run.
+fn optimizer_name(optimizer: &Optimizer) -> &'static str {
+    match optimizer {
+        Optimizer::Sgd { .. } => "sgd",
+        Optimizer::Adamw { .. } => "adamw",
+        Optimizer::Lamb { .. } => "lamb",
+        Optimizer::Adafactor { .. } => "adafactor",
+    }
+}
+
+/// Makes sure that `folder` holds no checkpoint of an earlier run, which a new one would be mixed up
+/// with. With `delete`, checkpoints that it holds are deleted.
+///
+/// # Errors
+/// If it holds checkpoints that are not to be deleted, or cannot be listed.
+pub fn clear_checkpoints(folder: &Path, delete: bool) -> Result<()> {
+    let Some(step) = latest_step(folder)? else { return Ok(()) };
+    if !delete {
+        return Err(Error::CheckpointsExist { folder: folder.to_path_buf(), step });
+    }
+    for (_, path) in Store::open(folder)?.list()? {
+        fs::remove_dir_all(&path).map_err(Error::io("delete", &path))?;
+    }
+    Ok(())
+}
+
+/// The step of the newest checkpoint in `folder`, sound or not; none if there is none or no folder.
+fn latest_step(folder: &Path) -> Result<Option<u64>> {
+    if !folder.try_exists().map_err(Error::io("look at", folder))? {
+        return Ok(None);
+    }
+    Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
+}
+
+/// Errors unless the model reads tokens and targets of the text's length and vocabulary.
+fn require_text_model(model: &Model, text: &Text) -> Result<()> {
+    let graph = model.graph();
+    let name = || model.spec().name().to_owned();
+    let sequence = graph.dim_named("seq");
+    for (_, value) in graph.inputs() {
+        let fits = ["tokens", "targets"].contains(&value.name.as_str())
+            && sequence.is_some_and(|sequence| value.axes == [graph.batch(), sequence]);
+        if !fits {
+            return Err(Error::ModelInput {
+                model: name(),
+                input: value.name.clone(),
+                axes: graph.axes_text(&value.axes),
+            });
+        }
+    }
+    let (needed, found) = (model.spec().seq(), text.batches.sequence_length());
+    if needed != found {
+        return Err(Error::SequenceLength { model: name(), needed, found });
+    }
+    let needed = text.batches.corpus().vocabulary_size();
+    match model.vocabulary() {
+        Some(found) if found < needed => Err(Error::Vocabulary {
+            model: name(),
+            found,
+            tokenizer: text.tokenizer.clone(),
+            needed,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Errors if all ranks together need more memory than this machine has left, where it says so.
+fn require_memory(program: &Program) -> Result<()> {
+    let Some(available_bytes) = available_memory_bytes() else { return Ok(()) };
+    let class_bytes = program.classes.iter().map(|class| {
+        class.memory_use(program, 0).peak_bytes.saturating_mul(class.mesh.size() as u64)
+    });
+    let needed_bytes = class_bytes.fold(0, u64::saturating_add);
+    if needed_bytes > available_bytes {
+        return Err(Error::Memory { needed_bytes, ranks: program.ranks(), available_bytes });
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Communication between ranks.
+
+use shardloom_collectives::{Algorithm, Kind, Reduction};
+use shardloom_kernels::DType;
+
+use super::bench::{Bench, Parcel};
+use super::operand::{Operand, Warmth};
+use crate::Result;
+
+/// Seconds of a collective over `elements` among groups of `members` ranks, all groups at once; ranks
+/// that no group is left for stand by.
+///
+/// # Errors
+/// If communication fails.
+pub(super) fn collective(
+    algorithm: Algorithm,
+    kind: Kind,
+    members: u32,
+    elements: usize,
+    bench: &mut Bench,
+) -> Result<f64> {
+    let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
+    let first = rank / members * members;
+    let own: Vec<u32> = (first..first + members).collect();
+    let mut group = match first + members <= ranks {
+        true => Some(bench.endpoint.group(&own)?),
+        false => None,
+    };
+    let memory = bench.memory.clone();
+    let mut buffer = Operand::new(&memory, DType::F32, vec![elements], Warmth::Warm, 0);
+    bench.seconds(|call| {
+        let Some(group) = &mut group else { return Ok(()) };
+        let buffer = buffer.reals_mut(call);
+        match kind {
+            Kind::AllReduce => group.all_reduce(buffer, Reduction::Sum, algorithm)?,
+            Kind::ReduceScatter => group.reduce_scatter(buffer, Reduction::Sum, algorithm)?,
+            Kind::AllGather => group.all_gather(buffer, algorithm)?,
+            Kind::AllToAll => group.all_to_all(buffer, algorithm)?,
+            Kind::Broadcast { root } => group.broadcast(buffer, root, algorithm)?,
+            Kind::Reduce { root } => group.reduce(buffer, root, Reduction::Sum, algorithm)?,
+        }
+        Ok(())
+    })
+}
+
+/// Seconds from the sending of a tensor of `elements` until its receiver has made it its own. Ranks
+/// play in pairs; one without a partner, with itself.
+///
+/// # Errors
+/// If communication fails.
+pub(super) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
+    const TAG: u64 = 0;
+    let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
+    let partner = if rank ^ 1 < ranks { rank ^ 1 } else { rank };
+    let memory = bench.memory.clone();
+    // The rank with the ball begins.
+    let mut ball = (rank <= partner).then(|| memory.alloc(DType::F32, elements));
+    let own = std::sync::Arc::clone(&bench.endpoint);
+    let there_and_back = bench.seconds(|_| {
+        for _ in 0..2 {
+            match ball.take() {
+                Some(buffer) if partner == rank => {
+                    own.send(partner, TAG, Parcel(buffer))?;
+                    ball = Some(own.receive(partner, TAG)?.0.adopt(&memory));
+                }
+                Some(buffer) => own.send(partner, TAG, Parcel(buffer))?,
+                None => ball = Some(own.receive(partner, TAG)?.0.adopt(&memory)),
+            }
+        }
+        Ok(())
+    })?;
+    Ok(there_and_back / 2.0)
+}
