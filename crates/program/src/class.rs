@@ -5,7 +5,7 @@ use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{DType, Extents, Graph, ValueId};
 use shardloom_plan::{Axis, Mesh, Optimizer, Precision};
 
-use crate::{Group, Instruction, Layout, Operand, Route, RouteId};
+use crate::{Action, Group, Instruction, Layout, Operand, Route, RouteId};
 
 /// A participant of the program, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -270,6 +270,17 @@ impl Class {
     /// One body.
     pub fn body(&self, id: BodyId) -> &Body {
         &self.bodies[id.0 as usize]
+    }
+
+    /// The mesh axes along which ranks compute different parts of the loss; along the others they
+    /// compute the same. None if the class does not compute the loss.
+    pub fn loss_axes(&self, graph: &Graph) -> Option<Vec<Axis>> {
+        let loss = graph.value(graph.loss()).producer?;
+        self.body(self.evaluation).instructions.iter().find_map(|instruction| {
+            let Action::Compute { op, assignment, .. } = &instruction.action else { return None };
+            let partial = (*op == loss).then(|| assignment.output(graph, loss, 0).partial)?;
+            Some(partial.into_iter().map(|(axis, _)| axis).collect())
+        })
     }
 
     /// The elements of `bucket` that `position` owns when it is sharded over its replicas.

@@ -32,7 +32,7 @@ impl<'p> Rendezvous<'p> {
         let place = place.expect("a group contains the actors that it was made for");
         debug_assert!(self.arrived[place].is_none());
         self.arrived[place] = Some(call);
-        self.start = call.start;
+        self.start = self.start.max(call.start);
         self.missing -= 1;
         (self.missing == 0).then_some(self.start)
     }

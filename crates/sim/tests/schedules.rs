@@ -233,8 +233,8 @@ fn gradients_are_not_overwritten_before_they_are_reduced() {
     plan.sync.zero = 2;
     let program = lowered(&gpt(2, false), &plan);
     let found = run(&program, &h100(2), UNFOLDED, &mut Backward(&program)).expect("it runs");
-    let second = on(&found, Lane::Compute).into_iter().filter(|it| it.label == "B1");
-    let last = second.last().expect("two micro-batches go backward");
+    let mut second = on(&found, Lane::Compute).into_iter().filter(|it| it.label == "B1");
+    let last = second.next_back().expect("two micro-batches go backward");
     // Every bucket is reduced after each backward pass, and the last one of the first pass is also the
     // last that the second pass writes.
     let reduced = 100 * program.classes[0].buckets.len() as u64;
@@ -254,7 +254,7 @@ fn a_collective_starts_with_its_latest_member() {
         those.map(|it| it.end).collect()
     };
     let (first, second) = (ends(0, 100), ends(2, 10_000));
-    assert!(first.len() == 1 && second.len() == 1 && first < second);
+    assert!(second.len() == 1 && first.iter().all(|end| *end < second[0]));
     for rank in 0..4 {
         assert_eq!(ends(rank, 7), [second[0] + Picos(7)]);
     }

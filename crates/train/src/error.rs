@@ -42,6 +42,19 @@ pub enum Error {
     #[error(transparent)]
     Simulation(#[from] shardloom_sim::SimError),
 
+    /// The operating system does not say what a profile of this machine needs.
+    #[error("the {what} of this machine is unknown: {reason}")]
+    Machine {
+        /// What is unknown.
+        what: &'static str,
+        /// Why, and what to do about it.
+        reason: String,
+    },
+
+    /// Measurements that make no profile.
+    #[error(transparent)]
+    Cluster(#[from] shardloom_cluster::ClusterError),
+
     /// A rank failed.
     #[error("rank {rank}: {error}")]
     Rank {
@@ -193,6 +206,17 @@ pub enum Error {
     /// A sequence length of zero.
     #[error("sequence length is 0, but must be at least 1")]
     SequenceLength,
+
+    /// A table that cannot be trained on.
+    #[error("{}{}: {reason}", path.display(), if *row > 0 { format!(", row {row}") } else { String::new() })]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// The row, from 1; 0 for the table as a whole.
+        row: u64,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
 
     /// The data is not what a checkpoint was trained on.
     #[error(

@@ -7,6 +7,7 @@ pub mod error;
 mod executor;
 pub mod learning_rate;
 mod optimizer;
+pub mod profile;
 mod rank;
 mod sampler;
 mod source;

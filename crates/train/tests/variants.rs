@@ -93,10 +93,7 @@ fn run(graph: &Graph, plan: &Plan, learning_rate: f64) -> Vec<f64> {
 fn same(reference: &[f64], losses: &[f64], what: &str) {
     for (step, (loss, expected)) in losses.iter().zip(reference).enumerate() {
         let difference = (loss - expected).abs() / expected;
-        assert!(
-            difference < TOLERANCE,
-            "{what}: step {step} has loss {loss}, serially {expected}"
-        );
+        assert!(difference < TOLERANCE, "{what}: step {step} has loss {loss}, serially {expected}");
     }
 }
 
@@ -110,7 +107,7 @@ fn check(graph: &Graph, plans: &[(String, Plan)], learning_rate: f64) {
         ..serial()
     };
     let reference = run(graph, &plan(graph, &reference), learning_rate);
-    assert!(reference[STEPS - 1] < 0.97 * reference[0], "the model learns: {reference:?}");
+    assert!(reference[STEPS - 1] < 0.97 * reference[0], "{:?} learns: {reference:?}", first.optimizer);
     for (what, plan) in plans {
         same(&reference, &run(graph, plan, learning_rate), what);
     }
@@ -120,9 +117,9 @@ fn optimizers() -> [(Optimizer, f64); 4] {
     let weight_decay = 0.1;
     let (beta1, beta2, epsilon) = (0.9, 0.95, 1e-8);
     [
-        (Optimizer::Sgd { momentum: 0.9, weight_decay }, 0.1),
+        (Optimizer::Sgd { momentum: 0.9, weight_decay: 0.01 }, 0.5),
         (Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }, 3e-3),
-        (Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }, 1e-2),
+        (Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }, 5e-2),
         (
             Optimizer::Adafactor {
                 decay_exponent: 0.8,
@@ -243,12 +240,8 @@ fn stages_of_different_meshes() {
     ] {
         for sequence_parallel in [false, true] {
             for stage in 0..4 {
-                let uniform = Uniform {
-                    sequence_parallel,
-                    microbatches: 2,
-                    sync: zero(stage),
-                    ..serial()
-                };
+                let uniform =
+                    Uniform { sequence_parallel, microbatches: 2, sync: zero(stage), ..serial() };
                 let blocks: &[usize] = if meshes.len() == 2 { &[2, 2] } else { &[1, 2, 1] };
                 let stages: Vec<(usize, Mesh)> =
                     blocks.iter().copied().zip(meshes.iter().copied()).collect();
@@ -327,31 +320,50 @@ fn a_gradient_that_is_partial_without_replicas_is_reduced_once() {
     check(&graph, &plans, 3e-3);
 }
 
-#[test]
-fn unusual_layouts() {
-    let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true");
+/// Plans that split GPT over these meshes by these rules, under every ZeRO stage.
+fn layouts(graph: &Graph, layouts: &[(&str, Mesh)]) -> Vec<(String, Plan)> {
     let mut plans = vec![];
-    for (rules, mesh) in [
-        // The loss is partial over tp, or whole along cp and dp.
-        ("batch:dp, batch:tp", mesh(2, 1, 2)),
-        ("batch:dp, heads:tp, ffn:tp, seq:tp", mesh(2, 1, 2)),
-        ("seq:tp", mesh(1, 1, 4)),
-        ("batch:dp, heads:tp", mesh(2, 1, 2)),
-        ("batch:dp, ffn:tp", mesh(2, 1, 2)),
-        ("batch:dp, vocab:tp", mesh(2, 1, 2)),
-        ("batch:dp, head_dim:tp, ffn:tp", mesh(2, 1, 2)),
-        ("heads:cp, ffn:cp, batch:dp", mesh(2, 2, 1)),
-        ("heads:dp, ffn:dp, vocab:dp", mesh(2, 1, 1)),
-        ("batch:dp, heads:cp, ffn:cp, vocab:tp, heads:tp", mesh(1, 2, 2)),
-        ("batch:dp, model:tp", mesh(1, 1, 2)),
-    ] {
+    for &(rules, mesh) in layouts {
         for stage in 0..4 {
             let uniform = Uniform { mesh, microbatches: 2, sync: zero(stage), ..serial() };
-            let plan = laid_out(plan(&graph, &uniform), rules);
+            let plan = laid_out(plan(graph, &uniform), rules);
             plans.push((format!("{rules:?} on {mesh}, ZeRO-{stage}"), plan));
         }
     }
-    check(&graph, &plans, 3e-3);
+    plans
+}
+
+#[test]
+fn layouts_that_split_only_some_operators() {
+    let graph = gpt();
+    let layouts = layouts(
+        &graph,
+        &[
+            ("batch:dp, heads:tp", mesh(2, 1, 2)),
+            ("batch:dp, ffn:tp", mesh(2, 1, 2)),
+            ("batch:dp, vocab:tp", mesh(2, 1, 2)),
+            ("batch:dp, head_dim:tp, ffn:tp", mesh(2, 1, 2)),
+            ("batch:dp, model:tp", mesh(1, 1, 2)),
+        ],
+    );
+    check(&graph, &layouts, 3e-3);
+}
+
+#[test]
+fn layouts_whose_loss_is_split_over_tp_or_whole_along_dp_and_cp() {
+    let graph = gpt();
+    let layouts = layouts(
+        &graph,
+        &[
+            ("batch:dp, batch:tp", mesh(2, 1, 2)),
+            ("batch:dp, heads:tp, ffn:tp, seq:tp", mesh(2, 1, 2)),
+            ("seq:tp", mesh(1, 1, 4)),
+            ("heads:cp, ffn:cp, batch:dp", mesh(2, 2, 1)),
+            ("heads:dp, ffn:dp, vocab:dp", mesh(2, 1, 1)),
+            ("heads:cp, ffn:cp, vocab:tp, seq:tp", mesh(1, 2, 2)),
+        ],
+    );
+    check(&graph, &layouts, 3e-3);
 }
 
 #[test]
@@ -450,7 +462,14 @@ fn a_perceptron_of_features() {
     let reference = Uniform { global_batch: 24, ..serial() };
     let expected = run(&reference);
     assert!(expected[STEPS - 1] < 0.9 * expected[0], "the model learns: {expected:?}");
-    for (pp, mesh) in [(1, mesh(2, 1, 1)), (1, mesh(1, 1, 4)), (1, mesh(3, 1, 2)), (2, mesh(2, 1, 2)), (3, mesh(2, 1, 1)), (5, mesh(1, 1, 1))] {
+    for (pp, mesh) in [
+        (1, mesh(2, 1, 1)),
+        (1, mesh(1, 1, 4)),
+        (1, mesh(3, 1, 2)),
+        (2, mesh(2, 1, 2)),
+        (3, mesh(2, 1, 1)),
+        (5, mesh(1, 1, 1)),
+    ] {
         for recompute in Recompute::ALL {
             for stage in 0..4 {
                 let uniform = Uniform {

@@ -80,7 +80,7 @@ struct Held {
 
 /// The uses of sharded weights in one block: for each bucket the first and last instruction.
 struct BlockUses {
-    block: Option<BlockId>,
+    block: BlockId,
     runs: BTreeMap<BucketId, (usize, usize)>,
 }
 
@@ -95,17 +95,15 @@ impl BlockUses {
 fn uses(instructions: &[Instruction], graph: &Graph, parameters: &Parameters) -> Vec<BlockUses> {
     let mut uses: Vec<BlockUses> = vec![];
     for (index, instruction) in instructions.iter().enumerate() {
-        let block = match instruction.action {
-            Action::Compute { op, .. } => Some(graph.op(op).block),
-            _ => None,
-        };
+        let Action::Compute { op, .. } = instruction.action else { continue };
+        let block = graph.op(op).block;
         for read in &instruction.reads {
             let Operand::Weight(param) = read else { continue };
             let bucket = parameters.params[param.0 as usize].bucket;
             if parameters.buckets[bucket.0 as usize].replicas.is_empty() {
                 continue;
             }
-            let at = uses.iter().position(|it| it.block == block).unwrap_or_else(|| {
+            let at = uses.iter().rposition(|it| it.block == block).unwrap_or_else(|| {
                 uses.push(BlockUses { block, runs: BTreeMap::new() });
                 uses.len() - 1
             });

@@ -11,9 +11,11 @@
 mod batches;
 mod corpus;
 mod permutation;
+mod table;
 mod text_files;
 mod tokenizer;
 
 pub use batches::{Batches, Sample};
 pub use corpus::Corpus;
+pub use table::Table;
 pub use tokenizer::Tokenizer;

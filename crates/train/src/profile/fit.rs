@@ -31,7 +31,8 @@ pub(super) fn fit(points: &[TimedProduct]) -> ProductSeconds {
     let rows: Vec<[f64; TERMS]> =
         rows.iter().map(|row| std::array::from_fn(|term| row[term] / scales[term])).collect();
     let error = |solution: &[f64; TERMS]| -> f64 {
-        let come_to = |row: &[f64; TERMS]| row.iter().zip(solution).map(|(a, b)| a * b).sum::<f64>();
+        let come_to =
+            |row: &[f64; TERMS]| row.iter().zip(solution).map(|(a, b)| a * b).sum::<f64>();
         rows.iter().map(|row| (come_to(row) - 1.0).powi(2)).sum()
     };
     let mut best = ([0.0; TERMS], f64::INFINITY);
@@ -89,7 +90,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn timed(model: &ProductSeconds, shapes: &[[u64; 3]]) -> Vec<TimedProduct> {
-        let time = |&[m, n, k]: &[u64; 3]| TimedProduct { m, n, k, seconds: model.seconds(m, n, k) };
+        let time =
+            |&[m, n, k]: &[u64; 3]| TimedProduct { m, n, k, seconds: model.seconds(m, n, k) };
         shapes.iter().map(time).collect()
     }
 

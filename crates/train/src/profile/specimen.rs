@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig};
 use shardloom_graph::work::Pass;
-use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, OpKind, gradient};
+use shardloom_graph::{
+    DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, OpKind, gradient,
+};
 use shardloom_sim::rate_name;
 
 const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
@@ -31,8 +33,14 @@ pub(super) struct Occurrence {
 /// is not causal.
 pub(super) fn specimens() -> Vec<Graph> {
     let build = || -> Result<Vec<Graph>, GraphError> {
-        Ok(vec![gpt(0.0).graph("gpt")?, gpt(0.1).graph("gpt")?, llama().graph("llama")?,
-            mlp().graph("mlp")?, encoder(0.0)?, encoder(0.1)?])
+        Ok(vec![
+            gpt(0.0).graph("gpt")?,
+            gpt(0.1).graph("gpt")?,
+            llama().graph("llama")?,
+            mlp().graph("mlp")?,
+            encoder(0.0)?,
+            encoder(0.1)?,
+        ])
     };
     build().expect("the specimens' sizes are possible")
 }
@@ -113,11 +121,14 @@ pub(super) fn classes(specimens: &[Graph]) -> BTreeMap<String, Occurrence> {
 pub(super) fn passes(graph: &Graph) -> impl Iterator<Item = (OpId, Pass)> + '_ {
     graph.ops().flat_map(move |(op, _)| {
         let rule = gradient::rule(graph, op);
-        PASSES.into_iter().filter(move |pass| match pass {
-            Pass::Forward => true,
-            Pass::Input => rule.input.is_some(),
-            Pass::Weight => rule.weight.is_some(),
-        }).map(move |pass| (op, pass))
+        PASSES
+            .into_iter()
+            .filter(move |pass| match pass {
+                Pass::Forward => true,
+                Pass::Input => rule.input.is_some(),
+                Pass::Weight => rule.weight.is_some(),
+            })
+            .map(move |pass| (op, pass))
     })
 }
 

@@ -92,7 +92,8 @@ impl Parameter {
         let columns = COLUMNS.min(elements);
         let piece = Piece::whole(elements / columns, columns);
         let tensor = |len| Operand::new(memory, DType::F32, vec![len], Warmth::Cold, 0);
-        let lens = (0..optimizer.rounds()).map(|round| optimizer.statistics_len(&piece.block, round));
+        let lens =
+            (0..optimizer.rounds()).map(|round| optimizer.statistics_len(&piece.block, round));
         let sums = std::iter::once(0).chain(lens).map(|len| vec![1.0; len]).collect();
         let state = optimizer.state_lens(&piece).into_iter().map(tensor).collect();
         let (weights, gradient) = (tensor(piece.elements()), tensor(piece.elements()));

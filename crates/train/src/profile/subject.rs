@@ -26,13 +26,7 @@ impl Subject {
     ///
     /// # Panics
     /// If the operator has no such pass.
-    pub fn new(
-        graph: &Graph,
-        op: OpId,
-        pass: Pass,
-        extents: &Extents,
-        memory: &Memory,
-    ) -> Subject {
+    pub fn new(graph: &Graph, op: OpId, pass: Pass, extents: &Extents, memory: &Memory) -> Subject {
         let node = graph.op(op);
         let vocab = graph.dim_named("vocab").map_or(1, |dim| extents.get(dim));
         let operand = |value: ValueId, warmth| {
@@ -68,9 +62,10 @@ impl Subject {
                 (reads, gradient.produces.iter().map(write).collect())
             }
         };
-        let mask = node.kind.dropout().map(|_| {
-            Window::whole(&extents.shape(&graph.value(node.outputs[1]).axes))
-        });
+        let mask = node
+            .kind
+            .dropout()
+            .map(|_| Window::whole(&extents.shape(&graph.value(node.outputs[1]).axes)));
         let setting = Setting {
             mask,
             first_position: 0,
@@ -80,7 +75,15 @@ impl Subject {
         };
         // A table's gradient is cleared once a step, however many rows are added to.
         let accumulate = node.kind == OpKind::Embed;
-        Subject { kind: node.kind, pass, reads, writes, accumulate, setting, memory: memory.clone() }
+        Subject {
+            kind: node.kind,
+            pass,
+            reads,
+            writes,
+            accumulate,
+            setting,
+            memory: memory.clone(),
+        }
     }
 
     /// Runs the pass on the operands' next copies.

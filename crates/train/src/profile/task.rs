@@ -14,6 +14,13 @@ use super::streaming::Streaming;
 use super::subject::Subject;
 use crate::Result;
 
+/// The class of messages between two ranks.
+pub(super) const MESSAGE: &str = "message";
+/// The class of the smallest operator.
+pub(super) const LAUNCH: &str = "launch";
+/// The class of copies of tensors.
+pub(super) const COPY: &str = "copy";
+
 /// What a time is a function of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Size {
@@ -33,9 +40,9 @@ pub(super) struct Task<'a> {
 
 enum Work<'a> {
     Operator { graph: &'a Graph, op: OpId, pass: Pass, extents: Extents },
-    Streaming(Streaming),
-    Collective { algorithm: Algorithm, kind: Kind, members: u32 },
-    Message,
+    Streaming { streaming: Streaming, elements: usize },
+    Collective { algorithm: Algorithm, kind: Kind, members: u32, elements: usize },
+    Message { elements: usize },
     Launch,
 }
 
@@ -60,7 +67,7 @@ impl<'a> Task<'a> {
 
     /// A pass over `elements`.
     pub fn streaming(name: &str, streaming: Streaming, elements: usize) -> Task<'a> {
-        let work = Work::Streaming(streaming);
+        let work = Work::Streaming { streaming, elements };
         Task { name: name.to_owned(), size: Size::Elements(elements), work }
     }
 
@@ -72,13 +79,17 @@ impl<'a> Task<'a> {
         members: u32,
         elements: usize,
     ) -> Task<'a> {
-        let work = Work::Collective { algorithm, kind, members };
+        let work = Work::Collective { algorithm, kind, members, elements };
         Task { name: name.to_owned(), size: Size::Elements(elements), work }
     }
 
     /// A message of `elements`.
     pub fn message(elements: usize) -> Task<'a> {
-        Task { name: MESSAGE.into(), size: Size::Elements(elements), work: Work::Message }
+        Task {
+            name: MESSAGE.into(),
+            size: Size::Elements(elements),
+            work: Work::Message { elements },
+        }
     }
 
     /// The smallest operator there is.
@@ -91,19 +102,47 @@ impl<'a> Task<'a> {
     /// # Errors
     /// If communication fails.
     pub fn seconds(&self, bench: &mut Bench) -> Result<f64> {
-        let Size::Elements(elements) = self.size else {
-            return self.product_seconds(bench);
-        };
-        match &self.work {
+        let seconds = match &self.work {
             Work::Operator { graph, op, pass, extents } => {
-                operator_seconds(graph, *op, *pass, extents, bench)
+                let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
+                bench.seconds(|call| {
+                    subject.run(call);
+                    Ok(())
+                })
             }
-            Work::Streaming(streaming) => streaming.seconds(elements, bench),
-            Work::Collective { algorithm, kind, members } => {
-                links::collective(*algorithm, *kind, *members, elements, bench)
+            Work::Streaming { streaming, elements } => streaming.seconds(*elements, bench),
+            Work::Collective { algorithm, kind, members, elements } => {
+                links::collective(*algorithm, *kind, *members, *elements, bench)
             }
-            Work::Message => links::message(elements, bench),
+            Work::Message { elements } => links::message(*elements, bench),
             Work::Launch => launch_seconds(bench),
-        }
+        }?;
+        Ok(match self.size {
+            Size::Elements(_) => seconds,
+            Size::Product(shape) => seconds / shape.batch as f64,
+        })
     }
+}
+
+/// Seconds from deciding to run an operator until its result is released, when there is next to
+/// nothing to compute.
+fn launch_seconds(bench: &mut Bench) -> Result<f64> {
+    let memory = bench.memory.clone();
+    let kind = OpKind::Pointwise(Activation::Relu);
+    let setting = Setting {
+        mask: None,
+        first_position: 0,
+        first_index: 0,
+        loss_scale: 1.0,
+        key: Key { seed: 1, stream: 2, step: 3 },
+    };
+    let x = memory.alloc_zeroed(DType::F32, 1);
+    bench.seconds(|_| {
+        let mut y = memory.alloc(DType::F32, 1);
+        let reads = vec![Input { shape: &[1], data: Data::F32(x.as_f32()) }];
+        let data = DataMut::F32(y.as_f32_mut());
+        let mut writes = vec![Output { shape: &[1], data, accumulate: false }];
+        dispatch::run(&kind, Pass::Forward, &reads, &mut writes, &setting, &memory);
+        Ok(())
+    })
 }

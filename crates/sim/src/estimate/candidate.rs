@@ -1,0 +1,57 @@
+//! A 3D plan in the numbers that a search varies.
+
+use shardloom_plan::{Recompute, ScheduleKind};
+
+/// Where stages are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cut {
+    /// Equal numbers of blocks, as [`Uniform`](shardloom_plan::Uniform) deals them.
+    Even,
+    /// The least time of the slowest stage, embedding and head weighed as what they cost.
+    Balanced,
+}
+
+/// A uniform 3D plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// Pipeline stages.
+    pub pp: u32,
+    /// Data-parallel width.
+    pub dp: u32,
+    /// Tensor-parallel width.
+    pub tp: u32,
+    /// Whether operators that tensor parallelism leaves whole are split along the sequence.
+    pub sequence_parallel: bool,
+    /// ZeRO stage, 0 to 3.
+    pub zero: u8,
+    /// Samples of one micro-batch on one replica.
+    pub microbatch: u32,
+    /// Micro-batches of a step on one replica.
+    pub microbatches: u32,
+    /// Which activations are computed twice.
+    pub recompute: Recompute,
+    /// Order of passes.
+    pub schedule: ScheduleKind,
+    /// Where stages are cut.
+    pub cut: Cut,
+}
+
+impl Candidate {
+    /// The devices it uses.
+    pub fn devices(&self) -> u32 {
+        self.pp * self.dp * self.tp
+    }
+
+    /// Samples of one step.
+    pub fn global_batch(&self) -> u64 {
+        u64::from(self.dp) * u64::from(self.microbatch) * u64::from(self.microbatches)
+    }
+
+    /// The most micro-batches that `stage` holds between forward and backward.
+    pub fn in_flight(&self, stage: u32) -> u32 {
+        match self.schedule {
+            ScheduleKind::Afab => self.microbatches,
+            ScheduleKind::OneForwardOneBackward => (self.pp - stage).min(self.microbatches),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Where the groups of a plan lie on the cluster's nodes, and over which links they talk.
+
+use shardloom_cluster::{
+    Cluster, ClusterError, Curve, DeviceId, DeviceKind, GroupShape, NodeGroup, Path, Precision,
+};
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_plan::Number;
+
+/// The cluster as estimates see it: all nodes like those of its slowest kind.
+#[derive(Debug)]
+pub(super) struct Place<'c> {
+    group: &'c NodeGroup,
+    first_device: u32,
+    devices: u32,
+    /// The least memory of any device.
+    pub memory_bytes: u64,
+    /// Devices in a node.
+    pub per_node: u32,
+    within: Option<Path<'c>>,
+    across: Option<Path<'c>>,
+    /// Measured times of direct collectives, where computing and communicating share the cores.
+    measured: Vec<(Kind, u32, &'c Curve)>,
+}
+
+impl<'c> Place<'c> {
+    /// The slowest part of `cluster` at products in `precision`.
+    pub fn of(cluster: &'c Cluster, number: Number) -> Result<Place<'c>, ClusterError> {
+        let precision = match number {
+            Number::Fp32 => Precision::Fp32,
+            Number::Bf16 => Precision::Bf16,
+            Number::Fp16 => Precision::Fp16,
+        };
+        let mut slowest: Option<(f64, u32, &NodeGroup)> = None;
+        let mut first_device = 0;
+        let mut memory_bytes = u64::MAX;
+        let mut per_node = u32::MAX;
+        for group in cluster.groups() {
+            let kind = &group.profile.device;
+            let seconds = kind.matmul_seconds(precision, 1, 4096, 4096, 4096)?;
+            if slowest.is_none_or(|(known, ..)| seconds > known) {
+                slowest = Some((seconds, first_device, group));
+            }
+            memory_bytes = memory_bytes.min(kind.memory_bytes);
+            per_node = per_node.min(group.devices_per_node);
+            first_device += group.devices();
+        }
+        let (_, first_device, group) =
+            slowest.ok_or_else(|| ClusterError::Nothing { what: "node groups".into() })?;
+        let first = DeviceId(first_device);
+        let within = match group.devices_per_node {
+            1 => None,
+            _ => cluster.link(first, DeviceId(first_device + 1))?,
+        };
+        let other_node = match group.nodes > 1 {
+            true => Some(DeviceId(first_device + group.devices_per_node)),
+            false => cluster.devices().find(|it| cluster.same_node(first, *it) == Ok(false)),
+        };
+        let across = match other_node {
+            Some(device) => cluster.link(first, device)?,
+            None => None,
+        };
+        let measured = match group.profile.device.lanes_overlap {
+            true => vec![],
+            false => group.profile.device.rates.iter().filter_map(direct_rate).collect(),
+        };
+        let devices = cluster.device_count();
+        Ok(Place { group, first_device, devices, memory_bytes, per_node, within, across, measured })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &'c DeviceKind {
+        &self.group.profile.device
+    }
+
+    /// A tensor-parallel group of `tp` devices, and how many such groups share an uplink.
+    pub fn replica(&self, tp: u32) -> (Vec<DeviceId>, u32) {
+        let straddles = |index: u32| {
+            tp < self.per_node && (index * tp) / self.per_node != (index * tp + tp - 1) / self.per_node
+        };
+        let straddling = (0..self.per_node).find(|&index| straddles(index));
+        let offset = self.first_device + straddling.unwrap_or(0) * tp;
+        let first = offset.min(self.devices.saturating_sub(tp));
+        let concurrent = if straddling.is_some() { 2 } else { 1 };
+        ((first..first + tp).map(DeviceId).collect(), concurrent)
+    }
+
+    /// The group over which `dp` replicas of `tp` devices keep equal.
+    pub fn replicas(&self, dp: u32, tp: u32) -> GroupShape<'c> {
+        let together = common_divisor(dp * tp, self.per_node);
+        let per_node = match together == dp * tp {
+            true => dp,
+            false => (together / tp).max(1),
+        };
+        self.group.group_shape(dp, per_node, tp.min(self.per_node))
+    }
+
+    /// All `count` devices from the first on.
+    pub fn world(&self, count: u32) -> GroupShape<'c> {
+        self.group.group_shape(count, count.min(self.per_node), 1)
+    }
+
+    /// Two ends of a pipeline of stages of `size` devices that hold the same parameter.
+    pub fn homes(&self, count: u32, size: u32) -> GroupShape<'c> {
+        let concurrent = size.min(self.per_node);
+        self.group.group_shape(count, 1, concurrent)
+    }
+
+    /// Seconds of a message of `bytes` from each device of a stage of `size` devices to its neighbour in
+    /// the next one, after `before` devices.
+    pub fn message_seconds(&self, bytes: f64, size: u32, before: u32) -> f64 {
+        let inside = size < self.per_node
+            && !before.is_multiple_of(self.per_node)
+            && self.per_node.is_multiple_of(size);
+        let (path, concurrent) = match (inside, self.within, self.across) {
+            (true, Some(path), _) | (_, Some(path), None) => (path, 1),
+            (_, _, Some(path)) => (path, size.min(self.per_node)),
+            (_, None, None) => return 0.0,
+        };
+        path.transfer_seconds(bytes, concurrent)
+    }
+
+    /// The measured times of a direct collective of `members`, by elements.
+    pub fn measured(&self, kind: Kind, members: u32) -> Option<&'c Curve> {
+        let known = self.measured.iter().find(|(each, count, _)| (*each, *count) == (kind, members));
+        known.map(|&(_, _, curve)| curve)
+    }
+
+    /// Whether communication runs beside computation.
+    pub fn overlaps(&self) -> bool {
+        self.group.profile.device.lanes_overlap
+    }
+
+    /// Devices of all kinds.
+    pub fn device_count(&self) -> u32 {
+        self.devices
+    }
+}
+
+/// `direct.all-reduce.4` read as a kind and a number of members.
+fn direct_rate<'c>((name, curve): (&String, &'c Curve)) -> Option<(Kind, u32, &'c Curve)> {
+    let (kind, members) = name.strip_prefix("direct.")?.rsplit_once('.')?;
+    Some((kind.parse().ok()?, members.parse().ok()?, curve))
+}
+
+/// The greatest number that divides both.
+fn common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+/// Whether a rate stands for this algorithm.
+pub(super) fn is_direct(algorithm: Algorithm) -> bool {
+    algorithm == Algorithm::Direct
+}

@@ -1,0 +1,1 @@
+//! A profile made in a moment has all that a good one has.
