@@ -105,6 +105,12 @@ pub struct DeviceKind {
     /// with their own copy engines and network cards, false of ranks that compute
     /// and communicate on the same cores.
     pub lanes_overlap: bool,
+    /// Fraction of the peak rate that fused attention kernels reach, for devices on which training
+    /// normally uses them (Dao 2023, arXiv 2307.08691): scores and probabilities then never pass
+    /// through memory. Without it attention is separate products and a softmax between them.
+    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fused_attention: Option<f64>,
     /// Price in US dollars, where one is known.
     #[serde(default, deserialize_with = "checked::optional_positive")]
     #[serde(skip_serializing_if = "Option::is_none")]

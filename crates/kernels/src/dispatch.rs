@@ -4,6 +4,8 @@
 //! tensors in the order the graph's tables list them and says where the device's part of each loop
 //! begins; a second device kind would bring its own.
 
+use std::sync::Arc;
+
 use shardloom_graph::OpKind;
 use shardloom_graph::op::Activation;
 use shardloom_graph::work::Pass;
@@ -393,7 +395,7 @@ fn scratch(shape: &Attention, masked: bool) -> usize {
     if masked { shape.scratch_elements() } else { 0 }
 }
 
-fn rotary_table(kind: &OpKind, shape: &[usize], setting: &Setting) -> (RotaryTable, usize) {
+fn rotary_table(kind: &OpKind, shape: &[usize], setting: &Setting) -> (Arc<RotaryTable>, usize) {
     let (OpKind::Rotary { theta, scaling }, [_, positions, heads @ .., head_dim]) = (kind, shape)
     else {
         unreachable!("rotation of {shape:?}")
@@ -405,6 +407,6 @@ fn rotary_table(kind: &OpKind, shape: &[usize], setting: &Setting) -> (RotaryTab
         original_max_position: scaling.original_positions as usize,
     });
     let theta = f64::from(*theta);
-    let table = RotaryTable::new(*head_dim, theta, scaling, setting.first_position, *positions);
+    let table = RotaryTable::shared(*head_dim, theta, scaling, setting.first_position, *positions);
     (table, heads.iter().product())
 }

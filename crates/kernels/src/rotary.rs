@@ -1,6 +1,8 @@
 //! Rotary position embedding (Su et al., "RoFormer", arXiv 2104.09864, section 3.2.2), in the
 //! convention of Hugging Face's Llama: element j of a head is paired with element j + head_dim / 2.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use crate::simd::simd;
 
 /// Llama 3.1's stretching of the low frequencies to longer contexts ("The Llama 3 Herd of Models",
@@ -27,7 +29,7 @@ impl Llama3Scaling {
 }
 
 /// Cosines and sines of a range of positions, to be made once and used in every layer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct RotaryTable {
     half: usize,
     /// `[positions, head_dim / 2]`
@@ -58,6 +60,45 @@ impl RotaryTable {
             .flat_map(|position| frequencies.iter().map(move |f| position as f64 * f));
         let (cos, sin) = angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
         RotaryTable { half, cos, sin }
+    }
+}
+
+/// What a table depends on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Arguments {
+    head_dim: usize,
+    theta: f64,
+    scaling: Option<Llama3Scaling>,
+    first_position: usize,
+    positions: usize,
+}
+
+/// The tables of this process: a model needs one or two, for each of its layers again and again.
+static TABLES: Mutex<Vec<(Arguments, Arc<RotaryTable>)>> = Mutex::new(Vec::new());
+
+/// Tables kept; a process that needs more makes them anew.
+const KEPT: usize = 64;
+
+impl RotaryTable {
+    /// As [`RotaryTable::new`], made once for all callers.
+    pub fn shared(
+        head_dim: usize,
+        theta: f64,
+        scaling: Option<Llama3Scaling>,
+        first_position: usize,
+        positions: usize,
+    ) -> Arc<RotaryTable> {
+        let arguments = Arguments { head_dim, theta, scaling, first_position, positions };
+        let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, table)) = tables.iter().find(|(known, _)| *known == arguments) {
+            return Arc::clone(table);
+        }
+        let table = Arc::new(RotaryTable::new(head_dim, theta, scaling, first_position, positions));
+        if tables.len() == KEPT {
+            tables.clear();
+        }
+        tables.push((arguments, Arc::clone(&table)));
+        table
     }
 }
 

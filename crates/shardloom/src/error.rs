@@ -94,10 +94,11 @@ pub enum Error {
         /// What is wrong.
         source: ClusterError,
     },
-    /// The model reads what text does not give.
+    /// The model reads what neither text nor a table gives.
     #[error(
-        "{model} reads `{input}` [{axes}], but text gives `tokens` and `targets` [batch, seq]; train \
-         a language model such as gpt:layers=2,hidden=128,heads=4"
+        "{model} reads `{input}` [{axes}], but text gives `tokens` and `targets` [batch, seq], and a \
+         table `features` and `targets`; train a model that reads those, such as \
+         gpt:layers=2,hidden=128,heads=4"
     )]
     ModelInput {
         /// The model.
@@ -107,30 +108,44 @@ pub enum Error {
         /// The input's axes.
         axes: String,
     },
-    /// The data is cut into sequences of another length than the model's.
-    #[error("{model} has sequences of {needed} tokens, but the data was cut into {found}")]
-    SequenceLength {
-        /// The model.
-        model: String,
-        /// Its sequence length.
-        needed: usize,
-        /// That of the data.
-        found: usize,
-    },
-    /// The model knows fewer tokens than the tokenizer.
+    /// The model knows fewer tokens or classes than the data has.
     #[error(
-        "{model} has a vocabulary of {found}, but the tokenizer {tokenizer} has {needed} tokens; \
-         give the model vocab={needed} or more, or another tokenizer"
+        "{model} tells {found} tokens or classes apart, but there are {needed} {what}; give the model \
+         {needed} or more (vocab={needed} of a language model, classes={needed} of an mlp)"
     )]
     Vocabulary {
         /// The model.
         model: String,
-        /// Its vocabulary.
+        /// What it knows.
         found: usize,
-        /// The tokenizer.
-        tokenizer: String,
-        /// Its vocabulary.
+        /// Of what there are more.
+        what: String,
+        /// How many there are.
         needed: usize,
+    },
+    /// The rows of a table are not as long as the model reads them.
+    #[error(
+        "{}: rows have {found} features before the class, but {model} reads {needed}; give the model \
+         inputs={found}, or other data",
+        path.display()
+    )]
+    Features {
+        /// The table.
+        path: PathBuf,
+        /// Features of its rows.
+        found: usize,
+        /// The model.
+        model: String,
+        /// Features that it reads.
+        needed: usize,
+    },
+    /// Several files for a model that learns from one table.
+    #[error("{model} learns from the rows of one table, but {found} files or folders are given; name one file of comma-separated values")]
+    Tables {
+        /// The model.
+        model: String,
+        /// Files and folders given.
+        found: usize,
     },
     /// The ranks together need more memory than this machine has.
     #[error(
@@ -193,9 +208,10 @@ impl Error {
             Error::Sim(_) => "simulation",
             Error::NoProfilePlace | Error::Profile { .. } => "profile",
             Error::Io { .. } => "file",
-            Error::ModelInput { .. } | Error::SequenceLength { .. } | Error::Vocabulary { .. } => {
-                "data"
-            }
+            Error::ModelInput { .. }
+            | Error::Vocabulary { .. }
+            | Error::Features { .. }
+            | Error::Tables { .. } => "data",
             Error::Memory { .. } => "memory",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
@@ -212,6 +228,7 @@ impl Error {
                 | Train::NotText { .. }
                 | Train::NotAFile { .. }
                 | Train::TokenOutOfVocabulary { .. }
+                | Train::Table { .. }
                 | Train::ValidationFraction { .. }
                 | Train::EmptyCorpus { .. }
                 | Train::CorpusTooShort { .. }
@@ -261,11 +278,11 @@ impl Error {
             Error::PlanSize { key, .. } => Some((*key).to_owned()),
             Error::ModelSize { tensor, .. } => Some(tensor.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
-            Error::Vocabulary { .. } => Some("vocab".into()),
-            Error::SequenceLength { .. } => Some("seq".into()),
+            Error::Vocabulary { model, .. } | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }
             | Error::Onnx { path: at }
             | Error::Profile { path: at, .. }
+            | Error::Features { path: at, .. }
             | Error::OtherRun { path: at, .. }
             | Error::CheckpointsExist { folder: at, .. } => path(at),
             Error::Train(error) => match error {
@@ -274,6 +291,7 @@ impl Error {
                 | Train::Tokenizer { path: at, .. }
                 | Train::NotText { path: at, .. }
                 | Train::NotAFile { path: at }
+                | Train::Table { path: at, .. }
                 | Train::ShardTwice { path: at, .. }
                 | Train::UnknownTensor { path: at, .. }
                 | Train::Damaged { path: at, .. }

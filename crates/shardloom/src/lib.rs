@@ -6,6 +6,7 @@
 //! The modules [`plan`], [`cluster`], [`program`], [`sim`] and [`train`] hold the parts that these few
 //! calls are made of.
 
+mod data;
 mod error;
 mod local_profile;
 mod lowering;
@@ -14,8 +15,8 @@ mod memory;
 mod model;
 mod prediction;
 mod session;
-mod text;
 
+pub use data::{Data, Sampling, TextTokenizer};
 pub use error::{Error, Result};
 pub use local_profile::LocalProfile;
 pub use lowering::{lower, read_plan, uniform_plan};
@@ -23,7 +24,6 @@ pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use prediction::{Prediction, simulate};
 pub use session::{Resumed, Session, clear_checkpoints};
-pub use text::{Sampling, Text, TextTokenizer};
 
 pub use shardloom_plan::Plan;
 

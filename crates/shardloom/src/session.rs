@@ -1,4 +1,4 @@
-//! A training run: a model, a plan and text brought together, with checkpoints.
+//! A training run: a model, a plan and data brought together, with checkpoints.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -13,7 +13,7 @@ use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{Settings, Step, Trainer};
 
 use crate::memory::available_memory_bytes;
-use crate::{Error, Model, Result, Text, lower};
+use crate::{Data, Error, Model, Result, lower};
 
 /// A model in training.
 ///
@@ -21,7 +21,7 @@ use crate::{Error, Model, Result, Text, lower};
 /// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 /// use shardloom::train::learning_rate::{Curve, LearningRate};
 /// use shardloom::train::{OnNonFinite, RunClock, Settings};
-/// use shardloom::{Model, Sampling, Session, Text, TextTokenizer, uniform_plan};
+/// use shardloom::{Data, Model, Sampling, Session, TextTokenizer, uniform_plan};
 ///
 /// let model = Model::load("gpt:layers=2,hidden=32,heads=2,seq=16,vocab=256")?;
 /// let numbers = Uniform {
@@ -38,9 +38,9 @@ use crate::{Error, Model, Result, Text, lower};
 ///     clip_norm: Some(1.0),
 /// };
 /// let plan = uniform_plan(&model, &numbers, "local:2")?;
-/// let sampling = Sampling { sequence_length: 16, seed: 1, validation_fraction: 0.0 };
+/// let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
 /// let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/session.rs");
-/// let text = Text::open(&[source.into()], &TextTokenizer::open("bytes")?, sampling)?;
+/// let data = Data::open(&model, &[source.into()], &TextTokenizer::open("bytes")?, sampling)?;
 /// let settings = Settings {
 ///     seed: 1,
 ///     learning_rate: LearningRate::new(Curve::Constant { peak: 1e-2 })?,
@@ -48,7 +48,7 @@ use crate::{Error, Model, Result, Text, lower};
 ///     timeout: std::time::Duration::from_secs(60),
 ///     clock: RunClock::Wall,
 /// };
-/// let mut session = Session::start(&model, &plan, text, settings)?;
+/// let mut session = Session::start(&model, &plan, data, settings)?;
 /// let first = session.step()?.loss;
 /// for _ in 0..8 {
 ///     session.step()?;
@@ -87,17 +87,15 @@ impl Session {
     /// Brings everything together and starts all ranks with fresh weights.
     ///
     /// # Errors
-    /// If the model does not read text of this vocabulary and sequence length, the plan does not fit the
-    /// model, or the ranks need more memory than there is.
-    pub fn start(model: &Model, plan: &Plan, text: Text, settings: Settings) -> Result<Session> {
-        require_text_model(model, &text)?;
+    /// If the plan does not fit the model, or the ranks need more memory than there is.
+    pub fn start(model: &Model, plan: &Plan, data: Data, settings: Settings) -> Result<Session> {
         let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
         let devices = devices.map_or(0, |&last| last as usize + 1);
         require_memory(&lower(model, plan, devices)?)?;
         let mut meta = Meta {
             sample_position: 0,
             seed: settings.seed,
-            corpus_digest: text.batches.corpus().digest().to_owned(),
+            corpus_digest: data.digest,
             model: model.text(),
             plan: plan.to_toml(),
             optimizer: optimizer_name(&plan.optimizer).to_owned(),
@@ -106,9 +104,10 @@ impl Session {
         let learning_rate = toml::to_string(&settings.learning_rate)
             .expect("a learning rate is a table of a string and numbers");
         meta.extra.insert(LEARNING_RATE.into(), learning_rate);
-        meta.extra.insert(TOKENIZER.into(), text.tokenizer);
-        let source = Box::new(text.batches);
-        let trainer = Trainer::new(model.graph().clone(), plan, devices, source, settings)?;
+        if let Some(tokenizer) = data.tokenizer {
+            meta.extra.insert(TOKENIZER.into(), tokenizer);
+        }
+        let trainer = Trainer::new(model.graph().clone(), plan, devices, data.source, settings)?;
         Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta })
     }
 
@@ -260,38 +259,6 @@ fn latest_step(folder: &Path) -> Result<Option<u64>> {
         return Ok(None);
     }
     Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
-}
-
-/// Errors unless the model reads tokens and targets of the text's length and vocabulary.
-fn require_text_model(model: &Model, text: &Text) -> Result<()> {
-    let graph = model.graph();
-    let name = || model.spec().name().to_owned();
-    let sequence = graph.dim_named("seq");
-    for (_, value) in graph.inputs() {
-        let fits = ["tokens", "targets"].contains(&value.name.as_str())
-            && sequence.is_some_and(|sequence| value.axes == [graph.batch(), sequence]);
-        if !fits {
-            return Err(Error::ModelInput {
-                model: name(),
-                input: value.name.clone(),
-                axes: graph.axes_text(&value.axes),
-            });
-        }
-    }
-    let (needed, found) = (model.spec().seq(), text.batches.sequence_length());
-    if needed != found {
-        return Err(Error::SequenceLength { model: name(), needed, found });
-    }
-    let needed = text.batches.corpus().vocabulary_size();
-    match model.vocabulary() {
-        Some(found) if found < needed => Err(Error::Vocabulary {
-            model: name(),
-            found,
-            tokenizer: text.tokenizer.clone(),
-            needed,
-        }),
-        _ => Ok(()),
-    }
 }
 
 /// Errors if all ranks together need more memory than this machine has left, where it says so.

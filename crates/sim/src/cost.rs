@@ -63,6 +63,14 @@ impl<'a> CostModel<'a> {
         let precision = self.program.precision;
         let gradient_bytes = precision.gradients.bytes();
         Ok(match &instruction.action {
+            // Fused attention computes the scores again in its backward pass anyway, but not the
+            // context.
+            Action::Compute { op, again: true, .. }
+                if device.fused_attention.is_some()
+                    && matches!(self.graph.op(*op).kind, OpKind::AttentionContext { .. }) =>
+            {
+                0.0
+            }
             Action::Compute { op, pass, assignment, .. } => {
                 self.compute_seconds(class, device, *op, *pass, assignment)?
             }
@@ -164,7 +172,7 @@ impl<'a> CostModel<'a> {
         let real_bytes = self.program.precision.compute.bytes();
         let local = assignment.local_extents(self.graph, op, &self.extents, &class.mesh);
         let found = work::work(self.graph, op, pass, &local, real_bytes);
-        let Work { bytes, elements, matmul, .. } = found.ok_or_else(|| SimError::NoPass {
+        let Work { flops, bytes, elements, matmul } = found.ok_or_else(|| SimError::NoPass {
             op: node.name.clone(),
             kind: node.kind.name(),
             pass: pass_name(pass),
@@ -176,6 +184,12 @@ impl<'a> CostModel<'a> {
             // Asked for the error: a device without a peak rate does not compute in this precision.
             device.peak_flops(self.matmul_precision())?;
             return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
+        }
+        if let Some(reached) = device.fused_attention.filter(|_| node.kind.in_attention_core()) {
+            // Fused kernels skip what a causal mask hides: all but half of it.
+            let seen = if is_causal(&node.kind) { 0.5 } else { 1.0 };
+            let peak = device.peak_flops(self.matmul_precision())?;
+            return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
             return Ok(device.memory_bound_seconds(&rate, elements as f64, bytes));
@@ -249,6 +263,13 @@ impl<'a> CostModel<'a> {
             Optimizer::Lamb { .. } => "lamb",
             Optimizer::Adafactor { .. } => "adafactor",
         }
+    }
+}
+
+fn is_causal(kind: &OpKind) -> bool {
+    match *kind {
+        OpKind::AttentionProbs { causal, .. } | OpKind::AttentionContext { causal, .. } => causal,
+        _ => false,
     }
 }
 

@@ -24,4 +24,4 @@ mod table;
 mod walk;
 
 pub use candidate::{Candidate, Cut};
-pub use estimator::{Bound, Estimate, Estimator, Settings};
+pub use estimator::{Estimate, Estimator, Settings};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
+use cpu_time::ThreadTime;
 use shardloom_collectives::Reduction;
 use shardloom_fabric::{Endpoint, Group, InProcess, Payload, Settings};
 use shardloom_kernels::{Buffer, Memory};
@@ -20,6 +21,40 @@ pub(super) struct Repeats {
     pub batch_seconds: f64,
     /// The most calls of a batch.
     pub most: usize,
+}
+
+/// What time is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Clock {
+    /// What the thread spent on a processor: of what a rank does alone, also when other work takes
+    /// the processor away in between.
+    Processor,
+    /// All time: of what ranks do together, which waiting is part of.
+    Wall,
+}
+
+enum Start {
+    Processor(ThreadTime),
+    Wall(Instant),
+}
+
+impl Clock {
+    fn start(self) -> Start {
+        match self {
+            Clock::Processor => Start::Processor(ThreadTime::now()),
+            Clock::Wall => Start::Wall(Instant::now()),
+        }
+    }
+}
+
+impl Start {
+    fn seconds(&self) -> f64 {
+        match self {
+            Start::Processor(start) => start.elapsed(),
+            Start::Wall(start) => start.elapsed(),
+        }
+        .as_secs_f64()
+    }
 }
 
 /// A message.
@@ -54,13 +89,17 @@ impl Bench {
     ///
     /// # Errors
     /// Those of `call` and of communication.
-    pub fn seconds(&mut self, mut call: impl FnMut(usize) -> Result<()>) -> Result<f64> {
+    pub fn seconds(
+        &mut self,
+        clock: Clock,
+        mut call: impl FnMut(usize) -> Result<()>,
+    ) -> Result<f64> {
         // The first call pays for memory that was never touched, and tells nothing.
         call(0)?;
         self.everyone.barrier()?;
-        let start = Instant::now();
+        let start = clock.start();
         call(1)?;
-        let mut once = [start.elapsed().as_secs_f64()];
+        let mut once = [start.seconds()];
         self.everyone.all_reduce_f64(&mut once, Reduction::Max)?;
         let calls = (self.repeats.batch_seconds / once[0].max(1e-9)).ceil() as usize;
         let calls = calls.clamp(1, self.repeats.most);
@@ -68,12 +107,12 @@ impl Bench {
         let mut batches = Vec::with_capacity(self.repeats.batches);
         for _ in 0..self.repeats.batches {
             self.everyone.barrier()?;
-            let start = Instant::now();
+            let start = clock.start();
             for _ in 0..calls {
                 call(index)?;
                 index += 1;
             }
-            batches.push(start.elapsed().as_secs_f64() / calls as f64);
+            batches.push(start.seconds() / calls as f64);
         }
         batches.sort_by(f64::total_cmp);
         let mut mean = [batches[batches.len() / 4] / self.everyone.members().len() as f64];

@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_kernels::DType;
 
-use super::bench::{Bench, Parcel};
+use super::bench::{Bench, Clock, Parcel};
 use super::operand::{Operand, Warmth};
 use crate::Result;
 
@@ -28,7 +28,7 @@ pub(super) fn collective(
     };
     let memory = bench.memory.clone();
     let mut buffer = Operand::new(&memory, DType::F32, vec![elements], Warmth::Warm, 0);
-    bench.seconds(|call| {
+    bench.seconds(Clock::Wall, |call| {
         let Some(group) = &mut group else { return Ok(()) };
         let buffer = buffer.reals_mut(call);
         match kind {
@@ -56,7 +56,7 @@ pub(super) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
     // The rank with the ball begins.
     let mut ball = (rank <= partner).then(|| memory.alloc(DType::F32, elements));
     let own = std::sync::Arc::clone(&bench.endpoint);
-    let there_and_back = bench.seconds(|_| {
+    let there_and_back = bench.seconds(Clock::Wall, |_| {
         for _ in 0..2 {
             match ball.take() {
                 Some(buffer) if partner == rank => {

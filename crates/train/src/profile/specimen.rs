@@ -173,8 +173,3 @@ pub(super) fn attention(graph: &Graph, [positions, head_dim]: [usize; 2]) -> Ext
     }
     extents
 }
-
-/// Whether an operator is in the main a matrix product.
-pub(super) fn is_attention(kind: &OpKind) -> bool {
-    matches!(kind, OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. })
-}

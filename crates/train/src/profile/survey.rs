@@ -311,6 +311,7 @@ fn profile<'a>(
             memory_reachable: 1.0,
             launch_seconds,
             lanes_overlap: false,
+            fused_attention: None,
             price_per_hour: None,
             peak_flops: PeakFlops { fp32: Some(fp32), ..PeakFlops::default() },
             matmul: MatmulRates::Measured(matmul),

@@ -8,7 +8,7 @@ use shardloom_kernels::DType;
 use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
 use shardloom_kernels::random::Key;
 
-use super::bench::Bench;
+use super::bench::{Bench, Clock};
 use super::links;
 use super::streaming::Streaming;
 use super::subject::Subject;
@@ -105,7 +105,7 @@ impl<'a> Task<'a> {
         let seconds = match &self.work {
             Work::Operator { graph, op, pass, extents } => {
                 let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
-                bench.seconds(|call| {
+                bench.seconds(Clock::Processor, |call| {
                     subject.run(call);
                     Ok(())
                 })
@@ -137,7 +137,7 @@ fn launch_seconds(bench: &mut Bench) -> Result<f64> {
         key: Key { seed: 1, stream: 2, step: 3 },
     };
     let x = memory.alloc_zeroed(DType::F32, 1);
-    bench.seconds(|_| {
+    bench.seconds(Clock::Processor, |_| {
         let mut y = memory.alloc(DType::F32, 1);
         let reads = vec![Input { shape: &[1], data: Data::F32(x.as_f32()) }];
         let data = DataMut::F32(y.as_f32_mut());

@@ -1,0 +1,425 @@
+//! Estimates of many candidates on one model and cluster.
+
+use std::collections::BTreeMap;
+
+use shardloom_cluster::Cluster;
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::Graph;
+use shardloom_plan::{
+    LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
+
+use super::class::Classes;
+use super::collective::Collective;
+use super::parameters::{BUCKETS, Parameters};
+use super::pipeline::{self, Ends};
+use super::place::Place;
+use super::stage::{StageCost, Terms, persistent_bytes};
+use super::table::{BlockTable, SplitTable};
+use super::walk::Split;
+use super::{Candidate, Cut, cut};
+use crate::SimError;
+
+/// What all candidates have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Number formats.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Whether all ranks agree on a gradient norm before they update.
+    pub norm: bool,
+    /// The collectives' algorithm.
+    pub algorithm: Algorithm,
+    /// Bytes of gradient up to which consecutive blocks share a collective.
+    pub bucket_bytes: usize,
+}
+
+/// What a candidate is estimated to need.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// A step.
+    pub step_seconds: f64,
+    /// The most that a device of any stage holds.
+    pub peak_bytes: f64,
+}
+
+type BlockKey = (u32, bool, u32, Recompute);
+
+/// Estimates candidates, tabulating what they have in common.
+///
+/// ```
+/// use shardloom_cluster::Cluster;
+/// use shardloom_collectives::Algorithm;
+/// use shardloom_graph::ModelSpec;
+/// use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
+/// use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
+///
+/// let graph = ModelSpec::parse("gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128")?.graph()?;
+/// let cluster = Cluster::parse("h100-80g:8")?;
+/// let settings = Settings {
+///     precision: Precision::MIXED,
+///     optimizer: Optimizer::default(),
+///     norm: true,
+///     algorithm: Algorithm::Ring,
+///     bucket_bytes: 25_000_000,
+/// };
+/// let mut estimator = Estimator::new(&graph, &cluster, settings)?;
+/// let candidate = Candidate {
+///     pp: 2,
+///     dp: 2,
+///     tp: 2,
+///     sequence_parallel: true,
+///     zero: 1,
+///     microbatch: 1,
+///     microbatches: 8,
+///     recompute: Recompute::None,
+///     schedule: ScheduleKind::OneForwardOneBackward,
+///     cut: Cut::Even,
+/// };
+/// let estimate = estimator.estimate(&candidate)?.expect("heads, widths and vocabulary divide");
+/// assert!(estimate.step_seconds > 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Estimator<'a> {
+    graph: &'a Graph,
+    cluster: &'a Cluster,
+    settings: Settings,
+    place: Place<'a>,
+    classes: Classes,
+    /// Without and with sequence parallelism.
+    rules: [LayoutRules; 2],
+    update_rate: String,
+    statistics_rate: String,
+    split_ids: BTreeMap<(u32, bool), usize>,
+    splits: Vec<Option<SplitTable>>,
+    block_ids: BTreeMap<BlockKey, usize>,
+    blocks: Vec<Option<BlockTable>>,
+    /// Balanced cuts, by table of blocks and stages.
+    cuts: BTreeMap<(usize, u32), Vec<usize>>,
+    stages: Vec<StageCost>,
+    sends: Vec<f64>,
+}
+
+impl<'a> Estimator<'a> {
+    /// Estimates for `graph` on `cluster`.
+    ///
+    /// # Errors
+    /// If a device does not compute in the precision.
+    pub fn new(
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        settings: Settings,
+    ) -> Result<Estimator<'a>, SimError> {
+        let name = optimizer_name(&settings.optimizer);
+        Ok(Estimator {
+            graph,
+            cluster,
+            settings,
+            place: Place::of(cluster, settings.precision.compute)?,
+            classes: Classes::of(graph),
+            rules: [false, true].map(|sequence_parallel| rules(graph, sequence_parallel)),
+            update_rate: format!("update.{name}"),
+            statistics_rate: format!("statistics.{name}"),
+            split_ids: BTreeMap::new(),
+            splits: vec![],
+            block_ids: BTreeMap::new(),
+            blocks: vec![],
+            cuts: BTreeMap::new(),
+            stages: vec![],
+            sends: vec![],
+        })
+    }
+
+    /// The least memory that any device has.
+    pub fn memory_bytes(&self) -> u64 {
+        self.place.memory_bytes
+    }
+
+    /// The estimate of `candidate`; none if its layout is impossible for the model.
+    ///
+    /// # Errors
+    /// As [`CostModel`](crate::CostModel).
+    pub fn estimate(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
+        if !self.evaluate(candidate)? {
+            return Ok(None);
+        }
+        let peak = |(stage, cost): (u32, &StageCost)| stage_bytes(candidate, stage, cost);
+        let peak_bytes = (0u32..).zip(&self.stages).map(peak).fold(0.0, f64::max);
+        let step_seconds =
+            pipeline::step_seconds(candidate, &self.stages, &self.sends, &self.ends(candidate));
+        Ok(Some(Estimate { step_seconds, peak_bytes }))
+    }
+
+    /// The most that a device of each stage holds; none if the layout is impossible for the model.
+    ///
+    /// # Errors
+    /// As [`CostModel`](crate::CostModel).
+    pub fn stage_peak_bytes(
+        &mut self,
+        candidate: &Candidate,
+    ) -> Result<Option<Vec<f64>>, SimError> {
+        let possible = self.evaluate(candidate)?;
+        let peak = |(stage, cost): (u32, &StageCost)| stage_bytes(candidate, stage, cost);
+        Ok(possible.then(|| (0u32..).zip(&self.stages).map(peak).collect()))
+    }
+
+    /// The memory that `candidate` needs at least, without tabulating its micro-batch; none if its layout
+    /// is impossible for the model.
+    ///
+    /// # Errors
+    /// As [`CostModel`](crate::CostModel).
+    pub fn least_bytes(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
+        let one = Candidate { microbatch: 1, ..*candidate };
+        let Some((split, blocks)) = self.tables(&one)? else { return Ok(None) };
+        let (Some(split), Some(blocks)) = (&self.splits[split], &self.blocks[blocks]) else {
+            return Ok(None);
+        };
+        let mut all = Parameters::default();
+        all.elements[0] = split.total_elements;
+        let held = persistent_bytes(&self.settings, candidate.zero, candidate.dp, &all);
+        let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
+        Ok(Some((held + kept) / f64::from(candidate.pp)))
+    }
+
+    /// The time that a step of `candidate` takes at least; none if its layout is impossible for the
+    /// model.
+    ///
+    /// # Errors
+    /// As [`CostModel`](crate::CostModel).
+    pub fn least_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
+        let Some((_, blocks)) = self.tables(candidate)? else { return Ok(None) };
+        Ok(self.blocks[blocks].as_ref().map(|table| {
+            f64::from(candidate.microbatches) * table.total_seconds() / f64::from(candidate.pp)
+        }))
+    }
+
+    /// The first block of each stage of `candidate`, then the number of blocks; none if the layout is
+    /// impossible for the model.
+    ///
+    /// # Errors
+    /// As [`CostModel`](crate::CostModel).
+    pub fn cuts(&mut self, candidate: &Candidate) -> Result<Option<Vec<usize>>, SimError> {
+        let Some((_, blocks)) = self.tables(candidate)? else { return Ok(None) };
+        self.balance(candidate, blocks);
+        let starts = 0..=candidate.pp as usize;
+        Ok(Some(starts.map(|stage| self.start(candidate, blocks, stage)).collect()))
+    }
+
+    /// Fills in the stages and sends of `candidate`. Whether its layout is possible.
+    fn evaluate(&mut self, candidate: &Candidate) -> Result<bool, SimError> {
+        let Some((split_id, block_id)) = self.tables(candidate)? else { return Ok(false) };
+        self.balance(candidate, block_id);
+        let mut stages = std::mem::take(&mut self.stages);
+        let mut sends = std::mem::take(&mut self.sends);
+        stages.clear();
+        sends.clear();
+        if let (Some(split), Some(blocks)) = (&self.splits[split_id], &self.blocks[block_id]) {
+            let mut terms = self.terms(candidate, split, blocks);
+            let size = candidate.dp * candidate.tp;
+            let mut before = 0..0;
+            for stage in 0..candidate.pp as usize {
+                let range = self.start(candidate, block_id, stage)
+                    ..self.start(candidate, block_id, stage + 1);
+                let alike = split.parameters.shared.is_empty()
+                    && terms.classes[range.clone()] == terms.classes[before.clone()];
+                let cost = match stages.last() {
+                    Some(&known) if alike => known,
+                    _ => StageCost::of(range.start, range.end, &mut terms),
+                };
+                stages.push(cost);
+                let bytes = f64::from(candidate.microbatch) * split.crossing_bytes[range.end];
+                let devices = (stage as u32 + 1) * size;
+                sends.push(self.place.message_seconds(bytes, size, devices));
+                before = range;
+            }
+        }
+        (self.stages, self.sends) = (stages, sends);
+        Ok(true)
+    }
+
+    fn terms<'t>(
+        &'t self,
+        candidate: &Candidate,
+        split: &'t SplitTable,
+        blocks: &'t BlockTable,
+    ) -> Terms<'t, 'a> {
+        let Settings { precision, algorithm, .. } = self.settings;
+        let replicas = self.place.replicas(candidate.dp, candidate.tp);
+        let size = candidate.dp * candidate.tp;
+        let over = |kind, algorithm, shape, bytes| {
+            Collective::new(&self.place, kind, algorithm, shape, bytes)
+        };
+        let reduced = if candidate.zero >= 1 { Kind::ReduceScatter } else { Kind::AllReduce };
+        let gradient_bytes = precision.gradients.bytes();
+        let tensor = self.place.world(candidate.tp);
+        let statistics = |owners| over(Kind::AllReduce, Algorithm::Direct, owners, 4);
+        let [split_owners, whole_owners] = match candidate.zero {
+            0 => [tensor, self.place.world(1)],
+            _ => [self.place.world(size), replicas],
+        };
+        Terms {
+            classes: &self.classes.of_block,
+            blocks,
+            split,
+            settings: &self.settings,
+            device: self.place.device(),
+            zero: candidate.zero,
+            dp: candidate.dp,
+            reduce: [over(reduced, algorithm, replicas, gradient_bytes); BUCKETS],
+            gather: [over(Kind::AllGather, algorithm, replicas, precision.compute.bytes()); BUCKETS],
+            partial: over(Kind::AllReduce, algorithm, tensor, gradient_bytes),
+            statistics: [statistics(split_owners), statistics(whole_owners)],
+            update_rate: &self.update_rate,
+            statistics_rate: &self.statistics_rate,
+        }
+    }
+
+    /// What happens between steps; the stages of `candidate` are filled in.
+    fn ends(&self, candidate: &Candidate) -> Ends {
+        let precision = self.settings.precision;
+        let place = &self.place;
+        let agree = || {
+            let world = place.world(candidate.devices());
+            let mut sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
+            let elements = self.stages.iter().map(|it| it.owned_elements).fold(0.0, f64::max);
+            let bytes = elements * precision.gradients.bytes() as f64;
+            place.device().memory_bound_seconds("norm", elements, bytes) + sum.seconds(1.0)
+        };
+        Ends {
+            norm_seconds: self.settings.norm.then(agree),
+            homes_seconds: self.homes_seconds(candidate),
+            overlaps: place.overlaps(),
+        }
+    }
+
+    /// Adding up the gradients of parameters that live in several stages.
+    fn homes_seconds(&self, candidate: &Candidate) -> f64 {
+        let (Some(&split), Some(&blocks)) = (
+            self.split_ids.get(&split_key(candidate)),
+            self.block_ids.get(&block_key(candidate)),
+        ) else {
+            return 0.0;
+        };
+        let shared = self.splits[split].iter().flat_map(|it| &it.parameters.shared);
+        let mut seconds = 0.0;
+        for each in shared {
+            let stages = 0..candidate.pp as usize;
+            let holds = |&stage: &usize| {
+                let range = self.start(candidate, blocks, stage)
+                    ..self.start(candidate, blocks, stage + 1);
+                each.blocks.iter().any(|block| range.contains(block))
+            };
+            let homes = stages.filter(holds).count() as u32;
+            let shape = self.place.homes(homes, candidate.dp * candidate.tp);
+            let Settings { algorithm, precision, .. } = self.settings;
+            let bytes = precision.gradients.bytes();
+            let mut sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
+            let shards = if candidate.zero >= 1 { f64::from(candidate.dp) } else { 1.0 };
+            seconds += sum.seconds(each.parameters.total() / shards);
+        }
+        seconds
+    }
+
+    /// The first block of a stage; a balanced cut is known.
+    fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
+        let balanced = || self.cuts.get(&(blocks, candidate.pp)).map(|cut| cut[stage]);
+        let even = || {
+            cut::even(self.classes.of_block.len(), candidate.pp as usize, stage)
+        };
+        match candidate.cut {
+            Cut::Even => even(),
+            Cut::Balanced => balanced().unwrap_or_else(even),
+        }
+    }
+
+    fn balance(&mut self, candidate: &Candidate, blocks: usize) {
+        let key = (blocks, candidate.pp);
+        if candidate.cut == Cut::Balanced
+            && !self.cuts.contains_key(&key)
+            && let Some(table) = &self.blocks[blocks]
+        {
+            self.cuts.insert(key, cut::balanced(&table.seconds_before, candidate.pp as usize));
+        }
+    }
+
+    /// The tables of `candidate`, by number; none if its layout is impossible.
+    fn tables(&mut self, candidate: &Candidate) -> Result<Option<(usize, usize)>, SimError> {
+        let split_key = split_key(candidate);
+        let split_id = match self.split_ids.get(&split_key) {
+            Some(&id) => id,
+            None => {
+                let rules = self.rules[usize::from(candidate.sequence_parallel)].clone();
+                let mesh = Mesh { dp: 1, cp: 1, tp: candidate.tp };
+                let split = Split { mesh, rules };
+                let table = SplitTable::of(self.graph, &self.classes, split, &self.settings);
+                self.splits.push(table);
+                self.split_ids.insert(split_key, self.splits.len() - 1);
+                self.splits.len() - 1
+            }
+        };
+        let Some(split) = &self.splits[split_id] else { return Ok(None) };
+        let block_key = block_key(candidate);
+        let block_id = match self.block_ids.get(&block_key) {
+            Some(&id) => id,
+            None => {
+                let table = BlockTable::of(
+                    self.graph,
+                    self.cluster,
+                    &self.place,
+                    &self.classes,
+                    &split.split,
+                    &self.settings,
+                    candidate.microbatch,
+                    candidate.recompute,
+                )?;
+                self.blocks.push(table);
+                self.block_ids.insert(block_key, self.blocks.len() - 1);
+                self.blocks.len() - 1
+            }
+        };
+        Ok(self.blocks[block_id].is_some().then_some((split_id, block_id)))
+    }
+}
+
+fn split_key(candidate: &Candidate) -> (u32, bool) {
+    (candidate.tp, candidate.sequence_parallel)
+}
+
+fn block_key(candidate: &Candidate) -> BlockKey {
+    let Candidate { tp, sequence_parallel, microbatch, recompute, .. } = *candidate;
+    (tp, sequence_parallel, microbatch, recompute)
+}
+
+fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {
+    let others = f64::from(candidate.in_flight(stage) - 1);
+    cost.persistent_bytes + others * cost.kept_bytes + cost.peak_bytes
+}
+
+/// The layout of uniform plans.
+fn rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
+    let any = Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel,
+        global_batch: 1,
+        microbatches: 1,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    any.plan(graph, "", "").layout
+}
+
+fn optimizer_name(optimizer: &Optimizer) -> &'static str {
+    match optimizer {
+        Optimizer::Sgd { .. } => "sgd",
+        Optimizer::Adamw { .. } => "adamw",
+        Optimizer::Lamb { .. } => "lamb",
+        Optimizer::Adafactor { .. } => "adafactor",
+    }
+}

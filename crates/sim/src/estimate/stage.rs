@@ -1,0 +1,240 @@
+//! A stage's costs, added up block by block from its last to its first.
+
+use shardloom_cluster::DeviceKind;
+
+use super::Settings;
+use super::collective::Collective;
+use super::parameters::{BUCKETS, Parameters, is_partial, is_split};
+use super::table::{BlockTable, SplitTable};
+
+/// What does not change between the stages of a candidate.
+pub(super) struct Terms<'t, 'c> {
+    pub classes: &'t [usize],
+    pub blocks: &'t BlockTable,
+    pub split: &'t SplitTable,
+    pub settings: &'t Settings,
+    pub device: &'c DeviceKind,
+    pub zero: u8,
+    pub dp: u32,
+    /// Gradients over replicas; one for each kind of bucket, as each has a size of its own.
+    pub reduce: [Collective<'c>; BUCKETS],
+    /// Weights over replicas.
+    pub gather: [Collective<'c>; BUCKETS],
+    /// Gradients over the tensor-parallel group.
+    pub partial: Collective<'c>,
+    /// The optimizer's statistics, over all owners of a split bucket and of a whole one.
+    pub statistics: [Collective<'c>; 2],
+    pub update_rate: &'t str,
+    pub statistics_rate: &'t str,
+}
+
+impl Terms<'_, '_> {
+    fn shards_state(&self) -> bool {
+        self.zero >= 1 && self.dp > 1
+    }
+
+    fn shards_gradients(&self) -> bool {
+        self.zero >= 2 && self.dp > 1
+    }
+
+    fn shards_weights(&self) -> bool {
+        self.zero >= 3 && self.dp > 1
+    }
+
+    fn owned(&self, elements: f64) -> f64 {
+        if self.shards_state() { (elements / f64::from(self.dp)).ceil() } else { elements }
+    }
+
+    fn gradient_bytes(&self) -> f64 {
+        self.settings.precision.gradients.bytes() as f64
+    }
+
+    /// What a device holds all the time of these parameters.
+    pub fn persistent_bytes(&self, parameters: &Parameters) -> f64 {
+        persistent_bytes(self.settings, self.zero, self.dp, parameters)
+    }
+
+    /// One update of a bucket with its statistics.
+    fn update_seconds(&mut self, bucket: usize, parameters: &Parameters) -> f64 {
+        let precision = self.settings.precision;
+        let optimizer = &self.settings.optimizer;
+        let weights = match precision.master {
+            true => 2 * 4 + precision.compute.bytes(),
+            false => 2 * precision.compute.bytes(),
+        };
+        let state = optimizer.state_bytes_per_parameter();
+        let elements = self.owned(parameters.elements[bucket]);
+        let moved = (precision.gradients.bytes() + weights + 2 * state) as f64;
+        let mut seconds =
+            self.device.memory_bound_seconds(self.update_rate, elements, elements * moved);
+        let rounds = optimizer.statistics_rounds() as f64;
+        if rounds > 0.0 {
+            let read = (precision.gradients.bytes() + state) as f64;
+            let own =
+                self.device.memory_bound_seconds(self.statistics_rate, elements, elements * read);
+            let each = parameters.statistics_elements / rounds;
+            let owners = usize::from(!is_split(bucket));
+            seconds += rounds * (own + self.statistics[owners].seconds(each));
+        }
+        seconds
+    }
+}
+
+/// What a device holds all the time: weights, gradients and optimizer state, or its shards.
+pub(super) fn persistent_bytes(
+    settings: &Settings,
+    zero: u8,
+    dp: u32,
+    parameters: &Parameters,
+) -> f64 {
+    let precision = settings.precision;
+    let held = |from: u8| if zero >= from { 1.0 / f64::from(dp) } else { 1.0 };
+    let master = if precision.master { 4 } else { 0 };
+    let state = settings.optimizer.state_bytes_per_parameter() + master;
+    let each = held(3) * precision.compute.bytes() as f64
+        + held(2) * precision.gradients.bytes() as f64
+        + held(1) * state as f64;
+    parameters.total() * each + 4.0 * parameters.factored_elements * held(1)
+}
+
+/// The costs of some blocks on one device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StageCost {
+    /// A forward pass.
+    pub forward_seconds: f64,
+    /// A backward pass.
+    pub backward_seconds: f64,
+    /// How long synchronisation goes on after the last backward pass.
+    pub tail_seconds: f64,
+    /// What the last backward pass has to do besides.
+    pub once_seconds: f64,
+    /// Reductions over replicas, all added.
+    pub reduce_seconds: f64,
+    /// All updates.
+    pub update_seconds: f64,
+    /// The update of the first bucket.
+    pub first_update_seconds: f64,
+    /// By how much gathers of updated weights would hold up the first forward pass.
+    pub lead_seconds: f64,
+    /// Bytes held all the time.
+    pub persistent_bytes: f64,
+    /// Bytes kept for each micro-batch in flight.
+    pub kept_bytes: f64,
+    /// The most that the passes of one micro-batch hold, its kept bytes included.
+    pub peak_bytes: f64,
+    /// Elements whose optimizer state is here.
+    pub owned_elements: f64,
+    /// The blocks, from the first to the one after the last.
+    blocks: (usize, usize),
+    pending: Unit,
+}
+
+/// Consecutive blocks that share buckets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unit {
+    parameters: Parameters,
+    forward_seconds: f64,
+    backward_seconds: f64,
+    kept_bytes: f64,
+    forward_peak_bytes: f64,
+    backward_peak_bytes: f64,
+}
+
+impl StageCost {
+    /// The costs of blocks `first..end`.
+    pub fn of(first: usize, end: usize, terms: &mut Terms<'_, '_>) -> StageCost {
+        let mut stage = StageCost { blocks: (end, end), ..StageCost::default() };
+        for block in (first..end).rev() {
+            stage.push_front(block, terms);
+        }
+        stage.close_unit(terms);
+        stage
+    }
+
+    fn push_front(&mut self, block: usize, terms: &mut Terms<'_, '_>) {
+        let class = terms.classes[block];
+        let cost = &terms.blocks.blocks[class];
+        let mut parameters = terms.split.parameters.own[class];
+        for shared in &terms.split.parameters.shared {
+            let here = |&other: &usize| other > block && other < self.blocks.1;
+            if shared.blocks.contains(&block) && !shared.blocks.iter().any(here) {
+                parameters.add(&shared.parameters);
+            }
+        }
+        let filled = self.pending.parameters.global_elements;
+        let bytes = (filled + parameters.global_elements) * terms.gradient_bytes();
+        let full = terms.shards_weights() || bytes > terms.settings.bucket_bytes as f64;
+        if filled > 0.0 && parameters.global_elements > 0.0 && full {
+            self.close_unit(terms);
+        }
+        let unit = &mut self.pending;
+        unit.parameters.add(&parameters);
+        unit.forward_seconds += cost.forward_seconds;
+        unit.backward_seconds += cost.backward_seconds;
+        let (forward, backward) = match terms.shards_weights() {
+            true => (cost.forward_peak.gathered_bytes, cost.backward_peak.gathered_bytes),
+            false => (cost.forward_peak.bytes, cost.backward_peak.bytes),
+        };
+        unit.forward_peak_bytes = forward.max(cost.kept_bytes + unit.forward_peak_bytes);
+        unit.backward_peak_bytes = backward.max(cost.kept_bytes + unit.backward_peak_bytes);
+        unit.kept_bytes += cost.kept_bytes;
+        self.blocks.0 = block;
+    }
+
+    fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
+        let unit = std::mem::take(&mut self.pending);
+        let overlaps = terms.device.lanes_overlap;
+        let (mut reduce, mut gather, mut partial, mut update) = (0.0, 0.0, 0.0, 0.0);
+        for bucket in (0..BUCKETS).filter(|&bucket| unit.parameters.elements[bucket] > 0.0) {
+            let elements = unit.parameters.elements[bucket];
+            reduce += terms.reduce[bucket].seconds(elements);
+            gather += terms.gather[bucket].seconds(elements);
+            if is_partial(bucket) {
+                partial += terms.partial.seconds(elements);
+            }
+            update += terms.update_seconds(bucket, &unit.parameters);
+            self.owned_elements += terms.owned(elements);
+        }
+        let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
+        // Whether gradients are reduced in every backward pass, not only in the last.
+        match terms.shards_gradients() {
+            true => backward += partial,
+            false => self.once_seconds += partial,
+        }
+        match (terms.shards_weights(), overlaps) {
+            (true, true) => {
+                forward = forward.max(gather);
+                backward = backward.max(gather + reduce);
+                self.tail_seconds = reduce;
+            }
+            (true, false) => {
+                forward += gather;
+                backward += gather + reduce;
+            }
+            (false, true) => {
+                self.tail_seconds = reduce.max(self.tail_seconds + reduce - backward);
+            }
+            (false, false) if terms.shards_gradients() => backward += reduce,
+            (false, false) => self.tail_seconds += reduce,
+        }
+        if terms.shards_state() && !terms.shards_weights() {
+            self.lead_seconds = match overlaps {
+                true => gather.max(self.lead_seconds + gather - forward),
+                false => self.lead_seconds + gather,
+            };
+        }
+        self.reduce_seconds += reduce;
+        self.update_seconds += update;
+        self.first_update_seconds = update;
+        self.forward_seconds += forward;
+        self.backward_seconds += backward;
+        let gradients = match terms.shards_gradients() {
+            true => unit.parameters.total() * terms.gradient_bytes(),
+            false => 0.0,
+        };
+        let peak = unit.forward_peak_bytes.max(unit.backward_peak_bytes + gradients);
+        self.peak_bytes = peak.max(unit.kept_bytes + self.peak_bytes);
+        self.kept_bytes += unit.kept_bytes;
+        self.persistent_bytes += terms.persistent_bytes(&unit.parameters);
+    }
+}
