@@ -57,3 +57,29 @@ impl From<[f64; 5]> for ProductSeconds {
         ProductSeconds { fixed, per_left, per_right, per_result, per_multiply_add }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_coefficient_counts_its_own_elements() {
+        // m, n, k = 2, 3, 5: 10 on the left, 15 on the right, 6 in the result, 30 multiplications.
+        let expected = [1.0, 10.0, 15.0, 6.0, 30.0];
+        for (term, expected) in expected.into_iter().enumerate() {
+            let mut coefficients = [0.0; 5];
+            coefficients[term] = 0.5;
+            let product = ProductSeconds::from(coefficients);
+            assert_eq!(product.seconds(2, 3, 5), 0.5 * expected, "term {term}");
+            assert_eq!(product.seconds(0, 3, 5), 0.0);
+        }
+    }
+
+    #[test]
+    fn a_negative_coefficient_is_refused_by_name() {
+        let text = "fixed = 0.0\nper_left = -1e-9\nper_right = 0.0\nper_result = 0.0\n\
+                    per_multiply_add = 1e-11\n";
+        let error = toml::from_str::<ProductSeconds>(text).unwrap_err().to_string();
+        assert!(error.contains("per_left") && error.contains("0 or above"), "{error}");
+    }
+}

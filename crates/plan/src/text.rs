@@ -11,8 +11,8 @@ impl Plan {
     pub fn from_toml(text: &str, place: &str) -> Result<Plan, PlanError> {
         // The version is looked at first, so that a plan of a later version is not refused for a key.
         if let Ok(table) = text.parse::<toml::Table>() {
-            match table.get("format").and_then(toml::Value::as_integer) {
-                Some(format) if format == i64::from(FORMAT) => {}
+            match table.get("format") {
+                Some(format) if format.as_integer() == Some(i64::from(FORMAT)) => {}
                 Some(format) => {
                     let message = format!("format = {format}, but this version reads {FORMAT}");
                     return Err(PlanError::Text { place: place.into(), message });

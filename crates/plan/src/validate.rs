@@ -151,7 +151,15 @@ impl Plan {
                     } else {
                         format!("{} = {extent}", rule.dim)
                     };
-                    let rule = format!("it must divide {what}");
+                    let together = match others {
+                        1 => String::new(),
+                        _ => format!(
+                            "with the axes that split {} too, {} parts, ",
+                            rule.dim,
+                            width * others
+                        ),
+                    };
+                    let rule = format!("{together}it must divide {what}");
                     return Err(PlanError::field(key(&format!("mesh.{axis}")), width, rule));
                 }
                 split = true;

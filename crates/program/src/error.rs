@@ -18,6 +18,29 @@ pub enum ProgramError {
         /// The other.
         second: String,
     },
+    /// A parameter's gradient must be reduced in one use and not in another.
+    #[error(
+        "parameter {name} has a gradient that is partial over {first} in one use and over {second} in another; choose layout rules that split its uses alike"
+    )]
+    ParameterGradients {
+        /// The parameter.
+        name: String,
+        /// Mesh axes of one use.
+        first: String,
+        /// Mesh axes of the other.
+        second: String,
+    },
+    /// An optimizer with sums over rows and columns needs each part of a parameter to lie in a range of
+    /// both.
+    #[error(
+        "adafactor keeps sums over the rows and columns of {name}, and the layout splits it along {dim}, which is not the first axis of either; split it along another dimension or choose another optimizer"
+    )]
+    FactoredSplit {
+        /// The parameter.
+        name: String,
+        /// The dimension it is split along.
+        dim: String,
+    },
     /// No sequence of collectives leads from one layout to another.
     #[error("{name}: no redistribution from {from} to {to}")]
     Redistribution {

@@ -3,6 +3,31 @@
 use crate::timeline::{Activity, Lane};
 use crate::{Action, BodyKind, Change, Class, Instruction, Operand};
 
+impl BodyKind {
+    /// What its computation is in a timeline.
+    pub fn activity(self) -> Activity {
+        match self {
+            BodyKind::Forward | BodyKind::Evaluation => Activity::Forward,
+            BodyKind::Backward => Activity::Backward,
+            BodyKind::Epilogue => Activity::Update,
+        }
+    }
+
+    /// What its computation is called in a timeline: `F3`, `B0`, `update`.
+    pub fn label(self, microbatch: Option<u32>) -> String {
+        let letter = match self {
+            BodyKind::Forward => "F",
+            BodyKind::Backward => "B",
+            BodyKind::Evaluation => "V",
+            BodyKind::Epilogue => "update",
+        };
+        match microbatch {
+            Some(microbatch) => format!("{letter}{microbatch}"),
+            None => letter.to_owned(),
+        }
+    }
+}
+
 impl Instruction {
     /// Whether other ranks take part.
     pub fn involves_others(&self) -> bool {
@@ -37,11 +62,7 @@ impl Instruction {
             Action::Receive { .. } => Activity::Receive,
             _ if self.lane() == Lane::CommunicationIn => Activity::Collective,
             Action::Update { .. } => Activity::Update,
-            _ => match kind {
-                BodyKind::Forward | BodyKind::Evaluation => Activity::Forward,
-                BodyKind::Backward => Activity::Backward,
-                BodyKind::Epilogue => Activity::Update,
-            },
+            _ => kind.activity(),
         }
     }
 
@@ -53,7 +74,6 @@ impl Instruction {
             Some(Operand::Slot(slot)) => class.slot(*slot).name.clone(),
             _ => String::new(),
         };
-        let number = microbatch.map(|microbatch| microbatch.to_string()).unwrap_or_default();
         match &self.action {
             Action::Redistribute { change, .. } => {
                 let verb = match change {
@@ -76,12 +96,7 @@ impl Instruction {
             Action::Reduce { bucket: id, .. } => format!("all-reduce {}", bucket(*id)),
             Action::Norm => "gradient norm".into(),
             Action::Statistics { bucket: id, .. } => format!("statistics {}", bucket(*id)),
-            _ => match kind {
-                BodyKind::Forward => format!("F{number}"),
-                BodyKind::Backward => format!("B{number}"),
-                BodyKind::Evaluation => format!("V{number}"),
-                BodyKind::Epilogue => "update".into(),
-            },
+            _ => kind.label(microbatch),
         }
     }
 }

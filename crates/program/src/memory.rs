@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Action, BucketId, Class, Instruction, Operand, ParamId, Program, SlotId, StreamItem};
+use crate::{
+    Action, BucketId, Change, Class, Instruction, Operand, ParamId, Program, SlotId, StreamItem,
+};
 
 /// What a rank holds all the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +44,9 @@ enum Tenant {
 /// Tracks the bytes that live while instructions run in order.
 ///
 /// The simulator and the memory bound of a search both count with it, and an executor that allocates
-/// at the first write of a tensor and frees where an instruction says so agrees byte for byte.
+/// at the first write of a tensor and frees where an instruction says so agrees, but for what kernels
+/// use as scratch and for messages that were sent and not yet received, which no order of one rank's
+/// instructions can tell.
 #[derive(Clone, Debug)]
 pub struct Ledger<'a> {
     program: &'a Program,
@@ -71,6 +75,9 @@ impl<'a> Ledger<'a> {
 
     /// Counts what `instruction` allocates, before it runs.
     pub fn begin(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
+        if let Some(slot) = reduced_in_place(instruction) {
+            self.move_out(Tenant::Slot(slot, microbatch));
+        }
         for write in &instruction.writes {
             match write.to {
                 Operand::Slot(slot) => {
@@ -86,6 +93,32 @@ impl<'a> Ledger<'a> {
         {
             let bytes = self.bytes(bucket, self.program.precision.compute.bytes());
             self.move_in(Tenant::Weights(bucket), bytes);
+        }
+        let staged_bytes = self.live_bytes + self.staging_bytes(instruction);
+        self.peak_bytes = self.peak_bytes.max(staged_bytes);
+    }
+
+    /// Bytes that `instruction` needs only while it runs. Collectives take and leave parts side by side:
+    /// a tensor that is cut or joined along an axis inside it is copied, and one that is reduced into
+    /// parts is reduced in a copy, since whoever reads it next needs it as it was.
+    fn staging_bytes(&self, instruction: &Instruction) -> u64 {
+        let Action::Redistribute { change, .. } = &instruction.action else { return 0 };
+        let bytes = |operand: Operand| match operand {
+            Operand::Slot(slot) => self.class.slot(slot).bytes as u64,
+            Operand::Weight(_) | Operand::Gradient(_) => 0,
+        };
+        let (read, written) = (instruction.reads[0], instruction.writes[0].to);
+        let inside = |axis: usize| self.class.shape(written)[..axis].iter().any(|&it| it > 1);
+        match *change {
+            Change::Slice { .. } | Change::AllReduce(_) => 0,
+            Change::ReduceScatter { .. } => bytes(read),
+            Change::AllGather { axis } | Change::AllToAll { from: axis, .. } => {
+                if inside(axis) {
+                    bytes(written)
+                } else {
+                    0
+                }
+            }
         }
     }
 
@@ -127,6 +160,17 @@ impl<'a> Ledger<'a> {
         if let Some(bytes) = self.tenants.remove(&tenant) {
             self.live_bytes -= bytes;
         }
+    }
+}
+
+/// The slot that an all-reduce turns into its result, because nobody reads it afterwards.
+fn reduced_in_place(instruction: &Instruction) -> Option<SlotId> {
+    let Action::Redistribute { change: Change::AllReduce(_), .. } = instruction.action else {
+        return None;
+    };
+    match instruction.reads[0] {
+        Operand::Slot(slot) if instruction.frees.contains(&slot) => Some(slot),
+        _ => None,
     }
 }
 

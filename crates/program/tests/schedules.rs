@@ -57,8 +57,7 @@ fn four_stages_are_used_57_percent_with_4_microbatches_and_73_with_8() {
 
 #[test]
 fn the_orders_are_those_of_the_papers() {
-    let text =
-        |order: &[Cell]| order.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let text = |order: &[Cell]| order.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
     let alternating = orders(ScheduleKind::OneForwardOneBackward, 3, 4);
     assert_eq!(text(&alternating[0]), "F0 F1 F2 B0 F3 B1 B2 B3");
     assert_eq!(text(&alternating[1]), "F0 F1 B0 F2 B1 F3 B2 B3");
@@ -71,10 +70,8 @@ fn the_orders_are_those_of_the_papers() {
 #[test]
 fn cells_start_when_their_stage_and_what_they_wait_for_are_done() {
     let timing = timing(ScheduleKind::OneForwardOneBackward, 2, 2, TWICE);
-    let first =
-        vec![(forward(0), 0.0), (forward(1), 1.0), (backward(0), 4.0), (backward(1), 7.0)];
-    let second =
-        vec![(forward(0), 1.0), (backward(0), 2.0), (forward(1), 4.0), (backward(1), 5.0)];
+    let first = vec![(forward(0), 0.0), (forward(1), 1.0), (backward(0), 4.0), (backward(1), 7.0)];
+    let second = vec![(forward(0), 1.0), (backward(0), 2.0), (forward(1), 4.0), (backward(1), 5.0)];
     assert_eq!(timing.starts, vec![first, second]);
     assert_eq!(timing.makespan, 9.0);
     assert_eq!(timing.bubble_fraction, 1.0 - 12.0 / 18.0);

@@ -1,1 +1,40 @@
-//! skeleton
+//! Searches for the fastest plan that fits in memory, and says why it is the one.
+//!
+//! [`auto`] enumerates a [`Space`] of 3D plans, scores each with the analytic
+//! [estimate](shardloom_sim::estimate), lowers and simulates the best, and gives the fastest simulated one
+//! beside the plans that people use without a search. [`explain`] finds out by experiments in the simulator
+//! what limits a plan and what would change that.
+//!
+//! ```
+//! use shardloom_cluster::Cluster;
+//! use shardloom_graph::ModelSpec;
+//! use shardloom_search::{Request, auto};
+//!
+//! let model = "gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1024";
+//! let graph = ModelSpec::parse(model)?.graph()?;
+//! let cluster = Cluster::parse("h100-80g:4")?;
+//! let outcome = auto(&graph, &cluster, &Request::new(model, "h100-80g:4", 32))?;
+//! assert_eq!(outcome.plan.global_batch, 32);
+//! let search = &outcome.search;
+//! assert_eq!(search.space, search.evaluated + search.bounded_away);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod auto;
+mod baseline;
+mod closest;
+mod error;
+mod experiment;
+mod explain;
+mod judge;
+mod ranking;
+mod request;
+mod space;
+
+pub use auto::{Finalist, Outcome, SearchCounts, auto};
+pub use baseline::Baseline;
+pub use error::SearchError;
+pub use explain::{Explanation, Fact, Topic, explain};
+pub use judge::{Judgement, judge};
+pub use request::Request;
+pub use space::Space;

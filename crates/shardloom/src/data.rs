@@ -57,7 +57,6 @@ pub struct Data {
     pub(crate) digest: String,
     /// The tokenizer's name; none for a table.
     pub(crate) tokenizer: Option<String>,
-    samples: u64,
 }
 
 impl Data {
@@ -80,11 +79,6 @@ impl Data {
             Some(features) => Data::table(model, features, paths, sampling),
             None => Data::text(model, &inputs, paths, tokenizer, sampling),
         }
-    }
-
-    /// Samples of one epoch.
-    pub fn samples(&self) -> u64 {
-        self.samples
     }
 
     fn text(
@@ -113,9 +107,8 @@ impl Data {
         let corpus = Corpus::open(paths, &tokenizer.tokenizer, sampling.validation_fraction)?;
         let digest = corpus.digest().to_owned();
         let batches = Batches::new(corpus, model.spec().seq(), sampling.seed)?;
-        let samples = batches.epoch_len();
         let tokenizer = Some(tokenizer.name.clone());
-        Ok(Data { source: Box::new(batches), digest, tokenizer, samples })
+        Ok(Data { source: Box::new(batches), digest, tokenizer })
     }
 
     fn table(
@@ -138,9 +131,8 @@ impl Data {
             });
         }
         require_vocabulary(model, table.classes(), || format!("classes of {}", path.display()))?;
-        let samples = table.training_len();
         let digest = table.digest();
-        Ok(Data { source: Box::new(table), digest, tokenizer: None, samples })
+        Ok(Data { source: Box::new(table), digest, tokenizer: None })
     }
 }
 

@@ -8,6 +8,7 @@ use shardloom_graph::GraphError;
 use shardloom_interop::InteropError;
 use shardloom_plan::PlanError;
 use shardloom_program::ProgramError;
+use shardloom_search::SearchError;
 use shardloom_sim::SimError;
 
 /// A result of this crate.
@@ -34,6 +35,9 @@ pub enum Error {
     /// A program has no simulation.
     #[error(transparent)]
     Sim(SimError),
+    /// A search has no answer.
+    #[error(transparent)]
+    Search(SearchError),
     /// Data, a checkpoint or a training run went wrong.
     #[error(transparent)]
     Train(shardloom_train::Error),
@@ -79,6 +83,24 @@ pub enum Error {
         value: u128,
         /// What would be right.
         rule: String,
+    },
+    /// A text that names no optimizer.
+    #[error("optimizer {text:?}: {rule}")]
+    Optimizer {
+        /// The text.
+        text: String,
+        /// What would be right.
+        rule: String,
+    },
+    /// Tokens cannot be drawn this way.
+    #[error("{key} = {value}: {rule}")]
+    Drawing {
+        /// The setting.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        rule: &'static str,
     },
     /// There is no place for the profile of this machine.
     #[error(
@@ -195,8 +217,9 @@ impl Error {
         move |source| Error::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// What kind of thing is wrong, in one word: `model`, `cluster`, `plan`, `profile`, `data`,
-    /// `checkpoint`, `memory`, `file` or `training`.
+    /// What kind of thing is wrong, in one word: `model`, `cluster`, `plan`, `search`,
+    /// `simulation`, `profile`, `optimizer`, `learning-rate`, `data`, `weights`, `checkpoint`, `memory`,
+    /// `file`, `usage` or `training`.
     pub fn kind(&self) -> &'static str {
         use shardloom_train::Error as Train;
         match self {
@@ -206,12 +229,15 @@ impl Error {
             Error::Cluster(_) => "cluster",
             Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } => "plan",
             Error::Sim(_) => "simulation",
+            Error::Search(_) => "search",
             Error::NoProfilePlace | Error::Profile { .. } => "profile",
             Error::Io { .. } => "file",
             Error::ModelInput { .. }
             | Error::Vocabulary { .. }
             | Error::Features { .. }
             | Error::Tables { .. } => "data",
+            Error::Optimizer { .. } => "optimizer",
+            Error::Drawing { .. } => "usage",
             Error::Memory { .. } => "memory",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
@@ -275,7 +301,8 @@ impl Error {
             Error::Program(ProgramError::ParameterLayouts { name, .. })
             | Error::Program(ProgramError::Redistribution { name, .. })
             | Error::Program(ProgramError::SharedMeshes { name, .. }) => Some(name.clone()),
-            Error::PlanSize { key, .. } => Some((*key).to_owned()),
+            Error::PlanSize { key, .. } | Error::Drawing { key, .. } => Some((*key).to_owned()),
+            Error::Optimizer { text, .. } => Some(text.clone()),
             Error::ModelSize { tensor, .. } => Some(tensor.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::Vocabulary { model, .. } | Error::Tables { model, .. } => Some(model.clone()),
@@ -313,10 +340,8 @@ impl Error {
                 Train::NonFiniteLoss { step, .. } => Some(format!("step {step}")),
                 _ => None,
             },
-            Error::Program(ProgramError::Schedule(_))
-            | Error::Sim(_)
-            | Error::NoProfilePlace
-            | Error::Memory { .. } => None,
+            Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
+            Error::Search(_) | Error::Program(_) | Error::Sim(_) | Error::NoProfilePlace | Error::Memory { .. } => None,
         }
     }
 
@@ -341,6 +366,17 @@ impl From<SimError> for Error {
         match error {
             SimError::Cluster(error) => Error::Cluster(error),
             other => Error::Sim(other),
+        }
+    }
+}
+
+impl From<SearchError> for Error {
+    fn from(error: SearchError) -> Error {
+        match error {
+            SearchError::Program(error) => error.into(),
+            SearchError::Sim(error) => error.into(),
+            SearchError::Cluster(error) => Error::Cluster(error),
+            other => Error::Search(other),
         }
     }
 }

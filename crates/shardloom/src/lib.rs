@@ -3,26 +3,32 @@
 //! A [`Model`] and a cluster are loaded from the same texts that the command line takes; a [`Plan`] says
 //! how the one is trained on the other; [`simulate`] predicts a step of it; a [`Session`] really trains.
 //!
-//! The modules [`plan`], [`cluster`], [`program`], [`sim`] and [`train`] hold the parts that these few
+//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`sim`] and [`train`] hold the parts that these few
 //! calls are made of.
 
 mod data;
 mod error;
+mod generator;
 mod local_profile;
 mod lowering;
 mod machines;
 mod memory;
 mod model;
+mod optimizer;
+mod planning;
 mod prediction;
 mod session;
 
 pub use data::{Data, Sampling, TextTokenizer};
 pub use error::{Error, Result};
+pub use generator::{Drawing, Generator};
 pub use local_profile::LocalProfile;
 pub use lowering::{lower, read_plan, uniform_plan};
 pub use machines::load_cluster;
 pub use model::{Defaults, Model};
-pub use prediction::{Prediction, simulate};
+pub use optimizer::parse_optimizer;
+pub use planning::{Planned, explain, find_plan, usual_request};
+pub use prediction::{Prediction, predict_here, simulate};
 pub use session::{Resumed, Session, clear_checkpoints};
 
 pub use shardloom_plan::Plan;
@@ -30,11 +36,17 @@ pub use shardloom_plan::Plan;
 /// The vocabulary of plans.
 pub use shardloom_plan as plan;
 
+/// Collective algorithms.
+pub use shardloom_collectives as collectives;
+
 /// Machines and what they can do.
 pub use shardloom_cluster as cluster;
 
 /// Programs, schedules and timelines.
 pub use shardloom_program as program;
+
+/// Searches for plans.
+pub use shardloom_search as search;
 
 /// The simulator.
 pub use shardloom_sim as sim;

@@ -1,12 +1,12 @@
 //! Simulated steps.
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_sim::{MemoryFit, Options, Summary};
 
-use crate::{Model, Result, lower};
+use crate::{LocalProfile, Model, Result, lower};
 
 /// What a step of a plan is predicted to be.
 #[derive(Clone, Debug)]
@@ -74,4 +74,24 @@ pub fn simulate(
     let memory = steady.memory_fits(&program, cluster)?;
     let timeline = run(1)?.timeline;
     Ok(Prediction { program, timeline, summary, memory })
+}
+
+/// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing
+/// if this machine has not been measured, or has fewer cores than the plan has ranks.
+///
+/// # Errors
+/// As [`simulate`], and if the profile cannot be read.
+pub fn predict_here(
+    model: &Model,
+    plan: &Plan,
+    local: &LocalProfile,
+) -> Result<Option<Prediction>> {
+    let Some(profile) = local.load()? else { return Ok(None) };
+    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
+    let devices_per_node = devices.map_or(0, |&last| last.saturating_add(1));
+    if devices_per_node > profile.node.devices {
+        return Ok(None);
+    }
+    let cluster = Cluster::new(vec![NodeGroup { profile, nodes: 1, devices_per_node }])?;
+    simulate(model, plan, &cluster, false).map(Some)
 }

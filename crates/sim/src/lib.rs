@@ -43,6 +43,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod estimate;
+
 mod actor;
 mod contention;
 mod cost;

@@ -44,3 +44,47 @@ pub fn rate_name(graph: &Graph, op: OpId, pass: Pass) -> String {
 pub fn collective_rate_name(algorithm: Algorithm, kind: Kind, members: usize) -> String {
     format!("{algorithm}.{kind}.{members}")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    fn forward_names(model: &str) -> BTreeSet<String> {
+        let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+        graph.ops().map(|(op, _)| rate_name(&graph, op, Pass::Forward)).collect()
+    }
+
+    #[test]
+    fn a_name_says_what_changes_the_time_of_an_element() {
+        let names = forward_names("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16,dropout=0.1");
+        let expected = [
+            "add+broadcast.forward",
+            "attention-context+causal+dropout.forward",
+            "attention-probs+causal.forward",
+            "bias-dropout-add+dropout.forward",
+            "contract+bias.forward",
+            "contract+transposed.forward",
+            "contract.forward",
+            "cross-entropy.forward",
+            "dropout+dropout.forward",
+            "embed.forward",
+            "gelu.forward",
+            "layer-norm.forward",
+            "logit-max.forward",
+            "logit-sum.forward",
+        ];
+        assert_eq!(names, expected.into_iter().map(str::to_owned).collect());
+        let names = forward_names("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16");
+        assert!(names.contains("bias-dropout-add.forward"), "{names:?}");
+    }
+
+    #[test]
+    fn collectives_are_named_by_algorithm_kind_and_members() {
+        let name = collective_rate_name(Algorithm::Direct, Kind::AllReduce, 4);
+        assert_eq!(name, "direct.all-reduce.4");
+    }
+}

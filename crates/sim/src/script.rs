@@ -251,16 +251,8 @@ fn items(class: &Class) -> Vec<Item> {
     }
     let item = |(index, item): (usize, &shardloom_program::StreamItem)| {
         let ends = |ends: &[usize]| item.microbatch.is_none_or(|it| ends[it as usize] == index);
-        let (activity, letter) = match class.body(item.body).kind {
-            BodyKind::Forward => (Activity::Forward, "F"),
-            BodyKind::Backward => (Activity::Backward, "B"),
-            BodyKind::Evaluation => (Activity::Forward, "V"),
-            BodyKind::Epilogue => (Activity::Update, "update"),
-        };
-        let label = match item.microbatch {
-            Some(microbatch) => format!("{letter}{microbatch}"),
-            None => letter.to_owned(),
-        };
+        let kind = class.body(item.body).kind;
+        let (activity, label) = (kind.activity(), kind.label(item.microbatch));
         let (body, microbatch) = (item.body, item.microbatch);
         Item { body, microbatch, first: ends(&first), last: ends(&last), activity, label }
     };

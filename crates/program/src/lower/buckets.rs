@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Plan};
+use shardloom_plan::{Axis, Optimizer, Plan};
 
 use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
@@ -40,6 +40,7 @@ impl Parameters {
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for (value, layout) in model.parameters(graph) {
+            check_factors(graph, &plan.optimizer, value, layout)?;
             let key = Key { unit: units[&value], ..key(graph, stages, index, value, layout)? };
             match keys.iter().position(|known| *known == key) {
                 Some(bucket) => members[bucket].push((value, layout.clone())),
@@ -151,45 +152,92 @@ fn key(
     layout: &Layout,
 ) -> Result<Key, ProgramError> {
     let model = &stages[index];
-    let mut partial: Vec<Axis> = vec![];
-    for &op in graph.value(value).consumers.iter().filter(|&&op| model.holds(op)) {
-        let rule = gradient::rule(graph, op);
-        for (input, _) in
-            graph.op(op).inputs.iter().enumerate().filter(|&(_, &input)| input == value)
-        {
-            debug_assert!(rule.weight.as_ref().is_some_and(|it| it.produces.contains(&input)));
-            let gradient = model.assignment(op).input_gradient(graph, op, input);
-            partial.extend(gradient.partial.iter().map(|&(axis, _)| axis));
-        }
-    }
-    partial.sort();
-    partial.dedup();
-    let (partial, replicas): (Vec<Axis>, Vec<Axis>) =
-        partial.into_iter().partition(|&axis| axis == Axis::Tp);
-    let mut splits: Vec<Axis> = layout.splits.concat();
-    splits.sort();
     let homes: Vec<ClassId> = stages
         .iter()
         .zip(0u32..)
         .filter(|(stage, _)| graph.value(value).consumers.iter().any(|&op| stage.holds(op)))
         .map(|(_, class)| ClassId(class))
         .collect();
-    if homes.len() == 1 {
-        return Ok(Key { unit: 0, replicas, partial, splits, homes: vec![] });
-    }
     for &home in &homes {
         let other = &stages[home.0 as usize];
-        let same = other.mesh == model.mesh
-            && other.parameters(graph).iter().any(|&(id, it)| id == value && it == layout);
-        if !same {
+        let name = || graph.value(value).name.clone();
+        if other.mesh != model.mesh {
             return Err(ProgramError::SharedMeshes {
-                name: graph.value(value).name.clone(),
+                name: name(),
                 first: index,
                 second: home.0 as usize,
                 first_mesh: model.mesh.to_string(),
                 second_mesh: other.mesh.to_string(),
             });
         }
+        let there = other.parameter_layout(value);
+        if there != layout {
+            let (first, second) = (layout.to_string(), there.to_string());
+            return Err(ProgramError::ParameterLayouts { name: name(), first, second });
+        }
     }
+    let (partial, replicas): (Vec<Axis>, Vec<Axis>) =
+        gradient_axes(graph, stages, value)?.into_iter().partition(|&axis| axis == Axis::Tp);
+    let mut splits: Vec<Axis> = layout.splits.concat();
+    splits.sort();
+    let homes = if homes.len() == 1 { vec![] } else { homes };
     Ok(Key { unit: 0, replicas, partial, splits, homes })
+}
+
+/// The mesh axes over which the gradient of `value` is partial, in every use alike: it is added up over
+/// uses before it is reduced.
+fn gradient_axes(
+    graph: &Graph,
+    stages: &[StageModel],
+    value: ValueId,
+) -> Result<Vec<Axis>, ProgramError> {
+    let mut known: Option<Vec<Axis>> = None;
+    for &op in &graph.value(value).consumers {
+        let Some(model) = stages.iter().find(|stage| stage.holds(op)) else { continue };
+        for (input, _) in
+            graph.op(op).inputs.iter().enumerate().filter(|&(_, &input)| input == value)
+        {
+            debug_assert!(
+                gradient::rule(graph, op).weight.is_some_and(|it| it.produces.contains(&input))
+            );
+            let gradient = model.assignment(op).input_gradient(graph, op, input);
+            let axes: Vec<Axis> = gradient.partial.iter().map(|&(axis, _)| axis).collect();
+            match &known {
+                Some(first) if *first != axes => {
+                    return Err(ProgramError::ParameterGradients {
+                        name: graph.value(value).name.clone(),
+                        first: axes_text(first),
+                        second: axes_text(&axes),
+                    });
+                }
+                _ => known = Some(axes),
+            }
+        }
+    }
+    Ok(known.unwrap_or_default())
+}
+
+fn axes_text(axes: &[Axis]) -> String {
+    let names: Vec<&str> = axes.iter().map(|axis| axis.name()).collect();
+    if names.is_empty() { "no axis".into() } else { names.join(" and ") }
+}
+
+/// Checks that an optimizer with sums over rows and columns can update the parts of `value`.
+fn check_factors(
+    graph: &Graph,
+    optimizer: &Optimizer,
+    value: ValueId,
+    layout: &Layout,
+) -> Result<(), ProgramError> {
+    let node = graph.value(value);
+    let rows = node.parameter().map_or(0, |parameter| parameter.row_axes);
+    let vector = rows == 0 || rows == node.axes.len();
+    let inner = |axis: &usize| *axis != 0 && *axis != rows && !layout.splits[*axis].is_empty();
+    match (0..node.axes.len()).find(inner) {
+        Some(axis) if matches!(optimizer, Optimizer::Adafactor { .. }) && !vector => {
+            let dim = graph.dim(node.axes[axis]).name.clone();
+            Err(ProgramError::FactoredSplit { name: node.name.clone(), dim })
+        }
+        _ => Ok(()),
+    }
 }

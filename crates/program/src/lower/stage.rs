@@ -61,6 +61,11 @@ impl StageModel {
         self.assignments.contains_key(&op)
     }
 
+    /// The layout in which it uses a parameter.
+    pub fn parameter_layout(&self, value: ValueId) -> &Layout {
+        &self.parameter_layouts[&value]
+    }
+
     /// The parameters it uses, in order of first use, with their layouts.
     pub fn parameters(&self, graph: &Graph) -> Vec<(ValueId, &Layout)> {
         let mut seen = BTreeSet::new();

@@ -1,6 +1,9 @@
 //! A 3D plan in the numbers that a search varies.
 
-use shardloom_plan::{Recompute, ScheduleKind};
+use shardloom_graph::Graph;
+use shardloom_plan::{
+    Axis, LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
 
 /// Where stages are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,5 +56,30 @@ impl Candidate {
             ScheduleKind::Afab => self.microbatches,
             ScheduleKind::OneForwardOneBackward => (self.pp - stage).min(self.microbatches),
         }
+    }
+
+    /// Which dimensions it splits: those that [`Uniform`] plans do, but a vocabulary that tensor
+    /// parallelism does not divide stays whole.
+    pub fn layout(&self, graph: &Graph) -> LayoutRules {
+        let uniform = Uniform {
+            pp: 1,
+            mesh: Mesh::SINGLE,
+            sequence_parallel: self.sequence_parallel,
+            global_batch: 1,
+            microbatches: 1,
+            schedule: self.schedule,
+            recompute: self.recompute,
+            sync: Sync::default(),
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        };
+        let mut rules = uniform.plan(graph, "", "").layout;
+        let divides = |dim: &str| {
+            let size = graph.dim_named(dim).map(|dim| graph.dim(dim).size);
+            size.is_none_or(|size| size.is_multiple_of(self.tp as usize))
+        };
+        rules.0.retain(|it| it.axis != Axis::Tp || it.dim != "vocab" || divides("vocab"));
+        rules
     }
 }

@@ -97,8 +97,7 @@ impl<'g> Shape<'g> {
                         }
                     }
                     None if value.parameter().is_some() => {
-                        let outside =
-                            |&reader: &OpId| graph.op(reader).block != block;
+                        let outside = |&reader: &OpId| graph.op(reader).block != block;
                         let shared = value.consumers.iter().any(outside).then_some(input);
                         Source::Parameter { first_use, shared }
                     }

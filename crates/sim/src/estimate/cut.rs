@@ -83,7 +83,8 @@ mod tests {
 
     #[test]
     fn an_even_cut_is_the_one_that_uniform_plans_have() {
-        let spec = ModelSpec::parse("gpt:layers=9,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
+        let spec =
+            ModelSpec::parse("gpt:layers=9,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
         let graph = spec.graph().expect("its graph");
         for pp in 1..=graph.blocks().len() {
             let plan = Uniform {

@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{
-    LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
-};
+use shardloom_plan::{Mesh, Optimizer, Precision, Recompute};
 
 use super::class::Classes;
 use super::collective::Collective;
-use super::parameters::{BUCKETS, Parameters};
+use super::parameters::Parameters;
 use super::pipeline::{self, Ends};
 use super::place::Place;
 use super::stage::{StageCost, Terms, persistent_bytes};
@@ -88,8 +86,6 @@ pub struct Estimator<'a> {
     settings: Settings,
     place: Place<'a>,
     classes: Classes,
-    /// Without and with sequence parallelism.
-    rules: [LayoutRules; 2],
     update_rate: String,
     statistics_rate: String,
     split_ids: BTreeMap<(u32, bool), usize>,
@@ -119,7 +115,6 @@ impl<'a> Estimator<'a> {
             settings,
             place: Place::of(cluster, settings.precision.compute)?,
             classes: Classes::of(graph),
-            rules: [false, true].map(|sequence_parallel| rules(graph, sequence_parallel)),
             update_rate: format!("update.{name}"),
             statistics_rate: format!("statistics.{name}"),
             split_ids: BTreeMap::new(),
@@ -267,12 +262,13 @@ impl<'a> Estimator<'a> {
             device: self.place.device(),
             zero: candidate.zero,
             dp: candidate.dp,
-            reduce: [over(reduced, algorithm, replicas, gradient_bytes); BUCKETS],
-            gather: [over(Kind::AllGather, algorithm, replicas, precision.compute.bytes()); BUCKETS],
+            reduce: over(reduced, algorithm, replicas, gradient_bytes),
+            gather: over(Kind::AllGather, algorithm, replicas, precision.compute.bytes()),
             partial: over(Kind::AllReduce, algorithm, tensor, gradient_bytes),
             statistics: [statistics(split_owners), statistics(whole_owners)],
             update_rate: &self.update_rate,
             statistics_rate: &self.statistics_rate,
+            last_unit: None,
         }
     }
 
@@ -282,7 +278,7 @@ impl<'a> Estimator<'a> {
         let place = &self.place;
         let agree = || {
             let world = place.world(candidate.devices());
-            let mut sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
+            let sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
             let elements = self.stages.iter().map(|it| it.owned_elements).fold(0.0, f64::max);
             let bytes = elements * precision.gradients.bytes() as f64;
             place.device().memory_bound_seconds("norm", elements, bytes) + sum.seconds(1.0)
@@ -296,10 +292,9 @@ impl<'a> Estimator<'a> {
 
     /// Adding up the gradients of parameters that live in several stages.
     fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let (Some(&split), Some(&blocks)) = (
-            self.split_ids.get(&split_key(candidate)),
-            self.block_ids.get(&block_key(candidate)),
-        ) else {
+        let (Some(&split), Some(&blocks)) =
+            (self.split_ids.get(&split_key(candidate)), self.block_ids.get(&block_key(candidate)))
+        else {
             return 0.0;
         };
         let shared = self.splits[split].iter().flat_map(|it| &it.parameters.shared);
@@ -307,15 +302,15 @@ impl<'a> Estimator<'a> {
         for each in shared {
             let stages = 0..candidate.pp as usize;
             let holds = |&stage: &usize| {
-                let range = self.start(candidate, blocks, stage)
-                    ..self.start(candidate, blocks, stage + 1);
+                let range =
+                    self.start(candidate, blocks, stage)..self.start(candidate, blocks, stage + 1);
                 each.blocks.iter().any(|block| range.contains(block))
             };
             let homes = stages.filter(holds).count() as u32;
             let shape = self.place.homes(homes, candidate.dp * candidate.tp);
             let Settings { algorithm, precision, .. } = self.settings;
             let bytes = precision.gradients.bytes();
-            let mut sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
+            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
             let shards = if candidate.zero >= 1 { f64::from(candidate.dp) } else { 1.0 };
             seconds += sum.seconds(each.parameters.total() / shards);
         }
@@ -325,9 +320,7 @@ impl<'a> Estimator<'a> {
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
         let balanced = || self.cuts.get(&(blocks, candidate.pp)).map(|cut| cut[stage]);
-        let even = || {
-            cut::even(self.classes.of_block.len(), candidate.pp as usize, stage)
-        };
+        let even = || cut::even(self.classes.of_block.len(), candidate.pp as usize, stage);
         match candidate.cut {
             Cut::Even => even(),
             Cut::Balanced => balanced().unwrap_or_else(even),
@@ -350,7 +343,7 @@ impl<'a> Estimator<'a> {
         let split_id = match self.split_ids.get(&split_key) {
             Some(&id) => id,
             None => {
-                let rules = self.rules[usize::from(candidate.sequence_parallel)].clone();
+                let rules = candidate.layout(self.graph);
                 let mesh = Mesh { dp: 1, cp: 1, tp: candidate.tp };
                 let split = Split { mesh, rules };
                 let table = SplitTable::of(self.graph, &self.classes, split, &self.settings);
@@ -395,24 +388,6 @@ fn block_key(candidate: &Candidate) -> BlockKey {
 fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {
     let others = f64::from(candidate.in_flight(stage) - 1);
     cost.persistent_bytes + others * cost.kept_bytes + cost.peak_bytes
-}
-
-/// The layout of uniform plans.
-fn rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
-    let any = Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel,
-        global_batch: 1,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
-    };
-    any.plan(graph, "", "").layout
 }
 
 fn optimizer_name(optimizer: &Optimizer) -> &'static str {

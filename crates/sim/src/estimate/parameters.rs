@@ -49,7 +49,8 @@ impl Parameters {
         parameters.elements[bucket(graph, split, value)] = elements;
         let shape = Extents::global(graph, 1).shape(&graph.value(value).axes);
         let row_axes = graph.value(value).parameter().map_or(0, |it| it.row_axes);
-        let (rows, columns) = (shape[..row_axes].iter().product(), shape[row_axes..].iter().product());
+        let (rows, columns) =
+            (shape[..row_axes].iter().product(), shape[row_axes..].iter().product());
         parameters.global_elements = shape.iter().product::<usize>() as f64;
         let factored = optimizer.factored_elements(rows, columns, elements as usize);
         parameters.factored_elements = factored as f64;
@@ -96,9 +97,8 @@ impl ParameterTable {
         let mut own = vec![Parameters::default(); classes.examples.len()];
         let mut shared = vec![];
         for (value, _) in graph.parameters() {
-            let mut layouts = readers(graph, value).map(|(op, index)| {
-                split.assignment(graph, op).input(graph, op, index)
-            });
+            let mut layouts = readers(graph, value)
+                .map(|(op, index)| split.assignment(graph, op).input(graph, op, index));
             let first = layouts.next();
             if layouts.any(|layout| Some(layout) != first) {
                 return None;
@@ -147,18 +147,15 @@ pub(super) fn is_split(bucket: usize) -> bool {
 /// Elements of a parameter on one device.
 pub(super) fn local_elements(graph: &Graph, split: &Split, value: ValueId) -> f64 {
     let global = Extents::global(graph, 1).shape(&graph.value(value).axes);
-    let layout = readers(graph, value).next().map(|(op, index)| {
-        split.assignment(graph, op).input(graph, op, index)
-    });
+    let layout = readers(graph, value)
+        .next()
+        .map(|(op, index)| split.assignment(graph, op).input(graph, op, index));
     let layout = layout.unwrap_or_else(|| Layout::replicated(global.len()));
     layout.local_shape(&global, &split.mesh).iter().product::<usize>() as f64
 }
 
 /// The operators that read `value`, with the operand that it is to them.
-fn readers(
-    graph: &Graph,
-    value: ValueId,
-) -> impl Iterator<Item = (shardloom_graph::OpId, usize)> {
+fn readers(graph: &Graph, value: ValueId) -> impl Iterator<Item = (shardloom_graph::OpId, usize)> {
     graph.value(value).consumers.iter().flat_map(move |&op| {
         let inputs = graph.op(op).inputs.iter().enumerate();
         inputs.filter(move |&(_, &it)| it == value).map(move |(index, _)| (op, index))

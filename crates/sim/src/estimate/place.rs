@@ -18,8 +18,8 @@ pub(super) struct Place<'c> {
     pub per_node: u32,
     within: Option<Path<'c>>,
     across: Option<Path<'c>>,
-    /// Measured times of direct collectives, where computing and communicating share the cores.
-    measured: Vec<(Kind, u32, &'c Curve)>,
+    /// Measured times of collectives, where computing and communicating share the cores.
+    measured: Vec<Measured<'c>>,
 }
 
 impl<'c> Place<'c> {
@@ -53,7 +53,7 @@ impl<'c> Place<'c> {
         };
         let other_node = match group.nodes > 1 {
             true => Some(DeviceId(first_device + group.devices_per_node)),
-            false => cluster.devices().find(|it| cluster.same_node(first, *it) == Ok(false)),
+            false => cluster.devices().find(|it| matches!(cluster.same_node(first, *it), Ok(false))),
         };
         let across = match other_node {
             Some(device) => cluster.link(first, device)?,
@@ -61,7 +61,7 @@ impl<'c> Place<'c> {
         };
         let measured = match group.profile.device.lanes_overlap {
             true => vec![],
-            false => group.profile.device.rates.iter().filter_map(direct_rate).collect(),
+            false => group.profile.device.rates.iter().filter_map(measured).collect(),
         };
         let devices = cluster.device_count();
         Ok(Place { group, first_device, devices, memory_bytes, per_node, within, across, measured })
@@ -75,7 +75,8 @@ impl<'c> Place<'c> {
     /// A tensor-parallel group of `tp` devices, and how many such groups share an uplink.
     pub fn replica(&self, tp: u32) -> (Vec<DeviceId>, u32) {
         let straddles = |index: u32| {
-            tp < self.per_node && (index * tp) / self.per_node != (index * tp + tp - 1) / self.per_node
+            tp < self.per_node
+                && (index * tp) / self.per_node != (index * tp + tp - 1) / self.per_node
         };
         let straddling = (0..self.per_node).find(|&index| straddles(index));
         let offset = self.first_device + straddling.unwrap_or(0) * tp;
@@ -119,35 +120,37 @@ impl<'c> Place<'c> {
         path.transfer_seconds(bytes, concurrent)
     }
 
-    /// The measured times of a direct collective of `members`, by elements.
-    pub fn measured(&self, kind: Kind, members: u32) -> Option<&'c Curve> {
-        let known = self.measured.iter().find(|(each, count, _)| (*each, *count) == (kind, members));
-        known.map(|&(_, _, curve)| curve)
+    /// The measured times of a collective of `members`, by elements.
+    pub fn measured(&self, algorithm: Algorithm, kind: Kind, members: u32) -> Option<&'c Curve> {
+        let asked = (algorithm, kind, members);
+        let known = self.measured.iter().find(|it| (it.algorithm, it.kind, it.members) == asked);
+        known.map(|it| it.curve)
     }
 
     /// Whether communication runs beside computation.
     pub fn overlaps(&self) -> bool {
         self.group.profile.device.lanes_overlap
     }
-
-    /// Devices of all kinds.
-    pub fn device_count(&self) -> u32 {
-        self.devices
-    }
 }
 
-/// `direct.all-reduce.4` read as a kind and a number of members.
-fn direct_rate<'c>((name, curve): (&String, &'c Curve)) -> Option<(Kind, u32, &'c Curve)> {
-    let (kind, members) = name.strip_prefix("direct.")?.rsplit_once('.')?;
-    Some((kind.parse().ok()?, members.parse().ok()?, curve))
+/// A measured collective.
+#[derive(Debug)]
+struct Measured<'c> {
+    algorithm: Algorithm,
+    kind: Kind,
+    members: u32,
+    curve: &'c Curve,
+}
+
+/// Reads a rate class such as `direct.all-reduce.4`; none if it is that of an operator.
+fn measured<'c>((name, curve): (&String, &'c Curve)) -> Option<Measured<'c>> {
+    let (rest, members) = name.rsplit_once('.')?;
+    let (algorithm, kind) = rest.split_once('.')?;
+    let algorithm = algorithm.parse().ok()?;
+    Some(Measured { algorithm, kind: kind.parse().ok()?, members: members.parse().ok()?, curve })
 }
 
 /// The greatest number that divides both.
 fn common_divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { common_divisor(b, a % b) }
-}
-
-/// Whether a rate stands for this algorithm.
-pub(super) fn is_direct(algorithm: Algorithm) -> bool {
-    algorithm == Algorithm::Direct
 }

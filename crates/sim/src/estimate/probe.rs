@@ -1,11 +1,13 @@
 //! What one pass of a block takes and holds, from its instructions.
 
+use std::ops::RangeInclusive;
+
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ValueId};
 use shardloom_plan::Recompute;
 use shardloom_program::{
-    Action, Body, BodyId, BodyKind, Class, ClassId, Instruction, Operand, Program, Rank, Shard,
-    Slot, SlotId,
+    Body, BodyId, BodyKind, Class, ClassId, Instruction, Operand, ParamId, Program, Rank, Shard,
+    Slot, SlotId, Write,
 };
 
 use super::Settings;
@@ -26,6 +28,8 @@ pub(super) struct BlockCost {
     pub forward_peak: Peak,
     /// The most that the backward pass holds, kept bytes included.
     pub backward_peak: Peak,
+    /// The same where gradients of parameters are there only from their first write on (ZeRO-2 and 3).
+    pub reduced_backward_peak: Peak,
 }
 
 /// The most that a pass holds.
@@ -33,7 +37,7 @@ pub(super) struct BlockCost {
 pub(super) struct Peak {
     /// Where weights are always there.
     pub bytes: f64,
-    /// Where weights are gathered for use (ZeRO-3), gathered ones included.
+    /// Where weights are gathered for use (ZeRO-3), the block's own included.
     pub gathered_bytes: f64,
 }
 
@@ -77,7 +81,15 @@ impl Probe<'_> {
         let slots = std::mem::take(&mut walk.slots);
         let bytes: Vec<f64> = slots.iter().map(|slot| slot.bytes as f64).collect();
         let buckets: Vec<usize> = walk.parameters.iter().map(|&value| bucket_of(value)).collect();
-        let weights = self.weight_bytes(&walk, &buckets);
+        let precision = self.settings.precision;
+        let weights = Residents {
+            buckets: &buckets,
+            bytes: self.bucket_bytes(&walk, &buckets, precision.compute.bytes()),
+        };
+        let gradients = Residents {
+            buckets: &buckets,
+            bytes: self.bucket_bytes(&walk, &buckets, precision.gradients.bytes()),
+        };
         let program = self.program(slots, samples);
         let costs = CostModel::new(self.graph, self.cluster, &program);
         let seconds = |trace: &PassTrace| -> Result<f64, SimError> {
@@ -85,25 +97,31 @@ impl Probe<'_> {
             let each: Vec<f64> = each.collect::<Result<_, SimError>>()?;
             Ok(self.elapsed(trace, &each, bytes.len()))
         };
-        let peak = |trace: &PassTrace| Peak {
-            bytes: peak_bytes(trace, &bytes, None),
-            gathered_bytes: peak_bytes(trace, &bytes, Some((&buckets, &weights))),
+        let peak = |trace: &PassTrace, gradients: Option<&Residents<'_>>| {
+            let gradients = gradients.map_or(vec![], |it| it.written(trace));
+            let mut residents = gradients.clone();
+            residents.extend(weights.gathered(trace));
+            Peak {
+                bytes: peak_bytes(trace, &bytes, &gradients),
+                gathered_bytes: peak_bytes(trace, &bytes, &residents),
+            }
         };
         Ok(Some(BlockCost {
             forward_seconds: seconds(&forward)?,
             backward_seconds: seconds(&backward)?,
             kept_bytes: kept.iter().map(|slot| bytes[slot.0 as usize]).sum(),
-            forward_peak: peak(&forward),
-            backward_peak: peak(&backward),
+            forward_peak: peak(&forward, None),
+            backward_peak: peak(&backward, None),
+            reduced_backward_peak: peak(&backward, Some(&gradients)),
         }))
     }
 
-    /// Bytes of each bucket's weights.
-    fn weight_bytes(&self, walk: &Walk<'_>, buckets: &[usize]) -> Vec<f64> {
+    /// Bytes of each bucket where an element takes `element_bytes`.
+    fn bucket_bytes(&self, walk: &Walk<'_>, buckets: &[usize], element_bytes: usize) -> Vec<f64> {
         let mut bytes = vec![0.0; buckets.iter().map(|bucket| bucket + 1).max().unwrap_or(0)];
         for (&value, &bucket) in walk.parameters.iter().zip(buckets) {
             let elements = super::parameters::local_elements(self.graph, self.split, value);
-            bytes[bucket] += elements * self.settings.precision.compute.bytes() as f64;
+            bytes[bucket] += elements * element_bytes as f64;
         }
         bytes
     }
@@ -207,9 +225,8 @@ fn touched(instruction: &Instruction) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The most that lives at once, with weights gathered for use where `gathers` has the bucket of each
-/// parameter and the bytes of each bucket.
-fn peak_bytes(trace: &PassTrace, bytes: &[f64], gathers: Option<(&[usize], &[f64])>) -> f64 {
+/// The most that lives at once, `residents` included.
+fn peak_bytes(trace: &PassTrace, bytes: &[f64], residents: &[Resident]) -> f64 {
     let mut last = vec![usize::MAX; bytes.len()];
     for (index, instruction) in trace.instructions.iter().enumerate() {
         touched(instruction).for_each(|slot| last[slot] = index);
@@ -222,7 +239,6 @@ fn peak_bytes(trace: &PassTrace, bytes: &[f64], gathers: Option<(&[usize], &[f64
             live += bytes[slot];
         }
     }
-    let uses = gathers.map_or(vec![], |(buckets, bytes)| uses(trace, buckets, bytes));
     let mut peak: f64 = live;
     for (index, instruction) in trace.instructions.iter().enumerate() {
         for slot in touched(instruction) {
@@ -230,7 +246,8 @@ fn peak_bytes(trace: &PassTrace, bytes: &[f64], gathers: Option<(&[usize], &[f64
                 live += bytes[slot];
             }
         }
-        peak = peak.max(live + gathered_bytes(&uses, index));
+        let here = residents.iter().filter(|it| it.instructions.contains(&index));
+        peak = peak.max(live + here.map(|it| it.bytes).sum::<f64>());
         for slot in touched(instruction) {
             if last[slot] == index && std::mem::replace(&mut lives[slot], false) {
                 live -= bytes[slot];
@@ -240,41 +257,58 @@ fn peak_bytes(trace: &PassTrace, bytes: &[f64], gathers: Option<(&[usize], &[f64
     peak
 }
 
-/// A run of uses of one bucket's weights.
-struct Use {
-    first: usize,
-    last: usize,
+/// Weights or gradients of a block's buckets, which come and go.
+struct Residents<'b> {
+    /// The bucket of each parameter.
+    buckets: &'b [usize],
+    /// The bytes of each bucket.
+    bytes: Vec<f64>,
+}
+
+/// A bucket that is there while these instructions run.
+#[derive(Clone, Debug)]
+struct Resident {
+    instructions: RangeInclusive<usize>,
     bytes: f64,
 }
 
-fn uses(trace: &PassTrace, buckets: &[usize], bytes: &[f64]) -> Vec<Use> {
-    let mut uses: Vec<Option<Use>> = bytes.iter().map(|_| None).collect();
-    for (index, instruction) in trace.instructions.iter().enumerate() {
-        for read in &instruction.reads {
-            let Operand::Weight(parameter) = read else { continue };
-            let bucket = buckets[parameter.0 as usize];
-            let fresh = Use { first: index, last: index, bytes: bytes[bucket] };
-            uses[bucket].get_or_insert(fresh).last = index;
-        }
+impl Residents<'_> {
+    /// Gathered weights: there from the beginning to their last use.
+    fn gathered(&self, trace: &PassTrace) -> Vec<Resident> {
+        let weights = |operand: &Operand| match operand {
+            Operand::Weight(parameter) => Some(*parameter),
+            Operand::Slot(_) | Operand::Gradient(_) => None,
+        };
+        let uses = |it: &Instruction| it.reads.iter().filter_map(weights).collect();
+        let spans = self.spans(trace, uses).into_iter();
+        spans.map(|it| Resident { instructions: 0..=*it.instructions.end(), ..it }).collect()
     }
-    let mut uses: Vec<Use> = uses.into_iter().flatten().collect();
-    uses.sort_by_key(|it| it.first);
-    uses
-}
 
-/// Gathered weights at the `index`-th instruction: each bucket is gathered when the last use of the one
-/// before begins, and the next block's first bucket, taken to be as large as this one's, at the end.
-fn gathered_bytes(uses: &[Use], index: usize) -> f64 {
-    let mut issued = 0;
-    let mut bytes = 0.0;
-    for each in uses {
-        if (issued..=each.last).contains(&index) {
-            bytes += each.bytes;
-        }
-        issued = each.last;
+    /// Gradients: there from their first write to their last.
+    fn written(&self, trace: &PassTrace) -> Vec<Resident> {
+        let gradients = |write: &Write| match write.to {
+            Operand::Gradient(parameter) => Some(parameter),
+            Operand::Slot(_) | Operand::Weight(_) => None,
+        };
+        self.spans(trace, |it| it.writes.iter().filter_map(gradients).collect())
     }
-    match uses.first() {
-        Some(next) if index >= issued => bytes + next.bytes,
-        _ => bytes,
+
+    /// From the first to the last instruction that touches a parameter of each bucket.
+    fn spans(
+        &self,
+        trace: &PassTrace,
+        touched: impl Fn(&Instruction) -> Vec<ParamId>,
+    ) -> Vec<Resident> {
+        let mut spans: Vec<Option<Resident>> = self.bytes.iter().map(|_| None).collect();
+        for (index, instruction) in trace.instructions.iter().enumerate() {
+            for parameter in touched(instruction) {
+                let bucket = self.buckets[parameter.0 as usize];
+                let bytes = self.bytes[bucket];
+                let fresh = Resident { instructions: index..=index, bytes };
+                let span = spans[bucket].get_or_insert(fresh);
+                span.instructions = *span.instructions.start()..=index;
+            }
+        }
+        spans.into_iter().flatten().collect()
     }
 }

@@ -16,16 +16,29 @@ pub(super) struct Terms<'t, 'c> {
     pub device: &'c DeviceKind,
     pub zero: u8,
     pub dp: u32,
-    /// Gradients over replicas; one for each kind of bucket, as each has a size of its own.
-    pub reduce: [Collective<'c>; BUCKETS],
+    /// Gradients over replicas.
+    pub reduce: Collective<'c>,
     /// Weights over replicas.
-    pub gather: [Collective<'c>; BUCKETS],
+    pub gather: Collective<'c>,
     /// Gradients over the tensor-parallel group.
     pub partial: Collective<'c>,
     /// The optimizer's statistics, over all owners of a split bucket and of a whole one.
     pub statistics: [Collective<'c>; 2],
     pub update_rate: &'t str,
     pub statistics_rate: &'t str,
+    /// The unit asked for last. Neighbouring blocks are mostly alike.
+    pub last_unit: Option<(Parameters, Synchronisation)>,
+}
+
+/// Seconds of what follows from a unit's parameters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Synchronisation {
+    reduce: f64,
+    gather: f64,
+    partial: f64,
+    update: f64,
+    /// Elements whose optimizer state is on one device.
+    owned: f64,
 }
 
 impl Terms<'_, '_> {
@@ -54,8 +67,24 @@ impl Terms<'_, '_> {
         persistent_bytes(self.settings, self.zero, self.dp, parameters)
     }
 
+    fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
+        let mut sum = Synchronisation::default();
+        for bucket in (0..BUCKETS).filter(|&bucket| parameters.elements[bucket] > 0.0) {
+            let elements = parameters.elements[bucket];
+            sum.reduce += self.reduce.seconds(elements);
+            sum.gather += self.gather.seconds(elements);
+            if is_partial(bucket) {
+                sum.partial += self.partial.seconds(elements);
+            }
+            sum.update += self.update_seconds(bucket, parameters);
+            sum.owned += self.owned(elements);
+        }
+        self.last_unit = Some((*parameters, sum));
+        sum
+    }
+
     /// One update of a bucket with its statistics.
-    fn update_seconds(&mut self, bucket: usize, parameters: &Parameters) -> f64 {
+    fn update_seconds(&self, bucket: usize, parameters: &Parameters) -> f64 {
         let precision = self.settings.precision;
         let optimizer = &self.settings.optimizer;
         let weights = match precision.master {
@@ -127,16 +156,31 @@ pub(super) struct StageCost {
     /// The blocks, from the first to the one after the last.
     blocks: (usize, usize),
     pending: Unit,
+    front: Front,
 }
 
 /// Consecutive blocks that share buckets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unit {
+    blocks: u32,
     parameters: Parameters,
     forward_seconds: f64,
     backward_seconds: f64,
     kept_bytes: f64,
     forward_peak_bytes: f64,
+    backward_peak_bytes: f64,
+}
+
+/// The foremost unit so far, as far as it concerns the one before it (ZeRO-3).
+#[derive(Clone, Copy, Debug, Default)]
+struct Front {
+    gather_seconds: f64,
+    reduce_seconds: f64,
+    /// Its backward pass, and what is reduced meanwhile of the unit behind it.
+    backward_seconds: f64,
+    behind_reduce_seconds: f64,
+    weight_bytes: f64,
+    /// The most that its backward pass holds, without the weights gathered meanwhile for the unit before.
     backward_peak_bytes: f64,
 }
 
@@ -148,6 +192,14 @@ impl StageCost {
             stage.push_front(block, terms);
         }
         stage.close_unit(terms);
+        stage.peak_bytes = stage.peak_bytes.max(stage.front.backward_peak_bytes);
+        if terms.shards_weights() && terms.device.lanes_overlap {
+            // A pass cannot begin before its first weights are there, which wait for what the pass before
+            // had left to reduce.
+            let front = stage.front;
+            stage.forward_seconds += front.gather_seconds + front.reduce_seconds;
+            stage.backward_seconds += front.backward_seconds.max(front.behind_reduce_seconds);
+        }
         stage
     }
 
@@ -171,10 +223,15 @@ impl StageCost {
         unit.parameters.add(&parameters);
         unit.forward_seconds += cost.forward_seconds;
         unit.backward_seconds += cost.backward_seconds;
-        let (forward, backward) = match terms.shards_weights() {
-            true => (cost.forward_peak.gathered_bytes, cost.backward_peak.gathered_bytes),
-            false => (cost.forward_peak.bytes, cost.backward_peak.bytes),
-        };
+        unit.blocks += 1;
+        let (mut forward, mut backward) = (cost.forward_peak.bytes, cost.backward_peak.bytes);
+        if terms.shards_gradients() && unit.blocks == 1 {
+            backward = cost.reduced_backward_peak.bytes;
+        }
+        if terms.shards_weights() {
+            forward = cost.forward_peak.gathered_bytes;
+            backward = cost.reduced_backward_peak.gathered_bytes;
+        }
         unit.forward_peak_bytes = forward.max(cost.kept_bytes + unit.forward_peak_bytes);
         unit.backward_peak_bytes = backward.max(cost.kept_bytes + unit.backward_peak_bytes);
         unit.kept_bytes += cost.kept_bytes;
@@ -184,17 +241,11 @@ impl StageCost {
     fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
         let unit = std::mem::take(&mut self.pending);
         let overlaps = terms.device.lanes_overlap;
-        let (mut reduce, mut gather, mut partial, mut update) = (0.0, 0.0, 0.0, 0.0);
-        for bucket in (0..BUCKETS).filter(|&bucket| unit.parameters.elements[bucket] > 0.0) {
-            let elements = unit.parameters.elements[bucket];
-            reduce += terms.reduce[bucket].seconds(elements);
-            gather += terms.gather[bucket].seconds(elements);
-            if is_partial(bucket) {
-                partial += terms.partial.seconds(elements);
-            }
-            update += terms.update_seconds(bucket, &unit.parameters);
-            self.owned_elements += terms.owned(elements);
-        }
+        let Synchronisation { reduce, gather, partial, update, owned } = match terms.last_unit {
+            Some((parameters, known)) if parameters == unit.parameters => known,
+            _ => terms.synchronisation(&unit.parameters),
+        };
+        self.owned_elements += owned;
         let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
         // Whether gradients are reduced in every backward pass, not only in the last.
         match terms.shards_gradients() {
@@ -203,8 +254,10 @@ impl StageCost {
         }
         match (terms.shards_weights(), overlaps) {
             (true, true) => {
-                forward = forward.max(gather);
-                backward = backward.max(gather + reduce);
+                // While a block computes, the next one's weights come and the last one's gradients go.
+                forward = forward.max(self.front.gather_seconds);
+                let behind = gather + self.front.behind_reduce_seconds;
+                self.backward_seconds += self.front.backward_seconds.max(behind);
                 self.tail_seconds = reduce;
             }
             (true, false) => {
@@ -227,13 +280,28 @@ impl StageCost {
         self.update_seconds += update;
         self.first_update_seconds = update;
         self.forward_seconds += forward;
-        self.backward_seconds += backward;
-        let gradients = match terms.shards_gradients() {
+        let streams_weights = terms.shards_weights() && overlaps;
+        self.backward_seconds += if streams_weights { 0.0 } else { backward };
+        // Alone, a block's peak counts its gradients from when they are first written.
+        let gradients = match terms.shards_gradients() && unit.blocks > 1 {
             true => unit.parameters.total() * terms.gradient_bytes(),
             false => 0.0,
         };
-        let peak = unit.forward_peak_bytes.max(unit.backward_peak_bytes + gradients);
-        self.peak_bytes = peak.max(unit.kept_bytes + self.peak_bytes);
+        let weight_bytes = match terms.shards_weights() {
+            true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
+            false => 0.0,
+        };
+        let behind = self.peak_bytes.max(self.front.backward_peak_bytes + weight_bytes);
+        let forward_peak = unit.forward_peak_bytes + self.front.weight_bytes;
+        self.peak_bytes = forward_peak.max(unit.kept_bytes + behind);
+        self.front = Front {
+            gather_seconds: gather,
+            behind_reduce_seconds: self.front.reduce_seconds,
+            reduce_seconds: reduce,
+            backward_seconds: backward,
+            weight_bytes,
+            backward_peak_bytes: unit.backward_peak_bytes + gradients,
+        };
         self.kept_bytes += unit.kept_bytes;
         self.persistent_bytes += terms.persistent_bytes(&unit.parameters);
     }

@@ -3,12 +3,12 @@
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::Recompute;
 
+use super::Settings;
 use super::class::Classes;
 use super::parameters::{self, ParameterTable};
 use super::place::Place;
 use super::probe::{BlockCost, Probe};
 use super::walk::{Split, Walk};
-use super::Settings;
 use crate::SimError;
 use shardloom_cluster::Cluster;
 

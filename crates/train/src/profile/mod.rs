@@ -5,8 +5,13 @@
 //! operator runs its real kernel; its operands lie where they would in training: what the operator
 //! before has just made is in cache, weights and what was kept since the forward pass are not.
 //!
-//! Of the repeats of a measurement the lower quartile counts: other work on the machine can only add
-//! time.
+//! What a rank does alone is timed by its thread's processor time, what ranks do together by the wall
+//! clock. Of the repeats of a measurement the lower quartile counts. Both because other work on the
+//! machine can only add time.
+//!
+//! Streaming operators become curves over elements, made to rise. Matrix products become five
+//! coefficients ([`ProductSeconds`](shardloom_cluster::ProductSeconds)) for each kind of contraction
+//! and attention and each pass: forward, input and weight products differ in how their operands lie.
 
 mod bench;
 mod fit;

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig};
 use shardloom_graph::work::Pass;
-use shardloom_graph::{
-    DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, OpKind, gradient,
-};
+use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, gradient};
 use shardloom_sim::rate_name;
 
 const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];

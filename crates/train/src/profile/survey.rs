@@ -44,7 +44,7 @@ impl Plan {
     pub fn of(effort: Effort) -> Plan {
         let quick = Plan {
             repeats: Repeats { batches: 5, batch_seconds: 1e-3, most: 1000 },
-            rows: vec![16, 128, 1024, 4096],
+            rows: vec![16, 128, 512, 1024, 2048, 4096],
             contractions: vec![
                 [64, 64, 64],
                 [100, 200, 300],
@@ -75,8 +75,8 @@ impl Plan {
                 [256, 128],
                 [512, 64],
             ],
-            elements: vec![1 << 12, 1 << 16, 1 << 20, 1 << 22],
-            exchanges: vec![1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22],
+            elements: vec![1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
+            exchanges: vec![1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
             messages: vec![1 << 10, 1 << 20],
         };
         match effort {
@@ -93,7 +93,7 @@ impl Plan {
     fn between(repeats: Repeats) -> Plan {
         Plan {
             repeats,
-            rows: vec![256, 512, 2048],
+            rows: vec![256, 768, 1536],
             contractions: vec![
                 [512, 256, 256],
                 [1024, 128, 384],
@@ -105,8 +105,8 @@ impl Plan {
                 [1024, 512, 2048],
             ],
             attentions: vec![[96, 48], [128, 128], [192, 64], [256, 32]],
-            elements: vec![1 << 18, 3 << 19],
-            exchanges: vec![1 << 14, 3 << 17, 1 << 21],
+            elements: vec![1 << 17, 3 << 18],
+            exchanges: vec![1 << 14, 3 << 17, 3 << 19],
             messages: vec![1 << 16],
         }
     }

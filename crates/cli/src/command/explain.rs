@@ -1,0 +1,93 @@
+//! `shardloom explain`: why a plan is as fast as it is.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use shardloom::search::Topic;
+use shardloom::{Model, explain, read_plan};
+
+use super::ProfileFile;
+use crate::failure::Failure;
+use crate::quantity::seconds;
+use crate::terminal::Terminal;
+
+/// Say what limits a plan, what would next, and what would change the answer
+///
+/// Everything said comes from experiments in the simulator: the step again with communication free, with
+/// links twice as fast, with twice the micro-batches, and so on.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom explain plan.toml
+  shardloom explain plan.toml --against other.toml --json")]
+pub struct Explain {
+    /// The plan, as `shardloom plan -o` writes it
+    #[arg(value_name = "PLAN")]
+    plan: PathBuf,
+
+    /// Another plan to say why not to take it; may be given several times
+    #[arg(long, value_name = "PLAN")]
+    against: Vec<PathBuf>,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    step_seconds: f64,
+    facts: Vec<Fact>,
+}
+
+#[derive(Serialize)]
+struct Fact {
+    topic: &'static str,
+    sentence: String,
+    number: f64,
+}
+
+impl Explain {
+    /// Explains.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let plan = read_plan(&self.plan)?;
+        let model = Model::load(&plan.model)?;
+        let cluster = super::load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
+        let mut rivals = vec![];
+        for path in &self.against {
+            rivals.push((path.display().to_string(), read_plan(path)?));
+        }
+        let rivals: Vec<_> = rivals.iter().map(|(name, plan)| (name.as_str(), plan)).collect();
+        let spinner = terminal.spinner("simulating");
+        let explanation = explain(&model, &cluster, &plan, &rivals);
+        spinner.finish_and_clear();
+        let explanation = explanation?;
+        if terminal.json() {
+            let fact = |fact: shardloom::search::Fact| Fact {
+                topic: topic(fact.topic),
+                sentence: fact.sentence,
+                number: fact.number,
+            };
+            return terminal.object(&Answer {
+                step_seconds: explanation.step_seconds,
+                facts: explanation.facts.into_iter().map(fact).collect(),
+            });
+        }
+        terminal.line(super::plan::describe(&plan))?;
+        terminal.line(format_args!("A step takes {}.", seconds(explanation.step_seconds)))?;
+        for fact in explanation.facts {
+            terminal.line(format_args!("- {}", fact.sentence))?;
+        }
+        Ok(())
+    }
+}
+
+fn topic(topic: Topic) -> &'static str {
+    match topic {
+        Topic::Share => "share",
+        Topic::Bottleneck => "bottleneck",
+        Topic::Memory => "memory",
+        Topic::Machine => "machine",
+        Topic::Batch => "batch",
+        Topic::Rival => "rival",
+    }
+}

@@ -1,0 +1,92 @@
+//! The commands, one file each.
+
+mod explain;
+mod generate;
+mod plan;
+mod profile;
+mod schedule;
+mod simulate;
+mod train;
+
+pub use explain::Explain;
+pub use generate::Generate;
+pub use plan::Plan;
+pub use profile::Profile;
+pub use schedule::Schedule;
+pub use simulate::Simulate;
+pub use train::Train;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use shardloom::LocalProfile;
+use shardloom::collectives::{Algorithm, CollectiveError};
+use shardloom::plan::{Recompute, ScheduleKind};
+
+use crate::failure::Failure;
+use crate::terminal::Terminal;
+
+/// Where this machine's profile is kept.
+#[derive(Debug, Args)]
+pub struct ProfileFile {
+    /// File with this machine's measured profile [default: $SHARDLOOM_PROFILE, or one in the cache]
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+}
+
+impl ProfileFile {
+    /// The file, given or the user's.
+    pub fn local(&self) -> Result<LocalProfile, Failure> {
+        match &self.profile {
+            Some(path) => Ok(LocalProfile::at(path)),
+            None => Ok(LocalProfile::of_user()?),
+        }
+    }
+}
+
+/// A cluster by its text; measuring this machine, where that is needed, shows as progress.
+fn load_cluster(
+    text: &str,
+    local: &LocalProfile,
+    terminal: Terminal,
+) -> Result<shardloom::cluster::Cluster, Failure> {
+    let bar = terminal.share();
+    let mut hear = |what: &str, share: f64| {
+        bar.set_message(format!("measuring this machine: {what}"));
+        bar.set_position((share * 1000.0) as u64);
+    };
+    let cluster = shardloom::load_cluster(text, local, &mut hear);
+    bar.finish_and_clear();
+    Ok(cluster?)
+}
+
+/// Parses the name of a schedule.
+pub fn schedule_kind(name: &str) -> Result<ScheduleKind, String> {
+    named(name, ScheduleKind::ALL, ScheduleKind::name)
+}
+
+/// Parses the name of a recomputation policy.
+pub fn recompute(name: &str) -> Result<Recompute, String> {
+    named(name, Recompute::ALL, Recompute::name)
+}
+
+/// Parses the name of a collective algorithm.
+pub fn algorithm(name: &str) -> Result<Algorithm, String> {
+    name.parse().map_err(|error: CollectiveError| error.to_string())
+}
+
+/// The one of `all` that is called `name`.
+fn named<T: Copy>(
+    name: &str,
+    all: impl IntoIterator<Item = T>,
+    name_of: impl Fn(T) -> &'static str,
+) -> Result<T, String> {
+    let mut names = vec![];
+    for each in all {
+        if name_of(each) == name {
+            return Ok(each);
+        }
+        names.push(name_of(each));
+    }
+    Err(format!("there are {}", names.join(", ")))
+}

@@ -1,0 +1,270 @@
+//! `shardloom plan`: finds a plan.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use shardloom::cluster::Cluster;
+use shardloom::plan::{Plan as Found, Precision};
+use shardloom::{Defaults, Model, Planned, find_plan, parse_optimizer, usual_request};
+
+use super::ProfileFile;
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::quantity::{bytes, digits, percent, seconds};
+use crate::table::table;
+use crate::terminal::Terminal;
+
+/// Find the fastest plan for a model on a cluster that fits in memory
+///
+/// The plan is the fastest in the simulator of those that an analytic estimate finds promising. Plain
+/// data parallelism, ZeRO-3 and the Megatron rules are always simulated beside it.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 -o plan.toml
+  shardloom plan config.json --cluster a100-80g:8 --global-batch 64 --seq 4096 --json
+  shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
+      --global-batch 16 -o plan.toml
+
+MODEL is a Hugging Face config.json, a model TOML, a preset, or a family with parameters. CLUSTER is
+a preset with a size (h100-80g:64x8 is 64 nodes of 8), several joined by +, a TOML file, or local for
+this machine.")]
+pub struct Plan {
+    /// The model
+    #[arg(value_name = "MODEL")]
+    model: String,
+
+    /// The machines
+    #[arg(long, value_name = "CLUSTER")]
+    cluster: String,
+
+    /// Samples of a step
+    #[arg(long, value_name = "N")]
+    global_batch: usize,
+
+    /// Sequence length [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    seq: Option<usize>,
+
+    /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9
+    #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
+    optimizer: String,
+
+    /// Compute in 32 bits even where devices have 16-bit formats
+    #[arg(long)]
+    fp32: bool,
+
+    /// Tokens to train on in all, to say how long that takes and what it costs
+    #[arg(long, value_name = "TOKENS")]
+    tokens: Option<f64>,
+
+    /// Write the plan to this file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Overwrite the file
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    plan: &'a Found,
+    predicted: Predicted<'a>,
+    baselines: Vec<Baseline>,
+    search: Search,
+    devices_left_out: u32,
+    notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget: Option<Budget>,
+}
+
+#[derive(Serialize)]
+struct Predicted<'a> {
+    step_seconds: f64,
+    tokens_per_second: f64,
+    mfu: Option<f64>,
+    peak_bytes_per_rank: &'a [u64],
+    bubble_fraction: f64,
+}
+
+#[derive(Serialize)]
+struct Baseline {
+    name: &'static str,
+    fits: bool,
+    step_seconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Search {
+    method: &'static str,
+    space: usize,
+    evaluated: usize,
+    bounded_away: usize,
+    seconds: f64,
+}
+
+/// What training on so many tokens takes.
+#[derive(Serialize)]
+struct Budget {
+    tokens: f64,
+    days: f64,
+    /// In US dollars, where the price of every device is known.
+    price: Option<f64>,
+}
+
+impl Plan {
+    /// Plans.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let output = OutputFile::optional(self.output.as_ref(), self.force)?;
+        if let Some(tokens) = self.tokens.filter(|tokens| !(tokens.is_finite() && *tokens > 0.0)) {
+            let message = format!("--tokens {tokens}: a number above 0 is needed, such as 15e12");
+            return Err(Failure::usage("--tokens", message));
+        }
+        let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
+        let model = Model::load_with(&self.model, defaults)?;
+        let cluster = super::load_cluster(&self.cluster, &self.profile.local()?, terminal)?;
+        let mut request = usual_request(&model, &cluster, &self.cluster, self.global_batch);
+        request.optimizer = parse_optimizer(&self.optimizer)?;
+        if self.fp32 {
+            request.precision = Precision::FP32;
+        }
+        let spinner = terminal.spinner("searching");
+        let planned = find_plan(&model, &cluster, &request);
+        spinner.finish_and_clear();
+        let planned = planned?;
+        let outcome = &planned.outcome;
+        if let Some(file) = &output {
+            file.write(outcome.plan.to_toml())?;
+        }
+        let budget = self.tokens.map(|tokens| budget(tokens, &planned, &cluster));
+        if !terminal.json() {
+            return self.show(&planned, budget, terminal);
+        }
+        terminal.object(&Answer {
+            plan: &outcome.plan,
+            predicted: Predicted {
+                step_seconds: outcome.judgement.step_seconds,
+                tokens_per_second: planned.tokens_per_second,
+                mfu: planned.model_flops_utilisation,
+                peak_bytes_per_rank: &planned.peak_bytes_per_rank,
+                bubble_fraction: outcome.judgement.bubble_fraction,
+            },
+            baselines: outcome
+                .baselines
+                .iter()
+                .map(|each| Baseline {
+                    name: each.name,
+                    fits: each.fits,
+                    step_seconds: each.step_seconds(),
+                })
+                .collect(),
+            search: Search {
+                method: outcome.search.method,
+                space: outcome.search.space,
+                evaluated: outcome.search.evaluated,
+                bounded_away: outcome.search.bounded_away,
+                seconds: outcome.search.seconds,
+            },
+            devices_left_out: outcome.devices_left_out,
+            notes: &outcome.notes,
+            budget,
+        })
+    }
+
+    fn show(
+        &self,
+        planned: &Planned,
+        budget: Option<Budget>,
+        terminal: Terminal,
+    ) -> Result<(), Failure> {
+        let outcome = &planned.outcome;
+        let step_seconds = outcome.judgement.step_seconds;
+        terminal.line(describe(&outcome.plan))?;
+        let mut rows = vec![vec!["this plan".to_owned(), seconds(step_seconds), String::new()]];
+        for baseline in &outcome.baselines {
+            let (time, verdict) = match (baseline.step_seconds(), baseline.fits) {
+                (None, _) => ("-".into(), "does not divide".into()),
+                (Some(time), false) => (seconds(time), "does not fit in memory".into()),
+                (Some(time), true) => (seconds(time), format!("{:.2} times as long", time / step_seconds)),
+            };
+            rows.push(vec![baseline.name.to_owned(), time, verdict]);
+        }
+        terminal.text(table(&["plan", "step", ""], &rows))?;
+        let peak = planned.peak_bytes_per_rank.iter().max().copied().unwrap_or(0);
+        let utilisation = planned.model_flops_utilisation.map(|share| format!(", {} of peak FLOP/s", percent(share)));
+        terminal.line(format_args!(
+            "{} tokens/s{}; bubble {}; at most {} on a device",
+            digits(planned.tokens_per_second),
+            utilisation.unwrap_or_default(),
+            percent(outcome.judgement.bubble_fraction),
+            bytes(peak)
+        ))?;
+        if let Some(Budget { tokens, days, price }) = budget {
+            let price = price.map(|price| format!(" and {} US dollars", digits(price)));
+            terminal.line(format_args!(
+                "{tokens:e} tokens take {} days{}",
+                digits(days),
+                price.unwrap_or_default()
+            ))?;
+        }
+        if outcome.devices_left_out > 0 {
+            terminal.line(format_args!("{} devices are left out", outcome.devices_left_out))?;
+        }
+        for note in &outcome.notes {
+            terminal.line(note)?;
+        }
+        let search = &outcome.search;
+        terminal.line(format_args!(
+            "{} plans: {} evaluated, {} bounded away, in {}",
+            search.space,
+            search.evaluated,
+            search.bounded_away,
+            seconds(search.seconds)
+        ))?;
+        match &self.output {
+            Some(path) => terminal.line(format_args!("Written to {}", path.display())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A plan in one line.
+pub fn describe(plan: &Found) -> String {
+    let stages = plan.stages().count();
+    let meshes: Vec<String> = plan.stages().map(|(_, stage)| stage.mesh.to_string()).collect();
+    let mesh = match meshes.split_first() {
+        Some((first, rest)) if rest.iter().all(|each| each == first) => first.clone(),
+        _ => meshes.join(" | "),
+    };
+    let sequence = plan.layout.splits("seq", shardloom::plan::Axis::Tp);
+    format!(
+        "{} devices: {stages} stage{} of {mesh}{}, ZeRO {}, {} with {} micro-batches of {}, \
+         recompute {}",
+        plan.device_count(),
+        if stages == 1 { "" } else { "s" },
+        if sequence { " with sequence parallelism" } else { "" },
+        plan.sync.zero,
+        plan.schedule.name(),
+        plan.microbatches,
+        plan.microbatch_samples(),
+        plan.recompute.name()
+    )
+}
+
+fn budget(tokens: f64, planned: &Planned, cluster: &Cluster) -> Budget {
+    let training_seconds = tokens / planned.tokens_per_second;
+    let per_hour = |&device: &u32| {
+        cluster.kind_of(shardloom::cluster::DeviceId(device)).ok()?.price_per_hour
+    };
+    let devices = planned.outcome.plan.stages().flat_map(|(_, stage)| &stage.devices.0);
+    let price_per_hour: Option<f64> = devices.map(per_hour).sum();
+    Budget {
+        tokens,
+        days: training_seconds / 86_400.0,
+        price: price_per_hour.map(|price| price * training_seconds / 3600.0),
+    }
+}

@@ -1,0 +1,163 @@
+//! `shardloom profile`: measures this machine.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
+use shardloom::train::profile::{Effort, Options, check, measure};
+
+use super::ProfileFile;
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::quantity::{bytes, digits, seconds};
+use crate::table::table;
+use crate::terminal::Terminal;
+
+/// Measure this machine's operators and links, which predicted step times come from
+///
+/// Without -o the profile is kept for later runs, where `local` stands for this machine.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom profile
+  shardloom profile --thorough --check
+  shardloom profile --ranks 4 -o cluster.toml")]
+pub struct Profile {
+    /// Write a cluster file instead, for --cluster here or on another machine
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Ranks that run at once, each on a core of its own [default: all cores]
+    #[arg(long, value_name = "N")]
+    ranks: Option<NonZeroUsize>,
+
+    /// Measure for some minutes instead of some seconds
+    #[arg(long)]
+    thorough: bool,
+
+    /// Afterwards compare the profile with operators of sizes that were not measured
+    #[arg(long)]
+    check: bool,
+
+    /// Overwrite the file
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    path: String,
+    seconds: f64,
+    profile: Machine,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<Vec<Row>>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    operator: String,
+    size: String,
+    estimated_seconds: f64,
+    measured_seconds: f64,
+    error: f64,
+}
+
+impl Profile {
+    /// Measures.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let output = OutputFile::optional(self.output.as_ref(), self.force)?;
+        let effort = if self.thorough { Effort::Thorough } else { Effort::Quick };
+        let options = Options { ranks: self.ranks, memory_bytes: None, effort };
+        let bar = terminal.share();
+        let mut hear = |what: &str, share: f64| {
+            bar.set_message(what.to_owned());
+            bar.set_position((share * 1000.0) as u64);
+        };
+        let start = Instant::now();
+        let (profile, path) = match &output {
+            Some(file) => {
+                let profile = measure(options, &mut hear).map_err(shardloom::Error::from)?;
+                file.write(cluster_file(&profile)?)?;
+                (profile, file.path().to_path_buf())
+            }
+            None => {
+                let local = self.profile.local()?;
+                (local.measure(options, &mut hear)?, local.path().to_path_buf())
+            }
+        };
+        let elapsed_seconds = start.elapsed().as_secs_f64();
+        let rows = match self.check {
+            true => {
+                let estimates = check(&profile, options, &mut hear);
+                Some(estimates.map_err(shardloom::Error::from)?)
+            }
+            false => None,
+        };
+        bar.finish_and_clear();
+        let rows = rows.map(|estimates| {
+            let row = |estimate: shardloom::train::profile::Estimate| Row {
+                error: estimate.error(),
+                operator: estimate.class,
+                size: estimate.size,
+                estimated_seconds: estimate.estimated_seconds,
+                measured_seconds: estimate.measured_seconds,
+            };
+            estimates.into_iter().map(row).collect::<Vec<Row>>()
+        });
+        if terminal.json() {
+            let path = path.display().to_string();
+            return terminal.object(&Answer { path, seconds: elapsed_seconds, profile, check: rows });
+        }
+        show(&profile, terminal)?;
+        if let Some(rows) = rows {
+            let cells = rows.iter().map(|row| {
+                vec![
+                    row.operator.clone(),
+                    row.size.clone(),
+                    seconds(row.estimated_seconds),
+                    seconds(row.measured_seconds),
+                    format!("{:+.1}%", row.error * 100.0),
+                ]
+            });
+            let heading = ["operator", "size", "by the profile", "measured", "error"];
+            terminal.text(table(&heading, &cells.collect::<Vec<_>>()))?;
+        }
+        let path = path.display();
+        terminal.line(format_args!("Measured in {}; written to {path}", seconds(elapsed_seconds)))
+    }
+}
+
+/// The machine as a cluster of one node.
+fn cluster_file(profile: &Machine) -> Result<String, Failure> {
+    let group =
+        NodeGroup { profile: profile.clone(), nodes: 1, devices_per_node: profile.node.devices };
+    let cluster = Cluster::new(vec![group]).and_then(|cluster| cluster.to_toml());
+    Ok(cluster.map_err(shardloom::Error::from)?)
+}
+
+/// A few numbers that tell machines apart.
+fn show(profile: &Machine, terminal: Terminal) -> Result<(), Failure> {
+    const SIDE: u64 = 512;
+    let device = &profile.device;
+    terminal.line(format_args!(
+        "{} ranks, {} of memory each",
+        profile.node.devices,
+        bytes(device.memory_bytes)
+    ))?;
+    let product = device.matmul_seconds(Precision::Fp32, 1, SIDE, SIDE, SIDE);
+    let product_seconds = product.map_err(shardloom::Error::from)?;
+    let flops = 2.0 * (SIDE * SIDE * SIDE) as f64;
+    terminal.line(format_args!(
+        "matrix product {SIDE} x {SIDE} x {SIDE}: {} ({} GFLOP/s)",
+        seconds(product_seconds),
+        digits(flops / product_seconds / 1e9)
+    ))?;
+    const MESSAGE_BYTES: f64 = 1048576.0;
+    let message_seconds = profile.node.intra.transfer_seconds(MESSAGE_BYTES);
+    terminal.line(format_args!("message of 1 MiB between ranks: {}", seconds(message_seconds)))
+}

@@ -1,0 +1,127 @@
+//! `shardloom schedule`: a schedule by itself.
+
+use clap::Args;
+use serde::Serialize;
+use shardloom::plan::ScheduleKind;
+use shardloom::program::schedule::{self, Durations, Pass};
+use shardloom_report::cell_table;
+
+use crate::failure::Failure;
+use crate::quantity::percent;
+use crate::terminal::Terminal;
+
+/// Draw a pipeline schedule as a table of cells
+///
+/// Every stage takes the same time for a forward pass, and the same for a backward pass; messages take
+/// none. One column is one slot of time, so a pass of two slots fills two cells.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom schedule 1f1b --stages 4 --microbatches 8
+  shardloom schedule afab --stages 4 --microbatches 8 --backward 1 --json")]
+pub struct Schedule {
+    /// Which schedule
+    #[arg(value_name = "KIND", value_parser = super::schedule_kind)]
+    kind: ScheduleKind,
+
+    /// Stages of the pipeline
+    #[arg(long, value_name = "P")]
+    stages: u32,
+
+    /// Micro-batches of a step
+    #[arg(long, value_name = "M")]
+    microbatches: u32,
+
+    /// Slots of time that a forward pass takes
+    #[arg(long, value_name = "SLOTS", default_value_t = 1)]
+    forward: u32,
+
+    /// Slots of time that a backward pass takes
+    #[arg(long, value_name = "SLOTS", default_value_t = 2)]
+    backward: u32,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    kind: &'static str,
+    stages: u32,
+    microbatches: u32,
+    makespan: f64,
+    bubble_fraction: f64,
+    utilisation: f64,
+    peak_in_flight: Vec<usize>,
+    rows: Vec<Vec<String>>,
+}
+
+/// The most cells that are drawn.
+const MOST_CELLS: u64 = 4_000_000;
+
+impl Schedule {
+    /// Draws it.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let answer = self.answer()?;
+        if terminal.json() {
+            return terminal.object(&answer);
+        }
+        terminal.text(cell_table(&answer.rows, terminal.colour()))?;
+        terminal.line(format_args!(
+            "makespan {}, bubble {}, utilisation {}",
+            answer.makespan,
+            percent(answer.bubble_fraction),
+            percent(answer.utilisation)
+        ))?;
+        let peaks: Vec<String> = answer.peak_in_flight.iter().map(usize::to_string).collect();
+        terminal.line(format_args!("most micro-batches in flight, by stage: {}", peaks.join(", ")))
+    }
+
+    fn answer(&self) -> Result<Answer, Failure> {
+        let numbers = [
+            ("--stages", self.stages),
+            ("--microbatches", self.microbatches),
+            ("--forward", self.forward),
+            ("--backward", self.backward),
+        ];
+        if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == 0) {
+            return Err(Failure::usage(name, format!("{name} 0: at least 1 is needed")));
+        }
+        let [stages, microbatches, forward, backward] = numbers.map(|(_, number)| u64::from(number));
+        let pass_slots = forward + backward;
+        let cells = (microbatches + stages).saturating_mul(pass_slots).saturating_mul(stages);
+        if cells > MOST_CELLS {
+            let message = format!(
+                "{stages} stages with {microbatches} micro-batches of {pass_slots} slots have about \
+                 {cells} cells; at most {MOST_CELLS} are drawn"
+            );
+            return Err(Failure::usage("--stages", message));
+        }
+        let (stages, microbatches) = (self.stages as usize, self.microbatches as usize);
+        let orders = schedule::orders(self.kind, stages, microbatches);
+        let durations =
+            Durations { forward: f64::from(self.forward), backward: f64::from(self.backward) };
+        let timing = schedule::time(&orders, durations).map_err(shardloom::Error::from)?;
+        let slots = timing.makespan as usize;
+        let row = |starts: &Vec<(schedule::Cell, f64)>| {
+            let mut row = vec![".".to_owned(); slots];
+            for (cell, start) in starts {
+                let length = match cell.pass {
+                    Pass::Forward => self.forward,
+                    Pass::Backward => self.backward,
+                };
+                // Durations are whole, so starts are.
+                let start = *start as usize;
+                row[start..start + length as usize].fill(cell.to_string());
+            }
+            row
+        };
+        let peak = |stage| schedule::peak_in_flight(self.kind, stage, stages, microbatches);
+        Ok(Answer {
+            kind: self.kind.name(),
+            stages: self.stages,
+            microbatches: self.microbatches,
+            makespan: timing.makespan,
+            bubble_fraction: timing.bubble_fraction,
+            utilisation: 1.0 - timing.bubble_fraction,
+            peak_in_flight: (0..stages).map(peak).collect(),
+            rows: timing.starts.iter().map(row).collect(),
+        })
+    }
+}

@@ -1,0 +1,130 @@
+//! `shardloom simulate`: a step of a plan, predicted.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use shardloom::sim::{Fit, Summary};
+use shardloom::{Model, Prediction, read_plan, simulate};
+use shardloom_report::{Report, Table, perfetto_trace, swimlane};
+
+use super::ProfileFile;
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::quantity::{bytes, percent, seconds};
+use crate::table::table;
+use crate::terminal::Terminal;
+
+/// Predict a step of a plan: when every rank does what, and what it holds and sends
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom simulate plan.toml
+  shardloom simulate plan.toml --html report.html --trace step.perfetto-trace
+  shardloom simulate plan.toml --json")]
+pub struct Simulate {
+    /// The plan, as `shardloom plan -o` writes it
+    #[arg(value_name = "PLAN")]
+    plan: PathBuf,
+
+    /// Simulate every rank by itself instead of ranks that do the same at once
+    #[arg(long)]
+    unfolded: bool,
+
+    /// Write a report as one HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Write a trace that ui.perfetto.dev opens
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Overwrite files that exist
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    fit: Fit,
+}
+
+impl Simulate {
+    /// Simulates.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let html = OutputFile::optional(self.html.as_ref(), self.force)?;
+        let trace = OutputFile::optional(self.trace.as_ref(), self.force)?;
+        let plan = read_plan(&self.plan)?;
+        let model = Model::load(&plan.model)?;
+        let cluster = super::load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
+        let spinner = terminal.spinner("simulating");
+        let prediction = simulate(&model, &plan, &cluster, !self.unfolded);
+        spinner.finish_and_clear();
+        let prediction = prediction?;
+        if let Some(file) = &trace {
+            file.write(perfetto_trace(&[&prediction.timeline]))?;
+        }
+        if let Some(file) = &html {
+            let report = Report {
+                title: format!("Simulation of {}", model.spec().name()),
+                model: plan.model.clone(),
+                cluster: plan.cluster.clone(),
+                plan_toml: plan.to_toml(),
+                summary: figures(&prediction),
+                predicted: Some(prediction.timeline.clone()),
+                tables: vec![Table {
+                    title: "Memory".into(),
+                    columns: MEMORY.map(str::to_owned).into(),
+                    rows: memory_rows(&prediction),
+                }],
+                ..Report::default()
+            };
+            file.write(report.html())?;
+        }
+        let fit = prediction.memory.iter().map(|memory| memory.fit()).max().unwrap_or(Fit::Fits);
+        if terminal.json() {
+            return terminal.object(&Answer { summary: &prediction.summary, fit });
+        }
+        terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
+        for (name, value) in figures(&prediction) {
+            terminal.line(format_args!("{name}: {value}"))?;
+        }
+        terminal.text(table(&MEMORY, &memory_rows(&prediction)))?;
+        match fit {
+            Fit::Fits => Ok(()),
+            Fit::Close => terminal.line("It fits, but with less than 5% of the memory to spare."),
+            Fit::Exceeds => terminal.line("It does not fit in memory."),
+        }
+    }
+}
+
+const MEMORY: [&str; 7] = ["rank", "ranks alike", "peak", "of", "computing", "communicating", "sent"];
+
+fn figures(prediction: &Prediction) -> Vec<(String, String)> {
+    let summary = &prediction.summary;
+    vec![
+        ("Step".into(), seconds(summary.step_seconds)),
+        ("Bubble".into(), percent(summary.bubble_fraction)),
+    ]
+}
+
+fn memory_rows(prediction: &Prediction) -> Vec<Vec<String>> {
+    let ranks = prediction.summary.ranks.iter().zip(&prediction.memory);
+    ranks
+        .map(|(rank, memory)| {
+            vec![
+                rank.rank.to_string(),
+                rank.multiplicity.to_string(),
+                bytes(memory.peak_bytes),
+                bytes(memory.memory_bytes),
+                seconds(rank.busy_seconds),
+                seconds(rank.communication_seconds),
+                bytes(rank.sent_bytes),
+            ]
+        })
+        .collect()
+}

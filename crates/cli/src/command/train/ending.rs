@@ -1,0 +1,161 @@
+//! What a run says at its end.
+
+use serde::Serialize;
+use shardloom::Session;
+use shardloom::program::timeline::Timeline;
+use shardloom_report::{Report, Table, perfetto_trace, swimlane};
+
+use super::run::{History, Job};
+use crate::failure::Failure;
+use crate::quantity::{bytes, digits, percent, seconds};
+use crate::table::table;
+use crate::terminal::Terminal;
+
+#[derive(Serialize)]
+struct Line {
+    summary: Summary,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    steps: usize,
+    final_loss: Option<f64>,
+    median_step_seconds: Option<f64>,
+    predicted_step_seconds: Option<f64>,
+    bubble_fraction: Option<f64>,
+    peak_bytes_per_rank: Vec<u64>,
+    sent_bytes_per_rank: Vec<u64>,
+    weights_digest: String,
+    tokens_per_second: Option<f64>,
+    final_validation_loss: Option<f64>,
+    interrupted: bool,
+    checkpoint: Option<String>,
+}
+
+/// Writes the report and the trace, and says what the run came to.
+pub fn conclude(
+    job: &Job,
+    session: &mut Session,
+    history: &History,
+    terminal: Terminal,
+) -> Result<(), Failure> {
+    let predicted = job.prediction.as_ref().map(|prediction| &prediction.timeline);
+    if let Some(file) = &job.trace {
+        let timelines: Vec<&Timeline> = predicted.into_iter().chain(&history.measured).collect();
+        file.write(perfetto_trace(&timelines))?;
+    }
+    let summary = summary(job, session, history)?;
+    let memory = memory_rows(job, session);
+    if let Some(file) = &job.html {
+        let report = Report {
+            title: format!("Training of {}", job.model.spec().name()),
+            model: job.model.text(),
+            cluster: job.plan.cluster.clone(),
+            plan_toml: job.plan.to_toml(),
+            summary: figures(&summary),
+            losses: history.losses.clone(),
+            predicted: predicted.cloned(),
+            measured: history.measured.clone(),
+            notes: vec![],
+            tables: vec![Table {
+                title: "Memory and bytes sent".into(),
+                columns: COLUMNS.map(str::to_owned).into(),
+                rows: memory.clone(),
+            }],
+        };
+        file.write(report.html())?;
+    }
+    if terminal.json() {
+        terminal.object(&Line { summary })?;
+    } else {
+        for (name, timeline) in [("Predicted", predicted), ("Measured", history.measured.as_ref())] {
+            if let Some(timeline) = timeline {
+                terminal.line(format_args!("\n{name} step"))?;
+                terminal.text(swimlane(timeline, terminal.width(), terminal.colour()))?;
+            }
+        }
+        terminal.line("")?;
+        terminal.text(table(&COLUMNS, &memory))?;
+        terminal.line("")?;
+        for (name, value) in figures(&summary) {
+            terminal.line(format_args!("{name}: {value}"))?;
+        }
+        if let Some(file) = &job.html {
+            terminal.line(format_args!("Report: {}", file.path().display()))?;
+        }
+        if job.prediction.is_none() {
+            terminal.line(
+                "No step time was predicted: this machine has not been measured (`shardloom profile` \
+                 does), or has fewer cores than there are ranks.",
+            )?;
+        }
+    }
+    if history.interrupted {
+        let done = session.next_step();
+        terminal.note(match &history.checkpoint {
+            Some(path) => format!(
+                "interrupted after {done} of {} steps; the same command with --resume goes on from {}",
+                job.steps,
+                path.display()
+            ),
+            None => format!(
+                "interrupted after {done} of {} steps; nothing is kept, as there is no --checkpoint",
+                job.steps
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summary, Failure> {
+    let median_step_seconds = history.median_step_seconds();
+    let trainer = session.trainer();
+    Ok(Summary {
+        steps: history.losses.len(),
+        final_loss: history.losses.last().map(|point| point.train),
+        median_step_seconds,
+        predicted_step_seconds: job.prediction.as_ref().map(|it| it.summary.step_seconds),
+        bubble_fraction: history.measured.as_ref().map(Timeline::bubble_fraction),
+        peak_bytes_per_rank: trainer.peak_bytes_per_rank().to_vec(),
+        sent_bytes_per_rank: trainer.sent_bytes_per_rank().to_vec(),
+        weights_digest: trainer.weights_digest().map_err(shardloom::Error::from)?,
+        tokens_per_second: median_step_seconds.map(|median| history.tokens as f64 / median),
+        final_validation_loss: history.losses.iter().rev().find_map(|point| point.validation),
+        interrupted: history.interrupted,
+        checkpoint: history.checkpoint.as_ref().map(|path| path.display().to_string()),
+    })
+}
+
+fn figures(summary: &Summary) -> Vec<(String, String)> {
+    let median = summary.median_step_seconds;
+    let predicted = summary.predicted_step_seconds.zip(median).map(|(predicted, measured)| {
+        let error = (predicted / measured - 1.0) * 100.0;
+        format!("{} ({error:+.1}% against measured)", seconds(predicted))
+    });
+    let figures = [
+        ("Loss", summary.final_loss.map(|loss| format!("{loss:.4}"))),
+        ("Validation loss", summary.final_validation_loss.map(|loss| format!("{loss:.4}"))),
+        ("Median step", median.map(seconds)),
+        ("Predicted step", predicted),
+        ("Tokens per second", summary.tokens_per_second.map(digits)),
+        ("Bubble", summary.bubble_fraction.map(percent)),
+        ("Weights (BLAKE3)", Some(summary.weights_digest.clone())),
+        ("Checkpoint", summary.checkpoint.clone()),
+    ];
+    figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+const COLUMNS: [&str; 4] = ["rank", "peak memory", "predicted peak", "sent"];
+
+fn memory_rows(job: &Job, session: &mut Session) -> Vec<Vec<String>> {
+    let predicted = job.prediction.as_ref().map(|it| it.peak_bytes_per_rank()).unwrap_or_default();
+    let trainer = session.trainer();
+    let ranks = trainer.peak_bytes_per_rank().iter().zip(trainer.sent_bytes_per_rank());
+    ranks
+        .enumerate()
+        .map(|(rank, (&peak, &sent))| {
+            let predicted = predicted.get(rank).map_or("-".to_owned(), |&peak| bytes(peak));
+            vec![rank.to_string(), bytes(peak), predicted, bytes(sent)]
+        })
+        .collect()
+}

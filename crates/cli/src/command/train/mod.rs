@@ -1,0 +1,271 @@
+//! `shardloom train`: trains for real.
+
+mod ending;
+mod rate;
+pub mod run;
+mod shape;
+
+use std::fs;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use shardloom::cluster::Cluster;
+use shardloom::plan::Plan;
+use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::{
+    Data, Defaults, LocalProfile, Model, Prediction, Sampling, TextTokenizer, predict_here,
+    read_plan, simulate,
+};
+
+use super::ProfileFile;
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::terminal::Terminal;
+use rate::Rate;
+use run::{Checkpoints, Job, Validation};
+use shape::Shape;
+
+/// Train a model on this machine, every rank a thread
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200
+  shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200 \\
+      --pp 2 --microbatches 4 --checkpoint run --checkpoint-every 50
+  shardloom train plan.toml --data text.txt --steps 1000 --checkpoint run --resume
+  shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data iris.csv --steps 500 --dp 2
+
+MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters
+(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt and llama, seq may be left to --seq and
+vocab to the tokenizer.")]
+pub struct Train {
+    /// A plan file, as `shardloom plan -o` writes it, or a model
+    #[arg(value_name = "PLAN|MODEL")]
+    what: String,
+
+    /// Text to train on: a file, or a folder with all text below it; of a classifier a table of
+    /// comma-separated values with the class last. May be given several times
+    #[arg(long, value_name = "PATH", required = true)]
+    data: Vec<PathBuf>,
+
+    /// Steps that the model has been trained for in the end
+    #[arg(long, value_name = "N")]
+    steps: NonZeroU64,
+
+    /// `bytes` or a tokenizer.json
+    #[arg(long, value_name = "TOKENIZER", default_value = "bytes")]
+    tokenizer: String,
+
+    /// Sequence length [default: the model's]
+    #[arg(long, value_name = "TOKENS")]
+    seq: Option<usize>,
+
+    /// Seed of weights, dropout and the order of samples
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+
+    /// What to do where the loss or a gradient is not finite
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnNan::Stop)]
+    on_nan: OnNan,
+
+    /// Start from these weights, a safetensors file with names of this program or of Hugging Face
+    #[arg(long, value_name = "FILE")]
+    weights: Option<PathBuf>,
+
+    /// Share of the data, from its end, that is kept for validation
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, allow_negative_numbers = true)]
+    validation_fraction: f64,
+
+    /// Validate after every so many steps [default: after the last]
+    #[arg(long, value_name = "STEPS")]
+    validate_every: Option<NonZeroU64>,
+
+    /// Micro-batches to validate on at most
+    #[arg(long, value_name = "N", default_value = "16")]
+    validation_microbatches: NonZeroU64,
+
+    /// Whether ranks run in real time, or in the modelled time of a cluster
+    #[arg(long, value_name = "CLOCK", value_enum, default_value_t = Clock::Wall)]
+    clock: Clock,
+
+    /// The cluster of the virtual clock [default: the plan's]
+    #[arg(long, value_name = "CLUSTER")]
+    cluster: Option<String>,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+
+    #[command(flatten)]
+    shape: Shape,
+
+    #[command(flatten)]
+    rate: Rate,
+
+    #[command(flatten)]
+    files: Files,
+}
+
+/// What a run leaves behind.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Files")]
+struct Files {
+    /// Write checkpoints in this folder: after the last step, and when interrupted
+    #[arg(long, value_name = "FOLDER")]
+    checkpoint: Option<PathBuf>,
+
+    /// Write one after every so many steps, too
+    #[arg(long, value_name = "STEPS", requires = "checkpoint")]
+    checkpoint_every: Option<NonZeroU64>,
+
+    /// Delete all checkpoints but the latest so many [default: keep all]
+    #[arg(long, value_name = "N", requires = "checkpoint")]
+    keep: Option<NonZeroUsize>,
+
+    /// Go on from the newest sound checkpoint in the folder, if there is one
+    #[arg(long, requires = "checkpoint")]
+    resume: bool,
+
+    /// Write a report as one HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Write a trace of the predicted and the measured step that ui.perfetto.dev opens
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+
+    /// Overwrite files that exist, and delete another run's checkpoints
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OnNan {
+    /// End the run; checkpoints from before stay
+    Stop,
+    /// Leave the update out
+    Skip,
+    /// Go on regardless
+    Continue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Clock {
+    /// Every rank is a thread that goes on as fast as it can
+    Wall,
+    /// Kernels really run and their time counts, transfers take what the cluster's links say
+    Virtual,
+}
+
+/// How long a rank waits for another before it gives up.
+pub const TIMEOUT: Duration = Duration::from_secs(600);
+
+impl Train {
+    /// Trains.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let html = OutputFile::optional(self.files.html.as_ref(), self.files.force)?;
+        let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
+        if self.validate_every.is_some() && self.validation_fraction == 0.0 {
+            let message = "--validate-every needs data to validate on: give --validation-fraction";
+            return Err(Failure::usage("--validation-fraction", message));
+        }
+        let learning_rate = self.rate.learning_rate(self.steps.get())?;
+        let tokenizer = TextTokenizer::open(&self.tokenizer)?;
+        let (model, plan) = self.model_and_plan(&tokenizer)?;
+        let local = self.profile.local()?;
+        let (clock, prediction) = self.clock(&model, &plan, &local, terminal)?;
+        let sampling =
+            Sampling { seed: self.seed, validation_fraction: self.validation_fraction };
+        let data = Data::open(&model, &self.data, &tokenizer, sampling)?;
+        let settings = Settings {
+            seed: self.seed,
+            learning_rate,
+            on_non_finite: match self.on_nan {
+                OnNan::Stop => OnNonFinite::Stop,
+                OnNan::Skip => OnNonFinite::Skip,
+                OnNan::Continue => OnNonFinite::Continue,
+            },
+            timeout: TIMEOUT,
+            clock,
+        };
+        let checkpoints = self.files.checkpoint.as_ref().map(|folder| Checkpoints {
+            folder: folder.clone(),
+            every: self.files.checkpoint_every,
+            keep: self.files.keep,
+            resume: self.files.resume,
+            force: self.files.force,
+        });
+        let validation = (self.validation_fraction > 0.0).then_some(Validation {
+            every: self.validate_every,
+            microbatches: self.validation_microbatches.get(),
+        });
+        let job = Job {
+            model,
+            plan,
+            steps: self.steps.get(),
+            weights: self.weights.clone(),
+            checkpoints,
+            validation,
+            prediction,
+            html,
+            trace,
+        };
+        job.run(data, settings, terminal)
+    }
+
+    /// Which time ranks live in, and what a step is predicted to be there.
+    fn clock(
+        &self,
+        model: &Model,
+        plan: &Plan,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<(RunClock, Option<Prediction>), Failure> {
+        match self.clock {
+            Clock::Wall if self.cluster.is_some() => {
+                let message = "--cluster is for --clock virtual; in real time, ranks run here";
+                Err(Failure::usage("--cluster", message))
+            }
+            Clock::Wall => Ok((RunClock::Wall, predict_here(model, plan, local)?)),
+            Clock::Virtual => {
+                let text = self.cluster.as_deref().unwrap_or(&plan.cluster);
+                let cluster: Cluster = super::load_cluster(text, local, terminal)?;
+                let prediction = simulate(model, plan, &cluster, false)?;
+                Ok((RunClock::Virtual(cluster), Some(prediction)))
+            }
+        }
+    }
+
+    fn model_and_plan(&self, tokenizer: &TextTokenizer) -> Result<(Model, Plan), Failure> {
+        let path = Path::new(&self.what);
+        if is_plan(path)? {
+            let seq = self.seq.map(|_| "--seq");
+            if let Some(option) = self.shape.given().or(seq) {
+                let message = format!(
+                    "{option} cannot be given with the plan {}, which says it itself; change the \
+                     plan, or give a model",
+                    path.display()
+                );
+                return Err(Failure::usage(option, message));
+            }
+            let plan = read_plan(path)?;
+            return Ok((Model::load(&plan.model)?, plan));
+        }
+        let vocabulary = Some(tokenizer.tokenizer().vocabulary_size());
+        let defaults = Defaults { sequence_length: self.seq, vocabulary };
+        let model = Model::load_with(&self.what, defaults)?;
+        let plan = self.shape.plan(&model)?;
+        Ok((model, plan))
+    }
+}
+
+/// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.
+fn is_plan(path: &Path) -> Result<bool, Failure> {
+    if path.extension().is_none_or(|extension| extension != "toml") || !path.is_file() {
+        return Ok(false);
+    }
+    let text = fs::read_to_string(path).map_err(|error| {
+        Failure::file(path, format!("cannot read {}: {error}", path.display()))
+    })?;
+    Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
+}

@@ -1,0 +1,295 @@
+//! A training run, from its first step to its last.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+
+use indicatif::ProgressBar;
+use serde::Serialize;
+use shardloom::plan::Plan;
+use shardloom::program::timeline::Timeline;
+use shardloom::train::{RunClock, Settings, Step};
+use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
+use shardloom_report::LossPoint;
+
+use super::ending;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::output_file::OutputFile;
+use crate::quantity::{digits, seconds};
+use crate::terminal::Terminal;
+
+/// Everything that is decided before a run.
+pub struct Job {
+    /// The model.
+    pub model: Model,
+    /// How it is trained.
+    pub plan: Plan,
+    /// Steps that it has been trained for in the end.
+    pub steps: u64,
+    /// Weights to start from.
+    pub weights: Option<PathBuf>,
+    /// Where checkpoints go.
+    pub checkpoints: Option<Checkpoints>,
+    /// How it is validated.
+    pub validation: Option<Validation>,
+    /// What a step is predicted to be.
+    pub prediction: Option<Prediction>,
+    /// Where a report goes.
+    pub html: Option<OutputFile>,
+    /// Where a trace goes.
+    pub trace: Option<OutputFile>,
+}
+
+/// Where checkpoints go, and when.
+#[derive(Clone, Debug)]
+pub struct Checkpoints {
+    /// Their folder.
+    pub folder: PathBuf,
+    /// Steps from one to the next; only the last if absent.
+    pub every: Option<NonZeroU64>,
+    /// How many are kept; all if absent.
+    pub keep: Option<NonZeroUsize>,
+    /// Whether to go on from the newest.
+    pub resume: bool,
+    /// Whether those of another run are deleted.
+    pub force: bool,
+}
+
+/// How a run is validated.
+#[derive(Clone, Copy, Debug)]
+pub struct Validation {
+    /// Steps from one to the next; only after the last if absent.
+    pub every: Option<NonZeroU64>,
+    /// The most micro-batches of one.
+    pub microbatches: u64,
+}
+
+/// What a run came to.
+#[derive(Default)]
+pub struct History {
+    /// Losses by step.
+    pub losses: Vec<LossPoint>,
+    /// How long each step took.
+    pub step_seconds: Vec<f64>,
+    /// Targets of a step.
+    pub tokens: u64,
+    /// The last step that was recorded.
+    pub measured: Option<Timeline>,
+    /// The last checkpoint.
+    pub checkpoint: Option<PathBuf>,
+    /// Whether the user stopped it.
+    pub interrupted: bool,
+}
+
+/// One step, for programs.
+#[derive(Serialize)]
+struct StepLine {
+    step: u64,
+    loss: f64,
+    step_seconds: f64,
+    tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gradient_norm: Option<f64>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    skipped: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    validation_loss: Option<f64>,
+}
+
+/// Lines that a run prints for people, about.
+const LINES: u64 = 20;
+
+impl Job {
+    /// Trains.
+    pub fn run(self, data: Data, settings: Settings, terminal: Terminal) -> Result<(), Failure> {
+        let virtual_time = matches!(settings.clock, RunClock::Virtual(_));
+        let mut session = Session::start(&self.model, &self.plan, data, settings)?;
+        let mut history = History::default();
+        self.begin(&mut session, terminal)?;
+        interrupt::listen()?;
+        let first = session.next_step();
+        let bar = terminal.progress(self.steps);
+        bar.set_position(first);
+        let outcome = self.steps(&mut session, &mut history, virtual_time, &bar, terminal);
+        bar.finish_and_clear();
+        outcome?;
+        ending::conclude(&self, &mut session, &history, terminal)?;
+        match history.interrupted {
+            true => Err(Failure::Interrupted),
+            false => Ok(()),
+        }
+    }
+
+    /// Weights and checkpoints, before the first step.
+    fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
+        if let Some(Checkpoints { folder, resume, force, .. }) = &self.checkpoints {
+            match resume {
+                false => clear_checkpoints(folder, *force).map_err(|error| match error {
+                    shardloom::Error::CheckpointsExist { .. } => {
+                        let message = format!("{error} (--resume goes on, --force deletes them)");
+                        Failure::usage("--checkpoint", message)
+                    }
+                    other => other.into(),
+                })?,
+                true => match session.resume(folder)? {
+                    Some(resumed) => return self.resumed(&resumed, terminal),
+                    None => terminal.note(format_args!(
+                        "no checkpoint in {} yet; starting with step 0",
+                        folder.display()
+                    )),
+                },
+            }
+        }
+        match &self.weights {
+            Some(weights) => Ok(session.load_weights(weights)?),
+            None => Ok(()),
+        }
+    }
+
+    fn resumed(&self, resumed: &Resumed, terminal: Terminal) -> Result<(), Failure> {
+        for refused in &resumed.refused {
+            terminal.note(refused);
+        }
+        let path = resumed.path.display();
+        terminal.note(format_args!("going on from {path}, after step {}", resumed.step));
+        for difference in &resumed.plan_changes {
+            terminal.note(format_args!("the plan differs from the checkpoint's in {difference}"));
+        }
+        if let Some(former) = &resumed.former_learning_rate {
+            terminal.note(format_args!(
+                "the learning rate differs from the checkpoint's, which had {:?}",
+                former.curve()
+            ));
+        }
+        if resumed.step >= self.steps {
+            let message = format!(
+                "--steps {}: {path} has done {} steps already; give more",
+                self.steps, resumed.step
+            );
+            return Err(Failure::usage("--steps", message));
+        }
+        Ok(())
+    }
+
+    fn steps(
+        &self,
+        session: &mut Session,
+        history: &mut History,
+        virtual_time: bool,
+        bar: &ProgressBar,
+        terminal: Terminal,
+    ) -> Result<(), Failure> {
+        let first = session.next_step();
+        let lines_every = ((self.steps - first) / LINES).max(1);
+        while session.next_step() < self.steps {
+            let done = session.next_step() + 1;
+            let last = done == self.steps;
+            // Recording costs little, but not nothing: one step after the first ones, in case the run
+            // is interrupted, and the last.
+            let record = virtual_time || last || done == first + 3;
+            let step = match record {
+                false => session.step()?,
+                true => {
+                    let (mut step, timeline) = session.step_recorded()?;
+                    if virtual_time {
+                        step.seconds = timeline.makespan().seconds();
+                    }
+                    history.measured = Some(timeline);
+                    step
+                }
+            };
+            let due = |every: Option<NonZeroU64>| every.is_some_and(|every| done.is_multiple_of(every.get()));
+            let validation = match self.validation {
+                Some(Validation { every, microbatches }) if last || due(every) => {
+                    session.validate(microbatches)?
+                }
+                _ => None,
+            };
+            history.note(&step, validation);
+            bar.set_position(done);
+            bar.set_message(format!("loss {:.4}", step.loss));
+            if terminal.json() {
+                terminal.object(&StepLine::of(&step, validation))?;
+            } else if last || validation.is_some() || (done - first - 1).is_multiple_of(lines_every) {
+                bar.suspend(|| terminal.line(for_people(&step, validation)))?;
+            }
+            history.interrupted = !last && interrupt::asked();
+            if let Some(Checkpoints { folder, every, keep, .. }) = &self.checkpoints
+                && (last || history.interrupted || due(*every))
+            {
+                history.checkpoint = Some(session.save(folder, *keep)?);
+            }
+            if history.interrupted {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl History {
+    fn note(&mut self, step: &Step, validation: Option<f64>) {
+        self.losses.push(LossPoint { step: step.step, train: step.loss, validation });
+        self.step_seconds.push(step.seconds);
+        self.tokens = step.tokens;
+    }
+
+    /// The step time that half of the steps undercut.
+    pub fn median_step_seconds(&self) -> Option<f64> {
+        let mut sorted = self.step_seconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => None,
+            even if even.is_multiple_of(2) => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+            _ => Some(sorted[middle]),
+        }
+    }
+}
+
+impl StepLine {
+    fn of(step: &Step, validation_loss: Option<f64>) -> StepLine {
+        StepLine {
+            step: step.step,
+            loss: step.loss,
+            step_seconds: step.seconds,
+            tokens: step.tokens,
+            gradient_norm: step.gradient_norm,
+            skipped: step.skipped,
+            validation_loss,
+        }
+    }
+}
+
+fn for_people(step: &Step, validation: Option<f64>) -> String {
+    let mut text = format!(
+        "step {:>6}  loss {:<8.4}  {:>8}  {} tokens/s",
+        step.step,
+        step.loss,
+        seconds(step.seconds),
+        digits(step.tokens as f64 / step.seconds)
+    );
+    if let Some(loss) = validation {
+        text += &format!("  validation {loss:.4}");
+    }
+    if step.skipped {
+        text += "  update skipped: not finite";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::History;
+
+    #[test]
+    fn the_median_of_an_even_number_is_between_the_middle_two() {
+        let median = |seconds: &[f64]| {
+            History { step_seconds: seconds.to_vec(), ..History::default() }.median_step_seconds()
+        };
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0]), Some(3.0));
+        assert_eq!(median(&[9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 9.0]), Some(3.0));
+    }
+}

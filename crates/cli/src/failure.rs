@@ -1,0 +1,114 @@
+//! How a command ends when it does not succeed.
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something is wrong, and a message says what, where, and what would be right.
+    Message(Message),
+    /// Whoever read standard output has seen enough.
+    OutputClosed,
+    /// The user asked to stop; everything has been said.
+    Interrupted,
+}
+
+/// What went wrong.
+#[derive(Debug, Serialize)]
+pub struct Message {
+    kind: &'static str,
+    message: String,
+    #[serde(rename = "where")]
+    place: Option<String>,
+    #[serde(skip)]
+    status: u8,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    error: &'a Message,
+}
+
+/// Exit status for input that cannot be used.
+const INPUT: u8 = 2;
+/// Exit status for a run that began and failed.
+const RUN: u8 = 1;
+/// Exit status after an interrupt: 128 and the number of the signal, as shells have it.
+pub const INTERRUPTED: u8 = 130;
+
+impl Failure {
+    /// Arguments that do not fit together; `place` is the one to change.
+    pub fn usage(place: &str, message: impl Into<String>) -> Failure {
+        Failure::Message(Message {
+            kind: "usage",
+            message: message.into(),
+            place: Some(place.into()),
+            status: INPUT,
+        })
+    }
+
+    /// Arguments that the parser refuses.
+    pub fn arguments(error: &clap::Error) -> Failure {
+        let text = error.render().to_string();
+        let text = text.strip_prefix("error: ").unwrap_or(&text);
+        // What follows the first paragraph is advice on where to read more.
+        let message = text.split("\n\n").next().unwrap_or(text).trim().to_owned();
+        let place = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
+        Failure::Message(Message { kind: "usage", message, place, status: INPUT })
+    }
+
+    /// A file that is not to be overwritten, or cannot be written.
+    pub fn file(path: &Path, message: impl Into<String>) -> Failure {
+        Failure::Message(Message {
+            kind: "file",
+            message: message.into(),
+            place: Some(path.display().to_string()),
+            status: INPUT,
+        })
+    }
+
+    /// Says on standard error why the command ends, and gives its exit status.
+    pub fn report(&self, json: bool) -> ExitCode {
+        match self {
+            Failure::OutputClosed => ExitCode::SUCCESS,
+            Failure::Interrupted => ExitCode::from(INTERRUPTED),
+            Failure::Message(message) => {
+                match serde_json::to_string(&Line { error: message }) {
+                    Ok(line) if json => eprintln!("{line}"),
+                    _ => eprintln!("error: {}", message.message.trim_end()),
+                }
+                ExitCode::from(message.status)
+            }
+        }
+    }
+}
+
+impl From<shardloom::Error> for Failure {
+    fn from(error: shardloom::Error) -> Failure {
+        Failure::Message(Message {
+            kind: error.kind(),
+            message: error.to_string(),
+            place: error.place(),
+            status: if error.is_input() { INPUT } else { RUN },
+        })
+    }
+}
+
+/// Writing to standard output failed.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::OutputClosed;
+        }
+        Failure::Message(Message {
+            kind: "file",
+            message: format!("cannot write to standard output: {error}"),
+            place: Some("standard output".into()),
+            status: RUN,
+        })
+    }
+}

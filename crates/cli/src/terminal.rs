@@ -1,0 +1,119 @@
+//! What commands say, and where.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use console::Term;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use shardloom_report::Colour;
+
+use crate::failure::Failure;
+
+/// Columns of output that is no terminal.
+const PLAIN_WIDTH: usize = 100;
+
+/// Standard output and standard error, for people or for programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Terminal {
+    json: bool,
+}
+
+impl Terminal {
+    /// With `json`, everything said is one JSON object per line.
+    pub fn new(json: bool) -> Terminal {
+        Terminal { json }
+    }
+
+    /// Whether a program reads.
+    pub fn json(self) -> bool {
+        self.json
+    }
+
+    /// Prints a result for people, a line feed after it.
+    ///
+    /// # Errors
+    /// If standard output is closed.
+    pub fn line(self, text: impl Display) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{text}")?;
+        Ok(out.flush()?)
+    }
+
+    /// Prints a result for people as it is.
+    ///
+    /// # Errors
+    /// If standard output is closed.
+    pub fn text(self, text: impl Display) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        write!(out, "{text}")?;
+        Ok(out.flush()?)
+    }
+
+    /// Prints a result for programs.
+    ///
+    /// # Errors
+    /// If standard output is closed.
+    pub fn object(self, value: &impl Serialize) -> Result<(), Failure> {
+        let text = serde_json::to_string(value).map_err(io::Error::from)?;
+        self.line(text)
+    }
+
+    /// Says on standard error what is not a result but should be known.
+    pub fn note(self, text: impl Display) {
+        #[derive(Serialize)]
+        struct Note {
+            note: String,
+        }
+        let text = text.to_string();
+        match serde_json::to_string(&Note { note: text.clone() }) {
+            Ok(line) if self.json => eprintln!("{line}"),
+            _ => eprintln!("{text}"),
+        }
+    }
+
+    /// Whether results may have colours: standard output is a terminal, and neither `NO_COLOR` nor
+    /// `TERM=dumb` asks for none.
+    pub fn colour(self) -> Colour {
+        let asked_not = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
+        match io::stdout().is_terminal() && !asked_not && !dumb {
+            true => Colour::Ansi,
+            false => Colour::Plain,
+        }
+    }
+
+    /// Columns of a line of results.
+    pub fn width(self) -> usize {
+        Term::stdout().size_checked().map_or(PLAIN_WIDTH, |(_, columns)| usize::from(columns))
+    }
+
+    /// Progress through `steps` equal steps on standard error; invisible unless that is a terminal.
+    pub fn progress(self, steps: u64) -> ProgressBar {
+        let bar = self.bar(steps, "{bar:30} {pos}/{len} {wide_msg} {eta}");
+        bar.set_length(steps);
+        bar
+    }
+
+    /// Progress of work that takes a known share of time; invisible unless on a terminal.
+    pub fn share(self) -> ProgressBar {
+        self.bar(1000, "{bar:30} {percent:>3}% {wide_msg}")
+    }
+
+    /// A sign of life while work of unknown length goes on; invisible unless on a terminal.
+    pub fn spinner(self, message: &str) -> ProgressBar {
+        let bar = self.bar(0, "{spinner} {wide_msg} {elapsed}");
+        bar.set_message(message.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(100));
+        bar
+    }
+
+    fn bar(self, length: u64, template: &str) -> ProgressBar {
+        if self.json {
+            return ProgressBar::hidden();
+        }
+        let style = ProgressStyle::with_template(template).expect("the templates above are valid");
+        ProgressBar::new(length).with_style(style)
+    }
+}

@@ -1,0 +1,108 @@
+//! Differences between plans: each changed field once, with both values.
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, diff,
+};
+
+fn graph() -> Graph {
+    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
+    spec.and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+fn plan(pp: usize) -> Plan {
+    let uniform = Uniform {
+        pp,
+        mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+        sequence_parallel: false,
+        global_batch: 8,
+        microbatches: 4,
+        schedule: ScheduleKind::Afab,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    uniform.plan(&graph(), "model", "local")
+}
+
+/// Changes one field.
+type Change = fn(&mut Plan);
+
+fn differences(before: &Plan, after: &Plan) -> Vec<String> {
+    diff(before, after).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn equal_plans_do_not_differ() {
+    assert_eq!(differences(&plan(2), &plan(2)), Vec::<String>::new());
+}
+
+#[test]
+fn every_changed_field_is_listed_once_with_both_values() {
+    let before = plan(2);
+    let changes: [(Change, &str); 14] = [
+        (|it| it.model = "other".into(), "model: \"model\" -> \"other\""),
+        (|it| it.cluster = "far".into(), "cluster: \"local\" -> \"far\""),
+        (|it| it.global_batch = 16, "global_batch: 8 -> 16"),
+        (|it| it.microbatches = 2, "microbatches: 4 -> 2"),
+        (|it| it.schedule = ScheduleKind::OneForwardOneBackward, "schedule: \"afab\" -> \"1f1b\""),
+        (|it| it.recompute = Recompute::Full, "recompute: \"none\" -> \"full\""),
+        (|it| it.clip_norm = Some(0.5), "clip_norm: absent -> 0.5"),
+        (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
+        (|it| it.sync.zero = 2, "sync.zero: 0 -> 2"),
+        (|it| it.precision.master = true, "precision.master: false -> true"),
+        (|it| it.pipeline[0].stage[1].mesh.tp = 4, "pipeline.0.stage.1.mesh.tp: 1 -> 4"),
+        (|it| it.pipeline[0].stage[0].blocks.1 = 3, "pipeline.0.stage.0.blocks.1: 2 -> 3"),
+        (
+            |it| it.pipeline[0].stage[0].devices = DeviceList(vec![7]),
+            "pipeline.0.stage.0.devices: \"0..2\" -> \"7\"",
+        ),
+        (
+            |it| it.layout.0.truncate(1),
+            "layout: \"batch:dp, seq:cp, heads:tp, ffn:tp, vocab:tp\" -> \"batch:dp\"",
+        ),
+    ];
+    let mut all = before.clone();
+    for (change, expected) in changes {
+        let mut after = before.clone();
+        change(&mut after);
+        assert_eq!(differences(&before, &after), [expected]);
+        change(&mut all);
+    }
+    let mut listed = differences(&before, &all);
+    let mut expected: Vec<&str> = changes.iter().map(|&(_, text)| text).collect();
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn what_only_one_plan_has_is_absent_in_the_other() {
+    let (one, two) = (plan(1), plan(2));
+    let forth = diff(&one, &two);
+    let keys: Vec<&str> = forth.iter().map(|each| each.key.as_str()).collect();
+    assert_eq!(keys, ["pipeline.0.stage.0.blocks.1", "pipeline.0.stage.1"]);
+    assert_eq!(forth[1].before, None);
+    for (there, back) in forth.iter().zip(diff(&two, &one)) {
+        assert_eq!((&there.before, &there.after), (&back.after, &back.before));
+    }
+}
+
+#[test]
+fn another_kind_of_optimizer_lists_the_settings_that_come_and_go() {
+    let before = plan(1);
+    let mut after = before.clone();
+    after.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
+    assert_eq!(
+        differences(&before, &after),
+        [
+            "optimizer.beta1: 0.9 -> absent",
+            "optimizer.beta2: 0.95 -> absent",
+            "optimizer.epsilon: 0.00000001 -> absent",
+            "optimizer.kind: \"adamw\" -> \"sgd\"",
+            "optimizer.momentum: absent -> 0.9",
+        ]
+    );
+}

@@ -1,0 +1,282 @@
+//! The TOML form: what is written is read back, and what is wrong is refused with its place.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use proptest::test_runner::RngSeed;
+use shardloom_collectives::Algorithm;
+use shardloom_plan::{
+    Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, Pipeline, Plan,
+    PlanError, Precision, Recompute, ScheduleKind, Stage, Sync,
+};
+
+fn optimizer() -> impl Strategy<Value = Optimizer> {
+    let share = 0.0..1.0f64;
+    let positive = 1e-12..1e3f64;
+    let adam = (share.clone(), share.clone(), positive.clone(), positive.clone());
+    prop_oneof![
+        (share, positive.clone())
+            .prop_map(|(momentum, weight_decay)| Optimizer::Sgd { momentum, weight_decay }),
+        (adam, any::<bool>()).prop_map(|((beta1, beta2, epsilon, weight_decay), layerwise)| {
+            match layerwise {
+                true => Optimizer::Lamb { beta1, beta2, epsilon, weight_decay },
+                false => Optimizer::Adamw { beta1, beta2, epsilon, weight_decay },
+            }
+        }),
+        (positive.clone(), positive.clone(), positive.clone(), positive).prop_map(
+            |(decay_exponent, clip, least_parameter_rms, weight_decay)| Optimizer::Adafactor {
+                decay_exponent,
+                clip,
+                least_parameter_rms,
+                weight_decay,
+            }
+        ),
+    ]
+}
+
+fn sync() -> impl Strategy<Value = Sync> {
+    let algorithms = select(vec![
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::BinaryTree,
+        Algorithm::DoubleBinaryTree,
+        Algorithm::Hierarchical { inner: 8 },
+    ]);
+    (algorithms, 0..=3u8, 1..=1usize << 40).prop_map(|(algorithm, zero, bucket_bytes)| Sync {
+        algorithm,
+        zero,
+        bucket_bytes,
+    })
+}
+
+fn stage() -> impl Strategy<Value = Stage> {
+    let mesh = (1..=4u32, 1..=2u32, 1..=8u32).prop_map(|(dp, cp, tp)| Mesh { dp, cp, tp });
+    let devices = vec(0..100_000u32, 0..12).prop_map(DeviceList);
+    ((0..200usize, 0..200usize), mesh, devices).prop_map(|(blocks, mesh, devices)| Stage {
+        blocks,
+        mesh,
+        devices,
+    })
+}
+
+fn layout() -> impl Strategy<Value = LayoutRules> {
+    let dims = select(vec!["batch", "seq", "heads", "ffn", "vocab", "width.2"]);
+    let rule = (dims, select(Axis::ALL.to_vec()))
+        .prop_map(|(dim, axis)| LayoutRule { dim: dim.into(), axis });
+    vec(rule, 0..6).prop_map(LayoutRules)
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    let number = || select(vec![Number::Fp32, Number::Bf16, Number::Fp16]);
+    let precision = (number(), number(), any::<bool>())
+        .prop_map(|(compute, gradients, master)| Precision { compute, gradients, master });
+    // Names may hold anything a path or a description does.
+    let name = "[ -~\n\"\\\\é]{0,20}";
+    let numbers = (name, name, 1..1usize << 40, 1..1usize << 40);
+    let words = (select(ScheduleKind::ALL.to_vec()), select(Recompute::ALL.to_vec()));
+    let rest = (proptest::option::of(1e-9..1e9f64), any::<bool>(), sync(), precision, optimizer());
+    let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
+    (numbers, words, layout(), rest, pipeline).prop_map(
+        |(
+            (model, cluster, global_batch, microbatches),
+            (schedule, recompute),
+            layout,
+            (clip_norm, skip_non_finite, sync, precision, optimizer),
+            pipeline,
+        )| Plan {
+            format: FORMAT,
+            model,
+            cluster,
+            global_batch,
+            microbatches,
+            schedule,
+            recompute,
+            layout,
+            clip_norm,
+            skip_non_finite,
+            sync,
+            precision,
+            optimizer,
+            pipeline,
+        },
+    )
+}
+
+const TEXT: &str = r#"format = 1
+model = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=100"
+cluster = "local"
+global_batch = 8
+microbatches = 4
+schedule = "1f1b"
+recompute = "selective"
+layout = "batch:dp, heads:tp, ffn:tp, vocab:tp"
+clip_norm = 1.0
+
+[sync]
+algorithm = "ring"
+zero = 1
+bucket_bytes = 25000000
+
+[precision]
+compute = "bf16"
+gradients = "fp32"
+master = true
+
+[optimizer]
+kind = "adamw"
+beta1 = 0.9
+beta2 = 0.95
+epsilon = 1e-8
+weight_decay = 0.1
+
+[[pipeline]]
+
+[[pipeline.stage]]
+blocks = [0, 2]
+mesh = { dp = 2, tp = 2 }
+devices = "0..4"
+
+[[pipeline.stage]]
+blocks = [2, 4]
+mesh = { dp = 4 }
+devices = "4, 6..9"
+"#;
+
+#[test]
+fn a_plan_reads_as_it_is_written_down() {
+    let plan = Plan::from_toml(TEXT, "plan.toml").unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(plan.schedule, ScheduleKind::OneForwardOneBackward);
+    assert_eq!(plan.recompute, Recompute::Selective);
+    assert_eq!(plan.precision, Precision::MIXED);
+    assert_eq!(plan.optimizer, Optimizer::default());
+    assert_eq!(plan.sync, Sync { zero: 1, ..Sync::default() });
+    assert!(plan.layout.splits("heads", Axis::Tp) && !plan.layout.splits("heads", Axis::Dp));
+    assert_eq!((plan.clip_norm, plan.skip_non_finite), (Some(1.0), false));
+    let stages: Vec<_> = plan.stages().map(|(place, stage)| (place, stage.clone())).collect();
+    let second = Stage {
+        blocks: (2, 4),
+        mesh: Mesh { dp: 4, cp: 1, tp: 1 },
+        devices: DeviceList(vec![4, 6, 7, 8]),
+    };
+    assert_eq!(stages[1], ((0, 1), second));
+    assert_eq!(plan.device_count(), 8);
+    assert_eq!(plan.microbatch_samples(), 2);
+}
+
+fn refusal(text: &str) -> String {
+    match Plan::from_toml(text, "plan.toml") {
+        Err(error @ PlanError::Text { .. }) => error.to_string(),
+        other => panic!("it should be refused, and is {other:?}"),
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line() {
+    for (from, to, expected) in [
+        ("clip_norm = 1.0", "clip = 1.0", "plan.toml:9: unknown field `clip`, expected one of"),
+        ("zero = 1", "zero = 1\nlevel = 2", "plan.toml:14: unknown field `level`, expected one of"),
+        ("tp = 2 }", "tp = 2, ep = 2 }", "plan.toml:32: unknown field `ep`, expected one of"),
+        ("\"1f1b\"", "\"1f2b\"", "plan.toml:6: unknown variant `1f2b`, expected `afab` or `1f1b`"),
+        ("= 8", "= \"8\"", "plan.toml:4: invalid type: string \"8\", expected usize"),
+        ("= 8", "= -8", "plan.toml:4: invalid value: integer `-8`, expected usize"),
+        (
+            "heads:tp",
+            "heads:xp",
+            "plan.toml:8: layout = \"heads:xp\": rules are written dimension:axis with an axis of \
+             dp, cp, tp, e.g. \"batch:dp, heads:tp\"",
+        ),
+        (
+            "0..4",
+            "4..0",
+            "plan.toml:33: devices = \"4..0\": a range needs a larger end, and at most a million \
+             devices",
+        ),
+        (
+            "\"4, 6..9\"",
+            "\"4, six\"",
+            "plan.toml:38: devices = \"six\": devices are numbers and ranges such as \"0..8, 16\"",
+        ),
+        ("\"ring\"", "\"rings\"", "plan.toml:12: "),
+        ("kind = \"adamw\"", "kind = \"adam\"", "plan.toml:22: unknown variant `adam`, expected"),
+    ] {
+        let text = TEXT.replacen(from, to, 1);
+        assert_ne!(text, TEXT);
+        let message = refusal(&text);
+        assert!(message.starts_with(expected), "{message}\nshould begin with\n{expected}");
+    }
+}
+
+#[test]
+fn a_missing_key_is_named() {
+    let message = refusal(&TEXT.replacen("recompute = \"selective\"\n", "", 1));
+    assert!(message.contains("missing field `recompute`"), "{message}");
+}
+
+#[test]
+fn text_that_is_no_toml_is_refused_at_its_line() {
+    let message = refusal(&TEXT.replacen("zero = 1", "zero = = 1", 1));
+    assert!(message.starts_with("plan.toml:13: "), "{message}");
+}
+
+#[test]
+fn another_format_is_refused_before_its_keys_are_looked_at() {
+    let text = TEXT.replacen("format = 1", "format = 2\nnovelty = true", 1);
+    assert_eq!(refusal(&text), "plan.toml: format = 2, but this version reads 1");
+    let text = TEXT.replacen("format = 1\n", "", 1);
+    assert_eq!(refusal(&text), "plan.toml: no key `format`; a plan starts with format = 1");
+    let text = TEXT.replacen("format = 1", "format = \"1\"", 1);
+    assert_eq!(refusal(&text), "plan.toml: format = \"1\", but this version reads 1");
+}
+
+#[test]
+fn a_bucket_without_bound_survives_writing() {
+    let mut plan = Plan::from_toml(TEXT, "plan.toml").expect("the text is right");
+    plan.sync.bucket_bytes = usize::MAX;
+    let text = plan.to_toml();
+    assert_eq!(Plan::from_toml(&text, "plan.toml"), Ok(plan));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(3), ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_plan_is_read_back_as_it_was_written(plan in plan()) {
+        let text = plan.to_toml();
+        prop_assert_eq!(Plan::from_toml(&text, "plan.toml").map_err(|e| e.to_string()), Ok(plan));
+    }
+
+    #[test]
+    fn mutated_text_is_read_or_refused_and_never_panics(
+        at in any::<Index>(),
+        until in any::<Index>(),
+        insertion in "[ -~\n\"\\[\\]{}=.,é0-9]{0,8}",
+    ) {
+        let characters: Vec<char> = TEXT.chars().collect();
+        let (at, until) = (at.index(characters.len()), until.index(characters.len()));
+        // Short cuts and long ones.
+        let until = if until % 2 == 0 { at + until % 7 } else { until }.min(characters.len());
+        let mut text: String = characters[..at].iter().collect();
+        text += &insertion;
+        text.extend(&characters[at.max(until)..]);
+        match Plan::from_toml(&text, "plan.toml") {
+            Ok(plan) => prop_assert_eq!(Plan::from_toml(&plan.to_toml(), ""), Ok(plan)),
+            Err(error) => prop_assert!(error.to_string().starts_with("plan.toml")),
+        }
+    }
+
+    #[test]
+    fn a_list_of_devices_is_read_back_as_it_was_written(devices in vec(0..50u32, 0..30)) {
+        let list = DeviceList(devices);
+        let text = String::from(list.clone());
+        prop_assert_eq!(DeviceList::try_from(text).map_err(|error| error.to_string()), Ok(list));
+    }
+
+    #[test]
+    fn any_text_is_devices_or_an_error(text in "[0-9., x]{0,30}") {
+        if let Ok(list) = DeviceList::try_from(text) {
+            let again = String::from(list.clone());
+            prop_assert_eq!(DeviceList::try_from(again).map_err(|error| error.to_string()), Ok(list));
+        }
+    }
+}

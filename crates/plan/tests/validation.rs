@@ -1,0 +1,226 @@
+//! Validation: each mistake is named with its key and with what would be right.
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, PlanError, Precision, Recompute,
+    ScheduleKind, Sync, Uniform,
+};
+
+const DEVICES: usize = 8;
+
+fn graph() -> Graph {
+    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
+    spec.and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+/// Two stages of dp 2 x tp 2.
+fn plan() -> Plan {
+    let uniform = Uniform {
+        pp: 2,
+        mesh: Mesh { dp: 2, cp: 1, tp: 2 },
+        sequence_parallel: false,
+        global_batch: 8,
+        microbatches: 4,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    };
+    uniform.plan(&graph(), "model", "local")
+}
+
+fn adamw(beta1: f64, epsilon: f64, weight_decay: f64) -> Optimizer {
+    Optimizer::Adamw { beta1, beta2: 0.9, epsilon, weight_decay }
+}
+
+/// The complaint about the plan after `change`.
+fn complaint(change: impl FnOnce(&mut Plan)) -> String {
+    let mut plan = plan();
+    change(&mut plan);
+    match plan.validate(&graph(), DEVICES) {
+        Err(error @ PlanError::Field { .. }) => error.to_string(),
+        other => panic!("it should be refused, and is {other:?}"),
+    }
+}
+
+fn rules(text: &str) -> LayoutRules {
+    LayoutRules::try_from(text.to_owned()).expect("valid rules")
+}
+
+#[test]
+fn a_plan_that_fits_is_valid() {
+    assert_eq!(plan().validate(&graph(), DEVICES), Ok(()));
+}
+
+#[test]
+fn batches_are_at_least_one_sample_and_divide() {
+    assert_eq!(complaint(|it| it.global_batch = 0), "global_batch = 0: at least 1");
+    assert_eq!(complaint(|it| it.microbatches = 0), "microbatches = 0: at least 1");
+    assert_eq!(
+        complaint(|it| it.microbatches = 3),
+        "microbatches = 3: micro-batches must divide global_batch = 8"
+    );
+    assert_eq!(
+        complaint(|it| it.microbatches = 8),
+        "pipeline[0].stage[0].mesh.dp = 2: it must divide a micro-batch of 1 samples (global batch 8 \
+         in 8 micro-batches)"
+    );
+}
+
+#[test]
+fn there_is_one_pipeline_of_stages_that_tile_the_model() {
+    let rule = "exactly one pipeline; replicas are the dp axis of its stages";
+    assert_eq!(complaint(|it| it.pipeline = vec![]), format!("pipeline = 0: {rule}"));
+    let twice = complaint(|it| it.pipeline.push(it.pipeline[0].clone()));
+    assert_eq!(twice, format!("pipeline = 2: {rule}"));
+    assert_eq!(
+        complaint(|it| it.pipeline = vec![Pipeline { stage: vec![] }]),
+        "pipeline[0].stage = end at block 0: the stages must end at the model's 4 blocks"
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].blocks = (2, 3)),
+        "pipeline[0].stage = end at block 3: the stages must end at the model's 4 blocks"
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].blocks = (2, 5)),
+        "pipeline[0].stage = end at block 5: the stages must end at the model's 4 blocks"
+    );
+    let follow = "stages follow each other and hold at least one block; this one begins at";
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].blocks = (1, 4)),
+        format!("pipeline[0].stage[1].blocks = [1, 4]: {follow} 2")
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[0].blocks = (0, 0)),
+        format!("pipeline[0].stage[0].blocks = [0, 0]: {follow} 0")
+    );
+}
+
+#[test]
+fn devices_exist_and_are_used_once_and_as_many_as_the_mesh_has() {
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6, 8])),
+        "pipeline[0].stage[1].devices = 8: the cluster has 8 devices, numbered from 0"
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6, 3])),
+        "pipeline[0].stage[1].devices = 3: a device belongs to one stage"
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6])),
+        "pipeline[0].stage[1].devices = 3: the mesh (dp 2 x tp 2) must have as many devices as are \
+         listed"
+    );
+    let huge = Mesh { dp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
+    let message = complaint(|it| it.pipeline[0].stage[0].mesh = huge);
+    assert!(message.starts_with("pipeline[0].stage[0].devices = 4: the mesh"), "{message}");
+}
+
+#[test]
+fn meshes_split_what_divides() {
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[0].mesh.cp = 0),
+        "pipeline[0].stage[0].mesh.cp = 0: at least 1"
+    );
+    let three = |it: &mut Plan| {
+        it.pipeline[0].stage[0].mesh = Mesh { dp: 1, cp: 1, tp: 3 };
+        it.pipeline[0].stage[0].devices = DeviceList(vec![0, 1, 2]);
+    };
+    assert_eq!(complaint(three), "pipeline[0].stage[0].mesh.tp = 3: it must divide heads = 4");
+    let both = |it: &mut Plan| {
+        it.layout = rules("batch:dp, seq:cp, seq:tp, heads:tp");
+        it.pipeline[0].stage[0].mesh = Mesh { dp: 1, cp: 64, tp: 1 };
+        it.pipeline[0].stage[0].devices = DeviceList((0..64).collect());
+    };
+    let mut plan = plan();
+    both(&mut plan);
+    let error = plan.validate(&graph(), 100).map_err(|error| error.to_string());
+    let expected = "pipeline[0].stage[0].mesh.cp = 64: it must divide seq = 32";
+    assert_eq!(error, Err(expected.to_owned()));
+}
+
+#[test]
+fn axes_that_split_one_dimension_together_must_divide_it_together() {
+    let graph = graph();
+    let mut plan = plan();
+    plan.pipeline[0].stage.truncate(1);
+    plan.pipeline[0].stage[0].blocks = (0, 4);
+    plan.pipeline[0].stage[0].mesh = Mesh { dp: 1, cp: 16, tp: 4 };
+    plan.pipeline[0].stage[0].devices = DeviceList((0..64).collect());
+    plan.layout = rules("heads:tp, seq:cp, seq:tp");
+    let error = plan.validate(&graph, 64).expect_err("16 x 4 does not divide 32").to_string();
+    assert_eq!(
+        error,
+        "pipeline[0].stage[0].mesh.cp = 16: with the axes that split seq too, 64 parts, it must \
+         divide seq = 32"
+    );
+    plan.pipeline[0].stage[0].mesh.cp = 8;
+    plan.pipeline[0].stage[0].devices = DeviceList((0..32).collect());
+    assert_eq!(plan.validate(&graph, 64), Ok(()));
+}
+
+#[test]
+fn layouts_name_dimensions_of_the_model_and_use_every_axis() {
+    let message = complaint(|it| it.layout = rules("batch:dp, head:tp"));
+    assert!(message.starts_with("layout = head: the model's dimensions are batch, "), "{message}");
+    assert_eq!(
+        complaint(|it| it.layout = rules("batch:dp")),
+        "pipeline[0].stage[0].mesh.tp = 2: the layout \"batch:dp\" splits nothing over tp"
+    );
+}
+
+#[test]
+fn synchronisation_is_possible() {
+    assert_eq!(complaint(|it| it.sync.zero = 4), "sync.zero = 4: a ZeRO stage is 0 to 3");
+    assert_eq!(complaint(|it| it.sync.bucket_bytes = 0), "sync.bucket_bytes = 0: at least 1");
+    let with = |algorithm: &str, zero| {
+        let algorithm = algorithm.parse().expect("an algorithm");
+        complaint(|it| it.sync = Sync { algorithm, zero, ..Sync::default() })
+    };
+    assert_eq!(
+        with("hierarchical:2", 0),
+        "sync.algorithm = hierarchical:2: groups along one mesh axis have no inner groups; use ring, \
+         direct, halving-doubling or a tree"
+    );
+    assert_eq!(
+        with("binary-tree", 1),
+        "sync.algorithm = binary-tree: ZeRO scatters and gathers, which this algorithm does not do; \
+         ring, direct and halving-doubling do"
+    );
+}
+
+#[test]
+fn numbers_are_in_their_range() {
+    for norm in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let message = complaint(|it| it.clip_norm = Some(norm));
+        assert_eq!(message, format!("clip_norm = {norm}: a norm is finite and above 0"));
+    }
+    let optimizers = [
+        (adamw(1.0, 1e-8, 0.0), "optimizer.beta1 = 1: at least 0 and below 1"),
+        (adamw(f64::NAN, 1e-8, 0.0), "optimizer.beta1 = NaN: at least 0 and below 1"),
+        (adamw(0.9, 0.0, 0.0), "optimizer.epsilon = 0: finite and above 0"),
+        (adamw(0.9, 1e-8, -0.1), "optimizer.weight_decay = -0.1: finite and at least 0"),
+        (
+            Optimizer::Sgd { momentum: -0.5, weight_decay: 0.0 },
+            "optimizer.momentum = -0.5: at least 0 and below 1",
+        ),
+        (
+            Optimizer::Lamb { beta1: 0.9, beta2: 1.5, epsilon: 1e-6, weight_decay: 0.0 },
+            "optimizer.beta2 = 1.5: at least 0 and below 1",
+        ),
+        (
+            Optimizer::Adafactor {
+                decay_exponent: 0.8,
+                clip: f64::INFINITY,
+                least_parameter_rms: 1e-3,
+                weight_decay: 0.0,
+            },
+            "optimizer.clip = inf: finite and above 0",
+        ),
+    ];
+    for (optimizer, expected) in optimizers {
+        assert_eq!(complaint(|it| it.optimizer = optimizer), expected);
+    }
+}

@@ -1,0 +1,252 @@
+//! The search that `plan` runs when no other is asked for: every candidate of the space is scored by
+//! estimate or bounded away, and the best are judged by the simulator.
+
+use std::time::Instant;
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
+
+use crate::baseline::{self, Baseline};
+use crate::ranking::Ranking;
+use crate::space::Space;
+use crate::{Judgement, Request, SearchError, closest, judge};
+
+/// How many times as many candidates as finalists are ranked, to have others where some turn out not to
+/// fit.
+const RESERVE: usize = 4;
+
+/// Micro-batches times blocks that are simulated at most, the first finalist and baselines aside: what a
+/// simulation takes is proportional to them.
+const EFFORT: usize = 10_000;
+
+/// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
+/// few percent.
+const DOUBT: f64 = 1.05;
+
+/// The answer of a search.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The fastest simulated plan that fits.
+    pub plan: Plan,
+    /// How it was simulated.
+    pub judgement: Judgement,
+    /// What it was estimated to take; none for a baseline that won.
+    pub estimated_seconds: Option<f64>,
+    /// What people use without a search.
+    pub baselines: Vec<Baseline>,
+    /// What was looked at.
+    pub search: SearchCounts,
+    /// The simulated candidates, in order of their estimates.
+    pub finalists: Vec<Finalist>,
+    /// Devices that the plan does not use.
+    pub devices_left_out: u32,
+    /// What a reader of the answer should know.
+    pub notes: Vec<String>,
+}
+
+/// How much of its space a search has looked at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SearchCounts {
+    /// The searcher's name.
+    pub method: &'static str,
+    /// Candidates in all: `evaluated + bounded_away`.
+    pub space: usize,
+    /// Candidates whose time and memory were estimated.
+    pub evaluated: usize,
+    /// Candidates that cannot be the answer: their layout is impossible, or a lower bound of their memory
+    /// exceeds what there is, or one of their time what the best take.
+    pub bounded_away: usize,
+    /// How long it took, simulation of finalists and baselines included.
+    pub seconds: f64,
+}
+
+/// A candidate that was simulated.
+#[derive(Clone, Debug)]
+pub struct Finalist {
+    /// Its plan.
+    pub plan: Plan,
+    /// What it was estimated to take.
+    pub estimated_seconds: f64,
+    /// How it was simulated.
+    pub judgement: Judgement,
+}
+
+/// Finds the fastest plan for `graph` on `cluster`.
+///
+/// A cluster of several kinds of device is planned for as if all were like the slowest and had the memory
+/// of the smallest; the outcome's notes say so. Simulated times are those of the real cluster.
+///
+/// # Errors
+/// If the request asks for what cannot be, no plan divides, or none fits in memory.
+pub fn auto(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
+    let begun = Instant::now();
+    let mut estimator = Estimator::new(graph, cluster, request.settings())?;
+    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
+    let mut spaces = vec![Space::new(graph, cluster, request)?];
+    let mut scan = Scan::of(&spaces[0], request, limit_bytes, &mut estimator)?;
+    if scan.ranking.is_empty() {
+        let wider = Space::across_nodes(graph, cluster, request)?;
+        let found = Scan::of(&wider, request, limit_bytes, &mut estimator)?;
+        scan = Scan {
+            evaluated: scan.evaluated + found.evaluated,
+            bounded_away: scan.bounded_away + found.bounded_away,
+            ranking: found.ranking,
+        };
+        spaces.push(wider);
+    }
+    let counted = scan.evaluated + scan.bounded_away;
+    let baselines = baseline::all(graph, cluster, request, &mut estimator)?;
+    let finalists =
+        simulate_best(graph, cluster, request, &mut estimator, scan.ranking, &baselines)?;
+    let best = |a: &&Finalist, b: &&Finalist| {
+        a.judgement.step_seconds.total_cmp(&b.judgement.step_seconds)
+    };
+    let fitting = finalists.iter().filter(|it| it.judgement.fits(request.memory_share));
+    let found = fitting.min_by(best).cloned();
+    let rival = baselines.iter().filter_map(|it| it.rival(request.memory_share));
+    let rival = rival.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds));
+    let (plan, judgement, estimated_seconds) = match (found, rival) {
+        (Some(found), Some((_, rival))) if found.judgement.step_seconds <= rival.step_seconds => {
+            (found.plan, found.judgement, Some(found.estimated_seconds))
+        }
+        (_, Some((plan, judgement))) => (plan.clone(), judgement.clone(), None),
+        (Some(found), None) => (found.plan, found.judgement, Some(found.estimated_seconds)),
+        (None, None) => {
+            return Err(closest::error(graph, cluster, request, &spaces, counted)?);
+        }
+    };
+    let devices_left_out = cluster.device_count() - plan.device_count() as u32;
+    let notes = notes(cluster, devices_left_out);
+    let search = SearchCounts {
+        method: "auto",
+        space: counted,
+        evaluated: scan.evaluated,
+        bounded_away: scan.bounded_away,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    Ok(Outcome {
+        plan,
+        judgement,
+        estimated_seconds,
+        baselines,
+        search,
+        finalists,
+        devices_left_out,
+        notes,
+    })
+}
+
+/// The fastest candidate by estimate, with its plan; none if none fits.
+pub(crate) fn fastest_estimate(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Option<(Plan, Estimate)>, SearchError> {
+    let mut estimator = Estimator::new(graph, cluster, request.settings())?;
+    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
+    let space = Space::new(graph, cluster, request)?;
+    let scan = Scan::of(&space, request, limit_bytes, &mut estimator)?;
+    let Some(&(candidate, estimate)) = scan.ranking.first() else { return Ok(None) };
+    let cuts = estimator.cuts(&candidate)?;
+    Ok(cuts.map(|cuts| (request.plan(graph, &candidate, &cuts), estimate)))
+}
+
+/// A pass over a space.
+struct Scan {
+    evaluated: usize,
+    bounded_away: usize,
+    ranking: Vec<(Candidate, Estimate)>,
+}
+
+impl Scan {
+    fn of(
+        space: &Space,
+        request: &Request,
+        limit_bytes: f64,
+        estimator: &mut Estimator<'_>,
+    ) -> Result<Scan, SearchError> {
+        let (mut evaluated, mut bounded_away) = (0, 0);
+        let mut ranking = Ranking::new(RESERVE * request.finalists);
+        for candidate in space.candidates() {
+            let fits = estimator.least_bytes(&candidate)?.is_some_and(|it| it <= limit_bytes);
+            let threshold = ranking.threshold_seconds();
+            let possible = fits
+                && estimator.least_seconds(&candidate)?.is_some_and(|it| it < threshold);
+            match possible {
+                true => {
+                    evaluated += 1;
+                    if let Some(estimate) = estimator.estimate(&candidate)?
+                        && estimate.peak_bytes <= limit_bytes
+                        && estimate.step_seconds.is_finite()
+                    {
+                        ranking.insert(candidate, estimate);
+                    }
+                }
+                false => bounded_away += 1,
+            }
+        }
+        Ok(Scan { evaluated, bounded_away, ranking: ranking.into_ranked() })
+    }
+}
+
+/// Simulates candidates best first, until enough fit or the rest are too slow to win.
+fn simulate_best(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    estimator: &mut Estimator<'_>,
+    ranking: Vec<(Candidate, Estimate)>,
+    baselines: &[Baseline],
+) -> Result<Vec<Finalist>, SearchError> {
+    let mut finalists: Vec<Finalist> = vec![];
+    let (mut fitting, mut best_seconds, mut effort) = (0, f64::INFINITY, 0);
+    for (candidate, estimate) in ranking {
+        if fitting == request.finalists || estimate.step_seconds > DOUBT * best_seconds {
+            break;
+        }
+        let Some(cuts) = estimator.cuts(&candidate)? else { continue };
+        let plan = request.plan(graph, &candidate, &cuts);
+        if finalists.iter().any(|it| it.plan == plan) {
+            continue;
+        }
+        let known = baselines.iter().find(|it| it.plan.as_ref() == Some(&plan));
+        let judgement = match known.and_then(|it| it.judgement.clone()) {
+            Some(known) => known,
+            None => {
+                effort += plan.microbatches * graph.blocks().len();
+                if fitting > 0 && effort > EFFORT {
+                    break;
+                }
+                judge(graph, cluster, &plan)?
+            }
+        };
+        if judgement.fits(request.memory_share) {
+            fitting += 1;
+            best_seconds = judgement.step_seconds.min(best_seconds);
+        }
+        let estimated_seconds = estimate.step_seconds;
+        finalists.push(Finalist { plan, estimated_seconds, judgement });
+    }
+    Ok(finalists)
+}
+
+fn notes(cluster: &Cluster, devices_left_out: u32) -> Vec<String> {
+    let mut notes = vec![];
+    let groups = cluster.groups();
+    if groups.windows(2).any(|pair| pair[0].profile != pair[1].profile) {
+        notes.push(
+            "the cluster has several kinds of device; stages and shares are equal, chosen for the \
+             slowest kind and the least memory"
+                .into(),
+        );
+    }
+    if devices_left_out > 0 {
+        notes.push(format!(
+            "{devices_left_out} of {} devices are left out: plans on fewer are faster",
+            cluster.device_count()
+        ));
+    }
+    notes
+}

@@ -1,0 +1,142 @@
+//! Plans that people use without a search.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{Plan, Recompute, ScheduleKind};
+use shardloom_sim::estimate::{Candidate, Cut, Estimator};
+
+use crate::space::{Space, divisors};
+use crate::{Judgement, Request, SearchError, judge};
+
+/// A plan that people use without a search, and how it does.
+#[derive(Clone, Debug)]
+pub struct Baseline {
+    /// What it is called.
+    pub name: &'static str,
+    /// Whether it can be and fits in memory.
+    pub fits: bool,
+    /// The plan; none where nothing divides.
+    pub plan: Option<Plan>,
+    /// How it was simulated; none without a plan.
+    pub judgement: Option<Judgement>,
+}
+
+impl Baseline {
+    /// Its simulated step; none without a plan.
+    pub fn step_seconds(&self) -> Option<f64> {
+        self.judgement.as_ref().map(|it| it.step_seconds)
+    }
+
+    /// The plan and how it was simulated, if it fits.
+    pub(crate) fn rival(&self, memory_share: f64) -> Option<(&Plan, &Judgement)> {
+        let (plan, judgement) = (self.plan.as_ref()?, self.judgement.as_ref()?);
+        judgement.fits(memory_share).then_some((plan, judgement))
+    }
+}
+
+/// Plain data parallelism, ZeRO-3, and the rules of Megatron-LM.
+pub(crate) fn all(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    estimator: &mut Estimator<'_>,
+) -> Result<Vec<Baseline>, SearchError> {
+    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
+    let mut found = vec![];
+    let mut choices =
+        vec![("data parallel", replicated(cluster, request, 0, &[Recompute::None]))];
+    if request.shards() {
+        choices.push(("zero-3", replicated(cluster, request, 3, &Recompute::ALL)));
+    }
+    choices.push(("megatron rules", megatron(graph, cluster, request)?));
+    for (name, candidates) in choices {
+        let mut chosen = None;
+        for candidate in candidates {
+            let Some(estimate) = estimator.estimate(&candidate)? else { continue };
+            let fits = estimate.peak_bytes <= limit_bytes;
+            // Of those that do not fit, what comes last asks for the least.
+            chosen = Some(candidate);
+            if fits {
+                break;
+            }
+        }
+        let plan = match chosen {
+            Some(candidate) => estimator.cuts(&candidate)?.map(|cuts| {
+                request.plan(graph, &candidate, &cuts)
+            }),
+            None => None,
+        };
+        let judgement = match &plan {
+            Some(plan) => Some(judge(graph, cluster, plan)?),
+            None => None,
+        };
+        let fits = judgement.as_ref().is_some_and(|it| it.fits(request.memory_share));
+        found.push(Baseline { name, fits, plan, judgement });
+    }
+    Ok(found)
+}
+
+/// Replicas on as many devices as the batch can be dealt to; the largest micro-batches first, and least
+/// recomputation before smaller micro-batches.
+fn replicated(
+    cluster: &Cluster,
+    request: &Request,
+    zero: u8,
+    policies: &[Recompute],
+) -> Vec<Candidate> {
+    let global_batch = request.global_batch as u32;
+    let dp = divisors(global_batch).filter(|&it| it <= cluster.device_count()).max().unwrap_or(1);
+    let share = global_batch / dp;
+    let mut candidates = vec![];
+    for &recompute in policies {
+        let mut microbatches: Vec<u32> = divisors(share).collect();
+        microbatches.reverse();
+        candidates.extend(microbatches.into_iter().map(|microbatch| Candidate {
+            pp: 1,
+            dp,
+            tp: 1,
+            sequence_parallel: false,
+            zero: if dp > 1 { zero } else { 0 },
+            microbatch,
+            microbatches: share / microbatch,
+            recompute,
+            schedule: request.schedules[0],
+            cut: Cut::Even,
+        }));
+    }
+    candidates
+}
+
+/// Narayanan et al. 2021, section 3, with sequence parallelism, selective recomputation (Korthikanti et
+/// al. 2022) and a sharded optimizer: tensor parallelism within a node up to what is needed to fit, then
+/// pipeline stages, data parallelism outermost, at least four micro-batches a stage where the batch has
+/// them, then the largest micro-batch.
+fn megatron(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<Candidate>, SearchError> {
+    let schedule = match request.schedules.contains(&ScheduleKind::OneForwardOneBackward) {
+        true => ScheduleKind::OneForwardOneBackward,
+        false => request.schedules[0],
+    };
+    let all: Vec<Candidate> = Space::new(graph, cluster, request)?.candidates().collect();
+    let widest = all.iter().map(|it| it.tp).max().unwrap_or(1);
+    let mut sequences: Vec<u32> =
+        all.iter().filter(|it| it.sequence_parallel).map(|it| it.tp).collect();
+    sequences.dedup();
+    let usual = |it: &Candidate| {
+        it.recompute == Recompute::Selective
+            && it.zero == u8::from(request.shards() && it.dp > 1)
+            && it.cut == Cut::Even
+            && (it.pp == 1 || (it.schedule == schedule && it.tp == widest))
+            && it.sequence_parallel == sequences.contains(&it.tp)
+    };
+    let mut candidates: Vec<Candidate> = all.into_iter().filter(usual).collect();
+    let scarce = |it: &Candidate| u64::from(it.microbatches) < 4 * u64::from(it.pp);
+    candidates.sort_by_key(|it| {
+        let left_out = cluster.device_count() - it.devices();
+        (left_out, it.pp, it.tp, scarce(it), std::cmp::Reverse(it.microbatch))
+    });
+    Ok(candidates)
+}

@@ -1,0 +1,102 @@
+//! What to say where nothing fits.
+
+use shardloom_cluster::{Cluster, NodeGroup};
+use shardloom_graph::Graph;
+use shardloom_sim::estimate::{Candidate, Estimator};
+
+use crate::{Request, SearchError, Space};
+
+/// The most that the cluster is enlarged to see whether that would help.
+const LARGEST: u32 = 256;
+
+/// The error, with the plan that comes closest and what would make one fit.
+pub(crate) fn error(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    spaces: &[Space],
+    counted: usize,
+) -> Result<SearchError, SearchError> {
+    let mut estimator = Estimator::new(graph, cluster, request.settings())?;
+    let available = request.memory_share * estimator.memory_bytes() as f64;
+    let mut found = None;
+    for space in spaces {
+        found = least(space, &mut estimator, found)?;
+    }
+    let Some((candidate, needed)) = found else {
+        return Ok(SearchError::NoLayout { model: request.model.clone() });
+    };
+    let device_gigabytes = needed / request.memory_share / 1e9;
+    let larger = enough_nodes(graph, cluster, request)?;
+    let remedy = match larger {
+        Some((times, devices)) => format!(
+            "devices of {device_gigabytes:.0} GB would do, and so would {times} times as many nodes \
+             ({devices} devices)"
+        ),
+        None => format!(
+            "devices of {device_gigabytes:.0} GB would do; more nodes alone would not, as a global batch \
+             of {} does not spread the model further",
+            request.global_batch
+        ),
+    };
+    Ok(SearchError::NothingFits {
+        model: request.model.clone(),
+        cluster: request.cluster.clone(),
+        space: counted,
+        closest: name(&candidate),
+        needed_gigabytes: needed / 1e9,
+        available_gigabytes: available / 1e9,
+        remedy,
+    })
+}
+
+/// The candidate that needs the least memory, `least` included. It has the smallest micro-batch there is.
+fn least(
+    space: &Space,
+    estimator: &mut Estimator<'_>,
+    mut least: Option<(Candidate, f64)>,
+) -> Result<Option<(Candidate, f64)>, SearchError> {
+    for candidate in space.candidates().filter(|it| it.microbatch == 1) {
+        if let Some(estimate) = estimator.estimate(&candidate)?
+            && least.is_none_or(|(_, known)| estimate.peak_bytes < known)
+        {
+            least = Some((candidate, estimate.peak_bytes));
+        }
+    }
+    Ok(least)
+}
+
+/// How many times as many nodes hold the model, and how many devices they have.
+fn enough_nodes(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Option<(u32, u32)>, SearchError> {
+    let mut times = 2;
+    while times <= LARGEST {
+        let larger = |group: &NodeGroup| NodeGroup {
+            nodes: group.nodes.saturating_mul(times),
+            ..group.clone()
+        };
+        let Ok(larger) = Cluster::new(cluster.groups().iter().map(larger).collect()) else {
+            return Ok(None);
+        };
+        let mut estimator = Estimator::new(graph, &larger, request.settings())?;
+        let available = request.memory_share * estimator.memory_bytes() as f64;
+        let space = Space::new(graph, &larger, request)?;
+        if least(&space, &mut estimator, None)?.is_some_and(|(_, needed)| needed <= available) {
+            return Ok(Some((times, larger.device_count())));
+        }
+        times *= 2;
+    }
+    Ok(None)
+}
+
+fn name(candidate: &Candidate) -> String {
+    let Candidate { pp, dp, tp, zero, recompute, .. } = candidate;
+    let recompute = recompute.name();
+    format!(
+        "pipeline {pp} x data {dp} x tensor {tp} with ZeRO-{zero}, one sample a micro-batch and \
+         recomputation {recompute}"
+    )
+}

@@ -1,0 +1,58 @@
+//! What can go wrong in a search.
+
+use shardloom_program::ProgramError;
+use shardloom_sim::SimError;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SearchError {
+    /// A request cannot be.
+    #[error("{key} = {value}: {rule}")]
+    Request {
+        /// The field.
+        key: &'static str,
+        /// What was asked for.
+        value: String,
+        /// What would be right.
+        rule: String,
+    },
+    /// No layout can be lowered.
+    #[error(
+        "no plan of {model} can be lowered: on every number of devices some operator needs a whole tensor \
+         to become a partial one, or a parameter to be split in two ways"
+    )]
+    NoLayout {
+        /// The model.
+        model: String,
+    },
+    /// No plan fits in memory.
+    #[error(
+        "{model} fits on {cluster} in none of {space} plans; closest comes {closest}, which needs \
+         {needed_gigabytes:.1} GB of the {available_gigabytes:.1} GB that a device has for it; {remedy}"
+    )]
+    NothingFits {
+        /// The model.
+        model: String,
+        /// The cluster.
+        cluster: String,
+        /// How many plans there are.
+        space: usize,
+        /// The plan that needs the least memory.
+        closest: String,
+        /// What it needs on its fullest device.
+        needed_gigabytes: f64,
+        /// What devices have.
+        available_gigabytes: f64,
+        /// What would make it fit.
+        remedy: String,
+    },
+    /// A plan has no program.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A program has no simulation.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+    /// A cluster for an experiment cannot be built.
+    #[error(transparent)]
+    Cluster(#[from] shardloom_cluster::ClusterError),
+}

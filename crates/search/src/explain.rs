@@ -1,0 +1,324 @@
+//! Why a plan takes as long as it does, and what would change that: facts from experiments in the
+//! simulator, each with its number.
+
+use shardloom_cluster::{Cluster, NodeGroup};
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_sim::Simulation;
+
+use crate::auto::fastest_estimate;
+use crate::experiment::{Bench, Traffic, changed};
+use crate::{Request, SearchError, judge};
+
+/// What a fact is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Topic {
+    /// How a step's time divides.
+    Share,
+    /// What takes most of it, and what would next.
+    Bottleneck,
+    /// Memory.
+    Memory,
+    /// What another machine would do to the plan.
+    Machine,
+    /// What another batch would do to the plan.
+    Batch,
+    /// Another plan.
+    Rival,
+}
+
+/// Something found out by experiment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    /// What it is about.
+    pub topic: Topic,
+    /// A sentence for people.
+    pub sentence: String,
+    /// The number it rests on: seconds for rivals, a share of memory for memory, otherwise a share of the
+    /// step's time (negative where something takes longer).
+    pub number: f64,
+}
+
+/// All facts about a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation {
+    /// The step that the facts are about.
+    pub step_seconds: f64,
+    /// The facts, the most telling first.
+    pub facts: Vec<Fact>,
+}
+
+/// Parts of a step's time.
+const COMPUTE: usize = 0;
+/// What each part is called, and what makes it smaller.
+const PARTS: [(&str, &str); 5] = [
+    ("computing", "faster devices, or less recomputation"),
+    ("waiting for other stages", "more micro-batches, or fewer stages"),
+    ("tensor-parallel communication", "faster links within the node, or narrower tensor parallelism"),
+    ("synchronising replicas", "a larger batch, faster links between nodes, or fewer replicas"),
+    ("messages between stages", "fewer stages, or faster links between nodes"),
+];
+
+/// Explains `plan` for `graph` on `cluster`, beside other plans given by name.
+///
+/// A step's time divides into computing (an average device's), what is left where all communication is
+/// free (waiting for other stages), and what each kind of communication adds that computing does not
+/// hide: by how much the step gets shorter when it is free.
+///
+/// # Errors
+/// If a plan does not fit the model or the cluster.
+pub fn explain(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+    rivals: &[(&str, &Plan)],
+) -> Result<Explanation, SearchError> {
+    let bench = Bench::new(graph, cluster, plan)?;
+    let measured = bench.without(&[])?;
+    let step_seconds = seconds(&measured);
+    let mut facts = shares(&bench, &measured)?;
+    facts.extend(memory(&bench, &measured)?);
+    facts.extend(machines(&bench, step_seconds)?);
+    facts.extend(batches(graph, cluster, plan, step_seconds)?);
+    facts.extend(roomier(graph, cluster, plan, step_seconds)?);
+    for (name, rival) in rivals {
+        facts.push(match **rival == *plan {
+            true => Fact {
+                topic: Topic::Rival,
+                sentence: format!("{name} is this plan"),
+                number: step_seconds,
+            },
+            false => against(graph, cluster, name, rival, step_seconds)?,
+        });
+    }
+    Ok(Explanation { step_seconds, facts })
+}
+
+fn seconds(simulation: &Simulation) -> f64 {
+    simulation.step_time().seconds()
+}
+
+/// How the step's time divides, and the two largest parts.
+fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
+    let step_seconds = seconds(measured);
+    let share = |seconds: f64| if step_seconds > 0.0 { seconds / step_seconds } else { 0.0 };
+    let silent = bench.without(&Traffic::ALL)?;
+    let computing = 1.0 - measured.summary().bubble_fraction;
+    let mut parts = vec![computing, (share(seconds(&silent)) - computing).max(0.0)];
+    for traffic in Traffic::ALL {
+        let without = seconds(&bench.without(&[traffic])?);
+        parts.push(share((step_seconds - without).max(0.0)));
+    }
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by(|&a, &b| parts[b].total_cmp(&parts[a]));
+    let mut facts: Vec<Fact> = order
+        .iter()
+        .filter(|&&part| parts[part] >= 0.0005)
+        .map(|&part| {
+            let (name, _) = PARTS[part];
+            let sentence = format!("{} of a step is {name}", percent(parts[part]));
+            Fact { topic: Topic::Share, sentence, number: parts[part] }
+        })
+        .collect();
+    // What is not computing could be saved; computing itself only on other devices.
+    let losses: Vec<usize> = order.iter().copied().filter(|&part| part != COMPUTE).collect();
+    let lost: f64 = losses.iter().map(|&part| parts[part]).sum();
+    let mut bottleneck = |part: usize, place: &str| {
+        let (name, remedy) = PARTS[part];
+        let sentence = format!(
+            "{place} {name}: {} ms a step; it shrinks with {remedy}",
+            milliseconds(parts[part] * step_seconds)
+        );
+        facts.push(Fact { topic: Topic::Bottleneck, sentence, number: parts[part] });
+    };
+    match lost < 0.1 {
+        true => bottleneck(COMPUTE, "the limit is"),
+        false => bottleneck(losses[0], "most is lost to"),
+    }
+    let next = if lost < 0.1 { losses[0] } else { losses[1] };
+    if parts[next] >= 0.0005 {
+        bottleneck(next, "the next bottleneck is");
+    }
+    Ok(facts)
+}
+
+fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
+    let fits = measured.memory_fits(&bench.program, bench.cluster)?;
+    let filled = |it: &shardloom_sim::MemoryFit| it.peak_bytes as f64 / it.memory_bytes as f64;
+    let Some(fullest) = fits.iter().max_by(|a, b| filled(a).total_cmp(&filled(b))) else {
+        return Ok(vec![]);
+    };
+    let (class, position) = bench.program.locate(shardloom_program::Rank(fullest.rank));
+    let class = bench.program.class(class);
+    let held = class.persistent_bytes(&bench.program, position);
+    let share = filled(fullest);
+    let verdict = match share {
+        share if share > 1.0 => "does not fit",
+        share if share > 0.95 => "is close to the limit",
+        share if share > 0.8 => "uses memory well",
+        _ => "leaves room for larger micro-batches or less recomputation",
+    };
+    let activations = fullest.peak_bytes - held.total().min(fullest.peak_bytes);
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let sentence = format!(
+        "stage {} is fullest with {:.1} of {:.1} GB ({}), which {verdict}: weights {:.1}, gradients \
+         {:.1}, optimizer state {:.1}, activations and buffers {:.1} GB",
+        class.stage.1,
+        gigabytes(fullest.peak_bytes),
+        gigabytes(fullest.memory_bytes),
+        percent(share),
+        gigabytes(held.weights),
+        gigabytes(held.gradients),
+        gigabytes(held.state),
+        gigabytes(activations),
+    );
+    Ok(vec![Fact { topic: Topic::Memory, sentence, number: share }])
+}
+
+/// What faster machines would do.
+fn machines(bench: &Bench<'_>, step_seconds: f64) -> Result<Vec<Fact>, SearchError> {
+    type Change = fn(&mut NodeGroup);
+    let between: Change = |group| {
+        group.profile.node.inter.bytes_per_second *= 2.0;
+        group.profile.node.uplink_bytes_per_second *= 2.0;
+    };
+    let within: Change = |group| group.profile.node.intra.bytes_per_second *= 2.0;
+    let memory: Change = |group| group.profile.device.memory_bytes_per_second *= 2.0;
+    let experiments = [
+        ("links between nodes were twice as fast", between),
+        ("links within nodes were twice as fast", within),
+        ("device memory were twice as fast", memory),
+    ];
+    let mut facts = vec![];
+    for (condition, change) in experiments {
+        let other = changed(bench.cluster, change)?;
+        let saved = 1.0 - seconds(&bench.on(&other, &[])?) / step_seconds;
+        let sentence = match saved < 0.0005 {
+            true => format!("if {condition}, nothing would change"),
+            false => format!("if {condition}, a step would take {} less", percent(saved)),
+        };
+        facts.push(Fact { topic: Topic::Machine, sentence, number: saved });
+    }
+    Ok(facts)
+}
+
+/// What other batches would do, where they divide.
+fn batches(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+    step_seconds: f64,
+) -> Result<Vec<Fact>, SearchError> {
+    let per_sample = step_seconds / plan.global_batch as f64;
+    let finer = Plan { microbatches: 2 * plan.microbatches, ..plan.clone() };
+    let mut half = Plan { global_batch: plan.global_batch / 2, ..plan.clone() };
+    half.microbatches = plan.microbatches / 2;
+    let mut double = Plan { global_batch: plan.global_batch * 2, ..plan.clone() };
+    double.microbatches = plan.microbatches * 2;
+    let experiments = [
+        ("with twice as many micro-batches of half the size", finer),
+        ("with half the global batch", half),
+        ("with twice the global batch", double),
+    ];
+    let mut facts = vec![];
+    for (condition, other) in experiments {
+        let odd = other.global_batch * 2 == plan.global_batch && plan.microbatches % 2 == 1;
+        if odd || other.validate(graph, cluster.device_count() as usize).is_err() {
+            continue;
+        }
+        let judgement = judge(graph, cluster, &other)?;
+        let saved = 1.0 - judgement.step_seconds / other.global_batch as f64 / per_sample;
+        let relation = if saved >= 0.0 { "less" } else { "more" };
+        let share = percent(saved.abs());
+        let sentence = format!("{condition}, a sample would take {share} {relation} time");
+        facts.push(Fact { topic: Topic::Batch, sentence, number: saved });
+    }
+    Ok(facts)
+}
+
+/// How much memory devices get in the experiment of [`roomier`].
+const MORE_MEMORY: f64 = 1.25;
+
+/// What the search would find if devices had more memory.
+fn roomier(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+    step_seconds: f64,
+) -> Result<Option<Fact>, SearchError> {
+    let larger = changed(cluster, |group| {
+        let bytes = group.profile.device.memory_bytes as f64 * MORE_MEMORY;
+        group.profile.device.memory_bytes = bytes as u64;
+    })?;
+    let Some((other, _)) = fastest_estimate(graph, &larger, &Request::like(plan))? else {
+        return Ok(None);
+    };
+    let saved = 1.0 - judge(graph, &larger, &other)?.step_seconds / step_seconds;
+    let condition = format!("if devices had {} more memory", percent(MORE_MEMORY - 1.0));
+    let sentence = match saved < 0.0005 {
+        true => format!("{condition}, no faster plan would be found"),
+        false => format!(
+            "{condition}, a plan that takes {} less would fit: {} stages of {}, {} micro-batches, ZeRO-{}, \
+             recomputation {}",
+            percent(saved),
+            other.pipeline.iter().map(|it| it.stage.len()).sum::<usize>(),
+            other.stages().next().map(|(_, stage)| stage.mesh.to_string()).unwrap_or_default(),
+            other.microbatches,
+            other.sync.zero,
+            other.recompute.name(),
+        ),
+    };
+    Ok(Some(Fact { topic: Topic::Memory, sentence, number: saved }))
+}
+
+/// Why not another plan.
+fn against(
+    graph: &Graph,
+    cluster: &Cluster,
+    name: &str,
+    rival: &Plan,
+    step_seconds: f64,
+) -> Result<Fact, SearchError> {
+    let judgement = judge(graph, cluster, rival)?;
+    let number = judgement.step_seconds;
+    let time = match number / step_seconds - 1.0 {
+        slower if slower >= 0.0005 => format!("takes {} longer", percent(slower)),
+        slower if slower <= -0.0005 => format!("would take {} less", percent(-slower)),
+        _ => "takes as long".to_owned(),
+    };
+    let full = judgement.fullest().filter(|it| it.peak_bytes > it.memory_bytes);
+    let sentence = match full {
+        Some(it) => format!(
+            "{name} does not fit: it needs {:.1} of {:.1} GB (and {time}: {} ms)",
+            it.peak_bytes as f64 / 1e9,
+            it.memory_bytes as f64 / 1e9,
+            milliseconds(number),
+        ),
+        None => {
+            let bench = Bench::new(graph, cluster, rival)?;
+            let measured = bench.without(&[])?;
+            let mut worst = (0.0, "waiting for other stages");
+            for (index, traffic) in Traffic::ALL.into_iter().enumerate() {
+                let saved = 1.0 - seconds(&bench.without(&[traffic])?) / seconds(&measured);
+                if saved > worst.0 {
+                    worst = (saved, PARTS[index + 2].0);
+                }
+            }
+            format!(
+                "{name} {time}: {} ms, {} of it {}",
+                milliseconds(number),
+                percent(worst.0),
+                worst.1
+            )
+        }
+    };
+    Ok(Fact { topic: Topic::Rival, sentence, number })
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", 100.0 * share)
+}
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.1}", 1000.0 * seconds)
+}

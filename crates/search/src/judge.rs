@@ -1,0 +1,48 @@
+//! The simulator's verdict on a plan.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_program::lower;
+use shardloom_sim::{MemoryFit, Options, simulate};
+
+use crate::SearchError;
+
+/// What a plan takes and needs, simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judgement {
+    /// A step, once steps follow each other.
+    pub step_seconds: f64,
+    /// Share of all devices' time in which they do not compute.
+    pub bubble_fraction: f64,
+    /// What the devices of each stage need and have.
+    pub memory: Vec<MemoryFit>,
+}
+
+impl Judgement {
+    /// Whether all stages fill at most this share of their devices' memory.
+    pub fn fits(&self, memory_share: f64) -> bool {
+        self.memory.iter().all(|it| it.peak_bytes as f64 <= memory_share * it.memory_bytes as f64)
+    }
+
+    /// The stage whose devices are fullest.
+    pub fn fullest(&self) -> Option<&MemoryFit> {
+        let share = |it: &&MemoryFit| it.peak_bytes as f64 / it.memory_bytes as f64;
+        self.memory.iter().max_by(|a, b| share(a).total_cmp(&share(b)))
+    }
+}
+
+/// Lowers `plan` and simulates two steps of it.
+///
+/// # Errors
+/// If the plan does not fit the model or the cluster.
+pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement, SearchError> {
+    let program = lower(graph, plan, cluster.device_count() as usize)?;
+    let simulation = simulate(graph, cluster, &program, Options::default())?;
+    let summary = simulation.summary();
+    Ok(Judgement {
+        step_seconds: summary.step_seconds,
+        bubble_fraction: summary.bubble_fraction,
+        memory: simulation.memory_fits(&program, cluster)?,
+    })
+}

@@ -1,0 +1,133 @@
+//! What a plan is wanted for.
+
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::Graph;
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
+use shardloom_sim::estimate::{Candidate, Settings};
+
+use crate::SearchError;
+
+/// What all plans of a search have in common, and how far it goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// The model, as plans write it.
+    pub model: String,
+    /// The cluster, as plans write it.
+    pub cluster: String,
+    /// Samples of one step.
+    pub global_batch: usize,
+    /// Number formats.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Global norm to which gradients are clipped.
+    pub clip_norm: Option<f64>,
+    /// The collectives' algorithm.
+    pub algorithm: Algorithm,
+    /// Bytes of gradient up to which consecutive blocks share a collective.
+    pub bucket_bytes: usize,
+    /// Schedules to choose from.
+    pub schedules: Vec<ScheduleKind>,
+    /// The most candidates that are lowered and simulated.
+    pub finalists: usize,
+    /// Share of a device's memory that a plan may fill; the rest is left for fragmentation and what the
+    /// count does not know of.
+    pub memory_share: f64,
+}
+
+impl Request {
+    /// What a step of `global_batch` samples of `model` on `cluster` is usually wanted with: mixed
+    /// precision, AdamW, clipping at 1, rings, either schedule.
+    pub fn new(model: &str, cluster: &str, global_batch: usize) -> Request {
+        let Sync { algorithm, bucket_bytes, .. } = Sync::default();
+        Request {
+            model: model.into(),
+            cluster: cluster.into(),
+            global_batch,
+            precision: Precision::MIXED,
+            optimizer: Optimizer::default(),
+            clip_norm: Some(1.0),
+            algorithm,
+            bucket_bytes,
+            schedules: vec![ScheduleKind::OneForwardOneBackward, ScheduleKind::Afab],
+            finalists: 8,
+            memory_share: 0.95,
+        }
+    }
+
+    /// What `plan` was made for.
+    pub(crate) fn like(plan: &Plan) -> Request {
+        Request {
+            precision: plan.precision,
+            optimizer: plan.optimizer,
+            clip_norm: plan.clip_norm,
+            algorithm: plan.sync.algorithm,
+            bucket_bytes: plan.sync.bucket_bytes,
+            ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), SearchError> {
+        let wrong = |key, value: String, rule: &str| {
+            Err(SearchError::Request { key, value, rule: rule.into() })
+        };
+        if self.global_batch == 0 || u32::try_from(self.global_batch).is_err() {
+            let value = self.global_batch.to_string();
+            return wrong("global_batch", value, "a step has 1 to 4294967295 samples");
+        }
+        if self.schedules.is_empty() {
+            return wrong("schedules", "[]".into(), "at least one to choose from");
+        }
+        if self.finalists == 0 {
+            return wrong("finalists", "0".into(), "at least one plan must be simulated");
+        }
+        if !(self.memory_share > 0.0 && self.memory_share <= 1.0) {
+            let value = self.memory_share.to_string();
+            return wrong("memory_share", value, "above 0, and at most 1 for all memory");
+        }
+        Ok(())
+    }
+
+    /// Whether shards can be scattered and gathered.
+    pub(crate) fn shards(&self) -> bool {
+        [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(self.algorithm))
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            precision: self.precision,
+            optimizer: self.optimizer,
+            norm: self.clip_norm.is_some(),
+            algorithm: self.algorithm,
+            bucket_bytes: self.bucket_bytes,
+        }
+    }
+
+    /// The plan of `candidate` with stages cut at `cuts`.
+    pub(crate) fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
+        let uniform = Uniform {
+            pp: candidate.pp as usize,
+            mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+            sequence_parallel: candidate.sequence_parallel,
+            global_batch: self.global_batch,
+            microbatches: candidate.microbatches as usize,
+            schedule: candidate.schedule,
+            recompute: candidate.recompute,
+            sync: Sync {
+                algorithm: self.algorithm,
+                zero: candidate.zero,
+                bucket_bytes: self.bucket_bytes,
+            },
+            precision: self.precision,
+            optimizer: self.optimizer,
+            clip_norm: self.clip_norm,
+        };
+        let mut plan = uniform.plan(graph, &self.model, &self.cluster);
+        plan.layout = candidate.layout(graph);
+        let stages = plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage);
+        for (stage, cut) in stages.zip(cuts.windows(2)) {
+            stage.blocks = (cut[0], cut[1]);
+        }
+        plan
+    }
+}

@@ -1,0 +1,187 @@
+//! The plans that a search chooses from.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{Axis, Recompute, ScheduleKind};
+use shardloom_sim::estimate::{Candidate, Cut};
+
+use crate::{Request, SearchError};
+
+/// All uniform 3D plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
+/// pipeline stages that divide how many such groups there are; as many replicas as there is room for, or
+/// the most below that the batch can be dealt to, which leaves devices out; sequence parallelism; ZeRO
+/// stages; micro-batches; recomputation; schedule and cut.
+///
+/// Plans that mean the same are in it once: ZeRO and data parallelism of width one, sequence and tensor
+/// parallelism of width one, schedules and cuts of a single stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Space {
+    shapes: Vec<Shape>,
+    schedules: Vec<ScheduleKind>,
+    global_batch: u32,
+    shards: bool,
+    /// Whether a tensor-parallel group of this width can split the sequence.
+    splits_seq: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Shape {
+    pp: u32,
+    dp: u32,
+    tp: u32,
+}
+
+impl Space {
+    /// The plans for `graph` on `cluster` with tensor-parallel groups that stay within a node.
+    ///
+    /// # Errors
+    /// If the request asks for what cannot be.
+    pub fn new(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Space, SearchError> {
+        let node = node_devices(cluster);
+        Space::with_tp(graph, cluster, request, |tp| tp <= node)
+    }
+
+    /// The plans with tensor-parallel groups that do not fit in a node.
+    pub(crate) fn across_nodes(
+        graph: &Graph,
+        cluster: &Cluster,
+        request: &Request,
+    ) -> Result<Space, SearchError> {
+        let node = node_devices(cluster);
+        Space::with_tp(graph, cluster, request, |tp| tp > node)
+    }
+
+    fn with_tp(
+        graph: &Graph,
+        cluster: &Cluster,
+        request: &Request,
+        allowed: impl Fn(u32) -> bool,
+    ) -> Result<Space, SearchError> {
+        request.validate()?;
+        let devices = cluster.device_count();
+        let global_batch = request.global_batch as u32;
+        let blocks = graph.blocks().len() as u32;
+        let mut shapes = vec![];
+        for tp in (1..=devices).filter(|&tp| allowed(tp) && splits(graph, tp)) {
+            for pp in divisors(devices / tp).filter(|&pp| pp <= blocks) {
+                let room = devices / tp / pp;
+                let dp = divisors(global_batch).filter(|&dp| dp <= room).last();
+                shapes.extend(dp.map(|dp| Shape { pp, dp, tp }));
+            }
+        }
+        let splits_seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
+        let schedules = request.schedules.clone();
+        Ok(Space { shapes, schedules, global_batch, shards: request.shards(), splits_seq })
+    }
+
+    /// How many candidates there are.
+    pub fn count(&self) -> usize {
+        let of_shape = |shape: &Shape| {
+            let microbatches = divisors(self.global_batch / shape.dp).count();
+            let stages = self.schedules_of(shape).len() * self.cuts_of(shape).len();
+            let zeros = self.zeros_of(shape).len();
+            let sequences = self.sequences_of(shape).len();
+            microbatches * stages * zeros * sequences * Recompute::ALL.len()
+        };
+        self.shapes.iter().map(of_shape).sum()
+    }
+
+    /// All candidates, in a fixed order: those with the same tensor parallelism, micro-batch and
+    /// recomputation next to each other.
+    pub fn candidates(&self) -> impl Iterator<Item = Candidate> {
+        self.shapes.iter().flat_map(move |shape| self.of_shape(shape))
+    }
+
+    fn of_shape(&self, shape: &Shape) -> impl Iterator<Item = Candidate> {
+        let Shape { pp, dp, tp } = *shape;
+        let share = self.global_batch / dp;
+        let (zeros, cuts) = (self.zeros_of(shape), self.cuts_of(shape));
+        let (schedules, sequences) = (self.schedules_of(shape), self.sequences_of(shape));
+        let mut candidates = vec![];
+        for &sequence_parallel in sequences {
+            for microbatch in divisors(share) {
+                for recompute in Recompute::ALL {
+                    for &schedule in schedules {
+                        for &cut in cuts {
+                            candidates.extend(zeros.iter().map(|&zero| Candidate {
+                                pp,
+                                dp,
+                                tp,
+                                sequence_parallel,
+                                zero,
+                                microbatch,
+                                microbatches: share / microbatch,
+                                recompute,
+                                schedule,
+                                cut,
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+        candidates.into_iter()
+    }
+
+    fn zeros_of(&self, shape: &Shape) -> &'static [u8] {
+        if self.shards && shape.dp > 1 { &[0, 1, 2, 3] } else { &[0] }
+    }
+
+    fn sequences_of(&self, shape: &Shape) -> &'static [bool] {
+        let splits = self.splits_seq.is_some_and(|seq| seq.is_multiple_of(shape.tp));
+        if shape.tp > 1 && splits { &[false, true] } else { &[false] }
+    }
+
+    fn cuts_of(&self, shape: &Shape) -> &'static [Cut] {
+        if shape.pp > 1 { &[Cut::Even, Cut::Balanced] } else { &[Cut::Even] }
+    }
+
+    /// With a single stage the one that holds the least is as fast as any.
+    fn schedules_of(&self, shape: &Shape) -> &[ScheduleKind] {
+        if shape.pp > 1 {
+            return &self.schedules;
+        }
+        let least = self.schedules.iter().position(|&it| it == ScheduleKind::OneForwardOneBackward);
+        let least = least.unwrap_or(0);
+        &self.schedules[least..=least]
+    }
+}
+
+/// Whether tensor parallelism of this width divides what it splits.
+fn splits(graph: &Graph, tp: u32) -> bool {
+    let layout = Candidate {
+        pp: 1,
+        dp: 1,
+        tp,
+        sequence_parallel: false,
+        zero: 0,
+        microbatch: 1,
+        microbatches: 1,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        cut: Cut::Even,
+    }
+    .layout(graph);
+    let split: Vec<usize> = layout
+        .0
+        .iter()
+        .filter(|rule| rule.axis == Axis::Tp)
+        .filter_map(|rule| graph.dim_named(&rule.dim))
+        .map(|dim| graph.dim(dim).size)
+        .collect();
+    tp == 1 || (!split.is_empty() && split.iter().all(|size| size.is_multiple_of(tp as usize)))
+}
+
+/// Devices of the smallest node.
+pub(crate) fn node_devices(cluster: &Cluster) -> u32 {
+    cluster.groups().iter().map(|group| group.devices_per_node).min().unwrap_or(1)
+}
+
+/// The numbers that divide `number`, ascending.
+pub(crate) fn divisors(number: u32) -> impl Iterator<Item = u32> {
+    let small = (1..).take_while(move |it| it * it <= number);
+    let small: Vec<u32> = small.filter(|it| number.is_multiple_of(*it)).collect();
+    let large: Vec<u32> =
+        small.iter().rev().map(|it| number / it).filter(|it| it * it > number).collect();
+    small.into_iter().chain(large)
+}

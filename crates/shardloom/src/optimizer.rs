@@ -1,0 +1,101 @@
+//! Optimizers by the text that names them.
+
+use shardloom_plan::Optimizer;
+use toml::{Table, Value};
+
+use crate::{Error, Result};
+
+/// The kinds, each with its settings and what they are if the text does not say.
+const KINDS: [(&str, &[(&str, f64)]); 4] = [
+    ("sgd", &[("momentum", 0.9), ("weight_decay", 0.0)]),
+    ("adamw", &[("beta1", 0.9), ("beta2", 0.95), ("epsilon", 1e-8), ("weight_decay", 0.1)]),
+    ("lamb", &[("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-6), ("weight_decay", 0.01)]),
+    (
+        "adafactor",
+        &[
+            ("decay_exponent", 0.8),
+            ("clip", 1.0),
+            ("least_parameter_rms", 1e-3),
+            ("weight_decay", 0.0),
+        ],
+    ),
+];
+
+/// The optimizer that `text` names: `sgd`, `adamw`, `lamb` or `adafactor`, with settings after a colon
+/// where they are not the usual ones. Usual are momentum 0.9; for AdamW what GPT-3 was trained with
+/// (Brown et al. 2020, appendix B); for LAMB You et al. 2020; for Adafactor Shazeer and Stern 2018,
+/// section 8.
+///
+/// ```
+/// use shardloom::parse_optimizer;
+/// use shardloom::plan::Optimizer;
+///
+/// assert_eq!(parse_optimizer("adamw")?, Optimizer::default());
+/// let plain = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+/// assert_eq!(parse_optimizer("sgd:momentum=0")?, plain);
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// If there is no such optimizer, it has no such setting, or a value is no number. Whether numbers make
+/// sense is checked with the plan.
+pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
+    let wrong = |rule: String| Error::Optimizer { text: text.into(), rule };
+    let (kind, pairs) = text.split_once(':').unwrap_or((text, ""));
+    let Some(&(kind, settings)) = KINDS.iter().find(|(name, _)| *name == kind.trim()) else {
+        let names = KINDS.map(|(name, _)| name).join(", ");
+        return Err(wrong(format!("there are {names}, as in sgd:momentum=0.9")));
+    };
+    let mut table = Table::new();
+    table.insert("kind".into(), kind.into());
+    for &(key, value) in settings {
+        table.insert(key.into(), Value::Float(value));
+    }
+    for pair in pairs.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair
+            .split_once('=')
+            .ok_or_else(|| wrong(format!("{pair:?} is no pair key=value")))?;
+        let key = key.trim();
+        if !settings.iter().any(|(name, _)| *name == key) {
+            let names: Vec<&str> = settings.iter().map(|&(name, _)| name).collect();
+            return Err(wrong(format!("the settings of {kind} are {}", names.join(", "))));
+        }
+        let number: f64 = value
+            .trim()
+            .parse()
+            .map_err(|_| wrong(format!("{key} needs a number, not {:?}", value.trim())))?;
+        table.insert(key.into(), Value::Float(number));
+    }
+    table.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_parses_bare_and_with_each_setting() {
+        for (kind, settings) in KINDS {
+            parse_optimizer(kind).expect("bare");
+            for (key, _) in settings {
+                let changed = parse_optimizer(&format!("{kind}:{key}=0.25")).expect("a setting");
+                let table = Table::try_from(changed).expect("a table");
+                assert_eq!(table[*key], Value::Float(0.25), "{kind} {key}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_texts_are_told_what_there_is() {
+        for (text, hint) in [
+            ("adam", "sgd, adamw, lamb, adafactor"),
+            ("sgd:beta1=0.9", "momentum, weight_decay"),
+            ("sgd:momentum", "key=value"),
+            ("sgd:momentum=fast", "needs a number"),
+            ("", "sgd"),
+        ] {
+            let error = parse_optimizer(text).expect_err(text).to_string();
+            assert!(error.contains(hint), "{error}");
+        }
+    }
+}

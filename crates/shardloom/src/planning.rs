@@ -1,0 +1,132 @@
+//! Finding a plan, and explaining one.
+
+use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
+use shardloom_collectives::Algorithm;
+use shardloom_graph::Extents;
+use shardloom_graph::work::{Pass, work};
+use shardloom_plan::{Number, Plan, Precision};
+use shardloom_search::{Explanation, Outcome, Request};
+
+use crate::{Model, Result};
+
+/// A plan that was found, and what a step of it is predicted to be.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// All that the search says.
+    pub outcome: Outcome,
+    /// Tokens, or whatever else targets are, per second.
+    pub tokens_per_second: f64,
+    /// Model FLOP/s as a share of what the plan's devices can do at most, recomputation not counted
+    /// (Chowdhery et al. 2022, appendix B); none where a device's peak is not known.
+    pub model_flops_utilisation: Option<f64>,
+    /// The most memory that each rank holds at once, by rank.
+    pub peak_bytes_per_rank: Vec<u64>,
+}
+
+/// What a plan for these machines is usually wanted with: the 16-bit format that all devices compute in
+/// beside 32 bits for gradients and the optimizer, else 32 bits for all; and collectives straight in
+/// memory where ranks are cores that share it, else rings.
+pub fn usual_request(
+    model: &Model,
+    cluster: &Cluster,
+    cluster_text: &str,
+    global_batch: usize,
+) -> Request {
+    let all = |format: Format| {
+        cluster.groups().iter().all(|group| group.profile.device.peak_flops(format).is_ok())
+    };
+    let precision = match (all(Format::Bf16), all(Format::Fp16)) {
+        (true, _) => Precision::MIXED,
+        (false, true) => Precision { compute: Number::Fp16, ..Precision::MIXED },
+        (false, false) => Precision::FP32,
+    };
+    let on_cores = cluster.groups().iter().all(|group| !group.profile.device.lanes_overlap);
+    let algorithm = match on_cores && cluster.node_count() == 1 {
+        true => Algorithm::Direct,
+        false => Algorithm::Ring,
+    };
+    let request = Request::new(&model.text(), cluster_text, global_batch);
+    Request { precision, algorithm, ..request }
+}
+
+/// Finds the fastest plan that fits in memory.
+///
+/// ```
+/// use shardloom::{LocalProfile, Model, find_plan, load_cluster, usual_request};
+///
+/// let model = Model::load("gpt-2")?;
+/// let local = LocalProfile::at("none".as_ref());
+/// let cluster = load_cluster("a100-80g:4", &local, &mut |_, _| {})?;
+/// let planned = find_plan(&model, &cluster, &usual_request(&model, &cluster, "a100-80g:4", 64))?;
+/// assert!(planned.outcome.plan.device_count() <= 4);
+/// assert!(planned.model_flops_utilisation < Some(1.0));
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// If the request asks for what cannot be, or no plan divides or fits.
+pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<Planned> {
+    let graph = model.graph();
+    let outcome = shardloom_search::auto(graph, cluster, request)?;
+    let step_seconds = outcome.judgement.step_seconds;
+    let tokens = outcome.plan.global_batch as f64 * graph.targets_per_sample() as f64;
+    let peak_flops = peak_flops(&outcome.plan, cluster);
+    let flops = model_flops(model, outcome.plan.global_batch);
+    Ok(Planned {
+        tokens_per_second: tokens / step_seconds,
+        model_flops_utilisation: peak_flops.map(|peak| flops / (step_seconds * peak)),
+        peak_bytes_per_rank: peak_bytes_per_rank(&outcome),
+        outcome,
+    })
+}
+
+/// Says what limits `plan` on `cluster` and what would change that, beside other plans by name.
+///
+/// # Errors
+/// If a plan does not fit the model or the cluster.
+pub fn explain(
+    model: &Model,
+    cluster: &Cluster,
+    plan: &Plan,
+    rivals: &[(&str, &Plan)],
+) -> Result<Explanation> {
+    Ok(shardloom_search::explain(model.graph(), cluster, plan, rivals)?)
+}
+
+/// FLOPs of a step's forward and backward passes, each once.
+fn model_flops(model: &Model, global_batch: usize) -> f64 {
+    let graph = model.graph();
+    let sample = Extents::global(graph, 1);
+    let mut flops = 0.0;
+    for (op, _) in graph.ops() {
+        for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+            flops += work(graph, op, pass, &sample, 4).map_or(0.0, |work| work.flops);
+        }
+    }
+    // No matrix product runs over the batch twice, so samples add up.
+    flops * global_batch as f64
+}
+
+/// What the devices of `plan` can do together in its precision.
+fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
+    let format = match plan.precision.compute {
+        Number::Fp32 => Format::Fp32,
+        Number::Bf16 => Format::Bf16,
+        Number::Fp16 => Format::Fp16,
+    };
+    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0);
+    let peak = |&device| cluster.kind_of(DeviceId(device)).ok()?.peak_flops(format).ok();
+    devices.map(peak).sum()
+}
+
+/// Each stage's peak for each of its ranks.
+fn peak_bytes_per_rank(outcome: &Outcome) -> Vec<u64> {
+    let memory = &outcome.judgement.memory;
+    let ends = memory.iter().skip(1).map(|next| next.rank as usize);
+    let ends = ends.chain([outcome.plan.device_count()]);
+    memory
+        .iter()
+        .zip(ends)
+        .flat_map(|(fit, end)| (fit.rank as usize..end).map(|_| fit.peak_bytes))
+        .collect()
+}
