@@ -17,9 +17,8 @@ pub fn listen() -> Result<(), Failure> {
             exit(i32::from(INTERRUPTED));
         }
     };
-    ctrlc::set_handler(noted).map_err(|error| {
-        Failure::usage("interrupts", format!("cannot handle interrupts: {error}"))
-    })
+    ctrlc::set_handler(noted)
+        .map_err(|error| Failure::usage("interrupts", format!("cannot handle interrupts: {error}")))
 }
 
 /// Whether the user asked to stop.

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use command::{Explain, Generate, Plan, Profile, Schedule, Simulate, Train};
+use command::{Demo, Explain, Generate, Plan, Profile, Schedule, Simulate, Train};
 use failure::Failure;
 use terminal::Terminal;
 
@@ -38,6 +38,7 @@ enum Command {
     Generate(Generate),
     Schedule(Schedule),
     Profile(Profile),
+    Demo(Demo),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Generate(generate) => generate.run(terminal),
         Command::Schedule(schedule) => schedule.run(terminal),
         Command::Profile(profile) => profile.run(terminal),
+        Command::Demo(demo) => demo.run(terminal),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -54,7 +54,8 @@ mod tests {
     #[test]
     fn times_choose_their_unit() {
         let shown = [0.0, 2.5e-6, 0.0123, 0.9999, 59.96, 86_400.0, 1.0e9].map(seconds);
-        let expected = ["0.00 µs", "2.50 µs", "12.3 ms", "1.00 s", "60.0 s", "1.00 days", "11,574 days"];
+        let expected =
+            ["0.00 µs", "2.50 µs", "12.3 ms", "1.00 s", "60.0 s", "1.00 days", "11,574 days"];
         assert_eq!(shown, expected);
     }
 

@@ -37,6 +37,8 @@ pub struct MemoryUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Tenant {
     Slot(SlotId, Option<u32>),
+    /// What the collective that writes a slot needs while it runs.
+    Staging(SlotId, Option<u32>),
     Weights(BucketId),
     Gradients(BucketId),
 }
@@ -94,31 +96,30 @@ impl<'a> Ledger<'a> {
             let bytes = self.bytes(bucket, self.program.precision.compute.bytes());
             self.move_in(Tenant::Weights(bucket), bytes);
         }
-        let staged_bytes = self.live_bytes + self.staging_bytes(instruction);
-        self.peak_bytes = self.peak_bytes.max(staged_bytes);
+        if let Action::Redistribute { change, .. } = instruction.action
+            && let (Operand::Slot(read), Operand::Slot(written)) =
+                (instruction.reads[0], instruction.writes[0].to)
+        {
+            let bytes = self.staging_bytes(change, read, written);
+            self.move_in(Tenant::Staging(written, microbatch), bytes);
+        }
     }
 
-    /// Bytes that `instruction` needs only while it runs. Collectives take and leave parts side by side:
-    /// a tensor that is cut or joined along an axis inside it is copied, and one that is reduced into
-    /// parts is reduced in a copy, since whoever reads it next needs it as it was.
-    fn staging_bytes(&self, instruction: &Instruction) -> u64 {
-        let Action::Redistribute { change, .. } = &instruction.action else { return 0 };
-        let bytes = |operand: Operand| match operand {
-            Operand::Slot(slot) => self.class.slot(slot).bytes as u64,
-            Operand::Weight(_) | Operand::Gradient(_) => 0,
-        };
-        let (read, written) = (instruction.reads[0], instruction.writes[0].to);
-        let inside = |axis: usize| self.class.shape(written)[..axis].iter().any(|&it| it > 1);
-        match *change {
-            Change::Slice { .. } | Change::AllReduce(_) => 0,
-            Change::ReduceScatter { .. } => bytes(read),
-            Change::AllGather { axis } | Change::AllToAll { from: axis, .. } => {
-                if inside(axis) {
-                    bytes(written)
-                } else {
-                    0
-                }
+    /// Bytes that a change of layout needs only while it runs. Collectives take and leave parts side by
+    /// side: a tensor that is joined along an axis inside it is copied, and one that is cut is cut and
+    /// reduced in a copy.
+    fn staging_bytes(&self, change: Change, read: SlotId, written: SlotId) -> u64 {
+        let (read, written) = (self.class.slot(read), self.class.slot(written));
+        let inside = |axis: usize| written.shape[..axis].iter().any(|&extent| extent > 1);
+        match change {
+            Change::ReduceScatter { .. } => read.bytes as u64,
+            Change::AllGather { axis } | Change::AllToAll { from: axis, .. } if inside(axis) => {
+                written.bytes as u64
             }
+            Change::AllGather { .. }
+            | Change::AllToAll { .. }
+            | Change::Slice { .. }
+            | Change::AllReduce(_) => 0,
         }
     }
 
@@ -128,6 +129,11 @@ impl<'a> Ledger<'a> {
             self.move_out(Tenant::Slot(slot, microbatch));
         }
         match instruction.action {
+            Action::Redistribute { .. } => {
+                if let Operand::Slot(written) = instruction.writes[0].to {
+                    self.move_out(Tenant::Staging(written, microbatch));
+                }
+            }
             Action::Release { bucket } => self.move_out(Tenant::Weights(bucket)),
             Action::Reduce { bucket, scatter: true, .. } => {
                 self.move_out(Tenant::Gradients(bucket));

@@ -172,8 +172,8 @@ impl Scan {
         for candidate in space.candidates() {
             let fits = estimator.least_bytes(&candidate)?.is_some_and(|it| it <= limit_bytes);
             let threshold = ranking.threshold_seconds();
-            let possible = fits
-                && estimator.least_seconds(&candidate)?.is_some_and(|it| it < threshold);
+            let possible =
+                fits && estimator.least_seconds(&candidate)?.is_some_and(|it| it < threshold);
             match possible {
                 true => {
                     evaluated += 1;

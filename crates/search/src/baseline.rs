@@ -43,8 +43,7 @@ pub(crate) fn all(
 ) -> Result<Vec<Baseline>, SearchError> {
     let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
     let mut found = vec![];
-    let mut choices =
-        vec![("data parallel", replicated(cluster, request, 0, &[Recompute::None]))];
+    let mut choices = vec![("data parallel", replicated(cluster, request, 0, &[Recompute::None]))];
     if request.shards() {
         choices.push(("zero-3", replicated(cluster, request, 3, &Recompute::ALL)));
     }
@@ -61,9 +60,9 @@ pub(crate) fn all(
             }
         }
         let plan = match chosen {
-            Some(candidate) => estimator.cuts(&candidate)?.map(|cuts| {
-                request.plan(graph, &candidate, &cuts)
-            }),
+            Some(candidate) => {
+                estimator.cuts(&candidate)?.map(|cuts| request.plan(graph, &candidate, &cuts))
+            }
             None => None,
         };
         let judgement = match &plan {

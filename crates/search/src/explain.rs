@@ -54,7 +54,10 @@ const COMPUTE: usize = 0;
 const PARTS: [(&str, &str); 5] = [
     ("computing", "faster devices, or less recomputation"),
     ("waiting for other stages", "more micro-batches, or fewer stages"),
-    ("tensor-parallel communication", "faster links within the node, or narrower tensor parallelism"),
+    (
+        "tensor-parallel communication",
+        "faster links within the node, or narrower tensor parallelism",
+    ),
     ("synchronising replicas", "a larger batch, faster links between nodes, or fewer replicas"),
     ("messages between stages", "fewer stages, or faster links between nodes"),
 ];

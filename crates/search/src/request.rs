@@ -93,7 +93,8 @@ impl Request {
         [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(self.algorithm))
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    /// What estimates of its candidates need to know.
+    pub fn settings(&self) -> Settings {
         Settings {
             precision: self.precision,
             optimizer: self.optimizer,
@@ -103,8 +104,9 @@ impl Request {
         }
     }
 
-    /// The plan of `candidate` with stages cut at `cuts`.
-    pub(crate) fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
+    /// The plan of `candidate` with stages cut at `cuts`, the first block of each stage and then the number
+    /// of blocks (as [`Estimator::cuts`](shardloom_sim::estimate::Estimator::cuts) gives them).
+    pub fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
         let uniform = Uniform {
             pp: candidate.pp as usize,
             mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },

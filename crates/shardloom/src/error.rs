@@ -63,7 +63,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// A model that no machine could hold.
-    #[error("{model}: with {tensor} of shape {shape:?} the model has over {most} elements; is a size mistyped?")]
+    #[error(
+        "{model}: with {tensor} of shape {shape:?} the model has over {most} elements; is a size mistyped?"
+    )]
     ModelSize {
         /// The model.
         model: String,
@@ -162,7 +164,9 @@ pub enum Error {
         needed: usize,
     },
     /// Several files for a model that learns from one table.
-    #[error("{model} learns from the rows of one table, but {found} files or folders are given; name one file of comma-separated values")]
+    #[error(
+        "{model} learns from the rows of one table, but {found} files or folders are given; name one file of comma-separated values"
+    )]
     Tables {
         /// The model.
         model: String,
@@ -341,7 +345,11 @@ impl Error {
                 _ => None,
             },
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
-            Error::Search(_) | Error::Program(_) | Error::Sim(_) | Error::NoProfilePlace | Error::Memory { .. } => None,
+            Error::Search(_)
+            | Error::Program(_)
+            | Error::Sim(_)
+            | Error::NoProfilePlace
+            | Error::Memory { .. } => None,
         }
     }
 

@@ -76,6 +76,9 @@ mod tests {
         profile.device.name = "local".into();
         profile.node.devices = 6;
         let devices = |text| cluster_with(text, &profile).expect("a cluster").device_count();
-        assert_eq!((devices("local"), devices("local:4"), devices("local+h100-80g:2x8")), (6, 4, 22));
+        assert_eq!(
+            (devices("local"), devices("local:4"), devices("local+h100-80g:2x8")),
+            (6, 4, 22)
+        );
     }
 }

@@ -153,7 +153,9 @@ fn completed(text: &str, sequence_length: Option<usize>, vocabulary: Option<usiz
         return text;
     }
     let says = |key: &str| {
-        pairs.split(',').any(|pair| pair.split_once('=').is_some_and(|(each, _)| each.trim() == key))
+        pairs
+            .split(',')
+            .any(|pair| pair.split_once('=').is_some_and(|(each, _)| each.trim() == key))
     };
     for (key, value) in [("seq", sequence_length), ("vocab", vocabulary)] {
         if let Some(value) = value.filter(|_| !says(key)) {

@@ -52,9 +52,8 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
         table.insert(key.into(), Value::Float(value));
     }
     for pair in pairs.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-        let (key, value) = pair
-            .split_once('=')
-            .ok_or_else(|| wrong(format!("{pair:?} is no pair key=value")))?;
+        let (key, value) =
+            pair.split_once('=').ok_or_else(|| wrong(format!("{pair:?} is no pair key=value")))?;
         let key = key.trim();
         if !settings.iter().any(|(name, _)| *name == key) {
             let names: Vec<&str> = settings.iter().map(|&(name, _)| name).collect();

@@ -59,12 +59,7 @@ impl Prediction {
 ///
 /// # Errors
 /// If the plan does not fit the model or the cluster, or a device does not compute in its precision.
-pub fn simulate(
-    model: &Model,
-    plan: &Plan,
-    cluster: &Cluster,
-    folded: bool,
-) -> Result<Prediction> {
+pub fn simulate(model: &Model, plan: &Plan, cluster: &Cluster, folded: bool) -> Result<Prediction> {
     let program = lower(model, plan, cluster.device_count() as usize)?;
     let run = |steps| {
         shardloom_sim::simulate(model.graph(), cluster, &program, Options { steps, folded })

@@ -138,7 +138,8 @@ impl Session {
         let plan_changes = self.require_same_run(&checkpoint)?;
         let (path, step) = (checkpoint.path().to_path_buf(), checkpoint.step());
         let recorded = checkpoint.meta().extra.get(LEARNING_RATE);
-        let changed = recorded.filter(|&recorded| self.meta.extra.get(LEARNING_RATE) != Some(recorded));
+        let changed =
+            recorded.filter(|&recorded| self.meta.extra.get(LEARNING_RATE) != Some(recorded));
         let former_learning_rate = changed.and_then(|recorded| toml::from_str(recorded).ok());
         self.trainer.resume(checkpoint)?;
         Ok(Some(Resumed { path, step, refused, plan_changes, former_learning_rate }))

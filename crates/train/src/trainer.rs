@@ -323,9 +323,10 @@ impl Trainer {
         let parts = done.iter().zip(0u32..).filter_map(|(done, rank)| {
             let (class, position) = program.locate(shardloom_program::Rank(rank));
             let loss = done.step.loss_sum?;
-            // Tensor-parallel ranks hold equal losses; the first of them speaks.
-            let group = Group::Mesh(vec![Axis::Tp]);
-            let speaker = program.members(class, position, &group)[0].0;
+            // Of ranks that computed the same part, the first speaks.
+            let own = program.class(class).loss_axes(&self.shared.graph)?;
+            let same = Axis::ALL.into_iter().filter(|axis| !own.contains(axis)).collect();
+            let speaker = program.members(class, position, &Group::Mesh(same))[0].0;
             (speaker == rank).then_some(loss)
         });
         parts.sum()

@@ -110,6 +110,12 @@ fn every_algorithm_and_optimizer_sends_what_the_program_says() {
     let optimizers = [
         Optimizer::Sgd { momentum: 0.9, weight_decay },
         Optimizer::Lamb { beta1, beta2, epsilon, weight_decay },
+        Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay,
+        },
     ];
     for (algorithm, stages) in
         [("direct", 4), ("halving-doubling", 4), ("binary-tree", 1), ("double-binary-tree", 1)]

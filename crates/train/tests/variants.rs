@@ -15,7 +15,7 @@ use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Error, Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
 use support::{Samples, losses, trainer};
 
-const STEPS: usize = 6;
+const STEPS: usize = 8;
 
 /// Largest allowed relative difference to the serial run's loss.
 const TOLERANCE: f64 = 1e-4;

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod demo;
 mod explain;
 mod generate;
 mod plan;
@@ -8,6 +9,7 @@ mod schedule;
 mod simulate;
 mod train;
 
+pub use demo::Demo;
 pub use explain::Explain;
 pub use generate::Generate;
 pub use plan::Plan;

@@ -189,13 +189,17 @@ impl Plan {
             let (time, verdict) = match (baseline.step_seconds(), baseline.fits) {
                 (None, _) => ("-".into(), "does not divide".into()),
                 (Some(time), false) => (seconds(time), "does not fit in memory".into()),
-                (Some(time), true) => (seconds(time), format!("{:.2} times as long", time / step_seconds)),
+                (Some(time), true) => {
+                    (seconds(time), format!("{:.2} times as long", time / step_seconds))
+                }
             };
             rows.push(vec![baseline.name.to_owned(), time, verdict]);
         }
         terminal.text(table(&["plan", "step", ""], &rows))?;
         let peak = planned.peak_bytes_per_rank.iter().max().copied().unwrap_or(0);
-        let utilisation = planned.model_flops_utilisation.map(|share| format!(", {} of peak FLOP/s", percent(share)));
+        let utilisation = planned
+            .model_flops_utilisation
+            .map(|share| format!(", {} of peak FLOP/s", percent(share)));
         terminal.line(format_args!(
             "{} tokens/s{}; bubble {}; at most {} on a device",
             digits(planned.tokens_per_second),
@@ -257,9 +261,8 @@ pub fn describe(plan: &Found) -> String {
 
 fn budget(tokens: f64, planned: &Planned, cluster: &Cluster) -> Budget {
     let training_seconds = tokens / planned.tokens_per_second;
-    let per_hour = |&device: &u32| {
-        cluster.kind_of(shardloom::cluster::DeviceId(device)).ok()?.price_per_hour
-    };
+    let per_hour =
+        |&device: &u32| cluster.kind_of(shardloom::cluster::DeviceId(device)).ok()?.price_per_hour;
     let devices = planned.outcome.plan.stages().flat_map(|(_, stage)| &stage.devices.0);
     let price_per_hour: Option<f64> = devices.map(per_hour).sum();
     Budget {

@@ -111,7 +111,12 @@ impl Profile {
         });
         if terminal.json() {
             let path = path.display().to_string();
-            return terminal.object(&Answer { path, seconds: elapsed_seconds, profile, check: rows });
+            return terminal.object(&Answer {
+                path,
+                seconds: elapsed_seconds,
+                profile,
+                check: rows,
+            });
         }
         show(&profile, terminal)?;
         if let Some(rows) = rows {

@@ -83,7 +83,8 @@ impl Schedule {
         if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == 0) {
             return Err(Failure::usage(name, format!("{name} 0: at least 1 is needed")));
         }
-        let [stages, microbatches, forward, backward] = numbers.map(|(_, number)| u64::from(number));
+        let [stages, microbatches, forward, backward] =
+            numbers.map(|(_, number)| u64::from(number));
         let pass_slots = forward + backward;
         let cells = (microbatches + stages).saturating_mul(pass_slots).saturating_mul(stages);
         if cells > MOST_CELLS {

@@ -102,7 +102,8 @@ impl Simulate {
     }
 }
 
-const MEMORY: [&str; 7] = ["rank", "ranks alike", "peak", "of", "computing", "communicating", "sent"];
+const MEMORY: [&str; 7] =
+    ["rank", "ranks alike", "peak", "of", "computing", "communicating", "sent"];
 
 fn figures(prediction: &Prediction) -> Vec<(String, String)> {
     let summary = &prediction.summary;

@@ -132,7 +132,8 @@ impl<'a> Estimator<'a> {
         self.place.memory_bytes
     }
 
-    /// The estimate of `candidate`; none if its layout is impossible for the model.
+    /// The estimate of `candidate`; none if its layout is impossible for the model, or it has more stages
+    /// than there are blocks.
     ///
     /// # Errors
     /// As [`CostModel`](crate::CostModel).
@@ -339,6 +340,9 @@ impl<'a> Estimator<'a> {
 
     /// The tables of `candidate`, by number; none if its layout is impossible.
     fn tables(&mut self, candidate: &Candidate) -> Result<Option<(usize, usize)>, SimError> {
+        if candidate.pp as usize > self.classes.of_block.len() {
+            return Ok(None);
+        }
         let split_key = split_key(candidate);
         let split_id = match self.split_ids.get(&split_key) {
             Some(&id) => id,

@@ -53,7 +53,9 @@ impl<'c> Place<'c> {
         };
         let other_node = match group.nodes > 1 {
             true => Some(DeviceId(first_device + group.devices_per_node)),
-            false => cluster.devices().find(|it| matches!(cluster.same_node(first, *it), Ok(false))),
+            false => {
+                cluster.devices().find(|it| matches!(cluster.same_node(first, *it), Ok(false)))
+            }
         };
         let across = match other_node {
             Some(device) => cluster.link(first, device)?,

@@ -1,13 +1,11 @@
 //! What one pass of a block takes and holds, from its instructions.
 
-use std::ops::RangeInclusive;
-
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ValueId};
 use shardloom_plan::Recompute;
 use shardloom_program::{
-    Body, BodyId, BodyKind, Class, ClassId, Instruction, Operand, ParamId, Program, Rank, Shard,
-    Slot, SlotId, Write,
+    Body, BodyId, BodyKind, Class, ClassId, Instruction, Operand, Program, Rank, Shard, Slot,
+    SlotId,
 };
 
 use super::Settings;
@@ -28,8 +26,8 @@ pub(super) struct BlockCost {
     pub forward_peak: Peak,
     /// The most that the backward pass holds, kept bytes included.
     pub backward_peak: Peak,
-    /// The same where gradients of parameters are there only from their first write on (ZeRO-2 and 3).
-    pub reduced_backward_peak: Peak,
+    /// The most that the backward pass holds once it has begun to write gradients of parameters.
+    pub late_backward_peak: Peak,
 }
 
 /// The most that a pass holds.
@@ -81,15 +79,7 @@ impl Probe<'_> {
         let slots = std::mem::take(&mut walk.slots);
         let bytes: Vec<f64> = slots.iter().map(|slot| slot.bytes as f64).collect();
         let buckets: Vec<usize> = walk.parameters.iter().map(|&value| bucket_of(value)).collect();
-        let precision = self.settings.precision;
-        let weights = Residents {
-            buckets: &buckets,
-            bytes: self.bucket_bytes(&walk, &buckets, precision.compute.bytes()),
-        };
-        let gradients = Residents {
-            buckets: &buckets,
-            bytes: self.bucket_bytes(&walk, &buckets, precision.gradients.bytes()),
-        };
+        let weights = self.weight_bytes(&walk, &buckets);
         let program = self.program(slots, samples);
         let costs = CostModel::new(self.graph, self.cluster, &program);
         let seconds = |trace: &PassTrace| -> Result<f64, SimError> {
@@ -97,31 +87,35 @@ impl Probe<'_> {
             let each: Vec<f64> = each.collect::<Result<_, SimError>>()?;
             Ok(self.elapsed(trace, &each, bytes.len()))
         };
-        let peak = |trace: &PassTrace, gradients: Option<&Residents<'_>>| {
-            let gradients = gradients.map_or(vec![], |it| it.written(trace));
-            let mut residents = gradients.clone();
-            residents.extend(weights.gathered(trace));
+        let peak = |trace: &PassTrace, from: usize| {
+            let held = held_bytes(trace, &bytes);
+            let gathered = gathered_bytes(trace, &buckets, &weights);
+            let both = held.iter().zip(&gathered).map(|(held, gathered)| held + gathered);
             Peak {
-                bytes: peak_bytes(trace, &bytes, &gradients),
-                gathered_bytes: peak_bytes(trace, &bytes, &residents),
+                bytes: held.iter().skip(from).copied().fold(0.0, f64::max),
+                gathered_bytes: both.skip(from).fold(0.0, f64::max),
             }
         };
+        let writes_gradient = |it: &Instruction| {
+            it.writes.iter().any(|write| matches!(write.to, Operand::Gradient(_)))
+        };
+        let late = backward.instructions.iter().position(writes_gradient);
         Ok(Some(BlockCost {
             forward_seconds: seconds(&forward)?,
             backward_seconds: seconds(&backward)?,
             kept_bytes: kept.iter().map(|slot| bytes[slot.0 as usize]).sum(),
-            forward_peak: peak(&forward, None),
-            backward_peak: peak(&backward, None),
-            reduced_backward_peak: peak(&backward, Some(&gradients)),
+            forward_peak: peak(&forward, 0),
+            backward_peak: peak(&backward, 0),
+            late_backward_peak: late.map_or_else(Peak::default, |late| peak(&backward, late)),
         }))
     }
 
-    /// Bytes of each bucket where an element takes `element_bytes`.
-    fn bucket_bytes(&self, walk: &Walk<'_>, buckets: &[usize], element_bytes: usize) -> Vec<f64> {
+    /// Bytes of each bucket's weights.
+    fn weight_bytes(&self, walk: &Walk<'_>, buckets: &[usize]) -> Vec<f64> {
         let mut bytes = vec![0.0; buckets.iter().map(|bucket| bucket + 1).max().unwrap_or(0)];
         for (&value, &bucket) in walk.parameters.iter().zip(buckets) {
             let elements = super::parameters::local_elements(self.graph, self.split, value);
-            bytes[bucket] += elements * element_bytes as f64;
+            bytes[bucket] += elements * self.settings.precision.compute.bytes() as f64;
         }
         bytes
     }
@@ -225,8 +219,8 @@ fn touched(instruction: &Instruction) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The most that lives at once, `residents` included.
-fn peak_bytes(trace: &PassTrace, bytes: &[f64], residents: &[Resident]) -> f64 {
+/// What lives while each instruction runs.
+fn held_bytes(trace: &PassTrace, bytes: &[f64]) -> Vec<f64> {
     let mut last = vec![usize::MAX; bytes.len()];
     for (index, instruction) in trace.instructions.iter().enumerate() {
         touched(instruction).for_each(|slot| last[slot] = index);
@@ -239,76 +233,37 @@ fn peak_bytes(trace: &PassTrace, bytes: &[f64], residents: &[Resident]) -> f64 {
             live += bytes[slot];
         }
     }
-    let mut peak: f64 = live;
+    let mut held = vec![];
     for (index, instruction) in trace.instructions.iter().enumerate() {
         for slot in touched(instruction) {
             if !std::mem::replace(&mut lives[slot], true) {
                 live += bytes[slot];
             }
         }
-        let here = residents.iter().filter(|it| it.instructions.contains(&index));
-        peak = peak.max(live + here.map(|it| it.bytes).sum::<f64>());
+        held.push(live);
         for slot in touched(instruction) {
             if last[slot] == index && std::mem::replace(&mut lives[slot], false) {
                 live -= bytes[slot];
             }
         }
     }
-    peak
+    held
 }
 
-/// Weights or gradients of a block's buckets, which come and go.
-struct Residents<'b> {
-    /// The bucket of each parameter.
-    buckets: &'b [usize],
-    /// The bytes of each bucket.
-    bytes: Vec<f64>,
-}
-
-/// A bucket that is there while these instructions run.
-#[derive(Clone, Debug)]
-struct Resident {
-    instructions: RangeInclusive<usize>,
-    bytes: f64,
-}
-
-impl Residents<'_> {
-    /// Gathered weights: there from the beginning to their last use.
-    fn gathered(&self, trace: &PassTrace) -> Vec<Resident> {
-        let weights = |operand: &Operand| match operand {
-            Operand::Weight(parameter) => Some(*parameter),
-            Operand::Slot(_) | Operand::Gradient(_) => None,
-        };
-        let uses = |it: &Instruction| it.reads.iter().filter_map(weights).collect();
-        let spans = self.spans(trace, uses).into_iter();
-        spans.map(|it| Resident { instructions: 0..=*it.instructions.end(), ..it }).collect()
-    }
-
-    /// Gradients: there from their first write to their last.
-    fn written(&self, trace: &PassTrace) -> Vec<Resident> {
-        let gradients = |write: &Write| match write.to {
-            Operand::Gradient(parameter) => Some(parameter),
-            Operand::Slot(_) | Operand::Weight(_) => None,
-        };
-        self.spans(trace, |it| it.writes.iter().filter_map(gradients).collect())
-    }
-
-    /// From the first to the last instruction that touches a parameter of each bucket.
-    fn spans(
-        &self,
-        trace: &PassTrace,
-        touched: impl Fn(&Instruction) -> Vec<ParamId>,
-    ) -> Vec<Resident> {
-        let mut spans: Vec<Option<Resident>> = self.bytes.iter().map(|_| None).collect();
-        for (index, instruction) in trace.instructions.iter().enumerate() {
-            for parameter in touched(instruction) {
-                let bucket = self.buckets[parameter.0 as usize];
-                let bytes = self.bytes[bucket];
-                let fresh = Resident { instructions: index..=index, bytes };
-                let span = spans[bucket].get_or_insert(fresh);
-                span.instructions = *span.instructions.start()..=index;
+/// The block's gathered weights while each instruction runs: all are there when the pass begins, and each
+/// bucket goes after its last use.
+fn gathered_bytes(trace: &PassTrace, buckets: &[usize], bytes: &[f64]) -> Vec<f64> {
+    let mut last_use = vec![None; bytes.len()];
+    for (index, instruction) in trace.instructions.iter().enumerate() {
+        for read in &instruction.reads {
+            if let Operand::Weight(parameter) = read {
+                last_use[buckets[parameter.0 as usize]] = Some(index);
             }
         }
-        spans.into_iter().flatten().collect()
     }
+    let there = |index: usize| {
+        let used = last_use.iter().zip(bytes).filter(|(last, _)| **last >= Some(index));
+        used.map(|(_, bytes)| bytes).sum()
+    };
+    (0..trace.instructions.len()).map(there).collect()
 }

@@ -5,6 +5,7 @@ use shardloom_cluster::DeviceKind;
 use super::Settings;
 use super::collective::Collective;
 use super::parameters::{BUCKETS, Parameters, is_partial, is_split};
+use super::probe::Peak;
 use super::table::{BlockTable, SplitTable};
 
 /// What does not change between the stages of a candidate.
@@ -169,6 +170,8 @@ struct Unit {
     kept_bytes: f64,
     forward_peak_bytes: f64,
     backward_peak_bytes: f64,
+    /// The most while gradients of its parameters are around, without them.
+    late_peak_bytes: f64,
 }
 
 /// The foremost unit so far, as far as it concerns the one before it (ZeRO-3).
@@ -219,21 +222,23 @@ impl StageCost {
         if filled > 0.0 && parameters.global_elements > 0.0 && full {
             self.close_unit(terms);
         }
+        let weights_come_and_go = terms.shards_weights();
         let unit = &mut self.pending;
         unit.parameters.add(&parameters);
         unit.forward_seconds += cost.forward_seconds;
         unit.backward_seconds += cost.backward_seconds;
+        let bytes = |peak: &Peak| match weights_come_and_go {
+            true => peak.gathered_bytes,
+            false => peak.bytes,
+        };
+        let peaks = [&cost.forward_peak, &cost.backward_peak, &cost.late_backward_peak].map(bytes);
+        // Of the unit's last block, with which its backward pass begins, only the later part has the
+        // unit's gradients around.
+        let late = if unit.blocks == 0 { peaks[2] } else { peaks[1] };
         unit.blocks += 1;
-        let (mut forward, mut backward) = (cost.forward_peak.bytes, cost.backward_peak.bytes);
-        if terms.shards_gradients() && unit.blocks == 1 {
-            backward = cost.reduced_backward_peak.bytes;
-        }
-        if terms.shards_weights() {
-            forward = cost.forward_peak.gathered_bytes;
-            backward = cost.reduced_backward_peak.gathered_bytes;
-        }
-        unit.forward_peak_bytes = forward.max(cost.kept_bytes + unit.forward_peak_bytes);
-        unit.backward_peak_bytes = backward.max(cost.kept_bytes + unit.backward_peak_bytes);
+        unit.forward_peak_bytes = peaks[0].max(cost.kept_bytes + unit.forward_peak_bytes);
+        unit.backward_peak_bytes = peaks[1].max(cost.kept_bytes + unit.backward_peak_bytes);
+        unit.late_peak_bytes = late.max(cost.kept_bytes + unit.late_peak_bytes);
         unit.kept_bytes += cost.kept_bytes;
         self.blocks.0 = block;
     }
@@ -282,10 +287,12 @@ impl StageCost {
         self.forward_seconds += forward;
         let streams_weights = terms.shards_weights() && overlaps;
         self.backward_seconds += if streams_weights { 0.0 } else { backward };
-        // Alone, a block's peak counts its gradients from when they are first written.
-        let gradients = match terms.shards_gradients() && unit.blocks > 1 {
-            true => unit.parameters.total() * terms.gradient_bytes(),
-            false => 0.0,
+        let backward_peak_bytes = match terms.shards_gradients() {
+            true => {
+                let gradient_bytes = unit.parameters.total() * terms.gradient_bytes();
+                unit.backward_peak_bytes.max(unit.late_peak_bytes + gradient_bytes)
+            }
+            false => unit.backward_peak_bytes,
         };
         let weight_bytes = match terms.shards_weights() {
             true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
@@ -300,7 +307,7 @@ impl StageCost {
             reduce_seconds: reduce,
             backward_seconds: backward,
             weight_bytes,
-            backward_peak_bytes: unit.backward_peak_bytes + gradients,
+            backward_peak_bytes,
         };
         self.kept_bytes += unit.kept_bytes;
         self.persistent_bytes += terms.persistent_bytes(&unit.parameters);

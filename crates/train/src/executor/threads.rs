@@ -127,6 +127,8 @@ impl Worker {
             if let Err(error) = &outcome {
                 self.endpoint.fail(error);
             }
+            // Whoever hears of the outcome may rely on nothing of the command being in use any more.
+            drop(command);
             let failed = outcome.is_err();
             let report = Report { rank: RankId(self.endpoint.rank()), outcome };
             if reports.send(report).is_err() || failed {

@@ -86,7 +86,11 @@ impl Rank {
             }
             let gradient = self.gradient(bucket, &part.at);
             let weights = self.weights(bucket, part);
-            let previous = std::mem::take(&mut part.statistics);
+            // What is left of the step before is no round of this one.
+            let previous = match round {
+                0 => vec![],
+                _ => std::mem::take(&mut part.statistics),
+            };
             let Owned { piece, state, .. } = part;
             let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
             optimizer.statistics(step, round, piece, weights, gradient, &mut state, &previous, out);

@@ -68,7 +68,8 @@ pub fn conclude(
     if terminal.json() {
         terminal.object(&Line { summary })?;
     } else {
-        for (name, timeline) in [("Predicted", predicted), ("Measured", history.measured.as_ref())] {
+        for (name, timeline) in [("Predicted", predicted), ("Measured", history.measured.as_ref())]
+        {
             if let Some(timeline) = timeline {
                 terminal.line(format_args!("\n{name} step"))?;
                 terminal.text(swimlane(timeline, terminal.width(), terminal.colour()))?;

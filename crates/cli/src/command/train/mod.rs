@@ -171,11 +171,10 @@ impl Train {
         }
         let learning_rate = self.rate.learning_rate(self.steps.get())?;
         let tokenizer = TextTokenizer::open(&self.tokenizer)?;
-        let (model, plan) = self.model_and_plan(&tokenizer)?;
         let local = self.profile.local()?;
+        let (model, plan) = self.model_and_plan(&tokenizer, &local, terminal)?;
         let (clock, prediction) = self.clock(&model, &plan, &local, terminal)?;
-        let sampling =
-            Sampling { seed: self.seed, validation_fraction: self.validation_fraction };
+        let sampling = Sampling { seed: self.seed, validation_fraction: self.validation_fraction };
         let data = Data::open(&model, &self.data, &tokenizer, sampling)?;
         let settings = Settings {
             seed: self.seed,
@@ -236,7 +235,12 @@ impl Train {
         }
     }
 
-    fn model_and_plan(&self, tokenizer: &TextTokenizer) -> Result<(Model, Plan), Failure> {
+    fn model_and_plan(
+        &self,
+        tokenizer: &TextTokenizer,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<(Model, Plan), Failure> {
         let path = Path::new(&self.what);
         if is_plan(path)? {
             let seq = self.seq.map(|_| "--seq");
@@ -254,7 +258,7 @@ impl Train {
         let vocabulary = Some(tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
         let model = Model::load_with(&self.what, defaults)?;
-        let plan = self.shape.plan(&model)?;
+        let plan = self.shape.plan(&model, local, terminal)?;
         Ok((model, plan))
     }
 }
@@ -264,8 +268,7 @@ fn is_plan(path: &Path) -> Result<bool, Failure> {
     if path.extension().is_none_or(|extension| extension != "toml") || !path.is_file() {
         return Ok(false);
     }
-    let text = fs::read_to_string(path).map_err(|error| {
-        Failure::file(path, format!("cannot read {}: {error}", path.display()))
-    })?;
+    let text = fs::read_to_string(path)
+        .map_err(|error| Failure::file(path, format!("cannot read {}: {error}", path.display())))?;
     Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
 }

@@ -198,7 +198,9 @@ impl Job {
                     step
                 }
             };
-            let due = |every: Option<NonZeroU64>| every.is_some_and(|every| done.is_multiple_of(every.get()));
+            let due = |every: Option<NonZeroU64>| {
+                every.is_some_and(|every| done.is_multiple_of(every.get()))
+            };
             let validation = match self.validation {
                 Some(Validation { every, microbatches }) if last || due(every) => {
                     session.validate(microbatches)?
@@ -210,7 +212,8 @@ impl Job {
             bar.set_message(format!("loss {:.4}", step.loss));
             if terminal.json() {
                 terminal.object(&StepLine::of(&step, validation))?;
-            } else if last || validation.is_some() || (done - first - 1).is_multiple_of(lines_every) {
+            } else if last || validation.is_some() || (done - first - 1).is_multiple_of(lines_every)
+            {
                 bar.suspend(|| terminal.line(for_people(&step, validation)))?;
             }
             history.interrupted = !last && interrupt::asked();

@@ -2,18 +2,26 @@
 
 use clap::Args;
 use shardloom::cluster::Cluster;
-use shardloom::plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
-};
-use shardloom::{Model, parse_optimizer, uniform_plan};
+use shardloom::plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::search::Request;
+use shardloom::{LocalProfile, Model, find_plan, parse_optimizer, uniform_plan, usual_request};
 
-use crate::command::{algorithm, recompute, schedule_kind};
+use crate::command::plan::describe;
+use crate::command::{algorithm, load_cluster, recompute, schedule_kind};
 use crate::failure::Failure;
+use crate::terminal::Terminal;
 
 /// How a model that comes without a plan is trained.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Plan (of a MODEL; a plan file says all this itself)")]
 pub struct Shape {
+    /// Find the fastest plan for this many ranks on this machine, which is measured if it never was
+    #[arg(long, value_name = "N", conflicts_with_all = [
+        "pp", "dp", "tp", "sequence_parallel", "zero", "schedule", "microbatches", "recompute",
+        "algorithm",
+    ])]
+    ranks: Option<u32>,
+
     /// Pipeline stages [default: 1]
     #[arg(long, value_name = "N")]
     pp: Option<usize>,
@@ -75,6 +83,7 @@ impl Shape {
     /// The first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
         let options = [
+            ("--ranks", self.ranks.is_some()),
             ("--pp", self.pp.is_some()),
             ("--dp", self.dp.is_some()),
             ("--tp", self.tp.is_some()),
@@ -93,7 +102,44 @@ impl Shape {
     }
 
     /// The plan for `model`.
-    pub fn plan(&self, model: &Model) -> Result<Plan, Failure> {
+    pub fn plan(
+        &self,
+        model: &Model,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        match self.ranks {
+            Some(ranks) => self.found(ranks, model, local, terminal),
+            None => self.given_plan(model),
+        }
+    }
+
+    fn found(
+        &self,
+        ranks: u32,
+        model: &Model,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        let cores = load_cluster("local", local, terminal)?.device_count();
+        if ranks == 0 || ranks > cores {
+            let message = format!("--ranks {ranks}: this machine has 1 to {cores} to plan for");
+            return Err(Failure::usage("--ranks", message));
+        }
+        let text = format!("local:{ranks}");
+        let cluster = load_cluster(&text, local, terminal)?;
+        let global_batch = self.global_batch.unwrap_or(GLOBAL_BATCH);
+        let request = Request {
+            optimizer: self.optimizer()?,
+            clip_norm: self.clip_norm(),
+            ..usual_request(model, &cluster, &text, global_batch)
+        };
+        let plan = find_plan(model, &cluster, &request)?.outcome.plan;
+        terminal.note(format_args!("plan: {}", describe(&plan)));
+        Ok(plan)
+    }
+
+    fn given_plan(&self, model: &Model) -> Result<Plan, Failure> {
         let (pp, dp, tp) = (self.pp.unwrap_or(1), self.dp.unwrap_or(1), self.tp.unwrap_or(1));
         let global_batch = self.global_batch.unwrap_or(GLOBAL_BATCH);
         let sync = Sync {

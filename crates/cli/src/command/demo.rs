@@ -1,0 +1,134 @@
+//! `shardloom demo`: everything once, on this machine.
+
+use std::env;
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use shardloom::train::learning_rate::{Curve, LearningRate};
+use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::{
+    Data, Drawing, Generator, Model, Sampling, TextTokenizer, find_plan, predict_here,
+    usual_request,
+};
+
+use super::ProfileFile;
+use super::train::TIMEOUT;
+use super::train::run::{Checkpoints, Job, Validation};
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::quantity::seconds;
+use crate::terminal::Terminal;
+
+/// Train a small GPT on Shardloom's own source text with an automatic plan, and show how it went
+///
+/// Measures this machine if that was never done, finds the fastest plan for its cores, trains for about
+/// a minute and a half, and writes a report. What an earlier demo has left is replaced.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom demo
+  shardloom demo --steps 20")]
+pub struct Demo {
+    /// Steps to train [default: as many as are predicted to take a minute and a half]
+    #[arg(long, value_name = "N")]
+    steps: Option<NonZeroU64>,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+}
+
+const MODEL: &str = "gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256";
+const GLOBAL_BATCH: usize = 16;
+const SEED: u64 = 0;
+/// How long the demo is to train.
+const TRAINING_SECONDS: f64 = 90.0;
+/// Tokens that the trained model adds to a prompt.
+const SAMPLED_TOKENS: usize = 160;
+
+impl Demo {
+    /// Runs the demo.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let local = self.profile.local()?;
+        let cluster = super::load_cluster("local", &local, terminal)?;
+        let text = format!("local:{}", cluster.device_count());
+        let model = Model::load(MODEL)?;
+        let request = usual_request(&model, &cluster, &text, GLOBAL_BATCH);
+        let plan = find_plan(&model, &cluster, &request)?.outcome.plan;
+        let prediction = predict_here(&model, &plan, &local)?;
+        let predicted = prediction.as_ref().map(|prediction| prediction.summary.step_seconds);
+        let usual = predicted.map_or(500.0, |step| TRAINING_SECONDS / step).clamp(50.0, 5000.0);
+        let steps = self.steps.map_or(usual as u64, NonZeroU64::get);
+
+        let (source, folder) = source_and_output();
+        fs::create_dir_all(&folder).map_err(|error| {
+            Failure::file(&folder, format!("cannot create {}: {error}", folder.display()))
+        })?;
+        let tokenizer = TextTokenizer::open("bytes")?;
+        let sampling = Sampling { seed: SEED, validation_fraction: 0.05 };
+        let data = Data::open(&model, std::slice::from_ref(&source), &tokenizer, sampling)?;
+        if !terminal.json() {
+            terminal.line(format_args!(
+                "Model: {}, {} parameters",
+                model.text(),
+                model.graph().parameter_count()
+            ))?;
+            terminal.line(format_args!("Data: {}", source.display()))?;
+            terminal.line(format_args!("Plan: {}", super::plan::describe(&plan)))?;
+            let step = predicted.map_or("unknown".into(), seconds);
+            terminal.line(format_args!("Predicted step: {step}; training {steps} steps\n"))?;
+        }
+        let warmup_steps = (steps / 20).max(1);
+        let peak = 2e-3;
+        let curve = Curve::Cosine { peak, warmup_steps, total_steps: steps, floor: peak / 10.0 };
+        let settings = Settings {
+            seed: SEED,
+            learning_rate: LearningRate::new(curve).map_err(shardloom::Error::from)?,
+            on_non_finite: OnNonFinite::Stop,
+            timeout: TIMEOUT,
+            clock: RunClock::Wall,
+        };
+        let checkpoints = folder.join("checkpoints");
+        let job = Job {
+            model,
+            plan,
+            steps,
+            weights: None,
+            checkpoints: Some(Checkpoints {
+                folder: checkpoints.clone(),
+                every: None,
+                keep: None,
+                resume: false,
+                force: true,
+            }),
+            validation: Some(Validation { every: None, microbatches: 16 }),
+            prediction,
+            html: Some(OutputFile::new(&folder.join("report.html"), true)?),
+            trace: None,
+        };
+        job.run(data, settings, terminal)?;
+        if terminal.json() {
+            return Ok(());
+        }
+        let drawing = Drawing { temperature: 0.7, top_k: Some(40), seed: SEED };
+        let mut generator = Generator::open(&checkpoints, None, drawing)?;
+        generator.prompt("//! ")?;
+        for _ in 0..SAMPLED_TOKENS {
+            generator.next_token()?;
+        }
+        terminal.line(format_args!("\nIt now writes:\n{}", generator.text()?))
+    }
+}
+
+/// The source text of this program, or the current folder where it was moved away from; and a folder for
+/// what the demo leaves: with the build's output, or else with temporary files.
+fn source_and_output() -> (PathBuf, PathBuf) {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let repository = crates.and_then(Path::parent).filter(|root| root.join("Cargo.toml").is_file());
+    match (repository, crates) {
+        (Some(root), Some(crates)) => {
+            (crates.to_path_buf(), root.join("target").join("shardloom-demo"))
+        }
+        _ => (".".into(), env::temp_dir().join("shardloom-demo")),
+    }
+}

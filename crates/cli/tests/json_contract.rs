@@ -1,0 +1,156 @@
+//! The keys that programs rely on.
+
+mod invocation;
+
+use invocation::{Outcome, Place, TINY};
+use serde_json::Value;
+use shardloom::cluster::Profile;
+
+/// Checks that `value` has these keys.
+#[track_caller]
+fn has(outcome: &Outcome, value: &Value, keys: &[&str]) {
+    for key in keys {
+        outcome.check(value.get(key).is_some(), &format!("no key {key} in {value}"));
+    }
+}
+
+#[test]
+fn plan_simulate_and_explain() {
+    let place = Place::new();
+    let outcome = place
+        .run("plan gpt-2 --cluster a100-80g:2x8 --global-batch 64 --tokens 3e9 -o p.toml --json")
+        .succeeds();
+    let answer = outcome.object();
+    has(&outcome, &answer, &["plan", "predicted", "baselines", "search"]);
+    has(&outcome, &answer["predicted"], &["step_seconds", "tokens_per_second", "mfu"]);
+    let peaks = answer["predicted"]["peak_bytes_per_rank"].as_array().map_or(0, Vec::len);
+    let devices = shardloom::read_plan(&place.path("p.toml")).expect("a plan").device_count();
+    outcome.check(peaks == devices, "not one peak for each rank");
+    let baselines = answer["baselines"].as_array().cloned().unwrap_or_default();
+    outcome.check(baselines.len() == 3, "not three baselines");
+    for baseline in &baselines {
+        has(&outcome, baseline, &["name", "fits", "step_seconds"]);
+        let slower =
+            baseline["step_seconds"].as_f64() >= answer["predicted"]["step_seconds"].as_f64();
+        outcome.check(baseline["fits"] == false || slower, "a baseline is faster");
+    }
+    let search = &answer["search"];
+    has(&outcome, search, &["method", "space", "evaluated", "bounded_away", "seconds"]);
+    let count = |key: &str| search[key].as_u64().unwrap_or(0);
+    outcome.check(count("space") == count("evaluated") + count("bounded_away"), "space differs");
+    has(&outcome, &answer["budget"], &["tokens", "days", "price"]);
+
+    let outcome = place.run("simulate p.toml --json").succeeds();
+    let simulated = outcome.object();
+    has(&outcome, &simulated, &["step_seconds", "bubble_fraction", "ranks"]);
+    let keys = ["rank", "busy_seconds", "communication_seconds", "idle_seconds", "peak_bytes"];
+    has(&outcome, &simulated["ranks"][0], &keys);
+    has(&outcome, &simulated["ranks"][0], &["sent_bytes", "multiplicity"]);
+    let same = simulated["step_seconds"] == answer["predicted"]["step_seconds"];
+    outcome.check(same, "plan and simulate predict different times");
+    let unfolded = place.run("simulate p.toml --unfolded --json").succeeds().object();
+    let ranks = unfolded["ranks"].as_array().map_or(0, Vec::len);
+    outcome.check(ranks == devices, "not every rank by itself");
+
+    let outcome = place.run("explain p.toml --json").succeeds();
+    let explained = outcome.object();
+    has(&outcome, &explained, &["step_seconds", "facts"]);
+    has(&outcome, &explained["facts"][0], &["topic", "sentence", "number"]);
+}
+
+#[test]
+fn train() {
+    let place = Place::new();
+    let outcome = place.run(&format!("train {TINY} --steps 5 --pp 2 --dp 2 --json")).succeeds();
+    let objects = outcome.objects();
+    outcome.check(objects.len() == 6, "not a line for each step and a summary");
+    for (step, object) in objects[..5].iter().enumerate() {
+        has(&outcome, object, &["step", "loss", "step_seconds", "tokens"]);
+        outcome.check(object["step"] == step, "steps out of order");
+        outcome.check(object["tokens"] == 32, "not 4 samples of 8 tokens");
+    }
+    let summary = outcome.summary();
+    let keys = ["steps", "final_loss", "median_step_seconds", "predicted_step_seconds"];
+    has(&outcome, &summary, &keys);
+    has(&outcome, &summary, &["bubble_fraction", "weights_digest"]);
+    outcome.check(summary["steps"] == 5, "another number of steps");
+    outcome.check(summary["final_loss"] == objects[4]["loss"], "another loss");
+    outcome.check(summary["predicted_step_seconds"].is_null(), "predicted without a profile");
+    for key in ["peak_bytes_per_rank", "sent_bytes_per_rank"] {
+        let ranks = summary[key].as_array().map_or(0, Vec::len);
+        outcome.check(ranks == 4, &format!("not a number for each rank in {key}"));
+    }
+}
+
+#[test]
+fn training_is_the_same_however_it_is_split() {
+    let place = Place::new();
+    let train =
+        |options: &str| place.run(&format!("train {TINY} --steps 6 {options} --json")).succeeds();
+    let serial = train("").losses();
+    for options in
+        ["--dp 2", "--pp 2", "--tp 2 --sequence-parallel", "--dp 2 --zero 3", "--pp 2 --dp 2"]
+    {
+        let split = train(options);
+        for ((_, serial), (_, loss)) in serial.iter().zip(split.losses()) {
+            let number = |text: &str| text.parse::<f64>().unwrap_or(f64::NAN);
+            let apart = (number(&loss) / number(serial) - 1.0).abs();
+            split.check(apart < 1e-4, &format!("{loss} instead of {serial}"));
+        }
+    }
+}
+
+#[test]
+fn a_profile_gives_a_prediction_and_a_plan_for_ranks() {
+    let place = Place::new();
+    let mut profile = Profile::preset("v100-16g").expect("a preset");
+    profile.device.name = "local".into();
+    profile.device.lanes_overlap = false;
+    profile.node.devices = 2;
+    place.write("profile.toml", profile.to_toml().expect("TOML"));
+    let outcome = place.run(&format!("train {TINY} --steps 3 --ranks 2 --json")).succeeds();
+    let predicted = outcome.summary()["predicted_step_seconds"].as_f64();
+    outcome.check(predicted.is_some_and(|seconds| seconds > 0.0), "no prediction");
+    // Two devices of the profile cannot say how three ranks do.
+    let outcome = place.run(&format!("train {TINY} --steps 3 --pp 3 --json")).succeeds();
+    let predicted = &outcome.summary()["predicted_step_seconds"];
+    outcome.check(predicted.is_null(), "a prediction for more ranks than devices");
+}
+
+#[test]
+fn the_virtual_clock_has_the_same_losses() {
+    let place = Place::new();
+    let wall = place.run(&format!("train {TINY} --steps 4 --pp 2 --json")).succeeds();
+    let options = "--pp 2 --clock virtual --cluster h100-80g:2";
+    let modelled = place.run(&format!("train {TINY} --steps 4 {options} --json")).succeeds();
+    modelled.check(modelled.losses() == wall.losses(), "other losses");
+    let predicted = &modelled.summary()["predicted_step_seconds"];
+    modelled.check(predicted.is_number(), "the cluster gives no prediction");
+}
+
+#[test]
+fn generate_goes_on_with_the_prompt() {
+    let place = Place::new();
+    place.run(&format!("train {TINY} --steps 3 --checkpoint run")).succeeds();
+    let arguments = "generate run --prompt 16 --tokens 5 --temperature 0 --json";
+    let outcome = place.run(arguments).succeeds();
+    let answer = outcome.object();
+    has(&outcome, &answer, &["text", "tokens"]);
+    outcome.check(answer["text"].as_str().is_some_and(|text| text.starts_with("16")), "no prompt");
+    outcome.check(place.run(arguments).object() == answer, "drawn otherwise a second time");
+    let text = place.run("generate run --prompt 16 --tokens 5 --temperature 0").succeeds().stdout;
+    outcome.check(text.trim_end_matches('\n') == answer["text"], "another text for people");
+}
+
+#[test]
+fn reports_and_traces_are_written_once() {
+    let place = Place::new();
+    let train = format!("train {TINY} --steps 3 --html r.html --trace t.perfetto");
+    let outcome = place.run(&train).succeeds();
+    let page = std::fs::read_to_string(place.path("r.html")).expect("a report");
+    outcome.check(page.starts_with("<!DOCTYPE html>"), "no page");
+    let trace = std::fs::metadata(place.path("t.perfetto")).expect("a trace").len();
+    outcome.check(trace > 0, "an empty trace");
+    place.run(&format!("{train} --json")).refuses("file", "--force");
+    place.run(&format!("{train} --force")).succeeds();
+}

@@ -1,0 +1,173 @@
+//! Answers of the search against simulations of everything there is.
+
+mod scenario;
+
+use scenario::{GPT, h100, model};
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{Mesh, Plan, Sync, Uniform};
+use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
+use shardloom_sim::estimate::{Candidate, Cut};
+
+const PLENTY: u64 = 80_000_000_000;
+
+/// The evenly cut plan of a candidate.
+fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
+    let uniform = Uniform {
+        pp: candidate.pp as usize,
+        mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+        sequence_parallel: candidate.sequence_parallel,
+        global_batch: request.global_batch,
+        microbatches: candidate.microbatches as usize,
+        schedule: candidate.schedule,
+        recompute: candidate.recompute,
+        sync: Sync {
+            algorithm: request.algorithm,
+            zero: candidate.zero,
+            bucket_bytes: request.bucket_bytes,
+        },
+        precision: request.precision,
+        optimizer: request.optimizer,
+        clip_norm: request.clip_norm,
+    };
+    uniform.plan(graph, &request.model, &request.cluster)
+}
+
+/// The fastest evenly cut plan that fits, by simulating all.
+fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64> {
+    let space = Space::new(graph, cluster, request).expect("a space");
+    let even = space.candidates().filter(|it| it.cut == Cut::Even);
+    let mut best: Option<f64> = None;
+    for candidate in even {
+        let plan = even_plan(graph, request, &candidate);
+        let judgement = judge(graph, cluster, &plan).expect("a plan of the space can be lowered");
+        if judgement.fits(request.memory_share) {
+            best = Some(best.map_or(judgement.step_seconds, |it| it.min(judgement.step_seconds)));
+        }
+    }
+    best
+}
+
+fn check(graph: &Graph, cluster: &Cluster, request: &Request) -> Outcome {
+    let outcome = auto(graph, cluster, request).expect("an answer");
+    let devices = cluster.device_count();
+    outcome.plan.validate(graph, devices as usize).expect("a valid plan");
+    let judgement = judge(graph, cluster, &outcome.plan).expect("a plan that can be lowered");
+    assert_eq!(judgement, outcome.judgement);
+    assert!(judgement.fits(request.memory_share));
+    assert_eq!(outcome.devices_left_out, devices - outcome.plan.device_count() as u32);
+    let search = &outcome.search;
+    assert_eq!(search.space, search.evaluated + search.bounded_away);
+    for baseline in outcome.baselines.iter().filter(|it| it.fits) {
+        let seconds = baseline.step_seconds().expect("what fits was simulated");
+        assert!(judgement.step_seconds <= seconds, "{} is faster", baseline.name);
+    }
+    outcome
+}
+
+#[test]
+fn the_answer_is_within_a_fiftieth_of_the_best_of_all_simulated_plans() {
+    let text = "gpt:layers=2,hidden=512,heads=4,seq=256,vocab=4096";
+    let graph = model(text);
+    let request = Request::new(text, "c", 16);
+    for memory_bytes in [PLENTY, 400_000_000, 250_000_000] {
+        let cluster = h100(1, 4, memory_bytes);
+        let best = exhaustive(&graph, &cluster, &request).expect("some plan fits");
+        let outcome = check(&graph, &cluster, &request);
+        let found = outcome.judgement.step_seconds;
+        assert!(found <= 1.02 * best, "{memory_bytes} bytes: found {found}, best {best}");
+    }
+}
+
+#[test]
+fn the_counts_are_those_of_the_space() {
+    let graph = model(GPT);
+    let cluster = h100(2, 4, PLENTY);
+    let request = Request::new(GPT, "c", 32);
+    let outcome = check(&graph, &cluster, &request);
+    let space = Space::new(&graph, &cluster, &request).expect("a space");
+    assert_eq!(outcome.search.space, space.count());
+    assert!(outcome.search.evaluated > 0 && outcome.search.bounded_away > 0);
+}
+
+#[test]
+fn the_same_request_has_the_same_answer() {
+    let graph = model(GPT);
+    let cluster = h100(2, 4, 2_000_000_000);
+    let request = Request::new(GPT, "c", 32);
+    let (first, second) = (check(&graph, &cluster, &request), check(&graph, &cluster, &request));
+    assert_eq!(first.plan, second.plan);
+    assert_eq!(first.judgement, second.judgement);
+    assert_eq!(first.finalists.len(), second.finalists.len());
+}
+
+#[test]
+fn less_memory_never_makes_the_answer_faster() {
+    let graph = model(GPT);
+    let request = Request::new(GPT, "c", 32);
+    let mut before = 0.0;
+    for memory_bytes in [PLENTY, 300_000_000, 100_000_000, 60_000_000] {
+        let outcome = check(&graph, &h100(1, 8, memory_bytes), &request);
+        // Within what the estimate misses.
+        assert!(outcome.judgement.step_seconds >= 0.98 * before, "{memory_bytes} bytes");
+        before = outcome.judgement.step_seconds;
+    }
+}
+
+#[test]
+fn baselines_are_data_parallelism_zero_3_and_the_megatron_rules() {
+    let graph = model(GPT);
+    let outcome = check(&graph, &h100(1, 8, PLENTY), &Request::new(GPT, "c", 32));
+    let names: Vec<&str> = outcome.baselines.iter().map(|it| it.name).collect();
+    assert_eq!(names, ["data parallel", "zero-3", "megatron rules"]);
+    for (baseline, zero) in outcome.baselines.iter().zip([0, 3, 1]) {
+        assert!(baseline.fits, "{}", baseline.name);
+        let plan = baseline.plan.as_ref().expect("what fits has a plan");
+        assert_eq!(plan.sync.zero, zero, "{}", baseline.name);
+        assert_eq!(plan.device_count(), 8, "{}", baseline.name);
+    }
+}
+
+#[test]
+fn devices_that_a_batch_cannot_use_are_left_out_and_said_to_be() {
+    let graph = model(GPT);
+    let outcome = check(&graph, &h100(1, 7, PLENTY), &Request::new(GPT, "c", 2));
+    assert!(outcome.devices_left_out > 0);
+    let note = format!("{} of 7 devices are left out", outcome.devices_left_out);
+    assert!(outcome.notes.iter().any(|it| it.starts_with(&note)), "{:?}", outcome.notes);
+}
+
+#[test]
+fn a_mixed_cluster_is_planned_for_its_slowest_devices_and_least_memory() {
+    let graph = model(GPT);
+    let cluster = Cluster::parse("h100-80g:1x4+v100-16g:1x4").expect("presets");
+    let mut request = Request::new(GPT, "c", 32);
+    request.precision.compute = shardloom_plan::Number::Fp16;
+    let outcome = check(&graph, &cluster, &request);
+    assert!(outcome.notes.iter().any(|it| it.contains("several kinds of device")));
+    assert!(outcome.judgement.memory.iter().all(|it| it.peak_bytes < 16_000_000_000));
+}
+
+#[test]
+fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
+    let graph = model(GPT);
+    let cluster = h100(1, 2, 12_000_000);
+    let error = auto(&graph, &cluster, &Request::new(GPT, "tiny", 32)).expect_err("too small");
+    let SearchError::NothingFits { needed_gigabytes, available_gigabytes, remedy, space, .. } =
+        &error
+    else {
+        panic!("{error}");
+    };
+    assert!(needed_gigabytes > available_gigabytes);
+    assert!(remedy.contains("times as many nodes"), "{remedy}");
+    let request = Request::new(GPT, "tiny", 32);
+    assert_eq!(*space, Space::new(&graph, &cluster, &request).expect("a space").count());
+    // The remedy is true.
+    let times: u32 = remedy
+        .split("so would ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next())
+        .and_then(|number| number.parse().ok())
+        .expect("the remedy has a number of nodes");
+    check(&graph, &h100(times, 2, 12_000_000), &request);
+}

@@ -1,0 +1,91 @@
+//! Explanations rest on experiments.
+
+mod scenario;
+
+use scenario::{h100, model};
+use shardloom_plan::Plan;
+use shardloom_search::{Explanation, Fact, Request, Topic, auto, explain, judge};
+
+const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
+
+/// The plan of these sizes for a global batch of 32.
+fn plan(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Plan {
+    let uniform = shardloom_plan::Uniform {
+        pp,
+        mesh: shardloom_plan::Mesh { dp, cp: 1, tp },
+        sequence_parallel: false,
+        global_batch: 32,
+        microbatches,
+        schedule: shardloom_plan::ScheduleKind::OneForwardOneBackward,
+        recompute: shardloom_plan::Recompute::None,
+        sync: shardloom_plan::Sync::default(),
+        precision: shardloom_plan::Precision::MIXED,
+        optimizer: shardloom_plan::Optimizer::default(),
+        clip_norm: Some(1.0),
+    };
+    uniform.plan(&model(TEXT), TEXT, "c")
+}
+
+fn explained(plan: &Plan, rivals: &[(&str, &Plan)]) -> Explanation {
+    explain(&model(TEXT), &h100(2, 4, 80_000_000_000), plan, rivals).expect("it can be simulated")
+}
+
+fn about(explanation: &Explanation, topic: Topic) -> Vec<&Fact> {
+    explanation.facts.iter().filter(|it| it.topic == topic).collect()
+}
+
+#[test]
+fn shares_of_a_step_add_up_to_about_all_of_it() {
+    for (pp, dp, tp) in [(1, 8, 1), (4, 2, 1), (1, 2, 4), (2, 2, 2)] {
+        let explanation = explained(&plan(pp, dp, tp, 4), &[]);
+        let sum: f64 = about(&explanation, Topic::Share).iter().map(|it| it.number).sum();
+        assert!((0.85..1.15).contains(&sum), "{pp} x {dp} x {tp}: {sum}");
+    }
+}
+
+#[test]
+fn a_pipeline_with_few_microbatches_waits_for_other_stages() {
+    let explanation = explained(&plan(8, 1, 1, 8), &[]);
+    let bottlenecks = about(&explanation, Topic::Bottleneck);
+    let worst = bottlenecks.first().expect("a bottleneck");
+    assert!(worst.sentence.contains("waiting for other stages"), "{}", worst.sentence);
+    // (p - 1) / (m + p - 1) of equal stages; these are not equal.
+    assert!(worst.number > 0.3, "{}", worst.number);
+}
+
+#[test]
+fn tensor_parallelism_across_a_slow_link_is_found_out() {
+    let explanation = explained(&plan(1, 1, 8, 4), &[]);
+    let worst = about(&explanation, Topic::Bottleneck)[0];
+    assert!(worst.sentence.contains("tensor-parallel communication"), "{}", worst.sentence);
+    let faster = about(&explanation, Topic::Machine);
+    let between = faster.iter().find(|it| it.sentence.contains("between nodes")).expect("a fact");
+    assert!(between.number > 0.05, "{}", between.sentence);
+}
+
+#[test]
+fn every_sentence_of_a_rival_has_the_simulators_number() {
+    let (ours, other) = (plan(1, 8, 1, 1), plan(8, 1, 1, 8));
+    let explanation = explained(&ours, &[("a pipeline", &other), ("itself", &ours)]);
+    let rivals = about(&explanation, Topic::Rival);
+    let cluster = h100(2, 4, 80_000_000_000);
+    let judgement = judge(&model(TEXT), &cluster, &other).expect("it can be simulated");
+    assert_eq!(rivals[0].number, judgement.step_seconds);
+    assert!(rivals[0].sentence.starts_with("a pipeline takes "), "{}", rivals[0].sentence);
+    assert_eq!(rivals[1].sentence, "itself is this plan");
+    assert_eq!(rivals[1].number, explanation.step_seconds);
+}
+
+#[test]
+fn memory_that_limits_a_plan_is_said_to() {
+    let graph = model(TEXT);
+    let cluster = h100(1, 4, 800_000_000);
+    let request = Request::new(TEXT, "c", 64);
+    let outcome = auto(&graph, &cluster, &request).expect("an answer");
+    let explanation = explain(&graph, &cluster, &outcome.plan, &[]).expect("it can be simulated");
+    assert_eq!(explanation.step_seconds, outcome.judgement.step_seconds);
+    let memory = about(&explanation, Topic::Memory);
+    assert!(memory[0].number > 0.0 && memory[0].number <= request.memory_share);
+    assert!(memory[0].sentence.contains("is fullest with"), "{}", memory[0].sentence);
+    assert!(memory[1].sentence.contains("more memory"), "{}", memory[1].sentence);
+}

@@ -1,0 +1,77 @@
+//! The space against an enumeration of all numbers there are.
+
+mod scenario;
+
+use std::collections::HashSet;
+
+use scenario::{GPT, h100, model};
+use shardloom_plan::{Recompute, ScheduleKind};
+use shardloom_search::{Request, Space};
+
+/// How many candidates there are, by trying every number.
+fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usize {
+    let mut count = 0;
+    for tp in tps.iter().copied().filter(|&tp| tp <= node && tp <= devices) {
+        for pp in (1..=blocks).filter(|pp| (devices / tp).is_multiple_of(*pp)) {
+            let room = devices / tp / pp;
+            let Some(dp) = (1..=room).rev().find(|&dp| batch.is_multiple_of(dp)) else { continue };
+            for _microbatch in (1..=batch / dp).filter(|it| (batch / dp).is_multiple_of(*it)) {
+                let sequences = if tp > 1 { 2 } else { 1 };
+                let zeros = if dp > 1 { 4 } else { 1 };
+                let (cuts, schedules) = if pp > 1 { (2, ScheduleKind::ALL.len()) } else { (1, 1) };
+                count += sequences * zeros * cuts * schedules * Recompute::ALL.len();
+            }
+        }
+    }
+    count
+}
+
+#[test]
+fn the_count_is_that_of_a_brute_force_enumeration() {
+    let graph = model(GPT);
+    let blocks = graph.blocks().len() as u32;
+    for (nodes, per_node, batch) in [(1, 1, 7), (1, 8, 32), (2, 8, 24), (3, 4, 60), (1, 7, 16)] {
+        let cluster = h100(nodes, per_node, 80_000_000_000);
+        let request = Request::new(GPT, "c", batch as usize);
+        let space = Space::new(&graph, &cluster, &request).expect("a space");
+        // 4 heads: 1, 2 and 4 divide them.
+        let expected = counted(nodes * per_node, per_node, batch, &[1, 2, 4], blocks);
+        assert_eq!(space.count(), expected, "{nodes} x {per_node}, batch {batch}");
+        let all: Vec<_> = space.candidates().collect();
+        assert_eq!(all.len(), expected);
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), expected, "all are different");
+        for candidate in &all {
+            assert!(candidate.devices() <= nodes * per_node, "{candidate:?}");
+            assert_eq!(candidate.global_batch(), u64::from(batch), "{candidate:?}");
+        }
+    }
+}
+
+#[test]
+fn a_vocabulary_that_does_not_divide_stays_whole() {
+    let text = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=101";
+    let graph = model(text);
+    let cluster = h100(1, 4, 80_000_000_000);
+    let space = Space::new(&graph, &cluster, &Request::new(text, "c", 8)).expect("a space");
+    let wide = space.candidates().find(|it| it.tp == 4).expect("heads and widths divide");
+    let layout = String::from(wide.layout(&graph));
+    assert_eq!(layout, "batch:dp, seq:cp, heads:tp, ffn:tp");
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_named() {
+    let graph = model(GPT);
+    let cluster = h100(1, 2, 80_000_000_000);
+    let message = |request: Request| {
+        Space::new(&graph, &cluster, &request).expect_err("it cannot be").to_string()
+    };
+    let request = Request::new(GPT, "c", 8);
+    let empty = Request { global_batch: 0, ..request.clone() };
+    assert_eq!(message(empty), "global_batch = 0: a step has 1 to 4294967295 samples");
+    let none = Request { schedules: vec![], ..request.clone() };
+    assert_eq!(message(none), "schedules = []: at least one to choose from");
+    let none = Request { finalists: 0, ..request.clone() };
+    assert_eq!(message(none), "finalists = 0: at least one plan must be simulated");
+    let none = Request { memory_share: 0.0, ..request };
+    assert_eq!(message(none), "memory_share = 0: above 0, and at most 1 for all memory");
+}

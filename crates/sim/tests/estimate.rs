@@ -1,0 +1,295 @@
+//! Estimates beside simulations of the same plans.
+
+mod scenario;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use scenario::{cores, gpt, h100};
+use shardloom_cluster::Cluster;
+use shardloom_collectives::Algorithm;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::{Program, lower};
+use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
+use shardloom_sim::{Options, simulate};
+
+const MIXED: Settings = Settings {
+    precision: Precision::MIXED,
+    optimizer: Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+    norm: true,
+    algorithm: Algorithm::Ring,
+    bucket_bytes: 25_000_000,
+};
+
+fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize]) -> Plan {
+    let uniform = Uniform {
+        pp: candidate.pp as usize,
+        mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+        sequence_parallel: candidate.sequence_parallel,
+        global_batch: candidate.global_batch() as usize,
+        microbatches: candidate.microbatches as usize,
+        schedule: candidate.schedule,
+        recompute: candidate.recompute,
+        sync: Sync {
+            algorithm: settings.algorithm,
+            zero: candidate.zero,
+            bucket_bytes: settings.bucket_bytes,
+        },
+        precision: settings.precision,
+        optimizer: settings.optimizer,
+        clip_norm: settings.norm.then_some(1.0),
+    };
+    let mut plan = uniform.plan(graph, "model", "cluster");
+    plan.layout = candidate.layout(graph);
+    for (stage, cut) in plan.pipeline[0].stage.iter_mut().zip(cuts.windows(2)) {
+        stage.blocks = (cut[0], cut[1]);
+    }
+    plan
+}
+
+fn program(
+    graph: &Graph,
+    estimator: &mut Estimator<'_>,
+    settings: &Settings,
+    candidate: &Candidate,
+) -> Program {
+    let cuts = estimator.cuts(candidate).expect("costs").expect("a possible layout");
+    let plan = plan(graph, settings, candidate, &cuts);
+    lower(graph, &plan, candidate.devices() as usize).expect("the plan can be lowered")
+}
+
+/// All candidates on `devices` devices, with micro-batches of up to 4 samples.
+fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
+    let mut all = vec![];
+    let widths = |most: u32| (0..).map(|power| 1 << power).take_while(move |&it| it <= most);
+    for pp in widths(devices.min(8)) {
+        for tp in widths((devices / pp).min(8)) {
+            let dp = devices / pp / tp;
+            for microbatch in widths((global_batch / dp).min(4)) {
+                for zero in 0..if dp > 1 { 4 } else { 1 } {
+                    for recompute in Recompute::ALL {
+                        for schedule in ScheduleKind::ALL {
+                            for cut in [Cut::Even, Cut::Balanced] {
+                                for sequence_parallel in [false, true] {
+                                    all.push(Candidate {
+                                        pp,
+                                        dp,
+                                        tp,
+                                        sequence_parallel: sequence_parallel && tp > 1,
+                                        zero,
+                                        microbatch,
+                                        microbatches: global_batch / dp / microbatch,
+                                        recompute,
+                                        schedule,
+                                        cut,
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Each n-th of `all`, which a fixed walk picks.
+fn sample(all: Vec<Candidate>, n: u64) -> Vec<Candidate> {
+    let mut state = 1u64;
+    let mut picks = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33).is_multiple_of(n)
+    };
+    all.into_iter().filter(|_| picks()).collect()
+}
+
+/// Estimated and simulated seconds of each candidate.
+fn times(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: Settings,
+    candidates: &[Candidate],
+) -> Vec<(f64, f64)> {
+    let mut estimator = Estimator::new(graph, cluster, settings).expect("an estimator");
+    let time = |candidate: &Candidate| {
+        let estimate = estimator.estimate(candidate).expect("costs").expect("a possible layout");
+        let program = program(graph, &mut estimator, &settings, candidate);
+        let found = simulate(graph, cluster, &program, Options::default()).expect("it simulates");
+        (estimate.step_seconds, found.step_time().seconds())
+    };
+    candidates.iter().map(time).collect()
+}
+
+/// Spearman's rank correlation.
+fn rank_correlation(times: &[(f64, f64)]) -> f64 {
+    let ranks = |of: fn(&(f64, f64)) -> f64| {
+        let mut order: Vec<usize> = (0..times.len()).collect();
+        order.sort_by(|&a, &b| of(&times[a]).total_cmp(&of(&times[b])));
+        let mut ranks = vec![0.0; times.len()];
+        order.iter().zip(0u32..).for_each(|(&index, rank)| ranks[index] = f64::from(rank));
+        ranks
+    };
+    let (first, second) = (ranks(|it| it.0), ranks(|it| it.1));
+    let squares: f64 = first.iter().zip(&second).map(|(a, b)| (a - b).powi(2)).sum();
+    let count = times.len() as f64;
+    1.0 - 6.0 * squares / (count * (count * count - 1.0))
+}
+
+fn mean_error(times: &[(f64, f64)]) -> f64 {
+    let errors = times.iter().map(|(estimated, simulated)| (estimated / simulated - 1.0).abs());
+    errors.sum::<f64>() / times.len() as f64
+}
+
+fn model(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
+}
+
+#[test]
+fn estimates_rank_plans_as_the_simulator_does() {
+    let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let candidates = sample(candidates(16, 64), 24);
+    assert!(candidates.len() > 80, "{} plans", candidates.len());
+    let times = times(&graph, &h100(16), MIXED, &candidates);
+    let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+    assert!(correlation >= 0.98, "rank correlation {correlation}");
+    assert!(error <= 0.03, "mean error {error}");
+}
+
+#[test]
+fn estimates_rank_plans_with_tied_weights_and_slow_links() {
+    let graph =
+        model("llama:layers=6,hidden=512,heads=8,kv_heads=4,seq=512,vocab=4096,ffn=1408,tied=true");
+    let cluster = Cluster::parse("v100-16g:4x4").expect("a preset");
+    let settings = Settings {
+        precision: Precision { compute: shardloom_plan::Number::Fp16, ..Precision::MIXED },
+        ..MIXED
+    };
+    let candidates: Vec<Candidate> =
+        sample(candidates(16, 32), 24).into_iter().filter(|it| it.tp <= 4).collect();
+    let times = times(&graph, &cluster, settings, &candidates);
+    let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+    assert!(correlation >= 0.98, "rank correlation {correlation}");
+    assert!(error <= 0.05, "mean error {error}");
+}
+
+#[test]
+fn estimates_rank_plans_where_lanes_do_not_overlap() {
+    let graph = gpt(8, false);
+    let settings = Settings { precision: Precision::FP32, bucket_bytes: 100_000, ..MIXED };
+    let candidates = sample(candidates(8, 32), 16);
+    let times = times(&graph, &cores(8), settings, &candidates);
+    let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+    assert!(correlation >= 0.98, "rank correlation {correlation}");
+    assert!(error <= 0.05, "mean error {error}");
+}
+
+#[test]
+fn estimates_follow_the_optimizer() {
+    let graph = model("gpt:layers=4,hidden=1024,heads=16,seq=256,vocab=8192");
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01 };
+    let adafactor = Optimizer::Adafactor {
+        decay_exponent: 0.8,
+        clip: 1.0,
+        least_parameter_rms: 1e-3,
+        weight_decay: 0.0,
+    };
+    let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    for optimizer in [lamb, adafactor, sgd] {
+        for norm in [false, true] {
+            let settings = Settings { optimizer, norm, ..MIXED };
+            let times = times(&graph, &h100(8), settings, &sample(candidates(8, 8), 64));
+            let error = mean_error(&times);
+            assert!(error <= 0.06, "{optimizer:?}, norm {norm}: mean error {error}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 64,
+        rng_seed: RngSeed::Fixed(5),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn estimated_memory_is_within_a_tenth_of_what_the_program_holds(
+        (pp, dp, tp) in (0u32..3, 0u32..3, 0u32..3).prop_map(|(p, d, t)| (1 << p, 1 << d, 1 << t)),
+        microbatch in 1u32..4,
+        rounds in 1u32..4,
+        zero in 0u8..4,
+        recompute in prop::sample::select(&Recompute::ALL[..]),
+        schedule in prop::sample::select(&ScheduleKind::ALL[..]),
+        cut in prop::sample::select(&[Cut::Even, Cut::Balanced][..]),
+        sequence_parallel: bool,
+        tied: bool,
+    ) {
+        let graph = gpt(6, tied);
+        let candidate = Candidate {
+            pp,
+            dp,
+            tp,
+            sequence_parallel: sequence_parallel && tp > 1,
+            zero: if dp > 1 { zero } else { 0 },
+            microbatch,
+            microbatches: rounds * pp,
+            recompute,
+            schedule,
+            cut,
+        };
+        let cluster = h100(candidate.devices() as usize);
+        let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+        let estimated = estimator.stage_peak_bytes(&candidate).expect("costs").expect("a layout");
+        let program = program(&graph, &mut estimator, &MIXED, &candidate);
+        for (class, estimated) in program.classes.iter().zip(&estimated) {
+            let held = class.memory_use(&program, 0).peak_bytes as f64;
+            let ratio = estimated / held;
+            prop_assert!((0.9..=1.1).contains(&ratio), "stage {}: {ratio}", class.stage.1);
+        }
+        let estimate = estimator.estimate(&candidate).expect("costs").expect("a layout");
+        let most = estimated.iter().copied().fold(0.0, f64::max);
+        prop_assert_eq!(estimate.peak_bytes, most);
+    }
+}
+
+#[test]
+fn bounds_are_never_above_estimates() {
+    let graph = gpt(6, false);
+    let cluster = h100(16);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    for candidate in candidates(16, 64) {
+        let estimate = estimator.estimate(&candidate).expect("costs").expect("a layout");
+        let bytes = estimator.least_bytes(&candidate).expect("costs").expect("a layout");
+        let seconds = estimator.least_seconds(&candidate).expect("costs").expect("a layout");
+        let slack = 1.0 + 1e-9;
+        assert!(bytes <= estimate.peak_bytes * slack, "{bytes} {estimate:?} {candidate:?}");
+        assert!(seconds <= estimate.step_seconds * slack, "{seconds} {estimate:?} {candidate:?}");
+    }
+}
+
+#[test]
+fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
+    let graph = model("gpt:layers=14,hidden=256,heads=4,seq=128,vocab=51200");
+    let cluster = h100(4);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let mut candidate = Candidate {
+        pp: 4,
+        dp: 1,
+        tp: 1,
+        sequence_parallel: false,
+        zero: 0,
+        microbatch: 4,
+        microbatches: 8,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        cut: Cut::Even,
+    };
+    let even = estimator.cuts(&candidate).expect("costs").expect("a layout");
+    assert_eq!(even, [0, 4, 8, 12, 16]);
+    let slow = estimator.estimate(&candidate).expect("costs").expect("a layout");
+    candidate.cut = Cut::Balanced;
+    let balanced = estimator.cuts(&candidate).expect("costs").expect("a layout");
+    assert!(balanced[4] - balanced[3] < 4, "{balanced:?}");
+    let fast = estimator.estimate(&candidate).expect("costs").expect("a layout");
+    assert!(fast.step_seconds < slow.step_seconds);
+}
