@@ -55,8 +55,10 @@ impl Failure {
     pub fn arguments(error: &clap::Error) -> Failure {
         let text = error.render().to_string();
         let text = text.strip_prefix("error: ").unwrap_or(&text);
-        // What follows the first paragraph is advice on where to read more.
-        let message = text.split("\n\n").next().unwrap_or(text).trim().to_owned();
+        // Usage and where to read more are for people.
+        let telling = text.split("\n\n").take_while(|paragraph| !paragraph.starts_with("Usage:"));
+        let telling: Vec<&str> = telling.map(str::trim).collect();
+        let message = telling.join("; ").replace('\n', " ");
         let place = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
         Failure::Message(Message { kind: "usage", message, place, status: INPUT })
     }

@@ -8,6 +8,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use invocation::{Outcome, Place, TINY};
+use shardloom::Model;
+use shardloom::train::checkpoint::Store;
 
 /// Trains until `steps` steps are done, sends `signal`, and gives what came of it.
 fn stopped(place: &Place, arguments: &str, steps: usize, signal: &str) -> Outcome {
@@ -147,9 +149,45 @@ fn checkpoints_of_another_run_are_not_mixed_up() {
 #[test]
 fn weights_of_one_run_start_another() {
     let place = Place::new();
-    place.run(&format!("train {TINY} --steps 4 --checkpoint run")).succeeds();
-    // A shard of a single rank holds whole tensors, beside the optimizer's.
-    let weights = "--weights run/step-00000004/shard-00000.safetensors";
-    let outcome = place.run(&format!("train {TINY} --steps 1 {weights} --json"));
-    outcome.refuses("model", "no place in the model");
+    let train = format!("train {TINY} --steps 4 --checkpoint run --json");
+    let first = place.run(&train).succeeds();
+    let (checkpoint, _) = Store::open(&place.path("run"))
+        .and_then(|store| store.load_latest())
+        .expect("a sound checkpoint");
+    let model = Model::load(&checkpoint.meta().model).expect("the model's text");
+    let weights: Vec<&str> =
+        model.graph().parameters().map(|(_, value)| value.name.as_str()).collect();
+    checkpoint
+        .export_safetensors(&place.path("weights.safetensors"), |name| weights.contains(&name))
+        .expect("exported");
+
+    let options = "--steps 1 --learning-rate 0 --weights weights.safetensors --json";
+    let second = place.run(&format!("train {TINY} --pp 2 {options}")).succeeds();
+    let digest = |outcome: &Outcome| outcome.summary()["weights_digest"].clone();
+    second.check(digest(&first) == digest(&second), "other weights");
+    let other = TINY.replace("hidden=16", "hidden=32");
+    place.run(&format!("train {other} {options}")).refuses("model", "shape");
+}
+
+#[test]
+fn resuming_without_a_checkpoint_starts_with_the_first_step() {
+    let place = Place::new();
+    let train = format!("train {TINY} --steps 3 --checkpoint run --resume --json");
+    let outcome = place.run(&train).succeeds();
+    outcome.check(outcome.losses().len() == 3, "not all steps");
+    outcome.check(outcome.stderr.contains("no checkpoint in run"), "it does not say so");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_the_run_or_is_skipped() {
+    let place = Place::new();
+    let options = "--optimizer sgd --no-clip --learning-rate 1e38 --steps 8";
+    let stopped = place.run(&format!("train {TINY} {options} --checkpoint run --json"));
+    stopped.check(stopped.status == Some(1), "exit status is not 1");
+    stopped.check(stopped.stderr.contains("\"kind\":\"training\""), "another kind of error");
+    stopped.check(stopped.stderr.contains("learning rate"), "no advice");
+
+    let skipped = place.run(&format!("train {TINY} {options} --on-nan skip --json")).succeeds();
+    let steps = skipped.objects();
+    skipped.check(steps[..8].iter().any(|step| step["skipped"] == true), "no update was skipped");
 }

@@ -41,8 +41,8 @@ fn json_has_a_cell_for_every_slot() {
         "utilisation": 12.0 / 18.0,
         "peak_in_flight": [2, 2],
         "rows": [
-            ["F0", "F1", ".", ".", ".", "B0", "B0", "B1", "B1"],
-            [".", "F0", "F1", "B0", "B0", "B1", "B1", ".", "."],
+            ["F0", "F1", ".", ".", ".", "B1", "B1", "B0", "B0"],
+            [".", "F0", "F1", "B1", "B1", "B0", "B0", ".", "."],
         ],
     });
     let mut found = outcome.object();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use shardloom_cluster::Cluster;
 use shardloom_graph::ModelSpec;
 use shardloom_search::{Request, Space, auto, judge};
-use shardloom_sim::estimate::{Candidate, Cut, Estimator};
+use shardloom_sim::estimate::{Candidate, Estimator};
 
 /// Repeats, of which the median counts.
 const REPEATS: usize = 9;
@@ -42,12 +42,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{model} on {cluster_text}, global batch {global_batch}");
         println!("  {} plans, {:.0} estimates/s", space.len(), rates[REPEATS / 2]);
         println!("  whole search {:.2} s", outcome.search.seconds);
-        // What fits and is cut evenly, on plans of few stages: the others take long to simulate.
+        // Plans of many micro-batches take long to simulate.
         let stride = (space.len() / SIMULATED).max(1);
         let mut times = vec![];
         for candidate in space.iter().step_by(stride) {
             let effort = candidate.microbatches as usize * graph.blocks().len();
-            if candidate.cut != Cut::Even || effort > 5_000 {
+            if effort > 5_000 {
                 continue;
             }
             let (Some(estimate), Some(cuts)) =

@@ -171,3 +171,18 @@ fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
         .expect("the remedy has a number of nodes");
     check(&graph, &h100(times, 2, 12_000_000), &request);
 }
+
+#[test]
+fn llama_3_405b_on_16384_h100s_is_planned_as_its_makers_did() {
+    let text = "llama-3-405b:seq=8192";
+    let graph = model(text);
+    let cluster = Cluster::parse("h100-80g:2048x8").expect("a preset");
+    let request = Request { finalists: 1, ..Request::new(text, "h100-80g:2048x8", 2048) };
+    let plan = check(&graph, &cluster, &request).plan;
+    let (_, stage) = plan.stages().next().expect("a stage");
+    assert_eq!(stage.mesh.tp, 8);
+    assert!(plan.layout.splits("seq", shardloom_plan::Axis::Tp), "sequence parallelism");
+    assert!((8..=32).contains(&plan.stages().count()), "{} stages", plan.stages().count());
+    assert_ne!(plan.recompute, shardloom_plan::Recompute::Full);
+    assert_eq!(plan.device_count(), 16_384);
+}

@@ -62,20 +62,6 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// A model that no machine could hold.
-    #[error(
-        "{model}: with {tensor} of shape {shape:?} the model has over {most} elements; is a size mistyped?"
-    )]
-    ModelSize {
-        /// The model.
-        model: String,
-        /// The tensor that is too large, alone or with the parameters before it.
-        tensor: String,
-        /// Its shape, for one sample.
-        shape: Vec<usize>,
-        /// The most elements there may be.
-        most: u128,
-    },
     /// A plan with numbers that no machine could hold.
     #[error("{key} = {value}: {rule}")]
     PlanSize {
@@ -227,9 +213,7 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         use shardloom_train::Error as Train;
         match self {
-            Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } | Error::ModelSize { .. } => {
-                "model"
-            }
+            Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } => "model",
             Error::Cluster(_) => "cluster",
             Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } => "plan",
             Error::Sim(_) => "simulation",
@@ -307,7 +291,6 @@ impl Error {
             | Error::Program(ProgramError::SharedMeshes { name, .. }) => Some(name.clone()),
             Error::PlanSize { key, .. } | Error::Drawing { key, .. } => Some((*key).to_owned()),
             Error::Optimizer { text, .. } => Some(text.clone()),
-            Error::ModelSize { tensor, .. } => Some(tensor.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::Vocabulary { model, .. } | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_graph::{Extents, Graph, ModelSpec};
+use shardloom_graph::{Graph, ModelSpec};
 use shardloom_interop::huggingface;
 
 use crate::{Error, Result};
@@ -30,10 +30,6 @@ const LANGUAGE_FAMILIES: [&str; 2] = ["gpt", "llama"];
 /// Words before a colon that begin a description in one line, whatever follows.
 const ONE_LINE: [&str; 4] = ["gpt", "llama", "mlp", "custom"];
 
-/// The most elements of any one tensor per sample, and of all parameters together: far beyond any
-/// machine, and small enough that products with byte and batch sizes stay exact.
-const MOST_ELEMENTS: u128 = 1 << 46;
-
 impl Model {
     /// The model that `text` names: the path of a Hugging Face `config.json` or of a folder with one,
     /// the path of a model TOML, a preset (`llama-3-8b`), a family with parameters
@@ -49,8 +45,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// If a file cannot be read, the description is wrong (the message names its line or key), or its
-    /// sizes are beyond any machine.
+    /// If a file cannot be read, or the description is wrong; the message names its line or key.
     pub fn load(text: &str) -> Result<Model> {
         Model::load_with(text, Defaults::default())
     }
@@ -91,10 +86,9 @@ impl Model {
     /// A model from its description.
     ///
     /// # Errors
-    /// If its sizes are beyond any machine.
+    /// None for a description that exists: it was built once to check it.
     pub fn of(spec: ModelSpec) -> Result<Model> {
         let graph = spec.graph()?;
-        require_sizes(&graph)?;
         Ok(Model { spec, graph })
     }
 
@@ -173,30 +167,6 @@ fn with_sequence(spec: ModelSpec, sequence_length: Option<usize>) -> Result<Mode
     }
 }
 
-fn require_sizes(graph: &Graph) -> Result<()> {
-    let extents = Extents::global(graph, 1);
-    let mut parameters = 0u128;
-    for (_, value) in graph.values() {
-        let shape = extents.shape(&value.axes);
-        let elements = shape
-            .iter()
-            .try_fold(1u128, |elements, &size| elements.checked_mul(size as u128))
-            .unwrap_or(u128::MAX);
-        if value.parameter().is_some() {
-            parameters = parameters.saturating_add(elements);
-        }
-        if elements.max(parameters) > MOST_ELEMENTS {
-            return Err(Error::ModelSize {
-                model: graph.name().into(),
-                tensor: value.name.clone(),
-                shape,
-                most: MOST_ELEMENTS,
-            });
-        }
-    }
-    Ok(())
-}
-
 pub(crate) fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(Error::io("read", path))
 }
@@ -219,14 +189,6 @@ mod tests {
         let defaults = Defaults { sequence_length: Some(128), vocabulary: Some(256) };
         let model = Model::load_with("gpt-2", defaults).expect("a preset");
         assert_eq!((model.spec().seq(), model.vocabulary()), (128, Some(50257)));
-    }
-
-    #[test]
-    fn more_parameters_than_any_machine_holds_are_refused_by_tensor() {
-        let text = "gpt:layers=100,hidden=4194304,heads=1,seq=8,vocab=256";
-        let error = Model::load(text).expect_err("absurd");
-        assert!(matches!(error, Error::ModelSize { .. }), "{error}");
-        assert!(error.to_string().contains("block.0.ffn.up.weight"), "{error}");
     }
 
     #[test]

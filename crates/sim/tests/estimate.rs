@@ -5,7 +5,7 @@ mod scenario;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use scenario::{cores, gpt, h100};
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Curve};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
@@ -182,6 +182,27 @@ fn estimates_rank_plans_where_lanes_do_not_overlap() {
     let (correlation, error) = (rank_correlation(&times), mean_error(&times));
     assert!(correlation >= 0.98, "rank correlation {correlation}");
     assert!(error <= 0.05, "mean error {error}");
+}
+
+#[test]
+fn estimates_take_measured_collectives_where_there_are_any() {
+    let graph = gpt(4, false);
+    let settings = Settings { precision: Precision::FP32, algorithm: Algorithm::Direct, ..MIXED };
+    let mut groups = cores(4).groups().to_vec();
+    for members in [2, 4] {
+        for kind in ["all-reduce", "reduce-scatter", "all-gather"] {
+            let curve = Curve::new(vec![(1e3, 1e-3), (1e6, 2e-2)]).expect("a curve");
+            let name = format!("direct.{kind}.{members}");
+            groups[0].profile.device.rates.insert(name, curve);
+        }
+    }
+    let measured = Cluster::new(groups).expect("a cluster");
+    let candidates = sample(candidates(4, 8), 8);
+    let with = times(&graph, &measured, settings, &candidates);
+    let without = times(&graph, &cores(4), settings, &candidates);
+    assert!(mean_error(&with) <= 0.05, "mean error {}", mean_error(&with));
+    let slower = with.iter().zip(&without).filter(|(with, without)| with.0 > without.0 + 1e-4);
+    assert!(slower.count() > candidates.len() / 2);
 }
 
 #[test]

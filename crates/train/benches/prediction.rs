@@ -99,8 +99,8 @@ fn measure(graph: &Graph, plan: &Plan) -> Vec<f64> {
         timeout: Duration::from_secs(60),
         clock: RunClock::Wall,
     };
-    let mut trainer = Trainer::new(graph.clone(), plan, 2, Box::new(batches), settings)
-        .expect("a valid plan");
+    let mut trainer =
+        Trainer::new(graph.clone(), plan, 2, Box::new(batches), settings).expect("a valid plan");
     let steps = (0..STEPS).map(|_| trainer.step().expect("a step").seconds);
     steps.skip(1).collect()
 }

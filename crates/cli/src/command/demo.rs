@@ -6,6 +6,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use shardloom::plan::Precision;
+use shardloom::search::Request;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
@@ -53,7 +55,8 @@ impl Demo {
         let cluster = super::load_cluster("local", &local, terminal)?;
         let text = format!("local:{}", cluster.device_count());
         let model = Model::load(MODEL)?;
-        let request = usual_request(&model, &cluster, &text, GLOBAL_BATCH);
+        let usual = usual_request(&model, &cluster, &text, GLOBAL_BATCH);
+        let request = Request { precision: Precision::FP32, ..usual };
         let plan = find_plan(&model, &cluster, &request)?.outcome.plan;
         let prediction = predict_here(&model, &plan, &local)?;
         let predicted = prediction.as_ref().map(|prediction| prediction.summary.step_seconds);

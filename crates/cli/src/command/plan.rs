@@ -55,7 +55,7 @@ pub struct Plan {
     fp32: bool,
 
     /// Tokens to train on in all, to say how long that takes and what it costs
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
     tokens: Option<f64>,
 
     /// Write the plan to this file

@@ -130,6 +130,7 @@ impl Shape {
         let cluster = load_cluster(&text, local, terminal)?;
         let global_batch = self.global_batch.unwrap_or(GLOBAL_BATCH);
         let request = Request {
+            precision: Precision::FP32,
             optimizer: self.optimizer()?,
             clip_norm: self.clip_norm(),
             ..usual_request(model, &cluster, &text, global_batch)
