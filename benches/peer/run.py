@@ -25,7 +25,7 @@ REPOSITORY = HERE.parents[1]
 OURS = {
     "train": (
         "{shardloom} train gpt:layers={layers},hidden={hidden},heads={heads},seq={seq},vocab={vocab}"
-        " {layout} --global-batch {global_batch} --steps {total_steps} --data {data} --json"
+        " {layout} --global-batch {global_batch} --steps {total_steps} --data {data} --no-clip --json"
     ),
     "eager": "--dp 1",
     "ddp": "--dp 2",

@@ -100,14 +100,19 @@ fn training_is_the_same_however_it_is_split() {
     }
 }
 
-#[test]
-fn a_profile_gives_a_prediction_and_a_plan_for_ranks() {
-    let place = Place::new();
+/// Puts a profile of a machine of two devices where the program looks for that of this machine.
+fn pretend_measured(place: &Place) {
     let mut profile = Profile::preset("v100-16g").expect("a preset");
     profile.device.name = "local".into();
     profile.device.lanes_overlap = false;
     profile.node.devices = 2;
     place.write("profile.toml", profile.to_toml().expect("TOML"));
+}
+
+#[test]
+fn a_profile_gives_a_prediction_and_a_plan_for_ranks() {
+    let place = Place::new();
+    pretend_measured(&place);
     let outcome = place.run(&format!("train {TINY} --steps 3 --ranks 2 --json")).succeeds();
     let predicted = outcome.summary()["predicted_step_seconds"].as_f64();
     outcome.check(predicted.is_some_and(|seconds| seconds > 0.0), "no prediction");
@@ -140,6 +145,30 @@ fn generate_goes_on_with_the_prompt() {
     outcome.check(place.run(arguments).object() == answer, "drawn otherwise a second time");
     let text = place.run("generate run --prompt 16 --tokens 5 --temperature 0").succeeds().stdout;
     outcome.check(text.trim_end_matches('\n') == answer["text"], "another text for people");
+}
+
+#[test]
+fn a_classifier_learns_from_a_table_but_writes_no_text() {
+    let place = Place::new();
+    let rows = (0..40).map(|row| format!("{},{},{}\n", row % 7, row % 5, row % 2));
+    place.write("rows.csv", rows.collect::<String>());
+    let model = "mlp:inputs=2,hidden=8,layers=1,classes=2";
+    let arguments =
+        format!("train {model} --data rows.csv --steps 3 --dp 2 --checkpoint run --json");
+    let outcome = place.run(&arguments).succeeds();
+    outcome.check(outcome.objects()[0]["tokens"] == 8, "not one target for each sample");
+    place.run("generate run --prompt a --json").refuses("model", "mlp");
+}
+
+#[test]
+fn the_demo_trains_on_its_own_source_text() {
+    let place = Place::new();
+    pretend_measured(&place);
+    let outcome = place.run("demo --steps 2 --json").succeeds();
+    outcome.check(outcome.objects().len() == 3, "not two steps and a summary");
+    let summary = outcome.summary();
+    has(&outcome, &summary, &["final_validation_loss", "checkpoint"]);
+    outcome.check(summary["predicted_step_seconds"].is_number(), "no prediction");
 }
 
 #[test]

@@ -80,6 +80,14 @@ pub enum Error {
         /// What would be right.
         rule: String,
     },
+    /// A model that does not go on with texts.
+    #[error("{model} cannot go on with a text: {reason}")]
+    NoSampling {
+        /// The model.
+        model: String,
+        /// What would be right.
+        reason: String,
+    },
     /// Tokens cannot be drawn this way.
     #[error("{key} = {value}: {rule}")]
     Drawing {
@@ -102,7 +110,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        source: ClusterError,
+        source: Box<ClusterError>,
     },
     /// The model reads what neither text nor a table gives.
     #[error(
@@ -213,7 +221,9 @@ impl Error {
     pub fn kind(&self) -> &'static str {
         use shardloom_train::Error as Train;
         match self {
-            Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } => "model",
+            Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } | Error::NoSampling { .. } => {
+                "model"
+            }
             Error::Cluster(_) => "cluster",
             Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } => "plan",
             Error::Sim(_) => "simulation",
@@ -292,7 +302,9 @@ impl Error {
             Error::PlanSize { key, .. } | Error::Drawing { key, .. } => Some((*key).to_owned()),
             Error::Optimizer { text, .. } => Some(text.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
-            Error::Vocabulary { model, .. } | Error::Tables { model, .. } => Some(model.clone()),
+            Error::NoSampling { model, .. }
+            | Error::Vocabulary { model, .. }
+            | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }
             | Error::Onnx { path: at }
             | Error::Profile { path: at, .. }

@@ -58,7 +58,13 @@ impl Generator {
         for (_, value) in model.graph().parameters() {
             weights.insert(value.name.clone(), checkpoint.read_whole(&value.name)?);
         }
-        let sampler = Sampler::new(model.graph().clone(), &weights)?;
+        let sampler =
+            Sampler::new(model.graph().clone(), &weights).map_err(|error| match error {
+                shardloom_train::Error::Unsupported { reason } => {
+                    Error::NoSampling { model: model.spec().name().into(), reason }
+                }
+                other => other.into(),
+            })?;
         let random = SplitMix64(seed);
         Ok(Generator { sampler, tokenizer, tokens: vec![], drawing, random, refused })
     }

@@ -3,6 +3,22 @@
 //! A [`Model`] and a cluster are loaded from the same texts that the command line takes; a [`Plan`] says
 //! how the one is trained on the other; [`simulate`] predicts a step of it; a [`Session`] really trains.
 //!
+//! ```
+//! use shardloom::{LocalProfile, Model, explain, find_plan, load_cluster, simulate, usual_request};
+//!
+//! let model = Model::load("gpt-2-xl")?;
+//! let cluster = load_cluster("a100-80g:8", &LocalProfile::of_user()?, &mut |_, _| {})?;
+//! let planned = find_plan(&model, &cluster, &usual_request(&model, &cluster, "a100-80g:8", 64))?;
+//! let plan = &planned.outcome.plan;
+//!
+//! let prediction = simulate(&model, plan, &cluster, true)?;
+//! assert_eq!(prediction.summary.step_seconds, planned.outcome.judgement.step_seconds);
+//! for fact in explain(&model, &cluster, plan, &[])?.facts {
+//!     println!("{}", fact.sentence);
+//! }
+//! # Ok::<(), shardloom::Error>(())
+//! ```
+//!
 //! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`sim`] and [`train`] hold the parts that these few
 //! calls are made of.
 

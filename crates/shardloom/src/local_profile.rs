@@ -56,7 +56,7 @@ impl LocalProfile {
             return Ok(None);
         }
         let text = model::read(&self.path)?;
-        let wrong = |source| Error::Profile { path: self.path.clone(), source };
+        let wrong = |source| Error::Profile { path: self.path.clone(), source: Box::new(source) };
         Profile::from_toml(&text).map(Some).map_err(wrong)
     }
 

@@ -101,6 +101,7 @@ impl Demo {
                 folder: checkpoints.clone(),
                 every: None,
                 keep: None,
+                resumable: false,
                 resume: false,
                 force: true,
             }),

@@ -92,18 +92,15 @@ pub fn conclude(
         }
     }
     if history.interrupted {
+        let outlook = match (&history.checkpoint, &job.checkpoints) {
+            (Some(path), Some(checkpoints)) if checkpoints.resumable => {
+                format!("the same command with --resume goes on from {}", path.display())
+            }
+            (Some(path), _) => format!("{} holds what was learnt", path.display()),
+            (None, _) => "nothing is kept, as there is no --checkpoint".to_owned(),
+        };
         let done = session.next_step();
-        terminal.note(match &history.checkpoint {
-            Some(path) => format!(
-                "interrupted after {done} of {} steps; the same command with --resume goes on from {}",
-                job.steps,
-                path.display()
-            ),
-            None => format!(
-                "interrupted after {done} of {} steps; nothing is kept, as there is no --checkpoint",
-                job.steps
-            ),
-        });
+        terminal.note(format_args!("interrupted after {done} of {} steps; {outlook}", job.steps));
     }
     Ok(())
 }

@@ -191,6 +191,7 @@ impl Train {
             folder: folder.clone(),
             every: self.files.checkpoint_every,
             keep: self.files.keep,
+            resumable: true,
             resume: self.files.resume,
             force: self.files.force,
         });

@@ -49,7 +49,9 @@ pub struct Checkpoints {
     pub every: Option<NonZeroU64>,
     /// How many are kept; all if absent.
     pub keep: Option<NonZeroUsize>,
-    /// Whether to go on from the newest.
+    /// Whether the command can be told to go on from the newest.
+    pub resumable: bool,
+    /// Whether it was.
     pub resume: bool,
     /// Whether those of another run are deleted.
     pub force: bool,
