@@ -240,6 +240,7 @@ impl Error {
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
                 Train::Program(_) | Train::Unsupported { .. } => "plan",
+                Train::Sampling { .. } => "model",
                 Train::Io { .. } => "file",
                 Train::MissingWeight { .. }
                 | Train::Shape { .. }

@@ -118,6 +118,50 @@ impl<'a> CostModel<'a> {
         })
     }
 
+    /// Seconds that an executor computing and communicating on the same cores spends on copies around
+    /// the collective of `instruction`: shards into and out of whole buckets, parts of tensors side by
+    /// side. Nothing where copy engines do that on the way.
+    ///
+    /// # Errors
+    /// If the cluster lacks the device.
+    pub fn staging_seconds(
+        &self,
+        class: ClassId,
+        position: usize,
+        instruction: &Instruction,
+    ) -> Result<f64, SimError> {
+        let class = self.program.class(class);
+        let device = self.cluster.kind_of(class.devices[position])?;
+        if device.lanes_overlap {
+            return Ok(0.0);
+        }
+        let moved = |name: &str, elements: usize, bytes: usize| match elements {
+            0 => 0.0,
+            _ => device.memory_bound_seconds(name, elements as f64, (elements * bytes) as f64),
+        };
+        let shard = |bucket| class.shard_range(class.bucket(bucket), position).len();
+        let precision = self.program.precision;
+        Ok(match instruction.action {
+            Action::Gather { bucket } if self.program.shard.weights() => {
+                moved("copy", shard(bucket), 2 * precision.compute.bytes())
+            }
+            Action::Reduce { bucket, scatter: true, .. } if self.program.shard.gradients() => {
+                moved("add", shard(bucket), 3 * precision.gradients.bytes())
+            }
+            Action::Redistribute { change, .. } => {
+                let (whole, bytes) = match change {
+                    Change::Slice { .. } | Change::AllReduce(_) => return Ok(0.0),
+                    Change::AllGather { .. } => self.tensor(class, instruction.writes[0].to),
+                    Change::ReduceScatter { .. } | Change::AllToAll { .. } => {
+                        self.tensor(class, instruction.reads[0])
+                    }
+                };
+                moved("copy", whole, 2 * bytes.checked_div(whole).unwrap_or(0))
+            }
+            _ => 0.0,
+        })
+    }
+
     /// Seconds of a collective over `group` while `concurrent` groups like it, itself included, share
     /// the uplinks of its nodes. One member alone needs no time.
     ///

@@ -267,10 +267,14 @@ impl Driver for Modelled<'_> {
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        match members.iter().any(|member| member.actor.multiplicity > 1) {
-            true => self.slowest_collective(&members[0]),
-            false => self.own_collective(&members[0]),
-        }
+        let first = &members[0];
+        let Actor { class, position, .. } = first.actor;
+        let staging = self.costs.staging_seconds(class, position, first.instruction)?;
+        let exchange = match members.iter().any(|member| member.actor.multiplicity > 1) {
+            true => self.slowest_collective(first)?,
+            false => self.own_collective(first)?,
+        };
+        Ok(exchange + Picos::from_seconds(staging))
     }
 }
 

@@ -34,6 +34,13 @@ pub enum Error {
         reason: String,
     },
 
+    /// A model that no text can be sampled from.
+    #[error("cannot sample: {reason}")]
+    Sampling {
+        /// What is missing.
+        reason: String,
+    },
+
     /// Communication between ranks failed.
     #[error(transparent)]
     Fabric(#[from] shardloom_fabric::FabricError),

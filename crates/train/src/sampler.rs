@@ -27,7 +27,7 @@ impl Sampler {
     /// # Errors
     /// If the model does not read tokens in causal order, or a weight is missing or has another size.
     pub fn new(graph: Graph, weights: &BTreeMap<String, Vec<f32>>) -> Result<Sampler> {
-        let unsupported = |reason: &str| Error::Unsupported { reason: reason.into() };
+        let unfit = |reason: &str| Error::Sampling { reason: reason.into() };
         let tokens = graph.inputs().any(|(_, value)| value.name == "tokens");
         let causal = graph.ops().all(|(_, op)| match op.kind {
             OpKind::AttentionProbs { causal, .. } => causal,
@@ -37,7 +37,7 @@ impl Sampler {
         let (Some(seq), true, true) = (seq, tokens, causal) else {
             let reason = "sampling needs a causal language model: inputs `tokens` over a dimension \
                           `seq`, attention that sees only earlier positions";
-            return Err(unsupported(reason));
+            return Err(unfit(reason));
         };
         let uniform = Uniform {
             pp: 1,
@@ -61,7 +61,7 @@ impl Sampler {
             _ => false,
         };
         let end = instructions.iter().position(first_of_loss);
-        let end = end.ok_or_else(|| unsupported("sampling needs a model that ends in logits"))?;
+        let end = end.ok_or_else(|| unfit("sampling needs a model that ends in logits"))?;
         let logits = instructions[end].reads[0];
         instructions.truncate(end);
         let shared = Arc::new(Shared {
@@ -92,7 +92,7 @@ impl Sampler {
         let seen = &tokens[tokens.len().saturating_sub(self.seq)..];
         let Some(last) = seen.len().checked_sub(1) else {
             let reason = "sampling needs at least one token to go on from".into();
-            return Err(Error::Unsupported { reason });
+            return Err(Error::Sampling { reason });
         };
         let mut padded = seen.to_vec();
         padded.resize(self.seq, 0);
