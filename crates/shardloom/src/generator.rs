@@ -60,7 +60,7 @@ impl Generator {
         }
         let sampler =
             Sampler::new(model.graph().clone(), &weights).map_err(|error| match error {
-                shardloom_train::Error::Unsupported { reason } => {
+                shardloom_train::Error::Sampling { reason } => {
                     Error::NoSampling { model: model.spec().name().into(), reason }
                 }
                 other => other.into(),

@@ -41,6 +41,7 @@ impl Place {
         command
             .args(arguments.split_whitespace())
             .current_dir(self.folder.path())
+            .env("COLUMNS", "100")
             .env("SHARDLOOM_PROFILE", self.path("profile.toml"))
             .stdin(Stdio::null());
         command

@@ -57,11 +57,18 @@ pub fn conclude(
             predicted: predicted.cloned(),
             measured: history.measured.clone(),
             notes: vec![],
-            tables: vec![Table {
-                title: "Memory and bytes sent".into(),
-                columns: COLUMNS.map(str::to_owned).into(),
-                rows: memory.clone(),
-            }],
+            tables: vec![
+                Table {
+                    title: "Memory and bytes sent".into(),
+                    columns: COLUMNS.map(str::to_owned).into(),
+                    rows: memory.clone(),
+                },
+                Table {
+                    title: "What it left".into(),
+                    columns: ["what", "which"].map(str::to_owned).into(),
+                    rows: remains(&summary).map(|(name, value)| vec![name, value]).collect(),
+                },
+            ],
         };
         file.write(report.html())?;
     }
@@ -78,7 +85,7 @@ pub fn conclude(
         terminal.line("")?;
         terminal.text(table(&COLUMNS, &memory))?;
         terminal.line("")?;
-        for (name, value) in figures(&summary) {
+        for (name, value) in figures(&summary).into_iter().chain(remains(&summary)) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
         if let Some(file) = &job.html {
@@ -124,23 +131,28 @@ fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summar
     })
 }
 
+/// How the run went, in a few numbers.
 fn figures(summary: &Summary) -> Vec<(String, String)> {
     let median = summary.median_step_seconds;
-    let predicted = summary.predicted_step_seconds.zip(median).map(|(predicted, measured)| {
-        let error = (predicted / measured - 1.0) * 100.0;
-        format!("{} ({error:+.1}% against measured)", seconds(predicted))
-    });
+    let predicted = summary.predicted_step_seconds;
+    let error = predicted.zip(median).map(|(predicted, measured)| predicted / measured - 1.0);
     let figures = [
         ("Loss", summary.final_loss.map(|loss| format!("{loss:.4}"))),
         ("Validation loss", summary.final_validation_loss.map(|loss| format!("{loss:.4}"))),
         ("Median step", median.map(seconds)),
-        ("Predicted step", predicted),
+        ("Predicted step", predicted.map(seconds)),
+        ("Prediction error", error.map(|error| format!("{:+.1}%", error * 100.0))),
         ("Tokens per second", summary.tokens_per_second.map(digits)),
         ("Bubble", summary.bubble_fraction.map(percent)),
-        ("Weights (BLAKE3)", Some(summary.weights_digest.clone())),
-        ("Checkpoint", summary.checkpoint.clone()),
     ];
     figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+/// What there is after the run.
+fn remains(summary: &Summary) -> impl Iterator<Item = (String, String)> {
+    let digest = Some(("Weights (BLAKE3)".to_owned(), summary.weights_digest.clone()));
+    let checkpoint = summary.checkpoint.clone().map(|path| ("Checkpoint".to_owned(), path));
+    digest.into_iter().chain(checkpoint)
 }
 
 const COLUMNS: [&str; 4] = ["rank", "peak memory", "predicted peak", "sent"];
