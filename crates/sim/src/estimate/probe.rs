@@ -156,7 +156,11 @@ impl Probe<'_> {
         instruction: &Instruction,
     ) -> Result<f64, SimError> {
         match program.exchange(&program.classes[0], 0, instruction) {
-            Some(exchange) => costs.collective_seconds(&exchange, self.devices, self.concurrent),
+            Some(exchange) => {
+                let staging = costs.staging_seconds(ClassId(0), 0, instruction)?;
+                let seconds = costs.collective_seconds(&exchange, self.devices, self.concurrent)?;
+                Ok(seconds + staging)
+            }
             None => costs.local_seconds(ClassId(0), 0, instruction),
         }
     }

@@ -74,6 +74,9 @@ impl Terms<'_, '_> {
             let elements = parameters.elements[bucket];
             sum.reduce += self.reduce.seconds(elements);
             sum.gather += self.gather.seconds(elements);
+            let (into_shard, out_of_shard) = self.staging_seconds(elements);
+            sum.reduce += into_shard;
+            sum.gather += out_of_shard;
             if is_partial(bucket) {
                 sum.partial += self.partial.seconds(elements);
             }
@@ -82,6 +85,24 @@ impl Terms<'_, '_> {
         }
         self.last_unit = Some((*parameters, sum));
         sum
+    }
+
+    /// Copies of a bucket's shard around its reduction and its gather, as
+    /// [`CostModel::staging_seconds`](crate::CostModel::staging_seconds) has them.
+    fn staging_seconds(&self, elements: f64) -> (f64, f64) {
+        let precision = self.settings.precision;
+        let shard = self.owned(elements);
+        let moved = |name: &str, bytes: usize, staged: bool| match staged && shard > 0.0 {
+            true => self.device.memory_bound_seconds(name, shard, shard * bytes as f64),
+            false => 0.0,
+        };
+        let alone = !self.device.lanes_overlap;
+        let gradients = 3 * precision.gradients.bytes();
+        let weights = 2 * precision.compute.bytes();
+        (
+            moved("add", gradients, alone && self.shards_gradients()),
+            moved("copy", weights, alone && self.shards_weights()),
+        )
     }
 
     /// One update of a bucket with its statistics.
