@@ -1,7 +1,8 @@
 //! Time of an all-reduce of 64 MiB between two ranks, direct and by ring.
 //!
 //! `cargo bench -p shardloom-fabric --bench all_reduce [-- --json]`. Repeats are
-//! interleaved and the median is reported, so that figures of one run compare.
+//! interleaved and the median is reported, so that figures of one run compare. With
+//! `--json` each direct all-reduce is one object, for `benches/peer/run.py`.
 
 use std::{env, thread, time::Instant};
 
@@ -49,20 +50,18 @@ fn main() -> Result<(), FabricError> {
         let mut seconds = (0..REPEATS)
             .map(|repeat| samples.iter().map(|rank| rank[index][repeat]).fold(0.0, f64::max))
             .collect::<Vec<_>>();
-        seconds.sort_by(f64::total_cmp);
-        let median_seconds = seconds[REPEATS / 2];
-        let ranks = RANKS.len();
         if json {
-            println!(
-                "{{\"collective\":\"all-reduce\",\"algorithm\":\"{algorithm}\",\"ranks\":{ranks},\
-                 \"bytes\":{BYTES},\"repeats\":{REPEATS},\"median_seconds\":{median_seconds}}}"
-            );
-        } else {
-            println!(
-                "all-reduce of {BYTES} bytes between {ranks} ranks, {algorithm}: \
-                 median {median_seconds:.6} s of {REPEATS}"
-            );
+            for step_seconds in seconds.iter().filter(|_| algorithm == Algorithm::Direct) {
+                println!("{{\"algorithm\":\"{algorithm}\",\"step_seconds\":{step_seconds}}}");
+            }
+            continue;
         }
+        seconds.sort_by(f64::total_cmp);
+        let (median, ranks) = (seconds[REPEATS / 2], RANKS.len());
+        println!(
+            "all-reduce of {BYTES} bytes between {ranks} ranks, {algorithm}: \
+             median {median:.6} s of {REPEATS}"
+        );
     }
     Ok(())
 }
