@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Action, BucketId, Change, Class, Instruction, Operand, ParamId, Program, SlotId, StreamItem,
+    Action, BucketId, Change, Class, Instruction, Message, Operand, ParamId, Placement, Program,
+    RouteId, SlotId, StreamItem,
 };
 
 /// What a rank holds all the time.
@@ -37,7 +38,7 @@ pub struct MemoryUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Tenant {
     Slot(SlotId, Option<u32>),
-    /// What the collective that writes a slot needs while it runs.
+    /// What a collective or a message needs, while it runs, beside the slot that it reads or writes.
     Staging(SlotId, Option<u32>),
     Weights(BucketId),
     Gradients(BucketId),
@@ -47,12 +48,13 @@ enum Tenant {
 ///
 /// The simulator and the memory bound of a search both count with it, and an executor that allocates
 /// at the first write of a tensor and frees where an instruction says so agrees, but for what kernels
-/// use as scratch and for messages that were sent and not yet received, which no order of one rank's
-/// instructions can tell.
+/// use as scratch. A message belongs to no rank from the end of its send to its receive: how many are on
+/// their way depends on when others run, which no order of one rank's instructions can tell.
 #[derive(Clone, Debug)]
 pub struct Ledger<'a> {
     program: &'a Program,
     class: &'a Class,
+    position: usize,
     tenants: BTreeMap<Tenant, u64>,
     live_bytes: u64,
     peak_bytes: u64,
@@ -62,7 +64,14 @@ impl<'a> Ledger<'a> {
     /// A ledger that counts what `position` of `class` holds all the time.
     pub fn new(program: &'a Program, class: &'a Class, position: usize) -> Ledger<'a> {
         let live_bytes = class.persistent_bytes(program, position).total();
-        Ledger { program, class, tenants: BTreeMap::new(), live_bytes, peak_bytes: live_bytes }
+        Ledger {
+            program,
+            class,
+            position,
+            tenants: BTreeMap::new(),
+            live_bytes,
+            peak_bytes: live_bytes,
+        }
     }
 
     /// Bytes that live now.
@@ -96,13 +105,59 @@ impl<'a> Ledger<'a> {
             let bytes = self.bytes(bucket, self.program.precision.compute.bytes());
             self.move_in(Tenant::Weights(bucket), bytes);
         }
-        if let Action::Redistribute { change, .. } = instruction.action
-            && let (Operand::Slot(read), Operand::Slot(written)) =
-                (instruction.reads[0], instruction.writes[0].to)
-        {
-            let bytes = self.staging_bytes(change, read, written);
-            self.move_in(Tenant::Staging(written, microbatch), bytes);
+        if let Some((slot, bytes)) = self.staging(instruction) {
+            self.move_in(Tenant::Staging(slot, microbatch), bytes);
         }
+    }
+
+    /// The bytes that `instruction` needs only while it runs, booked under the slot that it is about.
+    fn staging(&self, instruction: &Instruction) -> Option<(SlotId, u64)> {
+        let read = || instruction.reads.first().copied();
+        let written = || instruction.writes.first().map(|write| write.to);
+        match instruction.action {
+            Action::Redistribute { change, .. } => match (read()?, written()?) {
+                (Operand::Slot(read), Operand::Slot(written)) => {
+                    Some((written, self.staging_bytes(change, read, written)))
+                }
+                _ => None,
+            },
+            Action::Send { route } => match read()? {
+                Operand::Slot(slot) => {
+                    let sent = self.program.route(route).sent_by(self.position).collect();
+                    let moves = instruction.frees.contains(&slot);
+                    Some((slot, self.copied_bytes(route, sent, |it| &it.source, slot, moves)))
+                }
+                _ => None,
+            },
+            Action::Receive { route } => match written()? {
+                Operand::Slot(slot) => {
+                    let received = self.program.route(route).received_by(self.position).collect();
+                    Some((slot, self.copied_bytes(route, received, |it| &it.target, slot, true)))
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The largest of `messages` that is copied out of or into `slot`. One that is all of the slot is
+    /// handed on as it is if the slot `moves`; of several such only the last.
+    fn copied_bytes(
+        &self,
+        route: RouteId,
+        messages: Vec<&Message>,
+        part: impl Fn(&Message) -> &Placement,
+        slot: SlotId,
+        moves: bool,
+    ) -> u64 {
+        let shape = &self.class.slot(slot).shape;
+        let last = messages.len().saturating_sub(1);
+        let copied = messages.iter().enumerate().filter(|&(index, message)| {
+            !(moves && index == last && part(message).extent == *shape)
+        });
+        let real_bytes = self.program.precision.compute.bytes();
+        let route = self.program.route(route);
+        copied.map(|(_, message)| route.message_bytes(message, real_bytes)).max().unwrap_or(0)
     }
 
     /// Bytes that a change of layout needs only while it runs. Collectives take and leave parts side by
@@ -128,12 +183,10 @@ impl<'a> Ledger<'a> {
         for &slot in &instruction.frees {
             self.move_out(Tenant::Slot(slot, microbatch));
         }
+        if let Some((slot, _)) = self.staging(instruction) {
+            self.move_out(Tenant::Staging(slot, microbatch));
+        }
         match instruction.action {
-            Action::Redistribute { .. } => {
-                if let Operand::Slot(written) = instruction.writes[0].to {
-                    self.move_out(Tenant::Staging(written, microbatch));
-                }
-            }
             Action::Release { bucket } => self.move_out(Tenant::Weights(bucket)),
             Action::Reduce { bucket, scatter: true, .. } => {
                 self.move_out(Tenant::Gradients(bucket));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shardloom_graph::{Graph, OpKind};
+use shardloom_kernels::Memory;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Action, Instruction, Operand, Rank as RankId, lower};
 
@@ -70,6 +71,7 @@ impl Sampler {
             seed: 0,
             learning_rate: LearningRate::new(Curve::Constant { peak: 1.0 })?,
             skip_non_finite: false,
+            in_transit: Memory::new(),
             graph,
         });
         let mut rank = Rank::new(&shared, RankId(0));

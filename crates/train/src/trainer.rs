@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
+use shardloom_kernels::Memory;
 use shardloom_plan::{Axis, Number, Plan};
 use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, Program, lower};
@@ -113,6 +114,7 @@ impl Trainer {
             seed: settings.seed,
             learning_rate: settings.learning_rate,
             skip_non_finite: plan.skip_non_finite,
+            in_transit: Memory::new(),
         });
         let crew = match settings.clock {
             RunClock::Wall => executor::start_threads(&shared, settings.timeout),
@@ -149,9 +151,15 @@ impl Trainer {
         &self.sent_bytes
     }
 
-    /// The most bytes each rank has held at once, as its allocator counted.
+    /// The most bytes each rank has held at once, as its allocator counted. Messages on their way
+    /// belong to no rank: see [`Trainer::peak_in_transit_bytes`].
     pub fn peak_bytes_per_rank(&self) -> &[u64] {
         &self.peak_bytes
+    }
+
+    /// The most bytes that were on their way between ranks at once, sent and not yet received.
+    pub fn peak_in_transit_bytes(&self) -> u64 {
+        self.shared.in_transit.peak_bytes() as u64
     }
 
     /// Trains one step.

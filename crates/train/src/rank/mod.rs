@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub seed: u64,
     pub learning_rate: LearningRate,
     pub skip_non_finite: bool,
+    /// Counts the bytes of messages between their send and their receive.
+    pub in_transit: Memory,
 }
 
 /// One rank of a run.

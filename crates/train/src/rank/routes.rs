@@ -47,6 +47,7 @@ impl Rank {
                     part
                 }
             };
+            let payload = payload.adopt(&self.shared.in_transit);
             outgoing.push(Outgoing { to: RankId(first + message.to as u32), payload });
         }
         self.slots.free(instruction, microbatch);
