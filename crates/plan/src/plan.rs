@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
-use crate::{DeviceList, LayoutRules, Mesh, Optimizer, Precision};
+use crate::{DeviceList, LayoutRules, Mesh, Optimizer, Precision, ScheduleKind};
 
 /// Version of the TOML form that this crate reads and writes.
 pub const FORMAT: u32 = 1;
@@ -62,30 +62,6 @@ pub struct Stage {
     pub mesh: Mesh,
     /// Its devices, in the order of mesh positions.
     pub devices: DeviceList,
-}
-
-/// The order of passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ScheduleKind {
-    /// All forwards, then all backwards (GPipe, Huang et al. 2019).
-    Afab,
-    /// One forward, one backward after a warm-up (PipeDream-Flush, Narayanan et al. 2021).
-    #[serde(rename = "1f1b")]
-    OneForwardOneBackward,
-}
-
-impl ScheduleKind {
-    /// All kinds.
-    pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
-
-    /// The name in plans and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            ScheduleKind::Afab => "afab",
-            ScheduleKind::OneForwardOneBackward => "1f1b",
-        }
-    }
 }
 
 /// Which activations are computed again in the backward pass.

@@ -2,8 +2,8 @@
 
 use clap::Args;
 use serde::Serialize;
-use shardloom::plan::ScheduleKind;
-use shardloom::program::schedule::{self, Durations, Pass};
+use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
+use shardloom::program::schedule::{self, StageMap, Timed};
 use shardloom_report::cell_table;
 
 use crate::failure::Failure;

@@ -19,10 +19,11 @@ mod stream;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::{BlockId, Graph};
-use shardloom_plan::{Mesh, Plan};
+use shardloom_plan::{Arrangement, Mesh, PassTimes, Plan};
 
 use crate::class::{Body, BodyKind, Class, Program, Rank, Shard};
-use crate::{ClassId, ProgramError, schedule};
+use crate::schedule::{Schedule, StageMap};
+use crate::{ClassId, ProgramError};
 use boundary::Boundaries;
 use stage::StageModel;
 
@@ -35,7 +36,8 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     plan.validate(graph, devices)?;
     let stages = stage_models(graph, plan)?;
     let boundaries = Boundaries::find(graph, &stages)?;
-    let orders = schedule::orders(plan.schedule, stages.len(), plan.microbatches);
+    let map = StageMap::arranged(Arrangement::Chain, stages.len(), 1, plan.microbatches)?;
+    let orders = Schedule::build(plan.schedule, map, &PassTimes::default())?.orders;
     let mut classes = vec![];
     let mut first_rank = 0;
     for ((((place, planned), model), order), index) in

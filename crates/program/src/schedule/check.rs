@@ -1,109 +1,186 @@
 //! The checker: proves of given orders what every schedule promises.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Cell, Pass};
+use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 use crate::ProgramError;
 
-/// Checks that each stage runs each pass of each micro-batch exactly once, that dependencies can be met
-/// with at most `buffers` messages waiting between neighbours (no deadlock), and returns the most
-/// micro-batches in flight on each stage.
+/// Checks that each stage runs each pass of each of its micro-batches exactly once (backward whole, or
+/// input gradients and later weight gradients), and that dependencies can be met with at most `buffers`
+/// messages waiting on each way between two stages (no deadlock). Returns for each device the most
+/// micro-batches in flight: from a stage's forward pass to the end of its backward pass, weight
+/// gradients included, summed over the device's stages.
 ///
-/// A send blocks while its `buffers` are full. Executing greedily is conclusive: running a stage that
-/// can run never takes away another's ability to run, so if greedy execution stops, every execution
-/// does.
+/// A send blocks while its `buffers` are full; stages of one device hand over without a message.
+/// Executing greedily is conclusive: running a device that can run never takes away another's ability
+/// to run, so if greedy execution stops, every execution does.
+///
+/// A schedule without flush is checked over as many steps as it runs ahead, and two more.
 ///
 /// # Errors
-/// The first promise that is broken, with stage and cell.
-pub fn check(
-    orders: &[Vec<Cell>],
-    microbatches: usize,
-    buffers: usize,
-) -> Result<Vec<usize>, ProgramError> {
-    let stages = orders.len();
-    let expected: BTreeSet<Cell> = [Pass::Forward, Pass::Backward]
-        .into_iter()
-        .flat_map(|pass| super::cells(pass, 0..microbatches))
-        .collect();
-    for (stage, order) in orders.iter().enumerate() {
-        let mut seen = BTreeSet::new();
-        for cell in order {
-            if !expected.contains(cell) || !seen.insert(*cell) {
-                let message = format!("stage {stage} runs {cell} twice or beyond the step");
-                return Err(ProgramError::Schedule(message));
+/// The first promise that is broken, with device and cell.
+pub fn check(schedule: &Schedule, buffers: usize) -> Result<Vec<usize>, ProgramError> {
+    let map = &schedule.map;
+    let steps = match schedule.ahead() {
+        0 => 1,
+        ahead => ahead + 2,
+    };
+    let orders = schedule.unrolled(steps);
+    check_passes(map, &orders, steps * map.microbatches())?;
+    Execution::new(map, buffers).run(&orders)
+}
+
+/// Whether every pass that belongs to the steps runs once, where its stage lives.
+fn check_passes(map: &StageMap, orders: &[Vec<Turn>], end: u32) -> Result<(), ProgramError> {
+    let refuse = |device: usize, cell: Cell, what: &str| {
+        let cell = map.cell_text(device, cell);
+        Err(ProgramError::Schedule(format!("device {device} {what} {cell}")))
+    };
+    if orders.len() != map.devices() {
+        let message = format!("{} orders for {} devices", orders.len(), map.devices());
+        return Err(ProgramError::Schedule(message));
+    }
+    for (device, order) in orders.iter().enumerate() {
+        let mut seen: BTreeSet<Cell> = BTreeSet::new();
+        for cell in order.iter().flat_map(|turn| turn.cells()) {
+            let runs = |pass| seen.contains(&Cell { pass, ..cell });
+            let belongs = map.device(cell.instance) == device
+                && cell.microbatch < end
+                && map.feeds(cell.instance, cell.microbatch);
+            let twice = match cell.pass {
+                Pass::Forward => false,
+                Pass::Backward => runs(Pass::BackwardInput) || runs(Pass::BackwardWeight),
+                Pass::BackwardInput | Pass::BackwardWeight => runs(Pass::Backward),
+            };
+            if !belongs || twice || !seen.insert(cell) {
+                return refuse(device, cell, "runs, twice or where it does not belong,");
             }
         }
-        if let Some(missing) = expected.difference(&seen).next() {
-            let message = format!("stage {stage} never runs {missing}");
-            return Err(ProgramError::Schedule(message));
+        for instance in map.instances_on(device) {
+            for microbatch in (0..end).filter(|&it| map.feeds(instance, it)) {
+                let cell = |pass| Cell { pass, instance, microbatch };
+                let whole = seen.contains(&cell(Pass::Backward));
+                let needed: &[Pass] = match whole {
+                    true => &[Pass::Forward],
+                    false => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
+                };
+                let missing = needed.iter().map(|&pass| cell(pass)).find(|it| !seen.contains(it));
+                match missing {
+                    Some(missing) if missing.pass == Pass::Forward => {
+                        return refuse(device, missing, "never runs");
+                    }
+                    // Neither whole nor in parts: say it as most schedules have it.
+                    Some(_) if !seen.contains(&cell(Pass::BackwardInput)) => {
+                        return refuse(device, cell(Pass::Backward), "never runs");
+                    }
+                    Some(missing) => return refuse(device, missing, "never runs"),
+                    None => {}
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A greedy execution with bounded buffers.
+struct Execution<'m> {
+    map: &'m StageMap,
+    buffers: usize,
+    done: BTreeSet<Cell>,
+    /// Messages sent to a stage and not yet received: activations, and gradients.
+    waiting: BTreeMap<(Instance, bool), usize>,
+    in_flight: Vec<usize>,
+    peak: Vec<usize>,
+}
+
+impl<'m> Execution<'m> {
+    fn new(map: &'m StageMap, buffers: usize) -> Execution<'m> {
+        let devices = map.devices();
+        Execution {
+            map,
+            buffers,
+            done: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            in_flight: vec![0; devices],
+            peak: vec![0; devices],
         }
     }
 
-    let mut next = vec![0; stages];
-    let mut done: Vec<BTreeSet<Cell>> = vec![BTreeSet::new(); stages];
-    // Messages sent and not yet received, downwards (after each stage) and upwards (before it).
-    let mut down: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); stages];
-    let mut up: Vec<BTreeSet<u32>> = vec![BTreeSet::new(); stages];
-    let mut in_flight = vec![0usize; stages];
-    let mut peak = vec![0usize; stages];
-    loop {
-        let mut moved = false;
-        for stage in 0..stages {
-            while let Some(&cell) = orders[stage].get(next[stage]) {
-                let last = stage + 1 == stages;
-                let microbatch = cell.microbatch;
-                let ready = match cell.pass {
-                    Pass::Forward => {
-                        (stage == 0 || down[stage - 1].contains(&microbatch))
-                            && (last || down[stage].len() < buffers)
+    fn run(mut self, orders: &[Vec<Turn>]) -> Result<Vec<usize>, ProgramError> {
+        let mut next = vec![0; orders.len()];
+        loop {
+            let mut moved = false;
+            for (device, order) in orders.iter().enumerate() {
+                while let Some(&turn) = order.get(next[device]) {
+                    if !turn.cells().all(|cell| self.is_ready(cell)) {
+                        break;
                     }
-                    Pass::Backward => {
-                        let forward = Cell { pass: Pass::Forward, microbatch };
-                        done[stage].contains(&forward)
-                            && (last || up[stage + 1].contains(&microbatch))
-                            && (stage == 0 || up[stage].len() < buffers)
-                    }
-                };
-                if !ready {
-                    break;
+                    turn.cells().for_each(|cell| self.execute(device, cell));
+                    next[device] += 1;
+                    moved = true;
                 }
-                match cell.pass {
-                    Pass::Forward => {
-                        if stage > 0 {
-                            down[stage - 1].remove(&microbatch);
-                        }
-                        if !last {
-                            down[stage].insert(microbatch);
-                        }
-                        in_flight[stage] += 1;
-                        peak[stage] = peak[stage].max(in_flight[stage]);
-                    }
-                    Pass::Backward => {
-                        if !last {
-                            up[stage + 1].remove(&microbatch);
-                        }
-                        if stage > 0 {
-                            up[stage].insert(microbatch);
-                        }
-                        in_flight[stage] -= 1;
-                    }
-                }
-                done[stage].insert(cell);
-                next[stage] += 1;
-                moved = true;
+            }
+            if next.iter().zip(orders).all(|(&next, order)| next == order.len()) {
+                return Ok(self.peak);
+            }
+            if !moved {
+                let stuck = orders.iter().zip(&next).enumerate().filter_map(|(device, it)| {
+                    let turn = it.0.get(*it.1)?;
+                    Some(format!("device {device} at {}", self.map.text(device, *turn)))
+                });
+                let stuck: Vec<String> = stuck.collect();
+                let buffers = self.buffers;
+                let message = format!("deadlock with {buffers} buffers: {}", stuck.join(", "));
+                return Err(ProgramError::Schedule(message));
             }
         }
-        if (0..stages).all(|stage| next[stage] == orders[stage].len()) {
-            return Ok(peak);
+    }
+
+    /// The stage that a pass receives from and the one it sends to, if they are not on this device.
+    fn ways(&self, cell: Cell) -> (Option<Instance>, Option<Instance>) {
+        let device = self.map.device(cell.instance);
+        let other = |it: &Instance| self.map.device(*it) != device;
+        let (before, after) = (self.map.before(cell.instance), self.map.after(cell.instance));
+        match cell.pass {
+            Pass::Forward => (before.filter(other), after.filter(other)),
+            Pass::Backward | Pass::BackwardInput => (after.filter(other), before.filter(other)),
+            Pass::BackwardWeight => (None, None),
         }
-        if !moved {
-            let stuck = |stage: usize| {
-                let cell = orders[stage].get(next[stage])?;
-                Some(format!("stage {stage} at {cell}"))
-            };
-            let stuck: Vec<String> = (0..stages).filter_map(stuck).collect();
-            let message = format!("deadlock with {buffers} buffers: {}", stuck.join(", "));
-            return Err(ProgramError::Schedule(message));
+    }
+
+    fn is_ready(&self, cell: Cell) -> bool {
+        let requirements = super::requirements(self.map, cell);
+        let room = match self.ways(cell).1 {
+            Some(to) => {
+                let waiting = self.waiting.get(&(to, cell.pass == Pass::Forward));
+                waiting.copied().unwrap_or(0) < self.buffers
+            }
+            None => true,
+        };
+        room && requirements
+            .into_iter()
+            .flatten()
+            .all(|required| required.as_slice().iter().any(|it| self.done.contains(it)))
+    }
+
+    fn execute(&mut self, device: usize, cell: Cell) {
+        let forward = cell.pass == Pass::Forward;
+        let (from, to) = self.ways(cell);
+        if from.is_some()
+            && let Some(waiting) = self.waiting.get_mut(&(cell.instance, forward))
+        {
+            *waiting -= 1;
         }
+        if let Some(to) = to {
+            *self.waiting.entry((to, forward)).or_default() += 1;
+        }
+        if forward {
+            self.in_flight[device] += 1;
+            self.peak[device] = self.peak[device].max(self.in_flight[device]);
+        }
+        if cell.pass.ends() {
+            self.in_flight[device] -= 1;
+        }
+        self.done.insert(cell);
     }
 }

@@ -1,70 +1,129 @@
-//! Schedules: in which order each stage runs its passes. Pure functions, one file each; one checker
+//! Schedules: in which order each device runs its passes. Pure functions, one file each; one checker
 //! proves each.
 
 mod afab;
+mod cell;
 mod check;
 mod one_forward_one_backward;
+mod stage_map;
 mod timing;
 
-use shardloom_plan::ScheduleKind;
+use shardloom_plan::{PassTimes, ScheduleKind};
 
+use crate::ProgramError;
+
+pub use cell::{Cell, Instance, Pass, Turn};
 pub use check::check;
-pub use timing::{Durations, Timing, time};
+pub use stage_map::{Chain, StageMap};
+pub use timing::{Timed, Timing, time, time_with};
 
-/// A pass of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Pass {
-    /// Forward.
-    Forward,
-    /// Backward, input and weight gradients together.
-    Backward,
+/// In which order each device of a map runs its passes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// Where stages live.
+    pub map: StageMap,
+    /// What each device does in one step. Without flush, devices also run passes of later steps'
+    /// micro-batches, whose numbers go on from this step's.
+    pub orders: Vec<Vec<Turn>>,
 }
 
-/// One pass of one micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cell {
-    /// The pass.
-    pub pass: Pass,
-    /// The micro-batch, from 0.
-    pub microbatch: u32,
-}
-
-impl std::fmt::Display for Cell {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let letter = match self.pass {
-            Pass::Forward => 'F',
-            Pass::Backward => 'B',
+impl Schedule {
+    /// The schedule `kind` on `map`, made for passes of the given times where it depends on them.
+    ///
+    /// # Errors
+    /// If the schedule does not exist for this map.
+    pub fn build(
+        kind: ScheduleKind,
+        map: StageMap,
+        times: &PassTimes,
+    ) -> Result<Schedule, ProgramError> {
+        kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
+        let _ = times;
+        let orders = match kind {
+            ScheduleKind::Afab => afab::orders(&map),
+            ScheduleKind::OneForwardOneBackward => one_forward_one_backward::orders(&map),
         };
-        write!(out, "{letter}{}", self.microbatch)
+        Ok(Schedule { map, orders })
+    }
+
+    /// How many steps some device runs ahead of the one that it is at; 0 for a schedule with flush.
+    pub fn ahead(&self) -> u32 {
+        let cells = self.orders.iter().flatten().flat_map(|turn| turn.cells());
+        cells.map(|cell| cell.microbatch / self.map.microbatches()).max().unwrap_or(0)
+    }
+
+    /// What each device does to train `steps` steps. A schedule that runs ahead begins with what brings
+    /// it there, and starts nothing that belongs to no step in the end.
+    pub fn unrolled(&self, steps: u32) -> Vec<Vec<Turn>> {
+        let microbatches = i64::from(self.map.microbatches());
+        let end = i64::from(steps) * microbatches;
+        let rounds = -i64::from(self.ahead())..i64::from(steps);
+        let order = |order: &Vec<Turn>| {
+            let round = |round: i64| {
+                let shift = round * microbatches;
+                let at = move |cell: &Cell| i64::from(cell.microbatch) + shift;
+                let moved = move |cell: Cell| Cell { microbatch: at(&cell) as u32, ..cell };
+                order.iter().filter_map(move |turn| {
+                    let turn = turn.filtered(|cell| (0..end).contains(&at(cell)))?;
+                    Some(match turn {
+                        Turn::Alone(cell) => Turn::Alone(moved(cell)),
+                        Turn::Overlapped(first, second) => {
+                            Turn::Overlapped(moved(first), moved(second))
+                        }
+                    })
+                })
+            };
+            rounds.clone().flat_map(round).collect()
+        };
+        self.orders.iter().map(order).collect()
     }
 }
 
-/// The order of passes on each of `stages` stages for `microbatches` micro-batches.
-pub fn orders(kind: ScheduleKind, stages: usize, microbatches: usize) -> Vec<Vec<Cell>> {
-    let stage = |stage| match kind {
-        ScheduleKind::Afab => afab::order(microbatches),
-        ScheduleKind::OneForwardOneBackward => {
-            one_forward_one_backward::order(stage, stages, microbatches)
-        }
-    };
-    (0..stages).map(stage).collect()
+/// One of a few cells: any that has run will do.
+struct OneOf {
+    cells: [Cell; 2],
+    count: usize,
 }
 
-/// The most micro-batches that `stage` holds between forward and backward, by the schedule's formula.
-pub fn peak_in_flight(
-    kind: ScheduleKind,
-    stage: usize,
-    stages: usize,
-    microbatches: usize,
-) -> usize {
-    match kind {
-        ScheduleKind::Afab => afab::peak_in_flight(microbatches),
-        ScheduleKind::OneForwardOneBackward => {
-            one_forward_one_backward::peak_in_flight(stage, stages, microbatches)
-        }
+impl OneOf {
+    fn only(cell: Cell) -> OneOf {
+        OneOf { cells: [cell; 2], count: 1 }
+    }
+
+    fn as_slice(&self) -> &[Cell] {
+        &self.cells[..self.count]
     }
 }
 
-fn cells(pass: Pass, microbatches: impl Iterator<Item = usize>) -> impl Iterator<Item = Cell> {
-    microbatches.map(move |microbatch| Cell { pass, microbatch: microbatch as u32 })
+/// What must have run before `cell`: the same micro-batch in the stage that hands to it, and its own
+/// earlier pass.
+fn requirements(map: &StageMap, cell: Cell) -> [Option<OneOf>; 2] {
+    let own = |pass| Some(OneOf::only(Cell { pass, ..cell }));
+    match cell.pass {
+        Pass::Forward => {
+            let before = map.before(cell.instance);
+            [before.map(|instance| OneOf::only(Cell { instance, ..cell })), None]
+        }
+        Pass::Backward | Pass::BackwardInput => {
+            let after = map.after(cell.instance).map(|instance| OneOf {
+                cells: [Pass::Backward, Pass::BackwardInput].map(|pass| Cell {
+                    pass,
+                    instance,
+                    microbatch: cell.microbatch,
+                }),
+                count: 2,
+            });
+            [after, own(Pass::Forward)]
+        }
+        Pass::BackwardWeight => [own(Pass::BackwardInput), None],
+    }
+}
+
+/// Turns of one pass of one instance each.
+fn turns(
+    pass: Pass,
+    instance: Instance,
+    microbatches: impl IntoIterator<Item = u32>,
+) -> impl Iterator<Item = Turn> {
+    microbatches.into_iter().map(move |microbatch| Turn::Alone(Cell { pass, instance, microbatch }))
 }

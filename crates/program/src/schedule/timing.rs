@@ -1,89 +1,106 @@
-//! How long a schedule takes when passes take given times and messages take none.
+//! How long a schedule takes when passes and messages take given times.
 
 use std::collections::BTreeMap;
 
-use super::{Cell, Pass};
+use shardloom_plan::PassTimes;
+
+use super::{Cell, Pass, Schedule, StageMap, Turn};
 use crate::ProgramError;
 
-/// Durations of one micro-batch's passes on every stage, in any unit.
+/// When a device does what.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Durations {
-    /// A forward pass.
-    pub forward: f64,
-    /// A backward pass.
-    pub backward: f64,
+pub struct Timed {
+    /// What it does.
+    pub turn: Turn,
+    /// From when.
+    pub start: f64,
+    /// Until when.
+    pub end: f64,
 }
 
 /// When everything happens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// Start of each cell, per stage in order of execution.
-    pub starts: Vec<Vec<(Cell, f64)>>,
+    /// Each device's turns, in order.
+    pub turns: Vec<Vec<Timed>>,
     /// First start to last end.
     pub makespan: f64,
-    /// Share of `stages x makespan` in which stages stand idle.
+    /// Share of `devices x makespan` in which devices stand idle.
     pub bubble_fraction: f64,
 }
 
-/// Times `orders`.
+/// Times `steps` steps of `schedule` in a row, with the same times on all stages: `times` are a whole
+/// device's for one micro-batch, of which a stage takes its [share](StageMap::share).
 ///
 /// # Errors
 /// If the orders deadlock.
-pub fn time(orders: &[Vec<Cell>], durations: Durations) -> Result<Timing, ProgramError> {
-    let stages = orders.len();
-    let mut ends: BTreeMap<(usize, Cell), f64> = BTreeMap::new();
-    let mut clocks = vec![0.0f64; stages];
-    let mut starts: Vec<Vec<(Cell, f64)>> = vec![vec![]; stages];
+pub fn time(schedule: &Schedule, steps: u32, times: &PassTimes) -> Result<Timing, ProgramError> {
+    let cell = |cell: Cell| cell_time(&schedule.map, times, cell);
+    time_with(schedule, steps, times.message, |turn| turn.cells().map(cell).sum())
+}
+
+/// How long a pass takes of which a whole device's times are given.
+pub(super) fn cell_time(map: &StageMap, times: &PassTimes, cell: Cell) -> f64 {
+    let whole = match cell.pass {
+        Pass::Forward => times.forward,
+        Pass::Backward => times.input + times.weight,
+        Pass::BackwardInput => times.input,
+        Pass::BackwardWeight => times.weight,
+    };
+    whole * map.share(cell.instance)
+}
+
+/// Times `steps` steps of `schedule` in a row, where a message between devices takes `message` and a
+/// turn what `duration` says. A turn of two passes starts when both can.
+///
+/// # Errors
+/// If the orders deadlock.
+pub fn time_with(
+    schedule: &Schedule,
+    steps: u32,
+    message: f64,
+    duration: impl Fn(Turn) -> f64,
+) -> Result<Timing, ProgramError> {
+    let map = &schedule.map;
+    let orders = schedule.unrolled(steps);
+    let mut ends: BTreeMap<Cell, f64> = BTreeMap::new();
+    let mut clocks = vec![0.0f64; orders.len()];
+    let mut turns: Vec<Vec<Timed>> = vec![vec![]; orders.len()];
     let mut moved = true;
     while moved {
         moved = false;
-        for stage in 0..stages {
-            while let Some(&cell) = orders[stage].get(starts[stage].len()) {
-                let (source, duration) = match cell.pass {
-                    Pass::Forward => (stage.checked_sub(1), durations.forward),
-                    Pass::Backward => {
-                        ((stage + 1 < stages).then_some(stage + 1), durations.backward)
-                    }
-                };
-                let arrival = match source {
-                    None => 0.0,
-                    Some(source) => match ends.get(&(source, cell)) {
-                        Some(&end) => end,
-                        None => break,
-                    },
-                };
-                let own = match cell.pass {
-                    Pass::Forward => 0.0,
-                    Pass::Backward => {
-                        let forward = Cell { pass: Pass::Forward, ..cell };
-                        match ends.get(&(stage, forward)) {
-                            Some(&end) => end,
-                            None => break,
-                        }
-                    }
-                };
-                let start = clocks[stage].max(arrival).max(own);
-                clocks[stage] = start + duration;
-                ends.insert((stage, cell), clocks[stage]);
-                starts[stage].push((cell, start));
+        for (device, order) in orders.iter().enumerate() {
+            while let Some(&turn) = order.get(turns[device].len()) {
+                let mut ready = Some(clocks[device]);
+                for required in turn.cells().flat_map(|cell| super::requirements(map, cell)) {
+                    let Some(required) = required else { continue };
+                    let done = required.as_slice().iter().find_map(|it| Some((it, ends.get(it)?)));
+                    ready = ready.zip(done).map(|(ready, (cell, &end))| {
+                        let travels = map.device(cell.instance) != device;
+                        ready.max(if travels { end + message } else { end })
+                    });
+                }
+                let Some(start) = ready else { break };
+                let end = start + duration(turn);
+                clocks[device] = end;
+                ends.extend(turn.cells().map(|cell| (cell, end)));
+                turns[device].push(Timed { turn, start, end });
                 moved = true;
             }
         }
     }
-    if let Some(stage) = (0..stages).find(|&stage| starts[stage].len() < orders[stage].len()) {
-        let cell = orders[stage][starts[stage].len()];
-        return Err(ProgramError::Schedule(format!("deadlock: stage {stage} waits at {cell}")));
+    for (device, order) in orders.iter().enumerate() {
+        if let Some(&turn) = order.get(turns[device].len()) {
+            let turn = map.text(device, turn);
+            let message = format!("deadlock: device {device} waits at {turn}");
+            return Err(ProgramError::Schedule(message));
+        }
     }
     let makespan = clocks.iter().copied().fold(0.0, f64::max);
-    let busy: f64 = orders
-        .iter()
-        .flatten()
-        .map(|cell| match cell.pass {
-            Pass::Forward => durations.forward,
-            Pass::Backward => durations.backward,
-        })
-        .sum();
-    let bubble_fraction =
-        if makespan > 0.0 { 1.0 - busy / (stages as f64 * makespan) } else { 0.0 };
-    Ok(Timing { starts, makespan, bubble_fraction })
+    let busy: f64 = turns.iter().flatten().map(|timed| timed.end - timed.start).sum();
+    let bubble_fraction = match makespan > 0.0 {
+        true => 1.0 - busy / (orders.len() as f64 * makespan),
+        false => 0.0,
+    };
+    Ok(Timing { turns, makespan, bubble_fraction })
 }

@@ -1,0 +1,123 @@
+//! Words for the order of passes, for where stages live, and for what passes take.
+
+use serde::{Deserialize, Serialize};
+
+use crate::PlanError;
+
+/// The order of passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (GPipe, Huang et al. 2019).
+    Afab,
+    /// One forward, one backward after a warm-up (PipeDream-Flush, Narayanan et al. 2021).
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+}
+
+impl ScheduleKind {
+    /// All kinds.
+    pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
+
+    /// Where its stages live; none if anywhere.
+    pub fn arrangement(self) -> Option<Arrangement> {
+        match self {
+            ScheduleKind::Afab => None,
+            ScheduleKind::OneForwardOneBackward => Some(Arrangement::Chain),
+        }
+    }
+
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ScheduleKind::Afab => "afab",
+            ScheduleKind::OneForwardOneBackward => "1f1b",
+        }
+    }
+}
+
+/// Where the stages of pipelines live on a row of devices (or of meshes of devices).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arrangement {
+    /// One pipeline, one stage per device.
+    Chain,
+    /// One pipeline that goes through the devices several times in the same direction: stage `k` on
+    /// device `k mod p`.
+    RoundRobin,
+    /// One pipeline that goes to and fro: down the devices, back up, and so on.
+    ZigZag,
+    /// An even number of pipelines with one stage of each on every device, half of them down the
+    /// devices and half up. Pipelines of one direction begin `p / q` devices apart.
+    Bidirectional,
+}
+
+impl Arrangement {
+    /// For each pipeline the device of each stage, on `devices` devices that hold `chunks` stages each.
+    ///
+    /// # Errors
+    /// If there is no such arrangement.
+    pub fn places(self, devices: usize, chunks: usize) -> Result<Vec<Vec<usize>>, PlanError> {
+        let refuse = |rule: &str| Err(PlanError::field("chunks", chunks, rule));
+        if devices == 0 || chunks == 0 {
+            return refuse("a pipeline needs a device, and each device a stage");
+        }
+        let down = 0..devices;
+        Ok(match self {
+            Arrangement::Chain if chunks > 1 => {
+                return refuse("this schedule has one stage on each device");
+            }
+            Arrangement::Chain => vec![down.collect()],
+            Arrangement::RoundRobin => vec![(0..chunks).flat_map(|_| down.clone()).collect()],
+            Arrangement::ZigZag => {
+                let way = |chunk: usize| -> Vec<usize> {
+                    match chunk.is_multiple_of(2) {
+                        true => down.clone().collect(),
+                        false => down.clone().rev().collect(),
+                    }
+                };
+                vec![(0..chunks).flat_map(way).collect()]
+            }
+            Arrangement::Bidirectional => {
+                let pairs = chunks / 2;
+                let divides = devices.is_multiple_of(2 * pairs.max(1));
+                if !chunks.is_multiple_of(2) || !divides {
+                    let rule = "pipelines in both directions come in pairs, as many as divide half of \
+                                the devices";
+                    return refuse(rule);
+                }
+                let offset = devices / pairs;
+                let begin = |pair: usize| pair * offset;
+                let downs = (0..pairs).map(|pair| {
+                    down.clone().map(|stage| (begin(pair) + stage) % devices).collect()
+                });
+                let ups = (0..pairs).map(|pair| {
+                    down.clone().rev().map(|stage| (begin(pair) + stage) % devices).collect()
+                });
+                downs.chain(ups).collect()
+            }
+        })
+    }
+}
+
+/// What the passes of one micro-batch take on a whole device, in any unit. Schedules that fill gaps are
+/// made for certain times.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PassTimes {
+    /// A forward pass.
+    pub forward: f64,
+    /// Input gradients.
+    pub input: f64,
+    /// Weight gradients.
+    pub weight: f64,
+    /// A message between devices.
+    #[serde(default)]
+    pub message: f64,
+}
+
+impl Default for PassTimes {
+    /// All passes alike, messages in no time.
+    fn default() -> PassTimes {
+        PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 }
+    }
+}

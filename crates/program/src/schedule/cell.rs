@@ -1,0 +1,86 @@
+//! What a device does at a time: cells, and turns of one or two.
+
+/// A pass of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// Forward.
+    Forward,
+    /// Backward, input and weight gradients together.
+    Backward,
+    /// Input gradients alone.
+    BackwardInput,
+    /// Weight gradients alone, after the input gradients of the same micro-batch.
+    BackwardWeight,
+}
+
+impl Pass {
+    /// The letter in tables of cells.
+    pub fn letter(self) -> char {
+        match self {
+            Pass::Forward => 'F',
+            Pass::Backward => 'B',
+            Pass::BackwardInput => 'I',
+            Pass::BackwardWeight => 'W',
+        }
+    }
+
+    /// Whether it hands gradients to the stage before.
+    pub fn hands_back(self) -> bool {
+        matches!(self, Pass::Backward | Pass::BackwardInput)
+    }
+
+    /// Whether nothing of the micro-batch is left to do in the stage after it.
+    pub fn ends(self) -> bool {
+        matches!(self, Pass::Backward | Pass::BackwardWeight)
+    }
+}
+
+/// A stage of a pipeline. Several may live on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instance {
+    /// The pipeline, from 0.
+    pub pipeline: u16,
+    /// The stage within it, from 0.
+    pub stage: u16,
+}
+
+/// One pass of one stage on one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cell {
+    /// The pass.
+    pub pass: Pass,
+    /// Of which stage.
+    pub instance: Instance,
+    /// The micro-batch, numbered from 0 over all pipelines. In a schedule without flush a number from
+    /// the step's micro-batches on means one of a later step.
+    pub microbatch: u32,
+}
+
+/// What a device does at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Turn {
+    /// One pass.
+    Alone(Cell),
+    /// Two passes at once, the communication of each beside the computation of the other
+    /// (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
+    Overlapped(Cell, Cell),
+}
+
+impl Turn {
+    /// Its passes, in order.
+    pub fn cells(self) -> impl Iterator<Item = Cell> {
+        let (first, second) = match self {
+            Turn::Alone(cell) => (cell, None),
+            Turn::Overlapped(first, second) => (first, Some(second)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
+    /// What is left of it when only cells that `keep` accepts are run.
+    pub fn filtered(self, keep: impl Fn(&Cell) -> bool) -> Option<Turn> {
+        match self {
+            Turn::Overlapped(first, second) if keep(&first) && keep(&second) => Some(self),
+            _ => self.cells().find(keep).map(Turn::Alone),
+        }
+    }
+}
