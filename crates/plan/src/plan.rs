@@ -1,9 +1,11 @@
 //! The plan.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
-use crate::{DeviceList, LayoutRules, Mesh, Optimizer, Precision, ScheduleKind};
+use crate::{DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Precision, ScheduleKind};
 
 /// Version of the TOML form that this crate reads and writes.
 pub const FORMAT: u32 = 1;
@@ -20,10 +22,13 @@ pub struct Plan {
     pub cluster: String,
     /// Samples of one step, over all pipelines and replicas.
     pub global_batch: usize,
-    /// Micro-batches that each pipeline cuts its share of a step into.
+    /// Micro-batches that a step is cut into, dealt to the pipelines in turn.
     pub microbatches: usize,
     /// In which order stages run passes.
     pub schedule: ScheduleKind,
+    /// The times of passes that the schedule is made for, where it depends on them.
+    #[serde(default, skip_serializing_if = "PassTimes::is_default")]
+    pub pass_times: PassTimes,
     /// Which activations are computed twice instead of kept.
     pub recompute: Recompute,
     /// Which dimension is split over which mesh axis.
@@ -40,7 +45,7 @@ pub struct Plan {
     pub precision: Precision,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// The pipelines; one for now, with data parallelism inside its stages.
+    /// The pipelines. Stages with equal devices share them; data parallelism is inside the stages.
     pub pipeline: Vec<Pipeline>,
 }
 
@@ -120,11 +125,12 @@ impl Plan {
 
     /// The number of devices it uses.
     pub fn device_count(&self) -> usize {
-        self.stages().map(|(_, stage)| stage.devices.0.len()).sum()
+        let devices = self.stages().flat_map(|(_, stage)| &stage.devices.0);
+        devices.collect::<BTreeSet<_>>().len()
     }
 
     /// Samples in one micro-batch, over all replicas of a stage.
     pub fn microbatch_samples(&self) -> usize {
-        self.global_batch / self.microbatches / self.pipeline.len().max(1)
+        self.global_batch / self.microbatches
     }
 }

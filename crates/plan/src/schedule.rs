@@ -52,6 +52,14 @@ pub enum Arrangement {
 }
 
 impl Arrangement {
+    /// The fewest stages that a device holds.
+    pub fn least_chunks(self) -> usize {
+        match self {
+            Arrangement::Chain => 1,
+            Arrangement::RoundRobin | Arrangement::ZigZag | Arrangement::Bidirectional => 2,
+        }
+    }
+
     /// For each pipeline the device of each stage, on `devices` devices that hold `chunks` stages each.
     ///
     /// # Errors
@@ -119,5 +127,28 @@ impl Default for PassTimes {
     /// All passes alike, messages in no time.
     fn default() -> PassTimes {
         PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 }
+    }
+}
+
+impl PassTimes {
+    /// Whether they need not be written down.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == PassTimes::default()
+    }
+
+    /// Checks that they are times.
+    pub(crate) fn validate(&self) -> Result<(), PlanError> {
+        let times = [
+            ("pass_times.forward", self.forward),
+            ("pass_times.input", self.input),
+            ("pass_times.weight", self.weight),
+            ("pass_times.message", self.message),
+        ];
+        match times.into_iter().find(|(_, time)| !(time.is_finite() && *time >= 0.0)) {
+            Some((key, time)) => {
+                Err(PlanError::field(key, time, "a time is finite and at least 0"))
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -3,15 +3,15 @@
 use shardloom_graph::Graph;
 
 use crate::{
-    Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Precision,
-    Recompute, ScheduleKind, Stage, Sync,
+    Arrangement, Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, PassTimes,
+    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync,
 };
 
 /// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
 /// fastest, then context, then data, then pipeline (Narayanan et al. 2021, section 3).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Uniform {
-    /// Pipeline stages.
+    /// Meshes of devices that a pipeline goes through: its stages, if each holds one.
     pub pp: usize,
     /// The mesh of every stage.
     pub mesh: Mesh,
@@ -36,22 +36,52 @@ pub struct Uniform {
 }
 
 impl Uniform {
-    /// The plan in full, for `graph` written as `model` on `cluster`.
+    /// The plan in full, for `graph` written as `model` on `cluster`, with as few stages on each device
+    /// as the schedule wants. Numbers for which its arrangement does not exist leave no pipeline, which
+    /// validation refuses.
+    pub fn plan(&self, graph: &Graph, model: &str, cluster: &str) -> Plan {
+        let chunks = self.arrangement().least_chunks();
+        let places = self.arrangement().places(self.pp, chunks).unwrap_or_default();
+        self.placed(graph, model, cluster, &places)
+    }
+
+    /// Likewise with `chunks` stages on each of the `pp` meshes of devices.
+    ///
+    /// # Errors
+    /// If the schedule's arrangement does not exist for these numbers.
+    pub fn plan_in_chunks(
+        &self,
+        graph: &Graph,
+        model: &str,
+        cluster: &str,
+        chunks: usize,
+    ) -> Result<Plan, PlanError> {
+        let places = self.arrangement().places(self.pp, chunks)?;
+        Ok(self.placed(graph, model, cluster, &places))
+    }
+
+    fn arrangement(&self) -> Arrangement {
+        self.schedule.arrangement().unwrap_or(Arrangement::Chain)
+    }
+
+    /// The plan whose pipelines' stages live on the given meshes.
     ///
     /// Blocks are dealt evenly; a remainder goes to the stages after the first, which holds the
     /// embedding, and before the last, which holds the head.
-    pub fn plan(&self, graph: &Graph, model: &str, cluster: &str) -> Plan {
-        let cuts = even_cuts(graph.blocks().len(), self.pp);
+    fn placed(&self, graph: &Graph, model: &str, cluster: &str, places: &[Vec<usize>]) -> Plan {
         let size = self.mesh.size() as u32;
-        let stage = cuts
-            .windows(2)
-            .zip(0u32..)
-            .map(|(cut, index)| Stage {
-                blocks: (cut[0], cut[1]),
-                mesh: self.mesh,
-                devices: DeviceList((index * size..(index + 1) * size).collect()),
-            })
-            .collect();
+        let pipeline = |places: &Vec<usize>| {
+            let cuts = even_cuts(graph.blocks().len(), places.len());
+            let stage = |(cut, &place): (&[usize], &usize)| {
+                let first = place as u32 * size;
+                Stage {
+                    blocks: (cut[0], cut[1]),
+                    mesh: self.mesh,
+                    devices: DeviceList((first..first + size).collect()),
+                }
+            };
+            Pipeline { stage: cuts.windows(2).zip(places).map(stage).collect() }
+        };
         Plan {
             format: FORMAT,
             model: model.into(),
@@ -59,6 +89,7 @@ impl Uniform {
             global_batch: self.global_batch,
             microbatches: self.microbatches,
             schedule: self.schedule,
+            pass_times: PassTimes::default(),
             recompute: self.recompute,
             layout: default_rules(graph, self.sequence_parallel),
             clip_norm: self.clip_norm,
@@ -66,7 +97,7 @@ impl Uniform {
             sync: self.sync,
             precision: self.precision,
             optimizer: self.optimizer,
-            pipeline: vec![Pipeline { stage }],
+            pipeline: places.iter().map(pipeline).collect(),
         }
     }
 }

@@ -28,7 +28,7 @@ impl Plan {
                 return Err(PlanError::field("layout", &rule.dim, rule_text));
             }
         }
-        let mut used = vec![false; devices];
+        let mut owners: Vec<Option<&Stage>> = vec![None; devices];
         for (pipeline, each) in self.pipeline.iter().enumerate() {
             let mut next = 0;
             for (index, stage) in each.stage.iter().enumerate() {
@@ -41,20 +41,7 @@ impl Plan {
                     return Err(PlanError::field(key("blocks"), format!("[{first}, {end}]"), rule));
                 }
                 next = end;
-                for &device in &stage.devices.0 {
-                    match used.get_mut(device as usize) {
-                        Some(taken) if !*taken => *taken = true,
-                        Some(_) => {
-                            let rule = "a device belongs to one stage";
-                            return Err(PlanError::field(key("devices"), device, rule));
-                        }
-                        None => {
-                            let rule =
-                                format!("the cluster has {devices} devices, numbered from 0");
-                            return Err(PlanError::field(key("devices"), device, rule));
-                        }
-                    }
-                }
+                validate_devices(stage, &mut owners, &key)?;
                 self.validate_stage(graph, stage, &key)?;
             }
             let blocks = graph.blocks().len();
@@ -68,9 +55,12 @@ impl Plan {
     }
 
     fn validate_batch(&self) -> Result<(), PlanError> {
-        if self.pipeline.len() != 1 {
-            let rule = "exactly one pipeline; replicas are the dp axis of its stages";
-            return Err(PlanError::field("pipeline", self.pipeline.len(), rule));
+        if self.pipeline.is_empty() {
+            let rule = format!(
+                "at least one; {} may have none for these numbers of stages and chunks",
+                self.schedule.name()
+            );
+            return Err(PlanError::field("pipeline", 0, rule));
         }
         if self.microbatches == 0 || self.global_batch == 0 {
             let (key, value) = match self.microbatches {
@@ -83,7 +73,14 @@ impl Plan {
             let rule = format!("micro-batches must divide global_batch = {}", self.global_batch);
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
-        Ok(())
+        if !self.microbatches.is_multiple_of(self.pipeline.len()) {
+            let rule = format!(
+                "micro-batches are dealt to {} pipelines, so a multiple of that",
+                self.pipeline.len()
+            );
+            return Err(PlanError::field("microbatches", self.microbatches, rule));
+        }
+        self.pass_times.validate()
     }
 
     fn validate_sync(&self) -> Result<(), PlanError> {
@@ -174,4 +171,38 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Checks that the devices of a stage exist, are named once, and belong to no other stage unless that
+/// has the very same devices in the same mesh.
+fn validate_devices<'p>(
+    stage: &'p Stage,
+    owners: &mut [Option<&'p Stage>],
+    key: &dyn Fn(&str) -> String,
+) -> Result<(), PlanError> {
+    let refuse = |device: u32, rule: String| Err(PlanError::field(key("devices"), device, rule));
+    let count = owners.len();
+    let owner = |device: &u32| owners.get(*device as usize).copied().flatten();
+    if let Some(other) = stage.devices.0.first().and_then(owner)
+        && other.devices == stage.devices
+        && other.mesh == stage.mesh
+    {
+        return Ok(());
+    }
+    for &device in &stage.devices.0 {
+        match owners.get_mut(device as usize) {
+            Some(owner @ None) => *owner = Some(stage),
+            Some(Some(owner)) if std::ptr::eq(*owner, stage) => {
+                return refuse(device, "each device once".into());
+            }
+            Some(Some(_)) => {
+                let rule = "stages share either all of their devices, in the same mesh, or none";
+                return refuse(device, rule.into());
+            }
+            None => {
+                return refuse(device, format!("the cluster has {count} devices, numbered from 0"));
+            }
+        }
+    }
+    Ok(())
 }

@@ -6,8 +6,8 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
-    Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, Pipeline, Plan,
-    PlanError, Precision, Recompute, ScheduleKind, Stage, Sync,
+    Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, PassTimes,
+    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -77,13 +77,22 @@ fn plan() -> impl Strategy<Value = Plan> {
     let words = (select(ScheduleKind::ALL.to_vec()), select(Recompute::ALL.to_vec()));
     let rest = (proptest::option::of(1e-9..1e9f64), any::<bool>(), sync(), precision, optimizer());
     let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
-    (numbers, words, layout(), rest, pipeline).prop_map(
+    let time = || 0.0..1e3f64;
+    let times = (time(), time(), time(), time());
+    let times = times.prop_map(|(forward, input, weight, message)| PassTimes {
+        forward,
+        input,
+        weight,
+        message,
+    });
+    let times = prop_oneof![Just(PassTimes::default()), times];
+    (numbers, words, layout(), rest, (times, pipeline)).prop_map(
         |(
             (model, cluster, global_batch, microbatches),
             (schedule, recompute),
             layout,
             (clip_norm, skip_non_finite, sync, precision, optimizer),
-            pipeline,
+            (pass_times, pipeline),
         )| Plan {
             format: FORMAT,
             model,
@@ -91,6 +100,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             global_batch,
             microbatches,
             schedule,
+            pass_times,
             recompute,
             layout,
             clip_norm,

@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, PlanError, Precision, Recompute,
-    ScheduleKind, Sync, Uniform,
+    DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Pipeline, Plan, PlanError, Precision,
+    Recompute, ScheduleKind, Sync, Uniform,
 };
 
 const DEVICES: usize = 8;
@@ -70,11 +70,11 @@ fn batches_are_at_least_one_sample_and_divide() {
 }
 
 #[test]
-fn there_is_one_pipeline_of_stages_that_tile_the_model() {
-    let rule = "exactly one pipeline; replicas are the dp axis of its stages";
-    assert_eq!(complaint(|it| it.pipeline = vec![]), format!("pipeline = 0: {rule}"));
-    let twice = complaint(|it| it.pipeline.push(it.pipeline[0].clone()));
-    assert_eq!(twice, format!("pipeline = 2: {rule}"));
+fn there_is_a_pipeline_of_stages_that_tile_the_model() {
+    assert_eq!(
+        complaint(|it| it.pipeline = vec![]),
+        "pipeline = 0: at least one; 1f1b may have none for these numbers of stages and chunks"
+    );
     assert_eq!(
         complaint(|it| it.pipeline = vec![Pipeline { stage: vec![] }]),
         "pipeline[0].stage = end at block 0: the stages must end at the model's 4 blocks"
@@ -106,7 +106,8 @@ fn devices_exist_and_are_used_once_and_as_many_as_the_mesh_has() {
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6, 3])),
-        "pipeline[0].stage[1].devices = 3: a device belongs to one stage"
+        "pipeline[0].stage[1].devices = 3: stages share either all of their devices, in the same mesh, \
+         or none"
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].devices = DeviceList(vec![4, 5, 6])),
@@ -222,5 +223,48 @@ fn numbers_are_in_their_range() {
     ];
     for (optimizer, expected) in optimizers {
         assert_eq!(complaint(|it| it.optimizer = optimizer), expected);
+    }
+}
+
+#[test]
+fn stages_share_all_of_their_devices_in_the_same_mesh_or_none() {
+    let mut shared = plan();
+    shared.pipeline[0].stage[1].devices = shared.pipeline[0].stage[0].devices.clone();
+    assert_eq!(shared.validate(&graph(), DEVICES), Ok(()));
+    let rule = "stages share either all of their devices, in the same mesh, or none";
+    assert_eq!(
+        complaint(|it| {
+            *it = shared.clone();
+            it.pipeline[0].stage[1].mesh = Mesh { dp: 1, cp: 1, tp: 4 };
+        }),
+        format!("pipeline[0].stage[1].devices = 0: {rule}")
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[0].devices = DeviceList(vec![0, 1, 2, 2])),
+        "pipeline[0].stage[0].devices = 2: each device once"
+    );
+}
+
+#[test]
+fn micro_batches_are_dealt_evenly_to_pipelines() {
+    let mut two = plan();
+    two.pipeline.push(two.pipeline[0].clone());
+    assert_eq!(two.validate(&graph(), DEVICES), Ok(()));
+    two.pipeline.push(two.pipeline[0].clone());
+    assert_eq!(
+        complaint(|it| *it = two.clone()),
+        "microbatches = 4: micro-batches are dealt to 3 pipelines, so a multiple of that"
+    );
+}
+
+#[test]
+fn pass_times_are_finite_and_not_negative() {
+    for (change, key) in [
+        ((|it| it.forward = -1.0) as fn(&mut PassTimes), "forward = -1"),
+        (|it| it.weight = f64::NAN, "weight = NaN"),
+        (|it| it.message = f64::INFINITY, "message = inf"),
+    ] {
+        let complaint = complaint(|it| change(&mut it.pass_times));
+        assert_eq!(complaint, format!("pass_times.{key}: a time is finite and at least 0"));
     }
 }

@@ -2,9 +2,11 @@
 
 use shardloom_cluster::DeviceId;
 use shardloom_collectives::{Algorithm, chunk};
+use shardloom_graph::work::Pass;
 use shardloom_graph::{DType, Extents, Graph, ValueId};
 use shardloom_plan::{Axis, Mesh, Optimizer, Precision};
 
+use crate::schedule::Instance;
 use crate::{Action, Group, Instruction, Layout, Operand, Route, RouteId};
 
 /// A participant of the program, numbered from 0.
@@ -123,10 +125,23 @@ pub enum BodyKind {
     Forward,
     /// A stage's backward pass.
     Backward,
+    /// The input gradients of a stage's backward pass.
+    BackwardInput,
+    /// Its weight gradients.
+    BackwardWeight,
     /// After the last pass of a step: remaining synchronisation and the update.
     Epilogue,
     /// A stage's forward pass that keeps nothing.
     Evaluation,
+}
+
+/// Which of a device's stages a body belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// The chunk, where the device holds several stages whose pipelines run the same way.
+    pub chunk: Option<u32>,
+    /// Whether its pipeline runs towards lower devices.
+    pub reverse: bool,
 }
 
 /// A run of instructions.
@@ -134,6 +149,8 @@ pub enum BodyKind {
 pub struct Body {
     /// What it is for.
     pub kind: BodyKind,
+    /// Of which stage.
+    pub part: Part,
     /// Its instructions, in order of issue.
     pub instructions: Vec<Instruction>,
 }
@@ -150,8 +167,8 @@ pub struct StreamItem {
 /// Ranks that run the same instructions on different parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// Pipeline and stage.
-    pub stage: (usize, usize),
+    /// The stages that its ranks hold.
+    pub stages: Vec<Instance>,
     /// The mesh of its ranks.
     pub mesh: Mesh,
     /// Its first rank; position p of the mesh is `first_rank + p`.
@@ -168,8 +185,8 @@ pub struct Class {
     pub bodies: Vec<Body>,
     /// One step.
     pub stream: Vec<StreamItem>,
-    /// The forward pass that keeps nothing, for validation.
-    pub evaluation: BodyId,
+    /// The forward passes that keep nothing, for validation, in the order of the pipeline.
+    pub evaluation: Vec<BodyId>,
 }
 
 /// What each device does, in which order, to train one step after another.
@@ -247,6 +264,19 @@ impl Program {
 }
 
 impl Class {
+    /// The stages that its ranks hold, for people: `stage 2`, `stages 0, 7`, or with several pipelines
+    /// `stage 0, stage 3<`, those that run the reverse way marked so.
+    pub fn place(&self) -> String {
+        let reverse = |instance: &Instance| {
+            self.bodies.iter().any(|body| body.part.reverse) && instance.pipeline > 0
+        };
+        let stages = self.stages.iter();
+        let name = |it: &Instance| format!("{}{}", it.stage, if reverse(it) { "<" } else { "" });
+        let names: Vec<String> = stages.map(name).collect();
+        let noun = if names.len() > 1 { "stages" } else { "stage" };
+        format!("{noun} {}", names.join(", "))
+    }
+
     /// One slot.
     pub fn slot(&self, id: SlotId) -> &Slot {
         &self.slots[id.0 as usize]
@@ -276,8 +306,12 @@ impl Class {
     /// compute the same. None if the class does not compute the loss.
     pub fn loss_axes(&self, graph: &Graph) -> Option<Vec<Axis>> {
         let loss = graph.value(graph.loss()).producer?;
-        self.body(self.evaluation).instructions.iter().find_map(|instruction| {
-            let Action::Compute { op, assignment, .. } = &instruction.action else { return None };
+        let instructions = self.bodies.iter().flat_map(|body| &body.instructions);
+        instructions.into_iter().find_map(|instruction| {
+            let Action::Compute { op, pass: Pass::Forward, assignment, .. } = &instruction.action
+            else {
+                return None;
+            };
             let partial = (*op == loss).then(|| assignment.output(graph, loss, 0).partial)?;
             Some(partial.into_iter().map(|(axis, _)| axis).collect())
         })

@@ -167,6 +167,13 @@ pub struct Instruction {
 }
 
 impl Instruction {
+    /// Whether it is a copy of something that nobody reads afterwards, which takes neither time nor
+    /// memory.
+    pub fn is_move(&self) -> bool {
+        matches!((&self.action, self.reads.first()), (Action::Copy, Some(Operand::Slot(slot)))
+            if self.frees.contains(slot))
+    }
+
     /// An instruction without operands.
     pub(crate) fn bare(action: Action) -> Instruction {
         Instruction { action, reads: vec![], writes: vec![], frees: vec![] }

@@ -1,7 +1,7 @@
 //! What instructions are called in timelines, and which resource they occupy.
 
 use crate::timeline::{Activity, Lane};
-use crate::{Action, BodyKind, Change, Class, Instruction, Operand};
+use crate::{Action, Body, BodyKind, Change, Class, Instruction, Operand};
 
 impl BodyKind {
     /// What its computation is in a timeline.
@@ -9,22 +9,35 @@ impl BodyKind {
         match self {
             BodyKind::Forward | BodyKind::Evaluation => Activity::Forward,
             BodyKind::Backward => Activity::Backward,
+            BodyKind::BackwardInput => Activity::BackwardInput,
+            BodyKind::BackwardWeight => Activity::BackwardWeight,
             BodyKind::Epilogue => Activity::Update,
         }
     }
+}
 
-    /// What its computation is called in a timeline: `F3`, `B0`, `update`.
-    pub fn label(self, microbatch: Option<u32>) -> String {
-        let letter = match self {
+impl Body {
+    /// What its computation is called in a timeline: `F3`, `B0@1<`, `update`.
+    pub fn label(&self, microbatch: Option<u32>) -> String {
+        let letter = match self.kind {
             BodyKind::Forward => "F",
             BodyKind::Backward => "B",
+            BodyKind::BackwardInput => "I",
+            BodyKind::BackwardWeight => "W",
             BodyKind::Evaluation => "V",
             BodyKind::Epilogue => "update",
         };
-        match microbatch {
-            Some(microbatch) => format!("{letter}{microbatch}"),
-            None => letter.to_owned(),
+        let mut label = letter.to_owned();
+        if let Some(microbatch) = microbatch {
+            label += &microbatch.to_string();
         }
+        if let Some(chunk) = self.part.chunk {
+            label += &format!("@{chunk}");
+        }
+        if self.part.reverse {
+            label.push('<');
+        }
+        label
     }
 }
 
@@ -67,8 +80,8 @@ impl Instruction {
     }
 
     /// Its name in a timeline: computation is called by its pass (`F3`), communication by what it does
-    /// to what (`all-reduce block.2`).
-    pub fn label(&self, class: &Class, kind: BodyKind, microbatch: Option<u32>) -> String {
+    /// to what (`all-reduce block.2`). It stands in `body` of `class`.
+    pub fn label(&self, class: &Class, body: &Body, microbatch: Option<u32>) -> String {
         let bucket = |bucket| &class.bucket(bucket).name;
         let slot = |operand: Option<&Operand>| match operand {
             Some(Operand::Slot(slot)) => class.slot(*slot).name.clone(),
@@ -96,7 +109,7 @@ impl Instruction {
             Action::Reduce { bucket: id, .. } => format!("all-reduce {}", bucket(*id)),
             Action::Norm => "gradient norm".into(),
             Action::Statistics { bucket: id, .. } => format!("statistics {}", bucket(*id)),
-            _ => kind.label(microbatch),
+            _ => body.label(microbatch),
         }
     }
 }

@@ -86,7 +86,7 @@ impl<'a> Ledger<'a> {
 
     /// Counts what `instruction` allocates, before it runs.
     pub fn begin(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
-        if let Some(slot) = reduced_in_place(instruction) {
+        if let Some(slot) = moved(instruction) {
             self.move_out(Tenant::Slot(slot, microbatch));
         }
         for write in &instruction.writes {
@@ -222,13 +222,12 @@ impl<'a> Ledger<'a> {
     }
 }
 
-/// The slot that an all-reduce turns into its result, because nobody reads it afterwards.
-fn reduced_in_place(instruction: &Instruction) -> Option<SlotId> {
-    let Action::Redistribute { change: Change::AllReduce(_), .. } = instruction.action else {
-        return None;
-    };
-    match instruction.reads[0] {
-        Operand::Slot(slot) if instruction.frees.contains(&slot) => Some(slot),
+/// The slot that an all-reduce or a copy turns into its result, because nobody reads it afterwards.
+fn moved(instruction: &Instruction) -> Option<SlotId> {
+    let moves = instruction.is_move()
+        || matches!(instruction.action, Action::Redistribute { change: Change::AllReduce(_), .. });
+    match instruction.reads.first() {
+        Some(Operand::Slot(slot)) if moves && instruction.frees.contains(slot) => Some(*slot),
         _ => None,
     }
 }

@@ -545,7 +545,7 @@ fn check_invariants(program: &Program) {
         assert_eq!(live, BTreeSet::new(), "a step leaves nothing behind");
         assert_eq!(written.len(), class.params.len(), "every parameter has a gradient");
         let mut evaluated = BTreeSet::new();
-        for instruction in &class.body(class.evaluation).instructions {
+        for instruction in &class.body(class.evaluation[0]).instructions {
             evaluated.extend(instruction.writes.iter().map(|write| write.to));
             for slot in &instruction.frees {
                 assert!(evaluated.remove(&Operand::Slot(*slot)));

@@ -164,9 +164,9 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     let activations = fullest.peak_bytes - held.total().min(fullest.peak_bytes);
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let sentence = format!(
-        "stage {} is fullest with {:.1} of {:.1} GB ({}), which {verdict}: weights {:.1}, gradients \
+        "{} is fullest with {:.1} of {:.1} GB ({}), which {verdict}: weights {:.1}, gradients \
          {:.1}, optimizer state {:.1}, activations and buffers {:.1} GB",
-        class.stage.1,
+        class.place(),
         gigabytes(fullest.peak_bytes),
         gigabytes(fullest.memory_bytes),
         percent(share),

@@ -78,6 +78,7 @@ impl<'a> CostModel<'a> {
                 let (elements, bytes) = written();
                 moved("add", elements, read().1 + 2 * bytes)
             }
+            Action::Copy if instruction.is_move() => 0.0,
             Action::Copy | Action::Load { .. } => {
                 let (elements, bytes) = written();
                 moved("copy", elements, 2 * bytes)

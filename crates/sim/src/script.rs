@@ -3,7 +3,7 @@
 
 use shardloom_program::timeline::Activity;
 use shardloom_program::{
-    Action, BodyId, BodyKind, BucketId, Class, Group, Instruction, Operand, Program, RouteId,
+    Action, Body, BodyId, BucketId, Class, Group, Instruction, Operand, Program, RouteId,
 };
 
 /// Something that is ready at some time: a slot of the current micro-batch, or one of the class's
@@ -121,6 +121,8 @@ pub(crate) struct Item {
     pub last: bool,
     /// What its computation is.
     pub activity: Activity,
+    /// The chunk of the model, where the device holds several.
+    pub chunk: Option<u32>,
     /// For people: `F3`, `B0`, `update`.
     pub label: String,
 }
@@ -148,7 +150,7 @@ impl<'p> Script<'p> {
         for body in &class.bodies {
             let mut lines = vec![];
             for instruction in &body.instructions {
-                let line = script.line(program, lasting, instruction, body.kind);
+                let line = script.line(program, lasting, instruction, body);
                 lines.push(line);
             }
             script.bodies.push(lines);
@@ -166,7 +168,7 @@ impl<'p> Script<'p> {
         program: &Program,
         lasting: Lasting,
         instruction: &'p Instruction,
-        kind: BodyKind,
+        body: &Body,
     ) -> Line<'p> {
         let class = self.class;
         let cell = |operand: Operand| match operand {
@@ -224,7 +226,7 @@ impl<'p> Script<'p> {
         };
         let label = match doing {
             Doing::Local => String::new(),
-            _ => instruction.label(class, kind, None),
+            _ => instruction.label(class, body, None),
         };
         let in_step = matches!(instruction.action, Action::Gather { .. });
         Line { instruction, doing, waits, sets, in_step, label }
@@ -251,10 +253,16 @@ fn items(class: &Class) -> Vec<Item> {
     }
     let item = |(index, item): (usize, &shardloom_program::StreamItem)| {
         let ends = |ends: &[usize]| item.microbatch.is_none_or(|it| ends[it as usize] == index);
-        let kind = class.body(item.body).kind;
-        let (activity, label) = (kind.activity(), kind.label(item.microbatch));
-        let (body, microbatch) = (item.body, item.microbatch);
-        Item { body, microbatch, first: ends(&first), last: ends(&last), activity, label }
+        let body = class.body(item.body);
+        Item {
+            body: item.body,
+            microbatch: item.microbatch,
+            first: ends(&first),
+            last: ends(&last),
+            activity: body.kind.activity(),
+            chunk: body.part.chunk,
+            label: body.label(item.microbatch),
+        }
     };
     stream.iter().enumerate().map(item).collect()
 }

@@ -49,7 +49,7 @@ impl<'p> TrackWriter<'p> {
                     activity: item.activity,
                     label: item.label.clone(),
                     microbatch: item.microbatch,
-                    chunk: None,
+                    chunk: item.chunk,
                     start,
                     end,
                 };
@@ -79,14 +79,13 @@ impl<'p> TrackWriter<'p> {
             activity,
             label: line.label.clone(),
             microbatch: item.microbatch,
-            chunk: None,
+            chunk: item.chunk,
             start,
             end,
         });
     }
 
-    /// Counts what an instruction that is issued at `time` allocates and frees, in stream order: a
-    /// buffer in transit counts as long as the stream holds it.
+    /// Counts what an instruction that is issued at `time` allocates and frees, in stream order.
     pub fn remember(&mut self, instruction: &Instruction, microbatch: Option<u32>, time: Picos) {
         self.ledger.begin(instruction, microbatch);
         if self.ledger.live_bytes() > self.peak.1 {
@@ -150,11 +149,7 @@ fn latest_on_top(mut intervals: Vec<Interval>) -> Vec<Interval> {
 /// Where the actor stands, for people: `stage 0, dp 1, tp 0`, or `stage 0, dp 64 x tp 8` for a class.
 fn place(program: &Program, actor: Actor, folded: bool) -> String {
     let class = program.class(actor.class);
-    let (pipeline, stage) = class.stage;
-    let mut place = match program.classes.iter().any(|class| class.stage.0 > 0) {
-        true => format!("pipeline {pipeline}, stage {stage}"),
-        false => format!("stage {stage}"),
-    };
+    let mut place = class.place();
     if folded && class.mesh.size() > 1 {
         place += &format!(", {}", class.mesh);
     } else if !folded {

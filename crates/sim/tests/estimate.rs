@@ -265,7 +265,7 @@ proptest! {
         for (class, estimated) in program.classes.iter().zip(&estimated) {
             let held = class.memory_use(&program, 0).peak_bytes as f64;
             let ratio = estimated / held;
-            prop_assert!((0.9..=1.1).contains(&ratio), "stage {}: {ratio}", class.stage.1);
+            prop_assert!((0.9..=1.1).contains(&ratio), "{}: {ratio}", class.place());
         }
         let estimate = estimator.estimate(&candidate).expect("costs").expect("a layout");
         let most = estimated.iter().copied().fold(0.0, f64::max);

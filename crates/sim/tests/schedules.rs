@@ -5,7 +5,7 @@ mod scenario;
 use scenario::{cores, gpt, h100, lowered, uniform};
 use shardloom_plan::ScheduleKind;
 use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos};
-use shardloom_program::{Action, BodyKind, ClassId, Group, Program};
+use shardloom_program::{Action, BodyKind, ClassId, Group, Instruction, Program};
 use shardloom_sim::{Call, Driver, Options, SimError, Simulation, run};
 
 /// Gives each pass its time at its first operator, and each kind of communication its own.
@@ -137,11 +137,19 @@ fn steps_follow_each_other() {
 }
 
 /// A single stage of two replicas whose backward pass is over at 4 and whose reductions take 10 each.
+/// The instructions of the first class's last backward pass.
+fn last_backward(program: &Program) -> &[Instruction] {
+    let class = &program.classes[0];
+    let passes = class.stream.iter().rev().map(|item| class.body(item.body));
+    let mut backward = passes.filter(|body| body.kind == BodyKind::Backward);
+    &backward.next().expect("a step goes backward").instructions
+}
+
 fn reducing(cluster: &shardloom_cluster::Cluster) -> (usize, Simulation) {
     let plan = uniform(1, 2, 1, 1);
     let program = lowered(&gpt(2, false), &plan);
-    let of_last = program.classes[0].bodies[2].instructions.iter();
-    let reduces = of_last.filter(|it| matches!(it.action, Action::Reduce { .. })).count();
+    let reduces = last_backward(&program).iter();
+    let reduces = reduces.filter(|it| matches!(it.action, Action::Reduce { .. })).count();
     let mut driver = Fixed { reduce: 10, norm_share: 3, norm: 5, ..Fixed::passes(&program, 1, 3) };
     (reduces, run(&program, cluster, UNFOLDED, &mut driver).expect("it runs"))
 }
@@ -208,8 +216,8 @@ impl Driver for Backward<'_> {
 #[test]
 fn reductions_hold_computation_back_only_where_lanes_do_not_overlap() {
     let program = lowered(&gpt(2, false), &uniform(1, 2, 1, 1));
-    let backward = &program.classes[0].bodies[2].instructions;
-    let computes = backward.iter().filter(|it| matches!(it.action, Action::Compute { .. })).count();
+    let computes = last_backward(&program).iter();
+    let computes = computes.filter(|it| matches!(it.action, Action::Compute { .. })).count();
     let of = |cluster| run(&program, &cluster, UNFOLDED, &mut Backward(&program)).expect("it runs");
     let (overlapping, blocking) = (of(h100(2)), of(cores(2)));
     let passes = on(&overlapping, Lane::Compute);

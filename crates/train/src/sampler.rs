@@ -56,7 +56,7 @@ impl Sampler {
         let plan = uniform.plan(&graph, graph.name(), "one device");
         let program = lower(&graph, &plan, 1)?;
         let class = &program.classes[0];
-        let mut instructions = class.body(class.evaluation).instructions.clone();
+        let mut instructions = class.body(class.evaluation[0]).instructions.clone();
         let first_of_loss = |instruction: &Instruction| match instruction.action {
             Action::Compute { op, .. } => graph.op(op).kind == OpKind::LogitMax,
             _ => false,

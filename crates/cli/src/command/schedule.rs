@@ -94,26 +94,28 @@ impl Schedule {
             );
             return Err(Failure::usage("--stages", message));
         }
-        let (stages, microbatches) = (self.stages as usize, self.microbatches as usize);
-        let orders = schedule::orders(self.kind, stages, microbatches);
-        let durations =
-            Durations { forward: f64::from(self.forward), backward: f64::from(self.backward) };
-        let timing = schedule::time(&orders, durations).map_err(shardloom::Error::from)?;
-        let slots = timing.makespan as usize;
-        let row = |starts: &Vec<(schedule::Cell, f64)>| {
+        let (devices, microbatches) = (self.stages as usize, self.microbatches as usize);
+        let arrangement = self.kind.arrangement().unwrap_or(Arrangement::Chain);
+        let chunks = arrangement.least_chunks();
+        let program = |error| Failure::from(shardloom::Error::from(error));
+        let map =
+            StageMap::arranged(arrangement, devices, chunks, microbatches).map_err(program)?;
+        // Half of a backward pass is for inputs, half for weights.
+        let half = f64::from(self.backward) / 2.0;
+        let forward = f64::from(self.forward);
+        let times = PassTimes { forward, input: half, weight: half, message: 0.0 };
+        let schedule = schedule::Schedule::build(self.kind, map, &times).map_err(program)?;
+        let timing = schedule::time(&schedule, 1, &times).map_err(program)?;
+        let peaks = schedule::check(&schedule, microbatches).map_err(program)?;
+        let slots = timing.makespan.ceil() as usize;
+        let row = |(device, turns): (usize, &Vec<Timed>)| {
             let mut row = vec![".".to_owned(); slots];
-            for (cell, start) in starts {
-                let length = match cell.pass {
-                    Pass::Forward => self.forward,
-                    Pass::Backward => self.backward,
-                };
-                // Durations are whole, so starts are.
-                let start = *start as usize;
-                row[start..start + length as usize].fill(cell.to_string());
+            for timed in turns {
+                let (start, end) = (timed.start as usize, timed.end.ceil() as usize);
+                row[start..end].fill(schedule.map.text(device, timed.turn));
             }
             row
         };
-        let peak = |stage| schedule::peak_in_flight(self.kind, stage, stages, microbatches);
         Ok(Answer {
             kind: self.kind.name(),
             stages: self.stages,
@@ -121,8 +123,8 @@ impl Schedule {
             makespan: timing.makespan,
             bubble_fraction: timing.bubble_fraction,
             utilisation: 1.0 - timing.bubble_fraction,
-            peak_in_flight: (0..stages).map(peak).collect(),
-            rows: timing.starts.iter().map(row).collect(),
+            peak_in_flight: peaks,
+            rows: timing.turns.iter().enumerate().map(row).collect(),
         })
     }
 }

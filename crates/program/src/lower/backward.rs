@@ -6,8 +6,10 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, OpId, OpKind, ValueId, gradient};
 use shardloom_plan::Recompute;
 
+use super::boundary::Way;
 use super::emitter::{Emitter, Form, write};
 use super::forward::{self, Kept};
+use super::halves;
 use super::stage::Context;
 use crate::class::Slot;
 use crate::{Action, Instruction, Layout, Operand, ProgramError, SlotId, Write};
@@ -19,30 +21,51 @@ pub(super) struct Backward {
 }
 
 /// The instructions of a backward pass: input gradients and weight gradients of every operator, in
-/// reverse.
-pub(super) fn body(context: &Context<'_>, slots: &mut Vec<Slot>) -> Result<Backward, ProgramError> {
+/// reverse. If weight gradients `are_put_off` to a body of their own, what they read stays as it is.
+pub(super) fn body(
+    context: &Context<'_>,
+    slots: &mut Vec<Slot>,
+    are_put_off: bool,
+) -> Result<Backward, ProgramError> {
     let forward_forms = forward::forms(context)?;
     let emitter = Emitter::new(context, slots);
     let mut builder = Builder {
         emitter,
+        are_put_off,
         forward_forms,
         kept: Kept::new(),
         gradients: BTreeMap::new(),
         sharers: BTreeMap::new(),
     };
-    for crossing in context.boundaries.out_of(context.class) {
+    for (id, crossing) in context.boundaries.out_of(context.stage) {
         let slot = builder.emitter.slot(crossing.value, &crossing.handed, ".gradient");
-        let action = Action::Receive { route: crossing.backward };
-        builder.emitter.push(action, vec![], vec![write(slot)]);
+        match crossing.way {
+            Way::Messages { backward, .. } => {
+                let action = Action::Receive { route: backward };
+                builder.emitter.push(action, vec![], vec![write(slot)]);
+            }
+            Way::Stays => {
+                let waiting = Operand::Slot(context.handovers[&id].gradient);
+                builder.emitter.push(Action::Copy, vec![waiting], vec![write(slot)]);
+            }
+        }
         builder.contribute(crossing.value, crossing.handed.clone(), slot);
     }
     for &op in context.model.ops.iter().rev() {
         builder.differentiate(op)?;
     }
-    for crossing in context.boundaries.into(context.class) {
+    for (id, crossing) in context.boundaries.into(context.stage) {
         if let Some(operand) = builder.complete_gradient(crossing.value, &crossing.received)? {
-            let action = Action::Send { route: crossing.backward };
-            builder.emitter.push(action, vec![operand], vec![]);
+            match crossing.way {
+                Way::Messages { backward, .. } => {
+                    let action = Action::Send { route: backward };
+                    builder.emitter.push(action, vec![operand], vec![]);
+                }
+                Way::Stays => {
+                    let waiting = write(context.handovers[&id].gradient);
+                    builder.emitter.push(Action::Copy, vec![operand], vec![waiting]);
+                }
+            }
         }
     }
     Ok(Backward { instructions: builder.emitter.instructions, kept: builder.kept })
@@ -50,6 +73,7 @@ pub(super) fn body(context: &Context<'_>, slots: &mut Vec<Slot>) -> Result<Backw
 
 struct Builder<'a> {
     emitter: Emitter<'a>,
+    are_put_off: bool,
     forward_forms: BTreeMap<ValueId, Vec<Form>>,
     kept: Kept,
     /// Gradients so far of values whose producers are still to come, one per layout.
@@ -87,7 +111,16 @@ impl Builder<'_> {
             self.emitter.push(action, reads, writes);
         }
         if let Some(Operand::Slot(slot)) = incoming {
-            self.leave(slot);
+            // What a weight gradient reads later is shared with it for good, and so not added to.
+            let read_later = self.are_put_off
+                && halves::is_put_off(graph, op, Pass::Weight)
+                && rule
+                    .weight
+                    .as_ref()
+                    .is_some_and(|it| it.reads.contains(&gradient::Operand::OutputGradient));
+            if !read_later {
+                self.leave(slot);
+            }
             for &index in &rule.passes {
                 if differentiable_activation(graph, node.inputs[index]) {
                     self.contribute(node.inputs[index], layout.clone(), slot);

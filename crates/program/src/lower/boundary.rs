@@ -1,30 +1,53 @@
-//! Values that cross stages, and the routes they and their gradients take.
+//! Values that cross stages, and the ways they and their gradients take.
+
+use std::collections::BTreeMap;
 
 use shardloom_graph::{Extents, Graph, ValueId};
 
-use super::stage::StageModel;
+use super::stage::{StageId, StageModel};
 use crate::route::{self, Cell};
-use crate::{ClassId, Layout, ProgramError, Route, RouteId};
+use crate::{ClassId, Layout, ProgramError, Route, RouteId, SlotId};
 
-/// A value made in one stage and read in a later one.
+/// A value made in one stage and read in a later one of the same pipeline.
 pub(super) struct Crossing {
     pub value: ValueId,
-    pub from: ClassId,
-    pub to: ClassId,
+    pub from: StageId,
+    pub to: StageId,
     /// The layout in which the producing stage hands it over, and takes its gradient back.
     pub handed: Layout,
     /// The layout in which the consuming stage receives it, and hands its gradient back.
     pub received: Layout,
-    /// The value's way.
-    pub forward: RouteId,
-    /// Its gradient's way.
-    pub backward: RouteId,
+    /// How it gets there.
+    pub way: Way,
 }
+
+/// How a value goes from stage to stage, and its gradient back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// In messages.
+    Messages { forward: RouteId, backward: RouteId },
+    /// Both stages live on the same ranks.
+    Stays,
+}
+
+/// Where a value that stays on its ranks waits for the next stage, and its gradient for the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handover {
+    pub value: SlotId,
+    pub gradient: SlotId,
+}
+
+/// The handovers of one class, by crossing.
+pub(super) type Handovers = BTreeMap<CrossingId, Handover>;
+
+/// Identifies a crossing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CrossingId(usize);
 
 /// All values that cross stages. A value read by several later stages goes from its producer to each
 /// directly.
 pub(super) struct Boundaries {
-    pub crossings: Vec<Crossing>,
+    crossings: Vec<Crossing>,
     pub routes: Vec<Route>,
 }
 
@@ -32,19 +55,17 @@ impl Boundaries {
     pub fn find(graph: &Graph, stages: &[StageModel]) -> Result<Boundaries, ProgramError> {
         let mut found = Boundaries { crossings: vec![], routes: vec![] };
         for (to, consumer) in stages.iter().enumerate() {
+            let siblings = |stage: &StageModel| stage.place.pipeline == consumer.place.pipeline;
             for &op in &consumer.ops {
                 for (index, &value) in graph.op(op).inputs.iter().enumerate() {
                     let Some(producer_op) = graph.value(value).producer else { continue };
-                    let known = |crossing: &Crossing| {
-                        crossing.value == value && crossing.to.0 as usize == to
-                    };
+                    let known =
+                        |crossing: &Crossing| crossing.value == value && crossing.to == StageId(to);
                     if consumer.holds(producer_op) || found.crossings.iter().any(known) {
                         continue;
                     }
-                    let Some(from) = stages.iter().position(|stage| stage.holds(producer_op))
-                    else {
-                        continue;
-                    };
+                    let holds = |stage: &StageModel| siblings(stage) && stage.holds(producer_op);
+                    let Some(from) = stages.iter().position(holds) else { continue };
                     let producer = &stages[from];
                     let output = graph.op(producer_op).outputs.iter().position(|&it| it == value);
                     let produced = producer.assignment(producer_op).output(
@@ -59,7 +80,8 @@ impl Boundaries {
                         true => received.clone(),
                         false => produced.reduced(),
                     };
-                    found.add(graph, stages, (value, from, to), handed, received);
+                    let ends = (value, StageId(from), StageId(to));
+                    found.add(graph, stages, ends, handed, received);
                 }
             }
         }
@@ -70,32 +92,44 @@ impl Boundaries {
         &mut self,
         graph: &Graph,
         stages: &[StageModel],
-        (value, from, to): (ValueId, usize, usize),
+        (value, from, to): (ValueId, StageId, StageId),
         handed: Layout,
         received: Layout,
     ) {
-        let extents: &Extents = &stages[from].extents;
-        let global = extents.shape(&graph.value(value).axes);
-        let upstream = Cell { layout: &handed, mesh: &stages[from].mesh };
-        let downstream = Cell { layout: &received, mesh: &stages[to].mesh };
-        let (from, to) = (ClassId(from as u32), ClassId(to as u32));
-        let dtype = graph.value(value).dtype;
-        let mut route = |gradient: bool, from, to, messages| {
-            self.routes.push(Route { value, gradient, from, to, dtype, messages });
-            RouteId(self.routes.len() as u32 - 1)
+        let (producer, consumer) = (&stages[from.0], &stages[to.0]);
+        let way = if producer.class == consumer.class {
+            Way::Stays
+        } else {
+            let extents: &Extents = &producer.extents;
+            let global = extents.shape(&graph.value(value).axes);
+            let upstream = Cell { layout: &handed, mesh: &producer.mesh };
+            let downstream = Cell { layout: &received, mesh: &consumer.mesh };
+            let dtype = graph.value(value).dtype;
+            let mut route = |gradient: bool, from: ClassId, to: ClassId, messages| {
+                self.routes.push(Route { value, gradient, from, to, dtype, messages });
+                RouteId(self.routes.len() as u32 - 1)
+            };
+            let there = route::messages(&global, upstream, downstream);
+            let back = route::messages(&global, downstream, upstream);
+            let forward = route(false, producer.class, consumer.class, there);
+            let backward = route(true, consumer.class, producer.class, back);
+            Way::Messages { forward, backward }
         };
-        let forward = route(false, from, to, route::messages(&global, upstream, downstream));
-        let backward = route(true, to, from, route::messages(&global, downstream, upstream));
-        self.crossings.push(Crossing { value, from, to, handed, received, forward, backward });
+        self.crossings.push(Crossing { value, from, to, handed, received, way });
     }
 
-    /// What `class` receives in its forward pass.
-    pub fn into(&self, class: ClassId) -> impl Iterator<Item = &Crossing> {
-        self.crossings.iter().filter(move |crossing| crossing.to == class)
+    /// All of them.
+    pub fn crossings(&self) -> impl Iterator<Item = (CrossingId, &Crossing)> {
+        self.crossings.iter().enumerate().map(|(index, it)| (CrossingId(index), it))
     }
 
-    /// What `class` sends in its forward pass.
-    pub fn out_of(&self, class: ClassId) -> impl Iterator<Item = &Crossing> {
-        self.crossings.iter().filter(move |crossing| crossing.from == class)
+    /// What `stage` receives in its forward pass.
+    pub fn into(&self, stage: StageId) -> impl Iterator<Item = (CrossingId, &Crossing)> {
+        self.crossings().filter(move |(_, crossing)| crossing.to == stage)
+    }
+
+    /// What `stage` sends in its forward pass.
+    pub fn out_of(&self, stage: StageId) -> impl Iterator<Item = (CrossingId, &Crossing)> {
+        self.crossings().filter(move |(_, crossing)| crossing.from == stage)
     }
 }

@@ -1,6 +1,6 @@
-//! Parameters of a stage, gathered in buckets that are reduced, gathered and updated as one.
+//! Parameters of a class of ranks, gathered in buckets that are reduced, gathered and updated as one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_graph::{Graph, ValueId, gradient};
 use shardloom_plan::{Axis, Optimizer, Plan};
@@ -9,7 +9,7 @@ use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
 use crate::{Layout, ProgramError};
 
-/// A stage's parameters and buckets.
+/// The parameters of a class's stages, and their buckets.
 pub(super) struct Parameters {
     pub params: Vec<WeightParam>,
     pub buckets: Vec<Bucket>,
@@ -19,8 +19,8 @@ pub(super) struct Parameters {
 /// What parameters of one bucket have in common.
 #[derive(Clone, PartialEq)]
 struct Key {
-    /// Consecutive blocks that share buckets.
-    unit: usize,
+    /// Stage, and consecutive blocks of it that share buckets.
+    unit: (usize, usize),
     replicas: Vec<Axis>,
     partial: Vec<Axis>,
     splits: Vec<Axis>,
@@ -28,28 +28,39 @@ struct Key {
 }
 
 impl Parameters {
-    /// The parameters of stage `index`.
+    /// The parameters of `class`. Buckets do not span its stages; a parameter that several of them use is
+    /// in the first one's.
     pub fn of(
         graph: &Graph,
         plan: &Plan,
         stages: &[StageModel],
-        index: usize,
+        class: ClassId,
     ) -> Result<Parameters, ProgramError> {
-        let model = &stages[index];
-        let units = units(graph, plan, model);
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
-        for (value, layout) in model.parameters(graph) {
-            check_factors(graph, &plan.optimizer, value, layout)?;
-            let key = Key { unit: units[&value], ..key(graph, stages, index, value, layout)? };
-            match keys.iter().position(|known| *known == key) {
-                Some(bucket) => members[bucket].push((value, layout.clone())),
-                None => {
-                    keys.push(key);
-                    members.push(vec![(value, layout.clone())]);
+        let mut seen = BTreeSet::new();
+        let mut models = vec![];
+        for (stage, model) in stages.iter().enumerate().filter(|(_, it)| it.class == class) {
+            models.push(model);
+            let units = units(graph, plan, model);
+            for (value, layout) in model.parameters(graph) {
+                if !seen.insert(value) {
+                    continue;
+                }
+                check_factors(graph, &plan.optimizer, value, layout)?;
+                let unit = (stage, units[&value]);
+                let key = Key { unit, ..key(graph, stages, stage, value, layout)? };
+                match keys.iter().position(|known| *known == key) {
+                    Some(bucket) => members[bucket].push((value, layout.clone())),
+                    None => {
+                        keys.push(key);
+                        members.push(vec![(value, layout.clone())]);
+                    }
                 }
             }
         }
+        // All stages of a class have its mesh, and all stages the same micro-batches.
+        let model = models[0];
         let mut parts = Parameters { params: vec![], buckets: vec![], by_value: BTreeMap::new() };
         for (key, members) in keys.into_iter().zip(members) {
             let bucket = BucketId(parts.buckets.len() as u32);
@@ -152,20 +163,16 @@ fn key(
     layout: &Layout,
 ) -> Result<Key, ProgramError> {
     let model = &stages[index];
-    let homes: Vec<ClassId> = stages
-        .iter()
-        .zip(0u32..)
-        .filter(|(stage, _)| graph.value(value).consumers.iter().any(|&op| stage.holds(op)))
-        .map(|(_, class)| ClassId(class))
-        .collect();
-    for &home in &homes {
-        let other = &stages[home.0 as usize];
+    let uses = |stage: &StageModel| graph.value(value).consumers.iter().any(|&op| stage.holds(op));
+    let mut homes: BTreeSet<ClassId> = BTreeSet::new();
+    for (other_index, other) in stages.iter().enumerate().filter(|(_, stage)| uses(stage)) {
+        homes.insert(other.class);
         let name = || graph.value(value).name.clone();
         if other.mesh != model.mesh {
             return Err(ProgramError::SharedMeshes {
                 name: name(),
                 first: index,
-                second: home.0 as usize,
+                second: other_index,
                 first_mesh: model.mesh.to_string(),
                 second_mesh: other.mesh.to_string(),
             });
@@ -180,8 +187,8 @@ fn key(
         gradient_axes(graph, stages, value)?.into_iter().partition(|&axis| axis == Axis::Tp);
     let mut splits: Vec<Axis> = layout.splits.concat();
     splits.sort();
-    let homes = if homes.len() == 1 { vec![] } else { homes };
-    Ok(Key { unit: 0, replicas, partial, splits, homes })
+    let homes = if homes.len() == 1 { vec![] } else { homes.into_iter().collect() };
+    Ok(Key { unit: (0, 0), replicas, partial, splits, homes })
 }
 
 /// The mesh axes over which the gradient of `value` is partial, in every use alike: it is added up over

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::ValueId;
 
+use super::boundary::Way;
 use super::emitter::{Emitter, Form, write};
 use super::stage::Context;
 use crate::class::Slot;
@@ -37,19 +38,34 @@ pub(super) fn forms(context: &Context<'_>) -> Result<BTreeMap<ValueId, Vec<Form>
 
 fn emit(emitter: &mut Emitter<'_>) -> Result<(), ProgramError> {
     let context = emitter.context;
-    for crossing in context.boundaries.into(context.class) {
+    for (id, crossing) in context.boundaries.into(context.stage) {
         let slot = emitter.slot(crossing.value, &crossing.received, "");
-        let action = Action::Receive { route: crossing.forward };
-        emitter.push(action, vec![], vec![write(slot)]);
+        match crossing.way {
+            Way::Messages { forward, .. } => {
+                emitter.push(Action::Receive { route: forward }, vec![], vec![write(slot)]);
+            }
+            Way::Stays => {
+                let waiting = Operand::Slot(context.handovers[&id].value);
+                emitter.push(Action::Copy, vec![waiting], vec![write(slot)]);
+            }
+        }
         emitter.add_form(crossing.value, crossing.received.clone(), Operand::Slot(slot));
     }
     for &op in &context.model.ops {
         emitter.forward(op, false)?;
     }
-    for crossing in context.boundaries.out_of(context.class) {
+    for (id, crossing) in context.boundaries.out_of(context.stage) {
         let operand = emitter.obtain(crossing.value, &crossing.handed)?;
         let operand = operand.expect("the stage produced what it hands over");
-        emitter.push(Action::Send { route: crossing.forward }, vec![operand], vec![]);
+        match crossing.way {
+            Way::Messages { forward, .. } => {
+                emitter.push(Action::Send { route: forward }, vec![operand], vec![]);
+            }
+            Way::Stays => {
+                let waiting = write(context.handovers[&id].value);
+                emitter.push(Action::Copy, vec![operand], vec![waiting]);
+            }
+        }
     }
     let loss = context.graph.loss();
     if let Some(form) = emitter.forms.get(&loss).and_then(|forms| forms.first()) {

@@ -1,98 +1,60 @@
 //! Lowering: (graph, plan) to a program.
 //!
-//! Stage by stage: operators get their loops assigned to mesh axes, parameters their layouts and
-//! buckets, a backward body is built that asks for the values it needs (which decides what the forward
-//! body keeps and what is computed again), then the forward body, then the synchronisation that ZeRO
-//! and the plan's `sync` call for, and last the stream in the schedule's order. No step looks at which
-//! combination of parallelisms it serves.
+//! Stage by stage: operators get their loops assigned to mesh axes, a backward body is built that asks
+//! for the values it needs (which decides what the forward body keeps and what is computed again), then
+//! the forward body. Class by class, a class being the ranks that hold the same stages: parameters get
+//! their buckets, bodies the synchronisation that ZeRO and the plan's `sync` call for, and last the
+//! stream follows the schedule's order. No step looks at which combination of parallelisms it serves.
 
 mod backward;
+mod bodies;
 mod boundary;
 mod buckets;
 mod emitter;
 mod epilogue;
 mod forward;
+mod halves;
 mod liveness;
 mod sharding;
 mod stage;
 mod stream;
 
-use shardloom_cluster::DeviceId;
-use shardloom_graph::{BlockId, Graph};
-use shardloom_plan::{Arrangement, Mesh, PassTimes, Plan};
+use std::collections::BTreeMap;
 
-use crate::class::{Body, BodyKind, Class, Program, Rank, Shard};
-use crate::schedule::{Schedule, StageMap};
-use crate::{ClassId, ProgramError};
-use boundary::Boundaries;
-use stage::StageModel;
+use shardloom_cluster::DeviceId;
+use shardloom_graph::Graph;
+use shardloom_plan::{DeviceList, Plan};
+
+use crate::class::{Class, Program, Rank, Shard, Slot};
+use crate::schedule::{Instance, Pass, Schedule, StageMap};
+use crate::{ClassId, Layout, ProgramError, SlotId};
+use bodies::StageBodies;
+use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
+use stage::{StageId, StageModel};
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
 ///
 /// # Errors
-/// If the plan does not fit the graph or the number of devices, or asks for layouts that cannot be
-/// joined.
+/// If the plan does not fit the graph or the number of devices, its schedule does not exist for its
+/// pipelines, or it asks for layouts that cannot be joined.
 pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, ProgramError> {
     plan.validate(graph, devices)?;
-    let stages = stage_models(graph, plan)?;
+    let lists = device_lists(plan);
+    let stages = stage_models(graph, plan, &lists)?;
     let boundaries = Boundaries::find(graph, &stages)?;
-    let map = StageMap::arranged(Arrangement::Chain, stages.len(), 1, plan.microbatches)?;
-    let orders = Schedule::build(plan.schedule, map, &PassTimes::default())?.orders;
-    let mut classes = vec![];
-    let mut first_rank = 0;
-    for ((((place, planned), model), order), index) in
-        plan.stages().zip(&stages).zip(&orders).zip(0u32..)
-    {
-        let mesh: Mesh = planned.mesh;
-        let parts = buckets::Parameters::of(graph, plan, &stages, index as usize)?;
-        let mut slots = vec![];
-        let context = stage::Context {
+    let schedule = Schedule::build(plan.schedule, stage_map(plan, &stages)?, &plan.pass_times)?;
+    let mut classes: Vec<Class> = vec![];
+    for (id, devices) in (0u32..).map(ClassId).zip(lists) {
+        let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
+        let lowering = ClassLowering {
             graph,
             plan,
-            model,
-            params: &parts,
+            stages: &stages,
             boundaries: &boundaries,
-            class: ClassId(index),
+            schedule: &schedule,
+            id,
         };
-        let backward = backward::body(&context, &mut slots)?;
-        let mut forward = forward::body(&context, &mut slots, &backward.kept)?;
-        let mut evaluation = forward::body(&context, &mut slots, &forward::Kept::new())?;
-        let mut backward = backward.instructions;
-        let mut last = backward.clone();
-        liveness::mark(&mut forward, &slots, &context.kept_slots(&last));
-        for body in [&mut evaluation, &mut backward, &mut last] {
-            liveness::mark(body, &slots, &Default::default());
-        }
-        let zero = plan.sync.zero;
-        sharding::insert_reductions(&mut backward, &parts, zero, false);
-        sharding::insert_reductions(&mut last, &parts, zero, true);
-        if zero >= 3 {
-            for body in [&mut forward, &mut backward, &mut last, &mut evaluation] {
-                sharding::insert_gathers(body, graph, &parts);
-            }
-        }
-        let epilogue = epilogue::body(&parts, plan);
-        let body = |kind, instructions| Body { kind, instructions };
-        let bodies = vec![
-            body(BodyKind::Forward, forward),
-            body(BodyKind::Backward, backward),
-            body(BodyKind::Backward, last),
-            body(BodyKind::Epilogue, epilogue),
-            body(BodyKind::Evaluation, evaluation),
-        ];
-        classes.push(Class {
-            stage: place,
-            mesh,
-            first_rank: Rank(first_rank),
-            devices: planned.devices.0.iter().map(|&device| DeviceId(device)).collect(),
-            slots,
-            params: parts.params,
-            buckets: parts.buckets,
-            bodies,
-            stream: stream::of(order),
-            evaluation: stream::EVALUATION,
-        });
-        first_rank += mesh.size() as u32;
+        classes.push(lowering.class(Rank(first_rank), devices)?);
     }
     Ok(Program {
         classes,
@@ -108,11 +70,124 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     })
 }
 
-fn stage_models(graph: &Graph, plan: &Plan) -> Result<Vec<StageModel>, ProgramError> {
+/// The device lists that stages live on, in order of first appearance: one per class.
+fn device_lists(plan: &Plan) -> Vec<&DeviceList> {
+    let mut lists: Vec<&DeviceList> = vec![];
+    for (_, stage) in plan.stages() {
+        // Lists are equal or share nothing.
+        if lists.iter().all(|known| known.0.first() != stage.devices.0.first()) {
+            lists.push(&stage.devices);
+        }
+    }
+    lists
+}
+
+fn stage_models(
+    graph: &Graph,
+    plan: &Plan,
+    lists: &[&DeviceList],
+) -> Result<Vec<StageModel>, ProgramError> {
     plan.stages()
-        .map(|(_, stage)| {
-            let blocks = (stage.blocks.0 as u32..stage.blocks.1 as u32).map(BlockId).collect();
-            StageModel::of(graph, plan, blocks, stage.mesh)
+        .map(|((pipeline, index), stage)| {
+            let place = Instance { pipeline: pipeline as u16, stage: index as u16 };
+            let class = lists.iter().position(|list| list.0.first() == stage.devices.0.first());
+            let class = ClassId(class.expect("all stages' lists were collected") as u32);
+            StageModel::of(graph, plan, (place, class), stage)
         })
         .collect()
+}
+
+fn stage_map(plan: &Plan, stages: &[StageModel]) -> Result<StageMap, ProgramError> {
+    let mut places: Vec<Vec<usize>> = vec![vec![]; plan.pipeline.len()];
+    for stage in stages {
+        places[stage.place.pipeline as usize].push(stage.class.0 as usize);
+    }
+    StageMap::new(places, plan.microbatches)
+}
+
+/// Lowers one class of ranks.
+struct ClassLowering<'a> {
+    graph: &'a Graph,
+    plan: &'a Plan,
+    stages: &'a [StageModel],
+    boundaries: &'a Boundaries,
+    schedule: &'a Schedule,
+    id: ClassId,
+}
+
+impl ClassLowering<'_> {
+    fn class(&self, first_rank: Rank, devices: &DeviceList) -> Result<Class, ProgramError> {
+        let ClassLowering { graph, plan, boundaries, schedule, .. } = *self;
+        let order = &schedule.orders[self.id.0 as usize];
+        let parameters = buckets::Parameters::of(graph, plan, self.stages, self.id)?;
+        let mut slots = vec![];
+        let handovers = self.handovers(&mut slots);
+        let mut stages = vec![];
+        let own = self.stages.iter().enumerate().filter(|(_, stage)| stage.class == self.id);
+        for (index, model) in own {
+            let stage = StageId(index);
+            let context = stage::Context {
+                graph,
+                plan,
+                model,
+                params: &parameters,
+                boundaries,
+                stage,
+                handovers: &handovers,
+            };
+            let halved = |pass| matches!(pass, Pass::BackwardInput | Pass::BackwardWeight);
+            let in_halves = order
+                .iter()
+                .flat_map(|turn| turn.cells())
+                .any(|cell| cell.instance == model.place && halved(cell.pass));
+            stages.push((stage, model, StageBodies::of(&context, &mut slots, in_halves)?));
+        }
+        let mesh = stages[0].1.mesh;
+        let places = stages.iter().map(|(_, model, _)| model.place).collect();
+        let assembly = stream::Assembly {
+            graph,
+            parameters: &parameters,
+            zero: plan.sync.zero,
+            map: &schedule.map,
+            device: self.id.0 as usize,
+            stages,
+        };
+        let stream = assembly.stream(order, epilogue::body(&parameters, plan));
+        Ok(Class {
+            stages: places,
+            mesh,
+            first_rank,
+            devices: devices.0.iter().map(|&device| DeviceId(device)).collect(),
+            slots,
+            params: parameters.params,
+            buckets: parameters.buckets,
+            bodies: stream.bodies,
+            stream: stream.items,
+            evaluation: stream.evaluation,
+        })
+    }
+
+    /// Slots for the values that go from one of the class's stages to another.
+    fn handovers(&self, slots: &mut Vec<Slot>) -> Handovers {
+        let mut handovers = BTreeMap::new();
+        for (id, crossing) in self.boundaries.crossings() {
+            let producer = &self.stages[crossing.from.0];
+            if crossing.way != Way::Stays || producer.class != self.id {
+                continue;
+            }
+            let mut slot = |crossing: &Crossing, layout: &Layout, suffix: &str| {
+                let node = self.graph.value(crossing.value);
+                let shape = layout.local_shape(&producer.extents.shape(&node.axes), &producer.mesh);
+                let real_bytes = self.plan.precision.compute.bytes();
+                let bytes = shape.iter().product::<usize>() * node.dtype.bytes(real_bytes);
+                let name = format!("{}{suffix}", node.name);
+                slots.push(Slot { name, shape, dtype: node.dtype, bytes });
+                SlotId(slots.len() as u32 - 1)
+            };
+            let value = slot(crossing, &crossing.received, " (waiting)");
+            let gradient = slot(crossing, &crossing.handed, ".gradient (waiting)");
+            handovers.insert(id, Handover { value, gradient });
+        }
+        handovers
+    }
 }

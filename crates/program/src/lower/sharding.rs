@@ -3,7 +3,7 @@
 //!
 //! Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_graph::{BlockId, Graph};
 
@@ -13,22 +13,21 @@ use crate::{Action, BucketId, Group, Instruction, Operand};
 /// Actions to insert, by the instruction they go next to.
 type Insertions = BTreeMap<usize, Vec<Action>>;
 
-/// Inserts the reductions of the gradients that a backward pass completes. `last` says that no
-/// micro-batch follows in the step: only gradients that are kept in shards are reduced before, because
-/// whole ones go on accumulating, and what was reduced once must not be reduced again.
+/// Inserts the reductions of the gradients of which `is_due` says that the body finishes them: those to
+/// which nothing is added after it in the step, and those kept in shards. Whole gradients go on
+/// accumulating, and what was reduced once must not be reduced again.
 pub(super) fn insert_reductions(
     instructions: &mut Vec<Instruction>,
     parameters: &Parameters,
     zero: u8,
-    last: bool,
+    is_due: impl Fn(BucketId) -> bool,
 ) {
     let mut after = Insertions::new();
     for (bucket, index) in completions(instructions, parameters) {
-        let spec = &parameters.buckets[bucket.0 as usize];
-        let sharded = zero >= 2 && !spec.replicas.is_empty();
-        if !(last || sharded) {
+        if !is_due(bucket) {
             continue;
         }
+        let spec = &parameters.buckets[bucket.0 as usize];
         let mut reduce = |axes: &[_], scatter| {
             if !axes.is_empty() {
                 let group = Group::Mesh(axes.to_vec());
@@ -123,6 +122,11 @@ fn weave(instructions: &mut Vec<Instruction>, mut before: Insertions, mut after:
         instructions.push(instruction);
         instructions.extend(take(&mut after, index));
     }
+}
+
+/// The buckets whose gradients `instructions` write.
+pub(super) fn written(instructions: &[Instruction], parameters: &Parameters) -> BTreeSet<BucketId> {
+    completions(instructions, parameters).into_keys().collect()
 }
 
 /// The last instruction that writes a gradient of each bucket.

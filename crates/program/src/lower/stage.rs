@@ -3,14 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_graph::{BlockId, Extents, Graph, OpId, ValueId};
-use shardloom_plan::{Mesh, Plan};
+use shardloom_plan::{Mesh, Plan, Stage};
 
-use super::boundary::Boundaries;
+use super::boundary::{Boundaries, Handovers};
 use super::buckets::Parameters;
+use crate::schedule::Instance;
 use crate::{Action, Assignment, ClassId, Instruction, Layout, Operand, ProgramError, SlotId};
 
-/// What a stage computes, and how it is split.
+/// A stage's number among the stages of all pipelines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StageId(pub usize);
+
+/// What a stage computes, where, and how it is split.
 pub(super) struct StageModel {
+    /// Which stage of which pipeline it is.
+    pub place: Instance,
+    /// The ranks that it lives on.
+    pub class: ClassId,
     /// Its operators, in order.
     pub ops: Vec<OpId>,
     /// Its mesh.
@@ -25,11 +34,13 @@ impl StageModel {
     pub fn of(
         graph: &Graph,
         plan: &Plan,
-        blocks: Vec<BlockId>,
-        mesh: Mesh,
+        (place, class): (Instance, ClassId),
+        stage: &Stage,
     ) -> Result<StageModel, ProgramError> {
+        let mesh = stage.mesh;
+        let blocks = (stage.blocks.0 as u32..stage.blocks.1 as u32).map(BlockId);
         let ops: Vec<OpId> =
-            blocks.iter().flat_map(|block| graph.blocks()[block.index()].ops.clone()).collect();
+            blocks.flat_map(|block| graph.blocks()[block.index()].ops.clone()).collect();
         let assignments: BTreeMap<OpId, Assignment> =
             ops.iter().map(|&op| (op, Assignment::of(graph, op, &plan.layout, &mesh))).collect();
         let mut parameter_layouts: BTreeMap<ValueId, Layout> = BTreeMap::new();
@@ -50,7 +61,7 @@ impl StageModel {
             }
         }
         let extents = Extents::global(graph, plan.microbatch_samples());
-        Ok(StageModel { ops, mesh, extents, assignments, parameter_layouts })
+        Ok(StageModel { place, class, ops, mesh, extents, assignments, parameter_layouts })
     }
 
     pub fn assignment(&self, op: OpId) -> &Assignment {
@@ -84,7 +95,10 @@ pub(super) struct Context<'a> {
     pub model: &'a StageModel,
     pub params: &'a Parameters,
     pub boundaries: &'a Boundaries,
-    pub class: ClassId,
+    /// The stage's number among all stages.
+    pub stage: StageId,
+    /// Where values wait that go to another stage of the same class.
+    pub handovers: &'a Handovers,
 }
 
 impl Context<'_> {
@@ -92,27 +106,26 @@ impl Context<'_> {
     pub fn shape(&self, value: ValueId) -> Vec<usize> {
         self.model.extents.shape(&self.graph.value(value).axes)
     }
+}
 
-    /// The slots that `instructions` (a backward body) read without having written: what the forward
-    /// pass must keep.
-    pub fn kept_slots(&self, instructions: &[Instruction]) -> BTreeSet<SlotId> {
-        let mut written = BTreeSet::new();
-        let mut kept = BTreeSet::new();
-        for instruction in instructions {
-            debug_assert!(!matches!(instruction.action, Action::Norm));
-            for read in &instruction.reads {
-                if let Operand::Slot(slot) = read
-                    && !written.contains(slot)
-                {
-                    kept.insert(*slot);
-                }
-            }
-            for write in &instruction.writes {
-                if let Operand::Slot(slot) = write.to {
-                    written.insert(slot);
-                }
+/// The slots that `instructions` read without having written: what earlier bodies must leave to them.
+pub(super) fn awaited(instructions: &[Instruction]) -> BTreeSet<SlotId> {
+    let mut written = BTreeSet::new();
+    let mut awaited = BTreeSet::new();
+    for instruction in instructions {
+        debug_assert!(!matches!(instruction.action, Action::Norm));
+        for read in &instruction.reads {
+            if let Operand::Slot(slot) = read
+                && !written.contains(slot)
+            {
+                awaited.insert(*slot);
             }
         }
-        kept
+        for write in &instruction.writes {
+            if let Operand::Slot(slot) = write.to {
+                written.insert(slot);
+            }
+        }
     }
+    awaited
 }

@@ -1,30 +1,135 @@
-//! A class's stream: its schedule's passes as bodies, then the end of the step.
+//! A class's bodies and its stream: the schedule's passes, then the end of the step.
 
-use crate::class::{BodyId, StreamItem};
-use crate::schedule::{Cell, Pass, Turn};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Body numbers within a class of one stage.
-pub(super) const FORWARD: BodyId = BodyId(0);
-/// A backward pass after which more follow.
-pub(super) const BACKWARD: BodyId = BodyId(1);
-/// The last backward pass of a step, which completes gradients.
-pub(super) const LAST_BACKWARD: BodyId = BodyId(2);
-/// The end of a step.
-pub(super) const EPILOGUE: BodyId = BodyId(3);
-/// A forward pass that keeps nothing.
-pub(super) const EVALUATION: BodyId = BodyId(4);
+use shardloom_graph::Graph;
 
-/// The stream of a stage that runs its passes in `order`.
-pub(super) fn of(order: &[Turn]) -> Vec<StreamItem> {
-    let order: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
-    let last = order.iter().rposition(|cell| cell.pass == Pass::Backward);
-    let passes = order.iter().enumerate().map(|(index, cell)| StreamItem {
-        body: match cell.pass {
-            Pass::Forward => FORWARD,
-            Pass::Backward if Some(index) == last => LAST_BACKWARD,
-            Pass::Backward | Pass::BackwardInput | Pass::BackwardWeight => BACKWARD,
-        },
-        microbatch: Some(cell.microbatch),
-    });
-    passes.chain([StreamItem { body: EPILOGUE, microbatch: None }]).collect()
+use super::bodies::StageBodies;
+use super::buckets::Parameters;
+use super::sharding;
+use super::stage::{StageId, StageModel};
+use crate::Instruction;
+use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
+use crate::schedule::{Cell, Pass, StageMap, Turn};
+
+/// What a class runs.
+pub(super) struct Stream {
+    pub bodies: Vec<Body>,
+    pub items: Vec<StreamItem>,
+    pub evaluation: Vec<BodyId>,
+}
+
+/// Assembles the stream of one class.
+pub(super) struct Assembly<'a> {
+    pub graph: &'a Graph,
+    pub parameters: &'a Parameters,
+    pub zero: u8,
+    pub map: &'a StageMap,
+    /// The class's place in the map.
+    pub device: usize,
+    /// The class's stages with their bodies.
+    pub stages: Vec<(StageId, &'a StageModel, StageBodies)>,
+}
+
+impl Assembly<'_> {
+    /// The stream that runs passes in `order` and ends with `epilogue`.
+    pub fn stream(&self, order: &[Turn], epilogue: Vec<Instruction>) -> Stream {
+        let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
+        let completed = self.completed(&cells);
+        let mut bodies: Vec<Body> = vec![];
+        let mut known: BTreeMap<(usize, Pass, &BTreeSet<BucketId>), BodyId> = BTreeMap::new();
+        let mut items = vec![];
+        for (cell, completes) in cells.iter().zip(&completed) {
+            let stage = self.stage(*cell);
+            let body = *known.entry((stage, cell.pass, completes)).or_insert_with(|| {
+                bodies.push(self.body(stage, cell.pass, completes));
+                BodyId(bodies.len() as u32 - 1)
+            });
+            items.push(StreamItem { body, microbatch: Some(cell.microbatch) });
+        }
+        let mut add = |body: Body| {
+            bodies.push(body);
+            BodyId(bodies.len() as u32 - 1)
+        };
+        let part = Part::default();
+        let body = add(Body { kind: BodyKind::Epilogue, part, instructions: epilogue });
+        items.push(StreamItem { body, microbatch: None });
+        // One pipeline holds the whole model.
+        let first = |(_, (_, model, _)): &(usize, &(StageId, &StageModel, StageBodies))| {
+            model.place.pipeline == 0
+        };
+        let evaluated = self.stages.iter().enumerate().filter(first);
+        let evaluation = evaluated.map(|(stage, (_, _, passes))| {
+            let mut instructions = passes.evaluation.clone();
+            self.gather(&mut instructions);
+            add(Body { kind: BodyKind::Evaluation, part: self.part(stage), instructions })
+        });
+        let evaluation = evaluation.collect();
+        Stream { bodies, items, evaluation }
+    }
+
+    /// The place among the class's stages of the one that a cell runs.
+    fn stage(&self, cell: Cell) -> usize {
+        let found = self.stages.iter().position(|(_, model, _)| model.place == cell.instance);
+        found.expect("a device runs the stages that live on it")
+    }
+
+    fn written(&self, stage: usize, pass: Pass) -> BTreeSet<BucketId> {
+        sharding::written(self.stages[stage].2.pass(pass), self.parameters)
+    }
+
+    /// For each cell the buckets to which no later cell of the step adds.
+    fn completed(&self, cells: &[Cell]) -> Vec<BTreeSet<BucketId>> {
+        let mut written: BTreeMap<(usize, Pass), BTreeSet<BucketId>> = BTreeMap::new();
+        let mut open: BTreeSet<BucketId> =
+            (0..self.parameters.buckets.len() as u32).map(BucketId).collect();
+        let mut completed = vec![];
+        for cell in cells.iter().rev() {
+            let key = (self.stage(*cell), cell.pass);
+            let writes = written.entry(key).or_insert_with(|| self.written(key.0, key.1));
+            let completes: BTreeSet<BucketId> = writes.intersection(&open).copied().collect();
+            open.retain(|bucket| !completes.contains(bucket));
+            completed.push(completes);
+        }
+        completed.reverse();
+        completed
+    }
+
+    fn body(&self, stage: usize, pass: Pass, completes: &BTreeSet<BucketId>) -> Body {
+        let mut instructions = self.stages[stage].2.pass(pass).to_vec();
+        // A shard takes in each micro-batch once, after the last pass that adds to it.
+        let later = match pass {
+            Pass::BackwardInput => self.written(stage, Pass::BackwardWeight),
+            _ => BTreeSet::new(),
+        };
+        let is_due = |bucket: BucketId| {
+            let replicas = &self.parameters.buckets[bucket.0 as usize].replicas;
+            let sharded = self.zero >= 2 && !replicas.is_empty();
+            completes.contains(&bucket) || (sharded && !later.contains(&bucket))
+        };
+        sharding::insert_reductions(&mut instructions, self.parameters, self.zero, is_due);
+        self.gather(&mut instructions);
+        let kind = match pass {
+            Pass::Forward => BodyKind::Forward,
+            Pass::Backward => BodyKind::Backward,
+            Pass::BackwardInput => BodyKind::BackwardInput,
+            Pass::BackwardWeight => BodyKind::BackwardWeight,
+        };
+        Body { kind, part: self.part(stage), instructions }
+    }
+
+    fn gather(&self, instructions: &mut Vec<Instruction>) {
+        if self.zero >= 3 {
+            sharding::insert_gathers(instructions, self.graph, self.parameters);
+        }
+    }
+
+    /// Which of the class's stages it is, for people.
+    fn part(&self, stage: usize) -> Part {
+        let instance = self.stages[stage].1.place;
+        let reverse = self.map.chain(instance).is_reverse();
+        let chunks = self.map.chunks(self.device, reverse);
+        let chunk = chunks.iter().position(|it| *it == instance).map(|it| it as u32);
+        Part { chunk: chunk.filter(|_| chunks.len() > 1), reverse }
+    }
 }

@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ValueId};
 use shardloom_plan::Recompute;
 use shardloom_program::{
-    Body, BodyId, BodyKind, Class, ClassId, Instruction, Operand, Program, Rank, Shard, Slot,
+    Body, BodyId, BodyKind, Class, ClassId, Instruction, Operand, Part, Program, Rank, Shard, Slot,
     SlotId,
 };
 
@@ -124,16 +124,20 @@ impl Probe<'_> {
     fn program(&self, slots: Vec<Slot>, samples: usize) -> Program {
         let settings = self.settings;
         let class = Class {
-            stage: (0, 0),
+            stages: vec![],
             mesh: self.split.mesh,
             first_rank: Rank(0),
             devices: self.devices.to_vec(),
             slots,
             params: vec![],
             buckets: vec![],
-            bodies: vec![Body { kind: BodyKind::Evaluation, instructions: vec![] }],
+            bodies: vec![Body {
+                kind: BodyKind::Evaluation,
+                part: Part::default(),
+                instructions: vec![],
+            }],
             stream: vec![],
-            evaluation: BodyId(0),
+            evaluation: vec![BodyId(0)],
         };
         Program {
             classes: vec![class],

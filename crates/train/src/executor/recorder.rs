@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use shardloom_program::timeline::{Interval, Lane, Picos, Track};
-use shardloom_program::{BodyKind, Class, Instruction};
+use shardloom_program::{Body, Class, Instruction};
 
 /// A track in the making, with times since a common origin.
 pub(crate) struct Recorder {
@@ -22,7 +22,7 @@ impl Recorder {
     pub fn note(
         &mut self,
         class: &Class,
-        kind: BodyKind,
+        body: &Body,
         instruction: &Instruction,
         microbatch: Option<u32>,
         start: Instant,
@@ -31,7 +31,7 @@ impl Recorder {
         let picos = |at: Instant| Picos::from_seconds((at - self.origin).as_secs_f64());
         let (start, end) = (picos(start), picos(Instant::now()));
         let lane = instruction.lane();
-        let label = instruction.label(class, kind, microbatch);
+        let label = instruction.label(class, body, microbatch);
         if self.track.memory.last().is_none_or(|&(_, bytes)| bytes != live_bytes) {
             self.track.memory.push((end, live_bytes));
         }
@@ -43,8 +43,8 @@ impl Recorder {
             last.end = end;
             return;
         }
-        let activity = instruction.activity(kind);
-        let chunk = None;
+        let activity = instruction.activity(body.kind);
+        let chunk = body.part.chunk;
         self.track.intervals.push(Interval {
             lane,
             activity,

@@ -161,11 +161,13 @@ impl Worker {
                 track = recorder.map(|recorder| recorder.finish(peak, sent));
             }
             Command::Evaluate { microbatches } => {
-                let body = self.rank.class().evaluation;
+                let bodies = self.rank.class().evaluation.clone();
                 let samples = self.rank.program().microbatch_samples as u64;
                 for microbatch in 0..*microbatches {
                     self.rank.begin_evaluation(microbatch * samples);
-                    self.run(body, Some(0), &mut None)?;
+                    for &body in &bodies {
+                        self.run(body, Some(0), &mut None)?;
+                    }
                     if let Some(loss) = self.rank.end_step().loss_sum {
                         *step.loss_sum.get_or_insert(0.0) += loss;
                     }
@@ -201,7 +203,7 @@ impl Worker {
             self.execute(instruction, microbatch.unwrap_or(0))?;
             if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {
                 let live = self.rank.memory().live_bytes() as u64;
-                recorder.note(class, body.kind, instruction, microbatch, start, live);
+                recorder.note(class, body, instruction, microbatch, start, live);
             }
         }
         Ok(())

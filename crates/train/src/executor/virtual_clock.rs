@@ -13,7 +13,7 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::plan;
 use shardloom_kernels::Buffer;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Program, Rank as RankId, RouteId, StreamItem};
+use shardloom_program::{Action, BodyId, Program, Rank as RankId, RouteId, StreamItem};
 use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
 
 use super::communicators::reduction;
@@ -126,7 +126,8 @@ impl VirtualCrew {
 fn evaluation(program: &Program) -> Program {
     let mut program = program.clone();
     for class in &mut program.classes {
-        class.stream = vec![StreamItem { body: class.evaluation, microbatch: Some(0) }];
+        let item = |&body: &BodyId| StreamItem { body, microbatch: Some(0) };
+        class.stream = class.evaluation.iter().map(item).collect();
     }
     program
 }

@@ -223,6 +223,11 @@ impl Rank {
         else {
             unreachable!("sums and copies are made between slots")
         };
+        if instruction.is_move() {
+            let moved = self.slots.take(from, microbatch).expect("read slots are held");
+            self.slots.put(to, microbatch, moved);
+            return;
+        }
         let elements = self.slots.get(from, microbatch).len();
         let mut target = match self.slots.take(to, microbatch) {
             Some(buffer) => buffer,

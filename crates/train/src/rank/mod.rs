@@ -104,7 +104,7 @@ impl Rank {
     /// Where it stands, for people.
     pub fn place(&self) -> String {
         let class = self.class();
-        let mut place = format!("stage {}", class.stage.1);
+        let mut place = class.place();
         for axis in Axis::ALL.into_iter().filter(|&axis| class.mesh.width(axis) > 1) {
             place += &format!(", {axis} {}", class.mesh.coordinate(self.position, axis));
         }

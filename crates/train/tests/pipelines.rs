@@ -1,0 +1,132 @@
+//! Several stages on a device and several pipelines over the same devices train like the serial run.
+
+mod support;
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
+    Stage, Sync, Uniform,
+};
+use support::{Samples, losses, trainer};
+
+const STEPS: usize = 12;
+const SEQ: usize = 16;
+const VOCAB: usize = 64;
+
+fn graph(spec: &str) -> Graph {
+    let spec = ModelSpec::parse(spec).expect("a valid model");
+    spec.graph().expect("a valid model")
+}
+
+/// Six blocks each: a GPT with dropout whose head is tied to the embedding, and a Llama.
+fn graphs() -> [Graph; 2] {
+    let sizes = format!("layers=6,hidden=32,heads=4,seq={SEQ},vocab={VOCAB}");
+    [
+        graph(&format!("gpt:{sizes},dropout=0.1,tied=true")),
+        graph(&format!("llama:{sizes},kv_heads=2,ffn=64")),
+    ]
+}
+
+fn serial() -> Uniform {
+    Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: 8,
+        microbatches: 1,
+        schedule: ScheduleKind::Afab,
+        recompute: Recompute::None,
+        sync: Sync { bucket_bytes: 40_000, ..Sync::default() },
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    }
+}
+
+/// A plan whose stages live where `places` says, for each pipeline and stage.
+fn placed(graph: &Graph, uniform: &Uniform, places: &[Vec<usize>]) -> Plan {
+    let mut plan = uniform.plan(graph, "model", "local");
+    let (size, blocks) = (uniform.mesh.size() as u32, graph.blocks().len());
+    let pipeline = |places: &Vec<usize>| {
+        let stages = places.len();
+        let stage = |(index, &place): (usize, &usize)| Stage {
+            blocks: (index * blocks / stages, (index + 1) * blocks / stages),
+            mesh: uniform.mesh,
+            devices: DeviceList((place as u32 * size..(place as u32 + 1) * size).collect()),
+        };
+        Pipeline { stage: places.iter().enumerate().map(stage).collect() }
+    };
+    plan.pipeline = places.iter().map(pipeline).collect();
+    plan
+}
+
+fn run(graph: &Graph, plan: &Plan) -> (Vec<f64>, String) {
+    let mut trainer = trainer(graph, plan, Samples::patterned(64, SEQ, VOCAB as u32), 3e-3);
+    let losses = losses(&mut trainer, STEPS);
+    let digest = trainer.weights_digest().unwrap_or_else(|error| panic!("{error}"));
+    let planned = trainer.program().classes().flat_map(|(_, class)| {
+        let peak = |position| class.memory_use(trainer.program(), position).peak_bytes;
+        (0..class.mesh.size()).map(peak)
+    });
+    let planned: Vec<u64> = planned.collect();
+    assert_eq!(trainer.peak_bytes_per_rank(), planned, "peaks are the program's");
+    (losses, digest)
+}
+
+fn assert_like_serial(graph: &Graph, plan: &Plan, reference: &[f64]) {
+    let (losses, _) = run(graph, plan);
+    for (step, (loss, expected)) in losses.iter().zip(reference).enumerate() {
+        let difference = (loss - expected).abs() / expected;
+        let plan = plan.to_toml();
+        assert!(difference < 1e-4, "step {step}: loss {loss}, serially {expected}\n{plan}");
+    }
+}
+
+/// Data and tensor parallelism inside stages.
+fn meshes() -> [(Mesh, u8, bool); 5] {
+    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    [
+        (mesh(1, 1), 0, false),
+        (mesh(1, 2), 0, true),
+        (mesh(2, 1), 1, false),
+        (mesh(2, 1), 2, false),
+        (mesh(2, 1), 3, false),
+    ]
+}
+
+#[test]
+fn stages_in_any_place_train_like_the_serial_run() {
+    let arranged = |arrangement: Arrangement, devices, chunks| {
+        arrangement.places(devices, chunks).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let places = [
+        arranged(Arrangement::RoundRobin, 2, 2),
+        arranged(Arrangement::ZigZag, 2, 2),
+        arranged(Arrangement::ZigZag, 2, 4),
+        arranged(Arrangement::Bidirectional, 2, 2),
+        arranged(Arrangement::Bidirectional, 4, 4),
+        vec![vec![0, 0, 0]],
+        vec![vec![0, 1], vec![0, 1], vec![1, 0], vec![1, 1]],
+    ];
+    for graph in graphs() {
+        let (reference, _) = run(&graph, &serial().plan(&graph, "model", "local"));
+        assert!(reference[STEPS - 1] < reference[0], "the model learns: {reference:?}");
+        for places in &places {
+            for (mesh, zero, sequence_parallel) in meshes() {
+                if mesh.size() > 1 && places.iter().flatten().any(|&place| place > 1) {
+                    continue;
+                }
+                let recompute = if zero == 1 { Recompute::Full } else { Recompute::None };
+                let uniform = Uniform {
+                    mesh,
+                    sequence_parallel,
+                    microbatches: 4,
+                    recompute,
+                    sync: Sync { zero, ..serial().sync },
+                    ..serial()
+                };
+                assert_like_serial(&graph, &placed(&graph, &uniform, places), &reference);
+            }
+        }
+    }
+}
