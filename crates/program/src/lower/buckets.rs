@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_graph::{Graph, ValueId, gradient};
+use shardloom_graph::{Extents, Graph, ValueId, gradient};
 use shardloom_plan::{Axis, Optimizer, Plan};
 
 use super::stage::StageModel;
@@ -19,8 +19,8 @@ pub(super) struct Parameters {
 /// What parameters of one bucket have in common.
 #[derive(Clone, PartialEq)]
 struct Key {
-    /// Stage, and consecutive blocks of it that share buckets.
-    unit: (usize, usize),
+    /// Consecutive blocks that share buckets.
+    unit: usize,
     replicas: Vec<Axis>,
     partial: Vec<Axis>,
     splits: Vec<Axis>,
@@ -28,34 +28,33 @@ struct Key {
 }
 
 impl Parameters {
-    /// The parameters of `class`. Buckets do not span its stages; a parameter that several of them use is
-    /// in the first one's.
+    /// The parameters of `class`, by the `units` that they belong to. All classes that hold a parameter
+    /// have it in the same bucket, and those buckets in the same order.
     pub fn of(
         graph: &Graph,
         plan: &Plan,
         stages: &[StageModel],
+        units: &Units,
         class: ClassId,
     ) -> Result<Parameters, ProgramError> {
-        let mut keys: Vec<Key> = vec![];
-        let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
-        let mut seen = BTreeSet::new();
+        let mut held: BTreeMap<(usize, ValueId), (usize, Layout)> = BTreeMap::new();
         let mut models = vec![];
         for (stage, model) in stages.iter().enumerate().filter(|(_, it)| it.class == class) {
             models.push(model);
-            let units = units(graph, plan, model);
             for (value, layout) in model.parameters(graph) {
-                if !seen.insert(value) {
-                    continue;
-                }
-                check_factors(graph, &plan.optimizer, value, layout)?;
-                let unit = (stage, units[&value]);
-                let key = Key { unit, ..key(graph, stages, stage, value, layout)? };
-                match keys.iter().position(|known| *known == key) {
-                    Some(bucket) => members[bucket].push((value, layout.clone())),
-                    None => {
-                        keys.push(key);
-                        members.push(vec![(value, layout.clone())]);
-                    }
+                held.entry((units.0[&value], value)).or_insert((stage, layout.clone()));
+            }
+        }
+        let mut keys: Vec<Key> = vec![];
+        let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
+        for ((unit, value), (stage, layout)) in held {
+            check_factors(graph, &plan.optimizer, value, &layout)?;
+            let key = Key { unit, ..key(graph, stages, stage, value, &layout)? };
+            match keys.iter().position(|known| *known == key) {
+                Some(bucket) => members[bucket].push((value, layout)),
+                None => {
+                    keys.push(key);
+                    members.push(vec![(value, layout)]);
                 }
             }
         }
@@ -116,42 +115,37 @@ fn unit_name(parameter: &str) -> String {
     }
 }
 
-/// Deals each parameter's block to a unit: consecutive blocks up to the plan's bucket size, or single
-/// blocks under ZeRO-3, which gathers block by block.
-fn units(graph: &Graph, plan: &Plan, model: &StageModel) -> BTreeMap<ValueId, usize> {
-    let mut units = BTreeMap::new();
-    let (mut unit, mut block, mut filled) = (0, None, 0);
-    let most = plan.sync.bucket_bytes;
-    let gradient_bytes = plan.precision.gradients.bytes();
-    let mut block_bytes: BTreeMap<_, usize> = BTreeMap::new();
-    for &op in &model.ops {
-        let node = graph.op(op);
-        for &input in &node.inputs {
-            if graph.value(input).parameter().is_some() {
-                let bytes = model.extents.elements(&graph.value(input).axes) * gradient_bytes;
-                *block_bytes.entry(node.block).or_default() += bytes;
-            }
-        }
-    }
-    for &op in &model.ops {
-        let node = graph.op(op);
-        let Some(&bytes) = block_bytes.get(&node.block) else { continue };
-        if block != Some(node.block) {
-            let full = plan.sync.zero >= 3 || filled + bytes > most;
-            if block.is_some() && full {
+/// The unit of each parameter: a run of consecutive blocks that share buckets, the same for all classes.
+pub(super) struct Units(BTreeMap<ValueId, usize>);
+
+impl Units {
+    /// Deals blocks to units: up to the plan's bucket size and never across a cut of a pipeline, or
+    /// single blocks under ZeRO-3, which gathers block by block. A parameter belongs where it is used
+    /// first.
+    pub fn of(graph: &Graph, plan: &Plan) -> Units {
+        let cuts: BTreeSet<usize> = plan.stages().map(|(_, stage)| stage.blocks.0).collect();
+        let extents = Extents::global(graph, plan.microbatch_samples());
+        let gradient_bytes = plan.precision.gradients.bytes();
+        let mut units = BTreeMap::new();
+        let (mut unit, mut filled) = (0, 0);
+        for (index, block) in graph.blocks().iter().enumerate() {
+            let inputs = block.ops.iter().flat_map(|&op| &graph.op(op).inputs);
+            let used: Vec<ValueId> =
+                inputs.copied().filter(|&it| graph.value(it).parameter().is_some()).collect();
+            let bytes = |value: &ValueId| extents.elements(&graph.value(*value).axes);
+            let bytes = used.iter().map(bytes).sum::<usize>() * gradient_bytes;
+            let full = plan.sync.zero >= 3 || filled + bytes > plan.sync.bucket_bytes;
+            if cuts.contains(&index) || (full && filled > 0) {
                 unit += 1;
                 filled = 0;
             }
             filled += bytes;
-            block = Some(node.block);
-        }
-        for &input in &node.inputs {
-            if graph.value(input).parameter().is_some() {
-                units.entry(input).or_insert(unit);
+            for value in used {
+                units.entry(value).or_insert(unit);
             }
         }
+        Units(units)
     }
-    units
 }
 
 /// Everything of a parameter's key but its unit.
@@ -188,7 +182,7 @@ fn key(
     let mut splits: Vec<Axis> = layout.splits.concat();
     splits.sort();
     let homes = if homes.len() == 1 { vec![] } else { homes.into_iter().collect() };
-    Ok(Key { unit: (0, 0), replicas, partial, splits, homes })
+    Ok(Key { unit: 0, replicas, partial, splits, homes })
 }
 
 /// The mesh axes over which the gradient of `value` is partial, in every use alike: it is added up over

@@ -43,6 +43,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     let stages = stage_models(graph, plan, &lists)?;
     let boundaries = Boundaries::find(graph, &stages)?;
     let schedule = Schedule::build(plan.schedule, stage_map(plan, &stages)?, &plan.pass_times)?;
+    let units = buckets::Units::of(graph, plan);
     let mut classes: Vec<Class> = vec![];
     for (id, devices) in (0u32..).map(ClassId).zip(lists) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -50,6 +51,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
             graph,
             plan,
             stages: &stages,
+            units: &units,
             boundaries: &boundaries,
             schedule: &schedule,
             id,
@@ -110,6 +112,7 @@ struct ClassLowering<'a> {
     graph: &'a Graph,
     plan: &'a Plan,
     stages: &'a [StageModel],
+    units: &'a buckets::Units,
     boundaries: &'a Boundaries,
     schedule: &'a Schedule,
     id: ClassId,
@@ -119,7 +122,7 @@ impl ClassLowering<'_> {
     fn class(&self, first_rank: Rank, devices: &DeviceList) -> Result<Class, ProgramError> {
         let ClassLowering { graph, plan, boundaries, schedule, .. } = *self;
         let order = &schedule.orders[self.id.0 as usize];
-        let parameters = buckets::Parameters::of(graph, plan, self.stages, self.id)?;
+        let parameters = buckets::Parameters::of(graph, plan, self.stages, self.units, self.id)?;
         let mut slots = vec![];
         let handovers = self.handovers(&mut slots);
         let mut stages = vec![];

@@ -93,6 +93,7 @@ impl Rank {
         let program = self.program();
         let homes = matches!(group, Group::Homes(_));
         let scattered = shards(self.class(), bucket, |by| by.state(), program.shard);
+        self.parameters.clear_unwritten(self.shared.program.class(self.class), bucket);
         let gradients = &mut self.parameters.gradients;
         if homes && scattered && gradients.shards[index].is_none() {
             // ZeRO-1 leaves the reduced shard in place.

@@ -163,6 +163,18 @@ impl Parameters {
         self.weights.gathered[bucket.0 as usize] = None;
     }
 
+    /// Makes the gradients of a bucket zero for parameters to which nothing was added: another stage of
+    /// the class uses them.
+    pub(super) fn clear_unwritten(&mut self, class: &Class, bucket: BucketId) {
+        let Some(full) = &mut self.gradients.full[bucket.0 as usize] else { return };
+        for &id in &class.bucket(bucket).params {
+            if self.gradients.fresh[id.0 as usize] {
+                let param = class.param(id);
+                full.as_f32_mut()[param.offset..param.offset + param.elements()].fill(0.0);
+            }
+        }
+    }
+
     /// The whole gradient buffer of a sharded bucket is done with: its parameters' next writes are the
     /// first of another micro-batch.
     pub(super) fn retire_gradient(&mut self, class: &Class, bucket: BucketId) {
