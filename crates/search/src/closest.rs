@@ -24,7 +24,7 @@ pub(crate) fn error(
         found = least(space, &mut estimator, found)?;
     }
     let Some((candidate, needed)) = found else {
-        return Ok(SearchError::NoLayout { model: request.model.clone() });
+        return Ok(SearchError::NoLayout { model: graph.name().to_owned() });
     };
     let device_gigabytes = needed / request.memory_share / 1e9;
     let larger = enough_nodes(graph, cluster, request)?;
@@ -40,7 +40,7 @@ pub(crate) fn error(
         ),
     };
     Ok(SearchError::NothingFits {
-        model: request.model.clone(),
+        model: graph.name().to_owned(),
         cluster: request.cluster.clone(),
         space: counted,
         closest: name(&candidate),

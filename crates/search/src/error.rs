@@ -22,7 +22,7 @@ pub enum SearchError {
          to become a partial one, or a parameter to be split in two ways"
     )]
     NoLayout {
-        /// The model.
+        /// The model's name.
         model: String,
     },
     /// No plan fits in memory.
@@ -31,7 +31,7 @@ pub enum SearchError {
          {needed_gigabytes:.1} GB of the {available_gigabytes:.1} GB that a device has for it; {remedy}"
     )]
     NothingFits {
-        /// The model.
+        /// The model's name.
         model: String,
         /// The cluster.
         cluster: String,

@@ -35,6 +35,10 @@ pub struct Request {
     pub memory_share: f64,
 }
 
+/// The most samples of a step that is searched for. Nobody trains with more, and simulating as many
+/// micro-batches as they make would take hours.
+const MOST_SAMPLES: usize = 1 << 24;
+
 impl Request {
     /// What a step of `global_batch` samples of `model` on `cluster` is usually wanted with: mixed
     /// precision, AdamW, clipping at 1, rings, either schedule.
@@ -71,9 +75,9 @@ impl Request {
         let wrong = |key, value: String, rule: &str| {
             Err(SearchError::Request { key, value, rule: rule.into() })
         };
-        if self.global_batch == 0 || u32::try_from(self.global_batch).is_err() {
+        if !(1..=MOST_SAMPLES).contains(&self.global_batch) {
             let value = self.global_batch.to_string();
-            return wrong("global_batch", value, "a step has 1 to 4294967295 samples");
+            return wrong("global_batch", value, "a step has 1 to 16777216 samples");
         }
         if self.schedules.is_empty() {
             return wrong("schedules", "[]".into(), "at least one to choose from");

@@ -153,6 +153,8 @@ fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
     let graph = model(GPT);
     let cluster = h100(1, 2, 12_000_000);
     let error = auto(&graph, &cluster, &Request::new(GPT, "tiny", 32)).expect_err("too small");
+    let message = error.to_string();
+    assert!(message.starts_with("gpt fits on tiny in none"), "{message}");
     let SearchError::NothingFits { needed_gigabytes, available_gigabytes, remedy, space, .. } =
         &error
     else {

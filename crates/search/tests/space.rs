@@ -67,7 +67,7 @@ fn what_cannot_be_asked_for_is_named() {
     };
     let request = Request::new(GPT, "c", 8);
     let empty = Request { global_batch: 0, ..request.clone() };
-    assert_eq!(message(empty), "global_batch = 0: a step has 1 to 4294967295 samples");
+    assert_eq!(message(empty), "global_batch = 0: a step has 1 to 16777216 samples");
     let none = Request { schedules: vec![], ..request.clone() };
     assert_eq!(message(none), "schedules = []: at least one to choose from");
     let none = Request { finalists: 0, ..request.clone() };
