@@ -22,6 +22,7 @@
 //! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`sim`] and [`train`] hold the parts that these few
 //! calls are made of.
 
+mod arithmetic;
 mod data;
 mod error;
 mod generator;

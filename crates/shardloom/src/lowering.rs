@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use shardloom_cluster::Cluster;
-use shardloom_graph::Extents;
+use shardloom_graph::{Extents, Graph};
 use shardloom_plan::{Plan, Uniform};
 use shardloom_program::Program;
+use shardloom_sim::estimate::balanced_cut;
 
+use crate::arithmetic::sample_flops;
 use crate::{Error, Model, Result, model};
 
 /// The most bytes that a value of one step may have over all devices together.
@@ -23,7 +25,10 @@ pub fn read_plan(path: &Path) -> Result<Plan> {
     Ok(Plan::from_toml(&model::read(path)?, &path.display().to_string())?)
 }
 
-/// The plan that a few numbers describe, in full and checked.
+/// The plan that a few numbers describe, in full and checked. Stages are cut such that the most arithmetic
+/// that one has is the least possible: the last holds the head and the loss, which may outweigh many
+/// layers, the first the embedding, which has none to speak of. This depends on the model alone, so it is
+/// the same on every machine, measured or not.
 ///
 /// ```
 /// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
@@ -70,10 +75,26 @@ pub fn uniform_plan(model: &Model, numbers: &Uniform, cluster: &str) -> Result<P
         );
         return Err(Error::PlanSize { key: "pp", value: numbers.pp as u128, rule });
     }
-    let plan = numbers.plan(model.graph(), &model.text(), cluster);
+    let mut plan = numbers.plan(model.graph(), &model.text(), cluster);
+    let cut = balanced_cut(&flops_before(model.graph()), numbers.pp);
+    let stages = plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage);
+    for (stage, blocks) in stages.zip(cut.windows(2)) {
+        stage.blocks = (blocks[0], blocks[1]);
+    }
     require_sizes(model, &plan)?;
     plan.validate(model.graph(), plan.device_count())?;
     Ok(plan)
+}
+
+/// FLOPs of a sample in all blocks before each one, and in all.
+fn flops_before(graph: &Graph) -> Vec<f64> {
+    let mut before = vec![0.0];
+    let mut flops = 0.0;
+    for block in graph.blocks() {
+        flops += sample_flops(graph, block.ops.iter().copied());
+        before.push(flops);
+    }
+    before
 }
 
 /// The program of `plan` on a cluster of `devices` devices.
@@ -109,4 +130,44 @@ fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
         return Err(Error::PlanSize { key: "global_batch", value, rule });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+
+    use super::*;
+
+    /// The blocks of each stage of a GPT, its embedding and head the first and the last block.
+    fn stages(layers: usize, vocabulary: usize, pp: usize) -> Vec<(usize, usize)> {
+        let text = format!("gpt:layers={layers},hidden=64,heads=4,seq=32,vocab={vocabulary}");
+        let model = Model::load(&text).expect("a model");
+        let numbers = Uniform {
+            pp,
+            mesh: Mesh::SINGLE,
+            sequence_parallel: false,
+            global_batch: 8,
+            microbatches: 4,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            recompute: Recompute::None,
+            sync: Sync::default(),
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        };
+        let plan = uniform_plan(&model, &numbers, "local:2").expect("a plan");
+        plan.stages().map(|(_, stage)| stage.blocks).collect()
+    }
+
+    #[test]
+    fn stages_are_cut_by_their_arithmetic() {
+        // A head of 64 x 64 is a twelfth of a layer's matrices, so layers alone are dealt.
+        assert_eq!(stages(4, 64, 2), [(0, 3), (3, 6)]);
+        assert_eq!(stages(3, 64, 2), [(0, 3), (3, 5)]);
+        // A head of 64 x 12288 is as much as 16 layers.
+        assert_eq!(stages(4, 12_288, 2), [(0, 5), (5, 6)]);
+        assert_eq!(stages(4, 12_288, 3).last(), Some(&(5, 6)));
+        assert_eq!(stages(4, 64, 1), [(0, 6)]);
+        assert_eq!(stages(1, 64, 3), [(0, 1), (1, 2), (2, 3)]);
+    }
 }

@@ -2,11 +2,10 @@
 
 use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
 use shardloom_collectives::Algorithm;
-use shardloom_graph::Extents;
-use shardloom_graph::work::{Pass, work};
 use shardloom_plan::{Number, Plan, Precision};
 use shardloom_search::{Explanation, Outcome, Request};
 
+use crate::arithmetic::sample_flops;
 use crate::{Model, Result};
 
 /// A plan that was found, and what a step of it is predicted to be.
@@ -71,7 +70,8 @@ pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<
     let step_seconds = outcome.judgement.step_seconds;
     let tokens = outcome.plan.global_batch as f64 * graph.targets_per_sample() as f64;
     let peak_flops = peak_flops(&outcome.plan, cluster);
-    let flops = model_flops(model, outcome.plan.global_batch);
+    let sample_flops = sample_flops(graph, graph.ops().map(|(op, _)| op));
+    let flops = sample_flops * outcome.plan.global_batch as f64;
     Ok(Planned {
         tokens_per_second: tokens / step_seconds,
         model_flops_utilisation: peak_flops.map(|peak| flops / (step_seconds * peak)),
@@ -91,20 +91,6 @@ pub fn explain(
     rivals: &[(&str, &Plan)],
 ) -> Result<Explanation> {
     Ok(shardloom_search::explain(model.graph(), cluster, plan, rivals)?)
-}
-
-/// FLOPs of a step's forward and backward passes, each once.
-fn model_flops(model: &Model, global_batch: usize) -> f64 {
-    let graph = model.graph();
-    let sample = Extents::global(graph, 1);
-    let mut flops = 0.0;
-    for (op, _) in graph.ops() {
-        for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
-            flops += work(graph, op, pass, &sample, 4).map_or(0.0, |work| work.flops);
-        }
-    }
-    // No matrix product runs over the batch twice, so samples add up.
-    flops * global_batch as f64
 }
 
 /// What the devices of `plan` can do together in its precision.

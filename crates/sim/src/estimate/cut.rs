@@ -9,11 +9,19 @@ pub(super) fn even(blocks: usize, stages: usize, stage: usize) -> usize {
 }
 
 /// Cuts blocks into `stages` runs such that the largest sum is the least possible; the first block of
-/// each run, then the number of blocks. `before` has the sum of all blocks before each one, and of all.
+/// each run, then the number of blocks. `before` has the sum of all blocks before each one, and of all;
+/// there are at least as many blocks as stages, and at least one stage. An even cut is kept where none
+/// is better.
+///
+/// ```
+/// // Blocks of 1, 1, 1 and 3.
+/// let before = [0.0, 1.0, 2.0, 3.0, 6.0];
+/// assert_eq!(shardloom_sim::estimate::balanced_cut(&before, 2), [0, 3, 4]);
+/// ```
 ///
 /// From a bound that can be kept, the bound is lowered below the largest sum until no cut keeps it: a
 /// greedy cut from the end keeps every bound that can be kept, so the last cut is the best.
-pub(super) fn balanced(before: &[f64], stages: usize) -> Vec<usize> {
+pub fn balanced_cut(before: &[f64], stages: usize) -> Vec<usize> {
     let blocks = before.len() - 1;
     let sum = |first: usize, end: usize| before[end] - before[first];
     let mut best: Vec<usize> = (0..=stages).map(|stage| even(blocks, stages, stage)).collect();
@@ -73,7 +81,7 @@ mod tests {
             let weights: Vec<f64> = weights.into_iter().map(f64::from).collect();
             let mut before = vec![0.0];
             weights.iter().for_each(|weight| before.push(before[before.len() - 1] + weight));
-            let cut = balanced(&before, stages);
+            let cut = balanced_cut(&before, stages);
             prop_assert_eq!((cut[0], cut[stages]), (0, weights.len()));
             prop_assert!(cut.windows(2).all(|run| run[0] < run[1]));
             let largest = cut.windows(2).map(|run| before[run[1]] - before[run[0]]);

@@ -334,7 +334,7 @@ impl<'a> Estimator<'a> {
             && !self.cuts.contains_key(&key)
             && let Some(table) = &self.blocks[blocks]
         {
-            self.cuts.insert(key, cut::balanced(&table.seconds_before, candidate.pp as usize));
+            self.cuts.insert(key, cut::balanced_cut(&table.seconds_before, candidate.pp as usize));
         }
     }
 

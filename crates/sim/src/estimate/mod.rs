@@ -24,4 +24,5 @@ mod table;
 mod walk;
 
 pub use candidate::{Candidate, Cut};
+pub use cut::balanced_cut;
 pub use estimator::{Estimate, Estimator, Settings};
