@@ -2,8 +2,8 @@
 
 use shardloom_program::timeline::Activity;
 
+use crate::label::printable;
 use crate::palette::{self, ACTIVITIES, Colour, IDLE, look};
-use crate::quantity::printable;
 
 /// Draws the cells of a schedule (`F3`, `I3`, `W3`, `B3@1`, `F3+B1<`, `.` for idle) in columns of
 /// one width, each row headed by its position.

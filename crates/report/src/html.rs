@@ -142,10 +142,14 @@ impl Report {
     }
 
     fn figures(&self) -> Markup {
+        let count = self.summary.len();
+        let halved = count.div_ceil(2);
+        let wide = if count > 8 { halved } else { count };
+        let narrow = if count > 4 { halved } else { count };
         html! {
             @if !self.summary.is_empty() {
                 section aria-label="Summary" {
-                    dl.figures {
+                    dl.figures style={ "--wide:" (wide) ";--narrow:" (narrow) } {
                         @for (name, value) in &self.summary { div { dt { (name) } dd { (value) } } }
                     }
                 }
@@ -361,6 +365,18 @@ mod tests {
         ] {
             assert!(page.contains(part), "the page lacks {part}");
         }
+    }
+
+    #[test]
+    fn figures_fill_the_rows_that_they_are_laid_out_in() {
+        let columns = |count: usize| {
+            let summary = vec![("name".to_owned(), "1".to_owned()); count];
+            let page = Report { summary, ..Report::default() }.html();
+            between(&page, "<dl class=\"figures\" style=\"", "\"").to_owned()
+        };
+        assert_eq!(columns(2), "--wide:2;--narrow:2");
+        assert_eq!(columns(7), "--wide:7;--narrow:4");
+        assert_eq!(columns(10), "--wide:5;--narrow:5");
     }
 
     #[test]

@@ -5,14 +5,16 @@
 //!
 //! - [`swimlane`] and [`cell_table`] give text for a terminal.
 //! - [`Report::html`] gives one self-contained page that works from a file, without a network.
+//! - [`quantity`] words times, sizes and shares, so that every place words them alike.
 //! - [`perfetto_trace`] gives bytes that <https://ui.perfetto.dev> and `trace_processor` open.
 
 mod cells;
 mod html;
+mod label;
 mod palette;
 mod payload;
 mod perfetto;
-mod quantity;
+pub mod quantity;
 mod stacking;
 mod swimlane;
 mod tables;

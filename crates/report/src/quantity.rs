@@ -1,13 +1,21 @@
-//! Times, sizes and shares as people read them, and text made safe to show.
+//! Times, sizes and shares as people read them, the same wherever they are shown.
 
 /// A time with three significant digits in the largest unit that keeps it at least 1.
-pub(crate) fn seconds(value: f64) -> String {
-    let units = [(1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"), (1e-12, "ps")];
-    scaled(value, &units)
+///
+/// ```
+/// assert_eq!(shardloom_report::quantity::seconds(0.0123), "12.3 ms");
+/// ```
+pub fn seconds(value: f64) -> String {
+    let units =
+        [(86_400.0, "days"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"), (1e-12, "ps")];
+    match value {
+        0.0 => "0 s".to_owned(),
+        _ => scaled(value, &units),
+    }
 }
 
 /// A size in binary units with three significant digits; whole below 1 KiB.
-pub(crate) fn bytes(value: u64) -> String {
+pub fn bytes(value: u64) -> String {
     if value < 1024 {
         return format!("{value} B");
     }
@@ -23,45 +31,48 @@ pub(crate) fn bytes(value: u64) -> String {
 }
 
 /// A fraction as a percentage with one decimal.
-pub(crate) fn percent(fraction: f64) -> String {
+pub fn percent(fraction: f64) -> String {
     format!("{:.1}%", fraction * 100.0)
 }
 
-/// The relative change from `from` to `to`, signed; `None` where `from` is zero.
-pub(crate) fn change(from: f64, to: f64) -> Option<String> {
-    (from != 0.0).then(|| format!("{:+.1}%", (to / from - 1.0) * 100.0))
+/// A relative difference as a percentage with one decimal and its sign.
+pub fn signed_percent(fraction: f64) -> String {
+    format!("{:+.1}%", fraction * 100.0)
 }
 
-/// `units` from the largest down; a value below the smallest is shown in the smallest.
-fn scaled(value: f64, units: &[(f64, &str)]) -> String {
-    if value == 0.0 {
-        return format!("0 {}", units[0].1);
-    }
-    // 0.9995 of a unit already rounds to 1.00 of it.
-    let unit = units.iter().find(|(size, _)| value.abs() >= size * 0.9995);
-    let (size, name) = unit.copied().unwrap_or(units[units.len() - 1]);
-    let number = value / size;
-    let decimals = match number.abs() {
+/// A number with three significant digits, and no decimals but commas between thousands from 100 up.
+///
+/// ```
+/// assert_eq!(shardloom_report::quantity::digits(1234567.8), "1,234,568");
+/// ```
+pub fn digits(value: f64) -> String {
+    let decimals = match value.abs() {
         magnitude if magnitude < 9.995 => 2,
         magnitude if magnitude < 99.95 => 1,
         _ => 0,
     };
-    format!("{number:.decimals$} {name}")
+    let text = format!("{value:.decimals$}");
+    if decimals > 0 { text } else { grouped(&text) }
 }
 
-/// `text` with control characters replaced, so that a name cannot move the cursor or recolour.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
-}
-
-/// `text` in at most `width` characters, its end replaced by an ellipsis where it is longer.
-pub(crate) fn shortened(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
+/// Thousands set apart by commas.
+fn grouped(digits: &str) -> String {
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) && text != "-" {
+            text.push(',');
+        }
+        text.push(digit);
     }
-    let mut short: String = text.chars().take(width.saturating_sub(1)).collect();
-    short.extend((width > 0).then_some('…'));
-    short
+    text
+}
+
+/// `units` from the largest down; a value below the smallest is shown in the smallest.
+fn scaled(value: f64, units: &[(f64, &str)]) -> String {
+    // 0.9995 of a unit already rounds to 1.00 of it.
+    let unit = units.iter().find(|(size, _)| value.abs() >= size * 0.9995);
+    let (size, name) = unit.copied().unwrap_or(units[units.len() - 1]);
+    format!("{} {name}", digits(value / size))
 }
 
 #[cfg(test)]
@@ -82,21 +93,19 @@ mod tests {
     }
 
     #[test]
-    fn change_is_signed_and_undefined_from_zero() {
-        assert_eq!(change(2.0, 2.5).as_deref(), Some("+25.0%"));
-        assert_eq!(change(2.0, 1.0).as_deref(), Some("-50.0%"));
-        assert_eq!(change(0.0, 1.0), None);
+    fn long_times_are_days() {
+        let shown = [59.96, 80_000.0, 86_399.0, 1.0e9].map(seconds);
+        assert_eq!(shown, ["60.0 s", "80,000 s", "1.00 days", "11,574 days"]);
     }
 
     #[test]
-    fn long_text_ends_in_an_ellipsis_within_the_width() {
-        assert_eq!(shortened("stage 12", 8), "stage 12");
-        assert_eq!(shortened("stage 12", 6), "stage…");
-        assert_eq!(shortened("stage", 0), "");
+    fn thousands_are_set_apart() {
+        let shown = [999.6, 1234.0, -1234567.0, -123.0].map(digits);
+        assert_eq!(shown, ["1,000", "1,234", "-1,234,567", "-123"]);
     }
 
     #[test]
-    fn escape_sequences_in_names_are_disarmed() {
-        assert_eq!(printable("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
+    fn differences_carry_their_sign() {
+        assert_eq!([0.25, -0.5].map(signed_percent), ["+25.0%", "-50.0%"]);
     }
 }

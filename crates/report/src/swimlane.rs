@@ -2,8 +2,9 @@
 
 use shardloom_program::timeline::{Activity, Interval, Picos, Timeline, Track};
 
+use crate::label::{printable, shortened};
 use crate::palette::{self, ACTIVITIES, Colour, IDLE, look};
-use crate::quantity::{percent, printable, seconds, shortened};
+use crate::quantity::{percent, seconds};
 use crate::totals::{Totals, clock_words, first_start, shares};
 use crate::visible::{Segment, visible};
 

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use shardloom_program::timeline::Timeline;
 
-use crate::quantity::{bytes, change, percent, seconds};
+use crate::quantity::{bytes, percent, seconds, signed_percent};
 use crate::totals::{Totals, shares};
 
 /// A table that scrolls sideways in itself, reachable with the keyboard.
@@ -63,7 +63,12 @@ pub(crate) fn comparison(timelines: &[(&str, &Timeline)]) -> Markup {
     let amount = |name: &str, value: fn(&Totals) -> f64, show: fn(f64) -> String| {
         let mut cells = vec![name.to_owned()];
         cells.extend(totals.iter().map(|totals| show(value(totals))));
-        cells.extend(both.map(|(from, to)| change(value(from), value(to)).unwrap_or_default()));
+        // Nothing is any number of times zero.
+        let change = |(from, to)| match value(from) {
+            0.0 => String::new(),
+            from => signed_percent(value(to) / from - 1.0),
+        };
+        cells.extend(both.map(change));
         cells
     };
     let size = |value: f64| bytes(value as u64);
