@@ -81,6 +81,11 @@ impl Data {
         }
     }
 
+    /// Samples that are kept for validation.
+    pub fn validation_samples(&self) -> u64 {
+        self.source.validation_len()
+    }
+
     fn text(
         model: &Model,
         inputs: &[&Value],

@@ -105,7 +105,10 @@ pub enum Error {
     )]
     NoProfilePlace,
     /// A file with a profile is wrong.
-    #[error("{}: {source}; measure the machine again with `shardloom profile`", path.display())]
+    #[error(
+        "{}: {}; measure the machine again with `shardloom profile`",
+        path.display(), source.to_string().trim_end()
+    )]
     Profile {
         /// The file.
         path: PathBuf,

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use shardloom_train::Sampler;
-use shardloom_train::checkpoint::{Checkpoint, Refused, Store};
+use shardloom_train::checkpoint::Refused;
 use shardloom_train::data::Tokenizer;
 
+use crate::saved::open_checkpoint;
 use crate::session::TOKENIZER;
 use crate::{Error, Model, Result, TextTokenizer};
 
@@ -49,7 +50,7 @@ impl Generator {
             let rule = "at least 1 token is needed to draw from";
             return Err(Error::Drawing { key: "top-k", value: "0".into(), rule });
         }
-        let (checkpoint, refused) = open(path)?;
+        let (checkpoint, refused) = open_checkpoint(path)?;
         let meta = checkpoint.meta();
         let model = Model::load(&meta.model)?;
         let name = tokenizer.or(meta.extra.get(TOKENIZER).map(String::as_str)).unwrap_or("bytes");
@@ -108,13 +109,6 @@ impl Generator {
     pub fn tokenizer(&self) -> &Tokenizer {
         self.tokenizer.tokenizer()
     }
-}
-
-fn open(path: &Path) -> Result<(Checkpoint, Vec<Refused>)> {
-    if path.join("manifest.json").exists() {
-        return Ok((Checkpoint::open(path)?, vec![]));
-    }
-    Ok(Store::open(path)?.load_latest()?)
 }
 
 /// Draws an index with probability proportional to `exp(logit / temperature)` among the `top_k` largest;

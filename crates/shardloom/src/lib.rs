@@ -34,6 +34,7 @@ mod model;
 mod optimizer;
 mod planning;
 mod prediction;
+mod saved;
 mod session;
 
 pub use data::{Data, Sampling, TextTokenizer};
@@ -46,6 +47,7 @@ pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;
 pub use planning::{Planned, explain, find_plan, usual_request};
 pub use prediction::{Prediction, predict_here, simulate};
+pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints};
 
 pub use shardloom_plan::Plan;
