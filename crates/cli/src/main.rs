@@ -3,17 +3,17 @@
 mod command;
 mod failure;
 mod interrupt;
+mod number;
 mod output_file;
-mod quantity;
 mod table;
 mod terminal;
 
 use std::env;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use command::{Demo, Explain, Generate, Plan, Profile, Schedule, Simulate, Train};
+use command::{Demo, Explain, Export, Generate, Plan, Profile, Schedule, Simulate, Train};
 use failure::Failure;
 use terminal::Terminal;
 
@@ -25,7 +25,7 @@ struct Arguments {
     command: Command,
 
     /// Print results as JSON, one object per line, and errors as JSON on standard error
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     json: bool,
 }
 
@@ -36,13 +36,14 @@ enum Command {
     Simulate(Simulate),
     Train(Box<Train>),
     Generate(Generate),
+    Export(Export),
     Schedule(Schedule),
     Profile(Profile),
     Demo(Demo),
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse() {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Simulate(simulate) => simulate.run(terminal),
         Command::Train(train) => train.run(terminal),
         Command::Generate(generate) => generate.run(terminal),
+        Command::Export(export) => export.run(terminal),
         Command::Schedule(schedule) => schedule.run(terminal),
         Command::Profile(profile) => profile.run(terminal),
         Command::Demo(demo) => demo.run(terminal),
@@ -61,6 +63,17 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(arguments.json),
     }
+}
+
+/// Parses the command line. A negative number is a value, refused by its option in words that say what
+/// would be right, and not an option that does not exist.
+fn parse() -> Result<Arguments, clap::Error> {
+    let signed = |argument: Arg| match argument.get_action().takes_values() {
+        true if !argument.is_positional() => argument.allow_negative_numbers(true),
+        _ => argument,
+    };
+    let command = Arguments::command().mut_subcommands(|command| command.mut_args(signed));
+    Arguments::from_arg_matches(&command.try_get_matches()?)
 }
 
 /// Help and versions are asked for; all else is an error.

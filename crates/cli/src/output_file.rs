@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use crate::failure::Failure;
 
@@ -42,6 +42,23 @@ impl OutputFile {
     /// As [`OutputFile::new`].
     pub fn optional(path: Option<&PathBuf>, force: bool) -> Result<Option<OutputFile>, Failure> {
         path.map(|path| OutputFile::new(path, force)).transpose()
+    }
+
+    /// Refuses two files of one path, of which only the second would be left.
+    ///
+    /// # Errors
+    /// If both are given with the same path.
+    pub fn require_distinct(files: [&Option<OutputFile>; 2]) -> Result<(), Failure> {
+        let [Some(one), Some(other)] = files else { return Ok(()) };
+        let same = match (path::absolute(&one.path), path::absolute(&other.path)) {
+            (Ok(one), Ok(other)) => one == other,
+            _ => one.path == other.path,
+        };
+        if same {
+            let message = format!("{} is given for two files; name two", one.path.display());
+            return Err(Failure::file(&one.path, message));
+        }
+        Ok(())
     }
 
     /// Where it is.

@@ -91,9 +91,7 @@ impl Terminal {
 
     /// Progress through `steps` equal steps on standard error; invisible unless that is a terminal.
     pub fn progress(self, steps: u64) -> ProgressBar {
-        let bar = self.bar(steps, "{bar:30} {pos}/{len} {wide_msg} {eta}");
-        bar.set_length(steps);
-        bar
+        self.bar(steps, "{bar:30} {pos}/{len} {wide_msg} {eta}")
     }
 
     /// Progress of work that takes a known share of time; invisible unless on a terminal.

@@ -7,9 +7,10 @@ use invocation::Place;
 #[test]
 fn help_of_every_command_is_as_recorded() {
     let place = Place::new();
-    for command in
-        ["", "plan", "explain", "simulate", "train", "generate", "schedule", "profile", "demo"]
-    {
+    for command in [
+        "", "plan", "explain", "simulate", "train", "generate", "export", "schedule", "profile",
+        "demo",
+    ] {
         let outcome = place.run(&format!("{command} --help")).succeeds();
         outcome.check(command.is_empty() || outcome.stdout.contains("Examples:"), "no examples");
         let name = if command.is_empty() { "shardloom" } else { command };

@@ -8,8 +8,6 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use invocation::{Outcome, Place, TINY};
-use shardloom::Model;
-use shardloom::train::checkpoint::Store;
 
 /// Trains until `steps` steps are done, sends `signal`, and gives what came of it.
 fn stopped(place: &Place, arguments: &str, steps: usize, signal: &str) -> Outcome {
@@ -149,17 +147,11 @@ fn checkpoints_of_another_run_are_not_mixed_up() {
 #[test]
 fn weights_of_one_run_start_another() {
     let place = Place::new();
-    let train = format!("train {TINY} --steps 4 --checkpoint run --json");
+    let train = format!("train {TINY} --steps 4 --tp 2 --zero 1 --dp 2 --checkpoint run --json");
     let first = place.run(&train).succeeds();
-    let (checkpoint, _) = Store::open(&place.path("run"))
-        .and_then(|store| store.load_latest())
-        .expect("a sound checkpoint");
-    let model = Model::load(&checkpoint.meta().model).expect("the model's text");
-    let weights: Vec<&str> =
-        model.graph().parameters().map(|(_, value)| value.name.as_str()).collect();
-    checkpoint
-        .export_safetensors(&place.path("weights.safetensors"), |name| weights.contains(&name))
-        .expect("exported");
+    let exported = place.run("export run --weights weights.safetensors --json").succeeds().object();
+    first.check(exported["step"] == 4, "another step");
+    first.check(exported["checkpoint"] == "run/step-00000004", "another checkpoint");
 
     let options = "--steps 1 --learning-rate 0 --weights weights.safetensors --json";
     let second = place.run(&format!("train {TINY} --pp 2 {options}")).succeeds();
@@ -167,6 +159,15 @@ fn weights_of_one_run_start_another() {
     second.check(digest(&first) == digest(&second), "other weights");
     let other = TINY.replace("hidden=16", "hidden=32");
     place.run(&format!("train {other} {options}")).refuses("model", "shape");
+}
+
+#[test]
+fn a_resumed_run_says_that_it_does_not_read_other_weights() {
+    let place = Place::new();
+    place.run(&format!("train {TINY} --steps 1 --checkpoint run")).succeeds();
+    let options = "--steps 2 --checkpoint run --resume --weights other.safetensors --json";
+    let outcome = place.run(&format!("train {TINY} {options}")).succeeds();
+    outcome.check(outcome.stderr.contains("other.safetensors is not read"), "it is silent");
 }
 
 #[test]

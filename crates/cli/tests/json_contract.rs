@@ -123,6 +123,27 @@ fn a_profile_gives_a_prediction_and_a_plan_for_ranks() {
 }
 
 #[test]
+fn asking_for_validation_keeps_data_for_it() {
+    let place = Place::new();
+    let outcome = place.run(&format!("train {TINY} --steps 4 --validate-every 2 --json"));
+    let outcome = outcome.succeeds();
+    let validated = |step: &Value| step["validation_loss"].is_number();
+    let steps: Vec<bool> = outcome.objects()[..4].iter().map(validated).collect();
+    outcome.check(steps == [false, true, false, true], "validated after other steps");
+}
+
+#[test]
+fn stages_are_cut_by_their_arithmetic() {
+    let place = Place::new();
+    // The head of 4096 tokens outweighs both layers, so it is a stage of its own.
+    let model = "gpt:layers=2,hidden=16,heads=2,vocab=4096 --seq 8 --data text.txt";
+    let options = "--global-batch 4 --steps 1 --pp 2 --html report.html";
+    place.run(&format!("train {model} {options}")).succeeds();
+    let page = std::fs::read_to_string(place.path("report.html")).expect("a report");
+    assert!(page.contains("blocks = [0, 3]") && page.contains("blocks = [3, 4]"), "another cut");
+}
+
+#[test]
 fn the_virtual_clock_has_the_same_losses() {
     let place = Place::new();
     let wall = place.run(&format!("train {TINY} --steps 4 --pp 2 --json")).succeeds();

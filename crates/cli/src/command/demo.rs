@@ -14,13 +14,14 @@ use shardloom::{
     Data, Drawing, Generator, Model, Sampling, TextTokenizer, find_plan, predict_here,
     usual_request,
 };
+use shardloom_report::quantity::seconds;
 
 use super::ProfileFile;
-use super::train::TIMEOUT;
 use super::train::run::{Checkpoints, Job, Validation};
+use super::train::{TIMEOUT, VALIDATION_FRACTION};
 use crate::failure::Failure;
+use crate::number::whole;
 use crate::output_file::OutputFile;
-use crate::quantity::seconds;
 use crate::terminal::Terminal;
 
 /// Train a small GPT on Shardloom's own source text with an automatic plan, and show how it went
@@ -33,7 +34,7 @@ use crate::terminal::Terminal;
   shardloom demo --steps 20")]
 pub struct Demo {
     /// Steps to train [default: as many as are predicted to take a minute and a half]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: Option<NonZeroU64>,
 
     #[command(flatten)]
@@ -68,7 +69,7 @@ impl Demo {
             Failure::file(&folder, format!("cannot create {}: {error}", folder.display()))
         })?;
         let tokenizer = TextTokenizer::open("bytes")?;
-        let sampling = Sampling { seed: SEED, validation_fraction: 0.05 };
+        let sampling = Sampling { seed: SEED, validation_fraction: VALIDATION_FRACTION };
         let data = Data::open(&model, std::slice::from_ref(&source), &tokenizer, sampling)?;
         if !terminal.json() {
             terminal.line(format_args!(
@@ -77,7 +78,7 @@ impl Demo {
                 model.graph().parameter_count()
             ))?;
             terminal.line(format_args!("Data: {}", source.display()))?;
-            terminal.line(format_args!("Plan: {}", super::plan::describe(&plan)))?;
+            terminal.line(format_args!("Plan: {}", super::plan_line::plan_line(&plan)))?;
             let step = predicted.map_or("unknown".into(), seconds);
             terminal.line(format_args!("Predicted step: {step}; training {steps} steps\n"))?;
         }

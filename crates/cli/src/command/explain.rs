@@ -6,10 +6,10 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::search::Topic;
 use shardloom::{Model, explain, read_plan};
+use shardloom_report::quantity::seconds;
 
 use super::ProfileFile;
 use crate::failure::Failure;
-use crate::quantity::seconds;
 use crate::terminal::Terminal;
 
 /// Say what limits a plan, what would next, and what would change the answer
@@ -72,7 +72,7 @@ impl Explain {
                 facts: explanation.facts.into_iter().map(fact).collect(),
             });
         }
-        terminal.line(super::plan::describe(&plan))?;
+        terminal.line(super::plan_line::plan_line(&plan))?;
         terminal.line(format_args!("A step takes {}.", seconds(explanation.step_seconds)))?;
         for fact in explanation.facts {
             terminal.line(format_args!("- {}", fact.sentence))?;

@@ -7,6 +7,7 @@ use serde::Serialize;
 use shardloom::{Drawing, Generator};
 
 use crate::failure::Failure;
+use crate::number::{decimal, whole};
 use crate::terminal::Terminal;
 
 /// Go on with a text as a trained model would
@@ -24,19 +25,19 @@ pub struct Generate {
     prompt: String,
 
     /// Tokens to add
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole::<u32>)]
     tokens: u32,
 
     /// By what logits are divided before drawing; 0 always takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = decimal)]
     temperature: f64,
 
     /// Draw only from this many of the likeliest tokens [default: all]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>)]
     top_k: Option<usize>,
 
     /// Seed of the drawing
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, value_parser = whole::<u64>)]
     seed: u64,
 
     /// `bytes` or a tokenizer.json [default: the one the model was trained with]

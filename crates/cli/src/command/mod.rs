@@ -2,8 +2,10 @@
 
 mod demo;
 mod explain;
+mod export;
 mod generate;
 mod plan;
+mod plan_line;
 mod profile;
 mod schedule;
 mod simulate;
@@ -11,6 +13,7 @@ mod train;
 
 pub use demo::Demo;
 pub use explain::Explain;
+pub use export::Export;
 pub use generate::Generate;
 pub use plan::Plan;
 pub use profile::Profile;

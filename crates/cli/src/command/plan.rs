@@ -7,11 +7,13 @@ use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan as Found, Precision};
 use shardloom::{Defaults, Model, Planned, find_plan, parse_optimizer, usual_request};
+use shardloom_report::quantity::{bytes, digits, percent, seconds};
 
 use super::ProfileFile;
+use super::plan_line::plan_line;
 use crate::failure::Failure;
+use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
-use crate::quantity::{bytes, digits, percent, seconds};
 use crate::table::table;
 use crate::terminal::Terminal;
 
@@ -26,8 +28,8 @@ use crate::terminal::Terminal;
   shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
       --global-batch 16 -o plan.toml
 
-MODEL is a Hugging Face config.json, a model TOML, a preset, or a family with parameters. CLUSTER is
-a preset with a size (h100-80g:64x8 is 64 nodes of 8), several joined by +, a TOML file, or local for
+MODEL is a Hugging Face config.json, a model TOML, a preset, or a family with parameters. CLUSTER is \
+a preset with a size (h100-80g:64x8 is 64 nodes of 8), several joined by +, a TOML file, or local for \
 this machine.")]
 pub struct Plan {
     /// The model
@@ -39,11 +41,11 @@ pub struct Plan {
     cluster: String,
 
     /// Samples of a step
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     global_batch: usize,
 
     /// Sequence length [default: the model's]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     seq: Option<usize>,
 
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9
@@ -55,14 +57,14 @@ pub struct Plan {
     fp32: bool,
 
     /// Tokens to train on in all, to say how long that takes and what it costs
-    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "TOKENS", value_parser = decimal)]
     tokens: Option<f64>,
 
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Overwrite the file
+    /// Overwrite the file if it exists
     #[arg(long)]
     force: bool,
 
@@ -183,7 +185,7 @@ impl Plan {
     ) -> Result<(), Failure> {
         let outcome = &planned.outcome;
         let step_seconds = outcome.judgement.step_seconds;
-        terminal.line(describe(&outcome.plan))?;
+        terminal.line(plan_line(&outcome.plan))?;
         let mut rows = vec![vec!["this plan".to_owned(), seconds(step_seconds), String::new()]];
         for baseline in &outcome.baselines {
             let (time, verdict) = match (baseline.step_seconds(), baseline.fits) {
@@ -234,29 +236,6 @@ impl Plan {
             None => Ok(()),
         }
     }
-}
-
-/// A plan in one line.
-pub fn describe(plan: &Found) -> String {
-    let stages = plan.stages().count();
-    let meshes: Vec<String> = plan.stages().map(|(_, stage)| stage.mesh.to_string()).collect();
-    let mesh = match meshes.split_first() {
-        Some((first, rest)) if rest.iter().all(|each| each == first) => first.clone(),
-        _ => meshes.join(" | "),
-    };
-    let sequence = plan.layout.splits("seq", shardloom::plan::Axis::Tp);
-    format!(
-        "{} devices: {stages} stage{} of {mesh}{}, ZeRO {}, {} with {} micro-batches of {}, \
-         recompute {}",
-        plan.device_count(),
-        if stages == 1 { "" } else { "s" },
-        if sequence { " with sequence parallelism" } else { "" },
-        plan.sync.zero,
-        plan.schedule.name(),
-        plan.microbatches,
-        plan.microbatch_samples(),
-        plan.recompute.name()
-    )
 }
 
 fn budget(tokens: f64, planned: &Planned, cluster: &Cluster) -> Budget {

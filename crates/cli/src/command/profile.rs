@@ -8,11 +8,12 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
 use shardloom::train::profile::{Effort, Options, check, measure};
+use shardloom_report::quantity::{bytes, digits, seconds, signed_percent};
 
 use super::ProfileFile;
 use crate::failure::Failure;
+use crate::number::whole;
 use crate::output_file::OutputFile;
-use crate::quantity::{bytes, digits, seconds};
 use crate::table::table;
 use crate::terminal::Terminal;
 
@@ -26,11 +27,11 @@ use crate::terminal::Terminal;
   shardloom profile --ranks 4 -o cluster.toml")]
 pub struct Profile {
     /// Write a cluster file instead, for --cluster here or on another machine
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "profile")]
     output: Option<PathBuf>,
 
     /// Ranks that run at once, each on a core of its own [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroUsize>)]
     ranks: Option<NonZeroUsize>,
 
     /// Measure for some minutes instead of some seconds
@@ -41,8 +42,8 @@ pub struct Profile {
     #[arg(long)]
     check: bool,
 
-    /// Overwrite the file
-    #[arg(long)]
+    /// Overwrite the cluster file if it exists
+    #[arg(long, requires = "output")]
     force: bool,
 
     #[command(flatten)]
@@ -126,7 +127,7 @@ impl Profile {
                     row.size.clone(),
                     seconds(row.estimated_seconds),
                     seconds(row.measured_seconds),
-                    format!("{:+.1}%", row.error * 100.0),
+                    signed_percent(row.error),
                 ]
             });
             let heading = ["operator", "size", "by the profile", "measured", "error"];

@@ -5,9 +5,10 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::schedule::{self, StageMap, Timed};
 use shardloom_report::cell_table;
+use shardloom_report::quantity::percent;
 
 use crate::failure::Failure;
-use crate::quantity::percent;
+use crate::number::whole;
 use crate::terminal::Terminal;
 
 /// Draw a pipeline schedule as a table of cells
@@ -24,19 +25,19 @@ pub struct Schedule {
     kind: ScheduleKind,
 
     /// Stages of the pipeline
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = whole::<u32>)]
     stages: u32,
 
     /// Micro-batches of a step
-    #[arg(long, value_name = "M")]
+    #[arg(long, value_name = "M", value_parser = whole::<u32>)]
     microbatches: u32,
 
     /// Slots of time that a forward pass takes
-    #[arg(long, value_name = "SLOTS", default_value_t = 1)]
+    #[arg(long, value_name = "SLOTS", default_value_t = 1, value_parser = whole::<u32>)]
     forward: u32,
 
     /// Slots of time that a backward pass takes
-    #[arg(long, value_name = "SLOTS", default_value_t = 2)]
+    #[arg(long, value_name = "SLOTS", default_value_t = 2, value_parser = whole::<u32>)]
     backward: u32,
 }
 

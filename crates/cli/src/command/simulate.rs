@@ -6,12 +6,12 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::sim::{Fit, Summary};
 use shardloom::{Model, Prediction, read_plan, simulate};
+use shardloom_report::quantity::{bytes, percent, seconds};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::ProfileFile;
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
-use crate::quantity::{bytes, percent, seconds};
 use crate::table::table;
 use crate::terminal::Terminal;
 
@@ -58,6 +58,7 @@ impl Simulate {
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let html = OutputFile::optional(self.html.as_ref(), self.force)?;
         let trace = OutputFile::optional(self.trace.as_ref(), self.force)?;
+        OutputFile::require_distinct([&html, &trace])?;
         let plan = read_plan(&self.plan)?;
         let model = Model::load(&plan.model)?;
         let cluster = super::load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;

@@ -3,11 +3,11 @@
 use serde::Serialize;
 use shardloom::Session;
 use shardloom::program::timeline::Timeline;
+use shardloom_report::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::run::{History, Job};
 use crate::failure::Failure;
-use crate::quantity::{bytes, digits, percent, seconds};
 use crate::table::table;
 use crate::terminal::Terminal;
 
@@ -141,7 +141,7 @@ fn figures(summary: &Summary) -> Vec<(String, String)> {
         ("Validation loss", summary.final_validation_loss.map(|loss| format!("{loss:.4}"))),
         ("Median step", median.map(seconds)),
         ("Predicted step", predicted.map(seconds)),
-        ("Prediction error", error.map(|error| format!("{:+.1}%", error * 100.0))),
+        ("Prediction error", error.map(signed_percent)),
         ("Tokens per second", summary.tokens_per_second.map(digits)),
         ("Bubble", summary.bubble_fraction.map(percent)),
     ];

@@ -21,6 +21,7 @@ use shardloom::{
 
 use super::ProfileFile;
 use crate::failure::Failure;
+use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 use rate::Rate;
@@ -36,8 +37,8 @@ use shape::Shape;
   shardloom train plan.toml --data text.txt --steps 1000 --checkpoint run --resume
   shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data iris.csv --steps 500 --dp 2
 
-MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters
-(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt and llama, seq may be left to --seq and
+MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters \
+(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt and llama, seq may be left to --seq and \
 vocab to the tokenizer.")]
 pub struct Train {
     /// A plan file, as `shardloom plan -o` writes it, or a model
@@ -50,7 +51,7 @@ pub struct Train {
     data: Vec<PathBuf>,
 
     /// Steps that the model has been trained for in the end
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: NonZeroU64,
 
     /// `bytes` or a tokenizer.json
@@ -58,32 +59,34 @@ pub struct Train {
     tokenizer: String,
 
     /// Sequence length [default: the model's]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     seq: Option<usize>,
 
     /// Seed of weights, dropout and the order of samples
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    #[arg(long, value_name = "SEED", default_value_t = 0, value_parser = whole::<u64>)]
     seed: u64,
 
     /// What to do where the loss or a gradient is not finite
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnNan::Stop)]
     on_nan: OnNan,
 
-    /// Start from these weights, a safetensors file with names of this program or of Hugging Face
+    /// Start from these weights, a safetensors file with names of this program, as `shardloom export`
+    /// writes it, or of Hugging Face
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
 
-    /// Share of the data, from its end, that is kept for validation
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, allow_negative_numbers = true)]
-    validation_fraction: f64,
+    /// Share of the data, from its end, that is kept for validation [default: 0.05 if another option
+    /// asks for validation, else 0]
+    #[arg(long, value_name = "SHARE", value_parser = decimal)]
+    validation_fraction: Option<f64>,
 
     /// Validate after every so many steps [default: after the last]
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long, value_name = "STEPS", value_parser = whole::<NonZeroU64>)]
     validate_every: Option<NonZeroU64>,
 
-    /// Micro-batches to validate on at most
-    #[arg(long, value_name = "N", default_value = "16")]
-    validation_microbatches: NonZeroU64,
+    /// Micro-batches to validate on at most [default: 16]
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
+    validation_microbatches: Option<NonZeroU64>,
 
     /// Whether ranks run in real time, or in the modelled time of a cluster
     #[arg(long, value_name = "CLOCK", value_enum, default_value_t = Clock::Wall)]
@@ -115,11 +118,11 @@ struct Files {
     checkpoint: Option<PathBuf>,
 
     /// Write one after every so many steps, too
-    #[arg(long, value_name = "STEPS", requires = "checkpoint")]
+    #[arg(long, value_name = "STEPS", requires = "checkpoint", value_parser = whole::<NonZeroU64>)]
     checkpoint_every: Option<NonZeroU64>,
 
     /// Delete all checkpoints but the latest so many [default: keep all]
-    #[arg(long, value_name = "N", requires = "checkpoint")]
+    #[arg(long, value_name = "N", requires = "checkpoint", value_parser = whole::<NonZeroUsize>)]
     keep: Option<NonZeroUsize>,
 
     /// Go on from the newest sound checkpoint in the folder, if there is one
@@ -157,6 +160,9 @@ enum Clock {
     Virtual,
 }
 
+/// The share of the data that is kept for validation where some is asked for and no share is given.
+pub const VALIDATION_FRACTION: f64 = 0.05;
+
 /// How long a rank waits for another before it gives up.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -165,17 +171,23 @@ impl Train {
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let html = OutputFile::optional(self.files.html.as_ref(), self.files.force)?;
         let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
-        if self.validate_every.is_some() && self.validation_fraction == 0.0 {
-            let message = "--validate-every needs data to validate on: give --validation-fraction";
-            return Err(Failure::usage("--validation-fraction", message));
-        }
+        OutputFile::require_distinct([&html, &trace])?;
+        let (validation_fraction, validation) = self.validation()?;
         let learning_rate = self.rate.learning_rate(self.steps.get())?;
         let tokenizer = TextTokenizer::open(&self.tokenizer)?;
         let local = self.profile.local()?;
-        let (model, plan) = self.model_and_plan(&tokenizer, &local, terminal)?;
-        let (clock, prediction) = self.clock(&model, &plan, &local, terminal)?;
-        let sampling = Sampling { seed: self.seed, validation_fraction: self.validation_fraction };
+        let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
+        // What is wrong with the data is said before a search, which may measure this machine first.
+        let sampling = Sampling { seed: self.seed, validation_fraction };
         let data = Data::open(&model, &self.data, &tokenizer, sampling)?;
+        let plan = match plan_file {
+            Some(plan) => plan,
+            None => self.shape.plan(&model, &local, terminal)?,
+        };
+        if validation.is_some() {
+            require_microbatch(&data, &plan, validation_fraction)?;
+        }
+        let (clock, prediction) = self.clock(&model, &plan, &local, terminal)?;
         let settings = Settings {
             seed: self.seed,
             learning_rate,
@@ -195,10 +207,6 @@ impl Train {
             resume: self.files.resume,
             force: self.files.force,
         });
-        let validation = (self.validation_fraction > 0.0).then_some(Validation {
-            every: self.validate_every,
-            microbatches: self.validation_microbatches.get(),
-        });
         let job = Job {
             model,
             plan,
@@ -211,6 +219,30 @@ impl Train {
             trace,
         };
         job.run(data, settings, terminal)
+    }
+
+    /// The share of the data that is kept for validation, and how it is validated on.
+    fn validation(&self) -> Result<(f64, Option<Validation>), Failure> {
+        let asking = [
+            ("--validate-every", self.validate_every.is_some()),
+            ("--validation-microbatches", self.validation_microbatches.is_some()),
+        ];
+        let asking = asking.into_iter().find(|&(_, given)| given).map(|(option, _)| option);
+        match (self.validation_fraction, asking) {
+            (None | Some(0.0), None) => Ok((0.0, None)),
+            (Some(0.0), Some(option)) => {
+                let message = format!(
+                    "--validation-fraction 0: {option} needs data to validate on; give a share above \
+                     0, or leave it out for {VALIDATION_FRACTION}"
+                );
+                Err(Failure::usage("--validation-fraction", message))
+            }
+            (fraction, _) => {
+                let microbatches = self.validation_microbatches.map_or(16, NonZeroU64::get);
+                let validation = Validation { every: self.validate_every, microbatches };
+                Ok((fraction.unwrap_or(VALIDATION_FRACTION), Some(validation)))
+            }
+        }
     }
 
     /// Which time ranks live in, and what a step is predicted to be there.
@@ -236,12 +268,11 @@ impl Train {
         }
     }
 
-    fn model_and_plan(
+    /// The model, and the plan where a file has one.
+    fn model_and_plan_file(
         &self,
         tokenizer: &TextTokenizer,
-        local: &LocalProfile,
-        terminal: Terminal,
-    ) -> Result<(Model, Plan), Failure> {
+    ) -> Result<(Model, Option<Plan>), Failure> {
         let path = Path::new(&self.what);
         if is_plan(path)? {
             let seq = self.seq.map(|_| "--seq");
@@ -254,14 +285,25 @@ impl Train {
                 return Err(Failure::usage(option, message));
             }
             let plan = read_plan(path)?;
-            return Ok((Model::load(&plan.model)?, plan));
+            return Ok((Model::load(&plan.model)?, Some(plan)));
         }
         let vocabulary = Some(tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
-        let model = Model::load_with(&self.what, defaults)?;
-        let plan = self.shape.plan(&model, local, terminal)?;
-        Ok((model, plan))
+        Ok((Model::load_with(&self.what, defaults)?, None))
     }
+}
+
+/// Makes sure that what is kept for validation fills a micro-batch, without which there is no loss to show.
+fn require_microbatch(data: &Data, plan: &Plan, fraction: f64) -> Result<(), Failure> {
+    let (kept, needed) = (data.validation_samples(), plan.microbatch_samples());
+    if kept >= needed as u64 {
+        return Ok(());
+    }
+    let message = format!(
+        "--validation-fraction {fraction} keeps {kept} samples, but a micro-batch has {needed}; give a \
+         larger share, more data, or more micro-batches"
+    );
+    Err(Failure::usage("--validation-fraction", message))
 }
 
 /// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.

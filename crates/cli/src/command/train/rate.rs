@@ -4,13 +4,14 @@ use clap::{Args, ValueEnum};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 
 use crate::failure::Failure;
+use crate::number::{decimal, whole};
 
 /// The learning rate over the steps.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Learning rate")]
 pub struct Rate {
     /// The highest learning rate
-    #[arg(long, value_name = "RATE", default_value_t = 1e-3, allow_negative_numbers = true)]
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3, value_parser = decimal)]
     learning_rate: f64,
 
     /// How it goes on after the warmup
@@ -18,11 +19,11 @@ pub struct Rate {
     lr_schedule: Kind,
 
     /// Steps in which it rises to its highest
-    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    #[arg(long, value_name = "STEPS", default_value_t = 0, value_parser = whole::<u64>)]
     warmup: u64,
 
     /// What cosine and linear fall to at the last step [default: a tenth of the highest]
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = decimal)]
     lr_floor: Option<f64>,
 }
 

@@ -1,5 +1,6 @@
 //! A training run, from its first step to its last.
 
+use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -10,12 +11,12 @@ use shardloom::program::timeline::Timeline;
 use shardloom::train::{RunClock, Settings, Step};
 use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
 use shardloom_report::LossPoint;
+use shardloom_report::quantity::{digits, seconds};
 
 use super::ending;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::output_file::OutputFile;
-use crate::quantity::{digits, seconds};
 use crate::terminal::Terminal;
 
 /// Everything that is decided before a run.
@@ -125,6 +126,10 @@ impl Job {
     /// Weights and checkpoints, before the first step.
     fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
         if let Some(Checkpoints { folder, resume, force, .. }) = &self.checkpoints {
+            // Better now than when there is something to lose.
+            fs::create_dir_all(folder).map_err(|error| {
+                Failure::file(folder, format!("cannot create {}: {error}", folder.display()))
+            })?;
             match resume {
                 false => clear_checkpoints(folder, *force).map_err(|error| match error {
                     shardloom::Error::CheckpointsExist { .. } => {
@@ -134,7 +139,15 @@ impl Job {
                     other => other.into(),
                 })?,
                 true => match session.resume(folder)? {
-                    Some(resumed) => return self.resumed(&resumed, terminal),
+                    Some(resumed) => {
+                        if let Some(weights) = &self.weights {
+                            terminal.note(format_args!(
+                                "{} is not read: the checkpoint has weights of its own",
+                                weights.display()
+                            ));
+                        }
+                        return self.resumed(&resumed, terminal);
+                    }
                     None => terminal.note(format_args!(
                         "no checkpoint in {} yet; starting with step 0",
                         folder.display()

@@ -1,14 +1,17 @@
 //! The options that make a plan.
 
+use std::num::NonZeroU32;
+
 use clap::Args;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom::search::Request;
 use shardloom::{LocalProfile, Model, find_plan, parse_optimizer, uniform_plan, usual_request};
 
-use crate::command::plan::describe;
+use crate::command::plan_line::plan_line;
 use crate::command::{algorithm, load_cluster, recompute, schedule_kind};
 use crate::failure::Failure;
+use crate::number::{decimal, whole};
 use crate::terminal::Terminal;
 
 /// How a model that comes without a plan is trained.
@@ -16,22 +19,23 @@ use crate::terminal::Terminal;
 #[command(next_help_heading = "Plan (of a MODEL; a plan file says all this itself)")]
 pub struct Shape {
     /// Find the fastest plan for this many ranks on this machine, which is measured if it never was
-    #[arg(long, value_name = "N", conflicts_with_all = [
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU32>, conflicts_with_all = [
         "pp", "dp", "tp", "sequence_parallel", "zero", "schedule", "microbatches", "recompute",
         "algorithm",
     ])]
-    ranks: Option<u32>,
+    ranks: Option<NonZeroU32>,
 
-    /// Pipeline stages [default: 1]
-    #[arg(long, value_name = "N")]
+    /// Pipeline stages, cut so that the most arithmetic of one is the least possible; other cuts are
+    /// for a plan file to say [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pp: Option<usize>,
 
     /// Data-parallel replicas [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     dp: Option<u32>,
 
     /// Ranks that every operator is split over [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     tp: Option<u32>,
 
     /// Split what tensor parallelism leaves whole along the sequence
@@ -40,7 +44,7 @@ pub struct Shape {
 
     /// ZeRO stage, 0 to 3: what replicas share is nothing, optimizer state, also gradients, also
     /// weights [default: 0]
-    #[arg(long, value_name = "STAGE")]
+    #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
     zero: Option<u8>,
 
     /// Order of passes: 1f1b or afab [default: 1f1b]
@@ -48,11 +52,11 @@ pub struct Shape {
     schedule: Option<ScheduleKind>,
 
     /// Samples of a step [default: 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     global_batch: Option<usize>,
 
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per stage that divide]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     microbatches: Option<usize>,
 
     /// Activations that are computed twice instead of kept: none, selective or full [default: none]
@@ -68,7 +72,7 @@ pub struct Shape {
     optimizer: Option<String>,
 
     /// Global norm to which gradients are clipped [default: 1]
-    #[arg(long, value_name = "NORM", conflicts_with = "no_clip")]
+    #[arg(long, value_name = "NORM", conflicts_with = "no_clip", value_parser = decimal)]
     clip_norm: Option<f64>,
 
     /// Do not clip gradients
@@ -109,7 +113,7 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         match self.ranks {
-            Some(ranks) => self.found(ranks, model, local, terminal),
+            Some(ranks) => self.found(ranks.get(), model, local, terminal),
             None => self.given_plan(model),
         }
     }
@@ -122,7 +126,7 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         let cores = load_cluster("local", local, terminal)?.device_count();
-        if ranks == 0 || ranks > cores {
+        if ranks > cores {
             let message = format!("--ranks {ranks}: this machine has 1 to {cores} to plan for");
             return Err(Failure::usage("--ranks", message));
         }
@@ -136,7 +140,7 @@ impl Shape {
             ..usual_request(model, &cluster, &text, global_batch)
         };
         let plan = find_plan(model, &cluster, &request)?.outcome.plan;
-        terminal.note(format_args!("plan: {}", describe(&plan)));
+        terminal.note(format_args!("plan: {}", plan_line(&plan)));
         Ok(plan)
     }
 
