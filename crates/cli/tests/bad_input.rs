@@ -144,6 +144,7 @@ fn parallelism() {
             (&format!("{absurd} 0"), "plan", "global_batch = 0"),
             (&format!("{absurd} 1000000000000000000"), "plan", "mistyped"),
             (&format!("{absurd} 1000000000000"), "memory", "available"),
+            (&format!("{absurd} 8192 --dp 8192"), "plan", "at most 1024"),
         ],
     );
 }
@@ -273,6 +274,7 @@ fn profiles_and_checkpoints() {
     place.run("generate folder --prompt a --json").refuses("checkpoint", "no usable checkpoint");
     place.run("generate folder --prompt a --temperature -1 --json").refuses("usage", "temperature");
     place.run("generate folder --prompt a --top-k 0 --json").refuses("usage", "top-k");
+    place.run("profile --ranks 100000 --json").refuses("usage", "cores");
     place.run("profile -o c.toml --profile p.toml --json").refuses("usage", "--profile");
     place.run("export folder --weights text.txt --json").refuses("file", "--force");
     place.run("export folder --weights w/w --json").refuses("file", "no folder w");

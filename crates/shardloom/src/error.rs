@@ -170,6 +170,17 @@ pub enum Error {
         /// Files and folders given.
         found: usize,
     },
+    /// More ranks than can be threads of one process.
+    #[error(
+        "{ranks} ranks: every rank is a thread of this machine, and at most {most} are run; take fewer \
+         pipeline stages, replicas or tensor-parallel ranks, or simulate the plan instead"
+    )]
+    Ranks {
+        /// How many.
+        ranks: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// The ranks together need more memory than this machine has.
     #[error(
         "training needs {needed_bytes} bytes on {ranks} ranks together, but this machine has \
@@ -228,7 +239,9 @@ impl Error {
                 "model"
             }
             Error::Cluster(_) => "cluster",
-            Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } => "plan",
+            Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } | Error::Ranks { .. } => {
+                "plan"
+            }
             Error::Sim(_) => "simulation",
             Error::Search(_) => "search",
             Error::NoProfilePlace | Error::Profile { .. } => "profile",
@@ -343,6 +356,7 @@ impl Error {
                 Train::NonFiniteLoss { step, .. } => Some(format!("step {step}")),
                 _ => None,
             },
+            Error::Ranks { .. } => Some("devices".into()),
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
             Error::Search(_)
             | Error::Program(_)

@@ -64,6 +64,10 @@ pub struct Session {
     meta: Meta,
 }
 
+/// The most ranks of a run. Every one is a thread with a channel to every other, so that some thousands
+/// exhaust a machine, however little they hold.
+const MOST_RANKS: usize = 1024;
+
 /// Keys of a checkpoint's further entries.
 const LEARNING_RATE: &str = "learning-rate";
 pub(crate) const TOKENIZER: &str = "tokenizer";
@@ -87,10 +91,14 @@ impl Session {
     /// Brings everything together and starts all ranks with fresh weights.
     ///
     /// # Errors
-    /// If the plan does not fit the model, or the ranks need more memory than there is.
+    /// If the plan does not fit the model, it has more than 1024 ranks, or they need more memory than
+    /// there is.
     pub fn start(model: &Model, plan: &Plan, data: Data, settings: Settings) -> Result<Session> {
         let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
         let devices = devices.map_or(0, |&last| last as usize + 1);
+        if devices > MOST_RANKS {
+            return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
+        }
         require_memory(&lower(model, plan, devices)?)?;
         let mut meta = Meta {
             sample_position: 0,

@@ -11,16 +11,64 @@ pub fn plan_line(plan: &Plan) -> String {
         _ => meshes.join(" | "),
     };
     let sequence = plan.layout.splits("seq", Axis::Tp);
+    let schedule = match stages {
+        1 => String::new(),
+        _ => format!("{} with ", plan.schedule.name()),
+    };
     format!(
-        "{} devices: {stages} stage{} of {mesh}{}, ZeRO {}, {} with {} micro-batches of {}, \
-         recompute {}",
-        plan.device_count(),
-        if stages == 1 { "" } else { "s" },
+        "{}: {} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}",
+        counted(plan.device_count(), "device"),
+        counted(stages, "stage"),
         if sequence { " with sequence parallelism" } else { "" },
         plan.sync.zero,
-        plan.schedule.name(),
-        plan.microbatches,
-        plan.microbatch_samples(),
+        counted(plan.microbatches, "micro-batch"),
+        counted(plan.microbatch_samples(), "sample"),
         plan.recompute.name()
     )
+}
+
+fn counted(number: usize, what: &str) -> String {
+    let ending = match (number, what.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{number} {what}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+    use shardloom::{Model, uniform_plan};
+
+    use super::plan_line;
+
+    #[test]
+    fn one_is_not_many_and_a_single_stage_has_no_schedule() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let line = |pp, microbatches| {
+            let numbers = Uniform {
+                pp,
+                mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+                sequence_parallel: false,
+                global_batch: 8,
+                microbatches,
+                schedule: ScheduleKind::Afab,
+                recompute: Recompute::None,
+                sync: Sync::default(),
+                precision: Precision::FP32,
+                optimizer: Optimizer::default(),
+                clip_norm: None,
+            };
+            plan_line(&uniform_plan(&model, &numbers, "local:4").expect("a plan"))
+        };
+        assert_eq!(
+            line(1, 1),
+            "2 devices: 1 stage of dp 2, ZeRO 0, 1 micro-batch of 8 samples, recompute none"
+        );
+        assert_eq!(
+            line(2, 4),
+            "4 devices: 2 stages of dp 2, ZeRO 0, afab with 4 micro-batches of 2 samples, recompute none"
+        );
+    }
 }

@@ -72,6 +72,7 @@ impl Profile {
     /// Measures.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
+        self.require_cores()?;
         let effort = if self.thorough { Effort::Thorough } else { Effort::Quick };
         let options = Options { ranks: self.ranks, memory_bytes: None, effort };
         let bar = terminal.share();
@@ -135,6 +136,19 @@ impl Profile {
         }
         let path = path.display();
         terminal.line(format_args!("Measured in {}; written to {path}", seconds(elapsed_seconds)))
+    }
+
+    /// More ranks than cores would take turns, and some thousands exhaust the memory.
+    fn require_cores(&self) -> Result<(), Failure> {
+        let cores = std::thread::available_parallelism().ok();
+        match self.ranks.zip(cores).filter(|(ranks, cores)| ranks > cores) {
+            Some((ranks, cores)) => {
+                let message =
+                    format!("--ranks {ranks}: this machine has {cores} cores, one for each");
+                Err(Failure::usage("--ranks", message))
+            }
+            None => Ok(()),
+        }
     }
 }
 
