@@ -191,4 +191,8 @@ fn a_loss_that_is_not_finite_stops_the_run_or_is_skipped() {
     let skipped = place.run(&format!("train {TINY} {options} --on-nan skip --json")).succeeds();
     let steps = skipped.objects();
     skipped.check(steps[..8].iter().any(|step| step["skipped"] == true), "no update was skipped");
+
+    let spoilt = format!("train {TINY} {options} --on-nan continue --checkpoint spoilt");
+    place.run(&spoilt).succeeds();
+    place.run("generate spoilt --prompt a --json").refuses("model", "earlier checkpoint");
 }

@@ -24,6 +24,7 @@ pub struct Drawing {
 
 /// A trained language model that goes on with a text.
 pub struct Generator {
+    model: String,
     sampler: Sampler,
     tokenizer: TextTokenizer,
     tokens: Vec<u32>,
@@ -67,7 +68,8 @@ impl Generator {
                 other => other.into(),
             })?;
         let random = SplitMix64(seed);
-        Ok(Generator { sampler, tokenizer, tokens: vec![], drawing, random, refused })
+        let model = model.spec().name().to_owned();
+        Ok(Generator { model, sampler, tokenizer, tokens: vec![], drawing, random, refused })
     }
 
     /// Newer checkpoints that were not used.
@@ -87,11 +89,20 @@ impl Generator {
     /// Draws the next token.
     ///
     /// # Errors
-    /// If nothing was prompted.
+    /// If nothing was prompted, or the weights are such that a logit is no number.
     pub fn next_token(&mut self) -> Result<u32> {
         let mut logits = self.sampler.logits(&self.tokens)?;
         // Entries past the tokenizer's vocabulary only round the model's sizes; they have no text.
         logits.truncate(self.tokenizer.tokenizer().vocabulary_size());
+        if logits.iter().any(|logit| logit.is_nan()) {
+            return Err(Error::NoSampling {
+                model: self.model.clone(),
+                reason:
+                    "its weights lead to logits that are no numbers, as after training on through \
+                         losses that were not finite; take an earlier checkpoint"
+                        .into(),
+            });
+        }
         let token = draw(&logits, self.drawing, &mut self.random);
         self.tokens.push(token);
         Ok(token)
