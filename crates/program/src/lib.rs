@@ -5,6 +5,7 @@
 //! `stream` orders bodies over a step. Ranks that do the same on different data are one [`Class`] with
 //! as many positions, so 16,384 replicas cost as much as one.
 
+pub mod quantity;
 pub mod schedule;
 pub mod timeline;
 

@@ -5,7 +5,6 @@
 //!
 //! - [`swimlane`] and [`cell_table`] give text for a terminal.
 //! - [`Report::html`] gives one self-contained page that works from a file, without a network.
-//! - [`quantity`] words times, sizes and shares, so that every place words them alike.
 //! - [`perfetto_trace`] gives bytes that <https://ui.perfetto.dev> and `trace_processor` open.
 
 mod cells;
@@ -14,7 +13,6 @@ mod label;
 mod palette;
 mod payload;
 mod perfetto;
-pub mod quantity;
 mod stacking;
 mod swimlane;
 mod tables;

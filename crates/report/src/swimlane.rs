@@ -1,10 +1,10 @@
 //! A timeline as text: one row per rank, time from left to right.
 
+use shardloom_program::quantity::{percent, seconds};
 use shardloom_program::timeline::{Activity, Interval, Picos, Timeline, Track};
 
 use crate::label::{printable, shortened};
 use crate::palette::{self, ACTIVITIES, Colour, IDLE, look};
-use crate::quantity::{percent, seconds};
 use crate::totals::{Totals, clock_words, first_start, shares};
 use crate::visible::{Segment, visible};
 

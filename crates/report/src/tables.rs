@@ -1,9 +1,9 @@
 //! The page's tables: any table, and those that a timeline gives.
 
 use maud::{Markup, html};
+use shardloom_program::quantity::{bytes, percent, seconds, signed_percent};
 use shardloom_program::timeline::Timeline;
 
-use crate::quantity::{bytes, percent, seconds, signed_percent};
 use crate::totals::{Totals, shares};
 
 /// A table that scrolls sideways in itself, reachable with the keyboard.

@@ -4,6 +4,7 @@
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
+use shardloom_program::quantity::{self, bytes, percent};
 use shardloom_sim::Simulation;
 
 use crate::auto::fastest_estimate;
@@ -129,8 +130,8 @@ fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     let mut bottleneck = |part: usize, place: &str| {
         let (name, remedy) = PARTS[part];
         let sentence = format!(
-            "{place} {name}: {} ms a step; it shrinks with {remedy}",
-            milliseconds(parts[part] * step_seconds)
+            "{place} {name}: {} a step; it shrinks with {remedy}",
+            quantity::seconds(parts[part] * step_seconds)
         );
         facts.push(Fact { topic: Topic::Bottleneck, sentence, number: parts[part] });
     };
@@ -162,18 +163,17 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
         _ => "leaves room for larger micro-batches or less recomputation",
     };
     let activations = fullest.peak_bytes - held.total().min(fullest.peak_bytes);
-    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     let sentence = format!(
-        "{} is fullest with {:.1} of {:.1} GB ({}), which {verdict}: weights {:.1}, gradients \
-         {:.1}, optimizer state {:.1}, activations and buffers {:.1} GB",
+        "{} is fullest with {} of {} ({}), which {verdict}: weights {}, gradients {}, optimizer \
+         state {}, activations and buffers {}",
         class.place(),
-        gigabytes(fullest.peak_bytes),
-        gigabytes(fullest.memory_bytes),
+        bytes(fullest.peak_bytes),
+        bytes(fullest.memory_bytes),
         percent(share),
-        gigabytes(held.weights),
-        gigabytes(held.gradients),
-        gigabytes(held.state),
-        gigabytes(activations),
+        bytes(held.weights),
+        bytes(held.gradients),
+        bytes(held.state),
+        bytes(activations),
     );
     Ok(vec![Fact { topic: Topic::Memory, sentence, number: share }])
 }
@@ -292,10 +292,10 @@ fn against(
     let full = judgement.fullest().filter(|it| it.peak_bytes > it.memory_bytes);
     let sentence = match full {
         Some(it) => format!(
-            "{name} does not fit: it needs {:.1} of {:.1} GB (and {time}: {} ms)",
-            it.peak_bytes as f64 / 1e9,
-            it.memory_bytes as f64 / 1e9,
-            milliseconds(number),
+            "{name} does not fit: it needs {} of {} (and {time}: {})",
+            bytes(it.peak_bytes),
+            bytes(it.memory_bytes),
+            quantity::seconds(number),
         ),
         None => {
             let bench = Bench::new(graph, cluster, rival)?;
@@ -308,20 +308,12 @@ fn against(
                 }
             }
             format!(
-                "{name} {time}: {} ms, {} of it {}",
-                milliseconds(number),
+                "{name} {time}: {}, {} of it {}",
+                quantity::seconds(number),
                 percent(worst.0),
                 worst.1
             )
         }
     };
     Ok(Fact { topic: Topic::Rival, sentence, number })
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1}%", 100.0 * share)
-}
-
-fn milliseconds(seconds: f64) -> String {
-    format!("{:.1}", 1000.0 * seconds)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use shardloom::plan::Precision;
+use shardloom::program::quantity::seconds;
 use shardloom::search::Request;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
@@ -14,7 +15,6 @@ use shardloom::{
     Data, Drawing, Generator, Model, Sampling, TextTokenizer, find_plan, predict_here,
     usual_request,
 };
-use shardloom_report::quantity::seconds;
 
 use super::ProfileFile;
 use super::train::run::{Checkpoints, Job, Validation};

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
 use shardloom::{Model, explain, read_plan};
-use shardloom_report::quantity::seconds;
 
 use super::ProfileFile;
 use crate::failure::Failure;

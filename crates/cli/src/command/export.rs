@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardloom::export_weights;
-use shardloom_report::quantity::digits;
+use shardloom::program::quantity::digits;
 
 use crate::failure::Failure;
 use crate::output_file::OutputFile;

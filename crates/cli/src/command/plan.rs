@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan as Found, Precision};
+use shardloom::program::quantity::{bytes, digits, percent, seconds};
 use shardloom::{Defaults, Model, Planned, find_plan, parse_optimizer, usual_request};
-use shardloom_report::quantity::{bytes, digits, percent, seconds};
 
 use super::ProfileFile;
 use super::plan_line::plan_line;

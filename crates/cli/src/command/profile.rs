@@ -7,8 +7,8 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
+use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
 use shardloom::train::profile::{Effort, Options, check, measure};
-use shardloom_report::quantity::{bytes, digits, seconds, signed_percent};
 
 use super::ProfileFile;
 use crate::failure::Failure;

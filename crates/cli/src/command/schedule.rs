@@ -3,9 +3,9 @@
 use clap::Args;
 use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
+use shardloom::program::quantity::percent;
 use shardloom::program::schedule::{self, StageMap, Timed};
 use shardloom_report::cell_table;
-use shardloom_report::quantity::percent;
 
 use crate::failure::Failure;
 use crate::number::whole;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use shardloom::program::quantity::{bytes, percent, seconds};
 use shardloom::sim::{Fit, Summary};
 use shardloom::{Model, Prediction, read_plan, simulate};
-use shardloom_report::quantity::{bytes, percent, seconds};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::ProfileFile;

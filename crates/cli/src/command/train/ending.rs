@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 use shardloom::Session;
+use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom::program::timeline::Timeline;
-use shardloom_report::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::run::{History, Job};

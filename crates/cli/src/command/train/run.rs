@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use shardloom::plan::Plan;
+use shardloom::program::quantity::{digits, seconds};
 use shardloom::program::timeline::Timeline;
 use shardloom::train::{RunClock, Settings, Step};
 use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
 use shardloom_report::LossPoint;
-use shardloom_report::quantity::{digits, seconds};
 
 use super::ending;
 use crate::failure::Failure;

@@ -1,9 +1,10 @@
-//! Times, sizes and shares as people read them, the same wherever they are shown.
+//! Times, sizes and shares in words: what is said of programs reads the same in explanations, reports and
+//! on the terminal.
 
 /// A time with three significant digits in the largest unit that keeps it at least 1.
 ///
 /// ```
-/// assert_eq!(shardloom_report::quantity::seconds(0.0123), "12.3 ms");
+/// assert_eq!(shardloom_program::quantity::seconds(0.0123), "12.3 ms");
 /// ```
 pub fn seconds(value: f64) -> String {
     let units =
@@ -43,7 +44,7 @@ pub fn signed_percent(fraction: f64) -> String {
 /// A number with three significant digits, and no decimals but commas between thousands from 100 up.
 ///
 /// ```
-/// assert_eq!(shardloom_report::quantity::digits(1234567.8), "1,234,568");
+/// assert_eq!(shardloom_program::quantity::digits(1234567.8), "1,234,568");
 /// ```
 pub fn digits(value: f64) -> String {
     let decimals = match value.abs() {
