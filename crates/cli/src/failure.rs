@@ -57,8 +57,8 @@ impl Failure {
         let text = text.strip_prefix("error: ").unwrap_or(&text);
         // Usage and where to read more are for people.
         let telling = text.split("\n\n").take_while(|paragraph| !paragraph.starts_with("Usage:"));
-        let telling: Vec<&str> = telling.map(str::trim).collect();
-        let message = telling.join("; ").replace('\n', " ");
+        let words = |paragraph: &str| paragraph.split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = telling.map(words).collect::<Vec<_>>().join("; ");
         let place = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
         Failure::Message(Message { kind: "usage", message, place, status: INPUT })
     }

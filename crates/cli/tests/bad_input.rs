@@ -288,6 +288,7 @@ fn unknown_commands_and_options_say_what_there_is() {
     let place = Place::new();
     place.run("trian --json").refuses("usage", "train");
     place.run("train --stpes 3 --json").refuses("usage", "--steps");
+    place.run("plan --json").refuses("usage", "provided: --cluster <CLUSTER> --global-batch <N>");
 }
 
 #[test]

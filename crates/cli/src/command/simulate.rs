@@ -106,11 +106,13 @@ impl Simulate {
 const MEMORY: [&str; 7] =
     ["rank", "ranks alike", "peak", "of", "computing", "communicating", "sent"];
 
+/// What a step is once steps follow each other; the timeline beside it shows one that begins with all
+/// ranks idle, which takes a little longer.
 fn figures(prediction: &Prediction) -> Vec<(String, String)> {
     let summary = &prediction.summary;
     vec![
-        ("Step".into(), seconds(summary.step_seconds)),
-        ("Bubble".into(), percent(summary.bubble_fraction)),
+        ("Steady step".into(), seconds(summary.step_seconds)),
+        ("Steady bubble".into(), percent(summary.bubble_fraction)),
     ]
 }
 
