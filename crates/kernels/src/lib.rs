@@ -6,6 +6,9 @@
 //! into what they are given and allocate nothing, but for the 1.3 MB in which a thread packs matrix
 //! products.
 //!
+//! Kernels use the best instructions of the processor. `SHARDLOOM_KERNELS=portable`, `avx2` or
+//! `avx512` in the environment makes them use others: see [`tier`].
+//!
 //! Slices whose lengths contradict each other are a mistake of the caller, never of a user, and
 //! panic with the lengths in the message.
 //!
@@ -40,6 +43,7 @@ pub mod random;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
+pub mod tier;
 pub mod window;
 
 mod elementary;
@@ -48,3 +52,4 @@ mod memory;
 mod simd;
 
 pub use memory::{Buffer, DType, Memory};
+pub use tier::{Tier, TierError};

@@ -57,8 +57,13 @@ impl Memory {
     }
 
     /// A buffer of `elements` elements whose contents are unspecified (but initialised).
+    ///
+    /// # Panics
+    /// If their bytes cannot be counted.
     pub fn alloc(&self, dtype: DType, elements: usize) -> Buffer {
-        let bytes = elements * dtype.bytes();
+        // The views of a buffer rely on its block being as long as this says.
+        let bytes = elements.checked_mul(dtype.bytes());
+        let bytes = bytes.unwrap_or_else(|| panic!("{elements} elements are more than memory has"));
         let lines = bytes.div_ceil(size_of::<Line>());
         let reused = {
             let mut pool = self.pool();

@@ -1,5 +1,5 @@
 //! Compiles a kernel for the baseline processor, for AVX2 with FMA and for AVX-512, and picks at
-//! run time.
+//! run time, by [`Tier`](crate::tier::Tier).
 //!
 //! The body is ordinary Rust over slices, written so that the compiler vectorises it: fixed-size
 //! chunks, explicit lane accumulators, no early exits. What it calls must be `#[inline(always)]`,
@@ -7,7 +7,7 @@
 //! reason. As every order of summation is written out, all versions give the same bits. (Without
 //! FMA instructions `mul_add` is a slow function call: correct, and not meant for real training.)
 
-/// Defines functions that run under the widest instruction set the processor has.
+/// Defines functions that run under the instruction set of the selected tier.
 macro_rules! simd {
     ($(
         $(#[$attr:meta])*
@@ -28,19 +28,13 @@ macro_rules! simd {
                 fn avx512($($arg: $ty),*) $(-> $ret)? {
                     portable($($arg),*)
                 }
-                if std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512dq")
-                    && std::arch::is_x86_feature_detected!("avx512vl")
-                {
-                    // SAFETY: the processor was just found to have the features `avx512` enables.
-                    return unsafe { avx512($($arg),*) };
-                }
-                if std::arch::is_x86_feature_detected!("avx2")
-                    && std::arch::is_x86_feature_detected!("fma")
-                {
-                    // SAFETY: the processor was just found to have the features `avx2` enables.
-                    return unsafe { avx2($($arg),*) };
+                match crate::tier::Tier::current() {
+                    // SAFETY: a tier is current only if the processor has its features, which
+                    // include those that `avx512` enables.
+                    crate::tier::Tier::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above, for `avx2`.
+                    crate::tier::Tier::Avx2 => return unsafe { avx2($($arg),*) },
+                    crate::tier::Tier::Portable => {}
                 }
             }
             portable($($arg),*)

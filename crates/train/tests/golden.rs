@@ -5,9 +5,11 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 use shardloom_graph::{Graph, ModelSpec};
+use shardloom_kernels::{Tier, tier};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_train::checkpoint::read_safetensors;
 use support::{Samples, losses, trainer};
@@ -102,4 +104,19 @@ fn gpt_with_tied_head_trains_like_pytorch() {
 fn llama_trains_like_pytorch() {
     let spec = "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64";
     check("llama", &model(spec));
+}
+
+/// In processes of their own, as a process has one tier.
+#[test]
+fn the_kernels_of_every_tier_train_like_pytorch() {
+    let selected = Tier::selected().expect("a tier of this machine");
+    for other in Tier::available().into_iter().filter(|&tier| tier != selected) {
+        let program = std::env::current_exe().expect("the system knows this program");
+        let mut command = Command::new(program);
+        command.args(["--exact", "gpt_trains_like_pytorch"]).env(tier::VARIABLE, other.name());
+        let output = command.output().expect("this program runs again");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{other}: {text}");
+        assert!(text.contains("1 passed"), "{other}: {text}");
+    }
 }

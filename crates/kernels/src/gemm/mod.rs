@@ -1,5 +1,5 @@
 //! The matrix product under every kernel that needs one: strided views over slices, checked once,
-//! and multiplied by own code where the processor has AVX-512, else by the `gemm` crates.
+//! and multiplied by own code in the AVX-512 tier, else by the `gemm` crates.
 //!
 //! The own code is there for processors that execute 512-bit instructions at full width, where it
 //! does up to twice the work of AVX2; the crates' own AVX-512 kernels were slower than their AVX2
@@ -7,10 +7,11 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod by_crate;
 #[cfg(target_arch = "x86_64")]
 mod pack;
 
-use gemm_common::Parallelism;
+use crate::tier::Tier;
 
 /// Below this many rows or columns the `gemm` crates are faster: their kernels for a matrix and a
 /// vector need no packing, and a tile of the own code would be mostly padding.
@@ -72,9 +73,13 @@ impl<'a> MatrixMut<'a> {
     }
 }
 
+/// # Panics
+/// If the matrix does not lie within `len` elements, or its rows overlap. Unsafe code relies on it, so
+/// the arithmetic must not wrap.
 fn check(len: usize, rows: usize, columns: usize, row_stride: usize) {
+    let end = |rows: usize| (rows - 1).checked_mul(row_stride)?.checked_add(columns);
     assert!(
-        rows == 0 || columns == 0 || (rows - 1) * row_stride + columns <= len,
+        rows == 0 || columns == 0 || end(rows).is_some_and(|end| end <= len),
         "{rows} rows of {columns} every {row_stride} elements do not fit in {len}"
     );
     assert!(columns <= row_stride || rows <= 1, "rows of {columns} overlap every {row_stride}");
@@ -92,49 +97,18 @@ pub(crate) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulat
         c.rows,
         c.columns
     );
+    let tier = Tier::current();
     #[cfg(target_arch = "x86_64")]
-    if c.rows >= LEAST.0 && c.columns >= LEAST.1 && std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor was just found to have the feature.
+    if tier == Tier::Avx512 && c.rows >= LEAST.0 && c.columns >= LEAST.1 {
+        // SAFETY: a tier is current only if the processor has its features.
         return unsafe { avx512::multiply(scale, a, b, c, accumulate) };
     }
-    multiply_by_crate(scale, a, b, c, accumulate);
-}
-
-/// [`multiply`] of views whose shapes match, by the `gemm` crates.
-fn multiply_by_crate(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulate: bool) {
-    // SAFETY: the views were checked to lie within their slices when they were made, transposing
-    // keeps the set of elements, and `c` is borrowed exclusively and so overlaps neither `a` nor
-    // `b`. Strides fit in `isize` as the slices they were checked against do.
-    unsafe {
-        gemm_f32::gemm::f32::get_gemm_fn()(
-            c.rows,
-            c.columns,
-            a.columns,
-            c.data.as_mut_ptr(),
-            1,
-            c.row_stride as isize,
-            accumulate,
-            a.data.as_ptr(),
-            a.column_stride as isize,
-            a.row_stride as isize,
-            b.data.as_ptr(),
-            b.column_stride as isize,
-            b.row_stride as isize,
-            1.0,
-            scale,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
-    }
+    by_crate::multiply(tier, scale, a, b, c, accumulate);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    type Multiply = fn(f32, Matrix, Matrix, MatrixMut, bool);
 
     /// Small integers, so that every order of summation gives the same bits.
     fn integers(n: usize, seed: usize) -> Vec<f32> {
@@ -142,7 +116,12 @@ mod tests {
     }
 
     /// A product of strided views in which every element outside the result must survive.
-    fn check(multiply: Multiply, m: usize, n: usize, k: usize) {
+    fn check(
+        multiply: impl Fn(f32, Matrix, Matrix, MatrixMut, bool),
+        m: usize,
+        n: usize,
+        k: usize,
+    ) {
         for [a_transposed, b_transposed, accumulate] in
             (0..8).map(|bits| [1, 2, 4].map(|bit| bits & bit > 0))
         {
@@ -208,9 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn products_by_the_crate_are_exact_and_touch_nothing_else() {
-        for (m, n, k) in SIZES {
-            check(multiply_by_crate, m, n, k);
+    fn products_by_the_crate_are_exact_and_touch_nothing_else_on_every_tier() {
+        for tier in Tier::available() {
+            for (m, n, k) in SIZES {
+                check(|scale, a, b, c, add| by_crate::multiply(tier, scale, a, b, c, add), m, n, k);
+            }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit in 8")]
+    fn a_matrix_whose_size_overflows_is_refused() {
+        Matrix::new(&[0.0; 8], 1 << 33, 1, 1 << 31);
     }
 }

@@ -15,4 +15,5 @@ mod oracle;
 mod random;
 mod reduce;
 mod rotary;
+mod tiers;
 mod window;

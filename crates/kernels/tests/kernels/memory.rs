@@ -90,3 +90,9 @@ fn an_adopted_buffer_is_counted_by_its_new_owner_and_its_block_returns_home() {
     assert_eq!((sender.system_allocations(), receiver.system_allocations()), (1, 0));
     assert_eq!((sender.peak_bytes(), receiver.peak_bytes()), (32, 32));
 }
+
+#[test]
+#[should_panic(expected = "more than memory has")]
+fn a_buffer_whose_bytes_overflow_is_refused() {
+    Memory::new().alloc(DType::F32, usize::MAX / 2 + 1);
+}
