@@ -50,4 +50,4 @@ pub use link::{Link, Path};
 pub use matmul::{AnalyticMatmul, MatmulPoint, MatmulRates, MeasuredMatmul, Tile};
 pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
-pub use profile::Profile;
+pub use profile::{MeasuredOn, Profile};

@@ -15,6 +15,38 @@ pub struct Profile {
     pub device: DeviceKind,
     /// The node.
     pub node: NodeKind,
+    /// On what it was measured; absent in a profile that was written by hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_on: Option<MeasuredOn>,
+}
+
+/// All that a measurement depends on: it holds for a machine only where all of this is the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredOn {
+    /// The processor's name.
+    pub processor: String,
+    /// Cores that the measuring program could use.
+    pub cores: u32,
+    /// Instructions that its kernels used.
+    pub kernels: String,
+    /// The program's version.
+    pub version: String,
+}
+
+impl MeasuredOn {
+    /// What differs from `other`, in words: `processor A, not B`. Empty if nothing does.
+    pub fn differences(&self, other: &MeasuredOn) -> Vec<String> {
+        let [cores, other_cores] = [self, other].map(|it| it.cores.to_string());
+        let pairs = [
+            ("processor", &self.processor, &other.processor),
+            ("cores", &cores, &other_cores),
+            ("kernels", &self.kernels, &other.kernels),
+            ("version", &self.version, &other.version),
+        ];
+        let differing = pairs.into_iter().filter(|(_, own, other)| own != other);
+        differing.map(|(what, own, other)| format!("{what} {own}, not {other}")).collect()
+    }
 }
 
 /// Names and texts of the preset files.

@@ -115,6 +115,18 @@ pub enum Error {
         /// What is wrong.
         source: Box<ClusterError>,
     },
+    /// A profile that was measured under other conditions than these.
+    #[error(
+        "{} was measured on another machine, or on this one as it was then: {}; measure again with \
+         `shardloom profile`, or name another file",
+        path.display(), differences.join(", ")
+    )]
+    OtherMachine {
+        /// The file.
+        path: PathBuf,
+        /// What differs, with what is here second.
+        differences: Vec<String>,
+    },
     /// The model reads what neither text nor a table gives.
     #[error(
         "{model} reads `{input}` [{axes}], but text gives `tokens` and `targets` [batch, seq], and a \
@@ -230,7 +242,7 @@ impl Error {
     }
 
     /// What kind of thing is wrong, in one word: `model`, `cluster`, `plan`, `search`,
-    /// `simulation`, `profile`, `optimizer`, `learning-rate`, `data`, `weights`, `checkpoint`, `memory`,
+    /// `simulation`, `profile`, `kernels`, `optimizer`, `learning-rate`, `data`, `weights`, `checkpoint`, `memory`,
     /// `file`, `usage` or `training`.
     pub fn kind(&self) -> &'static str {
         use shardloom_train::Error as Train;
@@ -244,7 +256,7 @@ impl Error {
             }
             Error::Sim(_) => "simulation",
             Error::Search(_) => "search",
-            Error::NoProfilePlace | Error::Profile { .. } => "profile",
+            Error::NoProfilePlace | Error::Profile { .. } | Error::OtherMachine { .. } => "profile",
             Error::Io { .. } => "file",
             Error::ModelInput { .. }
             | Error::Vocabulary { .. }
@@ -255,7 +267,8 @@ impl Error {
             Error::Memory { .. } => "memory",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
-                Train::Program(_) | Train::Unsupported { .. } => "plan",
+                Train::Program(_) | Train::Unsupported { .. } | Train::Thread { .. } => "plan",
+                Train::Kernels(_) => "kernels",
                 Train::Sampling { .. } => "model",
                 Train::Io { .. } => "file",
                 Train::MissingWeight { .. }
@@ -325,6 +338,7 @@ impl Error {
             Error::Io { path: at, .. }
             | Error::Onnx { path: at }
             | Error::Profile { path: at, .. }
+            | Error::OtherMachine { path: at, .. }
             | Error::Features { path: at, .. }
             | Error::OtherRun { path: at, .. }
             | Error::CheckpointsExist { folder: at, .. } => path(at),
@@ -349,6 +363,7 @@ impl Error {
                 | Train::MissingElements { name, .. }
                 | Train::ShapeConflict { name, .. } => Some(name.clone()),
                 Train::LearningRate { .. } => Some("learning rate".into()),
+                Train::Kernels(_) => Some(shardloom_train::KERNELS_VARIABLE.into()),
                 Train::ValidationFraction { .. } => Some("validation fraction".into()),
                 Train::Rank { rank, .. } | Train::RankPanicked { rank, .. } => {
                     Some(format!("rank {rank}"))

@@ -29,7 +29,6 @@ mod generator;
 mod local_profile;
 mod lowering;
 mod machines;
-mod memory;
 mod model;
 mod optimizer;
 mod planning;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_cluster::Profile;
-use shardloom_train::profile::{Options, measure};
+use shardloom_train::profile::{Options, measure, this_machine};
 
 use crate::{Error, Result, model};
 
@@ -47,17 +47,26 @@ impl LocalProfile {
         &self.path
     }
 
-    /// The profile, if this machine has been measured.
+    /// The profile, if this machine has been measured. One that does not say on what it was measured was
+    /// written by hand, and is taken as it is.
     ///
     /// # Errors
-    /// If the file exists but cannot be read or holds no profile.
+    /// If the file exists but cannot be read or holds no profile, or one that was measured on another
+    /// processor, with other cores or kernels, or by another version.
     pub fn load(&self) -> Result<Option<Profile>> {
         if !self.path.try_exists().map_err(Error::io("look at", &self.path))? {
             return Ok(None);
         }
         let text = model::read(&self.path)?;
         let wrong = |source| Error::Profile { path: self.path.clone(), source: Box::new(source) };
-        Profile::from_toml(&text).map(Some).map_err(wrong)
+        let profile = Profile::from_toml(&text).map_err(wrong)?;
+        if let Some(measured_on) = &profile.measured_on {
+            let differences = measured_on.differences(&this_machine()?);
+            if !differences.is_empty() {
+                return Err(Error::OtherMachine { path: self.path.clone(), differences });
+            }
+        }
+        Ok(Some(profile))
     }
 
     /// The profile; measured and kept if this machine has not been measured.
@@ -100,6 +109,8 @@ impl LocalProfile {
 
 #[cfg(test)]
 mod tests {
+    use shardloom_cluster::MeasuredOn;
+
     use super::*;
 
     fn place(variables: &[(&str, &str)]) -> Result<PathBuf> {
@@ -133,5 +144,28 @@ mod tests {
         let error = profile.load().expect_err("no profile");
         assert_eq!(error.kind(), "profile");
         assert!(error.to_string().contains("profile.toml"), "{error}");
+    }
+    #[test]
+    fn a_profile_that_was_measured_elsewhere_is_refused_with_what_differs() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let local = LocalProfile::at(&folder.path().join("profile.toml"));
+        let write = |measured_on: Option<MeasuredOn>| {
+            let profile = Profile { measured_on, ..Profile::preset("v100-16g").expect("a preset") };
+            fs::write(local.path(), profile.to_toml().expect("TOML")).expect("written");
+        };
+        let here = this_machine().expect("a machine");
+        for measured_on in [None, Some(here.clone())] {
+            write(measured_on.clone());
+            let profile = local.load().expect("of this machine").expect("there");
+            assert_eq!(profile.measured_on, measured_on);
+        }
+        let (processor, version) = ("Zuse Z3".to_owned(), "0.0.0".to_owned());
+        write(Some(MeasuredOn { processor, version, ..here.clone() }));
+        let error = local.load().expect_err("measured elsewhere");
+        assert_eq!(error.kind(), "profile");
+        let MeasuredOn { processor, version, .. } = here;
+        let differences =
+            format!("processor Zuse Z3, not {processor}, version 0.0.0, not {version};");
+        assert!(error.to_string().contains(&differences), "{error}");
     }
 }

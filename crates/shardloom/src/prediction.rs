@@ -6,7 +6,7 @@ use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_sim::{MemoryFit, Options, Summary};
 
-use crate::{LocalProfile, Model, Result, lower};
+use crate::{Error, LocalProfile, Model, Result, lower};
 
 /// What a step of a plan is predicted to be.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ pub fn simulate(model: &Model, plan: &Plan, cluster: &Cluster, folded: bool) -> 
 }
 
 /// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing
-/// if this machine has not been measured, or has fewer cores than the plan has ranks.
+/// if this machine has not been measured as it is now, or has fewer cores than the plan has ranks.
 ///
 /// # Errors
 /// As [`simulate`], and if the profile cannot be read.
@@ -81,7 +81,11 @@ pub fn predict_here(
     plan: &Plan,
     local: &LocalProfile,
 ) -> Result<Option<Prediction>> {
-    let Some(profile) = local.load()? else { return Ok(None) };
+    let profile = match local.load() {
+        Ok(Some(profile)) => profile,
+        Ok(None) | Err(Error::OtherMachine { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
     let devices_per_node = devices.map_or(0, |&last| last.saturating_add(1));
     if devices_per_node > profile.node.devices {

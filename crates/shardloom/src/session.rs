@@ -10,9 +10,8 @@ use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
 use shardloom_train::learning_rate::LearningRate;
-use shardloom_train::{Settings, Step, Trainer};
+use shardloom_train::{Settings, Step, SystemMemory, Trainer};
 
-use crate::memory::available_memory_bytes;
 use crate::{Data, Error, Model, Result, lower};
 
 /// A model in training.
@@ -272,7 +271,9 @@ fn latest_step(folder: &Path) -> Result<Option<u64>> {
 
 /// Errors if all ranks together need more memory than this machine has left, where it says so.
 fn require_memory(program: &Program) -> Result<()> {
-    let Some(available_bytes) = available_memory_bytes() else { return Ok(()) };
+    let Some(SystemMemory { available_bytes, .. }) = SystemMemory::of_this_process() else {
+        return Ok(());
+    };
     let class_bytes = program.classes.iter().map(|class| {
         class.memory_use(program, 0).peak_bytes.saturating_mul(class.mesh.size() as u64)
     });

@@ -58,6 +58,30 @@ pub enum Error {
         reason: String,
     },
 
+    /// The environment asks for kernels that cannot be had.
+    #[error(transparent)]
+    Kernels(#[from] shardloom_kernels::TierError),
+
+    /// The system has no room for a thread.
+    #[error(
+        "cannot start a thread for rank {rank} of {ranks}: {error}; use fewer ranks, or raise the \
+         system's limit of threads"
+    )]
+    Thread {
+        /// The rank.
+        rank: u32,
+        /// Ranks in all.
+        ranks: u32,
+        /// What the system answered.
+        error: io::Error,
+    },
+
+    /// A rank is asked for more after it failed.
+    #[error(
+        "it failed before and does no more; start the run again, from a checkpoint if there is one"
+    )]
+    Failed,
+
     /// Measurements that make no profile.
     #[error(transparent)]
     Cluster(#[from] shardloom_cluster::ClusterError),

@@ -11,9 +11,13 @@ pub mod profile;
 mod rank;
 mod sampler;
 mod source;
+mod system_memory;
 mod trainer;
 
 pub use error::{Error, Result};
 pub use sampler::Sampler;
+/// The environment variable that chooses the instructions of the kernels.
+pub use shardloom_kernels::tier::VARIABLE as KERNELS_VARIABLE;
 pub use source::{Field, Part, Source};
+pub use system_memory::SystemMemory;
 pub use trainer::{OnNonFinite, RunClock, Settings, Step, Trainer};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_kernels::Memory;
+use shardloom_kernels::{Memory, Tier};
 use shardloom_plan::{Axis, Number, Plan};
 use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, Program, lower};
@@ -90,7 +90,8 @@ impl Trainer {
     /// Starts all ranks of `plan` with fresh weights.
     ///
     /// # Errors
-    /// If the plan does not fit the graph, or asks for number formats other than fp32.
+    /// If the plan does not fit the graph, or asks for number formats other than fp32; if the environment
+    /// asks for kernels that cannot be had, or there are more ranks than the system has threads.
     pub fn new(
         graph: Graph,
         plan: &Plan,
@@ -98,6 +99,8 @@ impl Trainer {
         source: Box<dyn Source + Send>,
         settings: Settings,
     ) -> Result<Trainer> {
+        // Asked here, as kernels have no way to report it.
+        Tier::selected()?;
         let mut plan = plan.clone();
         let precision = plan.precision;
         if precision.compute != Number::Fp32 || precision.gradients != Number::Fp32 {
@@ -117,7 +120,7 @@ impl Trainer {
             in_transit: Memory::new(),
         });
         let crew = match settings.clock {
-            RunClock::Wall => executor::start_threads(&shared, settings.timeout),
+            RunClock::Wall => executor::start_threads(&shared, settings.timeout)?,
             RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster),
         };
         let ranks = shared.program.ranks();

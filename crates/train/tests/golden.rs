@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::Graph;
 use shardloom_kernels::{Tier, tier};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Optimizer, Plan, Uniform};
 use shardloom_train::checkpoint::read_safetensors;
-use support::{Samples, losses, trainer};
+use support::{Samples, graph, losses, trainer};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
@@ -38,19 +38,7 @@ fn tokens() -> Samples {
 }
 
 fn serial(graph: &Graph, optimizer: Optimizer, clip_norm: Option<f64>) -> Plan {
-    let uniform = Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 8,
-        microbatches: 1,
-        schedule: ScheduleKind::Afab,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer,
-        clip_norm,
-    };
+    let uniform = Uniform { optimizer, clip_norm, ..support::serial() };
     uniform.plan(graph, "golden", "local:1")
 }
 
@@ -85,25 +73,20 @@ fn check(model: &str, graph: &Graph) {
     }
 }
 
-fn model(spec: &str) -> Graph {
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
-}
-
 #[test]
 fn gpt_trains_like_pytorch() {
-    check("gpt", &model("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64"));
+    check("gpt", &graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64"));
 }
 
 #[test]
 fn gpt_with_tied_head_trains_like_pytorch() {
-    check("gpt-tied", &model("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,tied=true"));
+    check("gpt-tied", &graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,tied=true"));
 }
 
 #[test]
 fn llama_trains_like_pytorch() {
     let spec = "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64";
-    check("llama", &model(spec));
+    check("llama", &graph(spec));
 }
 
 /// In processes of their own, as a process has one tier.

@@ -3,43 +3,14 @@
 
 mod support;
 
-use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use support::{Samples, losses, trainer};
+use shardloom_graph::Graph;
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use support::{Samples, gpt, llama, losses, serial, trainer};
 
 const STEPS: usize = 20;
 
 /// Largest allowed relative difference to the serial run's loss.
 const TOLERANCE: f64 = 1e-4;
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
-}
-
-fn llama() -> Graph {
-    graph("llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64")
-}
-
-fn graph(spec: &str) -> Graph {
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
-}
-
-fn serial() -> Uniform {
-    Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 8,
-        microbatches: 1,
-        schedule: ScheduleKind::Afab,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
-    }
-}
 
 /// Every combination on up to 8 ranks that differs from another: ZeRO needs replicas, a second schedule
 /// needs a pipeline, sequence parallelism needs tensor parallelism.

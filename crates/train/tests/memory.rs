@@ -2,21 +2,14 @@
 
 mod support;
 
-use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
-};
+use shardloom_graph::Graph;
+use shardloom_plan::{DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Action, Class, Instruction, Program, Rank};
-use support::{Samples, losses, trainer};
+use support::{Samples, graph, losses, serial, trainer};
 
 const SEQ: usize = 64;
 const VOCAB: usize = 128;
 const MICROBATCHES: usize = 4;
-
-fn graph(spec: &str) -> Graph {
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
-}
 
 /// Models whose activations take more than their parameters, at four samples a micro-batch.
 fn graphs(layers: usize) -> [Graph; 2] {
@@ -29,17 +22,10 @@ fn graphs(layers: usize) -> [Graph; 2] {
 
 fn single() -> Uniform {
     Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: 16,
         microbatches: MICROBATCHES,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { bucket_bytes: 100_000, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
+        ..serial()
     }
 }
 

@@ -3,10 +3,10 @@
 
 mod support;
 
-use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_graph::Graph;
+use shardloom_plan::{Optimizer, Recompute, Sync, Uniform};
 use shardloom_program::{Program, Rank, lower};
-use support::{Samples, losses, trainer};
+use support::{Samples, graph, losses, mesh, serial, trainer};
 
 const SEQ: usize = 16;
 const HIDDEN: usize = 32;
@@ -15,34 +15,18 @@ const SAMPLES: usize = 8;
 /// Bytes of a number.
 const REAL: usize = 4;
 
-fn graph(spec: &str) -> Graph {
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
-}
-
 fn gpt(layers: usize, tied: bool) -> Graph {
     graph(&format!(
         "gpt:layers={layers},hidden={HIDDEN},heads=4,seq={SEQ},vocab={VOCAB},dropout=0.1,tied={tied}"
     ))
 }
 
-fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
-    Mesh { dp, cp, tp }
-}
-
 fn single() -> Uniform {
     Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: SAMPLES,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { bucket_bytes: 1 << 30, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: None,
+        ..serial()
     }
 }
 

@@ -6,52 +6,19 @@ mod support;
 
 use std::time::Duration;
 
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::Graph;
 use shardloom_plan::{
-    DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
-    Stage, Sync, Uniform,
+    DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync,
+    Uniform,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Error, Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
-use support::{Samples, losses, trainer};
+use support::{Samples, gpt, graph, llama, losses, mesh, serial, trainer};
 
 const STEPS: usize = 8;
 
 /// Largest allowed relative difference to the serial run's loss.
 const TOLERANCE: f64 = 1e-4;
-
-fn graph(spec: &str) -> Graph {
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
-}
-
-fn gpt() -> Graph {
-    graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
-}
-
-fn llama() -> Graph {
-    graph("llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64")
-}
-
-fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
-    Mesh { dp, cp, tp }
-}
-
-fn serial() -> Uniform {
-    Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 8,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
-    }
-}
 
 fn zero(stage: u8) -> Sync {
     Sync { zero: stage, bucket_bytes: 40_000, ..Sync::default() }

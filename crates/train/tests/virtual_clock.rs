@@ -3,17 +3,15 @@
 mod support;
 
 use shardloom_cluster::Cluster;
-use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_graph::Graph;
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::timeline::Clock;
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::RunClock;
-use support::{Samples, losses, trainer, trainer_with_clock};
+use support::{Samples, graph, losses, serial, trainer, trainer_with_clock};
 
-fn graph() -> Graph {
-    let spec = "gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true";
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
+fn deep() -> Graph {
+    graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
 }
 
 fn plan(graph: &Graph, pp: usize, dp: u32, tp: u32, zero: u8, schedule: ScheduleKind) -> Plan {
@@ -26,9 +24,7 @@ fn plan(graph: &Graph, pp: usize, dp: u32, tp: u32, zero: u8, schedule: Schedule
         schedule,
         recompute: Recompute::Selective,
         sync: Sync { zero, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
+        ..serial()
     };
     uniform.plan(graph, "model", "a100-40g:8")
 }
@@ -51,7 +47,7 @@ fn cluster() -> Cluster {
 
 #[test]
 fn the_executed_timeline_equals_the_simulators_on_the_recorded_durations() {
-    let graph = graph();
+    let graph = deep();
     for plan in plans(&graph) {
         let samples = Samples::patterned(64, 16, 64);
         let clock = RunClock::Virtual(cluster());
@@ -72,7 +68,7 @@ fn the_executed_timeline_equals_the_simulators_on_the_recorded_durations() {
 
 #[test]
 fn virtual_and_wall_clock_train_bitwise_alike() {
-    let graph = graph();
+    let graph = deep();
     for plan in plans(&graph) {
         let samples = || Samples::patterned(64, 16, 64);
         let clock = RunClock::Virtual(cluster());

@@ -1,6 +1,5 @@
 //! Ranks as threads: each follows its stream, blocking where it waits for others.
 
-use std::any::Any;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -31,12 +30,15 @@ pub(crate) struct Threads {
 }
 
 /// Starts one thread per rank, each pinned to a core where there are enough and the system allows.
-pub(crate) fn start(shared: &Arc<Shared>, timeout: Duration) -> Crew {
-    Crew::Threads(Threads::start(shared, timeout))
+///
+/// # Errors
+/// If the system has no room for so many threads.
+pub(crate) fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Crew> {
+    Threads::start(shared, timeout).map(Crew::Threads)
 }
 
 impl Threads {
-    fn start(shared: &Arc<Shared>, timeout: Duration) -> Threads {
+    fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Threads> {
         let ranks = shared.program.ranks() as u32;
         // A sender runs at most a step ahead of its receiver, so a channel never needs to hold more
         // than all messages of one step.
@@ -46,8 +48,8 @@ impl Threads {
         let endpoints = InProcess::<Parcel>::new(ranks, settings);
         let cores = core_affinity::get_core_ids().unwrap_or_default();
         let (report, reports) = channel();
-        let mut commands = vec![];
-        let mut threads = vec![];
+        // Whole at every moment, so that giving up ends the threads there are.
+        let mut crew = Threads { commands: vec![], reports, threads: vec![] };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let (command, inbox) = channel();
             let (shared, report) = (Arc::clone(shared), report.clone());
@@ -56,16 +58,16 @@ impl Threads {
                 if let Some(core) = core {
                     core_affinity::set_for_current(core);
                 }
-                let rank = Rank::new(&shared, RankId(index as u32));
-                Worker { rank, endpoint, communicators: Communicators::default() }
-                    .serve(&inbox, &report);
+                serve(&shared, endpoint, &inbox, &report);
             };
             let builder = std::thread::Builder::new().name(format!("rank {index}"));
-            let thread = builder.spawn(body).expect("the system has room for another thread");
-            threads.push(thread);
-            commands.push(command);
+            let rank = index as u32;
+            let thread =
+                builder.spawn(body).map_err(|error| Error::Thread { rank, ranks, error })?;
+            crew.threads.push(thread);
+            crew.commands.push(command);
         }
-        Threads { commands, reports, threads }
+        Ok(crew)
     }
 
     /// Has every rank carry out `command`; their answers in order of rank.
@@ -113,36 +115,58 @@ impl Drop for Threads {
     }
 }
 
-struct Worker {
+struct Worker<'a> {
     rank: Rank,
-    endpoint: Endpoint<Parcel>,
+    endpoint: &'a Endpoint<Parcel>,
     communicators: Communicators,
 }
 
-impl Worker {
-    fn serve(mut self, inbox: &Receiver<Command>, reports: &Sender<Report>) {
-        while let Ok(command) = inbox.recv() {
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.obey(&command)))
-                .unwrap_or_else(|panic| Err(self.panicked(panic.as_ref())));
-            if let Err(error) = &outcome {
-                self.endpoint.fail(error);
-            }
-            // Whoever hears of the outcome may rely on nothing of the command being in use any more.
-            drop(command);
-            let failed = outcome.is_err();
-            let report = Report { rank: RankId(self.endpoint.rank()), outcome };
-            if reports.send(report).is_err() || failed {
-                break;
-            }
+/// Carries out what a rank is told, and answers everything: after a failure, that it failed.
+fn serve(
+    shared: &Arc<Shared>,
+    endpoint: Endpoint<Parcel>,
+    inbox: &Receiver<Command>,
+    reports: &Sender<Report>,
+) {
+    let rank = RankId(endpoint.rank());
+    let mut worker = catching(rank, || {
+        Ok(Worker {
+            rank: Rank::new(shared, rank),
+            endpoint: &endpoint,
+            communicators: Communicators::default(),
+        })
+    });
+    if let Err(error) = &worker {
+        endpoint.fail(error);
+    }
+    while let Ok(command) = inbox.recv() {
+        let outcome = match &mut worker {
+            Ok(worker) => catching(rank, || worker.obey(&command)),
+            Err(error) => Err(std::mem::replace(error, Error::Failed)),
+        };
+        if let (Err(error), Ok(_)) = (&outcome, &worker) {
+            endpoint.fail(error);
+            worker = Err(Error::Failed);
+        }
+        // Whoever hears of the outcome may rely on nothing of the command being in use any more.
+        drop(command);
+        if reports.send(Report { rank, outcome }).is_err() {
+            break;
         }
     }
+}
 
-    fn panicked(&self, panic: &(dyn Any + Send)) -> Error {
+/// What `work` comes to; a panic is an error that carries its text.
+fn catching<T>(rank: RankId, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let reason = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Error::RankPanicked { rank: self.endpoint.rank(), reason: reason.to_owned() }
-    }
+        let text = text.or(panic.downcast_ref::<&str>().copied());
+        let reason = text.unwrap_or("no reason given").to_owned();
+        Err(Error::RankPanicked { rank: rank.0, reason })
+    })
+}
 
+impl Worker<'_> {
     fn obey(&mut self, command: &Command) -> Result<Done> {
         let mut track = None;
         let mut step = StepOutcome::default();
@@ -228,7 +252,7 @@ impl Worker {
             _ if instruction.involves_others() => {
                 let mut contribution = self.rank.contribute(instruction, microbatch);
                 self.communicators.exchange(
-                    &self.endpoint,
+                    self.endpoint,
                     &self.rank,
                     instruction,
                     &mut contribution,

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
@@ -126,7 +127,7 @@ impl Bench {
 /// on the first.
 ///
 /// # Errors
-/// The first rank's error, if one fails.
+/// The first rank's error, if one fails; or if the system has no room for so many threads.
 pub(super) fn run<T: Send>(
     ranks: u32,
     repeats: Repeats,
@@ -146,7 +147,8 @@ pub(super) fn run<T: Send>(
             let rank = endpoint.rank();
             let core = cores.get(rank as usize).copied().filter(|_| cores.len() >= ranks as usize);
             let progress = sender.take();
-            threads.push(scope.spawn(move || {
+            let builder = Builder::new().name(format!("rank {rank}"));
+            let thread = builder.spawn_scoped(scope, move || {
                 if let Some(core) = core {
                     core_affinity::set_for_current(core);
                 }
@@ -159,7 +161,9 @@ pub(super) fn run<T: Send>(
                     bench.endpoint.fail(error);
                 }
                 outcome
-            }));
+            });
+            // Ranks that have started end because this one is gone.
+            threads.push(thread.map_err(|error| Error::Thread { rank, ranks, error })?);
         }
         // Ends when the first rank drops its sender.
         for (what, done) in reports {

@@ -1,56 +1,57 @@
 //! What the operating system says of the machine.
 
+use shardloom_cluster::MeasuredOn;
+use shardloom_kernels::Tier;
+
 use super::Options;
-use crate::{Error, Result};
+use crate::{Error, Result, SystemMemory};
 
 /// The machine measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Machine {
     pub ranks: u32,
     pub memory_bytes: u64,
-    /// The processor's name, where the system tells.
-    pub processor: String,
+    pub measured_on: MeasuredOn,
 }
 
 impl Machine {
     /// This machine, where `options` do not say otherwise.
     ///
     /// # Errors
-    /// [`Error::Machine`] if the system does not say how large the memory or how many the cores are.
+    /// [`Error::Machine`] if the system does not say how large the memory or how many the cores are;
+    /// [`Error::Kernels`] if the environment asks for kernels that cannot be had.
     pub fn of(options: Options) -> Result<Machine> {
+        let measured_on = this_machine()?;
         let ranks = match options.ranks {
-            Some(ranks) => ranks.get(),
-            None => std::thread::available_parallelism()
-                .map_err(|error| Error::Machine {
-                    what: "number of cores",
-                    reason: format!("{error}; give the number of ranks"),
-                })?
-                .get(),
+            Some(ranks) => u32::try_from(ranks.get()).unwrap_or(u32::MAX),
+            None => measured_on.cores,
         };
         let memory_bytes = match options.memory_bytes {
             Some(bytes) => bytes,
-            None => system_memory()?,
+            None => {
+                let reason = "the system does not say; give it in bytes".to_owned();
+                let unknown = Error::Machine { what: "size of the memory", reason };
+                SystemMemory::of_this_process().ok_or(unknown)?.total_bytes
+            }
         };
-        let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let processor = field(&processor, "model name").unwrap_or("unnamed processor").to_owned();
-        Ok(Machine { ranks: ranks as u32, memory_bytes, processor })
+        Ok(Machine { ranks, memory_bytes, measured_on })
     }
 }
 
-fn system_memory() -> Result<u64> {
-    let unknown = |reason: String| Error::Machine {
-        what: "size of the memory",
-        reason: format!("{reason}; give it in bytes"),
-    };
-    let text = std::fs::read_to_string("/proc/meminfo")
-        .map_err(|error| unknown(format!("/proc/meminfo: {error}")))?;
-    total_memory(&text).ok_or_else(|| unknown("/proc/meminfo has no line `MemTotal: N kB`".into()))
-}
-
-/// Bytes that the text of `/proc/meminfo` gives as total.
-fn total_memory(text: &str) -> Option<u64> {
-    let kilobytes: u64 = field(text, "MemTotal")?.strip_suffix("kB")?.trim().parse().ok()?;
-    kilobytes.checked_mul(1024)
+/// See [`super::this_machine`].
+pub(super) fn this_machine() -> Result<MeasuredOn> {
+    let cores = std::thread::available_parallelism().map_err(|error| Error::Machine {
+        what: "number of cores",
+        reason: format!("the system does not say: {error}"),
+    })?;
+    let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = field(&processor, "model name").unwrap_or("unnamed processor").to_owned();
+    Ok(MeasuredOn {
+        processor,
+        cores: u32::try_from(cores.get()).unwrap_or(u32::MAX),
+        kernels: Tier::selected()?.name().to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    })
 }
 
 /// The value of the first line `name : value`.
@@ -59,17 +60,4 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then_some(value.trim())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_read_in_units_of_1024_bytes() {
-        let text = "MemTotal:       24684092 kB\nMemFree:        18684320 kB\n";
-        assert_eq!(total_memory(text), Some(24_684_092 * 1024));
-        assert_eq!(total_memory("MemFree: 1 kB\n"), None);
-        assert_eq!(total_memory("MemTotal: much\n"), None);
-    }
 }

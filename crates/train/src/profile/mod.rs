@@ -30,7 +30,7 @@ mod tests;
 
 use std::num::NonZeroUsize;
 
-use shardloom_cluster::Profile;
+use shardloom_cluster::{MeasuredOn, Profile};
 
 use crate::Result;
 
@@ -74,6 +74,16 @@ impl Estimate {
     pub fn error(&self) -> f64 {
         self.estimated_seconds / self.measured_seconds - 1.0
     }
+}
+
+/// What a measurement made here and now would depend on: where it differs from what a profile was
+/// measured on, the profile does not hold.
+///
+/// # Errors
+/// If the system does not say how many cores there are, or the environment asks for kernels that cannot
+/// be had.
+pub fn this_machine() -> Result<MeasuredOn> {
+    machine::this_machine()
 }
 
 /// Measures this machine as one node of as many devices as ranks, called `local`. `progress` is told

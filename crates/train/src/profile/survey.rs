@@ -302,8 +302,9 @@ fn profile<'a>(
         source: format!(
             "measured on {} with {} ranks at once; nothing was measured between machines, and links \
              between nodes are taken to be as those within",
-            machine.processor, machine.ranks
+            machine.measured_on.processor, machine.ranks
         ),
+        measured_on: Some(machine.measured_on.clone()),
         device: DeviceKind {
             name: "local".into(),
             memory_bytes: machine.memory_bytes / u64::from(machine.ranks),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use shardloom_cluster::{Precision, Profile};
+use shardloom_cluster::{MeasuredOn, Precision, Profile};
 use shardloom_graph::{Extents, Graph, ModelSpec, work};
 use shardloom_sim::rate_name;
 
@@ -13,7 +13,13 @@ use super::survey::{self, Plan};
 use super::{Effort, specimen};
 
 fn machine() -> Machine {
-    Machine { ranks: 2, memory_bytes: 8 << 30, processor: "a processor".into() }
+    let measured_on = MeasuredOn {
+        processor: "a processor".into(),
+        cores: 4,
+        kernels: "portable".into(),
+        version: "1.2.3".into(),
+    };
+    Machine { ranks: 2, memory_bytes: 8 << 30, measured_on }
 }
 
 fn hasty() -> Plan {

@@ -1,11 +1,49 @@
 //! What tests of training share: small models, data, and runs.
+#![allow(dead_code, reason = "each test file uses another part")]
 
 use std::time::Duration;
 
-use shardloom_graph::Graph;
-use shardloom_plan::Plan;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
+
+pub fn graph(spec: &str) -> Graph {
+    let spec = ModelSpec::parse(spec).expect("a valid model");
+    spec.graph().expect("a valid model")
+}
+
+/// A GPT with all there is in one: dropout, and a parameter with two homes.
+pub fn gpt() -> Graph {
+    graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
+}
+
+/// A Llama with fewer key heads than query heads.
+pub fn llama() -> Graph {
+    graph("llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64")
+}
+
+pub fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
+    Mesh { dp, cp, tp }
+}
+
+/// All on one rank, in one micro-batch: what other plans are compared with, or differ from in some
+/// fields.
+pub fn serial() -> Uniform {
+    Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: 8,
+        microbatches: 1,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    }
+}
 
 /// Samples of tokens and targets, the same for training and validation.
 pub struct Samples {
@@ -15,7 +53,6 @@ pub struct Samples {
 
 impl Samples {
     /// Tokens with some structure, so that there is something to learn.
-    #[allow(dead_code, reason = "not every test makes its own data")]
     pub fn patterned(samples: usize, seq: usize, vocab: u32) -> Samples {
         let mut state = 12345u32;
         let mut next = || {

@@ -93,8 +93,8 @@ pub fn conclude(
         }
         if job.prediction.is_none() {
             terminal.line(
-                "No step time was predicted: this machine has not been measured (`shardloom profile` \
-                 does), or has fewer cores than there are ranks.",
+                "No step time was predicted: this machine has not been measured as it is now \
+                 (`shardloom profile` does), or has fewer cores than there are ranks.",
             )?;
         }
     }

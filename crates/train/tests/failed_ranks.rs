@@ -1,0 +1,39 @@
+//! A rank that fails ends the run with its reason, and leaves nobody waiting.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use shardloom_train::{Error, Trainer};
+use support::{Samples, gpt, serial, trainer};
+
+/// Two pipeline stages, the second of which has failed while the first is well.
+fn half_failed() -> (Trainer, Error) {
+    let graph = gpt();
+    let uniform = shardloom_plan::Uniform { pp: 2, ..serial() };
+    let plan = uniform.plan(&graph, "model", "local");
+    let mut trainer = trainer(&graph, &plan, Samples::patterned(8, 16, 64), 1e-3);
+    let mut weights: BTreeMap<String, Vec<f32>> = trainer.weights().expect("weights");
+    let last_norm = weights.keys().find(|name| name.contains("norm_f") || name.contains("final"));
+    let last_norm = last_norm.unwrap_or_else(|| panic!("{:?}", weights.keys())).clone();
+    weights.remove(&last_norm);
+    let error = trainer.set_weights(weights).expect_err("a weight is missing");
+    (trainer, error)
+}
+
+#[test]
+fn the_rank_and_its_reason_are_named() {
+    let (_, error) = half_failed();
+    let text = error.to_string();
+    assert!(text.starts_with("rank 1: no tensor `"), "{text}");
+}
+
+#[test]
+fn what_is_asked_afterwards_is_refused_and_waits_for_nobody() {
+    let (mut trainer, _) = half_failed();
+    for _ in 0..2 {
+        let error = trainer.weights().expect_err("a rank has failed").to_string();
+        assert!(error.starts_with("rank 1: it failed before"), "{error}");
+    }
+    trainer.step().expect_err("a rank has failed");
+}
