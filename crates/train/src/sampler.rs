@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shardloom_graph::{Graph, OpKind};
-use shardloom_kernels::Memory;
+use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
+use shardloom_kernels::{Memory, Tier};
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Action, Instruction, Operand, Rank as RankId, lower};
 
@@ -26,20 +26,26 @@ impl Sampler {
     /// A sampler of `graph` with the given weights, whole tensors by parameter name.
     ///
     /// # Errors
-    /// If the model does not read tokens in causal order, or a weight is missing or has another size.
+    /// If the model does not read tokens in causal order and nothing else, or does not give logits for
+    /// each position; if a weight is missing or has another size, or the environment asks for kernels
+    /// that cannot be had.
     pub fn new(graph: Graph, weights: &BTreeMap<String, Vec<f32>>) -> Result<Sampler> {
-        let unfit = |reason: &str| Error::Sampling { reason: reason.into() };
-        let tokens = graph.inputs().any(|(_, value)| value.name == "tokens");
+        let unfit = |reason: String| Error::Sampling { reason };
+        // Asked here, as kernels have no way to report it.
+        Tier::selected()?;
         let causal = graph.ops().all(|(_, op)| match op.kind {
             OpKind::AttentionProbs { causal, .. } => causal,
             _ => true,
         });
         let seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size);
-        let (Some(seq), true, true) = (seq, tokens, causal) else {
+        let is_tokens = |value: &Value| value.name == "tokens" && value.dtype == DType::Index;
+        let tokens = graph.inputs().find(|(_, value)| is_tokens(value));
+        let (Some(seq), Some((tokens, _)), true) = (seq, tokens, causal) else {
             let reason = "sampling needs a causal language model: inputs `tokens` over a dimension \
                           `seq`, attention that sees only earlier positions";
-            return Err(unfit(reason));
+            return Err(unfit(reason.to_owned()));
         };
+        require_positions(&graph, tokens, "tokens").map_err(unfit)?;
         let uniform = Uniform {
             pp: 1,
             mesh: Mesh::SINGLE,
@@ -61,10 +67,30 @@ impl Sampler {
             Action::Compute { op, .. } => graph.op(op).kind == OpKind::LogitMax,
             _ => false,
         };
-        let end = instructions.iter().position(first_of_loss);
-        let end = end.ok_or_else(|| unfit("sampling needs a model that ends in logits"))?;
+        let no_logits = || unfit("sampling needs a model that ends in logits".to_owned());
+        let end = instructions.iter().position(first_of_loss).ok_or_else(no_logits)?;
         let logits = instructions[end].reads[0];
+        if let Action::Compute { op, .. } = instructions[end].action {
+            require_positions(&graph, graph.op(op).inputs[0], "logits").map_err(unfit)?;
+        }
         instructions.truncate(end);
+        for instruction in &instructions {
+            let Action::Compute { op, .. } = instruction.action else { continue };
+            let is_input = |id: ValueId| graph.value(id).role == Role::Input;
+            let mut read = graph.op(op).inputs.iter().copied();
+            if let Some(other) = read.find(|&id| is_input(id) && id != tokens) {
+                let reason = format!(
+                    "sampling has nothing but tokens to give, and the model also reads `{}`",
+                    graph.value(other).name
+                );
+                return Err(unfit(reason));
+            }
+        }
+        // What only the loss reads, its targets, nobody has.
+        instructions.retain(|instruction| match instruction.action {
+            Action::Load { value, .. } => value == tokens,
+            _ => true,
+        });
         let shared = Arc::new(Shared {
             program,
             source: Box::new(Nothing),
@@ -108,6 +134,17 @@ impl Sampler {
         let vocab = logits.len() / self.seq;
         Ok(logits[last * vocab..(last + 1) * vocab].to_vec())
     }
+}
+
+/// Errors with the reason unless a value has one row for each position of each sample.
+fn require_positions(graph: &Graph, value: ValueId, what: &str) -> std::result::Result<(), String> {
+    let axes = &graph.value(value).axes;
+    let rows = [Some(graph.batch()), graph.dim_named("seq")];
+    if axes.len() >= rows.len() && axes.iter().zip(rows).all(|(&axis, row)| Some(axis) == row) {
+        return Ok(());
+    }
+    let axes = graph.axes_text(axes);
+    Err(format!("sampling needs {what} for each position, [batch, seq, ..], not [{axes}]"))
 }
 
 /// The sampler writes its inputs itself.
