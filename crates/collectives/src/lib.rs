@@ -57,5 +57,5 @@ pub use chunk::chunk;
 pub use closed_form::{bottleneck_bytes, bytes_sent_per_member, rounds};
 pub use error::CollectiveError;
 pub use kind::{Kind, Member};
-pub use plan::plan;
+pub use plan::{pairs, plan};
 pub use step_list::{Combine, StepList, Transfer};

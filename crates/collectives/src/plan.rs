@@ -1,5 +1,5 @@
 use crate::{
-    Algorithm, CollectiveError, Kind, StepList, binary_tree, direct, double_binary_tree,
+    Algorithm, CollectiveError, Kind, Member, StepList, binary_tree, direct, double_binary_tree,
     halving_doubling, hierarchical, ring,
 };
 
@@ -36,6 +36,29 @@ pub fn plan(
         }
     };
     Ok(StepList { members, elements, steps })
+}
+
+/// Every kind with every algorithm that [`plan`] has for it among `members`; `root` is that of kinds
+/// that have one.
+pub fn pairs(members: u32, root: Member) -> Vec<(Kind, Algorithm)> {
+    let kinds = [
+        Kind::AllReduce,
+        Kind::ReduceScatter,
+        Kind::AllGather,
+        Kind::AllToAll,
+        Kind::Broadcast { root },
+        Kind::Reduce { root },
+    ];
+    let mut algorithms = vec![
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::BinaryTree,
+        Algorithm::DoubleBinaryTree,
+    ];
+    algorithms.extend((1..=members).map(|inner| Algorithm::Hierarchical { inner }));
+    let all = kinds.iter().flat_map(|&kind| algorithms.iter().map(move |&by| (kind, by)));
+    all.filter(|&(kind, algorithm)| check(kind, algorithm, members).is_ok()).collect()
 }
 
 /// Refuses whatever no buffer length could make right.

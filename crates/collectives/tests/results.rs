@@ -1,32 +1,9 @@
 //! Every supported pair leaves what its kind promises.
 
 use proptest::{prelude::*, test_runner::RngSeed};
-use shardloom_collectives::{Algorithm, CollectiveError, Kind, Member, Reduction, chunk, plan};
-
-fn pairs(members: u32, root: Member) -> Vec<(Kind, Algorithm)> {
-    let kinds = [
-        Kind::AllReduce,
-        Kind::ReduceScatter,
-        Kind::AllGather,
-        Kind::AllToAll,
-        Kind::Broadcast { root },
-        Kind::Reduce { root },
-    ];
-    let mut algorithms = vec![
-        Algorithm::Direct,
-        Algorithm::Ring,
-        Algorithm::HalvingDoubling,
-        Algorithm::BinaryTree,
-        Algorithm::DoubleBinaryTree,
-    ];
-    let divisors = (1..=members).filter(|inner| members.is_multiple_of(*inner));
-    algorithms.extend(divisors.map(|inner| Algorithm::Hierarchical { inner }));
-    kinds
-        .into_iter()
-        .flat_map(|kind| algorithms.iter().map(move |&algorithm| (kind, algorithm)))
-        .filter(|(kind, algorithm)| kind.has(*algorithm))
-        .collect()
-}
+use shardloom_collectives::{
+    Algorithm, CollectiveError, Kind, Member, Reduction, chunk, pairs, plan,
+};
 
 /// Distinct small integers, so that every sum is exact in any order.
 fn integer_buffers(members: u32, elements: usize) -> Vec<Vec<f64>> {

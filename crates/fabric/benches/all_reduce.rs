@@ -6,7 +6,7 @@
 
 use std::{env, thread, time::Instant};
 
-use shardloom_collectives::{Algorithm, Reduction};
+use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Endpoint, FabricError, InProcess, Settings};
 
 const RANKS: [u32; 2] = [0, 1];
@@ -26,7 +26,7 @@ fn rank(endpoint: &Endpoint<Vec<f32>>) -> Result<Samples, FabricError> {
         for (algorithm, samples) in ALGORITHMS.into_iter().zip(&mut samples) {
             world.barrier()?;
             let start = Instant::now();
-            world.all_reduce(&mut buffer, Reduction::Sum, algorithm)?;
+            world.collective(Kind::AllReduce, algorithm, Reduction::Sum, &mut buffer)?;
             if repeat >= WARM_UPS {
                 samples.push(start.elapsed().as_secs_f64());
             }

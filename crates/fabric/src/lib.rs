@@ -7,7 +7,7 @@
 //! the step list of any other algorithm over real messages.
 //!
 //! ```
-//! use shardloom_collectives::{Algorithm, Reduction};
+//! use shardloom_collectives::{Algorithm, Kind, Reduction};
 //! use shardloom_fabric::{FabricError, InProcess, Settings};
 //!
 //! let sums = std::thread::scope(|scope| {
@@ -17,7 +17,7 @@
 //!             scope.spawn(move || {
 //!                 let mut world = endpoint.group(&[0, 1, 2])?;
 //!                 let mut buffer = vec![endpoint.rank() as f32; 4];
-//!                 world.all_reduce(&mut buffer, Reduction::Sum, Algorithm::Direct)?;
+//!                 world.collective(Kind::AllReduce, Algorithm::Direct, Reduction::Sum, &mut buffer)?;
 //!                 Ok::<_, FabricError>(buffer)
 //!             })
 //!         })

@@ -1,4 +1,4 @@
-//! What the sampler gives is what the model computes, and a model that it cannot feed is refused.
+//! The sampler looks back on as many tokens as the model does, and refuses a model that it cannot feed.
 
 mod support;
 
@@ -48,7 +48,7 @@ fn a_model_that_cannot_be_fed_is_refused_with_the_reason() {
 }
 
 #[test]
-fn later_tokens_change_nothing_and_only_the_last_context_counts() {
+fn only_the_last_context_of_tokens_counts() {
     for graph in [gpt(), llama()] {
         let plan = serial().plan(&graph, "model", "local");
         let mut trainer = trainer(&graph, &plan, Samples::patterned(8, 16, 64), 1e-3);

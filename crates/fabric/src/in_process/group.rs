@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ptr, sync::Arc};
 
-use shardloom_collectives::{Algorithm, CollectiveError, Kind, Member, Reduction, plan};
+use shardloom_collectives::{Algorithm, CollectiveError, Kind, Reduction, plan};
 
 use super::{
     reduce::Element,
@@ -56,90 +56,29 @@ impl Group {
         self.seat.participant.position() as u32
     }
 
-    /// Reduces the members' buffers; all get the result.
+    /// Carries out a collective on the members' buffers, in place, by an algorithm. What of
+    /// a buffer it leaves undefined holds partial results. `reduction` is passed over where
+    /// `kind` reduces nothing; roots are positions in the group.
     ///
     /// # Errors
     ///
     /// See [`Group`].
-    pub fn all_reduce(
+    pub fn collective(
         &mut self,
-        buffer: &mut [f32],
+        kind: Kind,
+        algorithm: Algorithm,
         reduction: Reduction,
-        algorithm: Algorithm,
-    ) -> Result<(), FabricError> {
-        self.exchange(Kind::AllReduce, algorithm, reduction, buffer)
-    }
-
-    /// Reduces the members' buffers; each gets its own chunk of the result, in place.
-    /// The rest of the buffer holds partial results.
-    ///
-    /// # Errors
-    ///
-    /// See [`Group`].
-    pub fn reduce_scatter(
-        &mut self,
         buffer: &mut [f32],
-        reduction: Reduction,
-        algorithm: Algorithm,
     ) -> Result<(), FabricError> {
-        self.exchange(Kind::ReduceScatter, algorithm, reduction, buffer)
-    }
-
-    /// Gathers the chunks: each member's own one is valid before, all are afterwards.
-    ///
-    /// # Errors
-    ///
-    /// See [`Group`].
-    pub fn all_gather(
-        &mut self,
-        buffer: &mut [f32],
-        algorithm: Algorithm,
-    ) -> Result<(), FabricError> {
-        self.exchange(Kind::AllGather, algorithm, Reduction::Sum, buffer)
-    }
-
-    /// Exchanges chunks: chunk j goes to member j, whose chunk for this member takes
-    /// its place. The buffer must be divisible by the number of members.
-    ///
-    /// # Errors
-    ///
-    /// See [`Group`].
-    pub fn all_to_all(
-        &mut self,
-        buffer: &mut [f32],
-        algorithm: Algorithm,
-    ) -> Result<(), FabricError> {
-        self.exchange(Kind::AllToAll, algorithm, Reduction::Sum, buffer)
-    }
-
-    /// Copies the buffer of `root`, a position in the group, to all members.
-    ///
-    /// # Errors
-    ///
-    /// See [`Group`].
-    pub fn broadcast(
-        &mut self,
-        buffer: &mut [f32],
-        root: Member,
-        algorithm: Algorithm,
-    ) -> Result<(), FabricError> {
-        self.exchange(Kind::Broadcast { root }, algorithm, Reduction::Sum, buffer)
-    }
-
-    /// Reduces the members' buffers; `root`, a position in the group, gets the result.
-    /// The buffers of the others hold partial results.
-    ///
-    /// # Errors
-    ///
-    /// See [`Group`].
-    pub fn reduce(
-        &mut self,
-        buffer: &mut [f32],
-        root: Member,
-        reduction: Reduction,
-        algorithm: Algorithm,
-    ) -> Result<(), FabricError> {
-        self.exchange(Kind::Reduce { root }, algorithm, reduction, buffer)
+        let reduction = match kind {
+            Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce { .. } => reduction,
+            Kind::AllGather | Kind::AllToAll | Kind::Broadcast { .. } => Reduction::Sum,
+        };
+        if algorithm == Algorithm::Direct {
+            self.exchange_directly(kind, reduction, buffer)
+        } else {
+            self.exchange_by_messages(kind, algorithm, reduction, buffer)
+        }
     }
 
     /// Reduces a few numbers that control the run (losses, norms, votes) in double
@@ -165,20 +104,6 @@ impl Group {
         self.agree(Call::Barrier, ptr::null_mut())?;
         self.counters.count_collective(0);
         Ok(())
-    }
-
-    fn exchange(
-        &mut self,
-        kind: Kind,
-        algorithm: Algorithm,
-        reduction: Reduction,
-        buffer: &mut [f32],
-    ) -> Result<(), FabricError> {
-        if algorithm == Algorithm::Direct {
-            self.exchange_directly(kind, reduction, buffer)
-        } else {
-            self.exchange_by_messages(kind, algorithm, reduction, buffer)
-        }
     }
 
     fn exchange_by_messages(

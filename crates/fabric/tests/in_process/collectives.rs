@@ -1,54 +1,14 @@
 use proptest::{prelude::*, test_runner::RngSeed};
-use shardloom_collectives::{Algorithm, Combine, Kind, Member, Reduction, StepList, plan};
-use shardloom_fabric::{FabricError, Group};
+use shardloom_collectives::{Algorithm, Combine, Kind, Member, Reduction, StepList, pairs, plan};
+use shardloom_fabric::FabricError;
 
 use crate::ranks::{PATIENT, on_ranks};
-
-/// All pairs of kind and algorithm there are for a group.
-fn pairs(members: u32, root: Member) -> Vec<(Kind, Algorithm)> {
-    let kinds = [
-        Kind::AllReduce,
-        Kind::ReduceScatter,
-        Kind::AllGather,
-        Kind::AllToAll,
-        Kind::Broadcast { root },
-        Kind::Reduce { root },
-    ];
-    let mut algorithms = vec![
-        Algorithm::Direct,
-        Algorithm::Ring,
-        Algorithm::HalvingDoubling,
-        Algorithm::BinaryTree,
-        Algorithm::DoubleBinaryTree,
-    ];
-    let divisors = (1..=members).filter(|inner| members.is_multiple_of(*inner));
-    algorithms.extend(divisors.map(|inner| Algorithm::Hierarchical { inner }));
-    let all = kinds.iter().flat_map(|&kind| algorithms.iter().map(move |&by| (kind, by)));
-    all.filter(|(kind, algorithm)| kind.has(*algorithm)).collect()
-}
 
 /// The nearest length not above `elements` that the kind takes.
 fn fitting(kind: Kind, elements: usize, members: u32) -> usize {
     match kind {
         Kind::AllToAll => elements - elements % members as usize,
         _ => elements,
-    }
-}
-
-fn call(
-    group: &mut Group,
-    kind: Kind,
-    algorithm: Algorithm,
-    reduction: Reduction,
-    buffer: &mut [f32],
-) -> Result<(), FabricError> {
-    match kind {
-        Kind::AllReduce => group.all_reduce(buffer, reduction, algorithm),
-        Kind::ReduceScatter => group.reduce_scatter(buffer, reduction, algorithm),
-        Kind::AllGather => group.all_gather(buffer, algorithm),
-        Kind::AllToAll => group.all_to_all(buffer, algorithm),
-        Kind::Broadcast { root } => group.broadcast(buffer, root, algorithm),
-        Kind::Reduce { root } => group.reduce(buffer, root, reduction, algorithm),
     }
 }
 
@@ -73,7 +33,7 @@ fn run_all(
             let mut buffer = before[endpoint.rank() as usize].clone();
             buffer.truncate(fitting(kind, buffer.len(), members));
             let sent_before = endpoint.counters().collective_bytes;
-            call(&mut world, kind, algorithm, reduction, &mut buffer)?;
+            world.collective(kind, algorithm, reduction, &mut buffer)?;
             ran.push((buffer, endpoint.counters().collective_bytes - sent_before));
         }
         assert_eq!(endpoint.counters().collectives, pairs.len() as u64);
@@ -223,7 +183,9 @@ fn hundreds_of_direct_collectives_with_more_ranks_than_cores_stay_exact() {
         let mut group = endpoint.group(&world).unwrap();
         for repeat in 0..repeats {
             let mut buffer = [(endpoint.rank() + repeat) as f32; 11];
-            group.all_reduce(&mut buffer, Reduction::Sum, Algorithm::Direct).unwrap();
+            group
+                .collective(Kind::AllReduce, Algorithm::Direct, Reduction::Sum, &mut buffer)
+                .unwrap();
             let sum = ranks * (ranks - 1) / 2 + ranks * repeat;
             assert_eq!(buffer, [sum as f32; 11]);
             if repeat % 3 == 0 {
@@ -238,20 +200,23 @@ fn a_collective_that_does_not_exist_is_refused_everywhere_and_leaves_the_group_u
     on_ranks(3, PATIENT, |endpoint| {
         let mut group = endpoint.group(&[0, 1, 2]).unwrap();
         let mut buffer = [1.0; 4];
-        let error = group.all_to_all(&mut buffer, Algorithm::Ring).unwrap_err();
+        let mut sum = |kind, algorithm, buffer: &mut [f32]| {
+            group.collective(kind, algorithm, Reduction::Sum, buffer)
+        };
+        let error = sum(Kind::AllToAll, Algorithm::Ring, &mut buffer).unwrap_err();
         assert_eq!(
             error.to_string(),
             "all-to-all has no ring algorithm; it has direct, hierarchical"
         );
-        let error = group.all_to_all(&mut buffer, Algorithm::Direct).unwrap_err();
+        let error = sum(Kind::AllToAll, Algorithm::Direct, &mut buffer).unwrap_err();
         assert_eq!(
             error.to_string(),
             "all-to-all over 3 members needs a buffer divisible by 3, got 4 elements"
         );
-        let root = Member(3);
-        let error = group.broadcast(&mut buffer, root, Algorithm::Direct).unwrap_err();
+        let outside = Kind::Broadcast { root: Member(3) };
+        let error = sum(outside, Algorithm::Direct, &mut buffer).unwrap_err();
         assert_eq!(error.to_string(), "root 3 is outside the group: members are 0 to 2");
-        group.all_reduce(&mut buffer, Reduction::Sum, Algorithm::Ring).unwrap();
+        sum(Kind::AllReduce, Algorithm::Ring, &mut buffer).unwrap();
         assert_eq!(buffer, [3.0; 4]);
         assert_eq!(endpoint.counters().collectives, 1);
     });

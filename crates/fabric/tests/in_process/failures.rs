@@ -6,7 +6,7 @@ use shardloom_fabric::{Call, FabricError, Group, InProcess, Operation};
 use crate::ranks::{IMPATIENT, PATIENT, on_ranks};
 
 fn all_reduce(group: &mut Group, elements: usize, algorithm: Algorithm) -> Result<(), FabricError> {
-    group.all_reduce(&mut vec![1.0; elements], Reduction::Sum, algorithm)
+    group.collective(Kind::AllReduce, algorithm, Reduction::Sum, &mut vec![1.0; elements])
 }
 
 fn all_reduce_call(elements: usize, algorithm: Algorithm) -> Call {
@@ -120,7 +120,11 @@ fn different_calls_are_reported_to_all_naming_both() {
         ),
         (
             |group| all_reduce(group, 6, Algorithm::Ring),
-            |group| group.all_gather(&mut [0.0; 6], Algorithm::Ring),
+            |group| {
+                // What is reduced by is passed over where nothing is reduced.
+                let (kind, algorithm) = (Kind::AllGather, Algorithm::Ring);
+                group.collective(kind, algorithm, Reduction::Max, &mut [0.0; 6])
+            },
             "all-reduce of 6 f32 (ring, sum)",
             "all-gather of 6 f32 (ring)",
         ),
@@ -158,7 +162,9 @@ fn a_collective_that_nobody_else_calls_times_out_naming_who_is_missing() {
     let ranks = InProcess::<Vec<f32>>::new(3, IMPATIENT);
     let mut group = ranks[1].group(&[0, 1, 2]).unwrap();
     let mut buffer = [1.0; 6];
-    let error = group.all_reduce(&mut buffer, Reduction::Sum, Algorithm::Direct).unwrap_err();
+    let error = group
+        .collective(Kind::AllReduce, Algorithm::Direct, Reduction::Sum, &mut buffer)
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "all-reduce of 6 f32 (direct, sum) in group [0, 1, 2] timed out on rank 1 after 5ms, \

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use shardloom_collectives::{Algorithm, Reduction};
+use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{FabricError, Group};
 
 use crate::ranks::{PATIENT, on_ranks};
@@ -9,7 +9,7 @@ const REPEATS: u32 = if cfg!(miri) { 3 } else { 200 };
 
 fn sum(group: &mut Group, value: u32, algorithm: Algorithm) -> u32 {
     let mut buffer = [value as f32; 5];
-    group.all_reduce(&mut buffer, Reduction::Sum, algorithm).unwrap();
+    group.collective(Kind::AllReduce, algorithm, Reduction::Sum, &mut buffer).unwrap();
     assert_eq!(buffer, [buffer[0]; 5]);
     buffer[0] as u32
 }

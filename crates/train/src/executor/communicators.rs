@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_collectives::{Kind, Reduction};
+use shardloom_collectives::Reduction;
 use shardloom_fabric::{Endpoint, Group as Communicator, Payload};
 use shardloom_graph::Reduction as Partial;
 use shardloom_kernels::Buffer;
@@ -58,19 +58,8 @@ impl Communicators {
                 *number = numbers[0];
             }
             Contribution::Reals(buffer) => {
-                let buffer = buffer.as_f32_mut();
-                let reduction = reduction(instruction);
-                match kind {
-                    Kind::AllReduce => communicator.all_reduce(buffer, reduction, algorithm)?,
-                    Kind::ReduceScatter => {
-                        communicator.reduce_scatter(buffer, reduction, algorithm)?;
-                    }
-                    Kind::AllGather => communicator.all_gather(buffer, algorithm)?,
-                    Kind::AllToAll => communicator.all_to_all(buffer, algorithm)?,
-                    Kind::Broadcast { .. } | Kind::Reduce { .. } => {
-                        unreachable!("no instruction has a root")
-                    }
-                }
+                let (reduction, buffer) = (reduction(instruction), buffer.as_f32_mut());
+                communicator.collective(kind, algorithm, reduction, buffer)?;
             }
         }
         Ok(())

@@ -31,14 +31,7 @@ pub(super) fn collective(
     bench.seconds(Clock::Wall, |call| {
         let Some(group) = &mut group else { return Ok(()) };
         let buffer = buffer.reals_mut(call);
-        match kind {
-            Kind::AllReduce => group.all_reduce(buffer, Reduction::Sum, algorithm)?,
-            Kind::ReduceScatter => group.reduce_scatter(buffer, Reduction::Sum, algorithm)?,
-            Kind::AllGather => group.all_gather(buffer, algorithm)?,
-            Kind::AllToAll => group.all_to_all(buffer, algorithm)?,
-            Kind::Broadcast { root } => group.broadcast(buffer, root, algorithm)?,
-            Kind::Reduce { root } => group.reduce(buffer, root, Reduction::Sum, algorithm)?,
-        }
+        group.collective(kind, algorithm, Reduction::Sum, buffer)?;
         Ok(())
     })
 }
