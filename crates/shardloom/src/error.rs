@@ -267,7 +267,10 @@ impl Error {
             Error::Memory { .. } => "memory",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
-                Train::Program(_) | Train::Unsupported { .. } | Train::Thread { .. } => "plan",
+                Train::Program(_)
+                | Train::Unsupported { .. }
+                | Train::TooManyRanks { .. }
+                | Train::Thread { .. } => "plan",
                 Train::Kernels(_) => "kernels",
                 Train::Sampling { .. } => "model",
                 Train::Io { .. } => "file",

@@ -76,6 +76,18 @@ pub enum Error {
         error: io::Error,
     },
 
+    /// More ranks than can be threads of one process.
+    #[error(
+        "{ranks} ranks are too many to run here at once; at most {most} can, and under the virtual clock \
+         any number can be trained"
+    )]
+    TooManyRanks {
+        /// Ranks asked for.
+        ranks: u32,
+        /// The most there can be.
+        most: u32,
+    },
+
     /// A rank is asked for more after it failed.
     #[error(
         "it failed before and does no more; start the run again, from a checkpoint if there is one"
@@ -382,6 +394,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Errors for more ranks than can be threads of one process: between every two is a channel.
+    pub(crate) fn unless_threads(ranks: u32) -> Result<()> {
+        const MOST: u32 = 4096;
+        match ranks > MOST {
+            true => Err(Error::TooManyRanks { ranks, most: MOST }),
+            false => Ok(()),
+        }
+    }
+
     /// An [`Error::Io`] for `map_err`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io { action, path: path.to_path_buf(), error }

@@ -39,7 +39,8 @@ pub(crate) fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Crew> {
 
 impl Threads {
     fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Threads> {
-        let ranks = shared.program.ranks() as u32;
+        let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
+        Error::unless_threads(ranks)?;
         // A sender runs at most a step ahead of its receiver, so a channel never needs to hold more
         // than all messages of one step.
         let most = shared.program.microbatches * shared.program.routes.len().max(1);

@@ -134,6 +134,7 @@ pub(super) fn run<T: Send>(
     progress: &mut dyn FnMut(&str, f64),
     work: impl Fn(&mut Bench) -> Result<T> + Sync,
 ) -> Result<T> {
+    Error::unless_threads(ranks)?;
     const CHANNEL: NonZeroUsize = NonZeroUsize::new(4).unwrap();
     let settings = Settings { channel_capacity: CHANNEL, timeout: Duration::from_secs(60) };
     let cores = core_affinity::get_core_ids().unwrap_or_default();

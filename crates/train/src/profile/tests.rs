@@ -166,3 +166,11 @@ fn progress_only_rises_and_names_what_is_measured() {
     assert!(told.iter().all(|&(_, done)| (0.0..1.0).contains(&done)));
     assert!(told.iter().any(|(what, _)| what == "layer-norm.input"));
 }
+
+#[test]
+fn more_ranks_than_a_process_can_hold_are_refused() {
+    let machine = Machine { ranks: u32::MAX, ..machine() };
+    let measured = survey::measure(&machine, &Plan::of(Effort::Quick), &mut |_, _| {});
+    let error = measured.expect_err("refused").to_string();
+    assert!(error.starts_with("4294967295 ranks are too many"), "{error}");
+}
