@@ -3,7 +3,8 @@
 //! [`auto`] enumerates a [`Space`] of 3D plans, scores each with the analytic
 //! [estimate](shardloom_sim::estimate), lowers and simulates the best, and gives the fastest simulated one
 //! beside the plans that people use without a search. [`explain`] finds out by experiments in the simulator
-//! what limits a plan and what would change that.
+//! what limits a plan and what would change that. [`partition`] has the cuts into stages of published
+//! systems.
 //!
 //! ```
 //! use shardloom_cluster::Cluster;
@@ -19,6 +20,8 @@
 //! assert_eq!(search.space, search.evaluated + search.bounded_away);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+pub mod partition;
 
 mod auto;
 mod baseline;
