@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{BodyKind, lower};
-use shardloom_search::partition::{LayerProfile, profile};
+use shardloom_search::partition::{LayerProfile, Level, StageTime, pipedream, profile};
 use shardloom_sim::{CostModel, Options, simulate};
 
 const MICROBATCH: usize = 4;
@@ -86,6 +86,22 @@ fn a_stage_is_the_sum_of_its_layers_and_ends_with_the_last_output() {
             + layers[..3].iter().map(|it| it.backward_seconds).sum::<f64>()
     );
     assert_eq!(stage.output_bytes, layers[2].output_bytes);
+}
+
+#[test]
+fn a_graph_on_two_nodes_is_partitioned_over_all_their_devices() {
+    let (graph, cluster) = (graph(), Cluster::parse("h100-80g:2x4").expect("a preset"));
+    let layers = profiled(&graph, &cluster);
+    let levels = [
+        Level { components: 4, bytes_per_second: 300e9 },
+        Level { components: 2, bytes_per_second: 40e9 },
+    ];
+    let found = pipedream(&layers, &levels, StageTime::Published).expect("a partition");
+    let mut workers: Vec<usize> = found.stages.iter().flat_map(|it| it.workers.clone()).collect();
+    workers.sort_unstable();
+    assert_eq!(workers, (0..8).collect::<Vec<_>>());
+    let serial: f64 = layers.iter().map(LayerProfile::seconds).sum();
+    assert!(found.bottleneck_seconds >= serial / 8.0 * (1.0 - 1e-9));
 }
 
 #[test]

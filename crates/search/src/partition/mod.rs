@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`least_variance`] | GPipe (Huang et al. 2019) | cuts |
 //! | [`block_partition`] | torchgpipe (Kim et al. 2020) | cuts |
+//! | [`pipedream`] | PipeDream (Narayanan et al. 2019) | cuts and the replicas of each stage |
 //!
 //! The cut with the least time of the slowest stage and one replica each is the estimator's
 //! [`Cut::Balanced`](shardloom_sim::estimate::Cut::Balanced).
@@ -29,10 +30,12 @@
 
 mod blocks;
 mod least_variance;
+mod pipedream;
 mod profile;
 
 pub use blocks::{Unit, block_partition};
 pub use least_variance::least_variance;
+pub use pipedream::{Level, Partition, ReplicatedStage, StageTime, pipedream};
 pub use profile::{LayerProfile, profile};
 
 use crate::SearchError;
