@@ -9,6 +9,7 @@
 //! | [`least_variance`] | GPipe (Huang et al. 2019) | cuts |
 //! | [`block_partition`] | torchgpipe (Kim et al. 2020) | cuts |
 //! | [`pipedream`] | PipeDream (Narayanan et al. 2019) | cuts and the replicas of each stage |
+//! | [`two_bw`] | PipeDream-2BW (Narayanan et al. 2021) | width, depth, micro-batch, recomputation |
 //!
 //! The cut with the least time of the slowest stage and one replica each is the estimator's
 //! [`Cut::Balanced`](shardloom_sim::estimate::Cut::Balanced).
@@ -29,14 +30,18 @@
 //! ```
 
 mod blocks;
+mod interconnect;
 mod least_variance;
 mod pipedream;
 mod profile;
+mod two_bw;
 
 pub use blocks::{Unit, block_partition};
+pub use interconnect::Interconnect;
 pub use least_variance::least_variance;
 pub use pipedream::{Level, Partition, ReplicatedStage, StageTime, pipedream};
 pub use profile::{LayerProfile, profile};
+pub use two_bw::{TwoBwConfiguration, TwoBwRequest, Updates, two_bw};
 
 use crate::SearchError;
 
@@ -51,6 +56,21 @@ fn check(costs: &[f64], stages: usize) -> Result<(), SearchError> {
         return Err(SearchError::Request { key: "stages", value: stages.to_string(), rule });
     }
     Ok(())
+}
+
+fn at_least_one(key: &'static str, value: u32) -> Result<(), SearchError> {
+    match value {
+        0 => {
+            let rule = "at least one".into();
+            Err(SearchError::Request { key, value: value.to_string(), rule })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Cuts into stages whose numbers of layers differ by at most one.
+fn even_cuts(layers: usize, stages: usize) -> Vec<usize> {
+    (0..=stages).map(|stage| stage * layers / stages).collect()
 }
 
 /// The sums of the first none, one, two and so on of `numbers`.

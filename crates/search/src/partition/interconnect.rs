@@ -1,0 +1,69 @@
+//! Links as planners of equal stages see them: fast ones within a node, slow ones between nodes.
+
+use shardloom_cluster::{Cluster, Link};
+
+/// The links of a cluster of equal nodes. Replicas of a stage lie next to each other, then stages
+/// (PipeDream-2BW, section 3.3).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Interconnect {
+    /// Devices in a node.
+    pub per_node: u32,
+    /// Between devices of a node.
+    pub within: Link,
+    /// Between devices of different nodes, while all devices of a node talk.
+    pub across: Link,
+}
+
+impl Interconnect {
+    /// The links of `cluster`, each as slow as that of its slowest kind of node.
+    pub fn of(cluster: &Cluster) -> Interconnect {
+        let slowest = |links: Vec<Link>| {
+            let rate = Link::reachable_bytes_per_second;
+            links.into_iter().min_by(|a, b| rate(a).total_cmp(&rate(b)))
+        };
+        let groups = || cluster.groups().iter();
+        let across = groups().map(|group| {
+            let node = &group.profile.node;
+            let share = node.uplink_bytes_per_second
+                / node.oversubscription
+                / f64::from(group.devices_per_node);
+            let bytes_per_second = node.inter.bytes_per_second.min(share);
+            Link { bytes_per_second, curve: None, ..node.inter.clone() }
+        });
+        let within = groups().map(|group| group.profile.node.intra.clone());
+        let no_groups = "a cluster has a group of nodes";
+        Interconnect {
+            per_node: groups().map(|group| group.devices_per_node).min().expect(no_groups),
+            within: slowest(within.collect()).expect(no_groups),
+            across: slowest(across.collect()).expect(no_groups),
+        }
+    }
+
+    /// What the `width` replicas of a stage talk over: links within the node if they all lie in one.
+    pub fn width(&self, width: u32) -> &Link {
+        if width <= self.per_node { &self.within } else { &self.across }
+    }
+
+    /// What neighbouring stages of `width` replicas talk over: links within the node if all `depth`
+    /// stages lie in one.
+    pub fn depth(&self, width: u32, depth: u32) -> &Link {
+        if width * depth <= self.per_node { &self.within } else { &self.across }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_a_node_talks_within_it() {
+        let links = Interconnect::of(&Cluster::parse("v100-16g:8x8").expect("a preset"));
+        assert_eq!(links.per_node, 8);
+        assert_eq!(links.width(8), &links.within);
+        assert_eq!(links.width(9), &links.across);
+        assert_eq!(links.depth(2, 4), &links.within);
+        assert_eq!(links.depth(2, 5), &links.across);
+        // Eight devices share an uplink of four cards of 12.5 GB/s.
+        assert_eq!(links.across.bytes_per_second, 6.25e9);
+    }
+}

@@ -1,0 +1,276 @@
+//! PipeDream-2BW's planner: equal stages, equally replicated (Narayanan et al. 2021, "Memory-Efficient
+//! Pipeline-Parallel DNN Training", ICML, arXiv 2006.09503, section 4 and appendix A).
+
+use super::{Interconnect, LayerProfile, at_least_one, even_cuts};
+use crate::SearchError;
+use crate::space::divisors;
+
+/// When weights are updated, which decides how many versions of them there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Updates {
+    /// 2BW: a step late, so that the pipeline never drains; two versions.
+    DoubleBuffered,
+    /// PipeDream-Flush: at once, when the pipeline has drained; one version.
+    Flush,
+}
+
+impl Updates {
+    /// Versions of the weights that a device holds.
+    pub fn versions(self) -> u32 {
+        match self {
+            Updates::DoubleBuffered => 2,
+            Updates::Flush => 1,
+        }
+    }
+}
+
+/// What to plan for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TwoBwRequest {
+    /// Devices.
+    pub workers: u32,
+    /// Samples of one step over all pipelines.
+    pub global_batch: u32,
+    /// What each device has.
+    pub memory_bytes: f64,
+    /// The links between devices.
+    pub links: Interconnect,
+    /// When weights are updated.
+    pub updates: Updates,
+    /// Bytes of gradients, optimizer state and master weights beside a byte of weights. The paper's
+    /// formulas have none.
+    pub state_bytes_per_weight_byte: f64,
+}
+
+/// A way to train, with what it takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TwoBwConfiguration {
+    /// Pipelines, `w`.
+    pub width: u32,
+    /// Stages of each, `d`.
+    pub depth: u32,
+    /// Samples of one micro-batch in one pipeline, `b`.
+    pub microbatch: u32,
+    /// Micro-batches of a step in one pipeline, `m`.
+    pub microbatches: u32,
+    /// Whether stages keep nothing but their inputs and compute the rest again.
+    pub recompute: bool,
+    /// From one micro-batch to the next in one pipeline, `t`; a flush is spread over the micro-batches.
+    pub slot_seconds: f64,
+    /// On the fullest device.
+    pub peak_bytes: f64,
+}
+
+impl TwoBwConfiguration {
+    /// Samples per second of all pipelines.
+    pub fn samples_per_second(&self) -> f64 {
+        f64::from(self.width) * f64::from(self.microbatch) / self.slot_seconds
+    }
+}
+
+/// All configurations that fit, fastest first; of equally fast ones that on fewer devices.
+///
+/// `profile` gives the layers' profiles for a micro-batch of so many samples; it is asked once for each.
+/// Stages have equal numbers of layers, give or take one. A micro-batch size is tried if it divides the
+/// step and leaves at least as many micro-batches as stages, as two versions of the weights need. As in
+/// the paper's algorithm 1, devices may be left out. Over the stages `i` of depth `d`,
+///
+/// - `t = max_i max(c T_i + 2 (input_i + output_i) / B_depth, allreduce_i / m)`, where `T_i` is forward and
+///   backward time, `allreduce_i = 2 (w-1)/w gradient_i / B_width`, and `c T_i` is `T_i` with the forward
+///   pass once more where it is recomputed (the paper takes `c = 4/3`, for a backward pass of twice the
+///   forward pass); a flush takes `(m + d - 1) / m` of that (not in the paper, which plans for 2BW);
+/// - memory `versions |W_i| + k |A_i| + d |input_i|` with `k = d`, or 1 where activations are recomputed.
+///   Each stage is charged for the `d` micro-batches that only the first has under way.
+///
+/// # Errors
+/// If there are no workers or samples, or those of `profile`.
+pub fn two_bw(
+    request: &TwoBwRequest,
+    mut profile: impl FnMut(u32) -> Result<Vec<LayerProfile>, SearchError>,
+) -> Result<Vec<TwoBwConfiguration>, SearchError> {
+    at_least_one("workers", request.workers)?;
+    at_least_one("global_batch", request.global_batch)?;
+    let mut fitting = vec![];
+    for microbatch in divisors(request.global_batch) {
+        let layers = profile(microbatch)?;
+        let slots = request.global_batch / microbatch;
+        for width in divisors(slots).take_while(|&width| width <= request.workers) {
+            let microbatches = slots / width;
+            let deepest = (request.workers / width).min(microbatches).min(layers.len() as u32);
+            for depth in 1..=deepest {
+                for recompute in [false, true] {
+                    let configuration = TwoBwConfiguration {
+                        width,
+                        depth,
+                        microbatch,
+                        microbatches,
+                        recompute,
+                        slot_seconds: 0.0,
+                        peak_bytes: 0.0,
+                    };
+                    let costed = configuration.costed(request, &layers);
+                    if costed.peak_bytes <= request.memory_bytes {
+                        fitting.push(costed);
+                    }
+                }
+            }
+        }
+    }
+    let devices = |it: &TwoBwConfiguration| it.width * it.depth;
+    fitting.sort_by(|a, b| {
+        let faster = b.samples_per_second().total_cmp(&a.samples_per_second());
+        faster.then(devices(a).cmp(&devices(b)))
+    });
+    Ok(fitting)
+}
+
+impl TwoBwConfiguration {
+    /// With its time and memory filled in.
+    fn costed(mut self, request: &TwoBwRequest, layers: &[LayerProfile]) -> TwoBwConfiguration {
+        let [width, depth, microbatches] =
+            [self.width, self.depth, self.microbatches].map(f64::from);
+        let between_stages = request.links.depth(self.width, self.depth);
+        let between_replicas = request.links.width(self.width);
+        let weights = f64::from(request.updates.versions()) + request.state_bytes_per_weight_byte;
+        let mut input_bytes = 0.0;
+        for cut in even_cuts(layers.len(), self.depth as usize).windows(2) {
+            let stage = LayerProfile::of_stage(&layers[cut[0]..cut[1]]);
+            let again = if self.recompute { stage.forward_seconds } else { 0.0 };
+            let sent = 2.0 * (input_bytes + stage.output_bytes);
+            let slot = stage.seconds() + again + between_stages.transfer_seconds(sent);
+            let exchanged = 2.0 * (width - 1.0) / width * stage.gradient_bytes;
+            let exchange = between_replicas.transfer_seconds(exchanged) / microbatches;
+            self.slot_seconds = self.slot_seconds.max(slot.max(exchange));
+            let kept = if self.recompute { 1.0 } else { depth };
+            let held =
+                weights * stage.parameter_bytes + kept * stage.kept_bytes + depth * input_bytes;
+            self.peak_bytes = self.peak_bytes.max(held);
+            input_bytes = stage.output_bytes;
+        }
+        if request.updates == Updates::Flush {
+            self.slot_seconds *= (microbatches + depth - 1.0) / microbatches;
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardloom_cluster::Link;
+
+    /// Links of 8 bytes a second within nodes of two devices, and of 1 between them.
+    fn links() -> Interconnect {
+        let link = |bytes_per_second| Link {
+            latency_seconds: 0.0,
+            bytes_per_second,
+            reachable: 1.0,
+            curve: None,
+        };
+        Interconnect { per_node: 2, within: link(8.0), across: link(1.0) }
+    }
+
+    fn request(workers: u32, global_batch: u32) -> TwoBwRequest {
+        TwoBwRequest {
+            workers,
+            global_batch,
+            memory_bytes: f64::INFINITY,
+            links: links(),
+            updates: Updates::DoubleBuffered,
+            state_bytes_per_weight_byte: 0.0,
+        }
+    }
+
+    /// Four equal blocks, backward twice as long as forward, all in proportion to the micro-batch.
+    fn blocks(microbatch: u32) -> Vec<LayerProfile> {
+        let samples = f64::from(microbatch);
+        let block = LayerProfile {
+            forward_seconds: samples,
+            backward_seconds: 2.0 * samples,
+            output_bytes: 2.0 * samples,
+            parameter_bytes: 40.0,
+            gradient_bytes: 80.0,
+            kept_bytes: 10.0 * samples,
+        };
+        vec![block; 4]
+    }
+
+    fn find(
+        found: &[TwoBwConfiguration],
+        [width, depth, microbatch]: [u32; 3],
+        recompute: bool,
+    ) -> TwoBwConfiguration {
+        let is = |it: &&TwoBwConfiguration| {
+            [it.width, it.depth, it.microbatch] == [width, depth, microbatch]
+                && it.recompute == recompute
+        };
+        *found.iter().find(is).expect("in the space")
+    }
+
+    #[test]
+    fn time_and_memory_are_the_papers_formulas() {
+        let found = two_bw(&request(4, 16), |b| Ok(blocks(b))).expect("a plan");
+        // Two stages of two blocks, b = 2: T = 12; 2 (4 + 4) bytes of input and output each way, over
+        // links between nodes, for the stage that has a neighbour on one side and the loss's on the other.
+        let plain = find(&found, [2, 2, 2], false);
+        assert_eq!(plain.microbatches, 4);
+        assert_eq!(plain.slot_seconds, 12.0 + 16.0);
+        // 2 |W|/d + d |A|/d + d |input| = 160 + 80 + 8.
+        assert_eq!(plain.peak_bytes, 160.0 + 80.0 + 8.0);
+        let again = find(&found, [2, 2, 2], true);
+        assert_eq!(again.slot_seconds, 4.0 / 3.0 * 12.0 + 16.0);
+        assert_eq!(again.peak_bytes, 160.0 + 40.0 + 8.0);
+        // One stage on four workers: 2 * 3/4 * 320 bytes between nodes, once for 16 samples.
+        let data = find(&found, [4, 1, 1], false);
+        assert_eq!(data.slot_seconds, f64::max(12.0 + 4.0, 480.0 / 4.0));
+        assert_eq!(data.samples_per_second(), 4.0 / 120.0);
+    }
+
+    #[test]
+    fn every_configuration_has_a_micro_batch_for_each_stage() {
+        let found = two_bw(&request(8, 24), |b| Ok(blocks(b))).expect("a plan");
+        let mut seen: Vec<[u32; 3]> = vec![];
+        for it in &found {
+            assert_eq!(it.width * it.microbatch * it.microbatches, 24);
+            assert!(it.width * it.depth <= 8 && it.depth <= 4 && it.microbatches >= it.depth);
+            seen.extend((!it.recompute).then_some([it.width, it.depth, it.microbatch]));
+        }
+        let mut all = vec![];
+        for [w, d, b] in (1..=8)
+            .flat_map(|w| (1..=4).map(move |d| [w, d]))
+            .flat_map(|[w, d]| (1..=24).map(move |b| [w, d, b]))
+        {
+            if w * d <= 8 && 24 % (w * b) == 0 && 24 / (w * b) >= d {
+                all.push([w, d, b]);
+            }
+        }
+        seen.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(seen, all);
+        let rates: Vec<f64> = found.iter().map(|it| it.samples_per_second()).collect();
+        assert!(rates.is_sorted_by(|a, b| a >= b));
+    }
+
+    #[test]
+    fn a_flush_saves_a_version_and_costs_the_bubble() {
+        let late = two_bw(&request(4, 16), |b| Ok(blocks(b))).expect("a plan");
+        let flush = TwoBwRequest { updates: Updates::Flush, ..request(4, 16) };
+        let flush = two_bw(&flush, |b| Ok(blocks(b))).expect("a plan");
+        let of = |found: &[TwoBwConfiguration]| find(found, [1, 4, 2], false);
+        // |W| / d less; 8 micro-batches through 4 stages.
+        assert_eq!(of(&late).peak_bytes - of(&flush).peak_bytes, 40.0);
+        assert_eq!(of(&flush).slot_seconds, of(&late).slot_seconds * 11.0 / 8.0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_and_recomputation_makes_room() {
+        let tight = TwoBwRequest { memory_bytes: 210.0, ..request(2, 16) };
+        let found = two_bw(&tight, |b| Ok(blocks(b))).expect("an answer");
+        assert!(found.iter().all(|it| it.peak_bytes <= 210.0 && it.depth == 2));
+        assert!(found.iter().any(|it| it.recompute && it.microbatch == 2));
+        assert!(!found.iter().any(|it| !it.recompute && it.microbatch == 2));
+        let none = TwoBwRequest { memory_bytes: 1.0, ..request(2, 16) };
+        assert!(two_bw(&none, |b| Ok(blocks(b))).expect("an answer").is_empty());
+        assert!(two_bw(&request(0, 16), |b| Ok(blocks(b))).is_err());
+    }
+}
