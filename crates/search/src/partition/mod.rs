@@ -10,6 +10,7 @@
 //! | [`block_partition`] | torchgpipe (Kim et al. 2020) | cuts |
 //! | [`pipedream`] | PipeDream (Narayanan et al. 2019) | cuts and the replicas of each stage |
 //! | [`two_bw`] | PipeDream-2BW (Narayanan et al. 2021) | width, depth, micro-batch, recomputation |
+//! | [`chimera`] | Chimera (Li & Hoefler 2021) | width, depth, micro-batch, recomputation |
 //!
 //! The cut with the least time of the slowest stage and one replica each is the estimator's
 //! [`Cut::Balanced`](shardloom_sim::estimate::Cut::Balanced).
@@ -30,6 +31,7 @@
 //! ```
 
 mod blocks;
+mod chimera;
 mod interconnect;
 mod least_variance;
 mod pipedream;
@@ -37,6 +39,7 @@ mod profile;
 mod two_bw;
 
 pub use blocks::{Unit, block_partition};
+pub use chimera::{ChimeraConfiguration, ChimeraRequest, chimera};
 pub use interconnect::Interconnect;
 pub use least_variance::least_variance;
 pub use pipedream::{Level, Partition, ReplicatedStage, StageTime, pipedream};

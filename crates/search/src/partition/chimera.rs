@@ -1,0 +1,399 @@
+//! Chimera's choice of width, depth and micro-batch (Li & Hoefler 2021, "Chimera: Efficiently Training
+//! Large-Scale Neural Networks with Bidirectional Pipelines", SC, arXiv 2107.06925, section 3.4).
+//!
+//! The paper's text was not at hand: the form of the time model is the published one, and its counts of
+//! passes, its share of hidden communication and its memory were derived anew from the slots of the
+//! schedule. In a unit of `D` micro-batches with forward and backward passes of one slot, micro-batch `m`
+//! of a direction runs forward through stage `s` in slot `s + 2m` and backward in `2D - 1 - s + 2m`. The
+//! tests below time those slots.
+
+use shardloom_cluster::Link;
+
+use super::{Interconnect, LayerProfile, at_least_one, even_cuts};
+use crate::SearchError;
+use crate::space::divisors;
+
+/// What to plan for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChimeraRequest {
+    /// Devices, all of which are used.
+    pub workers: u32,
+    /// Samples of one step.
+    pub global_batch: u32,
+    /// What each device has.
+    pub memory_bytes: f64,
+    /// The links between devices.
+    pub links: Interconnect,
+    /// Bytes of gradients, optimizer state and master weights beside a byte of weights.
+    pub state_bytes_per_weight_byte: f64,
+}
+
+/// A way to train, with what it takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChimeraConfiguration {
+    /// Replicas of the pair of pipelines, `W`.
+    pub width: u32,
+    /// Stages, `D`.
+    pub depth: u32,
+    /// Samples of one micro-batch, `B`.
+    pub microbatch: u32,
+    /// Micro-batches of a step in both directions together, `N`.
+    pub microbatches: u32,
+    /// Whether stages keep nothing but their inputs and compute the rest again.
+    pub recompute: bool,
+    /// A step.
+    pub step_seconds: f64,
+    /// On the fullest device.
+    pub peak_bytes: f64,
+}
+
+impl ChimeraConfiguration {
+    /// Forward passes on the critical path, `C_f`.
+    pub fn forwards(&self) -> u32 {
+        self.microbatches
+    }
+
+    /// Backward passes on the critical path, `C_b`.
+    ///
+    /// `F C_f + B C_b` is exact for a unit of `N = D` micro-batches whose backward passes take no less
+    /// than the forward passes. With more units it is exact for equal passes, and otherwise holds where the
+    /// bubbles between units are filled by forward doubling or backward halving; units that simply follow
+    /// each other add `(D - 2) (B - F)` each after the first.
+    pub fn backwards(&self) -> u32 {
+        self.microbatches + self.depth - 2
+    }
+}
+
+/// All configurations of two pipelines in opposite directions that fit, fastest first; of equally fast
+/// ones the shallower. Recomputation is tried where nothing else fits, as in the paper.
+///
+/// `profile` gives the layers' profiles for a micro-batch of so many samples; it is asked once for each.
+/// `W D` is the number of workers, `D` even, and `N = global_batch / (W B)` a multiple of `D`. With the
+/// slowest stage's passes `F` and `B`, and `P` the time of a stage's output,
+///
+/// `T = (F + P) C_f + (B + P) C_b + max over workers of unhidden all-reduces`,
+///
+/// where each stage's gradients are all-reduced over its `2 W` holders in
+/// `2 log2(r) latency + 2 (r-1)/r bytes / bandwidth` (Rabenseifner), as soon as its last backward pass is
+/// done: `s` backward passes before the end for stage `s` (the last stage may be done earlier, which is not
+/// counted on). The middle workers have no bubble there and
+/// reduce after their last pass.
+///
+/// The paper then takes, for each `W` and `D`, the largest `B` that fits; here all are ranked.
+///
+/// # Errors
+/// If there are no workers or samples, or those of `profile`.
+pub fn chimera(
+    request: &ChimeraRequest,
+    mut profile: impl FnMut(u32) -> Result<Vec<LayerProfile>, SearchError>,
+) -> Result<Vec<ChimeraConfiguration>, SearchError> {
+    at_least_one("workers", request.workers)?;
+    at_least_one("global_batch", request.global_batch)?;
+    let mut fitting = vec![];
+    for microbatch in divisors(request.global_batch) {
+        let layers = profile(microbatch)?;
+        let slots = request.global_batch / microbatch;
+        for depth in divisors(request.workers).filter(|depth| depth.is_multiple_of(2)) {
+            let width = request.workers / depth;
+            let even = slots.is_multiple_of(width) && (slots / width).is_multiple_of(depth);
+            if !even || depth as usize > layers.len() {
+                continue;
+            }
+            let costed = [false, true].map(|recompute| {
+                let configuration = ChimeraConfiguration {
+                    width,
+                    depth,
+                    microbatch,
+                    microbatches: slots / width,
+                    recompute,
+                    step_seconds: 0.0,
+                    peak_bytes: 0.0,
+                };
+                configuration.costed(request, &layers)
+            });
+            fitting.extend(costed.into_iter().find(|it| it.peak_bytes <= request.memory_bytes));
+        }
+    }
+    fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds).then(a.depth.cmp(&b.depth)));
+    Ok(fitting)
+}
+
+impl ChimeraConfiguration {
+    /// With its time and memory filled in.
+    fn costed(mut self, request: &ChimeraRequest, layers: &[LayerProfile]) -> ChimeraConfiguration {
+        let cuts = even_cuts(layers.len(), self.depth as usize);
+        let of_stage = |cut: &[usize]| LayerProfile::of_stage(&layers[cut[0]..cut[1]]);
+        let stages: Vec<LayerProfile> = cuts.windows(2).map(of_stage).collect();
+        let most =
+            |part: &dyn Fn(&LayerProfile) -> f64| stages.iter().map(part).fold(0.0, f64::max);
+        let again = if self.recompute { 1.0 } else { 0.0 };
+        let forward = most(&|stage| stage.forward_seconds);
+        let backward = most(&|stage| stage.backward_seconds + again * stage.forward_seconds);
+        let link = request.links.depth(self.width, self.depth);
+        let message = link.transfer_seconds(most(&|stage| stage.output_bytes));
+        let replicas = request.links.width(2 * self.width);
+        let reduction = |stage: usize| {
+            all_reduce_seconds(replicas, 2 * self.width, stages[stage].gradient_bytes)
+        };
+        let pairs = 0..self.depth as usize / 2;
+        let unhidden =
+            pairs.clone().map(|worker| self.unhidden_seconds(worker, backward, &reduction));
+        self.step_seconds = (forward + message) * f64::from(self.forwards())
+            + (backward + message) * f64::from(self.backwards())
+            + unhidden.fold(0.0, f64::max);
+        let held = pairs.map(|worker| self.held_bytes(worker, &stages, request));
+        self.peak_bytes = held.fold(0.0, f64::max);
+        self
+    }
+
+    /// What sticks out behind the last backward pass of the step of the all-reduces of `worker`, which
+    /// holds stages `worker` and `depth - 1 - worker`.
+    fn unhidden_seconds(
+        &self,
+        worker: usize,
+        backward: f64,
+        reduction: &dyn Fn(usize) -> f64,
+    ) -> f64 {
+        let (late, early) = (worker, self.depth as usize - 1 - worker);
+        let middle = early == late + 1;
+        // Seconds before the end.
+        let late_ready = late as f64 * backward;
+        let early_ready = if middle { late_ready } else { early as f64 * backward };
+        let first_done = early_ready - reduction(early);
+        let done = first_done.min(late_ready) - reduction(late);
+        (-done).max(0.0)
+    }
+
+    /// What `worker` and its mirror image hold: the weights of two stages, and the micro-batches that
+    /// each has under way, `min(D/2, D - s)` in stage `s`.
+    fn held_bytes(&self, worker: usize, stages: &[LayerProfile], request: &ChimeraRequest) -> f64 {
+        let depth = self.depth as usize;
+        let weights = 1.0 + request.state_bytes_per_weight_byte;
+        let mut bytes = 0.0;
+        let mut recomputed: f64 = 0.0;
+        for stage in [worker, depth - 1 - worker] {
+            let under_way = (depth / 2).min(depth - stage) as f64;
+            let input = if stage == 0 { 0.0 } else { stages[stage - 1].output_bytes };
+            let kept = stages[stage].kept_bytes;
+            bytes += weights * stages[stage].parameter_bytes;
+            bytes += under_way * if self.recompute { input } else { kept };
+            recomputed = recomputed.max(if self.recompute { kept } else { 0.0 });
+        }
+        bytes + recomputed
+    }
+}
+
+/// Rabenseifner's all-reduce of `members`.
+fn all_reduce_seconds(link: &Link, members: u32, bytes: f64) -> f64 {
+    let members = f64::from(members);
+    let rounds = 2.0 * members.log2();
+    let sent = 2.0 * (members - 1.0) / members * bytes;
+    rounds * link.latency_seconds + sent / link.reachable_bytes_per_second()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration(depth: u32, microbatches: u32) -> ChimeraConfiguration {
+        ChimeraConfiguration {
+            width: 1,
+            depth,
+            microbatch: 1,
+            microbatches,
+            recompute: false,
+            step_seconds: 0.0,
+            peak_bytes: 0.0,
+        }
+    }
+
+    /// A pass: direction, micro-batch within the direction and unit, stage, whether backward.
+    type Pass = (usize, usize, usize, bool);
+
+    /// When each pass ends if workers run them in the order of their slots, one unit after another.
+    fn ends(depth: usize, units: usize, forward: f64, backward: f64) -> Vec<(Pass, f64)> {
+        let mut slots: Vec<(usize, usize, Pass)> = vec![];
+        for (unit, direction, m, stage) in (0..units).flat_map(|unit| {
+            (0..2).flat_map(move |way| {
+                (0..depth / 2).flat_map(move |m| (0..depth).map(move |stage| (unit, way, m, stage)))
+            })
+        }) {
+            let worker = if direction == 0 { stage } else { depth - 1 - stage };
+            let index = unit * depth / 2 + m;
+            // Units follow each other as closely as 2 D slots of work on each worker allow.
+            let begin = 2 * depth * unit;
+            slots.push((begin + stage + 2 * m, worker, (direction, index, stage, false)));
+            let back = begin + 2 * depth - 1 - stage + 2 * m;
+            slots.push((back, worker, (direction, index, stage, true)));
+        }
+        slots.sort_unstable();
+        assert!(
+            slots.windows(2).all(|pair| (pair[0].0, pair[0].1) != (pair[1].0, pair[1].1)),
+            "two passes of one worker in one slot"
+        );
+        let mut free = vec![0.0f64; depth];
+        let mut done: Vec<(Pass, f64)> = vec![];
+        for (_, worker, pass) in slots {
+            let (direction, m, stage, is_backward) = pass;
+            let needed = match (is_backward, stage) {
+                (false, 0) => None,
+                (false, _) => Some((direction, m, stage - 1, false)),
+                (true, last) if last == depth - 1 => Some((direction, m, stage, false)),
+                (true, _) => Some((direction, m, stage + 1, true)),
+            };
+            let end_of = |pass: Pass| done.iter().find(|it| it.0 == pass).expect("earlier slot").1;
+            let begin = needed.map_or(0.0, end_of).max(free[worker]);
+            free[worker] = begin + if is_backward { backward } else { forward };
+            done.push((pass, free[worker]));
+        }
+        done
+    }
+
+    #[test]
+    fn a_unit_takes_as_long_as_the_counts_of_the_critical_path_say() {
+        for depth in [2, 4, 6, 8, 12] {
+            for (forward, backward) in [(1.0, 1.0), (1.0, 2.0), (1.0, 3.0), (2.0, 3.0)] {
+                let ends = ends(depth, 1, forward, backward);
+                let makespan = ends.iter().map(|it| it.1).fold(0.0, f64::max);
+                let it = configuration(depth as u32, depth as u32);
+                let counted =
+                    forward * f64::from(it.forwards()) + backward * f64::from(it.backwards());
+                assert_eq!(makespan, counted, "D = {depth}, f = {forward}, b = {backward}");
+            }
+        }
+    }
+
+    #[test]
+    fn equal_passes_of_several_units_take_the_published_makespan() {
+        for (depth, units) in [(4, 2), (4, 3), (8, 2)] {
+            let makespan = ends(depth, units, 1.0, 1.0).iter().map(|it| it.1).fold(0.0, f64::max);
+            let microbatches = depth * units;
+            assert_eq!(makespan, (2 * microbatches + depth - 2) as f64, "D = {depth}");
+            let it = configuration(depth as u32, microbatches as u32);
+            assert_eq!(makespan, f64::from(it.forwards() + it.backwards()));
+        }
+    }
+
+    #[test]
+    fn stages_are_done_their_number_of_backward_passes_before_the_end() {
+        for (depth, backward) in [(2, 2.0), (4, 1.0), (6, 2.0), (8, 2.0), (8, 3.0)] {
+            let ends = ends(depth, 1, 1.0, backward);
+            let makespan = ends.iter().map(|it| it.1).fold(0.0, f64::max);
+            for stage in 0..depth {
+                let last = ends.iter().filter(|((_, _, of, _), _)| *of == stage);
+                let left = makespan - last.map(|it| it.1).fold(0.0, f64::max);
+                let counted = stage as f64 * backward;
+                match stage + 1 == depth {
+                    true => assert!(left >= counted, "last stage of {depth}"),
+                    false => assert_eq!(left, counted, "stage {stage} of {depth}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn units_that_follow_each_other_leave_bubbles_where_backward_passes_are_longer() {
+        for (depth, units, backward) in [(4, 2, 2.0), (4, 4, 2.0), (8, 3, 2.0), (8, 2, 3.0)] {
+            let makespan =
+                ends(depth, units, 1.0, backward).iter().map(|it| it.1).fold(0.0, f64::max);
+            let it = configuration(depth as u32, (depth * units) as u32);
+            let counted = f64::from(it.forwards()) + backward * f64::from(it.backwards());
+            let bubbles = ((units - 1) * (depth - 2)) as f64 * (backward - 1.0);
+            assert_eq!(makespan, counted + bubbles, "{units} units of {depth}");
+        }
+    }
+
+    #[test]
+    fn workers_hold_between_half_the_depth_and_one_and_the_depth() {
+        for depth in [2usize, 4, 6, 8] {
+            let mut passes: Vec<(usize, Pass)> = vec![];
+            for ((direction, m, stage, back), _) in ends(depth, 1, 1.0, 1.0) {
+                let slot = if back { 2 * depth - 1 - stage + 2 * m } else { stage + 2 * m };
+                passes.push((slot, (direction, m, stage, back)));
+            }
+            passes.sort_unstable();
+            let layer = LayerProfile { kept_bytes: 1.0, ..LayerProfile::default() };
+            let request = request(depth as u32, depth as u32);
+            for worker in 0..depth / 2 {
+                // Stages are counted apart: what one has freed, the other could not use.
+                let mut held = 0;
+                for stage in [worker, depth - 1 - worker] {
+                    let (mut now, mut most) = (0usize, 0);
+                    for (_, pass) in passes.iter().filter(|it| it.1.0 == 0 && it.1.2 == stage) {
+                        if pass.3 {
+                            now -= 1
+                        } else {
+                            now += 1
+                        }
+                        most = most.max(now);
+                    }
+                    held += most;
+                }
+                assert_eq!(held, depth / 2 + 1 + worker, "worker {worker} of {depth}");
+                let it = configuration(depth as u32, depth as u32);
+                assert_eq!(it.held_bytes(worker, &vec![layer; depth], &request), held as f64);
+            }
+        }
+    }
+
+    fn request(workers: u32, global_batch: u32) -> ChimeraRequest {
+        let link =
+            Link { latency_seconds: 0.5, bytes_per_second: 4.0, reachable: 1.0, curve: None };
+        ChimeraRequest {
+            workers,
+            global_batch,
+            memory_bytes: f64::INFINITY,
+            links: Interconnect { per_node: workers.max(1), within: link.clone(), across: link },
+            state_bytes_per_weight_byte: 1.0,
+        }
+    }
+
+    fn blocks(microbatch: u32) -> Vec<LayerProfile> {
+        let samples = f64::from(microbatch);
+        let block = LayerProfile {
+            forward_seconds: samples,
+            backward_seconds: 2.0 * samples,
+            output_bytes: 2.0 * samples,
+            parameter_bytes: 10.0,
+            gradient_bytes: 8.0,
+            kept_bytes: 10.0 * samples,
+        };
+        vec![block; 4]
+    }
+
+    #[test]
+    fn a_step_is_passes_messages_and_what_sticks_out_of_the_all_reduces() {
+        let found = chimera(&request(4, 8), |b| Ok(blocks(b))).expect("a plan");
+        let it = found.iter().find(|it| it.depth == 4 && it.microbatch == 1).expect("in the space");
+        assert_eq!((it.width, it.microbatches), (1, 8));
+        // F = 1, B = 2, P = 1; C_f = 8, C_b = 10; an all-reduce of two holders is 2 * 0.5 + 8 / 4 = 3.
+        // The first worker's last stage is ready 6 before the end, its first stage at the end: 3 stick
+        // out. The middle worker begins 2 before the end: 4 stick out.
+        assert_eq!(it.step_seconds, 2.0 * 8.0 + 3.0 * 10.0 + 4.0);
+        // The middle worker: two stages of 10 bytes and as much state, four micro-batches of 10.
+        assert_eq!(it.peak_bytes, 40.0 + 40.0);
+    }
+
+    #[test]
+    fn all_shapes_of_the_workers_are_looked_at_and_ranked() {
+        let found = chimera(&request(4, 16), |b| Ok(blocks(b))).expect("a plan");
+        let shapes: Vec<[u32; 3]> =
+            found.iter().map(|it| [it.width, it.depth, it.microbatch]).collect();
+        for shape in [[2, 2, 1], [2, 2, 2], [2, 2, 4], [1, 4, 1], [1, 4, 2], [1, 4, 4]] {
+            assert!(shapes.contains(&shape), "{shape:?}");
+        }
+        assert_eq!(shapes.len(), 6);
+        assert!(found.is_sorted_by(|a, b| a.step_seconds <= b.step_seconds));
+        assert!(chimera(&request(0, 16), |b| Ok(blocks(b))).is_err());
+    }
+
+    #[test]
+    fn recomputation_is_taken_where_nothing_else_fits() {
+        let tight = ChimeraRequest { memory_bytes: 70.0, ..request(4, 4) };
+        let found = chimera(&tight, |b| Ok(blocks(b))).expect("a plan");
+        let deep = found.iter().find(|it| it.depth == 4).expect("fits with recomputation");
+        assert!(deep.recompute && deep.peak_bytes <= 70.0);
+        // F = 1, B = 2 + 1, P = 1 with as many passes as before; all-reduces stick out by 3.
+        assert_eq!(deep.step_seconds, 2.0 * 4.0 + 4.0 * 6.0 + 3.0);
+    }
+}
