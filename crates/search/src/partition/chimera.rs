@@ -43,7 +43,7 @@ pub struct ChimeraConfiguration {
     pub recompute: bool,
     /// A step.
     pub step_seconds: f64,
-    /// On the fullest device.
+    /// On the fullest device. Forward doubling would hold twice the activations of this.
     pub peak_bytes: f64,
 }
 
@@ -305,13 +305,14 @@ mod tests {
 
     #[test]
     fn workers_hold_between_half_the_depth_and_one_and_the_depth() {
-        for depth in [2usize, 4, 6, 8] {
-            let mut passes: Vec<(usize, Pass)> = vec![];
-            for ((direction, m, stage, back), _) in ends(depth, 1, 1.0, 1.0) {
-                let slot = if back { 2 * depth - 1 - stage + 2 * m } else { stage + 2 * m };
-                passes.push((slot, (direction, m, stage, back)));
-            }
-            passes.sort_unstable();
+        for (depth, units) in [(2usize, 1), (4, 1), (6, 1), (8, 1), (4, 3), (8, 2)] {
+            let slot = |(_, m, stage, back): Pass| {
+                let begin = 2 * depth * (m / (depth / 2)) + 2 * (m % (depth / 2));
+                begin + if back { 2 * depth - 1 - stage } else { stage }
+            };
+            let mut passes: Vec<Pass> =
+                ends(depth, units, 1.0, 1.0).into_iter().map(|(pass, _)| pass).collect();
+            passes.sort_by_key(|&pass| slot(pass));
             let layer = LayerProfile { kept_bytes: 1.0, ..LayerProfile::default() };
             let request = request(depth as u32, depth as u32);
             for worker in 0..depth / 2 {
@@ -319,7 +320,7 @@ mod tests {
                 let mut held = 0;
                 for stage in [worker, depth - 1 - worker] {
                     let (mut now, mut most) = (0usize, 0);
-                    for (_, pass) in passes.iter().filter(|it| it.1.0 == 0 && it.1.2 == stage) {
+                    for pass in passes.iter().filter(|it| it.0 == 0 && it.2 == stage) {
                         if pass.3 {
                             now -= 1
                         } else {
@@ -330,7 +331,7 @@ mod tests {
                     held += most;
                 }
                 assert_eq!(held, depth / 2 + 1 + worker, "worker {worker} of {depth}");
-                let it = configuration(depth as u32, depth as u32);
+                let it = configuration(depth as u32, (units * depth) as u32);
                 assert_eq!(it.held_bytes(worker, &vec![layer; depth], &request), held as f64);
             }
         }

@@ -10,7 +10,7 @@ pub struct Interconnect {
     pub per_node: u32,
     /// Between devices of a node.
     pub within: Link,
-    /// Between devices of different nodes, while all devices of a node talk.
+    /// Between devices of different nodes, while all devices of a node talk; on a torus as within one.
     pub across: Link,
 }
 
@@ -24,6 +24,9 @@ impl Interconnect {
         let groups = || cluster.groups().iter();
         let across = groups().map(|group| {
             let node = &group.profile.node;
+            if node.torus.is_some() && cluster.groups().len() == 1 {
+                return node.intra.clone();
+            }
             let share = node.uplink_bytes_per_second
                 / node.oversubscription
                 / f64::from(group.devices_per_node);
@@ -65,5 +68,11 @@ mod tests {
         assert_eq!(links.depth(2, 5), &links.across);
         // Eight devices share an uplink of four cards of 12.5 GB/s.
         assert_eq!(links.across.bytes_per_second, 6.25e9);
+    }
+
+    #[test]
+    fn a_torus_has_no_slower_links_between_nodes() {
+        let links = Interconnect::of(&Cluster::parse("tpu-v4:4x4").expect("a preset"));
+        assert_eq!(links.across, links.within);
     }
 }
