@@ -28,6 +28,12 @@ pub enum SimError {
         /// How many more wait.
         others: usize,
     },
+    /// A schedule that is only simulated.
+    #[error("schedule {schedule} has no estimate; simulate its program")]
+    NoEstimate {
+        /// Its name.
+        schedule: &'static str,
+    },
     /// A simulation of no step.
     #[error("a simulation needs at least 1 step, not 0")]
     NoSteps,

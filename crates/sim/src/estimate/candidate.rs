@@ -50,11 +50,12 @@ impl Candidate {
         u64::from(self.dp) * u64::from(self.microbatch) * u64::from(self.microbatches)
     }
 
-    /// The most micro-batches that `stage` holds between forward and backward.
+    /// The most micro-batches that `stage` holds between forward and backward; all of a step where the
+    /// schedule has no estimate.
     pub fn in_flight(&self, stage: u32) -> u32 {
         match self.schedule {
-            ScheduleKind::Afab => self.microbatches,
             ScheduleKind::OneForwardOneBackward => (self.pp - stage).min(self.microbatches),
+            _ => self.microbatches,
         }
     }
 

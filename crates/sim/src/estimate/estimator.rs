@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute};
+use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind};
 
 use super::class::Classes;
 use super::collective::Collective;
@@ -136,7 +136,7 @@ impl<'a> Estimator<'a> {
     /// than there are blocks.
     ///
     /// # Errors
-    /// As [`CostModel`](crate::CostModel).
+    /// As [`CostModel`](crate::CostModel), or if its schedule has no estimate.
     pub fn estimate(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
         if !self.evaluate(candidate)? {
             return Ok(None);
@@ -151,7 +151,7 @@ impl<'a> Estimator<'a> {
     /// The most that a device of each stage holds; none if the layout is impossible for the model.
     ///
     /// # Errors
-    /// As [`CostModel`](crate::CostModel).
+    /// As [`Estimator::estimate`].
     pub fn stage_peak_bytes(
         &mut self,
         candidate: &Candidate,
@@ -205,6 +205,9 @@ impl<'a> Estimator<'a> {
 
     /// Fills in the stages and sends of `candidate`. Whether its layout is possible.
     fn evaluate(&mut self, candidate: &Candidate) -> Result<bool, SimError> {
+        if !ScheduleKind::ALL.contains(&candidate.schedule) {
+            return Err(SimError::NoEstimate { schedule: candidate.schedule.name() });
+        }
         let Some((split_id, block_id)) = self.tables(candidate)? else { return Ok(false) };
         self.balance(candidate, block_id);
         let mut stages = std::mem::take(&mut self.stages);

@@ -38,8 +38,8 @@ pub(super) fn step_seconds(
         let mut backward = cost.backward_seconds + blocking * before;
         if candidate.zero == 2 && ends.overlaps {
             let hidden = match candidate.schedule {
-                ScheduleKind::Afab => 0.0,
                 ScheduleKind::OneForwardOneBackward => forward,
+                _ => 0.0,
             };
             backward = backward.max(cost.reduce_seconds - hidden);
         }
