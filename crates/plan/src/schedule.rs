@@ -13,17 +13,23 @@ pub enum ScheduleKind {
     /// One forward, one backward after a warm-up (PipeDream-Flush, Narayanan et al. 2021).
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
+    /// 1F1B over several stages on each device (Megatron-LM, Narayanan et al. 2021).
+    Interleaved,
 }
 
 impl ScheduleKind {
-    /// All kinds.
+    /// The kinds with a flush and one stage on each device.
     pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
+    /// All kinds.
+    pub const EVERY: [ScheduleKind; 3] =
+        [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward, ScheduleKind::Interleaved];
 
     /// Where its stages live; none if anywhere.
     pub fn arrangement(self) -> Option<Arrangement> {
         match self {
             ScheduleKind::Afab => None,
             ScheduleKind::OneForwardOneBackward => Some(Arrangement::Chain),
+            ScheduleKind::Interleaved => Some(Arrangement::RoundRobin),
         }
     }
 
@@ -32,6 +38,7 @@ impl ScheduleKind {
         match self {
             ScheduleKind::Afab => "afab",
             ScheduleKind::OneForwardOneBackward => "1f1b",
+            ScheduleKind::Interleaved => "interleaved",
         }
     }
 }

@@ -187,7 +187,11 @@ fn what_is_wrong_is_named_with_its_line() {
         ("clip_norm = 1.0", "clip = 1.0", "plan.toml:9: unknown field `clip`, expected one of"),
         ("zero = 1", "zero = 1\nlevel = 2", "plan.toml:14: unknown field `level`, expected one of"),
         ("tp = 2 }", "tp = 2, ep = 2 }", "plan.toml:32: unknown field `ep`, expected one of"),
-        ("\"1f1b\"", "\"1f2b\"", "plan.toml:6: unknown variant `1f2b`, expected `afab` or `1f1b`"),
+        (
+            "\"1f1b\"",
+            "\"1f2b\"",
+            "plan.toml:6: unknown variant `1f2b`, expected one of `afab`, `1f1b`",
+        ),
         ("= 8", "= \"8\"", "plan.toml:4: invalid type: string \"8\", expected usize"),
         ("= 8", "= -8", "plan.toml:4: invalid value: integer `-8`, expected usize"),
         (

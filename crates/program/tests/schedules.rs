@@ -2,6 +2,8 @@
 
 #[path = "schedules/checker.rs"]
 mod checker;
+#[path = "schedules/interleaved.rs"]
+mod interleaved;
 #[path = "schedules/single_stage.rs"]
 mod single_stage;
 
@@ -25,6 +27,14 @@ fn schedule(
     let map = StageMap::arranged(arrangement, devices, chunks, microbatches);
     let map = map.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
     Schedule::build(kind, map, times).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+}
+
+/// Why there is no such schedule.
+fn refusal(kind: ScheduleKind, devices: usize, chunks: usize, microbatches: usize) -> String {
+    let arrangement = kind.arrangement().unwrap_or(Arrangement::Chain);
+    let built = StageMap::arranged(arrangement, devices, chunks, microbatches)
+        .and_then(|map| Schedule::build(kind, map, &EQUAL));
+    built.expect_err("this size should be refused").to_string()
 }
 
 /// One step's times.

@@ -274,6 +274,25 @@ proptest! {
 }
 
 #[test]
+fn a_schedule_that_has_no_estimate_is_refused_by_name() {
+    let graph = gpt(6, false);
+    let cluster = h100(4);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let candidate = candidates(4, 8).swap_remove(0);
+    for schedule in ScheduleKind::EVERY {
+        let estimated = estimator.estimate(&Candidate { schedule, ..candidate });
+        match ScheduleKind::ALL.contains(&schedule) {
+            true => assert!(estimated.is_ok(), "{schedule:?}: {estimated:?}"),
+            false => {
+                let message = estimated.expect_err("no estimate").to_string();
+                let expected = format!("schedule {} has no estimate", schedule.name());
+                assert!(message.starts_with(&expected), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bounds_are_never_above_estimates() {
     let graph = gpt(6, false);
     let cluster = h100(16);

@@ -4,6 +4,7 @@
 mod afab;
 mod cell;
 mod check;
+mod interleaved;
 mod one_forward_one_backward;
 mod stage_map;
 mod timing;
@@ -42,6 +43,7 @@ impl Schedule {
         let orders = match kind {
             ScheduleKind::Afab => afab::orders(&map),
             ScheduleKind::OneForwardOneBackward => one_forward_one_backward::orders(&map),
+            ScheduleKind::Interleaved => interleaved::orders(&map)?,
         };
         Ok(Schedule { map, orders })
     }
