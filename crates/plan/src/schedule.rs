@@ -15,14 +15,23 @@ pub enum ScheduleKind {
     OneForwardOneBackward,
     /// 1F1B over several stages on each device (Megatron-LM, Narayanan et al. 2021).
     Interleaved,
+    /// Pipelines in both directions at once (Li and Hoefler 2021).
+    Chimera,
+    /// Chimera with two micro-batches to each forward pass, or half of one to each backward pass.
+    ChimeraDoubling,
 }
 
 impl ScheduleKind {
     /// The kinds with a flush and one stage on each device.
     pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
     /// All kinds.
-    pub const EVERY: [ScheduleKind; 3] =
-        [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward, ScheduleKind::Interleaved];
+    pub const EVERY: [ScheduleKind; 5] = [
+        ScheduleKind::Afab,
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Interleaved,
+        ScheduleKind::Chimera,
+        ScheduleKind::ChimeraDoubling,
+    ];
 
     /// Where its stages live; none if anywhere.
     pub fn arrangement(self) -> Option<Arrangement> {
@@ -30,6 +39,9 @@ impl ScheduleKind {
             ScheduleKind::Afab => None,
             ScheduleKind::OneForwardOneBackward => Some(Arrangement::Chain),
             ScheduleKind::Interleaved => Some(Arrangement::RoundRobin),
+            ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling => {
+                Some(Arrangement::Bidirectional)
+            }
         }
     }
 
@@ -39,6 +51,8 @@ impl ScheduleKind {
             ScheduleKind::Afab => "afab",
             ScheduleKind::OneForwardOneBackward => "1f1b",
             ScheduleKind::Interleaved => "interleaved",
+            ScheduleKind::Chimera => "chimera",
+            ScheduleKind::ChimeraDoubling => "chimera-doubling",
         }
     }
 }

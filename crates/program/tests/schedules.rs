@@ -2,6 +2,8 @@
 
 #[path = "schedules/checker.rs"]
 mod checker;
+#[path = "schedules/chimera.rs"]
+mod chimera;
 #[path = "schedules/interleaved.rs"]
 mod interleaved;
 #[path = "schedules/single_stage.rs"]

@@ -4,6 +4,7 @@
 mod afab;
 mod cell;
 mod check;
+mod chimera;
 mod interleaved;
 mod one_forward_one_backward;
 mod stage_map;
@@ -44,6 +45,8 @@ impl Schedule {
             ScheduleKind::Afab => afab::orders(&map),
             ScheduleKind::OneForwardOneBackward => one_forward_one_backward::orders(&map),
             ScheduleKind::Interleaved => interleaved::orders(&map)?,
+            ScheduleKind::Chimera => chimera::orders(&map),
+            ScheduleKind::ChimeraDoubling => chimera::doubled_orders(&map)?,
         };
         Ok(Schedule { map, orders })
     }
