@@ -19,18 +19,21 @@ pub enum ScheduleKind {
     Chimera,
     /// Chimera with two micro-batches to each forward pass, or half of one to each backward pass.
     ChimeraDoubling,
+    /// One pipeline to and fro in waves (Liu et al. 2023).
+    Hanayo,
 }
 
 impl ScheduleKind {
     /// The kinds with a flush and one stage on each device.
     pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
     /// All kinds.
-    pub const EVERY: [ScheduleKind; 5] = [
+    pub const EVERY: [ScheduleKind; 6] = [
         ScheduleKind::Afab,
         ScheduleKind::OneForwardOneBackward,
         ScheduleKind::Interleaved,
         ScheduleKind::Chimera,
         ScheduleKind::ChimeraDoubling,
+        ScheduleKind::Hanayo,
     ];
 
     /// Where its stages live; none if anywhere.
@@ -42,6 +45,7 @@ impl ScheduleKind {
             ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling => {
                 Some(Arrangement::Bidirectional)
             }
+            ScheduleKind::Hanayo => Some(Arrangement::ZigZag),
         }
     }
 
@@ -53,6 +57,7 @@ impl ScheduleKind {
             ScheduleKind::Interleaved => "interleaved",
             ScheduleKind::Chimera => "chimera",
             ScheduleKind::ChimeraDoubling => "chimera-doubling",
+            ScheduleKind::Hanayo => "hanayo",
         }
     }
 }

@@ -4,6 +4,8 @@
 mod checker;
 #[path = "schedules/chimera.rs"]
 mod chimera;
+#[path = "schedules/hanayo.rs"]
+mod hanayo;
 #[path = "schedules/interleaved.rs"]
 mod interleaved;
 #[path = "schedules/single_stage.rs"]

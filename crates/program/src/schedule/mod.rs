@@ -5,6 +5,7 @@ mod afab;
 mod cell;
 mod check;
 mod chimera;
+mod hanayo;
 mod interleaved;
 mod one_forward_one_backward;
 mod stage_map;
@@ -40,13 +41,13 @@ impl Schedule {
         times: &PassTimes,
     ) -> Result<Schedule, ProgramError> {
         kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
-        let _ = times;
         let orders = match kind {
             ScheduleKind::Afab => afab::orders(&map),
             ScheduleKind::OneForwardOneBackward => one_forward_one_backward::orders(&map),
             ScheduleKind::Interleaved => interleaved::orders(&map)?,
             ScheduleKind::Chimera => chimera::orders(&map),
             ScheduleKind::ChimeraDoubling => chimera::doubled_orders(&map)?,
+            ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
         };
         Ok(Schedule { map, orders })
     }

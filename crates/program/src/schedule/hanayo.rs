@@ -1,0 +1,136 @@
+//! Hanayo (Liu et al. 2023, arXiv 2308.15762, section 3).
+//!
+//! One pipeline of `2 W P` stages goes to and fro over `P` devices, `W` waves down and up again, so that
+//! each device holds `2 W` stages and parameters are held once. The order is greedy for the given times:
+//! what can start first starts, and of what a device could start a backward pass comes before a forward
+//! pass, then the older micro-batch.
+//!
+//! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
+//! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
+//! With `b = 2 f` and `P` micro-batches the bubble is `2 (P - 1) f / W` with one wave and up to a twelfth
+//! more with several. More micro-batches keep up to nearly twice as many in flight, and slow messages
+//! more still, so the order is made for two messages on each way, which holds forwards back: without a
+//! limit, backward passes that are much slower than forward passes would let them pile up.
+
+use std::collections::BTreeMap;
+
+use shardloom_plan::PassTimes;
+
+use super::{Cell, Instance, Pass, StageMap, Turn};
+use crate::ProgramError;
+
+/// Messages that wait on a way at most.
+const BUFFERS: usize = 2;
+
+/// The orders on a zig-zag.
+pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+    let chunks = map.instances_on(0).count();
+    if !chunks.is_multiple_of(2) {
+        return Err(ProgramError::Schedule(format!(
+            "hanayo wants an even number of stages on each device, two for each wave, not {chunks}"
+        )));
+    }
+    let all = [times.forward, times.input, times.weight, times.message];
+    if all.iter().any(|it| !it.is_finite() || *it < 0.0) {
+        let message = format!("passes and messages take finite times from 0, not {all:?}");
+        return Err(ProgramError::Schedule(message));
+    }
+    let mut ready = Ready::new(map, times);
+    let mut orders = vec![vec![]; map.devices()];
+    while let Some((device, cell)) = ready.run_next() {
+        orders[device].push(Turn::Alone(cell));
+    }
+    Ok(orders)
+}
+
+/// What each device could run, and since when. Times are in units of which a whole device's are given, so
+/// that whole numbers stay exact.
+struct Ready<'m> {
+    map: &'m StageMap,
+    forward: f64,
+    backward: f64,
+    message: f64,
+    clocks: Vec<f64>,
+    cells: Vec<Vec<(f64, Cell)>>,
+    /// Messages on the way to a stage, activations or gradients, and when last one was taken.
+    waiting: BTreeMap<(Instance, Pass), (usize, f64)>,
+}
+
+impl<'m> Ready<'m> {
+    fn new(map: &'m StageMap, times: &PassTimes) -> Ready<'m> {
+        let first = Instance { pipeline: 0, stage: 0 };
+        let mut ready = Ready {
+            map,
+            forward: times.forward,
+            backward: times.input + times.weight,
+            message: times.message / map.share(first),
+            clocks: vec![0.0; map.devices()],
+            cells: vec![vec![]; map.devices()],
+            waiting: BTreeMap::new(),
+        };
+        ready.add(0.0, Cell { pass: Pass::Forward, instance: first, microbatch: 0 });
+        ready
+    }
+
+    fn add(&mut self, since: f64, cell: Cell) {
+        self.cells[self.map.device(cell.instance)].push((since, cell));
+    }
+
+    /// What waits for `cell`, and whether a message takes it there.
+    fn next(&self, cell: Cell) -> Option<(Cell, bool)> {
+        let (after, before) = (self.map.after(cell.instance), self.map.before(cell.instance));
+        let next = match (cell.pass, after, before) {
+            (Pass::Forward, Some(instance), _) => Cell { instance, ..cell },
+            (Pass::Forward, None, _) => Cell { pass: Pass::Backward, ..cell },
+            (_, _, before) => Cell { instance: before?, ..cell },
+        };
+        Some((next, self.map.device(next.instance) != self.map.device(cell.instance)))
+    }
+
+    /// From when a cell could run that nothing but its device and its way has kept waiting since `since`;
+    /// none while messages fill its way.
+    fn start(&self, device: usize, since: f64, cell: Cell) -> Option<f64> {
+        let start = since.max(self.clocks[device]);
+        let Some((next, true)) = self.next(cell) else { return Some(start) };
+        match self.waiting.get(&(next.instance, next.pass)) {
+            Some(&(waiting, _)) if waiting >= BUFFERS => None,
+            Some(&(_, taken)) => Some(start.max(taken)),
+            None => Some(start),
+        }
+    }
+
+    /// Runs what can start first, of the cells of its device the most urgent; what waits for it can run
+    /// from then on.
+    fn run_next(&mut self) -> Option<(usize, Cell)> {
+        let this = &*self;
+        let starts = this.cells.iter().enumerate().flat_map(|(device, cells)| {
+            let start = move |it: &(f64, Cell)| Some((this.start(device, it.0, it.1)?, device));
+            cells.iter().filter_map(start)
+        });
+        let (start, device) = starts.min_by(|one, other| one.0.total_cmp(&other.0))?;
+        let can = |&(since, cell): &(f64, Cell)| self.start(device, since, cell) == Some(start);
+        let cells = self.cells[device].iter().enumerate().filter(|(_, it)| can(it));
+        // No two passes of one micro-batch can ever run at the same time.
+        let urgency = |cell: Cell| (cell.pass == Pass::Forward, cell.microbatch);
+        let (index, _) = cells.min_by_key(|(_, it)| urgency(it.1))?;
+        let (_, cell) = self.cells[device].swap_remove(index);
+        let forward = cell.pass == Pass::Forward;
+        let end = start + if forward { self.forward } else { self.backward };
+        self.clocks[device] = end;
+        if let Some(waiting) = self.waiting.get_mut(&(cell.instance, cell.pass)) {
+            *waiting = (waiting.0 - 1, start);
+        }
+        if let Some((next, travels)) = self.next(cell) {
+            if travels {
+                self.waiting.entry((next.instance, next.pass)).or_insert((0, 0.0)).0 += 1;
+            }
+            self.add(if travels { end + self.message } else { end }, next);
+        }
+        // The oldest enter first, so that one that could enter is enough to know.
+        let microbatch = cell.microbatch + 1;
+        if forward && cell.instance.stage == 0 && microbatch < self.map.microbatches() {
+            self.add(0.0, Cell { microbatch, ..cell });
+        }
+        Some((device, cell))
+    }
+}
