@@ -21,26 +21,36 @@ pub enum ScheduleKind {
     ChimeraDoubling,
     /// One pipeline to and fro in waves (Liu et al. 2023).
     Hanayo,
+    /// 1F1B without flush (Narayanan et al. 2019).
+    #[serde(rename = "pipedream")]
+    PipeDream,
+    /// A forward and a backward pass in each slot, without flush (Yang et al. 2021).
+    #[serde(rename = "pipemare")]
+    PipeMare,
 }
 
 impl ScheduleKind {
     /// The kinds with a flush and one stage on each device.
     pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
     /// All kinds.
-    pub const EVERY: [ScheduleKind; 6] = [
+    pub const EVERY: [ScheduleKind; 8] = [
         ScheduleKind::Afab,
         ScheduleKind::OneForwardOneBackward,
         ScheduleKind::Interleaved,
         ScheduleKind::Chimera,
         ScheduleKind::ChimeraDoubling,
         ScheduleKind::Hanayo,
+        ScheduleKind::PipeDream,
+        ScheduleKind::PipeMare,
     ];
 
     /// Where its stages live; none if anywhere.
     pub fn arrangement(self) -> Option<Arrangement> {
         match self {
             ScheduleKind::Afab => None,
-            ScheduleKind::OneForwardOneBackward => Some(Arrangement::Chain),
+            ScheduleKind::OneForwardOneBackward
+            | ScheduleKind::PipeDream
+            | ScheduleKind::PipeMare => Some(Arrangement::Chain),
             ScheduleKind::Interleaved => Some(Arrangement::RoundRobin),
             ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling => {
                 Some(Arrangement::Bidirectional)
@@ -58,6 +68,8 @@ impl ScheduleKind {
             ScheduleKind::Chimera => "chimera",
             ScheduleKind::ChimeraDoubling => "chimera-doubling",
             ScheduleKind::Hanayo => "hanayo",
+            ScheduleKind::PipeDream => "pipedream",
+            ScheduleKind::PipeMare => "pipemare",
         }
     }
 }

@@ -8,11 +8,15 @@ mod chimera;
 mod hanayo;
 #[path = "schedules/interleaved.rs"]
 mod interleaved;
+#[path = "schedules/pipedream.rs"]
+mod pipedream;
+#[path = "schedules/pipemare.rs"]
+mod pipemare;
 #[path = "schedules/single_stage.rs"]
 mod single_stage;
 
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-use shardloom_program::schedule::{Schedule, StageMap, Timing, time};
+use shardloom_program::schedule::{Cell, Pass, Schedule, StageMap, Timing, Turn, time};
 
 /// f = b = 1, all of the backward pass counted.
 const EQUAL: PassTimes = PassTimes { forward: 1.0, input: 0.5, weight: 0.5, message: 0.0 };
@@ -50,4 +54,41 @@ fn timing(schedule: &Schedule, times: &PassTimes) -> Timing {
 fn text(schedule: &Schedule, device: usize) -> String {
     let turns = schedule.orders[device].iter();
     turns.map(|&turn| schedule.map.text(device, turn)).collect::<Vec<_>>().join(" ")
+}
+
+/// How many backward passes each stage runs between a micro-batch's forward and its own backward once the
+/// pipeline is full, in a schedule without flush.
+fn delays(schedule: &Schedule) -> Vec<usize> {
+    let microbatches = schedule.map.microbatches();
+    let steps = 2 * schedule.ahead() + 2;
+    // Early micro-batches find the pipeline empty; from this one on it is full.
+    let full = schedule.ahead() * microbatches;
+    let delay = |order: Vec<Turn>| {
+        let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
+        let at = |pass, microbatch| {
+            let found =
+                cells.iter().position(|cell| (cell.pass, cell.microbatch) == (pass, microbatch));
+            found.expect("a pass of every micro-batch")
+        };
+        let delays: Vec<usize> = (full..full + microbatches)
+            .map(|microbatch| {
+                let between = at(Pass::Forward, microbatch) + 1..at(Pass::Backward, microbatch);
+                cells[between].iter().filter(|cell| cell.pass == Pass::Backward).count()
+            })
+            .collect();
+        assert!(delays.iter().all(|delay| *delay == delays[0]), "{delays:?}");
+        delays[0]
+    };
+    schedule.unrolled(steps).into_iter().map(delay).collect()
+}
+
+/// What a further step takes in a schedule without flush once the pipeline is full.
+fn steady_seconds(schedule: &Schedule, forward: f64, backward: f64, message: f64) -> f64 {
+    let times = PassTimes { forward, input: 0.0, weight: backward, message };
+    let makespan = |steps| {
+        let timing = time(schedule, steps, &times).expect("these schedules cannot deadlock");
+        timing.makespan
+    };
+    let full = 2 * schedule.ahead() + 2;
+    (makespan(full + 4) - makespan(full)) / 4.0
 }

@@ -8,6 +8,8 @@ mod chimera;
 mod hanayo;
 mod interleaved;
 mod one_forward_one_backward;
+mod pipedream;
+mod pipemare;
 mod stage_map;
 mod timing;
 
@@ -48,6 +50,8 @@ impl Schedule {
             ScheduleKind::Chimera => chimera::orders(&map),
             ScheduleKind::ChimeraDoubling => chimera::doubled_orders(&map)?,
             ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
+            ScheduleKind::PipeDream => pipedream::orders(&map),
+            ScheduleKind::PipeMare => pipemare::orders(&map),
         };
         Ok(Schedule { map, orders })
     }
