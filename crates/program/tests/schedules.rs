@@ -1,5 +1,7 @@
 //! Schedules: their published times and peaks, and the checker's promises.
 
+#[path = "schedules/bounds.rs"]
+mod bounds;
 #[path = "schedules/checker.rs"]
 mod checker;
 #[path = "schedules/chimera.rs"]
