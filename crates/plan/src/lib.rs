@@ -16,6 +16,7 @@ mod schedule;
 mod text;
 mod uniform;
 mod validate;
+mod weights;
 
 pub use device_list::DeviceList;
 pub use diff::{Difference, diff};
@@ -27,3 +28,4 @@ pub use plan::{FORMAT, Pipeline, Plan, Recompute, Stage, Sync};
 pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind};
 pub use uniform::Uniform;
+pub use weights::{Corrections, Prediction, Weights};

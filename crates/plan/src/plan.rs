@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
-use crate::{DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Precision, ScheduleKind};
+use crate::{
+    DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Precision, ScheduleKind, Weights,
+};
 
 /// Version of the TOML form that this crate reads and writes.
 pub const FORMAT: u32 = 1;
@@ -29,6 +31,9 @@ pub struct Plan {
     /// The times of passes that the schedule is made for, where it depends on them.
     #[serde(default, skip_serializing_if = "PassTimes::is_default")]
     pub pass_times: PassTimes,
+    /// Which version of the weights passes run with.
+    #[serde(default, skip_serializing_if = "Weights::is_default")]
+    pub weights: Weights,
     /// Which activations are computed twice instead of kept.
     pub recompute: Recompute,
     /// Which dimension is split over which mesh axis.

@@ -90,6 +90,7 @@ impl Uniform {
             microbatches: self.microbatches,
             schedule: self.schedule,
             pass_times: PassTimes::default(),
+            weights: self.schedule.usual_weights(),
             recompute: self.recompute,
             layout: default_rules(graph, self.sequence_parallel),
             clip_norm: self.clip_norm,

@@ -80,6 +80,7 @@ impl Plan {
             );
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
+        self.weights.validate(self.schedule)?;
         self.pass_times.validate()
     }
 

@@ -6,8 +6,9 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
-    Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync,
+    Axis, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer,
+    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage,
+    Sync, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -67,6 +68,26 @@ fn layout() -> impl Strategy<Value = LayoutRules> {
     vec(rule, 0..6).prop_map(LayoutRules)
 }
 
+fn weights() -> impl Strategy<Value = Weights> {
+    use proptest::option::of;
+    let prediction = of(select(vec![Prediction::Velocity, Prediction::Weights]));
+    let numbers = (of(1..1000u64), of(0.01..0.99f64), 0..9u64, of(0.5..3.0f64), prediction);
+    let newest =
+        numbers.prop_map(|(anneal_steps, discrepancy, synchronous_steps, spike, prediction)| {
+            Weights::Newest {
+                corrections: Corrections {
+                    anneal_steps,
+                    discrepancy,
+                    synchronous_steps,
+                    spike,
+                    prediction,
+                },
+            }
+        });
+    let others = vec![Weights::Flush, Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer];
+    prop_oneof![select(others), newest]
+}
+
 fn plan() -> impl Strategy<Value = Plan> {
     let number = || select(vec![Number::Fp32, Number::Bf16, Number::Fp16]);
     let precision = (number(), number(), any::<bool>())
@@ -86,13 +107,13 @@ fn plan() -> impl Strategy<Value = Plan> {
         message,
     });
     let times = prop_oneof![Just(PassTimes::default()), times];
-    (numbers, words, layout(), rest, (times, pipeline)).prop_map(
+    (numbers, words, layout(), rest, (times, weights(), pipeline)).prop_map(
         |(
             (model, cluster, global_batch, microbatches),
             (schedule, recompute),
             layout,
             (clip_norm, skip_non_finite, sync, precision, optimizer),
-            (pass_times, pipeline),
+            (pass_times, weights, pipeline),
         )| Plan {
             format: FORMAT,
             model,
@@ -101,6 +122,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             microbatches,
             schedule,
             pass_times,
+            weights,
             recompute,
             layout,
             clip_norm,

@@ -1,0 +1,135 @@
+//! Words for which version of the weights a pass runs with, where steps follow each other without a
+//! flush.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{PlanError, ScheduleKind};
+
+/// Which version of the weights a pass runs with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "rule", deny_unknown_fields)]
+pub enum Weights {
+    /// The only one: every step begins when the one before has updated them.
+    #[default]
+    Flush,
+    /// A forward pass takes the newest, and the backward pass of the same micro-batch the same
+    /// (PipeDream, Narayanan et al. 2019, arXiv 1806.03377, section 3.3).
+    Stash,
+    /// All stages take, for a micro-batch, the version that the first stage took (section 3.3,
+    /// "vertical sync").
+    VerticalSync,
+    /// All micro-batches of a step take the version before the newest, so that two suffice
+    /// (PipeDream-2BW, Narayanan et al. 2021, arXiv 2006.09503, section 3.1).
+    DoubleBuffer,
+    /// Every pass takes the newest, so that backward may run with another than forward did.
+    Newest {
+        /// What makes up for it.
+        #[serde(flatten)]
+        corrections: Corrections,
+    },
+}
+
+/// What makes up for delayed gradients. A stage's delay is the number of updates that its weights get
+/// between a forward pass and the update with that micro-batch's gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Corrections {
+    /// PipeMare's T1 (Yang et al. 2021, arXiv 1910.05124): the learning rate is divided by
+    /// `delay^(1 - step / anneal_steps)` until this step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub anneal_steps: Option<u64>,
+    /// PipeMare's T2: backward passes run with the weights moved back along their mean velocity, which
+    /// decays to this share over the delay (the paper has 0.135).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discrepancy: Option<f64>,
+    /// PipeMare's T3: so many first steps are synchronous.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub synchronous_steps: u64,
+    /// Spike compensation (Kosson et al. 2021, arXiv 2003.11666) for this many times the delay; 1 is
+    /// exact without weight prediction, 2 overcompensates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spike: Option<f64>,
+    /// Linear weight prediction (ibid.): passes run with the weights as they are expected to be after
+    /// the delay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<Prediction>,
+}
+
+/// How weights are extrapolated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Prediction {
+    /// Along the optimizer's momentum.
+    Velocity,
+    /// Along the last update.
+    Weights,
+}
+
+fn is_zero(steps: &u64) -> bool {
+    *steps == 0
+}
+
+impl ScheduleKind {
+    /// Whether every step begins when the one before is done.
+    pub fn flushes(self) -> bool {
+        !matches!(self, ScheduleKind::PipeDream | ScheduleKind::PipeMare)
+    }
+
+    /// The rule that is meant when only the schedule is named.
+    pub fn usual_weights(self) -> Weights {
+        match self {
+            ScheduleKind::PipeDream => Weights::Stash,
+            ScheduleKind::PipeMare => Weights::Newest { corrections: Corrections::default() },
+            _ => Weights::Flush,
+        }
+    }
+}
+
+impl Weights {
+    /// Whether it need not be written down.
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Weights::Flush
+    }
+
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Weights::Flush => "flush",
+            Weights::Stash => "stash",
+            Weights::VerticalSync => "vertical-sync",
+            Weights::DoubleBuffer => "double-buffer",
+            Weights::Newest { .. } => "newest",
+        }
+    }
+
+    /// Checks that the rule goes with the schedule and its numbers make sense.
+    pub(crate) fn validate(self, schedule: ScheduleKind) -> Result<(), PlanError> {
+        let flushes = schedule.flushes();
+        if flushes != (self == Weights::Flush) {
+            let rule = match flushes {
+                true => format!("{} has a flush, so \"flush\"", schedule.name()),
+                false => format!(
+                    "{} has no flush, so \"stash\", \"vertical-sync\", \"double-buffer\" or \"newest\"",
+                    schedule.name()
+                ),
+            };
+            return Err(PlanError::field("weights.rule", self.name(), rule));
+        }
+        let Weights::Newest { corrections } = self else { return Ok(()) };
+        let refuse = |key: &str, value: f64, rule: &str| {
+            Err(PlanError::field(format!("weights.{key}"), value, rule))
+        };
+        match corrections {
+            Corrections { anneal_steps: Some(0), .. } => {
+                refuse("anneal_steps", 0.0, "at least 1 step")
+            }
+            Corrections { discrepancy: Some(share), .. } if !(share > 0.0 && share < 1.0) => {
+                refuse("discrepancy", share, "a share is above 0 and below 1")
+            }
+            Corrections { spike: Some(times), .. } if !(times.is_finite() && times > 0.0) => {
+                refuse("spike", times, "finite and above 0")
+            }
+            _ => Ok(()),
+        }
+    }
+}
