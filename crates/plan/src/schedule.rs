@@ -27,35 +27,70 @@ pub enum ScheduleKind {
     /// A forward and a backward pass in each slot, without flush (Yang et al. 2021).
     #[serde(rename = "pipemare")]
     PipeMare,
+    /// Zero bubble with the memory of 1F1B: not quite zero (Qi et al. 2024).
+    #[serde(rename = "zb-h1")]
+    ZeroBubbleH1,
+    /// Zero bubble with almost twice the memory of 1F1B (Qi et al. 2024).
+    #[serde(rename = "zb-h2")]
+    ZeroBubbleH2,
+    /// Zero bubble with the memory of 1F1B, down the devices and back up (Qi et al. 2024).
+    #[serde(rename = "zb-v")]
+    ZeroBubbleV,
+    /// Down the devices and back up with half the memory of 1F1B (Qi et al., NeurIPS 2024).
+    VHalf,
+    /// Down the devices and back up with a third of the memory of 1F1B (Qi et al., NeurIPS 2024).
+    VMin,
+    /// Two pipelines in opposite directions, forwards overlapped with backwards (DeepSeek-V3).
+    #[serde(rename = "dualpipe")]
+    DualPipe,
+    /// One half of DualPipe's devices, with one pipeline down them and back up.
+    #[serde(rename = "dualpipev")]
+    DualPipeV,
+    /// The order that the plan writes down.
+    Table,
 }
 
 impl ScheduleKind {
-    /// The kinds with a flush and one stage on each device.
-    pub const ALL: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
+    /// The kinds with a flush and one stage on each device whose backward passes are whole.
+    pub const PLAIN: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
     /// All kinds.
-    pub const EVERY: [ScheduleKind; 8] = [
+    pub const ALL: [ScheduleKind; 16] = [
         ScheduleKind::Afab,
         ScheduleKind::OneForwardOneBackward,
         ScheduleKind::Interleaved,
         ScheduleKind::Chimera,
         ScheduleKind::ChimeraDoubling,
         ScheduleKind::Hanayo,
+        ScheduleKind::ZeroBubbleH1,
+        ScheduleKind::ZeroBubbleH2,
+        ScheduleKind::ZeroBubbleV,
+        ScheduleKind::VHalf,
+        ScheduleKind::VMin,
+        ScheduleKind::DualPipe,
+        ScheduleKind::DualPipeV,
         ScheduleKind::PipeDream,
         ScheduleKind::PipeMare,
+        ScheduleKind::Table,
     ];
 
     /// Where its stages live; none if anywhere.
     pub fn arrangement(self) -> Option<Arrangement> {
         match self {
-            ScheduleKind::Afab => None,
+            ScheduleKind::Afab | ScheduleKind::Table => None,
             ScheduleKind::OneForwardOneBackward
+            | ScheduleKind::ZeroBubbleH1
+            | ScheduleKind::ZeroBubbleH2
             | ScheduleKind::PipeDream
             | ScheduleKind::PipeMare => Some(Arrangement::Chain),
             ScheduleKind::Interleaved => Some(Arrangement::RoundRobin),
-            ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling => {
+            ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling | ScheduleKind::DualPipe => {
                 Some(Arrangement::Bidirectional)
             }
-            ScheduleKind::Hanayo => Some(Arrangement::ZigZag),
+            ScheduleKind::Hanayo
+            | ScheduleKind::ZeroBubbleV
+            | ScheduleKind::VHalf
+            | ScheduleKind::VMin
+            | ScheduleKind::DualPipeV => Some(Arrangement::ZigZag),
         }
     }
 
@@ -70,6 +105,14 @@ impl ScheduleKind {
             ScheduleKind::Hanayo => "hanayo",
             ScheduleKind::PipeDream => "pipedream",
             ScheduleKind::PipeMare => "pipemare",
+            ScheduleKind::ZeroBubbleH1 => "zb-h1",
+            ScheduleKind::ZeroBubbleH2 => "zb-h2",
+            ScheduleKind::ZeroBubbleV => "zb-v",
+            ScheduleKind::VHalf => "v-half",
+            ScheduleKind::VMin => "v-min",
+            ScheduleKind::DualPipe => "dualpipe",
+            ScheduleKind::DualPipeV => "dualpipev",
+            ScheduleKind::Table => "table",
         }
     }
 }
@@ -187,6 +230,31 @@ impl PassTimes {
                 Err(PlanError::field(key, time, "a time is finite and at least 0"))
             }
             None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde::Deserialize;
+
+    use super::ScheduleKind;
+
+    #[derive(Deserialize)]
+    struct Words {
+        schedule: ScheduleKind,
+    }
+
+    #[test]
+    fn plans_call_schedules_by_their_names() {
+        let names: BTreeSet<&str> = ScheduleKind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.len(), ScheduleKind::ALL.len());
+        for kind in ScheduleKind::ALL {
+            let text = format!("schedule = \"{}\"", kind.name());
+            let words: Words = toml::from_str(&text).expect("its name is its word");
+            assert_eq!(words.schedule, kind);
         }
     }
 }

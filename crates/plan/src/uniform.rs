@@ -89,6 +89,7 @@ impl Uniform {
             global_batch: self.global_batch,
             microbatches: self.microbatches,
             schedule: self.schedule,
+            order: vec![],
             pass_times: PassTimes::default(),
             weights: self.schedule.usual_weights(),
             recompute: self.recompute,

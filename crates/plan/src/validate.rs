@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Plan, PlanError, Stage};
+use crate::{Axis, Plan, PlanError, ScheduleKind, Stage};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -79,6 +79,10 @@ impl Plan {
                 self.pipeline.len()
             );
             return Err(PlanError::field("microbatches", self.microbatches, rule));
+        }
+        if self.order.is_empty() == (self.schedule == ScheduleKind::Table) {
+            let rule = "a schedule \"table\" has a line of cells for each device, and no other has";
+            return Err(PlanError::field("order", format!("{:?}", self.order), rule));
         }
         self.weights.validate(self.schedule)?;
         self.pass_times.validate()

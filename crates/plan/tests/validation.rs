@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Pipeline, Plan, PlanError, Precision,
-    Recompute, ScheduleKind, Sync, Uniform,
+    Corrections, DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Pipeline, Plan, PlanError,
+    Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -267,4 +267,38 @@ fn pass_times_are_finite_and_not_negative() {
         let complaint = complaint(|it| change(&mut it.pass_times));
         assert_eq!(complaint, format!("pass_times.{key}: a time is finite and at least 0"));
     }
+}
+
+#[test]
+fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
+    let rule = "a schedule \"table\" has a line of cells for each device, and no other has";
+    assert_eq!(complaint(|it| it.schedule = ScheduleKind::Table), format!("order = []: {rule}"));
+    assert_eq!(complaint(|it| it.order = vec!["F0".into()]), format!("order = [\"F0\"]: {rule}"));
+    assert_eq!(
+        complaint(|it| it.weights = Weights::Stash),
+        "weights.rule = stash: 1f1b has a flush, so \"flush\""
+    );
+    assert_eq!(
+        complaint(|it| it.schedule = ScheduleKind::PipeDream),
+        "weights.rule = flush: pipedream has no flush, so \"stash\", \"vertical-sync\", \
+         \"double-buffer\" or \"newest\""
+    );
+    let newest = |corrections: Corrections| {
+        complaint(|it| {
+            it.schedule = ScheduleKind::PipeMare;
+            it.weights = Weights::Newest { corrections };
+        })
+    };
+    assert_eq!(
+        newest(Corrections { discrepancy: Some(1.5), ..Corrections::default() }),
+        "weights.discrepancy = 1.5: a share is above 0 and below 1"
+    );
+    assert_eq!(
+        newest(Corrections { spike: Some(-1.0), ..Corrections::default() }),
+        "weights.spike = -1: finite and above 0"
+    );
+    assert_eq!(
+        newest(Corrections { anneal_steps: Some(0), ..Corrections::default() }),
+        "weights.anneal_steps = 0: at least 1 step"
+    );
 }

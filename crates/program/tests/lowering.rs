@@ -584,7 +584,7 @@ fn every_program_reads_what_is_written_frees_what_it_writes_and_reduces_every_gr
                             global_batch: 8,
                             microbatches: 4,
                             recompute,
-                            schedule: ScheduleKind::ALL[pp % 2],
+                            schedule: ScheduleKind::PLAIN[pp % 2],
                             sync: Sync { zero, ..Sync::default() },
                             ..single()
                         };

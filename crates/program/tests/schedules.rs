@@ -6,6 +6,8 @@ mod bounds;
 mod checker;
 #[path = "schedules/chimera.rs"]
 mod chimera;
+#[path = "schedules/dualpipe.rs"]
+mod dualpipe;
 #[path = "schedules/hanayo.rs"]
 mod hanayo;
 #[path = "schedules/interleaved.rs"]
@@ -16,7 +18,14 @@ mod pipedream;
 mod pipemare;
 #[path = "schedules/single_stage.rs"]
 mod single_stage;
+#[path = "schedules/table.rs"]
+mod table;
+#[path = "schedules/v_shape.rs"]
+mod v_shape;
+#[path = "schedules/zero_bubble.rs"]
+mod zero_bubble;
 
+use proptest::prelude::*;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom_program::schedule::{Cell, Pass, Schedule, StageMap, Timing, Turn, time};
 
@@ -24,6 +33,8 @@ use shardloom_program::schedule::{Cell, Pass, Schedule, StageMap, Timing, Turn, 
 const EQUAL: PassTimes = PassTimes { forward: 1.0, input: 0.5, weight: 0.5, message: 0.0 };
 /// b = 2f, all of the backward pass counted.
 const TWICE: PassTimes = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 };
+/// The published examples of split backward passes.
+const ALIKE: PassTimes = PassTimes { forward: 10.0, input: 10.0, weight: 10.0, message: 0.0 };
 
 /// The schedule on its usual places.
 fn schedule(
@@ -50,6 +61,17 @@ fn refusal(kind: ScheduleKind, devices: usize, chunks: usize, microbatches: usiz
 /// One step's times.
 fn timing(schedule: &Schedule, times: &PassTimes) -> Timing {
     time(schedule, 1, times).expect("these schedules cannot deadlock")
+}
+
+/// How long a device works in a step, all as long.
+fn work(schedule: &Schedule, times: &PassTimes) -> f64 {
+    let all = f64::from(schedule.map.microbatches());
+    all * (times.forward + times.input + times.weight)
+}
+
+/// How long the device that idles most does so between its own start and its own end.
+fn idle(schedule: &Schedule, times: &PassTimes) -> f64 {
+    timing(schedule, times).longest_span() - work(schedule, times)
 }
 
 /// A device's order as people write it.
@@ -93,4 +115,14 @@ fn steady_seconds(schedule: &Schedule, forward: f64, backward: f64, message: f64
     };
     let full = 2 * schedule.ahead() + 2;
     (makespan(full + 4) - makespan(full)) / 4.0
+}
+
+/// Times without messages, whole so that sums are exact.
+fn times() -> impl Strategy<Value = PassTimes> {
+    (1u32..=10, 1u32..=10, 1u32..=10).prop_map(|(forward, input, weight)| PassTimes {
+        forward: f64::from(forward),
+        input: f64::from(input),
+        weight: f64::from(weight),
+        message: 0.0,
+    })
 }

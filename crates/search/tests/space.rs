@@ -18,7 +18,8 @@ fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usi
             for _microbatch in (1..=batch / dp).filter(|it| (batch / dp).is_multiple_of(*it)) {
                 let sequences = if tp > 1 { 2 } else { 1 };
                 let zeros = if dp > 1 { 4 } else { 1 };
-                let (cuts, schedules) = if pp > 1 { (2, ScheduleKind::ALL.len()) } else { (1, 1) };
+                let (cuts, schedules) =
+                    if pp > 1 { (2, ScheduleKind::PLAIN.len()) } else { (1, 1) };
                 count += sequences * zeros * cuts * schedules * Recompute::ALL.len();
             }
         }

@@ -72,7 +72,7 @@ proptest! {
         rounds in 1usize..4,
         zero in 0u8..4,
         recompute in prop::sample::select(&Recompute::ALL[..]),
-        schedule in prop::sample::select(&ScheduleKind::ALL[..]),
+        schedule in prop::sample::select(&ScheduleKind::PLAIN[..]),
         sequence_parallel: bool,
         clips: bool,
         cluster in 0..3,

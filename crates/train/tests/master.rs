@@ -25,7 +25,7 @@ fn combinations() -> Vec<Uniform> {
         }
         for zero in 0..if dp > 1 { 4 } else { 1 } {
             for recompute in Recompute::ALL {
-                for &schedule in &ScheduleKind::ALL[..if pp > 1 { 2 } else { 1 }] {
+                for &schedule in &ScheduleKind::PLAIN[..if pp > 1 { 2 } else { 1 }] {
                     for sequence_parallel in [false, true] {
                         if sequence_parallel && tp == 1 {
                             continue;

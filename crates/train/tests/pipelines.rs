@@ -69,7 +69,11 @@ fn run(graph: &Graph, plan: &Plan) -> (Vec<f64>, String) {
         (0..class.mesh.size()).map(peak)
     });
     let planned: Vec<u64> = planned.collect();
-    assert_eq!(trainer.peak_bytes_per_rank(), planned, "peaks are the program's");
+    // Kernels' scratch comes on top where it falls on the peak.
+    for (&counted, planned) in trainer.peak_bytes_per_rank().iter().zip(planned) {
+        let near = planned..planned + planned / 100;
+        assert!(near.contains(&counted), "{counted} of {planned}\n{}", plan.to_toml());
+    }
     (losses, digest)
 }
 
@@ -129,4 +133,45 @@ fn stages_in_any_place_train_like_the_serial_run() {
             }
         }
     }
+}
+
+/// The micro-batches of every kind that trains with a flush, on two and on four devices.
+fn flushing_kinds() -> impl Iterator<Item = ScheduleKind> {
+    let kinds = ScheduleKind::ALL.into_iter();
+    kinds.filter(|kind| kind.flushes() && *kind != ScheduleKind::Table)
+}
+
+#[test]
+fn every_schedule_with_a_flush_trains_like_the_serial_run() {
+    for graph in graphs() {
+        let (reference, _) = run(&graph, &serial().plan(&graph, "model", "local"));
+        for schedule in flushing_kinds() {
+            for (mesh, zero, sequence_parallel) in meshes() {
+                let uniform = Uniform {
+                    pp: if mesh.size() > 1 { 2 } else { 4 },
+                    mesh,
+                    sequence_parallel,
+                    microbatches: if mesh.dp > 1 { 4 } else { 8 },
+                    schedule,
+                    sync: Sync { zero, ..serial().sync },
+                    ..serial()
+                };
+                assert_like_serial(&graph, &uniform.plan(&graph, "model", "local"), &reference);
+            }
+        }
+    }
+}
+
+#[test]
+fn any_order_that_can_run_trains_like_the_serial_run() {
+    let [graph, _] = graphs();
+    let (reference, _) = run(&graph, &serial().plan(&graph, "model", "local"));
+    let uniform = Uniform { pp: 2, microbatches: 4, ..serial() };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    plan.schedule = ScheduleKind::Table;
+    plan.order = vec![
+        "F2 F0 I2 F1 F3 W2 B0 I3 I1 W1 W3".into(),
+        "F2 B2 F0 I0 F1 F3 I3 B1 W3 W0".into(),
+    ];
+    assert_like_serial(&graph, &plan, &reference);
 }

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
-use shardloom_plan::{DeviceList, Plan};
+use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, Program, Rank, Shard, Slot};
 use crate::schedule::{Instance, Pass, Schedule, StageMap};
@@ -42,7 +42,11 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
     let boundaries = Boundaries::find(graph, &stages)?;
-    let schedule = Schedule::build(plan.schedule, stage_map(plan, &stages)?, &plan.pass_times)?;
+    let map = stage_map(plan, &stages)?;
+    let schedule = match plan.schedule {
+        ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
+        kind => Schedule::build(kind, map, &plan.pass_times)?,
+    };
     let units = buckets::Units::of(graph, plan);
     let mut classes: Vec<Class> = vec![];
     for (id, devices) in (0u32..).map(ClassId).zip(lists) {

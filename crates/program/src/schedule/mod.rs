@@ -2,16 +2,25 @@
 //! proves each.
 
 mod afab;
+mod building_block;
 mod cell;
 mod check;
 mod chimera;
+mod dualpipe;
+mod dualpipe_v;
 mod hanayo;
 mod interleaved;
 mod one_forward_one_backward;
 mod pipedream;
 mod pipemare;
 mod stage_map;
+mod table;
 mod timing;
+mod v_half;
+mod v_min;
+mod weight_filling;
+mod zb_v;
+mod zero_bubble;
 
 use shardloom_plan::{PassTimes, ScheduleKind};
 
@@ -43,6 +52,7 @@ impl Schedule {
         times: &PassTimes,
     ) -> Result<Schedule, ProgramError> {
         kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
+        let devices = map.devices();
         let orders = match kind {
             ScheduleKind::Afab => afab::orders(&map),
             ScheduleKind::OneForwardOneBackward => one_forward_one_backward::orders(&map),
@@ -52,6 +62,18 @@ impl Schedule {
             ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
             ScheduleKind::PipeDream => pipedream::orders(&map),
             ScheduleKind::PipeMare => pipemare::orders(&map),
+            ScheduleKind::ZeroBubbleH1 => zero_bubble::orders(&map, times, devices),
+            ScheduleKind::ZeroBubbleH2 => zero_bubble::orders(&map, times, 2 * devices - 1),
+            ScheduleKind::ZeroBubbleV => zb_v::orders(&map, times)?,
+            ScheduleKind::VHalf => v_half::orders(&map, times)?,
+            ScheduleKind::VMin => v_min::orders(&map, times)?,
+            ScheduleKind::DualPipe => dualpipe::orders(&map)?,
+            ScheduleKind::DualPipeV => dualpipe_v::orders(&map)?,
+            ScheduleKind::Table => {
+                let message = "a table is read from the plan's `order`, one line of cells for each \
+                               device, and not built";
+                return Err(ProgramError::Schedule(message.into()));
+            }
         };
         Ok(Schedule { map, orders })
     }
@@ -127,6 +149,16 @@ fn requirements(map: &StageMap, cell: Cell) -> [Option<OneOf>; 2] {
         }
         Pass::BackwardWeight => [own(Pass::BackwardInput), None],
     }
+}
+
+/// Refuses a pipeline to and fro that does not come to each device just twice.
+fn wants_two_stages(map: &StageMap, name: &str) -> Result<(), ProgramError> {
+    let stages = map.instances_on(0).count();
+    if stages == 2 {
+        return Ok(());
+    }
+    let message = format!("{name} wants 2 stages on each device, and there are {stages}");
+    Err(ProgramError::Schedule(message))
 }
 
 /// Turns of one pass of one instance each.

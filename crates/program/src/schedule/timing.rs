@@ -29,6 +29,14 @@ pub struct Timing {
     pub bubble_fraction: f64,
 }
 
+impl Timing {
+    /// The longest time that a device takes from its own first start to its own last end.
+    pub fn longest_span(&self) -> f64 {
+        let span = |turns: &Vec<Timed>| Some(turns.last()?.end - turns.first()?.start);
+        self.turns.iter().filter_map(span).fold(0.0, f64::max)
+    }
+}
+
 /// Times `steps` steps of `schedule` in a row, with the same times on all stages: `times` are a whole
 /// device's for one micro-batch, of which a stage takes its [share](StageMap::share).
 ///

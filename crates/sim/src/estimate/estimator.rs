@@ -132,8 +132,8 @@ impl<'a> Estimator<'a> {
         self.place.memory_bytes
     }
 
-    /// The estimate of `candidate`; none if its layout is impossible for the model, or it has more stages
-    /// than there are blocks.
+    /// The estimate of `candidate`; none if its layout is impossible for the model, it has more stages
+    /// than there are blocks, or its schedule is none of [`ScheduleKind::PLAIN`].
     ///
     /// # Errors
     /// As [`CostModel`](crate::CostModel), or if its schedule has no estimate.
@@ -205,7 +205,7 @@ impl<'a> Estimator<'a> {
 
     /// Fills in the stages and sends of `candidate`. Whether its layout is possible.
     fn evaluate(&mut self, candidate: &Candidate) -> Result<bool, SimError> {
-        if !ScheduleKind::ALL.contains(&candidate.schedule) {
+        if !ScheduleKind::PLAIN.contains(&candidate.schedule) {
             return Err(SimError::NoEstimate { schedule: candidate.schedule.name() });
         }
         let Some((split_id, block_id)) = self.tables(candidate)? else { return Ok(false) };
@@ -341,9 +341,11 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// The tables of `candidate`, by number; none if its layout is impossible.
+    /// The tables of `candidate`, by number; none if its layout is impossible or its schedule has no
+    /// closed form here.
     fn tables(&mut self, candidate: &Candidate) -> Result<Option<(usize, usize)>, SimError> {
-        if candidate.pp as usize > self.classes.of_block.len() {
+        let known = ScheduleKind::PLAIN.contains(&candidate.schedule);
+        if !known || candidate.pp as usize > self.classes.of_block.len() {
             return Ok(None);
         }
         let split_key = split_key(candidate);

@@ -1,0 +1,161 @@
+//! Schedules from a building block (Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS
+//! 2024, arXiv 2405.15362, sections 2 and 3): what happens to one micro-batch, repeated every few slots,
+//! then squeezed.
+//!
+//! A block says in which slot each device runs the forwards and input gradients of the first
+//! micro-batch; a period later it does the same for the next. Weight gradients take what slots are left.
+//! How long a micro-batch stays on a device, from forward to weight gradients, divided by the period is
+//! how many are in flight, which a block's offsets so choose. While the pipeline fills and drains slots
+//! stay empty, and passes are moved forward into them as far as memory allows; then all idle slots that
+//! the order does not need are dropped.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use shardloom_plan::PassTimes;
+
+use super::timing::time_with;
+use super::weight_filling::{best, fill, without_weights};
+use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
+
+/// Slots after which the block repeats: as many as a device has passes for one micro-batch.
+pub(super) const PERIOD: usize = 6;
+
+/// For each device the slots of a micro-batch: forwards of its first and second stage, input gradients
+/// of its second and first stage. No two of a device may differ by a multiple of the period.
+pub(super) type Block = Vec<[usize; 4]>;
+
+/// Slots of forwards and input gradients by device; those that are idle or for weight gradients are
+/// none.
+type Rows = Vec<Vec<Option<Cell>>>;
+
+/// The orders on a map that goes to and fro once, with no more in flight than the block has when it
+/// repeats; and made for the given times where these allow several.
+pub(super) fn orders(map: &StageMap, times: &PassTimes, block: &Block) -> Vec<Vec<Turn>> {
+    let mut rows = repeated(map, block);
+    let limit = rows.iter().map(|row| peak(row)).max().unwrap_or(0);
+    let mut orders = vec![];
+    // What moved makes room for more.
+    for _ in 0..2 {
+        move_forward(map, &mut rows, limit);
+        orders = rows.iter().map(|row| turns(row)).collect();
+        (orders, rows) = squeezed(map, orders);
+    }
+    let bare = without_weights(&orders);
+    let filled = [false, true].map(|eager| fill(map, times, &bare, limit, eager));
+    best(map, times, [orders].into_iter().chain(filled))
+}
+
+/// The block, once for each micro-batch.
+fn repeated(map: &StageMap, block: &Block) -> Rows {
+    let stages = 2 * map.devices();
+    let row = |(device, offsets): (usize, &[usize; 4])| {
+        let last = offsets.iter().max().unwrap_or(&0);
+        let mut row = vec![None; last + PERIOD * map.microbatches() as usize];
+        let passes = [Pass::Forward, Pass::Forward, Pass::BackwardInput, Pass::BackwardInput];
+        let places = [device, stages - 1 - device, stages - 1 - device, device];
+        for ((&offset, pass), stage) in offsets.iter().zip(passes).zip(places) {
+            let instance = Instance { pipeline: 0, stage: stage as u16 };
+            for microbatch in 0..map.microbatches() {
+                let slot = offset + PERIOD * microbatch as usize;
+                row[slot] = Some(Cell { pass, instance, microbatch });
+            }
+        }
+        row
+    };
+    block.iter().enumerate().map(row).collect()
+}
+
+/// What a device does: weight gradients in idle slots as soon as they can run, the rest in the end.
+fn with_weights(row: &[Option<Cell>]) -> impl Iterator<Item = Cell> {
+    let mut waiting: VecDeque<Cell> = VecDeque::new();
+    let rest = row.iter().filter(|cell| cell.is_some_and(|it| it.pass == Pass::BackwardInput));
+    let slots = row.iter().copied().chain(rest.map(|_| None));
+    slots.filter_map(move |slot| {
+        let Some(cell) = slot else { return waiting.pop_front() };
+        if cell.pass == Pass::BackwardInput {
+            waiting.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
+        }
+        Some(cell)
+    })
+}
+
+fn turns(row: &[Option<Cell>]) -> Vec<Turn> {
+    with_weights(row).map(Turn::Alone).collect()
+}
+
+/// The most micro-batches in flight.
+fn peak(row: &[Option<Cell>]) -> usize {
+    let (mut in_flight, mut peak) = (0, 0);
+    for cell in with_weights(row) {
+        match cell.pass {
+            Pass::Forward => in_flight += 1,
+            Pass::BackwardWeight => in_flight -= 1,
+            Pass::Backward | Pass::BackwardInput => {}
+        }
+        peak = peak.max(in_flight);
+    }
+    peak
+}
+
+/// Moves passes into earlier empty slots, while the pipeline fills and while it drains, as far as what
+/// they wait for and `limit` allow. In the order of the slots, so what a pass waits for has moved before.
+fn move_forward(map: &StageMap, rows: &mut Rows, limit: usize) {
+    let mut slots: BTreeMap<Cell, usize> = BTreeMap::new();
+    let mut queue: Vec<(usize, usize, Cell)> = vec![];
+    for (device, row) in rows.iter().enumerate() {
+        for (slot, cell) in row.iter().enumerate() {
+            if let &Some(cell) = cell {
+                slots.insert(cell, slot);
+                queue.push((slot, device, cell));
+            }
+        }
+    }
+    queue.sort_unstable();
+    // Full from when the first micro-batch has left the first stage until the last has entered it.
+    let first = Instance { pipeline: 0, stage: 0 };
+    let at = |pass, microbatch| slots[&Cell { pass, instance: first, microbatch }];
+    let full = at(Pass::BackwardInput, 0)..=at(Pass::Forward, map.microbatches() - 1);
+    for (slot, device, cell) in queue {
+        if full.contains(&slot) {
+            continue;
+        }
+        let row = &mut rows[device];
+        for earlier in earliest(map, &slots, cell)..slot {
+            if row[earlier].is_some() {
+                continue;
+            }
+            row.swap(earlier, slot);
+            // Later slots see only what was done earlier.
+            if peak(&row[..=slot]) <= limit {
+                slots.insert(cell, earlier);
+                break;
+            }
+            row.swap(earlier, slot);
+        }
+    }
+}
+
+/// The first slot in which `cell` can run, when what it waits for runs in its slot.
+fn earliest(map: &StageMap, slots: &BTreeMap<Cell, usize>, cell: Cell) -> usize {
+    let required = super::requirements(map, cell).into_iter().flatten();
+    let required = required.filter_map(|it| it.as_slice().iter().find_map(|it| slots.get(it)));
+    let before = cell.microbatch.checked_sub(1).map(|microbatch| Cell { microbatch, ..cell });
+    let before = before.and_then(|before| slots.get(&before));
+    required.chain(before).max().map_or(0, |slot| slot + 1)
+}
+
+/// The orders run without delay: in which slots what runs then.
+fn squeezed(map: &StageMap, orders: Vec<Vec<Turn>>) -> (Vec<Vec<Turn>>, Rows) {
+    let schedule = Schedule { map: map.clone(), orders };
+    let timing = time_with(&schedule, 1, 0.0, |_| 1.0).expect("slots in time do not deadlock");
+    let row = |turns: &Vec<super::Timed>| {
+        let mut row = vec![None; timing.makespan as usize];
+        for timed in turns {
+            let cells = timed.turn.cells().filter(|cell| cell.pass != Pass::BackwardWeight);
+            cells.for_each(|cell| row[timed.start as usize] = Some(cell));
+        }
+        row
+    };
+    let rows = timing.turns.iter().map(row).collect();
+    (schedule.orders, rows)
+}

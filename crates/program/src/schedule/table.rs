@@ -1,0 +1,39 @@
+//! A schedule that is written down: each device's order as a line of cells.
+//!
+//! In a plan, for two stages and two micro-batches:
+//!
+//! ```toml
+//! schedule = "table"
+//! order = ["F0 F1 B0 B1", "F0 B0 F1 B1"]
+//! ```
+
+use super::{Schedule, StageMap, check};
+use crate::ProgramError;
+
+impl Schedule {
+    /// Reads each device's order: its turns in the form of [`StageMap::text`], with spaces between them.
+    /// A `.` is an idle slot, as tables are drawn; it says nothing, since only the order counts.
+    ///
+    /// # Errors
+    /// If there are not as many orders as devices, if something is no turn, or if the orders break a
+    /// promise of schedules: [`check()`] with as many messages on a way as there can be.
+    pub fn from_table(map: StageMap, orders: &[String]) -> Result<Schedule, ProgramError> {
+        if orders.len() != map.devices() {
+            let message = format!(
+                "a table has one order for each device: {} devices, {} orders",
+                map.devices(),
+                orders.len()
+            );
+            return Err(ProgramError::Schedule(message));
+        }
+        let order = |(device, order): (usize, &String)| {
+            let turns = order.split_whitespace().filter(|&turn| turn != ".");
+            turns.map(|turn| map.parse(device, turn)).collect()
+        };
+        let orders = orders.iter().enumerate().map(order).collect::<Result<_, _>>()?;
+        let schedule = Schedule { map, orders };
+        let most = (schedule.ahead() as usize + 2) * schedule.map.microbatches() as usize;
+        check(&schedule, most)?;
+        Ok(schedule)
+    }
+}

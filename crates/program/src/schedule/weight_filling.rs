@@ -1,0 +1,204 @@
+//! Filling the gaps of an order with weight gradients (Qi et al. 2024, arXiv 2401.10241, section 3.1):
+//! nobody waits for them, so they go where a device would stand idle, or where it needs the memory.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use shardloom_plan::PassTimes;
+
+use super::timing::cell_time;
+use super::{Cell, Pass, Schedule, StageMap, Turn, time};
+
+/// A device on the way through its order.
+#[derive(Default)]
+struct Device {
+    order: Vec<Turn>,
+    /// When it started, if it did.
+    began: Option<f64>,
+    /// When it is done with what it has run.
+    clock: f64,
+    /// For how long it stood idle since it started.
+    idle: f64,
+    in_flight: usize,
+    /// Weight gradients that can run, oldest first.
+    waiting: VecDeque<Cell>,
+}
+
+/// An execution that decides where weight gradients go.
+pub(super) struct Filling<'a> {
+    map: &'a StageMap,
+    times: &'a PassTimes,
+    /// The most micro-batches in flight on a device, summed over its stages.
+    limit: usize,
+    /// Whether to run weight gradients into every gap, even one that is too short for them.
+    eager: bool,
+    ends: BTreeMap<Cell, f64>,
+    devices: Vec<Device>,
+}
+
+impl<'a> Filling<'a> {
+    pub(super) fn new(
+        map: &'a StageMap,
+        times: &'a PassTimes,
+        limit: usize,
+        eager: bool,
+    ) -> Filling<'a> {
+        let devices = (0..map.devices()).map(|_| Device::default()).collect();
+        Filling { map, times, limit, eager, ends: BTreeMap::new(), devices }
+    }
+
+    /// When `device` is done with what it has run.
+    pub(super) fn clock(&self, device: usize) -> f64 {
+        self.devices[device].clock
+    }
+
+    /// When what `cell` waits for is there; none if some of it has not run.
+    pub(super) fn arrival(&self, cell: Cell) -> Option<f64> {
+        let mut arrival = 0.0f64;
+        for required in super::requirements(self.map, cell).into_iter().flatten() {
+            let mut done = required.as_slice().iter();
+            let (required, &end) = done.find_map(|it| Some((it, self.ends.get(it)?)))?;
+            let travels = self.map.device(required.instance) != self.map.device(cell.instance);
+            arrival = arrival.max(if travels { end + self.times.message } else { end });
+        }
+        Some(arrival)
+    }
+
+    /// How much longer `device` may stand idle without standing idle longer than every other.
+    pub(super) fn slack(&self, device: usize) -> f64 {
+        let most = self.devices.iter().map(|it| it.idle).fold(0.0, f64::max);
+        most - self.devices[device].idle
+    }
+
+    /// How long the weight gradients take that must run before `device` has room for a forward pass.
+    pub(super) fn time_to_make_room(&self, device: usize) -> f64 {
+        let it = &self.devices[device];
+        let needed = (it.in_flight + 1).saturating_sub(self.limit);
+        it.waiting.iter().take(needed).map(|&cell| cell_time(self.map, self.times, cell)).sum()
+    }
+
+    /// Runs a forward pass or input gradients that can run, and before it the weight gradients that
+    /// there is time for or that must make room.
+    pub(super) fn run(&mut self, cell: Cell) {
+        let device = self.map.device(cell.instance);
+        let arrival = self.arrival(cell).expect("a schedule runs what can run");
+        if cell.pass == Pass::Forward {
+            while self.devices[device].in_flight >= self.limit && self.run_weight(device) {}
+        }
+        while let Some(&weight) = self.devices[device].waiting.front() {
+            let gap = arrival - self.clock(device);
+            let fits = cell_time(self.map, self.times, weight) <= gap;
+            let costly = gap > 0.0 && (self.eager || gap > self.slack(device));
+            if !fits && !costly {
+                break;
+            }
+            self.run_weight(device);
+        }
+        self.put(device, cell, arrival);
+    }
+
+    /// Runs all weight gradients that are left and returns the orders.
+    pub(super) fn finish(mut self) -> Vec<Vec<Turn>> {
+        for device in 0..self.devices.len() {
+            while self.run_weight(device) {}
+        }
+        self.devices.into_iter().map(|it| it.order).collect()
+    }
+
+    /// Runs the oldest weight gradients on `device`. Whether there were any.
+    fn run_weight(&mut self, device: usize) -> bool {
+        let cell = self.devices[device].waiting.pop_front();
+        if let Some(cell) = cell {
+            self.put(device, cell, 0.0);
+        }
+        cell.is_some()
+    }
+
+    fn put(&mut self, device: usize, cell: Cell, arrival: f64) {
+        let it = &mut self.devices[device];
+        let start = it.clock.max(arrival);
+        match it.began {
+            Some(_) => it.idle += start - it.clock,
+            None => it.began = Some(start),
+        }
+        it.clock = start + cell_time(self.map, self.times, cell);
+        it.order.push(Turn::Alone(cell));
+        self.ends.insert(cell, it.clock);
+        match cell.pass {
+            Pass::Forward => it.in_flight += 1,
+            Pass::BackwardInput => {
+                it.waiting.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
+            }
+            Pass::Backward | Pass::BackwardWeight => it.in_flight -= 1,
+        }
+    }
+}
+
+/// Puts weight gradients into orders of forward passes and input gradients that do not deadlock.
+pub(super) fn fill(
+    map: &StageMap,
+    times: &PassTimes,
+    orders: &[Vec<Cell>],
+    limit: usize,
+    eager: bool,
+) -> Vec<Vec<Turn>> {
+    let mut filling = Filling::new(map, times, limit, eager);
+    let mut next = vec![0; orders.len()];
+    let start = |filling: &Filling, next: &[usize], device: usize| {
+        let arrival = filling.arrival(*orders[device].get(next[device])?)?;
+        Some(arrival.max(filling.clock(device)))
+    };
+    let mut starts: Vec<Option<f64>> =
+        (0..orders.len()).map(|device| start(&filling, &next, device)).collect();
+    // Earliest first, so that idle times are compared at about the same time.
+    let earliest = |starts: &[Option<f64>]| {
+        let starts = starts.iter().enumerate();
+        let starts = starts.filter_map(|(device, start)| Some(((*start)?, device)));
+        starts.min_by(|a, b| a.0.total_cmp(&b.0))
+    };
+    while let Some((_, device)) = earliest(&starts) {
+        let cell = orders[device][next[device]];
+        filling.run(cell);
+        next[device] += 1;
+        // Only the device itself and those of the stages next to this one may have waited for it.
+        let beside = [map.before(cell.instance), map.after(cell.instance)];
+        let beside = beside.into_iter().flatten().map(|instance| map.device(instance));
+        for device in [device].into_iter().chain(beside) {
+            starts[device] = start(&filling, &next, device);
+        }
+    }
+    filling.finish()
+}
+
+/// What of `orders` is no weight gradients.
+pub(super) fn without_weights(orders: &[Vec<Turn>]) -> Vec<Vec<Cell>> {
+    let order = |order: &Vec<Turn>| {
+        let cells = order.iter().flat_map(|turn| turn.cells());
+        cells.filter(|cell| cell.pass != Pass::BackwardWeight).collect()
+    };
+    orders.iter().map(order).collect()
+}
+
+/// The orders whose slowest device takes the least time from its own start to its own end, of equals
+/// those with the least makespan, of equals the first.
+///
+/// That is what counts when steps follow each other: without a barrier between them the devices that
+/// start late also end late.
+pub(super) fn best(
+    map: &StageMap,
+    times: &PassTimes,
+    candidates: impl IntoIterator<Item = Vec<Vec<Turn>>>,
+) -> Vec<Vec<Turn>> {
+    let mut best: Option<(f64, f64, Vec<Vec<Turn>>)> = None;
+    for orders in candidates {
+        let schedule = Schedule { map: map.clone(), orders };
+        let Ok(timing) = time(&schedule, 1, times) else { continue };
+        let span = timing.longest_span();
+        let better = best.as_ref().is_none_or(|(least, makespan, _)| {
+            span < *least || (span == *least && timing.makespan < *makespan)
+        });
+        if better {
+            best = Some((span, timing.makespan, schedule.orders));
+        }
+    }
+    best.map(|(_, _, orders)| orders).expect("some candidate does not deadlock")
+}
