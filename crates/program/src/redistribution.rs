@@ -21,12 +21,33 @@ pub(crate) struct Step {
 /// The sequence from `from` to `to` of a tensor of shape `global` that moves the fewest bytes per
 /// device, with the fewest steps among equals; none if there is none.
 ///
-/// A uniform-cost search over layouts: a handful of states for any real tensor.
+/// A uniform-cost search over layouts: a handful of states for any real tensor. Mesh axes that split the
+/// same in both layouts are left alone: to undo such a split and to do it again costs something, and
+/// makes every step between move more.
 pub(crate) fn cheapest(
     from: &Layout,
     to: &Layout,
     global: &[usize],
     mesh: &Mesh,
+) -> Option<Vec<Step>> {
+    search(from, to, global, mesh, &staying(from, to))
+}
+
+/// Mesh axes that split the same tensor axis in both layouts, inside of none that does not.
+fn staying(from: &Layout, to: &Layout) -> Vec<Axis> {
+    let common = |(a, b): (&Vec<Axis>, &Vec<Axis>)| -> Vec<Axis> {
+        a.iter().zip(b).take_while(|(a, b)| a == b).map(|(&axis, _)| axis).collect()
+    };
+    from.splits.iter().zip(&to.splits).flat_map(common).collect()
+}
+
+/// The cheapest sequence of steps over mesh axes that are not in `still`.
+fn search(
+    from: &Layout,
+    to: &Layout,
+    global: &[usize],
+    mesh: &Mesh,
+    still: &[Axis],
 ) -> Option<Vec<Step>> {
     let mut queue = BinaryHeap::from([Candidate { moved: 0, steps: 0, layout: from.clone() }]);
     let start = Reached { moved: 0, steps: 0, by: None };
@@ -38,7 +59,7 @@ pub(crate) fn cheapest(
         if best[&layout].moved < moved {
             continue;
         }
-        for (step, sent) in moves(&layout, global, mesh) {
+        for (step, sent) in moves(&layout, global, mesh, still) {
             let (moved, steps) = (moved + sent, steps + 1);
             let next = step.layout.clone();
             let known = best.get(&next).map(|known| (known.moved, known.steps));
@@ -70,12 +91,13 @@ fn retrace(best: &BTreeMap<Layout, Reached>, mut layout: Layout) -> Vec<Step> {
     steps
 }
 
-/// All single steps from `layout`, with the elements each device sends, in units of 1/N that are made
-/// whole by rounding up.
-fn moves(layout: &Layout, global: &[usize], mesh: &Mesh) -> Vec<(Step, u64)> {
+/// All single steps from `layout` over mesh axes that are not in `still`, with the elements each device
+/// sends, in units of 1/N that are made whole by rounding up.
+fn moves(layout: &Layout, global: &[usize], mesh: &Mesh, still: &[Axis]) -> Vec<(Step, u64)> {
     let local: usize = layout.local_shape(global, mesh).iter().product();
     let mut steps = vec![];
-    for axis in Axis::ALL.into_iter().filter(|&axis| mesh.width(axis) > 1) {
+    let movable = |axis: &Axis| mesh.width(*axis) > 1 && !still.contains(axis);
+    for axis in Axis::ALL.into_iter().filter(movable) {
         let width = mesh.width(axis);
         let share = |elements: usize| (elements * (width - 1)).div_ceil(width) as u64;
         let fits = |tensor_axis: usize| {
@@ -149,6 +171,7 @@ impl PartialOrd for Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use shardloom_graph::Reduction;
 
     const MESH: Mesh = Mesh { dp: 2, cp: 1, tp: 4 };
@@ -198,5 +221,53 @@ mod tests {
         let whole = layout(&[&[], &[], &[]], &[]);
         let partial = layout(&[&[], &[], &[]], &[Axis::Tp]);
         assert_eq!(cheapest(&whole, &partial, &[8, 16, 32], &MESH), None);
+    }
+
+    /// Where each mesh axis is: splitting the n-th tensor axis, nowhere, or holding parts of a sum.
+    fn placed(places: [usize; 3], order: bool) -> Layout {
+        let mut made = Layout::replicated(3);
+        let mut axes: Vec<(Axis, usize)> = Axis::ALL.into_iter().zip(places).collect();
+        if order {
+            axes.reverse();
+        }
+        for (axis, place) in axes {
+            match place {
+                0..3 => made.splits[place].push(axis),
+                3 => {}
+                _ => made.partial.push((axis, Reduction::Sum)),
+            }
+        }
+        made.partial.sort();
+        made
+    }
+
+    /// What the devices send along `steps`.
+    fn sent(from: &Layout, steps: &[Step], global: &[usize], mesh: &Mesh) -> u64 {
+        let mut layout = from.clone();
+        let mut sent = 0;
+        for step in steps {
+            let all = moves(&layout, global, mesh, &[]);
+            let found = all.into_iter().find(|(known, _)| known == step).expect("a possible step");
+            sent += found.1;
+            layout = step.layout.clone();
+        }
+        sent
+    }
+
+    proptest! {
+        #[test]
+        fn moving_axes_that_may_stay_is_never_cheaper(
+            from in prop::array::uniform3(0usize..5),
+            to in prop::array::uniform3(0usize..4),
+            orders: (bool, bool),
+        ) {
+            let mesh = Mesh { dp: 2, cp: 4, tp: 8 };
+            let global = [64, 128, 192];
+            let (from, to) = (placed(from, orders.0), placed(to, orders.1));
+            let found = cheapest(&from, &to, &global, &mesh).expect("whole layouts can be reached");
+            let best = search(&from, &to, &global, &mesh, &[]).expect("likewise");
+            let cost = |steps: &[Step]| (sent(&from, steps, &global, &mesh), steps.len());
+            prop_assert_eq!(cost(&found), cost(&best));
+        }
     }
 }
