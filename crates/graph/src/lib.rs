@@ -19,12 +19,15 @@ pub mod spec;
 pub mod value;
 pub mod work;
 
+mod block_kind;
 mod error;
+mod excerpt;
 mod model;
 
 pub use builder::GraphBuilder;
 pub use dim::{Dim, DimId, Extents};
 pub use error::GraphError;
+pub use excerpt::Excerpt;
 pub use model::{Block, BlockId, Graph};
 pub use op::{Op, OpId, OpKind};
 pub use signature::{Loop, Reduction, Signature, Split};

@@ -1,0 +1,141 @@
+//! What an excerpt has of the whole graph.
+
+use proptest::prelude::*;
+use shardloom_graph::{Excerpt, Graph, GraphBuilder, Init, ModelSpec, OpKind, ValueId};
+
+fn model(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn block_names(graph: &Graph) -> Vec<&str> {
+    graph.blocks().iter().map(|block| block.name.as_str()).collect()
+}
+
+/// Every operator of every block has the kind, the operand shapes and as many readers as that of its
+/// stand-in.
+fn assert_stands_in(graph: &Graph, excerpt: &Excerpt) {
+    for (index, block) in graph.blocks().iter().enumerate() {
+        let other = &excerpt.graph().blocks()[excerpt.stand_in(index)];
+        assert_eq!(block.ops.len(), other.ops.len());
+        for (&op, &stand_in) in block.ops.iter().zip(&other.ops) {
+            let (op, stand_in) = (graph.op(op), excerpt.graph().op(stand_in));
+            assert_eq!((op.kind, &op.signature), (stand_in.kind, &stand_in.signature));
+            let axes = |graph: &Graph, values: &[ValueId]| -> Vec<_> {
+                values.iter().map(|&it| graph.value(it).axes.clone()).collect()
+            };
+            assert_eq!(axes(graph, &op.inputs), axes(excerpt.graph(), &stand_in.inputs));
+            assert_eq!(axes(graph, &op.outputs), axes(excerpt.graph(), &stand_in.outputs));
+            let readers = |graph: &Graph, values: &[ValueId]| -> Vec<usize> {
+                values.iter().map(|&it| graph.value(it).consumers.len()).collect()
+            };
+            assert_eq!(readers(graph, &op.outputs), readers(excerpt.graph(), &stand_in.outputs));
+        }
+    }
+}
+
+/// It could have been built: operators come after what they read, who produces and reads what is known
+/// on both sides, and nothing but the loss and statistics goes unread.
+fn assert_well_formed(graph: &Graph) {
+    for (id, op) in graph.ops() {
+        assert!(graph.blocks()[op.block.index()].ops.contains(&id));
+        for &input in &op.inputs {
+            let value = graph.value(input);
+            assert!(value.consumers.contains(&id));
+            assert!(value.producer.is_none_or(|producer| producer < id));
+        }
+        assert!(op.outputs.iter().all(|&output| graph.value(output).producer == Some(id)));
+    }
+    for (id, value) in graph.values() {
+        let auxiliary = !value.differentiable();
+        assert!(id == graph.loss() || auxiliary || !value.consumers.is_empty(), "{}", value.name);
+        assert!(value.consumers.iter().all(|&reader| graph.op(reader).inputs.contains(&id)));
+    }
+    let loss = graph.value(graph.loss()).producer.map(|op| graph.op(op).kind);
+    assert_eq!(loss, Some(OpKind::CrossEntropy));
+}
+
+#[test]
+fn a_transformer_is_its_ends_and_one_layer_for_all_in_between() {
+    let graph = model("llama:layers=40,hidden=8,heads=2,ffn=12,seq=4,vocab=16");
+    let excerpt = Excerpt::of(&graph);
+    let names = ["embedding", "block.0", "block.1", "block.39", "head"];
+    assert_eq!(block_names(excerpt.graph()), names);
+    let expected: Vec<usize> = [vec![0, 1], vec![2; 38], vec![3, 4]].concat();
+    assert_eq!(excerpt.stand_ins(), expected);
+}
+
+#[test]
+fn what_a_value_was_has_its_name() {
+    let graph = model("gpt:layers=5,hidden=8,heads=2,seq=4,vocab=16,tied=true");
+    let excerpt = Excerpt::of(&graph);
+    for (id, value) in excerpt.graph().values() {
+        assert_eq!(graph.value(excerpt.original(id)).name, value.name);
+    }
+}
+
+#[test]
+fn models_with_nothing_alike_stay_whole() {
+    for text in
+        ["gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16", "mlp:inputs=3,hidden=5,layers=1,classes=2"]
+    {
+        let graph = model(text);
+        assert_eq!(block_names(Excerpt::of(&graph).graph()), block_names(&graph));
+    }
+}
+
+/// Blocks that add to a stream of `width` features, each a product chosen by a letter, some of which
+/// also read what the block `skip` before them made.
+fn stream(letters: &[u8], skip: usize) -> Graph {
+    let mut net = GraphBuilder::new("stream");
+    let width = net.dim("width", 4).expect("a dimension");
+    let inner = [net.dim("a", 3), net.dim("b", 5)].map(|dim| dim.expect("a dimension"));
+    let classes = net.dim("classes", 2).expect("a dimension");
+    net.block("first");
+    let mut x = net.features("x", &[width]).expect("features");
+    let targets = net.targets("y", &[]).expect("targets");
+    let mut made = vec![];
+    let weight = |net: &mut GraphBuilder, name: String, axes: [_; 2]| {
+        net.parameter(&name, &axes, 1, Init::Normal { std: 0.1 }).expect("a parameter")
+    };
+    for (index, &letter) in letters.iter().enumerate() {
+        net.block(&format!("block.{index}"));
+        let dim = inner[usize::from(letter % 2)];
+        let down = weight(&mut net, format!("down.{index}"), [width, dim]);
+        let up = weight(&mut net, format!("up.{index}"), [dim, width]);
+        let hidden = net.contract(&format!("hidden.{index}"), x, down, None).expect("a product");
+        let y = net.contract(&format!("out.{index}"), hidden, up, None).expect("a product");
+        let long = made.len().checked_sub(skip).filter(|_| letter >= 2).map(|from| made[from]);
+        let before = long.unwrap_or(x);
+        x = net.add(&format!("sum.{index}"), before, y).expect("a sum");
+        made.push(x);
+    }
+    net.block("head");
+    let table = weight(&mut net, "head".into(), [width, classes]);
+    let logits = net.contract("logits", x, table, None).expect("logits");
+    let loss = net.cross_entropy("loss", logits, targets).expect("a loss");
+    net.finish(loss).expect("a graph")
+}
+
+proptest! {
+    #[test]
+    fn any_mixture_of_blocks_has_a_well_formed_excerpt(
+        letters in prop::collection::vec(0u8..3, 1..12),
+        skip in 1usize..4,
+    ) {
+        let graph = stream(&letters, skip);
+        let excerpt = Excerpt::of(&graph);
+        assert_well_formed(excerpt.graph());
+        assert_stands_in(&graph, &excerpt);
+        prop_assert!(excerpt.graph().blocks().len() <= graph.blocks().len());
+        // What stands for a block stands for itself in an excerpt of the excerpt.
+        let again = Excerpt::of(excerpt.graph());
+        assert_stands_in(excerpt.graph(), &again);
+    }
+}
+
+#[test]
+fn alternating_blocks_are_one_of_each_kind_and_the_ends() {
+    let graph = stream(&[0, 1, 0, 1, 0, 1, 0, 1, 0], 1);
+    let names = block_names(Excerpt::of(&graph).graph()).join(" ");
+    assert_eq!(names, "first block.0 block.1 block.2 block.7 block.8 head");
+}
