@@ -2,7 +2,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Axis, Recompute, ScheduleKind};
+use shardloom_plan::{Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut};
 
 use crate::{Request, SearchError};
@@ -149,7 +149,7 @@ impl Space {
 
 /// Whether tensor parallelism of this width divides what it splits.
 fn splits(graph: &Graph, tp: u32) -> bool {
-    let layout = Candidate {
+    Candidate {
         pp: 1,
         dp: 1,
         tp,
@@ -161,15 +161,7 @@ fn splits(graph: &Graph, tp: u32) -> bool {
         schedule: ScheduleKind::OneForwardOneBackward,
         cut: Cut::Even,
     }
-    .layout(graph);
-    let split: Vec<usize> = layout
-        .0
-        .iter()
-        .filter(|rule| rule.axis == Axis::Tp)
-        .filter_map(|rule| graph.dim_named(&rule.dim))
-        .map(|dim| graph.dim(dim).size)
-        .collect();
-    tp == 1 || (!split.is_empty() && split.iter().all(|size| size.is_multiple_of(tp as usize)))
+    .divides(graph)
 }
 
 /// Devices of the smallest node.

@@ -1,6 +1,7 @@
 //! What can go wrong in a simulation.
 
 use shardloom_cluster::ClusterError;
+use shardloom_program::ProgramError;
 
 /// Why a program has no simulation.
 #[derive(Debug, thiserror::Error)]
@@ -8,6 +9,9 @@ pub enum SimError {
     /// The cluster lacks a device, or the device a rate.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    /// What an estimate is asked about cannot be lowered, whatever its layout.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// An instruction asks for a pass that its operator does not have.
     #[error(
         "operator {op} ({kind}) has no {pass} pass; the program was lowered from another graph"

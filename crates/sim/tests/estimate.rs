@@ -234,7 +234,7 @@ proptest! {
     })]
 
     #[test]
-    fn estimated_memory_is_within_a_tenth_of_what_the_program_holds(
+    fn estimated_memory_is_within_a_twentieth_of_what_the_program_holds(
         (pp, dp, tp) in (0u32..3, 0u32..3, 0u32..3).prop_map(|(p, d, t)| (1 << p, 1 << d, 1 << t)),
         microbatch in 1u32..4,
         rounds in 1u32..4,
@@ -265,12 +265,75 @@ proptest! {
         for (class, estimated) in program.classes.iter().zip(&estimated) {
             let held = class.memory_use(&program, 0).peak_bytes as f64;
             let ratio = estimated / held;
-            prop_assert!((0.9..=1.1).contains(&ratio), "{}: {ratio}", class.place());
+            prop_assert!((0.95..=1.05).contains(&ratio), "{}: {ratio}", class.place());
         }
         let estimate = estimator.estimate(&candidate).expect("costs").expect("a layout");
         let most = estimated.iter().copied().fold(0.0, f64::max);
         prop_assert_eq!(estimate.peak_bytes, most);
     }
+}
+
+/// Blocks are tabulated as stages of their own.
+#[test]
+fn stages_of_one_block_are_estimated_to_the_byte() {
+    let own = include_str!("../../../examples/models/own-network.toml");
+    let own = ModelSpec::from_toml(own, "own-network.toml").and_then(|spec| spec.graph());
+    let llama = "llama:layers=6,hidden=64,heads=4,kv_heads=2,seq=32,vocab=128,ffn=96";
+    let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama)];
+    let widths = [(1, false), (2, false), (2, true)];
+    for (graph, recompute) in graphs.iter().flat_map(|it| Recompute::ALL.map(|policy| (it, policy)))
+    {
+        for (zero, (tp, sequence_parallel)) in (0..4).flat_map(|it| widths.map(|width| (it, width)))
+        {
+            let candidate = Candidate {
+                pp: graph.blocks().len() as u32,
+                dp: 2,
+                tp,
+                sequence_parallel,
+                zero,
+                microbatch: 3,
+                microbatches: 8,
+                recompute,
+                schedule: ScheduleKind::OneForwardOneBackward,
+                cut: Cut::Even,
+            };
+            let cluster = h100(candidate.devices() as usize);
+            let mut estimator = Estimator::new(graph, &cluster, MIXED).expect("an estimator");
+            let found = estimator.stage_peak_bytes(&candidate).expect("costs").expect("a layout");
+            let program = program(graph, &mut estimator, &MIXED, &candidate);
+            for (class, estimated) in program.classes.iter().zip(found) {
+                let held = class.memory_use(&program, 0).peak_bytes as f64;
+                assert_eq!(estimated, held, "{} of {candidate:?}", class.place());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layout_that_cannot_be_has_no_estimate_and_wrong_settings_have_an_error() {
+    let graph = gpt(4, false);
+    let cluster = h100(8);
+    let candidate = Candidate {
+        pp: 2,
+        dp: 1,
+        tp: 2,
+        sequence_parallel: false,
+        zero: 0,
+        microbatch: 1,
+        microbatches: 4,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        cut: Cut::Even,
+    };
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    assert!(estimator.estimate(&candidate).expect("costs").is_some());
+    for impossible in [Candidate { tp: 3, ..candidate }, Candidate { pp: 7, ..candidate }] {
+        assert_eq!(estimator.estimate(&impossible).expect("no error"), None, "{impossible:?}");
+    }
+    let wrong = Settings { bucket_bytes: 0, ..MIXED };
+    let mut estimator = Estimator::new(&graph, &cluster, wrong).expect("an estimator");
+    let error = estimator.estimate(&candidate).expect_err("a bucket holds something");
+    assert!(error.to_string().starts_with("sync.bucket_bytes = 0"), "{error}");
 }
 
 #[test]

@@ -59,6 +59,15 @@ impl Candidate {
         }
     }
 
+    /// Whether tensor parallelism of its width splits something of `graph`, and all of that evenly.
+    pub fn divides(&self, graph: &Graph) -> bool {
+        let layout = self.layout(graph);
+        let rules = layout.0.iter().filter(|rule| rule.axis == Axis::Tp);
+        let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
+        let evenly = |dim| graph.dim(dim).size.is_multiple_of(self.tp as usize);
+        self.tp == 1 || (dims.peek().is_some() && dims.all(evenly))
+    }
+
     /// Which dimensions it splits: those that [`Uniform`] plans do, but a vocabulary that tensor
     /// parallelism does not divide stays whole.
     pub fn layout(&self, graph: &Graph) -> LayoutRules {

@@ -4,18 +4,16 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
-use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind};
+use shardloom_graph::{Excerpt, Graph};
+use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
 
-use super::class::Classes;
 use super::collective::Collective;
 use super::parameters::Parameters;
 use super::pipeline::{self, Ends};
 use super::place::Place;
 use super::stage::{StageCost, Terms, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
-use super::walk::Split;
-use super::{Candidate, Cut, cut};
+use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
 
 /// What all candidates have in common.
@@ -85,13 +83,14 @@ pub struct Estimator<'a> {
     cluster: &'a Cluster,
     settings: Settings,
     place: Place<'a>,
-    classes: Classes,
+    excerpt: Excerpt,
     update_rate: String,
     statistics_rate: String,
     split_ids: BTreeMap<(u32, bool), usize>,
-    splits: Vec<Option<SplitTable>>,
-    block_ids: BTreeMap<BlockKey, usize>,
-    blocks: Vec<Option<BlockTable>>,
+    splits: Vec<SplitTable>,
+    /// By what they depend on; none where the layout is impossible.
+    block_ids: BTreeMap<BlockKey, Option<usize>>,
+    blocks: Vec<BlockTable>,
     /// Balanced cuts, by table of blocks and stages.
     cuts: BTreeMap<(usize, u32), Vec<usize>>,
     stages: Vec<StageCost>,
@@ -114,7 +113,7 @@ impl<'a> Estimator<'a> {
             cluster,
             settings,
             place: Place::of(cluster, settings.precision.compute)?,
-            classes: Classes::of(graph),
+            excerpt: Excerpt::of(graph),
             update_rate: format!("update.{name}"),
             statistics_rate: format!("statistics.{name}"),
             split_ids: BTreeMap::new(),
@@ -168,12 +167,10 @@ impl<'a> Estimator<'a> {
     /// As [`CostModel`](crate::CostModel).
     pub fn least_bytes(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
         let one = Candidate { microbatch: 1, ..*candidate };
-        let Some((split, blocks)) = self.tables(&one)? else { return Ok(None) };
-        let (Some(split), Some(blocks)) = (&self.splits[split], &self.blocks[blocks]) else {
-            return Ok(None);
-        };
+        let Some(blocks) = self.table(&one)? else { return Ok(None) };
+        let blocks = &self.blocks[blocks];
         let mut all = Parameters::default();
-        all.elements[0] = split.total_elements;
+        all.elements[0] = self.splits[blocks.split].total_elements;
         let held = persistent_bytes(&self.settings, candidate.zero, candidate.dp, &all);
         let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
         Ok(Some((held + kept) / f64::from(candidate.pp)))
@@ -185,10 +182,9 @@ impl<'a> Estimator<'a> {
     /// # Errors
     /// As [`CostModel`](crate::CostModel).
     pub fn least_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
-        let Some((_, blocks)) = self.tables(candidate)? else { return Ok(None) };
-        Ok(self.blocks[blocks].as_ref().map(|table| {
-            f64::from(candidate.microbatches) * table.total_seconds() / f64::from(candidate.pp)
-        }))
+        let Some(blocks) = self.table(candidate)? else { return Ok(None) };
+        let all = self.blocks[blocks].total_seconds();
+        Ok(Some(f64::from(candidate.microbatches) * all / f64::from(candidate.pp)))
     }
 
     /// The first block of each stage of `candidate`, then the number of blocks; none if the layout is
@@ -197,7 +193,7 @@ impl<'a> Estimator<'a> {
     /// # Errors
     /// As [`CostModel`](crate::CostModel).
     pub fn cuts(&mut self, candidate: &Candidate) -> Result<Option<Vec<usize>>, SimError> {
-        let Some((_, blocks)) = self.tables(candidate)? else { return Ok(None) };
+        let Some(blocks) = self.table(candidate)? else { return Ok(None) };
         self.balance(candidate, blocks);
         let starts = 0..=candidate.pp as usize;
         Ok(Some(starts.map(|stage| self.start(candidate, blocks, stage)).collect()))
@@ -208,42 +204,34 @@ impl<'a> Estimator<'a> {
         if !ScheduleKind::PLAIN.contains(&candidate.schedule) {
             return Err(SimError::NoEstimate { schedule: candidate.schedule.name() });
         }
-        let Some((split_id, block_id)) = self.tables(candidate)? else { return Ok(false) };
-        self.balance(candidate, block_id);
+        let Some(id) = self.table(candidate)? else { return Ok(false) };
+        self.balance(candidate, id);
         let mut stages = std::mem::take(&mut self.stages);
         let mut sends = std::mem::take(&mut self.sends);
         stages.clear();
         sends.clear();
-        if let (Some(split), Some(blocks)) = (&self.splits[split_id], &self.blocks[block_id]) {
-            let mut terms = self.terms(candidate, split, blocks);
-            let size = candidate.dp * candidate.tp;
-            let mut before = 0..0;
-            for stage in 0..candidate.pp as usize {
-                let range = self.start(candidate, block_id, stage)
-                    ..self.start(candidate, block_id, stage + 1);
-                let alike = split.parameters.shared.is_empty()
-                    && terms.classes[range.clone()] == terms.classes[before.clone()];
-                let cost = match stages.last() {
-                    Some(&known) if alike => known,
-                    _ => StageCost::of(range.start, range.end, &mut terms),
-                };
-                stages.push(cost);
-                let bytes = f64::from(candidate.microbatch) * split.crossing_bytes[range.end];
-                let devices = (stage as u32 + 1) * size;
-                sends.push(self.place.message_seconds(bytes, size, devices));
-                before = range;
-            }
+        let mut terms = self.terms(candidate, &self.blocks[id]);
+        let size = candidate.dp * candidate.tp;
+        let mut before = 0..0;
+        for stage in 0..candidate.pp as usize {
+            let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
+            let alike = terms.split.parameters.shared.is_empty()
+                && terms.kinds[range.clone()] == terms.kinds[before.clone()];
+            let cost = match stages.last() {
+                Some(&known) if alike => known,
+                _ => StageCost::of(range.start, range.end, &mut terms),
+            };
+            stages.push(cost);
+            let bytes = f64::from(candidate.microbatch) * terms.split.crossing_bytes[range.end];
+            let devices = (stage as u32 + 1) * size;
+            sends.push(self.place.message_seconds(bytes, size, devices));
+            before = range;
         }
         (self.stages, self.sends) = (stages, sends);
         Ok(true)
     }
 
-    fn terms<'t>(
-        &'t self,
-        candidate: &Candidate,
-        split: &'t SplitTable,
-        blocks: &'t BlockTable,
-    ) -> Terms<'t, 'a> {
+    fn terms<'t>(&'t self, candidate: &Candidate, blocks: &'t BlockTable) -> Terms<'t, 'a> {
         let Settings { precision, algorithm, .. } = self.settings;
         let replicas = self.place.replicas(candidate.dp, candidate.tp);
         let size = candidate.dp * candidate.tp;
@@ -259,9 +247,9 @@ impl<'a> Estimator<'a> {
             _ => [self.place.world(size), replicas],
         };
         Terms {
-            classes: &self.classes.of_block,
+            kinds: self.excerpt.stand_ins(),
             blocks,
-            split,
+            split: &self.splits[blocks.split],
             settings: &self.settings,
             device: self.place.device(),
             zero: candidate.zero,
@@ -296,14 +284,9 @@ impl<'a> Estimator<'a> {
 
     /// Adding up the gradients of parameters that live in several stages.
     fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let (Some(&split), Some(&blocks)) =
-            (self.split_ids.get(&split_key(candidate)), self.block_ids.get(&block_key(candidate)))
-        else {
-            return 0.0;
-        };
-        let shared = self.splits[split].iter().flat_map(|it| &it.parameters.shared);
+        let Some(&Some(blocks)) = self.block_ids.get(&block_key(candidate)) else { return 0.0 };
         let mut seconds = 0.0;
-        for each in shared {
+        for each in &self.splits[self.blocks[blocks].split].parameters.shared {
             let stages = 0..candidate.pp as usize;
             let holds = |&stage: &usize| {
                 let range =
@@ -324,7 +307,7 @@ impl<'a> Estimator<'a> {
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
         let balanced = || self.cuts.get(&(blocks, candidate.pp)).map(|cut| cut[stage]);
-        let even = || cut::even(self.classes.of_block.len(), candidate.pp as usize, stage);
+        let even = || cut::even(self.excerpt.stand_ins().len(), candidate.pp as usize, stage);
         match candidate.cut {
             Cut::Even => even(),
             Cut::Balanced => balanced().unwrap_or_else(even),
@@ -333,55 +316,43 @@ impl<'a> Estimator<'a> {
 
     fn balance(&mut self, candidate: &Candidate, blocks: usize) {
         let key = (blocks, candidate.pp);
-        if candidate.cut == Cut::Balanced
-            && !self.cuts.contains_key(&key)
-            && let Some(table) = &self.blocks[blocks]
-        {
-            self.cuts.insert(key, cut::balanced_cut(&table.seconds_before, candidate.pp as usize));
+        if candidate.cut == Cut::Balanced && !self.cuts.contains_key(&key) {
+            let before = &self.blocks[blocks].seconds_before;
+            self.cuts.insert(key, cut::balanced_cut(before, candidate.pp as usize));
         }
     }
 
-    /// The tables of `candidate`, by number; none if its layout is impossible or its schedule has no
-    /// closed form here.
-    fn tables(&mut self, candidate: &Candidate) -> Result<Option<(usize, usize)>, SimError> {
-        let known = ScheduleKind::PLAIN.contains(&candidate.schedule);
-        if !known || candidate.pp as usize > self.classes.of_block.len() {
+    /// The table of blocks of `candidate`, by number; none if its layout is impossible.
+    fn table(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
+        if candidate.pp as usize > self.graph.blocks().len() {
             return Ok(None);
         }
-        let split_key = split_key(candidate);
-        let split_id = match self.split_ids.get(&split_key) {
-            Some(&id) => id,
+        let key = block_key(candidate);
+        match self.block_ids.get(&key) {
+            Some(&known) => Ok(known),
             None => {
-                let rules = candidate.layout(self.graph);
-                let mesh = Mesh { dp: 1, cp: 1, tp: candidate.tp };
-                let split = Split { mesh, rules };
-                let table = SplitTable::of(self.graph, &self.classes, split, &self.settings);
-                self.splits.push(table);
-                self.split_ids.insert(split_key, self.splits.len() - 1);
-                self.splits.len() - 1
+                let id = self.tabulate(candidate)?;
+                self.block_ids.insert(key, id);
+                Ok(id)
             }
+        }
+    }
+
+    /// Lowers the reduced model and fills in its tables.
+    fn tabulate(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
+        let Estimator { graph, excerpt, settings, .. } = self;
+        let Some(program) = reduced::program(excerpt, settings, candidate)? else {
+            return Ok(None);
         };
-        let Some(split) = &self.splits[split_id] else { return Ok(None) };
-        let block_key = block_key(candidate);
-        let block_id = match self.block_ids.get(&block_key) {
-            Some(&id) => id,
-            None => {
-                let table = BlockTable::of(
-                    self.graph,
-                    self.cluster,
-                    &self.place,
-                    &self.classes,
-                    &split.split,
-                    &self.settings,
-                    candidate.microbatch,
-                    candidate.recompute,
-                )?;
-                self.blocks.push(table);
-                self.block_ids.insert(block_key, self.blocks.len() - 1);
-                self.blocks.len() - 1
-            }
-        };
-        Ok(self.blocks[block_id].is_some().then_some((split_id, block_id)))
+        let split = *self.split_ids.entry(split_key(candidate)).or_insert_with(|| {
+            let samples = candidate.microbatch;
+            self.splits.push(SplitTable::of(graph, excerpt, &program, settings, samples));
+            self.splits.len() - 1
+        });
+        let Estimator { cluster, place, .. } = self;
+        let table = BlockTable::of(cluster, place, excerpt, program, candidate, split)?;
+        self.blocks.push(table);
+        Ok(Some(self.blocks.len() - 1))
     }
 }
 

@@ -1,11 +1,8 @@
 //! The parameters of blocks, sorted by how they are spread over a replica's devices.
 
-use shardloom_graph::{BlockId, Extents, Graph, ValueId};
+use shardloom_graph::{Excerpt, Graph, ValueId};
 use shardloom_plan::Optimizer;
-use shardloom_program::Layout;
-
-use super::class::Classes;
-use super::walk::Split;
+use shardloom_program::{Bucket, Program, WeightParam};
 
 /// Kinds of buckets: what is in one is synchronised, gathered and updated as one.
 pub(super) const BUCKETS: usize = 3;
@@ -43,16 +40,12 @@ impl Parameters {
         self.statistics_elements += other.statistics_elements;
     }
 
-    fn of(graph: &Graph, split: &Split, optimizer: &Optimizer, value: ValueId) -> Parameters {
+    fn of(param: &WeightParam, bucket: &Bucket, optimizer: &Optimizer) -> Parameters {
+        let WeightParam { rows, columns, .. } = *param;
         let mut parameters = Parameters::default();
-        let elements = local_elements(graph, split, value);
-        parameters.elements[bucket(graph, split, value)] = elements;
-        let shape = Extents::global(graph, 1).shape(&graph.value(value).axes);
-        let row_axes = graph.value(value).parameter().map_or(0, |it| it.row_axes);
-        let (rows, columns) =
-            (shape[..row_axes].iter().product(), shape[row_axes..].iter().product());
-        parameters.global_elements = shape.iter().product::<usize>() as f64;
-        let factored = optimizer.factored_elements(rows, columns, elements as usize);
+        parameters.elements[kind(bucket)] = param.elements() as f64;
+        parameters.global_elements = (rows * columns) as f64;
+        let factored = optimizer.factored_elements(rows, columns, param.elements());
         parameters.factored_elements = factored as f64;
         let rounds = 0..optimizer.statistics_rounds();
         let statistics = rounds.map(|round| optimizer.statistics_elements(rows, columns, round));
@@ -73,65 +66,56 @@ pub(super) struct Shared {
 /// All parameters of a graph.
 #[derive(Clone, Debug)]
 pub(super) struct ParameterTable {
-    /// Per class of blocks: parameters of only one block.
+    /// Per kind of block: parameters of only one block.
     pub own: Vec<Parameters>,
     /// Parameters of several blocks.
     pub shared: Vec<Shared>,
 }
 
 impl ParameterTable {
-    /// The parameters of `graph` under `split`; none if two blocks split one differently.
+    /// The parameters of `graph`, spread as those of its lowered `excerpt` are.
     pub fn of(
         graph: &Graph,
-        classes: &Classes,
-        split: &Split,
+        excerpt: &Excerpt,
+        program: &Program,
         optimizer: &Optimizer,
-    ) -> Option<ParameterTable> {
-        let blocks = |value: ValueId| {
-            let readers = graph.value(value).consumers.iter();
-            let mut blocks: Vec<usize> = readers.map(|&op| graph.op(op).block.index()).collect();
-            blocks.sort_unstable();
-            blocks.dedup();
-            blocks
-        };
-        let mut own = vec![Parameters::default(); classes.examples.len()];
-        let mut shared = vec![];
-        for (value, _) in graph.parameters() {
-            let mut layouts = readers(graph, value)
-                .map(|(op, index)| split.assignment(graph, op).input(graph, op, index));
-            let first = layouts.next();
-            if layouts.any(|layout| Some(layout) != first) {
-                return None;
-            }
-            let blocks = blocks(value);
-            let parameters = || Parameters::of(graph, split, optimizer, value);
-            match blocks[..] {
-                [block] => {
-                    let class = classes.of_block[block];
-                    if classes.examples[class] == BlockId(block as u32) {
-                        own[class].add(&parameters());
-                    }
+    ) -> ParameterTable {
+        let mut own = vec![];
+        let mut shared: Vec<(ValueId, Shared)> = vec![];
+        for class in &program.classes {
+            let mut sum = Parameters::default();
+            for param in &class.params {
+                let parameters = Parameters::of(param, class.bucket(param.bucket), optimizer);
+                let value = excerpt.original(param.value);
+                let blocks = using_blocks(graph, value);
+                if blocks.len() == 1 {
+                    sum.add(&parameters);
+                } else if shared.iter().all(|(known, _)| *known != value) {
+                    shared.push((value, Shared { blocks, parameters }));
                 }
-                _ => shared.push(Shared { parameters: parameters(), blocks }),
             }
+            own.push(sum);
         }
-        Some(ParameterTable { own, shared })
+        ParameterTable { own, shared: shared.into_iter().map(|(_, shared)| shared).collect() }
     }
 }
 
-/// The kind of bucket that a parameter is in.
-pub(super) fn bucket(graph: &Graph, split: &Split, value: ValueId) -> usize {
-    let mut kind = WHOLE;
-    for (op, index) in readers(graph, value) {
-        let gradient = split.assignment(graph, op).input_gradient(graph, op, index);
-        if gradient.splits.iter().any(|axes| !axes.is_empty()) {
-            return SPLIT;
-        }
-        if gradient.is_partial() {
-            kind = PARTIAL;
-        }
+/// The blocks that use a parameter, ascending.
+fn using_blocks(graph: &Graph, value: ValueId) -> Vec<usize> {
+    let readers = graph.value(value).consumers.iter();
+    let mut blocks: Vec<usize> = readers.map(|&op| graph.op(op).block.index()).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
+/// The kind of a lowered bucket.
+fn kind(bucket: &Bucket) -> usize {
+    match (bucket.splits.is_empty(), bucket.partial.is_empty()) {
+        (false, _) => SPLIT,
+        (true, false) => PARTIAL,
+        (true, true) => WHOLE,
     }
-    kind
 }
 
 /// Whether gradients in this kind of bucket are partial over the tensor-parallel group.
@@ -142,22 +126,4 @@ pub(super) fn is_partial(bucket: usize) -> bool {
 /// Whether this kind of bucket is split over the tensor-parallel group.
 pub(super) fn is_split(bucket: usize) -> bool {
     bucket == SPLIT
-}
-
-/// Elements of a parameter on one device.
-pub(super) fn local_elements(graph: &Graph, split: &Split, value: ValueId) -> f64 {
-    let global = Extents::global(graph, 1).shape(&graph.value(value).axes);
-    let layout = readers(graph, value)
-        .next()
-        .map(|(op, index)| split.assignment(graph, op).input(graph, op, index));
-    let layout = layout.unwrap_or_else(|| Layout::replicated(global.len()));
-    layout.local_shape(&global, &split.mesh).iter().product::<usize>() as f64
-}
-
-/// The operators that read `value`, with the operand that it is to them.
-fn readers(graph: &Graph, value: ValueId) -> impl Iterator<Item = (shardloom_graph::OpId, usize)> {
-    graph.value(value).consumers.iter().flat_map(move |&op| {
-        let inputs = graph.op(op).inputs.iter().enumerate();
-        inputs.filter(move |&(_, &it)| it == value).map(move |(index, _)| (op, index))
-    })
 }

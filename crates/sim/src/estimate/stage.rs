@@ -5,12 +5,12 @@ use shardloom_cluster::DeviceKind;
 use super::Settings;
 use super::collective::Collective;
 use super::parameters::{BUCKETS, Parameters, is_partial, is_split};
-use super::probe::Peak;
 use super::table::{BlockTable, SplitTable};
 
 /// What does not change between the stages of a candidate.
 pub(super) struct Terms<'t, 'c> {
-    pub classes: &'t [usize],
+    /// The kind of each block.
+    pub kinds: &'t [usize],
     pub blocks: &'t BlockTable,
     pub split: &'t SplitTable,
     pub settings: &'t Settings,
@@ -193,6 +193,8 @@ struct Unit {
     backward_peak_bytes: f64,
     /// The most while gradients of its parameters are around, without them.
     late_peak_bytes: f64,
+    /// The most that the backward pass of its last block alone holds, gradients included.
+    scattered_peak_bytes: f64,
 }
 
 /// The foremost unit so far, as far as it concerns the one before it (ZeRO-3).
@@ -228,9 +230,9 @@ impl StageCost {
     }
 
     fn push_front(&mut self, block: usize, terms: &mut Terms<'_, '_>) {
-        let class = terms.classes[block];
-        let cost = &terms.blocks.blocks[class];
-        let mut parameters = terms.split.parameters.own[class];
+        let kind = terms.kinds[block];
+        let cost = &terms.blocks.blocks[kind];
+        let mut parameters = terms.split.parameters.own[kind];
         for shared in &terms.split.parameters.shared {
             let here = |&other: &usize| other > block && other < self.blocks.1;
             if shared.blocks.contains(&block) && !shared.blocks.iter().any(here) {
@@ -243,24 +245,29 @@ impl StageCost {
         if filled > 0.0 && parameters.global_elements > 0.0 && full {
             self.close_unit(terms);
         }
-        let weights_come_and_go = terms.shards_weights();
+        let held = match terms.shards_weights() {
+            true => &cost.gathered,
+            false => &cost.whole,
+        };
         let unit = &mut self.pending;
         unit.parameters.add(&parameters);
         unit.forward_seconds += cost.forward_seconds;
         unit.backward_seconds += cost.backward_seconds;
-        let bytes = |peak: &Peak| match weights_come_and_go {
-            true => peak.gathered_bytes,
-            false => peak.bytes,
-        };
-        let peaks = [&cost.forward_peak, &cost.backward_peak, &cost.late_backward_peak].map(bytes);
         // Of the unit's last block, with which its backward pass begins, only the later part has the
         // unit's gradients around.
-        let late = if unit.blocks == 0 { peaks[2] } else { peaks[1] };
+        let late = match unit.blocks {
+            0 => held.late_backward_peak_bytes,
+            _ => held.backward_peak_bytes,
+        };
+        if unit.blocks == 0 {
+            unit.scattered_peak_bytes = cost.scattered.backward_peak_bytes;
+        }
         unit.blocks += 1;
-        unit.forward_peak_bytes = peaks[0].max(cost.kept_bytes + unit.forward_peak_bytes);
-        unit.backward_peak_bytes = peaks[1].max(cost.kept_bytes + unit.backward_peak_bytes);
-        unit.late_peak_bytes = late.max(cost.kept_bytes + unit.late_peak_bytes);
-        unit.kept_bytes += cost.kept_bytes;
+        let behind = held.kept_bytes;
+        unit.forward_peak_bytes = held.forward_peak_bytes.max(behind + unit.forward_peak_bytes);
+        unit.backward_peak_bytes = held.backward_peak_bytes.max(behind + unit.backward_peak_bytes);
+        unit.late_peak_bytes = late.max(behind + unit.late_peak_bytes);
+        unit.kept_bytes += held.kept_bytes;
         self.blocks.0 = block;
     }
 
@@ -308,12 +315,14 @@ impl StageCost {
         self.forward_seconds += forward;
         let streams_weights = terms.shards_weights() && overlaps;
         self.backward_seconds += if streams_weights { 0.0 } else { backward };
-        let backward_peak_bytes = match terms.shards_gradients() {
-            true => {
+        let backward_peak_bytes = match terms.zero {
+            2 if terms.shards_gradients() && unit.blocks == 1 => unit.scattered_peak_bytes,
+            2 if terms.shards_gradients() => {
                 let gradient_bytes = unit.parameters.total() * terms.gradient_bytes();
                 unit.backward_peak_bytes.max(unit.late_peak_bytes + gradient_bytes)
             }
-            false => unit.backward_peak_bytes,
+            // With gathered weights a unit is one block with parameters, whose costs know its gradients.
+            _ => unit.backward_peak_bytes,
         };
         let weight_bytes = match terms.shards_weights() {
             true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,

@@ -1,72 +1,97 @@
 //! What is tabulated: blocks under one split, micro-batch and recomputation, and stage boundaries.
 
-use shardloom_graph::{Extents, Graph, ValueId};
-use shardloom_plan::Recompute;
+use std::collections::BTreeMap;
 
-use super::Settings;
-use super::class::Classes;
-use super::parameters::{self, ParameterTable};
-use super::place::Place;
-use super::probe::{BlockCost, Probe};
-use super::walk::{Split, Walk};
-use crate::SimError;
 use shardloom_cluster::Cluster;
+use shardloom_graph::{BlockId, Excerpt, Graph, ValueId};
+use shardloom_program::{Action, BodyKind, Class, Operand, Program, Shard};
+
+use super::block::{BlockCost, Held, Site, pass_instructions};
+use super::parameters::ParameterTable;
+use super::place::Place;
+use super::{Candidate, Settings};
+use crate::{CostModel, SimError};
 
 /// Blocks under one way of splitting a replica.
 #[derive(Clone, Debug)]
 pub(super) struct SplitTable {
-    pub split: Split,
     pub parameters: ParameterTable,
     /// Elements of the parameters on one device if it had all blocks.
     pub total_elements: f64,
-    /// For each cut before a block: bytes of one sample that cross it, on one device.
+    /// For each cut before a block, and the end: bytes of one sample that cross it, on one device.
     pub crossing_bytes: Vec<f64>,
 }
 
 impl SplitTable {
-    /// The blocks of `graph` under `split`; none if a parameter would be split in two ways.
+    /// The blocks of `graph` as those of its lowered `excerpt` are split; micro-batches have `samples`
+    /// samples.
     pub fn of(
         graph: &Graph,
-        classes: &Classes,
-        split: Split,
+        excerpt: &Excerpt,
+        program: &Program,
         settings: &Settings,
-    ) -> Option<SplitTable> {
-        let parameters = ParameterTable::of(graph, classes, &split, &settings.optimizer)?;
-        let own = classes.of_block.iter().map(|&class| parameters.own[class].total());
+        samples: u32,
+    ) -> SplitTable {
+        let parameters = ParameterTable::of(graph, excerpt, program, &settings.optimizer);
+        let own = excerpt.stand_ins().iter().map(|&kind| parameters.own[kind].total());
         let shared = parameters.shared.iter().map(|it| it.parameters.total());
         let total_elements = own.chain(shared).sum();
-        let crossing_bytes = crossing_bytes(graph, &split, settings.precision.compute.bytes());
-        Some(SplitTable { split, parameters, total_elements, crossing_bytes })
+        let crossing_bytes = crossing_bytes(graph, excerpt, program, samples);
+        SplitTable { parameters, total_elements, crossing_bytes }
     }
 }
 
-/// Each value that crosses a cut does so in the layout in which the first operator behind it reads it.
-fn crossing_bytes(graph: &Graph, split: &Split, real_bytes: usize) -> Vec<f64> {
-    let extents = Extents::global(graph, 1);
+/// Each value that crosses a cut is as large as what the first block behind it receives.
+fn crossing_bytes(graph: &Graph, excerpt: &Excerpt, program: &Program, samples: u32) -> Vec<f64> {
+    let received: Vec<Vec<f64>> =
+        program.classes.iter().map(|class| received_bytes(class, samples)).collect();
     let mut bytes = vec![0.0; graph.blocks().len() + 1];
-    for (id, value) in graph.values() {
-        let Some(producer) = value.producer else { continue };
-        let mut next = graph.op(producer).block.index() + 1;
-        for &reader in &value.consumers {
-            let block = graph.op(reader).block.index();
-            if block < next {
-                continue;
-            }
-            let index = graph.op(reader).inputs.iter().position(|&it| it == id).unwrap_or(0);
-            let layout = split.assignment(graph, reader).input(graph, reader, index);
-            let shape = layout.local_shape(&extents.shape(&value.axes), &split.mesh);
-            let size = shape.iter().product::<usize>() * value.dtype.bytes(real_bytes);
-            bytes[next..=block].iter_mut().for_each(|cut| *cut += size as f64);
-            next = block + 1;
+    // The first cut that a value is not known to cross.
+    let mut next: BTreeMap<ValueId, usize> = BTreeMap::new();
+    for block in 0..graph.blocks().len() {
+        let values = values_from_before(graph, block);
+        for ((value, producer), size) in values.iter().zip(&received[excerpt.stand_in(block)]) {
+            let next = next.entry(*value).or_insert(producer + 1);
+            bytes[*next..=block].iter_mut().for_each(|cut| *cut += size);
+            *next = block + 1;
         }
     }
     bytes
 }
 
-/// What each class of blocks costs with one micro-batch and recomputation.
+/// Bytes of one sample of each value that a stage receives in its forward pass, in order of first use.
+fn received_bytes(class: &Class, samples: u32) -> Vec<f64> {
+    let received = pass_instructions(class).filter(|(kind, instruction)| {
+        *kind == BodyKind::Forward && matches!(instruction.action, Action::Receive { .. })
+    });
+    let received = received.map(|(_, instruction)| instruction);
+    let written = received.flat_map(|it| &it.writes).filter_map(|write| match write.to {
+        Operand::Slot(slot) => Some(class.slot(slot).bytes),
+        Operand::Weight(_) | Operand::Gradient(_) => None,
+    });
+    written.map(|bytes| bytes as f64 / f64::from(samples)).collect()
+}
+
+/// The values that `block` reads and an earlier one made, in order of first use, with that block.
+fn values_from_before(graph: &Graph, block: usize) -> Vec<(ValueId, usize)> {
+    let mut values = vec![];
+    let ops = graph.blocks()[block].ops.iter();
+    for &input in ops.flat_map(|&op| &graph.op(op).inputs) {
+        let Some(producer) = graph.value(input).producer else { continue };
+        let found = (input, graph.op(producer).block.index());
+        if graph.op(producer).block != BlockId(block as u32) && !values.contains(&found) {
+            values.push(found);
+        }
+    }
+    values
+}
+
+/// What each kind of block costs with one micro-batch and recomputation.
 #[derive(Clone, Debug)]
 pub(super) struct BlockTable {
-    /// Per class.
+    /// Which split they are under.
+    pub split: usize,
+    /// Per kind.
     pub blocks: Vec<BlockCost>,
     /// Forward and backward seconds of all blocks before each block, and of all.
     pub seconds_before: Vec<f64>,
@@ -75,45 +100,47 @@ pub(super) struct BlockTable {
 }
 
 impl BlockTable {
-    /// The costs of `graph`'s blocks; none if the split is impossible.
+    /// The costs of blocks as those of the lowered `excerpt`.
     ///
     /// # Errors
-    /// As [`CostModel`](crate::CostModel).
-    #[expect(clippy::too_many_arguments, reason = "one call")]
+    /// As [`CostModel`].
     pub fn of(
-        graph: &Graph,
         cluster: &Cluster,
         place: &Place<'_>,
-        classes: &Classes,
-        split: &Split,
-        settings: &Settings,
-        samples: u32,
-        recompute: Recompute,
-    ) -> Result<Option<BlockTable>, SimError> {
-        let (devices, concurrent) = place.replica(split.mesh.tp);
-        let overlaps = place.overlaps();
-        let probe =
-            Probe { graph, cluster, settings, split, devices: &devices, concurrent, overlaps };
-        let bucket_of = |value: ValueId| parameters::bucket(graph, split, value);
-        let samples = samples as usize;
-        let real_bytes = settings.precision.compute.bytes();
-        let mut blocks = vec![];
-        for &block in &classes.examples {
-            let walk = Walk::new(graph, split, block, samples, real_bytes);
-            match probe.block(walk, samples, recompute, &bucket_of)? {
-                Some(cost) => blocks.push(cost),
-                None => return Ok(None),
-            }
+        excerpt: &Excerpt,
+        mut program: Program,
+        candidate: &Candidate,
+        split: usize,
+    ) -> Result<BlockTable, SimError> {
+        let (devices, concurrent) = place.replica(candidate.tp);
+        for class in &mut program.classes {
+            // Stages are costed one by one, all in the same place.
+            class.devices = devices.iter().copied().cycle().take(class.mesh.size()).collect();
+        }
+        let site = Site { devices: &devices, concurrent, overlaps: place.overlaps() };
+        let mut blocks = vec![BlockCost::default(); program.classes.len()];
+        let costs = CostModel::new(excerpt.graph(), cluster, &program);
+        for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
+            [block.forward_seconds, block.backward_seconds] = site.pass_seconds(&costs, id)?;
+        }
+        // The same instructions hold more or less at a time by what is kept in shards.
+        let mut held_under = |zero: u8| -> Vec<Held> {
+            program.shard = Shard { zero };
+            program.classes.iter().map(|class| Held::of(&program, class)).collect()
+        };
+        let held = [0, 2, 3].map(&mut held_under);
+        for (index, block) in blocks.iter_mut().enumerate() {
+            [block.whole, block.scattered, block.gathered] = held.each_ref().map(|it| it[index]);
         }
         let mut seconds_before = vec![0.0];
         let mut kept_bytes = 0.0;
         let mut seconds = 0.0;
-        for &class in &classes.of_block {
-            seconds += blocks[class].forward_seconds + blocks[class].backward_seconds;
+        for &kind in excerpt.stand_ins() {
+            seconds += blocks[kind].forward_seconds + blocks[kind].backward_seconds;
             seconds_before.push(seconds);
-            kept_bytes += blocks[class].kept_bytes;
+            kept_bytes += blocks[kind].whole.kept_bytes;
         }
-        Ok(Some(BlockTable { blocks, seconds_before, kept_bytes }))
+        Ok(BlockTable { split, blocks, seconds_before, kept_bytes })
     }
 
     /// Forward and backward seconds of all blocks.

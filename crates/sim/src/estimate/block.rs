@@ -1,0 +1,161 @@
+//! What one block takes and holds, from the bodies that lowering made for it.
+
+use shardloom_cluster::DeviceId;
+use shardloom_program::{Action, BodyKind, Class, ClassId, Instruction, Ledger, Operand, Program};
+
+use crate::{CostModel, SimError};
+
+/// What a block of one kind costs on each device of a replica.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BlockCost {
+    /// The forward pass, tensor-parallel collectives included.
+    pub forward_seconds: f64,
+    /// The backward pass, likewise.
+    pub backward_seconds: f64,
+    /// What it holds where weights and gradients are always there.
+    pub whole: Held,
+    /// What it holds besides shards where gradients are scattered once they are whole (ZeRO-2).
+    pub scattered: Held,
+    /// What it holds besides shards where weights are gathered for use too (ZeRO-3).
+    pub gathered: Held,
+}
+
+/// Bytes held besides what is always there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    /// What the forward pass leaves for the backward pass.
+    pub kept_bytes: f64,
+    /// The most during the forward pass.
+    pub forward_peak_bytes: f64,
+    /// The most during the backward pass, kept bytes included.
+    pub backward_peak_bytes: f64,
+    /// The most during the backward pass once it has begun to write gradients of parameters.
+    pub late_backward_peak_bytes: f64,
+}
+
+/// Where a block runs.
+pub(super) struct Site<'s> {
+    /// Devices of one tensor-parallel group.
+    pub devices: &'s [DeviceId],
+    /// Groups like it that share its nodes' uplinks, itself included.
+    pub concurrent: u32,
+    /// Whether collectives run beside computation.
+    pub overlaps: bool,
+}
+
+impl Site<'_> {
+    /// Seconds of the passes of `id`, forward and backward.
+    ///
+    /// # Errors
+    /// As [`CostModel`].
+    pub fn pass_seconds(&self, costs: &CostModel<'_>, id: ClassId) -> Result<[f64; 2], SimError> {
+        let mut passes = [Queues::default(), Queues::default()];
+        for (kind, instruction) in pass_instructions(costs.program().class(id)) {
+            let queues = &mut passes[usize::from(kind != BodyKind::Forward)];
+            if let Some(seconds) = self.seconds(costs, id, instruction)? {
+                queues.run(instruction, seconds, self.overlaps);
+            }
+        }
+        Ok(passes.map(|queues| queues.computing.max(queues.communicating)))
+    }
+
+    /// Seconds of one instruction; none for messages between stages and for what keeps replicas equal,
+    /// which depends on more than the block.
+    fn seconds(
+        &self,
+        costs: &CostModel<'_>,
+        id: ClassId,
+        instruction: &Instruction,
+    ) -> Result<Option<f64>, SimError> {
+        let program = costs.program();
+        if matches!(
+            instruction.action,
+            Action::Send { .. }
+                | Action::Receive { .. }
+                | Action::Gather { .. }
+                | Action::Release { .. }
+                | Action::Reduce { .. }
+        ) {
+            return Ok(None);
+        }
+        let Some(exchange) = program.exchange(program.class(id), 0, instruction) else {
+            return costs.local_seconds(id, 0, instruction).map(Some);
+        };
+        let seconds = costs.collective_seconds(&exchange, self.devices, self.concurrent)?;
+        Ok(Some(seconds + costs.staging_seconds(id, 0, instruction)?))
+    }
+}
+
+/// What a device's two queues have got to, and when each slot is ready.
+#[derive(Default)]
+struct Queues {
+    computing: f64,
+    communicating: f64,
+    ready: Vec<f64>,
+}
+
+impl Queues {
+    /// Runs an instruction: collectives beside computation that does not touch their operands.
+    fn run(&mut self, instruction: &Instruction, seconds: f64, overlaps: bool) {
+        let queue = match overlaps && instruction.involves_others() {
+            true => &mut self.communicating,
+            false => &mut self.computing,
+        };
+        let writes = instruction.writes.iter().map(|write| write.to);
+        let slots = instruction.reads.iter().copied().chain(writes).filter_map(slot);
+        let ready = |slot: usize| self.ready.get(slot).copied().unwrap_or(0.0);
+        *queue = slots.map(ready).fold(*queue, f64::max) + seconds;
+        for slot in instruction.writes.iter().filter_map(|write| slot(write.to)) {
+            if self.ready.len() <= slot {
+                self.ready.resize(slot + 1, 0.0);
+            }
+            self.ready[slot] = *queue;
+        }
+    }
+}
+
+fn slot(operand: Operand) -> Option<usize> {
+    match operand {
+        Operand::Slot(slot) => Some(slot.0 as usize),
+        Operand::Weight(_) | Operand::Gradient(_) => None,
+    }
+}
+
+impl Held {
+    /// What a device of `class` holds while one micro-batch passes.
+    pub fn of(program: &Program, class: &Class) -> Held {
+        let mut ledger = Ledger::new(program, class, 0);
+        let always = ledger.live_bytes();
+        let mut held = Held::default();
+        let mut late = false;
+        for (kind, instruction) in pass_instructions(class) {
+            let live = |ledger: &Ledger<'_>| (ledger.live_bytes() - always) as f64;
+            ledger.begin(instruction, Some(0));
+            if kind == BodyKind::Forward {
+                held.forward_peak_bytes = held.forward_peak_bytes.max(live(&ledger));
+            } else {
+                held.backward_peak_bytes = held.backward_peak_bytes.max(live(&ledger));
+                let mut writes = instruction.writes.iter();
+                late |= writes.any(|write| matches!(write.to, Operand::Gradient(_)));
+                if late {
+                    held.late_backward_peak_bytes =
+                        held.late_backward_peak_bytes.max(live(&ledger));
+                }
+            }
+            ledger.end(instruction, Some(0));
+            if kind == BodyKind::Forward {
+                held.kept_bytes = live(&ledger);
+            }
+        }
+        held
+    }
+}
+
+/// The instructions that a micro-batch runs through, each with the kind of its body.
+pub(super) fn pass_instructions(class: &Class) -> impl Iterator<Item = (BodyKind, &Instruction)> {
+    let passes = class.stream.iter().filter(|item| item.microbatch == Some(0));
+    passes.flat_map(|item| {
+        let body = class.body(item.body);
+        body.instructions.iter().map(|instruction| (body.kind, instruction))
+    })
+}
