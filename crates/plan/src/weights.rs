@@ -91,6 +91,14 @@ impl Weights {
         *self == Weights::Flush
     }
 
+    /// What makes up for delayed gradients: nothing where they are not delayed or old weights are kept.
+    pub fn corrections(self) -> Corrections {
+        match self {
+            Weights::Newest { corrections } => corrections,
+            _ => Corrections::default(),
+        }
+    }
+
     /// The name in plans.
     pub fn name(self) -> &'static str {
         match self {

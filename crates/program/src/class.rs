@@ -4,7 +4,7 @@ use shardloom_cluster::DeviceId;
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{DType, Extents, Graph, ValueId};
-use shardloom_plan::{Axis, Mesh, Optimizer, Precision};
+use shardloom_plan::{Axis, Corrections, Mesh, Optimizer, Precision};
 
 use crate::schedule::Instance;
 use crate::{Action, Group, Instruction, Layout, Operand, Route, RouteId};
@@ -160,8 +160,12 @@ pub struct Body {
 pub struct StreamItem {
     /// The body to run.
     pub body: BodyId,
-    /// On which micro-batch; none for what belongs to the step.
+    /// On which micro-batch, counted from the first of the step; none for what belongs to the step.
+    /// Numbers from the step's micro-batches on are of later steps, in a program without flush.
     pub microbatch: Option<u32>,
+    /// With the weights as they were so many updates ago, or as they were when the pipeline was filled
+    /// if that is later.
+    pub lag: u32,
 }
 
 /// Ranks that run the same instructions on different parts.
@@ -185,6 +189,9 @@ pub struct Class {
     pub bodies: Vec<Body>,
     /// One step.
     pub stream: Vec<StreamItem>,
+    /// How many updates there are, on average over a step's micro-batches, between a forward pass and
+    /// the update with its gradient.
+    pub delay: f64,
     /// The forward passes that keep nothing, for validation, in the order of the pipeline.
     pub evaluation: Vec<BodyId>,
 }
@@ -212,9 +219,38 @@ pub struct Program {
     pub microbatch_samples: usize,
     /// Micro-batches of one step.
     pub microbatches: usize,
+    /// How many steps some rank runs ahead of the one it updates weights for; 0 with a flush.
+    pub ahead: u32,
+    /// What makes up for delayed gradients.
+    pub corrections: Corrections,
 }
 
 impl Program {
+    /// The items of `class`'s stream that belong to `steps` steps in a row, with their micro-batches
+    /// counted from the first of all: what is run ahead of the first step comes first, and nothing of
+    /// steps after the last is run.
+    pub fn unrolled<'a>(
+        &self,
+        class: &'a Class,
+        steps: u32,
+    ) -> impl Iterator<Item = (i64, StreamItem)> + use<'a> {
+        let (microbatches, ahead) = (self.microbatches as i64, i64::from(self.ahead));
+        let end = i64::from(steps) * microbatches;
+        (-ahead..i64::from(steps)).flat_map(move |round| {
+            class.stream.iter().filter_map(move |&item| {
+                let microbatch = match item.microbatch {
+                    None if round >= 0 => None,
+                    None => return None,
+                    Some(it) => {
+                        let at = round * microbatches + i64::from(it);
+                        Some((0..end).contains(&at).then_some(at as u32)?)
+                    }
+                };
+                Some((round, StreamItem { microbatch, ..item }))
+            })
+        })
+    }
+
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.classes.iter().map(|class| class.mesh.size()).sum()
@@ -285,6 +321,11 @@ impl Class {
     /// One parameter.
     pub fn param(&self, id: ParamId) -> &WeightParam {
         &self.params[id.0 as usize]
+    }
+
+    /// How many versions of its weights a rank holds.
+    pub fn versions(&self) -> u32 {
+        1 + self.stream.iter().map(|item| item.lag).max().unwrap_or(0)
     }
 
     /// One bucket.

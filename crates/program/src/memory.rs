@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_plan::Prediction;
+
 use crate::{
     Action, BucketId, Change, Class, Instruction, Message, Operand, ParamId, Placement, Program,
     RouteId, SlotId, StreamItem,
@@ -245,7 +247,8 @@ impl Class {
                 true => shard.len() as u64,
                 false => bucket.elements as u64,
             };
-            bytes.weights += held(program.shard.weights()) * precision.compute.bytes() as u64;
+            let weights = held(program.shard.weights()) * precision.compute.bytes() as u64;
+            bytes.weights += weights * u64::from(self.versions() + self.corrections(program));
             bytes.gradients += held(program.shard.gradients()) * precision.gradients.bytes() as u64;
             let per_parameter = program.optimizer.state_bytes_per_parameter() + master;
             bytes.state += held(program.shard.state()) * per_parameter as u64;
@@ -255,6 +258,14 @@ impl Class {
             }
         }
         bytes
+    }
+
+    /// How many tensors like the weights make up for delayed gradients.
+    fn corrections(&self, program: &Program) -> u32 {
+        let corrections = &program.corrections;
+        let velocity = self.delay > 0.0 && corrections.discrepancy.is_some();
+        let previous = self.delay > 0.0 && corrections.prediction == Some(Prediction::Weights);
+        u32::from(velocity) + u32::from(previous)
     }
 
     /// Elements of optimizer state that are not one per parameter, for a parameter of which the
@@ -277,10 +288,13 @@ impl Class {
     /// The memory of `position` over one step.
     pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
         let mut ledger = Ledger::new(program, self, position);
-        for StreamItem { body, microbatch } in &self.stream {
-            for instruction in &self.body(*body).instructions {
-                ledger.begin(instruction, *microbatch);
-                ledger.end(instruction, *microbatch);
+        // Enough steps for the pipeline to be full once.
+        for (_, StreamItem { body, microbatch, .. }) in
+            program.unrolled(self, 2 * program.ahead + 1)
+        {
+            for instruction in &self.body(body).instructions {
+                ledger.begin(instruction, microbatch);
+                ledger.end(instruction, microbatch);
             }
         }
         let persistent = self.persistent_bytes(program, position);

@@ -1,5 +1,6 @@
 //! Where an actor stands in its stream, and until when its queues are taken.
 
+use shardloom_program::Program;
 use shardloom_program::timeline::Picos;
 
 use crate::script::{Cell, Item, Line, Queue, Script};
@@ -18,11 +19,16 @@ pub(crate) struct ActorState<'s, 'p> {
     /// When slots are ready; one table for each micro-batch in flight.
     tables: Vec<Vec<Picos>>,
     idle_tables: Vec<usize>,
-    /// The table of each micro-batch, and at the end that of entries without one.
+    /// The table of each micro-batch that can be in flight at a time, and at the end that of entries
+    /// without one.
     table_of: Vec<usize>,
     /// The current entry's table.
     table: usize,
-    pub step: u32,
+    /// Micro-batches of one step, and the number of steps.
+    microbatches: u32,
+    steps: u32,
+    /// The step, from 0; below it what runs ahead of the first.
+    round: i64,
     item: usize,
     index: usize,
 }
@@ -42,7 +48,8 @@ impl<'s, 'p> ActorState<'s, 'p> {
     pub fn new(
         actor: Actor,
         script: &'s Script<'p>,
-        microbatches: usize,
+        program: &Program,
+        steps: u32,
         blocking: bool,
     ) -> ActorState<'s, 'p> {
         ActorState {
@@ -53,9 +60,11 @@ impl<'s, 'p> ActorState<'s, 'p> {
             lasting: vec![Picos::ZERO; script.lasting_cells],
             tables: vec![],
             idle_tables: vec![],
-            table_of: vec![usize::MAX; microbatches + 1],
+            table_of: vec![usize::MAX; program.microbatches * (program.ahead as usize + 1) + 1],
             table: 0,
-            step: 0,
+            microbatches: program.microbatches as u32,
+            steps,
+            round: -i64::from(program.ahead),
             item: 0,
             index: 0,
         }
@@ -129,8 +138,9 @@ impl<'s, 'p> ActorState<'s, 'p> {
             body: item.body,
             index: self.index,
             instruction: self.line().instruction,
-            microbatch: item.microbatch,
-            step: self.step,
+            microbatch: self.microbatch(),
+            step: self.step(),
+            lag: item.lag,
             start,
         }
     }
@@ -146,21 +156,65 @@ impl<'s, 'p> ActorState<'s, 'p> {
         if self.find_item() { Moved::Entry } else { Moved::Step }
     }
 
-    /// Begins a step. Whether it has any instruction.
-    pub fn begin_step(&mut self) -> bool {
+    /// Begins the current step, or what runs ahead of the first. Whether it has any instruction.
+    pub fn begin_round(&mut self) -> bool {
         self.item = 0;
         self.find_item()
+    }
+
+    /// Ends the current step. Whether it was one, and not what runs ahead of the first.
+    pub fn end_round(&mut self) -> bool {
+        self.round += 1;
+        self.round > 0
+    }
+
+    /// Whether all steps are over.
+    pub fn is_through(&self) -> bool {
+        self.round >= i64::from(self.steps)
+    }
+
+    /// The step, from 0.
+    pub fn step(&self) -> u32 {
+        self.round.max(0) as u32
+    }
+
+    /// The current entry's micro-batch, counted from the first of all steps.
+    pub fn microbatch(&self) -> Option<u32> {
+        self.item().microbatch.map(|it| self.absolute(it) as u32)
+    }
+
+    /// What the current entry's computation is called: `F3`, `B0`, `update`.
+    pub fn label(&self) -> String {
+        let item = self.item();
+        let ahead = self.table_of.len() as u32 > self.microbatches + 1;
+        let microbatch = if ahead { self.microbatch() } else { item.microbatch };
+        self.script.class.body(item.body).label(microbatch)
+    }
+
+    fn absolute(&self, microbatch: u32) -> i64 {
+        self.round * i64::from(self.microbatches) + i64::from(microbatch)
+    }
+
+    /// Whether an entry belongs to one of the steps.
+    fn belongs(&self, item: &Item) -> bool {
+        let end = i64::from(self.steps) * i64::from(self.microbatches);
+        match item.microbatch {
+            None => self.round >= 0,
+            Some(microbatch) => (0..end).contains(&self.absolute(microbatch)),
+        }
     }
 
     /// Makes the next entry that has instructions the current one, if there is one in the step.
     fn find_item(&mut self) -> bool {
         self.index = 0;
         while let Some(item) = self.script.items.get(self.item) {
-            self.enter_item();
-            if !self.script.bodies[item.body.0 as usize].is_empty() {
-                return true;
+            if self.belongs(item) {
+                self.enter_item();
+                if !self.script.bodies[item.body.0 as usize].is_empty() {
+                    return true;
+                }
+                self.leave_item();
             }
-            self.leave_item();
             self.item += 1;
         }
         false
@@ -192,6 +246,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
     }
 
     fn table_place(&self) -> usize {
-        self.item().microbatch.map_or(self.table_of.len() - 1, |it| it as usize)
+        let in_flight = self.table_of.len() - 1;
+        self.microbatch().map_or(in_flight, |it| it as usize % in_flight)
     }
 }

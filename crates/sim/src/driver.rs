@@ -31,10 +31,12 @@ pub struct Call<'p> {
     pub index: usize,
     /// The instruction itself.
     pub instruction: &'p Instruction,
-    /// On which micro-batch.
+    /// On which micro-batch, counted from the first of all steps.
     pub microbatch: Option<u32>,
-    /// In which step, from 0.
+    /// In which step, from 0; the first also for what runs ahead of it.
     pub step: u32,
+    /// With the weights as they were so many updates ago.
+    pub lag: u32,
     /// When it starts.
     pub start: Picos,
 }

@@ -104,7 +104,7 @@ impl<'s, 'p> Engine<'s, 'p> {
                     multiplicity: if folded { class.mesh.size() as u32 } else { 1 },
                 };
                 let blocking = !lanes_overlap(cluster, class, actor)?;
-                actors.push(ActorState::new(actor, script, program.microbatches, blocking));
+                actors.push(ActorState::new(actor, script, program, options.steps, blocking));
                 tracks.push(TrackWriter::new(program, actor, folded));
             }
         }
@@ -125,9 +125,8 @@ impl<'s, 'p> Engine<'s, 'p> {
             calls: vec![],
         };
         for index in 0..engine.actors.len() {
-            match engine.actors[index].begin_step() {
-                true => engine.wake(index),
-                false => engine.finish_idle(index),
+            if engine.enter_round(index) {
+                engine.wake(index);
             }
         }
         Ok(engine)
@@ -208,7 +207,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let end = start + driver.local(&call)?;
         actor.occupy(Queue::COMPUTE, end);
         actor.complete(line, end);
-        self.tracks[index].compute(actor.item(), start, end);
+        self.tracks[index].compute(actor, start, end);
         Ok(())
     }
 
@@ -247,7 +246,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &mut self.actors[index];
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         actor.occupy(Queue::SENDS, arrival);
-        self.tracks[index].communicate(line, actor.item(), start, arrival);
+        self.tracks[index].communicate(line, actor, start, arrival);
         Ok(())
     }
 
@@ -270,7 +269,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let end = start + driver.receive(&call)?;
         actor.occupy(Queue::RECEIVES, end);
         actor.complete(line, end);
-        self.tracks[index].communicate(line, actor.item(), begun, end);
+        self.tracks[index].communicate(line, actor, begun, end);
         Ok(())
     }
 
@@ -304,7 +303,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let line = actor.line();
             actor.occupy(line.queue(), end);
             actor.complete(line, end);
-            self.tracks[member].communicate(line, actor.item(), start, end);
+            self.tracks[member].communicate(line, actor, start, end);
             let goes_on = self.advance(member);
             match member == index {
                 true => runs_on = goes_on,
@@ -327,19 +326,28 @@ impl<'s, 'p> Engine<'s, 'p> {
         if moved == Moved::Entry {
             return true;
         }
-        self.step_ends[index].push(actor.done());
-        actor.step += 1;
-        if actor.step < self.options.steps {
-            return actor.begin_step();
+        self.leave_round(index);
+        self.enter_round(index)
+    }
+
+    fn leave_round(&mut self, index: usize) {
+        let actor = &mut self.actors[index];
+        if actor.end_round() {
+            self.step_ends[index].push(actor.done());
+        }
+    }
+
+    /// Brings an actor to its first instruction from the current step on. Whether there is one;
+    /// otherwise the actor is through.
+    fn enter_round(&mut self, index: usize) -> bool {
+        while !self.actors[index].is_through() {
+            if self.actors[index].begin_round() {
+                return true;
+            }
+            self.leave_round(index);
         }
         self.finished += 1;
         false
-    }
-
-    /// An actor whose steps are empty is through from the start.
-    fn finish_idle(&mut self, index: usize) {
-        self.step_ends[index] = vec![Picos::ZERO; self.options.steps as usize];
-        self.finished += 1;
     }
 
     fn wake(&mut self, index: usize) {
@@ -351,7 +359,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let through = |ends: &Vec<Picos>| ends.len() == self.options.steps as usize;
         let waiting = self.actors.iter().zip(&self.step_ends).filter(|(_, ends)| !through(ends));
         let waiting = waiting.map(|(actor, _)| {
-            let (rank, entry) = (actor.actor.rank.0, &actor.item().label);
+            let (rank, entry) = (actor.actor.rank.0, actor.label());
             format!("rank {rank} waits at {} in {entry}", actor.line().label)
         });
         let all: Vec<String> = waiting.collect();
@@ -373,7 +381,7 @@ impl<'s, 'p> Engine<'s, 'p> {
 }
 
 fn microbatch(actor: &ActorState<'_, '_>) -> u32 {
-    actor.item().microbatch.expect("messages between stages belong to a micro-batch")
+    actor.microbatch().expect("messages between stages belong to a micro-batch")
 }
 
 fn lanes_overlap(cluster: &Cluster, class: &Class, actor: Actor) -> Result<bool, SimError> {

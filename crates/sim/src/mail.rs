@@ -25,6 +25,7 @@ pub(crate) struct Delivery {
 /// or 0 for a folded class.
 pub(crate) struct Mail {
     routes: Vec<RouteMail>,
+    /// How many micro-batches in a row can be under way at a time.
     microbatches: usize,
 }
 
@@ -39,7 +40,12 @@ struct RouteMail {
 
 impl Mail {
     pub fn new(program: &Program, folded: bool) -> Mail {
-        let microbatches = program.microbatches;
+        // A sender may be a step further ahead than any rank is of its own.
+        let microbatches = program.microbatches
+            * match program.ahead {
+                0 => 1,
+                ahead => ahead as usize + 2,
+            };
         let routes = program.routes.iter().map(|route| {
             let size = |class| if folded { 1 } else { program.class(class).mesh.size() };
             let mut receivers = vec![vec![]; size(route.from)];
@@ -98,6 +104,6 @@ impl Mail {
 
     fn letter(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> &mut Letter {
         &mut self.routes[route.0 as usize].letters
-            [receiver * self.microbatches + microbatch as usize]
+            [receiver * self.microbatches + microbatch as usize % self.microbatches]
     }
 }

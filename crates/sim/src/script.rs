@@ -1,9 +1,12 @@
 //! A class's stream in the form that the engine follows: what each instruction waits for and completes
 //! as numbered cells, so that no map is asked while time runs.
 
+use std::collections::BTreeMap;
+
 use shardloom_program::timeline::Activity;
 use shardloom_program::{
     Action, Body, BodyId, BucketId, Class, Group, Instruction, Operand, Program, RouteId,
+    StreamItem,
 };
 
 /// Something that is ready at some time: a slot of the current micro-batch, or one of the class's
@@ -114,17 +117,17 @@ impl Line<'_> {
 /// One entry of the stream.
 pub(crate) struct Item {
     pub body: BodyId,
+    /// Counted from the first of the step; beyond the step's, one of a later step.
     pub microbatch: Option<u32>,
-    /// Whether no earlier entry of the step works on this micro-batch.
+    pub lag: u32,
+    /// Whether no earlier entry works on this micro-batch.
     pub first: bool,
-    /// Whether no later entry of the step works on this micro-batch.
+    /// Whether no later entry works on this micro-batch.
     pub last: bool,
     /// What its computation is.
     pub activity: Activity,
     /// The chunk of the model, where the device holds several.
     pub chunk: Option<u32>,
-    /// For people: `F3`, `B0`, `update`.
-    pub label: String,
 }
 
 /// What all actors of one class follow.
@@ -143,7 +146,7 @@ impl<'p> Script<'p> {
         let mut script = Script {
             class,
             bodies: vec![],
-            items: items(class),
+            items: items(program, class),
             groups: vec![],
             lasting_cells: lasting.count(),
         };
@@ -240,29 +243,34 @@ impl<'p> Script<'p> {
     }
 }
 
-fn items(class: &Class) -> Vec<Item> {
-    let stream = &class.stream;
-    let count = stream.iter().filter_map(|item| item.microbatch).max().map_or(0, |most| most + 1);
-    let (mut first, mut last) = (vec![usize::MAX; count as usize], vec![0; count as usize]);
-    for (index, item) in stream.iter().enumerate() {
+fn items(program: &Program, class: &Class) -> Vec<Item> {
+    let microbatches = program.microbatches as u32;
+    // When an entry works on a micro-batch, counted from the step that the micro-batch belongs to.
+    let when = |index: usize, microbatch: u32| (-i64::from(microbatch / microbatches), index);
+    let mut ends: BTreeMap<u32, ((i64, usize), (i64, usize))> = BTreeMap::new();
+    for (index, item) in class.stream.iter().enumerate() {
         if let Some(microbatch) = item.microbatch {
-            let microbatch = microbatch as usize;
-            first[microbatch] = first[microbatch].min(index);
-            last[microbatch] = index;
+            let at = when(index, microbatch);
+            let ends = ends.entry(microbatch % microbatches).or_insert((at, at));
+            *ends = (ends.0.min(at), ends.1.max(at));
         }
     }
-    let item = |(index, item): (usize, &shardloom_program::StreamItem)| {
-        let ends = |ends: &[usize]| item.microbatch.is_none_or(|it| ends[it as usize] == index);
+    let item = |(index, item): (usize, &StreamItem)| {
+        let (first, last) = item.microbatch.map_or((true, true), |microbatch| {
+            let (first, last) = ends[&(microbatch % microbatches)];
+            let at = when(index, microbatch);
+            (at == first, at == last)
+        });
         let body = class.body(item.body);
         Item {
             body: item.body,
             microbatch: item.microbatch,
-            first: ends(&first),
-            last: ends(&last),
+            lag: item.lag,
+            first,
+            last,
             activity: body.kind.activity(),
             chunk: body.part.chunk,
-            label: body.label(item.microbatch),
         }
     };
-    stream.iter().enumerate().map(item).collect()
+    class.stream.iter().enumerate().map(item).collect()
 }

@@ -8,7 +8,8 @@ use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
 use shardloom_program::{Instruction, Ledger, Program};
 
 use crate::Actor;
-use crate::script::{Doing, Item, Line};
+use crate::actor::ActorState;
+use crate::script::{Doing, Line};
 
 /// One actor's track so far.
 pub(crate) struct TrackWriter<'p> {
@@ -37,18 +38,19 @@ impl<'p> TrackWriter<'p> {
     }
 
     /// The compute lane works from `start` to `end` on an entry of the stream.
-    pub fn compute(&mut self, item: &Item, start: Picos, end: Picos) {
+    pub fn compute(&mut self, actor: &ActorState<'_, '_>, start: Picos, end: Picos) {
         if end <= start {
             return;
         }
+        let item = actor.item();
         match &mut self.computing {
             Some(interval) if interval.end == start => interval.end = end,
             open => {
                 let fresh = Interval {
                     lane: Lane::Compute,
                     activity: item.activity,
-                    label: item.label.clone(),
-                    microbatch: item.microbatch,
+                    label: actor.label(),
+                    microbatch: actor.microbatch(),
                     chunk: item.chunk,
                     start,
                     end,
@@ -59,7 +61,13 @@ impl<'p> TrackWriter<'p> {
     }
 
     /// A queue of communication works from `start` to `end` on an instruction.
-    pub fn communicate(&mut self, line: &Line<'_>, item: &Item, start: Picos, end: Picos) {
+    pub fn communicate(
+        &mut self,
+        line: &Line<'_>,
+        actor: &ActorState<'_, '_>,
+        start: Picos,
+        end: Picos,
+    ) {
         if end <= start {
             return;
         }
@@ -78,8 +86,8 @@ impl<'p> TrackWriter<'p> {
             lane,
             activity,
             label: line.label.clone(),
-            microbatch: item.microbatch,
-            chunk: item.chunk,
+            microbatch: actor.microbatch(),
+            chunk: actor.item().chunk,
             start,
             end,
         });

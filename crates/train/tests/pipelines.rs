@@ -169,9 +169,7 @@ fn any_order_that_can_run_trains_like_the_serial_run() {
     let uniform = Uniform { pp: 2, microbatches: 4, ..serial() };
     let mut plan = uniform.plan(&graph, "model", "local");
     plan.schedule = ScheduleKind::Table;
-    plan.order = vec![
-        "F2 F0 I2 F1 F3 W2 B0 I3 I1 W1 W3".into(),
-        "F2 B2 F0 I0 F1 F3 I3 B1 W3 W0".into(),
-    ];
+    plan.order =
+        vec!["F2 F0 I2 F1 F3 W2 B0 I3 I1 W1 W3".into(), "F2 B2 F0 I0 F1 F3 I3 B1 W3 W0".into()];
     assert_like_serial(&graph, &plan, &reference);
 }

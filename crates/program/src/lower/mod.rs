@@ -18,6 +18,7 @@ mod liveness;
 mod sharding;
 mod stage;
 mod stream;
+mod versions;
 
 use std::collections::BTreeMap;
 
@@ -31,6 +32,7 @@ use crate::{ClassId, Layout, ProgramError, SlotId};
 use bodies::StageBodies;
 use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
 use stage::{StageId, StageModel};
+use versions::Versions;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
 ///
@@ -73,6 +75,8 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
         global_batch: plan.global_batch,
         microbatch_samples: plan.microbatch_samples(),
         microbatches: plan.microbatches,
+        ahead: schedule.ahead(),
+        corrections: plan.weights.corrections(),
     })
 }
 
@@ -150,7 +154,10 @@ impl ClassLowering<'_> {
             stages.push((stage, model, StageBodies::of(&context, &mut slots, in_halves)?));
         }
         let mesh = stages[0].1.mesh;
-        let places = stages.iter().map(|(_, model, _)| model.place).collect();
+        let places: Vec<Instance> = stages.iter().map(|(_, model, _)| model.place).collect();
+        let versions = Versions { rule: plan.weights, schedule };
+        let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
+        let delay = delay / places.len() as f64;
         let assembly = stream::Assembly {
             graph,
             parameters: &parameters,
@@ -158,8 +165,9 @@ impl ClassLowering<'_> {
             map: &schedule.map,
             device: self.id.0 as usize,
             stages,
+            versions,
         };
-        let stream = assembly.stream(order, epilogue::body(&parameters, plan));
+        let stream = assembly.stream(order, epilogue::body(&parameters, plan))?;
         Ok(Class {
             stages: places,
             mesh,
@@ -170,6 +178,7 @@ impl ClassLowering<'_> {
             buckets: parameters.buckets,
             bodies: stream.bodies,
             stream: stream.items,
+            delay,
             evaluation: stream.evaluation,
         })
     }

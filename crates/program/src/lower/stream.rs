@@ -8,9 +8,10 @@ use super::bodies::StageBodies;
 use super::buckets::Parameters;
 use super::sharding;
 use super::stage::{StageId, StageModel};
-use crate::Instruction;
+use super::versions::Versions;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
 use crate::schedule::{Cell, Pass, StageMap, Turn};
+use crate::{Instruction, ProgramError};
 
 /// What a class runs.
 pub(super) struct Stream {
@@ -29,11 +30,17 @@ pub(super) struct Assembly<'a> {
     pub device: usize,
     /// The class's stages with their bodies.
     pub stages: Vec<(StageId, &'a StageModel, StageBodies)>,
+    /// Which weights passes run with.
+    pub versions: Versions<'a>,
 }
 
 impl Assembly<'_> {
     /// The stream that runs passes in `order` and ends with `epilogue`.
-    pub fn stream(&self, order: &[Turn], epilogue: Vec<Instruction>) -> Stream {
+    pub fn stream(
+        &self,
+        order: &[Turn],
+        epilogue: Vec<Instruction>,
+    ) -> Result<Stream, ProgramError> {
         let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
         let completed = self.completed(&cells);
         let mut bodies: Vec<Body> = vec![];
@@ -45,7 +52,8 @@ impl Assembly<'_> {
                 bodies.push(self.body(stage, cell.pass, completes));
                 BodyId(bodies.len() as u32 - 1)
             });
-            items.push(StreamItem { body, microbatch: Some(cell.microbatch) });
+            let lag = self.versions.lag(*cell)?;
+            items.push(StreamItem { body, microbatch: Some(cell.microbatch), lag });
         }
         let mut add = |body: Body| {
             bodies.push(body);
@@ -53,7 +61,7 @@ impl Assembly<'_> {
         };
         let part = Part::default();
         let body = add(Body { kind: BodyKind::Epilogue, part, instructions: epilogue });
-        items.push(StreamItem { body, microbatch: None });
+        items.push(StreamItem { body, microbatch: None, lag: 0 });
         // One pipeline holds the whole model.
         let first = |(_, (_, model, _)): &(usize, &(StageId, &StageModel, StageBodies))| {
             model.place.pipeline == 0
@@ -65,7 +73,7 @@ impl Assembly<'_> {
             add(Body { kind: BodyKind::Evaluation, part: self.part(stage), instructions })
         });
         let evaluation = evaluation.collect();
-        Stream { bodies, items, evaluation }
+        Ok(Stream { bodies, items, evaluation })
     }
 
     /// The place among the class's stages of the one that a cell runs.

@@ -25,6 +25,16 @@ pub fn check(schedule: &Schedule, buffers: usize) -> Result<Vec<usize>, ProgramE
         0 => 1,
         ahead => ahead + 2,
     };
+    for (device, order) in schedule.orders.iter().enumerate() {
+        let early =
+            |cell: &Cell| cell.pass != Pass::Forward && cell.microbatch >= map.microbatches();
+        if let Some(cell) = order.iter().flat_map(|turn| turn.cells()).find(early) {
+            let cell = map.cell_text(device, cell);
+            let message =
+                format!("device {device} runs {cell}, and only forwards may be of later steps");
+            return Err(ProgramError::Schedule(message));
+        }
+    }
     let orders = schedule.unrolled(steps);
     check_passes(map, &orders, steps * map.microbatches())?;
     Execution::new(map, buffers).run(&orders)
