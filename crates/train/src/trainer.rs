@@ -17,7 +17,7 @@ use shardloom_sim::Recording;
 use crate::checkpoint::{Checkpoint, Meta, Writer};
 use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
-use crate::rank::{Rank, Shared};
+use crate::rank::{Rank, Shared, StepOutcome};
 use crate::source::Source;
 use crate::{Error, Result};
 
@@ -170,7 +170,7 @@ impl Trainer {
     /// # Errors
     /// If a rank fails, or the loss is not finite and the setting is to stop.
     pub fn step(&mut self) -> Result<Step> {
-        self.train(None).map(|(step, _)| step)
+        self.step_recorded_if(None).map(|(step, _)| step)
     }
 
     /// Trains one step and records what every rank did when.
@@ -178,31 +178,74 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::step`].
     pub fn step_recorded(&mut self) -> Result<(Step, Timeline)> {
-        self.train(Some(Instant::now()))
+        self.step_recorded_if(Some(Instant::now()))
     }
 
-    fn train(&mut self, record: Option<Instant>) -> Result<(Step, Timeline)> {
-        let number = self.next_step;
-        let start = Instant::now();
-        let done = self.crew.run(&Command::Step { step: number, record })?;
-        let seconds = start.elapsed().as_secs_f64();
-        self.note(&done);
-        let program = &self.shared.program;
-        let tokens = (program.global_batch * self.shared.graph.targets_per_sample()) as u64;
-        let loss = self.loss_sum(&done) / tokens as f64;
-        let gradient_norm = done[0].step.gradient_norm;
-        let skipped = done[0].step.skipped;
-        if !loss.is_finite() && self.on_non_finite == OnNonFinite::Stop {
-            return Err(Error::NonFiniteLoss { step: number, loss });
-        }
-        self.next_step += 1;
-        let tracks = done.into_iter().filter_map(|done| done.track).collect();
-        let step = Step { step: number, loss, seconds, tokens, gradient_norm, skipped };
+    fn step_recorded_if(&mut self, record: Option<Instant>) -> Result<(Step, Timeline)> {
+        let (mut steps, timeline) = self.train(1, record)?;
+        let step = steps.pop().expect("one step was trained");
+        Ok((step, timeline))
+    }
+
+    /// Trains steps in a row. A plan without flush fills its pipeline at the first and drains it after
+    /// the last, so that state can be looked at, validated and saved between such calls; with a flush
+    /// it is the same as so many single steps.
+    ///
+    /// # Errors
+    /// If a rank fails, or a loss is not finite and the setting is to stop.
+    pub fn train_steps(&mut self, steps: u32) -> Result<Vec<Step>> {
+        self.train(steps, None).map(|(steps, _)| steps)
+    }
+
+    /// Likewise, and records what every rank did when.
+    ///
+    /// # Errors
+    /// As [`Trainer::train_steps`].
+    pub fn train_steps_recorded(&mut self, steps: u32) -> Result<(Vec<Step>, Timeline)> {
+        self.train(steps, Some(Instant::now()))
+    }
+
+    fn train(&mut self, steps: u32, record: Option<Instant>) -> Result<(Vec<Step>, Timeline)> {
         let clock = match self.crew {
             Crew::Threads(_) => Clock::Wall,
             Crew::Virtual(_) => Clock::Virtual,
         };
-        Ok((step, Timeline { clock, tracks }))
+        let mut trained = vec![];
+        let mut timeline = Timeline { clock, tracks: vec![] };
+        let end = self.next_step + u64::from(steps);
+        while self.next_step < end {
+            // The first steps may have to be synchronous, each on its own.
+            let synchronous = self.shared.program.corrections.synchronous_steps;
+            let row = match self.next_step < synchronous {
+                true => 1,
+                false => (end - self.next_step) as u32,
+            };
+            let first_step = self.next_step;
+            let start = Instant::now();
+            let done = self.crew.run(&Command::Train { first_step, steps: row, record })?;
+            let seconds = start.elapsed().as_secs_f64() / f64::from(row);
+            self.note(&done);
+            for number in 0..row as usize {
+                trained.push(self.trained(&done, number, seconds)?);
+            }
+            let tracks = done.into_iter().filter_map(|done| done.track).collect();
+            timeline = Timeline { clock, tracks };
+        }
+        Ok((trained, timeline))
+    }
+
+    /// The n-th of the steps that all ranks have `done`.
+    fn trained(&mut self, done: &[Done], number: usize, seconds: f64) -> Result<Step> {
+        let step = self.next_step;
+        let program = &self.shared.program;
+        let tokens = (program.global_batch * self.shared.graph.targets_per_sample()) as u64;
+        let loss = self.loss_sum(done, number) / tokens as f64;
+        let StepOutcome { gradient_norm, skipped, .. } = done[0].steps[number];
+        if !loss.is_finite() && self.on_non_finite == OnNonFinite::Stop {
+            return Err(Error::NonFiniteLoss { step, loss });
+        }
+        self.next_step += 1;
+        Ok(Step { step, loss, seconds, tokens, gradient_norm, skipped })
     }
 
     /// What each instruction of the last step took under the virtual clock, for a simulation to repeat.
@@ -224,7 +267,7 @@ impl Trainer {
         let done = self.crew.run(&Command::Evaluate { microbatches })?;
         self.note(&done);
         let targets = microbatches * samples * self.shared.graph.targets_per_sample() as u64;
-        Ok(Some(self.loss_sum(&done) / targets as f64))
+        Ok(Some(self.loss_sum(&done, 0) / targets as f64))
     }
 
     /// Writes a checkpoint under `root` and deletes all but the latest `keep`.
@@ -328,12 +371,12 @@ impl Trainer {
         }
     }
 
-    /// Adds up the ranks' parts of the loss: over samples, and not over ranks that computed the same.
-    fn loss_sum(&self, done: &[Done]) -> f64 {
+    /// Adds up the ranks' parts of the n-th step's loss: over samples, and not over ranks that computed the same.
+    fn loss_sum(&self, done: &[Done], number: usize) -> f64 {
         let program = &self.shared.program;
         let parts = done.iter().zip(0u32..).filter_map(|(done, rank)| {
             let (class, position) = program.locate(shardloom_program::Rank(rank));
-            let loss = done.step.loss_sum?;
+            let loss = done.steps[number].loss_sum?;
             // Of ranks that computed the same part, the first speaks.
             let own = program.class(class).loss_axes(&self.shared.graph)?;
             let same = Axis::ALL.into_iter().filter(|axis| !own.contains(axis)).collect();

@@ -7,11 +7,23 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::timeline::Clock;
 use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::RunClock;
+use shardloom_train::{RunClock, Trainer};
 use support::{Samples, graph, losses, serial, trainer, trainer_with_clock};
 
 fn deep() -> Graph {
     graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
+}
+
+/// Every schedule on four and on eight devices, for sixteen blocks or more.
+fn of_every_schedule(graph: &Graph) -> Vec<Plan> {
+    let mut plans = vec![];
+    for schedule in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
+        for pp in [4, 8] {
+            let uniform = Uniform { pp, global_batch: 16, microbatches: 16, schedule, ..serial() };
+            plans.push(uniform.plan(graph, "model", "a100-40g:8"));
+        }
+    }
+    plans
 }
 
 fn plan(graph: &Graph, pp: usize, dp: u32, tp: u32, zero: u8, schedule: ScheduleKind) -> Plan {
@@ -45,24 +57,56 @@ fn cluster() -> Cluster {
     Cluster::parse("a100-40g:8").expect("a preset")
 }
 
+/// Trains some steps in a row, twice, and simulates them with the durations they had.
+fn assert_simulated_as_executed(graph: &Graph, plan: &Plan, steps: u32) {
+    let samples = Samples::patterned(64, 16, 64);
+    let clock = RunClock::Virtual(cluster());
+    let mut trainer = trainer_with_clock(graph, plan, samples, 1e-3, clock);
+    for _ in 0..2 {
+        let (_, executed) = trainer.train_steps_recorded(steps).expect("steps");
+        assert_eq!(executed.clock, Clock::Virtual);
+        let recording = trainer.recording().expect("the virtual clock records");
+        let mut recorded = Recorded::new(recording);
+        let options = Options { steps, folded: false };
+        let simulated = run(trainer.program(), &cluster(), options, &mut recorded)
+            .expect("the recording is of this program");
+        assert!(executed.makespan() > Default::default());
+        assert_eq!(simulated.timeline, executed, "{}", plan.to_toml());
+    }
+}
+
 #[test]
 fn the_executed_timeline_equals_the_simulators_on_the_recorded_durations() {
     let graph = deep();
     for plan in plans(&graph) {
-        let samples = Samples::patterned(64, 16, 64);
+        assert_simulated_as_executed(&graph, &plan, 1);
+    }
+}
+
+#[test]
+fn the_executed_timeline_of_every_schedule_equals_the_simulators() {
+    let graph = graph("gpt:layers=14,hidden=16,heads=2,seq=16,vocab=64");
+    for plan in of_every_schedule(&graph) {
+        assert_simulated_as_executed(&graph, &plan, 3);
+    }
+}
+
+#[test]
+fn every_schedule_trains_bitwise_alike_under_both_clocks() {
+    let graph = graph("gpt:layers=14,hidden=16,heads=2,seq=16,vocab=64,dropout=0.1");
+    for plan in of_every_schedule(&graph) {
+        let samples = || Samples::patterned(64, 16, 64);
         let clock = RunClock::Virtual(cluster());
-        let mut trainer = trainer_with_clock(&graph, &plan, samples, 1e-3, clock);
-        for _ in 0..2 {
-            let (_, executed) = trainer.step_recorded().expect("a step");
-            assert_eq!(executed.clock, Clock::Virtual);
-            let recording = trainer.recording().expect("the virtual clock records");
-            let mut recorded = Recorded::new(recording);
-            let options = Options { steps: 1, folded: false };
-            let simulated = run(trainer.program(), &cluster(), options, &mut recorded)
-                .expect("the recording is of this program");
-            assert!(executed.makespan() > Default::default());
-            assert_eq!(simulated.timeline, executed);
-        }
+        let mut in_virtual_time = trainer_with_clock(&graph, &plan, samples(), 1e-3, clock);
+        let mut in_real_time = trainer(&graph, &plan, samples(), 1e-3);
+        let losses = |trainer: &mut Trainer| -> Vec<f64> {
+            trainer.train_steps(5).expect("steps").iter().map(|step| step.loss).collect()
+        };
+        let text = plan.to_toml();
+        assert_eq!(losses(&mut in_virtual_time), losses(&mut in_real_time), "{text}");
+        let (virtually, really) = (in_virtual_time.weights_digest(), in_real_time.weights_digest());
+        assert_eq!(virtually.expect("weights"), really.expect("weights"), "{text}");
+        assert_eq!(in_virtual_time.sent_bytes_per_rank(), in_real_time.sent_bytes_per_rank());
     }
 }
 

@@ -23,9 +23,9 @@ pub(crate) type Visit = Arc<dyn Fn(&mut Rank) -> Result<()> + Send + Sync>;
 /// What all ranks are told to do, in the same order.
 #[derive(Clone)]
 pub(crate) enum Command {
-    /// Train one step; record a timeline with times since the origin, if given. The virtual clock
-    /// always records.
-    Step { step: u64, record: Option<Instant> },
+    /// Train steps in a row; record a timeline with times since the origin, if given. The virtual clock
+    /// always records. The pipeline is empty before and after.
+    Train { first_step: u64, steps: u32, record: Option<Instant> },
     /// Evaluate some micro-batches of the validation part, from its first sample on.
     Evaluate { microbatches: u64 },
     /// Anything that needs a rank's own state, and nobody else.
@@ -34,7 +34,8 @@ pub(crate) enum Command {
 
 /// What a command came to on one rank.
 pub(crate) struct Done {
-    pub step: StepOutcome,
+    /// Of each step; of an evaluation as if it were one.
+    pub steps: Vec<StepOutcome>,
     pub track: Option<Track>,
     /// Bytes sent to other ranks since the start of the run.
     pub sent_bytes: u64,

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardloom_fabric::{Endpoint, InProcess, Settings};
-use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem};
+use shardloom_program::{Action, Instruction, Rank as RankId, StreamItem};
 
 use super::communicators::{Communicators, Parcel};
 use super::recorder::Recorder;
@@ -43,7 +43,9 @@ impl Threads {
         Error::unless_threads(ranks)?;
         // A sender runs at most a step ahead of its receiver, so a channel never needs to hold more
         // than all messages of one step.
-        let most = shared.program.microbatches * shared.program.routes.len().max(1);
+        let most = shared.program.microbatches
+            * (shared.program.ahead as usize + 1)
+            * shared.program.routes.len().max(1);
         let channel_capacity = NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
         let settings = Settings { channel_capacity, timeout };
         let endpoints = InProcess::<Parcel>::new(ranks, settings);
@@ -170,17 +172,22 @@ fn catching<T>(rank: RankId, work: impl FnOnce() -> Result<T>) -> Result<T> {
 impl Worker<'_> {
     fn obey(&mut self, command: &Command) -> Result<Done> {
         let mut track = None;
-        let mut step = StepOutcome::default();
+        let mut steps = vec![];
         match command {
-            Command::Step { step: number, record } => {
-                self.rank.begin_step(*number);
+            Command::Train { first_step, steps: count, record } => {
                 let sent = self.sent_bytes();
                 let mut recorder = record.map(|origin| self.recorder(origin));
-                let stream = self.rank.class().stream.clone();
-                for StreamItem { body, microbatch } in stream {
-                    self.run(body, microbatch, &mut recorder)?;
+                let shared = Arc::clone(self.rank.shared());
+                let class = shared.program.class(self.rank.class_id());
+                self.rank.begin_steps(*first_step);
+                for (round, item) in shared.program.unrolled(class, *count) {
+                    if round > steps.len() as i64 {
+                        steps.push(self.rank.end_step());
+                        self.rank.begin_step(steps.len() as u32);
+                    }
+                    self.run(item, &mut recorder)?;
                 }
-                step = self.rank.end_step();
+                steps.push(self.rank.end_step());
                 let sent = self.sent_bytes() - sent;
                 let peak = self.rank.memory().peak_bytes() as u64;
                 track = recorder.map(|recorder| recorder.finish(peak, sent));
@@ -188,20 +195,22 @@ impl Worker<'_> {
             Command::Evaluate { microbatches } => {
                 let bodies = self.rank.class().evaluation.clone();
                 let samples = self.rank.program().microbatch_samples as u64;
+                let mut step = StepOutcome::default();
                 for microbatch in 0..*microbatches {
                     self.rank.begin_evaluation(microbatch * samples);
                     for &body in &bodies {
-                        self.run(body, Some(0), &mut None)?;
+                        self.run(StreamItem { body, microbatch: Some(0), lag: 0 }, &mut None)?;
                     }
                     if let Some(loss) = self.rank.end_step().loss_sum {
                         *step.loss_sum.get_or_insert(0.0) += loss;
                     }
                 }
+                steps.push(step);
             }
             Command::Visit(visit) => visit(&mut self.rank)?,
         }
         let peak_bytes = self.rank.memory().peak_bytes() as u64;
-        Ok(Done { step, track, sent_bytes: self.sent_bytes(), peak_bytes })
+        Ok(Done { steps, track, sent_bytes: self.sent_bytes(), peak_bytes })
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -216,13 +225,13 @@ impl Worker<'_> {
 
     fn run(
         &mut self,
-        body: BodyId,
-        microbatch: Option<u32>,
+        StreamItem { body, microbatch, lag }: StreamItem,
         recorder: &mut Option<Recorder>,
     ) -> Result<()> {
         let shared = Arc::clone(self.rank.shared());
         let class = shared.program.class(self.rank.class_id());
         let body = class.body(body);
+        self.rank.begin_item(body.kind, lag);
         for instruction in &body.instructions {
             let start = recorder.as_ref().map(|_| Instant::now());
             self.execute(instruction, microbatch.unwrap_or(0))?;

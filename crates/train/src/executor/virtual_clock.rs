@@ -54,35 +54,40 @@ impl VirtualCrew {
     pub fn run(&mut self, command: &Command) -> Result<Vec<Done>> {
         let ranks = self.ranks.len();
         let mut tracks = vec![None; ranks];
-        let mut steps = vec![StepOutcome::default(); ranks];
+        let mut outcomes: Vec<Vec<StepOutcome>> = vec![vec![]; ranks];
         match command {
-            Command::Step { step, .. } => {
+            Command::Train { first_step, steps, .. } => {
                 for rank in &mut self.ranks {
-                    rank.begin_step(*step);
+                    rank.begin_steps(*first_step);
                 }
                 let shared = Arc::clone(&self.shared);
-                let (simulation, recording) = self.follow(&shared.program)?;
+                let (simulation, recording) =
+                    self.follow(&shared.program, *steps, &mut outcomes)?;
                 self.recording = Some(recording);
                 for (track, slot) in simulation.timeline.tracks.into_iter().zip(&mut tracks) {
                     *slot = Some(track);
                 }
-                for (rank, outcome) in self.ranks.iter_mut().zip(&mut steps) {
-                    *outcome = rank.end_step();
+                for (rank, outcomes) in self.ranks.iter_mut().zip(&mut outcomes) {
+                    outcomes.push(rank.end_step());
                 }
             }
             Command::Evaluate { microbatches } => {
                 let program = evaluation(&self.shared.program);
                 let samples = program.microbatch_samples as u64;
+                let mut sums = vec![StepOutcome::default(); ranks];
                 for microbatch in 0..*microbatches {
                     for rank in &mut self.ranks {
                         rank.begin_evaluation(microbatch * samples);
                     }
-                    self.follow(&program)?;
-                    for (rank, outcome) in self.ranks.iter_mut().zip(&mut steps) {
+                    self.follow(&program, 1, &mut outcomes)?;
+                    for (rank, outcome) in self.ranks.iter_mut().zip(&mut sums) {
                         if let Some(loss) = rank.end_step().loss_sum {
                             *outcome.loss_sum.get_or_insert(0.0) += loss;
                         }
                     }
+                }
+                for (sum, outcomes) in sums.into_iter().zip(&mut outcomes) {
+                    outcomes.push(sum);
                 }
             }
             Command::Visit(visit) => {
@@ -94,21 +99,29 @@ impl VirtualCrew {
         Ok(self
             .ranks
             .iter()
-            .zip(steps)
+            .zip(outcomes)
             .zip(tracks)
             .zip(&self.sent_bytes)
-            .map(|(((rank, step), track), &sent_bytes)| {
+            .map(|(((rank, steps), track), &sent_bytes)| {
                 let peak_bytes = rank.memory().peak_bytes() as u64;
-                Done { step, track, sent_bytes, peak_bytes }
+                Done { steps, track, sent_bytes, peak_bytes }
             })
             .collect())
     }
 
-    /// Runs the streams of `program` once.
-    fn follow(&mut self, program: &Program) -> Result<(Simulation, Recording)> {
+    /// Runs the streams of `program` for so many steps; what all but the last come to on each rank is
+    /// added to `outcomes`.
+    fn follow(
+        &mut self,
+        program: &Program,
+        steps: u32,
+        outcomes: &mut [Vec<StepOutcome>],
+    ) -> Result<(Simulation, Recording)> {
         let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
         let driver = Executing {
             shared: &self.shared,
+            at: vec![0; self.ranks.len()],
+            outcomes,
             ranks: &mut self.ranks,
             sent_bytes: &mut self.sent_bytes,
             model,
@@ -116,7 +129,7 @@ impl VirtualCrew {
             pending: BTreeMap::new(),
         };
         let mut driver = Recorder::new(driver);
-        let options = Options { steps: 1, folded: false };
+        let options = Options { steps, folded: false };
         let simulation = run(program, &self.cluster, options, &mut driver)?;
         Ok((simulation, driver.finish().1))
     }
@@ -126,7 +139,7 @@ impl VirtualCrew {
 fn evaluation(program: &Program) -> Program {
     let mut program = program.clone();
     for class in &mut program.classes {
-        let item = |&body: &BodyId| StreamItem { body, microbatch: Some(0) };
+        let item = |&body: &BodyId| StreamItem { body, microbatch: Some(0), lag: 0 };
         class.stream = class.evaluation.iter().map(item).collect();
     }
     program
@@ -136,6 +149,9 @@ fn evaluation(program: &Program) -> Program {
 struct Executing<'a> {
     shared: &'a Shared,
     ranks: &'a mut [Rank],
+    /// The step that each rank is at.
+    at: Vec<u32>,
+    outcomes: &'a mut [Vec<StepOutcome>],
     sent_bytes: &'a mut [u64],
     model: Modelled<'a>,
     /// Messages under way, by route, sender, receiver and micro-batch.
@@ -145,8 +161,18 @@ struct Executing<'a> {
 }
 
 impl Executing<'_> {
-    fn rank(&mut self, actor: Actor) -> &mut Rank {
-        &mut self.ranks[actor.rank.0 as usize]
+    /// The rank of a call, at its step and entry of the stream.
+    fn rank(&mut self, call: &Call<'_>) -> &mut Rank {
+        let index = call.actor.rank.0 as usize;
+        let rank = &mut self.ranks[index];
+        if call.step > self.at[index] {
+            self.outcomes[index].push(rank.end_step());
+            self.at[index] = call.step;
+            rank.begin_step(call.step);
+        }
+        let kind = rank.class().body(call.body).kind;
+        rank.begin_item(kind, call.lag);
+        rank
     }
 
     fn count(&mut self, call: &Call<'_>) {
@@ -169,10 +195,10 @@ impl Driver for Executing<'_> {
         let start = ThreadTime::now();
         match call.instruction.action {
             Action::Norm | Action::Statistics { .. } => {
-                let contribution = self.rank(call.actor).contribute(call.instruction, microbatch);
+                let contribution = self.rank(call).contribute(call.instruction, microbatch);
                 self.pending.insert(call.actor.rank, contribution);
             }
-            _ => self.rank(call.actor).execute(call.instruction, microbatch)?,
+            _ => self.rank(call).execute(call.instruction, microbatch)?,
         }
         Ok(picos(start.elapsed()))
     }
@@ -182,7 +208,7 @@ impl Driver for Executing<'_> {
             unreachable!("the engine sends what is to be sent")
         };
         let microbatch = call.microbatch.unwrap_or(0);
-        for message in self.rank(call.actor).outgoing(route, call.instruction, microbatch) {
+        for message in self.rank(call).outgoing(route, call.instruction, microbatch) {
             let key = (route, call.actor.rank, message.to, microbatch);
             self.letters.insert(key, message.payload);
         }
@@ -197,11 +223,11 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
         let mut payloads = vec![];
-        for sender in self.rank(call.actor).senders(route) {
+        for sender in self.rank(call).senders(route) {
             let letter = self.letters.remove(&(route, sender, receiver, microbatch));
             payloads.push(letter.expect("the engine delivers after the send"));
         }
-        self.rank(call.actor).incoming(route, call.instruction, microbatch, payloads);
+        self.rank(call).incoming(route, call.instruction, microbatch, payloads);
         Ok(self.model.receive(call)?)
     }
 
@@ -210,9 +236,9 @@ impl Driver for Executing<'_> {
         for call in members {
             let microbatch = call.microbatch.unwrap_or(0);
             let ready = self.pending.remove(&call.actor.rank);
-            contributions.push(ready.unwrap_or_else(|| {
-                self.ranks[call.actor.rank.0 as usize].contribute(call.instruction, microbatch)
-            }));
+            contributions.push(
+                ready.unwrap_or_else(|| self.rank(call).contribute(call.instruction, microbatch)),
+            );
             self.count(call);
         }
         let first = &members[0];
@@ -220,7 +246,7 @@ impl Driver for Executing<'_> {
         exchange(rank, first, &mut contributions)?;
         for (call, result) in members.iter().zip(contributions) {
             let microbatch = call.microbatch.unwrap_or(0);
-            self.rank(call.actor).conclude(call.instruction, microbatch, result);
+            self.rank(call).conclude(call.instruction, microbatch, result);
         }
         Ok(self.model.collective(members)?)
     }

@@ -99,6 +99,11 @@ impl Rank {
         }
     }
 
+    /// The step that a micro-batch belongs to, counted from the one that micro-batches are counted from.
+    fn step_of(&self, microbatch: u32) -> u64 {
+        u64::from(microbatch) / self.shared.program.microbatches as u64
+    }
+
     fn setting(&self, op: OpId, assignment: &Assignment, microbatch: u32) -> OpSetting {
         let graph = &self.shared.graph;
         let program = &self.shared.program;
@@ -113,7 +118,7 @@ impl Rank {
             let local = extents.get(dim) / mesh.span(axes);
             let first = mesh.index_along(self.position, axes) * local;
             match dim == graph.batch() {
-                true => microbatch as usize * samples + first,
+                true => microbatch as usize % program.microbatches * samples + first,
                 false => first,
             }
         };
@@ -149,7 +154,11 @@ impl Rank {
             first_position: start_of("seq"),
             first_index: start_of("vocab"),
             loss_scale: 1.0 / terms as f32,
-            key: Key { seed: self.shared.seed, stream: stream(&node.name), step: self.now.step },
+            key: Key {
+                seed: self.shared.seed,
+                stream: stream(&node.name),
+                step: self.now.first_step + self.step_of(microbatch),
+            },
         };
         OpSetting { setting, evaluating }
     }
@@ -247,7 +256,8 @@ impl Rank {
             unreachable!("the loss is in a slot")
         };
         let loss = f64::from(self.slots.get(slot, microbatch).as_f32()[0]);
-        *self.outcome.loss_sum.get_or_insert(0.0) += loss;
+        let step = self.now.first_step + self.step_of(microbatch);
+        *self.losses.entry(step).or_default() += loss;
     }
 }
 

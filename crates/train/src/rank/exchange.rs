@@ -73,7 +73,7 @@ impl Rank {
         }
         let mut buffer = self.memory.alloc(DType::F32, elements);
         let own = weights.ranges[index].clone();
-        buffer.as_f32_mut()[own].copy_from_slice(weights.resident[index].as_f32());
+        buffer.as_f32_mut()[own].copy_from_slice(weights.held(index).as_f32());
         buffer
     }
 

@@ -13,12 +13,13 @@ mod routes;
 mod slots;
 mod update;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shardloom_graph::Graph;
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
-use shardloom_program::{Action, Class, ClassId, Instruction, Program};
+use shardloom_program::{Action, BodyKind, Class, ClassId, Instruction, Program};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -51,16 +52,22 @@ pub(crate) struct Rank {
     parameters: Parameters,
     now: Now,
     outcome: StepOutcome,
+    /// This rank's part of the loss of steps that it has begun.
+    losses: BTreeMap<u64, f64>,
 }
 
 /// What the rank is at.
 #[derive(Clone, Copy, Debug)]
 struct Now {
-    /// The step, from 0.
+    /// The step whose gradients are added up, from 0.
     step: u64,
     part: Part,
-    /// The first sample of the step, or of the evaluated micro-batch.
+    /// The step that micro-batches are counted from.
+    first_step: u64,
+    /// The first sample of that step, or of the evaluated micro-batch.
     first_sample: u64,
+    /// Whether it is at a backward pass.
+    is_backward: bool,
 }
 
 impl Rank {
@@ -69,12 +76,20 @@ impl Rank {
         let (class, position) = shared.program.locate(rank);
         let memory = Memory::new();
         let node = shared.program.class(class);
-        let slots = Slots::new(node.slots.len(), shared.program.microbatches);
+        let in_flight = shared.program.microbatches * (shared.program.ahead as usize + 1);
+        let slots = Slots::new(node.slots.len(), in_flight);
         let parameters = Parameters::new(shared, class, position, &memory);
-        let now = Now { step: 0, part: Part::Training, first_sample: 0 };
+        let now = Now {
+            step: 0,
+            part: Part::Training,
+            first_step: 0,
+            first_sample: 0,
+            is_backward: false,
+        };
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
-        Rank { shared, class, position, memory, slots, parameters, now, outcome }
+        let losses = BTreeMap::new();
+        Rank { shared, class, position, memory, slots, parameters, now, outcome, losses }
     }
 
     pub fn program(&self) -> &Program {
@@ -111,23 +126,49 @@ impl Rank {
         place
     }
 
-    /// Prepares for a training step.
-    pub fn begin_step(&mut self, step: u64) {
+    /// Prepares for steps in a row, from `first_step` on; micro-batches are counted from it. The
+    /// pipeline is empty.
+    pub fn begin_steps(&mut self, first_step: u64) {
         let samples = self.shared.program.global_batch as u64;
-        self.now = Now { step, part: Part::Training, first_sample: step * samples };
+        self.now = Now {
+            step: first_step,
+            part: Part::Training,
+            first_step,
+            first_sample: first_step * samples,
+            is_backward: false,
+        };
+        self.losses.clear();
+        self.parameters.weights.forget();
+        self.begin_step(0);
+    }
+
+    /// Prepares for the n-th of these steps.
+    pub fn begin_step(&mut self, number: u32) {
+        self.now.step = self.now.first_step + u64::from(number);
         self.outcome = StepOutcome::default();
         self.parameters.begin_step();
     }
 
+    /// Prepares for an entry of the stream that runs `body` with weights as they were `lag` updates ago.
+    pub fn begin_item(&mut self, kind: BodyKind, lag: u32) {
+        self.now.is_backward =
+            matches!(kind, BodyKind::Backward | BodyKind::BackwardInput | BodyKind::BackwardWeight);
+        self.parameters.weights.go_back(lag);
+    }
+
     /// What the step came to on this rank.
     pub fn end_step(&mut self) -> StepOutcome {
-        self.outcome
+        let loss_sum = self.losses.remove(&self.now.step);
+        StepOutcome { loss_sum, ..self.outcome }
     }
 
     /// Prepares for evaluating the micro-batch whose first sample is the n-th of the validation part.
     pub fn begin_evaluation(&mut self, first_sample: u64) {
-        self.now = Now { step: self.now.step, part: Part::Validation, first_sample };
+        self.now = Now { part: Part::Validation, first_sample, is_backward: false, ..self.now };
+        self.now.first_step = self.now.step;
+        self.losses.clear();
         self.outcome = StepOutcome::default();
+        self.parameters.weights.go_back(0);
     }
 
     /// Executes an instruction that needs nobody else.

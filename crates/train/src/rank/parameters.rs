@@ -1,5 +1,6 @@
 //! Weights, gradients and optimizer state of one rank, in buckets.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,6 +41,12 @@ pub(crate) struct Owned {
 pub(crate) struct Weights {
     /// All of a bucket or, where weights are sharded, this rank's shard of it.
     pub(super) resident: Vec<Buffer>,
+    /// Earlier versions of what is resident, the latest first.
+    older: Vec<VecDeque<Buffer>>,
+    /// How many earlier versions are kept.
+    keeps: usize,
+    /// Which of them the current entry of the stream runs with: 0 is the newest.
+    lag: usize,
     /// All of a sharded bucket, while it is gathered.
     pub(super) gathered: Vec<Option<Buffer>>,
     /// The part of the bucket that is resident.
@@ -69,7 +76,14 @@ impl Parameters {
         let program = &shared.program;
         let class = program.class(class);
         let shard = program.shard;
-        let mut weights = Weights { resident: vec![], gathered: vec![], ranges: vec![] };
+        let mut weights = Weights {
+            resident: vec![],
+            older: vec![],
+            keeps: class.versions() as usize - 1,
+            lag: 0,
+            gathered: vec![],
+            ranges: vec![],
+        };
         let mut gradients = Gradients {
             full: vec![],
             shards: vec![],
@@ -97,6 +111,7 @@ impl Parameters {
                 full = resident;
             }
             weights.resident.push(full);
+            weights.older.push(VecDeque::new());
             weights.gathered.push(None);
             weights.ranges.push(range);
 
@@ -190,8 +205,41 @@ impl Weights {
     pub fn of(&self, class: &Class, param: ParamId) -> &[f32] {
         let spec = class.param(param);
         let bucket = spec.bucket.0 as usize;
-        let whole = self.gathered[bucket].as_ref().unwrap_or(&self.resident[bucket]);
+        let whole = self.gathered[bucket].as_ref().unwrap_or_else(|| self.held(bucket));
         &whole.as_f32()[spec.offset..spec.offset + spec.elements()]
+    }
+
+    /// What is held of a bucket, in the version that the current entry of the stream runs with.
+    pub(super) fn held(&self, bucket: usize) -> &Buffer {
+        // Before there were so many updates, the oldest is the one from the start.
+        let older = &self.older[bucket];
+        match self.lag.min(older.len()) {
+            0 => &self.resident[bucket],
+            lag => &older[lag - 1],
+        }
+    }
+
+    /// Chooses the version as it was `lag` updates ago.
+    pub(super) fn go_back(&mut self, lag: u32) {
+        self.lag = lag as usize;
+    }
+
+    /// Forgets all versions but the newest.
+    pub(super) fn forget(&mut self) {
+        self.older.iter_mut().for_each(VecDeque::clear);
+        self.lag = 0;
+    }
+
+    /// Keeps the newest version of a bucket, which is about to be updated.
+    pub(super) fn keep(&mut self, memory: &Memory, bucket: usize) {
+        if self.keeps == 0 {
+            return;
+        }
+        let (resident, older) = (&self.resident[bucket], &mut self.older[bucket]);
+        let spare = if older.len() == self.keeps { older.pop_back() } else { None };
+        let mut copy = spare.unwrap_or_else(|| memory.alloc(DType::F32, resident.len()));
+        copy.as_f32_mut().copy_from_slice(resident.as_f32());
+        older.push_front(copy);
     }
 }
 

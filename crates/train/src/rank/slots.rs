@@ -5,13 +5,14 @@ use shardloom_program::{Instruction, SlotId};
 
 /// Buffers by micro-batch and slot.
 pub(super) struct Slots {
+    /// One row for each micro-batch that can be in flight at a time; they take turns.
     held: Vec<Vec<Option<Buffer>>>,
 }
 
 impl Slots {
-    pub fn new(slots: usize, microbatches: usize) -> Slots {
+    pub fn new(slots: usize, in_flight: usize) -> Slots {
         let row = || std::iter::repeat_with(|| None).take(slots).collect();
-        Slots { held: std::iter::repeat_with(row).take(microbatches).collect() }
+        Slots { held: std::iter::repeat_with(row).take(in_flight).collect() }
     }
 
     /// What a slot holds.
@@ -19,18 +20,24 @@ impl Slots {
     /// # Panics
     /// If it holds nothing: the program reads before it writes, a mistake in lowering.
     pub fn get(&self, slot: SlotId, microbatch: u32) -> &Buffer {
-        match &self.held[microbatch as usize][slot.0 as usize] {
+        match &self.held[self.row(microbatch)][slot.0 as usize] {
             Some(buffer) => buffer,
             None => panic!("slot {} of micro-batch {microbatch} is read while empty", slot.0),
         }
     }
 
     pub fn take(&mut self, slot: SlotId, microbatch: u32) -> Option<Buffer> {
-        self.held[microbatch as usize][slot.0 as usize].take()
+        let row = self.row(microbatch);
+        self.held[row][slot.0 as usize].take()
     }
 
     pub fn put(&mut self, slot: SlotId, microbatch: u32, buffer: Buffer) {
-        self.held[microbatch as usize][slot.0 as usize] = Some(buffer);
+        let row = self.row(microbatch);
+        self.held[row][slot.0 as usize] = Some(buffer);
+    }
+
+    fn row(&self, microbatch: u32) -> usize {
+        microbatch as usize % self.held.len()
     }
 
     /// Frees what `instruction` says is dead.

@@ -122,6 +122,7 @@ impl Rank {
         let index = bucket.0 as usize;
         let step = self.step();
         let last = index + 1 == self.class().buckets.len();
+        self.parameters.weights.keep(&self.memory, index);
         if !self.outcome.skipped {
             let optimizer = self.parameters.optimizer;
             let mut owned = std::mem::take(&mut self.parameters.owned[index]);
