@@ -84,7 +84,7 @@ impl Plan {
             let rule = "a schedule \"table\" has a line of cells for each device, and no other has";
             return Err(PlanError::field("order", format!("{:?}", self.order), rule));
         }
-        self.weights.validate(self.schedule)?;
+        self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;
         self.pass_times.validate()
     }
 

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PlanError, ScheduleKind};
+use crate::{Optimizer, PlanError, ScheduleKind};
 
 /// Which version of the weights a pass runs with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -111,7 +111,12 @@ impl Weights {
     }
 
     /// Checks that the rule goes with the schedule and its numbers make sense.
-    pub(crate) fn validate(self, schedule: ScheduleKind) -> Result<(), PlanError> {
+    pub(crate) fn validate(
+        self,
+        schedule: ScheduleKind,
+        optimizer: &Optimizer,
+        zero: u8,
+    ) -> Result<(), PlanError> {
         let flushes = schedule.flushes();
         if flushes != (self == Weights::Flush) {
             let rule = match flushes {
@@ -127,6 +132,20 @@ impl Weights {
         let refuse = |key: &str, value: f64, rule: &str| {
             Err(PlanError::field(format!("weights.{key}"), value, rule))
         };
+        let momentum = match optimizer {
+            Optimizer::Sgd { momentum, .. } => *momentum > 0.0,
+            _ => false,
+        };
+        let velocity = corrections.prediction == Some(Prediction::Velocity);
+        if (velocity || corrections.spike.is_some()) && !momentum {
+            let key = if velocity { "weights.prediction" } else { "weights.spike" };
+            let rule = "it is defined for optimizer.kind = \"sgd\" with momentum";
+            return Err(PlanError::field(key, if velocity { "velocity" } else { "set" }, rule));
+        }
+        if (corrections.prediction.is_some() || corrections.discrepancy.is_some()) && zero > 0 {
+            let rule = "weights that are moved along their velocity are whole: zero = 0";
+            return Err(PlanError::field("sync.zero", zero, rule));
+        }
         match corrections {
             Corrections { anneal_steps: Some(0), .. } => {
                 refuse("anneal_steps", 0.0, "at least 1 step")

@@ -277,6 +277,19 @@ impl Program {
         (ClassId(index as u32), (rank.0 - self.classes[index].first_rank.0) as usize)
     }
 
+    /// Whether `instruction` of `class` reads weights moved along their velocity: `true` a forward pass
+    /// to where they are expected, `false` a backward pass to where its forward had them.
+    pub fn extrapolates(&self, class: &Class, instruction: &Instruction) -> Option<bool> {
+        let Action::Compute { pass, again, .. } = instruction.action else { return None };
+        let forward = pass == Pass::Forward && !again;
+        let moves = match forward {
+            true => self.corrections.prediction.is_some(),
+            false => self.corrections.discrepancy.is_some(),
+        };
+        let reads = instruction.reads.iter().any(|read| matches!(read, Operand::Weight(_)));
+        (moves && reads && class.delay > 0.0).then_some(forward)
+    }
+
     /// The ranks of the group that `position` of `class` belongs to, in the group's order.
     pub fn members(&self, class: ClassId, position: usize, group: &Group) -> Vec<Rank> {
         let at = |class: &Class, position: usize| Rank(class.first_rank.0 + position as u32);

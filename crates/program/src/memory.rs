@@ -42,6 +42,8 @@ enum Tenant {
     Slot(SlotId, Option<u32>),
     /// What a collective or a message needs, while it runs, beside the slot that it reads or writes.
     Staging(SlotId, Option<u32>),
+    /// Weights moved along their velocity for the instruction that runs.
+    Moved,
     Weights(BucketId),
     Gradients(BucketId),
 }
@@ -109,6 +111,15 @@ impl<'a> Ledger<'a> {
         }
         if let Some((slot, bytes)) = self.staging(instruction) {
             self.move_in(Tenant::Staging(slot, microbatch), bytes);
+        }
+        if self.program.extrapolates(self.class, instruction).is_some() {
+            let elements = |read: &Operand| match *read {
+                Operand::Weight(param) => self.class.param(param).elements(),
+                Operand::Slot(_) | Operand::Gradient(_) => 0,
+            };
+            let elements: usize = instruction.reads.iter().map(elements).sum();
+            let bytes = elements * self.program.precision.compute.bytes();
+            self.move_in(Tenant::Moved, bytes as u64);
         }
     }
 
@@ -188,6 +199,7 @@ impl<'a> Ledger<'a> {
         if let Some((slot, _)) = self.staging(instruction) {
             self.move_out(Tenant::Staging(slot, microbatch));
         }
+        self.move_out(Tenant::Moved);
         match instruction.action {
             Action::Release { bucket } => self.move_out(Tenant::Weights(bucket)),
             Action::Reduce { bucket, scatter: true, .. } => {
@@ -261,7 +273,7 @@ impl Class {
     }
 
     /// How many tensors like the weights make up for delayed gradients.
-    fn corrections(&self, program: &Program) -> u32 {
+    pub fn corrections(&self, program: &Program) -> u32 {
         let corrections = &program.corrections;
         let velocity = self.delay > 0.0 && corrections.discrepancy.is_some();
         let previous = self.delay > 0.0 && corrections.prediction == Some(Prediction::Weights);

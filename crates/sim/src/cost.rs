@@ -72,7 +72,14 @@ impl<'a> CostModel<'a> {
                 0.0
             }
             Action::Compute { op, pass, assignment, .. } => {
-                self.compute_seconds(class, device, *op, *pass, assignment)?
+                let extrapolates = self.program.extrapolates(class, instruction).is_some();
+                let elements = |read: &Operand| match *read {
+                    Operand::Weight(param) if extrapolates => class.param(param).elements(),
+                    _ => 0,
+                };
+                let elements: usize = instruction.reads.iter().map(elements).sum();
+                let moving = moved("add", elements, 3 * elements * precision.compute.bytes());
+                moving + self.compute_seconds(class, device, *op, *pass, assignment)?
             }
             Action::Add => {
                 let (elements, bytes) = written();
@@ -107,7 +114,12 @@ impl<'a> CostModel<'a> {
                 };
                 let state = 2 * self.program.optimizer.state_bytes_per_parameter();
                 let each = gradient_bytes + weights + state;
+                // An earlier version is a copy; a mean velocity or previous weights are read and written.
+                let version = usize::from(class.versions() > 1) * 2 * precision.compute.bytes();
+                let corrections = class.corrections(self.program) as usize;
+                let kept = version + 3 * corrections * precision.compute.bytes();
                 moved(&format!("update.{}", self.optimizer_name()), elements, elements * each)
+                    + moved("copy", elements * usize::from(kept > 0), elements * kept)
             }
             Action::Redistribute { .. }
             | Action::Send { .. }

@@ -376,7 +376,8 @@ impl<'s, 'p> Engine<'s, 'p> {
             track.finish(each_step * u64::from(self.options.steps))
         });
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
-        Simulation { timeline, step_ends: self.step_ends }
+        let draining = self.program.ahead as usize;
+        Simulation { timeline, step_ends: self.step_ends, draining }
     }
 }
 

@@ -14,9 +14,12 @@ pub struct Simulation {
     pub timeline: Timeline,
     /// For each track, when each step's last instruction ended.
     pub step_ends: Vec<Vec<Picos>>,
+    /// How many of the last steps lack what would run beside them: the pipeline drains.
+    pub draining: usize,
 }
 
-/// Simulates `program`, lowered from `graph`, on `cluster`.
+/// Simulates `program`, lowered from `graph`, on `cluster`. Without a flush there are further steps, that
+/// fill the pipeline and drain it.
 ///
 /// # Errors
 /// If the cluster lacks a device of the program, a device does not compute in its precision, or ranks
@@ -28,6 +31,7 @@ pub fn simulate(
     options: Options,
 ) -> Result<Simulation, SimError> {
     let mut driver = Modelled::new(graph, cluster, program)?;
+    let options = Options { steps: options.steps + 2 * program.ahead, ..options };
     run(program, cluster, options, &mut driver)
 }
 
@@ -38,9 +42,11 @@ impl Simulation {
     }
 
     /// How long a step takes once steps follow each other: the longest that a rank takes from the end
-    /// of the last step but one to that of the last. With a single step, the time to its end.
+    /// of the last step but one to that of the last, before the pipeline drains. With a single step, the
+    /// time to its end.
     pub fn step_time(&self) -> Picos {
-        let last = |ends: &Vec<Picos>| match ends.as_slice() {
+        let full = self.steps().saturating_sub(self.draining);
+        let last = |ends: &Vec<Picos>| match &ends[..if full > 1 { full } else { ends.len() }] {
             [.., before, last] => last.since(*before),
             [only] => *only,
             [] => Picos::ZERO,

@@ -3,7 +3,7 @@
 mod support;
 
 use shardloom_graph::Graph;
-use shardloom_plan::{Corrections, Optimizer, ScheduleKind, Uniform, Weights};
+use shardloom_plan::{Corrections, Optimizer, Prediction, ScheduleKind, Uniform, Weights};
 use support::{Samples, graph, serial, trainer};
 
 /// Big weights, small activations, so that versions show.
@@ -11,15 +11,15 @@ fn wide() -> Graph {
     graph("gpt:layers=6,hidden=64,heads=2,seq=4,vocab=32")
 }
 
-const NEWEST: Weights = Weights::Newest {
-    corrections: Corrections {
-        anneal_steps: None,
-        discrepancy: None,
-        synchronous_steps: 0,
-        spike: None,
-        prediction: None,
-    },
+const NONE: Corrections = Corrections {
+    anneal_steps: None,
+    discrepancy: None,
+    synchronous_steps: 0,
+    spike: None,
+    prediction: None,
 };
+
+const NEWEST: Weights = Weights::Newest { corrections: NONE };
 
 /// Trains with four stages and gives for each the versions that its program holds, after checking that
 /// its allocator counted as many.
@@ -91,4 +91,18 @@ fn double_buffering_wants_micro_batches_for_all_later_stages() {
 fn without_versions_there_is_one_copy() {
     assert_eq!(versions(ScheduleKind::PipeMare, NEWEST, 1), [1, 1, 1, 1]);
     assert_eq!(versions(ScheduleKind::PipeMare, NEWEST, 4), [1, 1, 1, 1]);
+}
+
+#[test]
+fn a_discrepancy_correction_is_a_copy_more_where_gradients_are_late() {
+    let corrections = Corrections { discrepancy: Some(0.135), ..NONE };
+    let found = versions(ScheduleKind::PipeMare, Weights::Newest { corrections }, 4);
+    assert_eq!(found, [2, 2, 2, 1]);
+}
+
+#[test]
+fn predicting_from_the_last_update_keeps_the_weights_before_it() {
+    let corrections = Corrections { prediction: Some(Prediction::Weights), ..NONE };
+    let found = versions(ScheduleKind::PipeMare, Weights::Newest { corrections }, 1);
+    assert_eq!(found, [2, 2, 2, 1]);
 }

@@ -231,7 +231,7 @@ impl Worker<'_> {
         let shared = Arc::clone(self.rank.shared());
         let class = shared.program.class(self.rank.class_id());
         let body = class.body(body);
-        self.rank.begin_item(body.kind, lag);
+        self.rank.begin_item(lag);
         for instruction in &body.instructions {
             let start = recorder.as_ref().map(|_| Instant::now());
             self.execute(instruction, microbatch.unwrap_or(0))?;

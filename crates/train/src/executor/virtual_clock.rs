@@ -170,8 +170,7 @@ impl Executing<'_> {
             self.at[index] = call.step;
             rank.begin_step(call.step);
         }
-        let kind = rank.class().body(call.body).kind;
-        rank.begin_item(kind, call.lag);
+        rank.begin_item(call.lag);
         rank
     }
 

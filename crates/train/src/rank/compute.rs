@@ -25,6 +25,10 @@ impl Rank {
         microbatch: u32,
     ) {
         let setting = self.setting(op, assignment, microbatch);
+        let moved = match setting.evaluating {
+            true => instruction.reads.iter().map(|_| None).collect(),
+            false => self.moved_weights(instruction),
+        };
         let Rank { shared, class, memory, slots, parameters, .. } = self;
         let class = shared.program.class(*class);
         let kind = match setting.evaluating {
@@ -62,11 +66,15 @@ impl Rank {
         let reads: Vec<Input<'_>> = instruction
             .reads
             .iter()
-            .map(|&read| Input {
+            .zip(&moved)
+            .map(|(&read, moved)| Input {
                 shape: class.shape(read),
                 data: match read {
                     Operand::Slot(slot) => view(slots.get(slot, microbatch)),
-                    Operand::Weight(param) => Data::F32(weights.of(class, param)),
+                    Operand::Weight(param) => Data::F32(match moved {
+                        Some(moved) => moved.as_f32(),
+                        None => weights.of(class, param),
+                    }),
                     Operand::Gradient(_) => unreachable!("no operator reads a weight's gradient"),
                 },
             })

@@ -5,6 +5,7 @@
 //! event-driven loop run the very same code.
 
 mod compute;
+mod corrections;
 mod exchange;
 mod parameters;
 mod pieces;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use shardloom_graph::Graph;
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
-use shardloom_program::{Action, BodyKind, Class, ClassId, Instruction, Program};
+use shardloom_program::{Action, Class, ClassId, Instruction, Program};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -66,8 +67,6 @@ struct Now {
     first_step: u64,
     /// The first sample of that step, or of the evaluated micro-batch.
     first_sample: u64,
-    /// Whether it is at a backward pass.
-    is_backward: bool,
 }
 
 impl Rank {
@@ -79,13 +78,7 @@ impl Rank {
         let in_flight = shared.program.microbatches * (shared.program.ahead as usize + 1);
         let slots = Slots::new(node.slots.len(), in_flight);
         let parameters = Parameters::new(shared, class, position, &memory);
-        let now = Now {
-            step: 0,
-            part: Part::Training,
-            first_step: 0,
-            first_sample: 0,
-            is_backward: false,
-        };
+        let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
         let losses = BTreeMap::new();
@@ -135,7 +128,6 @@ impl Rank {
             part: Part::Training,
             first_step,
             first_sample: first_step * samples,
-            is_backward: false,
         };
         self.losses.clear();
         self.parameters.weights.forget();
@@ -149,10 +141,8 @@ impl Rank {
         self.parameters.begin_step();
     }
 
-    /// Prepares for an entry of the stream that runs `body` with weights as they were `lag` updates ago.
-    pub fn begin_item(&mut self, kind: BodyKind, lag: u32) {
-        self.now.is_backward =
-            matches!(kind, BodyKind::Backward | BodyKind::BackwardInput | BodyKind::BackwardWeight);
+    /// Prepares for an entry of the stream that runs with weights as they were `lag` updates ago.
+    pub fn begin_item(&mut self, lag: u32) {
         self.parameters.weights.go_back(lag);
     }
 
@@ -164,7 +154,7 @@ impl Rank {
 
     /// Prepares for evaluating the micro-batch whose first sample is the n-th of the validation part.
     pub fn begin_evaluation(&mut self, first_sample: u64) {
-        self.now = Now { part: Part::Validation, first_sample, is_backward: false, ..self.now };
+        self.now = Now { part: Part::Validation, first_sample, ..self.now };
         self.now.first_step = self.now.step;
         self.losses.clear();
         self.outcome = StepOutcome::default();

@@ -13,6 +13,7 @@ use shardloom_program::{BucketId, Class, ClassId, ParamId, Shard};
 
 use super::Shared;
 use super::compute::stream;
+use super::corrections::Corrections;
 use crate::optimizer;
 
 /// Everything that outlives micro-batches.
@@ -22,6 +23,7 @@ pub(crate) struct Parameters {
     pub(super) optimizer: Optimizer,
     /// Per bucket, the parts of parameters that this rank updates, with their optimizer state.
     pub(super) owned: Vec<Vec<Owned>>,
+    pub(super) corrections: Corrections,
     /// Updates made so far.
     pub(super) updates: u64,
 }
@@ -122,10 +124,11 @@ impl Parameters {
             let updated = kept(shard.state());
             owned.push(pieces(shared, class, position, id, &updated, &optimizer, memory));
         }
+        let corrections = Corrections::new(program, class, &weights.resident, memory);
         // Initialisation passed through whole buckets; training need not.
         memory.release_free();
         memory.reset_peak();
-        Parameters { weights, gradients, optimizer, owned, updates: 0 }
+        Parameters { weights, gradients, optimizer, owned, corrections, updates: 0 }
     }
 
     /// Forgets last step's gradients.

@@ -64,9 +64,14 @@ impl Rank {
         };
         Step {
             number: self.parameters.updates + 1,
-            learning_rate: self.shared.learning_rate.at(self.now.step) as f32,
+            learning_rate: self.learning_rate(),
             gradient_scale: clipped as f32,
         }
+    }
+
+    /// The learning rate of the current step.
+    pub(super) fn learning_rate(&self) -> f32 {
+        (self.shared.learning_rate.at(self.now.step) * self.learning_rate_share()) as f32
     }
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
@@ -124,12 +129,14 @@ impl Rank {
         let last = index + 1 == self.class().buckets.len();
         self.parameters.weights.keep(&self.memory, index);
         if !self.outcome.skipped {
-            let optimizer = self.parameters.optimizer;
+            let optimizer = self.compensated(self.parameters.optimizer);
+            let (acts, decay) = self.velocity_decay();
             let mut owned = std::mem::take(&mut self.parameters.owned[index]);
             let start = self.parameters.weights.ranges[index].start;
             let nothing = self.memory.alloc(DType::F32, 0);
             let mut weights =
                 std::mem::replace(&mut self.parameters.weights.resident[index], nothing);
+            self.parameters.corrections.before(index, weights.as_f32(), decay, acts);
             for Owned { param, piece, at, state, statistics } in &mut owned {
                 if piece.elements() == 0 {
                     continue;
@@ -147,6 +154,7 @@ impl Rank {
                 };
                 optimizer.apply(step, piece, weights, gradient, &mut state, statistics);
             }
+            self.parameters.corrections.after(index, weights.as_f32(), decay, acts);
             self.parameters.weights.resident[index] = weights;
             self.parameters.owned[index] = owned;
         }
