@@ -201,6 +201,28 @@ impl Session {
         Ok(self.trainer.step_recorded()?)
     }
 
+    /// Trains steps in a row. A plan without flush fills its pipeline at the first and drains it after
+    /// the last.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn train_steps(&mut self, steps: u32) -> Result<Vec<Step>> {
+        Ok(self.trainer.train_steps(steps)?)
+    }
+
+    /// Likewise, and records what every rank did when.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn train_steps_recorded(&mut self, steps: u32) -> Result<(Vec<Step>, Timeline)> {
+        Ok(self.trainer.train_steps_recorded(steps)?)
+    }
+
+    /// Whether steps follow each other without a flush.
+    pub fn runs_ahead(&self) -> bool {
+        self.trainer.program().ahead > 0
+    }
+
     /// Mean loss over the first samples that were kept for validation, at most `most` micro-batches of
     /// them; nothing if there are too few.
     ///

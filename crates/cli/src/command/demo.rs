@@ -110,6 +110,7 @@ impl Demo {
             prediction,
             html: Some(OutputFile::new(&folder.join("report.html"), true)?),
             trace: None,
+            drain_every: super::train::DRAIN_EVERY,
         };
         job.run(data, settings, terminal)?;
         if terminal.json() {

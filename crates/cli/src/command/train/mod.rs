@@ -88,6 +88,10 @@ pub struct Train {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     validation_microbatches: Option<NonZeroU64>,
 
+    /// Drain a pipeline without flush after every so many steps, besides where it is validated and saved
+    #[arg(long, value_name = "STEPS", value_parser = whole::<NonZeroU64>, default_value_t = DRAIN_EVERY)]
+    drain_every: NonZeroU64,
+
     /// Whether ranks run in real time, or in the modelled time of a cluster
     #[arg(long, value_name = "CLOCK", value_enum, default_value_t = Clock::Wall)]
     clock: Clock,
@@ -160,6 +164,9 @@ enum Clock {
     Virtual,
 }
 
+/// Steps after which a pipeline without flush is drained, unless told otherwise.
+pub const DRAIN_EVERY: NonZeroU64 = NonZeroU64::new(100).expect("a hundred is not zero");
+
 /// The share of the data that is kept for validation where some is asked for and no share is given.
 pub const VALIDATION_FRACTION: f64 = 0.05;
 
@@ -217,6 +224,7 @@ impl Train {
             prediction,
             html,
             trace,
+            drain_every: self.drain_every,
         };
         job.run(data, settings, terminal)
     }

@@ -39,6 +39,8 @@ pub struct Job {
     pub html: Option<OutputFile>,
     /// Where a trace goes.
     pub trace: Option<OutputFile>,
+    /// Steps after which a pipeline without flush is drained.
+    pub drain_every: NonZeroU64,
 }
 
 /// Where checkpoints go, and when.
@@ -197,22 +199,31 @@ impl Job {
         let first = session.next_step();
         let lines_every = ((self.steps - first) / LINES).max(1);
         while session.next_step() < self.steps {
-            let done = session.next_step() + 1;
+            let row = match session.runs_ahead() {
+                true => self.row(session.next_step()),
+                false => 1,
+            };
+            let done = session.next_step() + u64::from(row);
             let last = done == self.steps;
             // Recording costs little, but not nothing: one step after the first ones, in case the run
             // is interrupted, and the last.
             let record = virtual_time || last || done == first + 3;
-            let step = match record {
-                false => session.step()?,
+            let mut trained = match record {
+                false => session.train_steps(row)?,
                 true => {
-                    let (mut step, timeline) = session.step_recorded()?;
+                    let (mut trained, timeline) = session.train_steps_recorded(row)?;
                     if virtual_time {
-                        step.seconds = timeline.makespan().seconds();
+                        let each = timeline.makespan().seconds() / f64::from(row);
+                        trained.iter_mut().for_each(|step| step.seconds = each);
                     }
                     history.measured = Some(timeline);
-                    step
+                    trained
                 }
             };
+            let step = trained.pop().expect("a row has a step");
+            for step in trained {
+                self.note(&step, None, history, terminal)?;
+            }
             let due = |every: Option<NonZeroU64>| {
                 every.is_some_and(|every| done.is_multiple_of(every.get()))
             };
@@ -222,13 +233,11 @@ impl Job {
                 }
                 _ => None,
             };
-            history.note(&step, validation);
+            self.note(&step, validation, history, terminal)?;
             bar.set_position(done);
             bar.set_message(format!("loss {:.4}", step.loss));
-            if terminal.json() {
-                terminal.object(&StepLine::of(&step, validation))?;
-            } else if last || validation.is_some() || (done - first - 1).is_multiple_of(lines_every)
-            {
+            let due_line = row > 1 || (done - first - 1).is_multiple_of(lines_every);
+            if !terminal.json() && (last || validation.is_some() || due_line) {
                 bar.suspend(|| terminal.line(for_people(&step, validation)))?;
             }
             history.interrupted = !last && interrupt::asked();
@@ -242,6 +251,35 @@ impl Job {
             }
         }
         Ok(())
+    }
+}
+
+impl Job {
+    /// How many steps follow each other from `next` on until the pipeline is drained: always at the same
+    /// steps, so that a run that was interrupted goes on as if it had not been.
+    fn row(&self, next: u64) -> u32 {
+        let every = [
+            Some(self.drain_every),
+            self.validation.and_then(|it| it.every),
+            self.checkpoints.as_ref().and_then(|it| it.every),
+        ];
+        let until = every.into_iter().flatten().map(|every| every.get() - next % every.get());
+        let row = until.fold(self.steps - next, u64::min);
+        u32::try_from(row).unwrap_or(u32::MAX)
+    }
+
+    fn note(
+        &self,
+        step: &Step,
+        validation: Option<f64>,
+        history: &mut History,
+        terminal: Terminal,
+    ) -> Result<(), Failure> {
+        history.note(step, validation);
+        match terminal.json() {
+            true => terminal.object(&StepLine::of(step, validation)),
+            false => Ok(()),
+        }
     }
 }
 
