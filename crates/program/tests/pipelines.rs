@@ -1,0 +1,247 @@
+//! What lowering makes of pipelines: who sends what to whom, what waits on a device, what the halves of a
+//! backward pass do, and on how old weights passes run.
+
+use shardloom_graph::work::Pass;
+use shardloom_graph::{Graph, ModelSpec, OpKind};
+use shardloom_plan::{
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+};
+use shardloom_program::{
+    Action, Body, BodyKind, Class, ClassId, Group, Program, StreamItem, lower,
+};
+
+const SEQ: usize = 8;
+const HIDDEN: usize = 16;
+const MICROBATCHES: usize = 8;
+/// Bytes of a boundary: one sample of a micro-batch in float32.
+const BOUNDARY: u64 = (SEQ * HIDDEN * 4) as u64;
+
+fn graph() -> Graph {
+    // With embedding and head sixteen blocks.
+    let spec = format!("gpt:layers=14,hidden={HIDDEN},heads=2,seq={SEQ},vocab=32");
+    ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+fn uniform(schedule: ScheduleKind, pp: usize) -> Uniform {
+    Uniform {
+        pp,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: MICROBATCHES,
+        microbatches: MICROBATCHES,
+        schedule,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    }
+}
+
+fn lowered(plan: &Plan) -> Program {
+    lower(&graph(), plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn program(schedule: ScheduleKind, pp: usize, chunks: usize) -> Program {
+    let plan = uniform(schedule, pp).plan_in_chunks(&graph(), "model", "local", chunks);
+    lowered(&plan.unwrap_or_else(|error| panic!("{error}")))
+}
+
+/// Bytes in messages between stages, over all ranks of a step.
+fn message_bytes(program: &Program) -> u64 {
+    let of_class = |(id, class): (ClassId, &Class)| -> u64 {
+        let bodies = class.stream.iter().map(|item| class.body(item.body));
+        let sends = bodies.flat_map(|body| &body.instructions);
+        sends
+            .filter(|it| matches!(it.action, Action::Send { .. }))
+            .map(|it| program.instruction_sent_bytes(id, 0, it))
+            .sum()
+    };
+    program.classes().map(of_class).sum()
+}
+
+/// What a chain of so many devices sends: every boundary there and back.
+fn chain_bytes(devices: usize) -> u64 {
+    2 * (devices as u64 - 1) * MICROBATCHES as u64 * BOUNDARY
+}
+
+#[test]
+fn interleaving_sends_as_often_as_there_are_chunk_boundaries() {
+    for (devices, chunks) in [(2, 2), (4, 2), (4, 4)] {
+        let sent = message_bytes(&program(ScheduleKind::Interleaved, devices, chunks));
+        assert_eq!(sent, chain_bytes(devices * chunks), "{devices} devices, {chunks} chunks");
+    }
+}
+
+#[test]
+fn waves_send_at_each_boundary_but_the_turns() {
+    for (devices, chunks) in [(2, 2), (4, 2), (4, 4)] {
+        let sent = message_bytes(&program(ScheduleKind::Hanayo, devices, chunks));
+        assert_eq!(
+            sent,
+            chunks as u64 * chain_bytes(devices),
+            "{devices} devices, {chunks} chunks"
+        );
+    }
+}
+
+#[test]
+fn pipelines_in_both_directions_send_no_more_between_stages() {
+    for kind in [ScheduleKind::Chimera, ScheduleKind::DualPipe] {
+        let devices = 4;
+        assert_eq!(message_bytes(&program(kind, devices, 2)), chain_bytes(devices), "{kind:?}");
+    }
+}
+
+#[test]
+fn both_copies_of_a_stage_add_up_their_gradients_once_a_step() {
+    let program = program(ScheduleKind::Chimera, 4, 2);
+    let single = self::program(ScheduleKind::OneForwardOneBackward, 4, 1);
+    for (id, class) in program.classes() {
+        let partner = ClassId(3 - id.0);
+        let mut reduced = 0;
+        for StreamItem { body, .. } in &class.stream {
+            for instruction in &class.body(*body).instructions {
+                let Action::Reduce { bucket, group, .. } = &instruction.action else { continue };
+                let Group::Homes(homes) = group else { panic!("{group:?} without replicas") };
+                assert!(homes.contains(&id) && homes.contains(&partner) && homes.len() == 2);
+                reduced += class.bucket(*bucket).elements;
+            }
+        }
+        let elements = |class: &Class| class.buckets.iter().map(|it| it.elements).sum::<usize>();
+        assert_eq!(reduced, elements(class));
+        let (own, theirs) = (single.class(id), single.class(partner));
+        assert_eq!(reduced, elements(own) + elements(theirs), "down and up stage of device {id:?}");
+    }
+}
+
+#[test]
+fn what_stays_on_a_device_is_handed_over_without_a_message_or_a_copy() {
+    let program = program(ScheduleKind::ZeroBubbleV, 2, 2);
+    let turn = &program.classes[1];
+    for kind in [BodyKind::Forward, BodyKind::BackwardInput] {
+        let bodies = turn.bodies.iter().filter(|body| body.kind == kind);
+        let copies = bodies.flat_map(|body| &body.instructions);
+        let copies: Vec<_> = copies.filter(|it| matches!(it.action, Action::Copy)).collect();
+        assert!(copies.len() >= 2, "one stage hands over, the other takes");
+        let moved = copies.iter().filter(|copy| copy.is_move()).count();
+        assert!(moved >= 2, "{kind:?}: {copies:?}");
+    }
+    let route = |class: u32| program.routes.iter().filter(move |it| it.from == ClassId(class));
+    assert!(route(1).all(|route| route.to == ClassId(0)));
+}
+
+/// The bodies of one stage of the first class, whole and in halves: a table may have both.
+fn halves() -> (Program, Body, Body, Body) {
+    let mut plan = uniform(ScheduleKind::OneForwardOneBackward, 2).plan(&graph(), "model", "local");
+    plan.microbatches = 2;
+    plan.schedule = ScheduleKind::Table;
+    plan.order = vec!["F0 F1 B0 I1 W1".into(), "F0 B0 F1 I1 W1".into()];
+    let program = lowered(&plan);
+    let class = &program.classes[1];
+    let body = |kind| class.bodies.iter().find(|body| body.kind == kind).cloned();
+    let found = [BodyKind::Backward, BodyKind::BackwardInput, BodyKind::BackwardWeight].map(body);
+    let [Some(whole), Some(input), Some(weight)] = found else { panic!("all three are used") };
+    (program, whole, input, weight)
+}
+
+#[test]
+fn the_second_half_has_the_weight_gradients_of_matrix_products_and_no_messages() {
+    let graph = graph();
+    let (_, whole, input, weight) = halves();
+    let products = |body: &Body| {
+        let product = |action: &Action| {
+            matches!(*action, Action::Compute { op, pass: Pass::Weight, .. }
+                if matches!(graph.op(op).kind, OpKind::Contract { .. }))
+        };
+        body.instructions.iter().filter(|it| product(&it.action)).count()
+    };
+    assert_eq!(products(&input), 0);
+    assert!(products(&weight) > 0);
+    assert_eq!(products(&weight), products(&whole));
+    let sends = |body: &Body| {
+        body.instructions.iter().filter(|it| matches!(it.action, Action::Send { .. })).count()
+    };
+    assert_eq!((sends(&whole), sends(&input), sends(&weight)), (1, 1, 0));
+    let computes = |body: &Body| {
+        body.instructions.iter().filter(|it| matches!(it.action, Action::Compute { .. })).count()
+    };
+    assert_eq!(computes(&whole), computes(&input) + computes(&weight));
+}
+
+#[test]
+fn a_stage_holds_more_between_the_halves_than_after_both() {
+    let (program, ..) = halves();
+    let class = &program.classes[1];
+    let mut ledger = shardloom_program::Ledger::new(&program, class, 0);
+    let mut after = vec![];
+    for StreamItem { body, microbatch, .. } in &class.stream {
+        for instruction in &class.body(*body).instructions {
+            ledger.begin(instruction, *microbatch);
+            ledger.end(instruction, *microbatch);
+        }
+        after.push((class.body(*body).kind, ledger.live_bytes()));
+    }
+    let at = |kind| after.iter().rfind(|it| it.0 == kind).expect("it runs").1;
+    let held = class.persistent_bytes(&program, 0).total();
+    assert!(at(BodyKind::Forward) > at(BodyKind::BackwardInput));
+    assert!(at(BodyKind::BackwardInput) > held);
+    assert_eq!(at(BodyKind::BackwardWeight), held);
+}
+
+/// For each class the lags of its forwards and backwards, where all of a kind have one.
+fn lags(weights: Weights, microbatches: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let uniform = Uniform { microbatches, ..uniform(ScheduleKind::PipeDream, 4) };
+    let mut plan = uniform.plan(&graph(), "model", "local");
+    plan.weights = weights;
+    let program = lowered(&plan);
+    let of = |class: &Class, kind| -> Vec<u32> {
+        let items = class.stream.iter().filter(|item| class.body(item.body).kind == kind);
+        items.map(|item| item.lag).collect()
+    };
+    let both = |class| (of(class, BodyKind::Forward), of(class, BodyKind::Backward));
+    program.classes.iter().map(both).collect()
+}
+
+#[test]
+fn old_weights_are_as_old_as_the_papers_say() {
+    // n - 1 - s updates between a forward and its backward, n = 4.
+    let stash: Vec<_> = (0..4).map(|stage| (vec![0], vec![3 - stage])).collect();
+    assert_eq!(lags(Weights::Stash, 1), stash);
+    // All stages use what the first used: n - 1 updates old at the backward pass.
+    let vertical: Vec<_> = (0..4).map(|stage| (vec![stage], vec![3])).collect();
+    assert_eq!(lags(Weights::VerticalSync, 1), vertical);
+    // One update old; forwards of the next step run with the newest.
+    let double: Vec<_> = (0..4)
+        .map(|stage| {
+            let next_step = 3 - stage;
+            let forwards = (0..4).map(|it| u32::from(it < 4 - next_step)).collect();
+            (forwards, vec![1; 4])
+        })
+        .collect();
+    assert_eq!(lags(Weights::DoubleBuffer, 4), double);
+}
+
+#[test]
+fn late_gradients_are_as_late_as_the_papers_say() {
+    let delays = |schedule, microbatches| -> Vec<f64> {
+        let uniform = Uniform { microbatches, ..uniform(schedule, 4) };
+        let program = lowered(&uniform.plan(&graph(), "model", "local"));
+        program.classes.iter().map(|class| class.delay).collect()
+    };
+    assert_eq!(delays(ScheduleKind::PipeDream, 1), [3.0, 2.0, 1.0, 0.0]);
+    assert_eq!(delays(ScheduleKind::PipeMare, 1), [6.0, 4.0, 2.0, 0.0]);
+    assert_eq!(delays(ScheduleKind::PipeMare, 4), [1.5, 1.0, 0.5, 0.0]);
+    assert_eq!(delays(ScheduleKind::OneForwardOneBackward, 4), [0.0; 4]);
+}
+
+#[test]
+fn a_schedule_is_refused_on_places_that_are_not_its_own() {
+    let mut plan = uniform(ScheduleKind::Interleaved, 2).plan(&graph(), "model", "local");
+    plan.schedule = ScheduleKind::Hanayo;
+    let error = lower(&graph(), &plan, 2).expect_err("a wave goes to and fro");
+    assert_eq!(
+        error.to_string(),
+        "schedule: hanayo wants its stages on devices 0 1 1 0, and they are on 0 1 0 1"
+    );
+}
