@@ -231,28 +231,37 @@ class Swimlane {
       const x = left + (start - from) * scale;
       const width = Math.max(length * scale, 0.75);
       const kind = this.data.kinds[lane.kind[i]];
-      const key = lane.row[i] * 64 + lane.kind[i];
+      const [colour, ink] = this.shade(lane, i);
+      const key = `${lane.row[i]} ${colour}`;
       if (width < 1 && painted.get(key) === Math.floor(x)) continue;
       painted.set(key, Math.floor(x));
       const y = top + lane.row[i] * rowHeight;
       const gap = width > 4 ? 1 : 0;
-      g.fillStyle = kind.colour;
+      g.fillStyle = colour;
       g.fillRect(x, y, width - gap, rowHeight - (lane.depth > 1 ? 1 : 0));
       if (width > 9 && rowHeight >= 11) {
+        this.context.fillStyle = ink;
         this.drawLabel(lane, timeline, i, kind, Math.max(x, left), x + width - gap, y, rowHeight);
       }
     }
     g.restore();
   }
 
-  // The first of the whole label, letter and micro-batch, letter that fits between two pixels.
+  // Background and text: paler for later chunks, dark where the pipeline runs the reverse way.
+  shade(lane, i) {
+    const shades = this.data.kinds[lane.kind[i]].shades[lane.reverse[i]];
+    return shades[(lane.chunk[i] ?? 0) % shades.length];
+  }
+
+  // The first of the whole label, letter and micro-batch, letter that fits between two pixels. Of a
+  // pipeline that runs the reverse way the short ones have a small letter.
   drawLabel(lane, timeline, i, kind, from, to, top, height) {
     const microbatch = lane.microbatch[i];
-    const short = microbatch === null ? kind.letter : kind.letter + microbatch;
-    for (const text of [timeline.labels[lane.label[i]], short, kind.letter]) {
+    const letter = lane.reverse[i] ? kind.letter.toLowerCase() : kind.letter;
+    const short = microbatch === null ? letter : letter + microbatch;
+    for (const text of [timeline.labels[lane.label[i]], short, letter]) {
       const width = this.textWidth(text);
       if (text === "" || width > to - from - 2) continue;
-      this.context.fillStyle = "#000";
       this.context.fillText(text, Math.min(from + 4, (from + to - width) / 2), top + height / 2 + 0.5);
       return;
     }
@@ -306,6 +315,7 @@ class Swimlane {
     ];
     if (lane.microbatch[i] !== null) facts.push(["micro-batch", lane.microbatch[i]]);
     if (lane.chunk[i] !== null) facts.push(["chunk", lane.chunk[i]]);
+    if (lane.reverse[i]) facts.push(["pipeline", "the reverse way"]);
     if (this.several) facts.push(["timeline", timeline.source]);
     const title = document.createElement("strong");
     title.textContent = timeline.labels[lane.label[i]];

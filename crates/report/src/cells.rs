@@ -1,15 +1,20 @@
 //! A schedule as a table of cells: one row per device, one column per time slot.
 
+use std::collections::BTreeSet;
+
 use shardloom_program::timeline::Activity;
 
 use crate::label::printable;
+use crate::legend::{Style, legend};
 use crate::palette::{self, ACTIVITIES, Colour, IDLE, look};
+use crate::shade::{Part, Parts};
 
 /// Draws the cells of a schedule (`F3`, `I3`, `W3`, `B3@1`, `F3+B1<`, `.` for idle) in columns of
 /// one width, each row headed by its position.
 ///
-/// A cell takes the colour of the pass its first letter names; overlapped passes, joined by `+`,
-/// each keep their own. What names no pass is shown uncoloured.
+/// A cell takes the hue of the pass its first letter names, paler for later chunks and dark for the
+/// reverse direction; overlapped passes, joined by `+`, each keep their own. What names no pass is shown
+/// uncoloured. Equal neighbours are one turn of several slots, and one block of colour.
 ///
 /// # Examples
 ///
@@ -22,15 +27,15 @@ use crate::palette::{self, ACTIVITIES, Colour, IDLE, look};
 /// assert_eq!(cell_table(&rows, Colour::Plain), "0 │ F0 F1 ·  B0\n1 │ ·  F0 B0 F1\n");
 /// ```
 pub fn cell_table(rows: &[Vec<String>], colour: Colour) -> String {
-    let cells = || rows.iter().flatten();
-    let width = cells().map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let parts = parts(rows);
+    let width = rows.iter().flatten().map(|cell| cell.chars().count()).max().unwrap_or(0);
     let heading_width = rows.len().saturating_sub(1).to_string().len();
     let mut text = String::new();
     for (device, row) in rows.iter().enumerate() {
         let mut line = format!("{device:>heading_width$} │");
-        for cell in row {
-            line.push(' ');
-            draw_cell(&printable(cell), width, colour, &mut line);
+        for (column, cell) in row.iter().enumerate() {
+            let continues = column > 0 && row[column - 1] == *cell;
+            draw_cell(&printable(cell), (width, continues), parts, colour, &mut line);
         }
         text.push_str(line.trim_end());
         text.push('\n');
@@ -38,23 +43,67 @@ pub fn cell_table(rows: &[Vec<String>], colour: Colour) -> String {
     text
 }
 
-fn draw_cell(cell: &str, width: usize, colour: Colour, into: &mut String) {
+/// What letters, marks and colours of [`cell_table`] mean, as far as they occur in `rows`.
+///
+/// ```
+/// use shardloom_report::{Colour, cell_legend};
+///
+/// let rows = [vec!["F0@1<".to_owned(), ".".to_owned()]];
+/// let legend = "F forward  · idle\n@0 chunk 0  @1 chunk 1  < pipeline the reverse way\n";
+/// assert_eq!(cell_legend(&rows, Colour::Plain), legend);
+/// ```
+pub fn cell_legend(rows: &[Vec<String>], colour: Colour) -> String {
+    let occurring: BTreeSet<Activity> = passes(rows).filter_map(activity).collect();
+    legend(|activity| occurring.contains(&activity), parts(rows), Style::Cells, colour)
+}
+
+/// All passes of all cells.
+fn passes(rows: &[Vec<String>]) -> impl Iterator<Item = &str> {
+    rows.iter().flatten().flat_map(|cell| cell.split('+'))
+}
+
+fn parts(rows: &[Vec<String>]) -> Parts {
+    Parts::among(passes(rows).map(Part::of_cell))
+}
+
+/// Appends the space before a cell and the cell in `width` columns; one that continues the cell before it
+/// has no gap in its colour.
+fn draw_cell(
+    cell: &str,
+    (width, continues): (usize, bool),
+    parts: Parts,
+    colour: Colour,
+    into: &mut String,
+) {
     let padding = " ".repeat(width.saturating_sub(cell.chars().count()));
     if cell == "." {
+        into.push(' ');
         palette::dim(&IDLE.to_string(), colour, into);
         into.push_str(&padding);
         return;
     }
+    let last = cell.split('+').count() - 1;
     for (position, pass) in cell.split('+').enumerate() {
-        if position > 0 {
-            into.push('+');
-        }
+        let before = match (position, continues) {
+            (0, false) => {
+                into.push(' ');
+                ""
+            }
+            (0, true) => " ",
+            _ => {
+                into.push('+');
+                ""
+            }
+        };
+        let after = if position == last { padding.as_str() } else { "" };
+        let text = format!("{before}{pass}{after}");
         match activity(pass) {
-            Some(activity) => look(activity).paint(pass, colour, into),
-            None => into.push_str(pass),
+            Some(activity) => {
+                parts.shade(activity, Part::of_cell(pass)).paint(&text, colour, into);
+            }
+            None => into.push_str(&text),
         }
     }
-    into.push_str(&padding);
 }
 
 /// The pass whose letter begins `cell`.
@@ -84,9 +133,17 @@ mod tests {
     #[test]
     fn each_pass_of_an_overlapped_cell_keeps_its_colour() {
         let text = cell_table(&rows(&["F3+B1< ."]), Colour::Ansi);
-        let (forward, backward) = ("\x1b[38;5;16;48;5;74m", "\x1b[38;5;16;48;5;214m");
+        let (forward, backward) = ("\x1b[38;5;16;48;5;74m", "\x1b[38;5;231;48;5;94m");
         let expected = format!("0 │ {forward}F3\x1b[0m+{backward}B1<\x1b[0m \x1b[2m·\x1b[0m\n");
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_turn_of_several_slots_is_one_block_of_colour() {
+        let text = cell_table(&rows(&["F0 B0 B0 B1"]), Colour::Ansi);
+        let paint = |text: &str| format!("\x1b[38;5;16;48;5;214m{text}\x1b[0m");
+        let tail = format!(" {}{} {}\n", paint("B0"), paint(" B0"), paint("B1"));
+        assert!(text.ends_with(&tail), "{text:?}");
     }
 
     #[test]

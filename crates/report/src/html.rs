@@ -2,10 +2,11 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::{Deserialize, Serialize};
-use shardloom_program::timeline::Timeline;
+use shardloom_program::timeline::{Activity, Timeline};
 
 use crate::palette::{ACTIVITIES, look};
 use crate::payload::Payload;
+use crate::shade::{Part, Parts};
 use crate::tables::{capitalised, comparison, ranks, table};
 use crate::totals::clock_words;
 
@@ -174,6 +175,12 @@ fn swimlanes(timelines: &[(&str, &Timeline)]) -> Markup {
         let tracks = timelines.iter().flat_map(|(_, timeline)| &timeline.tracks);
         tracks.flat_map(|track| &track.intervals).any(|interval| interval.activity == activity)
     };
+    let parts = Parts::of(timelines.iter().map(|(_, timeline)| *timeline));
+    let swatch = |activity, part, mark: &str| {
+        let shade = parts.shade(activity, part);
+        let style = format!("background:{};color:{}", shade.background.hex(), shade.ink.hex());
+        html! { span.swatch style=(style) { (mark) } }
+    };
     html! {
         @if !timelines.is_empty() {
             section {
@@ -189,10 +196,18 @@ fn swimlanes(timelines: &[(&str, &Timeline)]) -> Markup {
                     @for activity in ACTIVITIES {
                         @if occurs(activity) {
                             @let look = look(activity);
-                            li { span.swatch style={ "background:" (look.hex) } { (look.letter) } (look.name) }
+                            li { (swatch(activity, Part::default(), &look.letter.to_string())) (look.name) }
                         }
                     }
                     li { span.swatch.idle {} "idle" }
+                    @for chunk in 0..parts.chunks {
+                        @let part = Part { chunk: Some(chunk), reverse: false };
+                        li { (swatch(Activity::Forward, part, &format!("@{chunk}"))) "chunk " (chunk) }
+                    }
+                    @if parts.reverse {
+                        @let part = Part { chunk: None, reverse: true };
+                        li { (swatch(Activity::Forward, part, "<")) "pipeline the reverse way" }
+                    }
                 }
                 div #swimlane tabindex="0" role="group" aria-describedby="swimlane-help"
                     aria-label="Timeline of every rank; the table of ranks gives its figures" {}
@@ -257,7 +272,7 @@ fn plan(toml: &str) -> Markup {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use shardloom_program::timeline::{Activity, Clock, Picos, Track};
+    use shardloom_program::timeline::{Clock, Interval, Picos, Track};
 
     use super::*;
     use crate::visible::tests::{any_timeline, interval};
@@ -364,6 +379,22 @@ mod tests {
             "The MIT License (MIT)",
         ] {
             assert!(page.contains(part), "the page lacks {part}");
+        }
+    }
+
+    #[test]
+    fn the_legend_explains_chunks_and_directions_where_there_are_any() {
+        let legend =
+            |report: &Report| between(&report.html(), "aria-label=\"Colours\"", "</ul>").to_owned();
+        let plain = legend(&full());
+        assert!(!plain.contains("chunk") && !plain.contains("reverse"), "{plain}");
+        let mut report = full();
+        let predicted = report.predicted.as_mut().expect("a timeline");
+        let first = &mut predicted.tracks[0].intervals[0];
+        *first = Interval { label: "F0@1<".to_owned(), chunk: Some(1), ..first.clone() };
+        let parts = legend(&report);
+        for name in ["chunk 0", "chunk 1", "pipeline the reverse way"] {
+            assert!(parts.contains(name), "no {name} in {parts}");
         }
     }
 

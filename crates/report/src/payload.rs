@@ -6,10 +6,11 @@
 use std::collections::HashMap;
 
 use serde::Serialize;
-use shardloom_program::timeline::{Lane, Picos, Timeline, Track};
+use shardloom_program::timeline::{Activity, Lane, Picos, Timeline, Track};
 
 use crate::html::LossPoint;
 use crate::palette::{ACTIVITIES, look};
+use crate::shade::{Part, Parts};
 use crate::stacking::stack;
 use crate::totals::first_start;
 
@@ -17,6 +18,7 @@ use crate::totals::first_start;
 #[derive(Debug, Serialize)]
 pub(crate) struct Payload<'a> {
     kinds: Vec<Kind>,
+    parts: Parts,
     losses: &'a [LossPoint],
     timelines: Vec<TimelineColumns<'a>>,
 }
@@ -26,7 +28,21 @@ pub(crate) struct Payload<'a> {
 struct Kind {
     name: &'static str,
     letter: char,
-    colour: &'static str,
+    /// Background and text for each chunk, of pipelines that run forwards and then of those in reverse.
+    shades: [Vec<[String; 2]>; 2],
+}
+
+impl Kind {
+    fn of(activity: Activity, parts: Parts) -> Kind {
+        let look = look(activity);
+        let shade = |chunk, reverse| {
+            let shade = parts.shade(activity, Part { chunk: Some(chunk), reverse });
+            [shade.background.hex(), shade.ink.hex()]
+        };
+        let shades = [false, true]
+            .map(|reverse| (0..parts.chunks.max(1)).map(|chunk| shade(chunk, reverse)).collect());
+        Kind { name: look.name, letter: look.letter, shades }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -61,6 +77,8 @@ struct LaneColumns {
     label: Vec<usize>,
     microbatch: Vec<Option<u32>>,
     chunk: Vec<Option<u32>>,
+    /// 1 where the pipeline runs the reverse way.
+    reverse: Vec<u8>,
     row: Vec<usize>,
 }
 
@@ -70,15 +88,14 @@ impl<'a> Payload<'a> {
         losses: &'a [LossPoint],
         timelines: impl IntoIterator<Item = (&'static str, &'a Timeline)>,
     ) -> Payload<'a> {
-        let kinds = ACTIVITIES.map(|activity| {
-            let look = look(activity);
-            Kind { name: look.name, letter: look.letter, colour: look.hex }
-        });
+        let timelines: Vec<_> = timelines.into_iter().collect();
+        let parts = Parts::of(timelines.iter().map(|(_, timeline)| *timeline));
+        let kinds = ACTIVITIES.map(|activity| Kind::of(activity, parts));
         let timelines = timelines
             .into_iter()
             .map(|(source, timeline)| TimelineColumns::new(source, timeline))
             .collect();
-        Payload { kinds: kinds.into(), losses, timelines }
+        Payload { kinds: kinds.into(), parts, losses, timelines }
     }
 
     /// JSON that may stand inside a script element: no `<`, which alone could end it.
@@ -142,6 +159,7 @@ impl LaneColumns {
             label: Vec::new(),
             microbatch: Vec::new(),
             chunk: Vec::new(),
+            reverse: Vec::new(),
             row: Vec::new(),
         };
         for (interval, row) in stack.placed {
@@ -152,6 +170,7 @@ impl LaneColumns {
             columns.label.push(pool.position(&interval.label));
             columns.microbatch.push(interval.microbatch);
             columns.chunk.push(interval.chunk);
+            columns.reverse.push(u8::from(Part::of(interval).reverse));
             columns.row.push(row);
         }
         columns
@@ -178,7 +197,7 @@ impl<'a> LabelPool<'a> {
 mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
-    use shardloom_program::timeline::{Activity, Clock};
+    use shardloom_program::timeline::Clock;
 
     use super::*;
     use crate::visible::tests::{any_timeline, interval};
@@ -221,6 +240,33 @@ mod tests {
             lanes.iter().map(|lane| lane["kind"].as_array().map_or(0, Vec::len)).sum();
         assert_eq!(kinds, ACTIVITIES.len());
         assert_eq!(value["kinds"][5]["name"], "collective");
+    }
+
+    #[test]
+    fn every_chunk_and_direction_has_a_shade_of_its_own() {
+        let mut intervals = vec![
+            interval(Activity::Forward, "F0@0", 0, 1),
+            interval(Activity::Forward, "F0@1<", 1, 2),
+            interval(Activity::Send, "send to <", 2, 3),
+        ];
+        intervals[1].chunk = Some(1);
+        let value = parsed(&Timeline {
+            clock: Clock::Wall,
+            tracks: vec![Track { intervals, ..Track::default() }],
+        });
+        assert_eq!(value["parts"], serde_json::json!({"chunks": 2, "reverse": true}));
+        let lanes = &value["timelines"][0]["tracks"][0]["lanes"];
+        assert_eq!(lanes[0]["reverse"], serde_json::json!([0, 1]));
+        assert_eq!(lanes[1]["reverse"], serde_json::json!([0]), "a message has no direction");
+        let shades = value["kinds"][0]["shades"].as_array().expect("two directions");
+        let colours: Vec<&Value> = shades
+            .iter()
+            .flat_map(|way| way.as_array().expect("chunks"))
+            .map(|it| &it[0])
+            .collect();
+        assert_eq!(colours.len(), 4);
+        assert_eq!(colours[0], "#56b4e9");
+        assert!((1..4).all(|at| !colours[..at].contains(&colours[at])), "{colours:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use prost::Message;
 use shardloom_program::timeline::{Interval, Lane, Picos, Timeline, Track};
 
 use crate::palette::look;
+use crate::shade::Part;
 use crate::stacking::stack;
 use crate::totals::{clock_words, first_start};
 use schema::{
@@ -133,20 +134,35 @@ impl Writer {
     }
 
     fn slice(&mut self, interval: &Interval, uuid: u64, origin: Picos) {
-        let numbers = [("microbatch", interval.microbatch), ("chunk", interval.chunk)];
+        let part = Part::of(interval);
+        let numbers = [("microbatch", interval.microbatch), ("chunk", part.chunk)];
         let annotate = |(name, value): (&str, Option<u32>)| {
             value.map(|value| DebugAnnotation {
                 uint_value: Some(value.into()),
                 name: Some(name.to_owned()),
+                ..DebugAnnotation::default()
             })
         };
+        let reverse = part.reverse.then(|| DebugAnnotation {
+            bool_value: Some(true),
+            name: Some("reverse".to_owned()),
+            ..DebugAnnotation::default()
+        });
+        // Categories are what slices can be filtered by.
+        let mut categories = vec![look(interval.activity).name.to_owned()];
+        categories.extend(part.chunk.map(|chunk| format!("chunk {chunk}")));
+        categories.extend(part.reverse.then(|| "reverse".to_owned()));
         self.event(
             interval.start.since(origin),
             TrackEvent {
-                debug_annotations: numbers.into_iter().filter_map(annotate).collect(),
+                debug_annotations: numbers
+                    .into_iter()
+                    .filter_map(annotate)
+                    .chain(reverse)
+                    .collect(),
                 r#type: Some(EventType::SliceBegin.into()),
                 track_uuid: Some(uuid),
-                categories: vec![look(interval.activity).name.to_owned()],
+                categories,
                 name: Some(interval.label.clone()),
                 counter_value: None,
             },
@@ -273,21 +289,28 @@ mod tests {
     }
 
     #[test]
-    fn micro_batch_and_chunk_become_annotations() {
+    fn micro_batch_chunk_and_direction_become_annotations_and_categories() {
         let mut timeline = small();
-        timeline.tracks[0].intervals[0].chunk = Some(2);
+        let first = &mut timeline.tracks[0].intervals[0];
+        *first = Interval { label: "F7@2<".to_owned(), chunk: Some(2), ..first.clone() };
         let trace = Trace::decode(&*perfetto_trace(&[&timeline])).expect("our own bytes decode");
-        let annotations: Vec<_> = trace
-            .packet
+        let event = trace.packet.iter().find_map(|packet| match &packet.data {
+            Some(Data::TrackEvent(event)) if event.name() == "F7@2<" => Some(event),
+            _ => None,
+        });
+        let event = event.expect("a slice of this name");
+        let annotations: Vec<_> = event
+            .debug_annotations
             .iter()
-            .filter_map(|packet| match &packet.data {
-                Some(Data::TrackEvent(event)) if event.name() == "F7" => Some(event),
-                _ => None,
-            })
-            .flat_map(|event| &event.debug_annotations)
-            .map(|annotation| (annotation.name().to_owned(), annotation.uint_value()))
+            .map(|it| (it.name().to_owned(), it.uint_value, it.bool_value))
             .collect();
-        assert_eq!(annotations, [("microbatch".to_owned(), 7), ("chunk".to_owned(), 2)]);
+        let expected = [
+            ("microbatch".to_owned(), Some(7), None),
+            ("chunk".to_owned(), Some(2), None),
+            ("reverse".to_owned(), None, Some(true)),
+        ];
+        assert_eq!(annotations, expected);
+        assert_eq!(event.categories, ["forward", "chunk 2", "reverse"]);
     }
 
     proptest! {

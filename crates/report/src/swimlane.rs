@@ -1,10 +1,14 @@
 //! A timeline as text: one row per rank, time from left to right.
 
+use std::collections::BTreeSet;
+
 use shardloom_program::quantity::{percent, seconds};
 use shardloom_program::timeline::{Activity, Interval, Picos, Timeline, Track};
 
 use crate::label::{printable, shortened};
-use crate::palette::{self, ACTIVITIES, Colour, IDLE, look};
+use crate::legend::{Style, legend, subscript};
+use crate::palette::{self, Colour, IDLE, look};
+use crate::shade::{Part, Parts, is_pass};
 use crate::totals::{Totals, clock_words, first_start, shares};
 use crate::visible::{Segment, visible};
 
@@ -16,8 +20,9 @@ const NARROWEST_PLOT: usize = 10;
 ///
 /// Every rank is one row; a folded class of ranks is one row marked `×` and how many it stands for.
 /// Each column shows what fills most of it. Communication is shown where no computing hides it.
-/// A block carries its label where that fits, else its letter and micro-batch, else its letter. The
-/// figure at the end of a row is the share of time in which its compute lane is busy.
+/// A block carries its label where that fits, else its letter with micro-batch and chunk, else its
+/// letter, which is small for the reverse direction; later chunks are paler, and the reverse direction is
+/// dark. The figure at the end of a row is the share of time in which its compute lane is busy.
 ///
 /// # Examples
 ///
@@ -56,11 +61,12 @@ pub fn swimlane(timeline: &Timeline, width: usize, colour: Colour) -> String {
     // Around the plot: " │" before, "│ 100.0%" after.
     let plot_width = width.saturating_sub(heading_width + 10).max(NARROWEST_PLOT);
 
+    let parts = Parts::of(std::iter::once(timeline));
     let mut text = String::new();
     for (track, heading) in timeline.tracks.iter().zip(&headings) {
         let padding = " ".repeat(heading_width - heading.chars().count());
         text.push_str(&format!("{heading}{padding} │"));
-        draw_row(track, span, plot_width, colour, &mut text);
+        draw_row(track, span, (plot_width, parts), colour, &mut text);
         let busy = percent(shares(track, timeline.makespan()).busy);
         text.push_str(&format!("│ {busy:>6}\n"));
     }
@@ -68,8 +74,9 @@ pub fn swimlane(timeline: &Timeline, width: usize, colour: Colour) -> String {
     palette::dim(&format!("{}  {axis}", " ".repeat(heading_width)), colour, &mut text);
     text.push('\n');
     text.push_str(&totals_line(timeline));
-    legend(timeline, colour, &mut text);
-    text
+    let intervals = timeline.tracks.iter().flat_map(|track| &track.intervals);
+    let occurring: BTreeSet<Activity> = intervals.map(|interval| interval.activity).collect();
+    text + &legend(|activity| occurring.contains(&activity), parts, Style::Blocks, colour)
 }
 
 /// The stretch of time that is drawn.
@@ -117,13 +124,20 @@ fn headings(timeline: &Timeline, width: usize) -> Vec<String> {
     joined.collect()
 }
 
-fn draw_row(track: &Track, span: Span, columns: usize, colour: Colour, into: &mut String) {
+fn draw_row(
+    track: &Track,
+    span: Span,
+    (columns, parts): (usize, Parts),
+    colour: Colour,
+    into: &mut String,
+) {
     let shown = column_intervals(track, span, columns);
     for run in shown.chunk_by(|a, b| a == b) {
         match run[0] {
             Some(index) => {
                 let interval = &track.intervals[index];
-                look(interval.activity).paint(&block(interval, run.len(), colour), colour, into);
+                let shade = parts.shade(interval.activity, Part::of(interval));
+                shade.paint(&block(interval, run.len(), colour), colour, into);
             }
             None => palette::dim(&IDLE.to_string().repeat(run.len()), colour, into),
         }
@@ -180,18 +194,29 @@ fn fullest<'a>(
     }
 }
 
-/// `width` characters for a block of `interval`: the best label that fits, then its fill.
+/// `width` characters for a block of `interval`: the best label that fits, then its fill. Of a pass the
+/// short ones have the chunk in small figures, and a small letter for the reverse direction.
 fn block(interval: &Interval, width: usize, colour: Colour) -> String {
     let look = look(interval.activity);
-    let short = match interval.microbatch {
-        Some(microbatch) => format!("{}{microbatch}", look.letter),
-        None => look.letter.to_string(),
+    let part = Part::of(interval);
+    let letter = match part.reverse {
+        true => look.letter.to_lowercase().to_string(),
+        false => look.letter.to_string(),
     };
-    let candidates = [printable(&interval.label), short];
+    let chunk = match is_pass(interval.activity) {
+        true => part.chunk.map(subscript).unwrap_or_default(),
+        false => String::new(),
+    };
+    let microbatch = interval.microbatch.map(|it| it.to_string()).unwrap_or_default();
+    let candidates = [
+        printable(&interval.label),
+        format!("{letter}{microbatch}{chunk}"),
+        format!("{letter}{chunk}"),
+    ];
     let label = candidates
         .into_iter()
         .find(|text| !text.is_empty() && text.chars().count() <= width)
-        .unwrap_or_else(|| look.letter.to_string());
+        .unwrap_or(letter);
     let fill = if colour == Colour::Ansi { ' ' } else { look.fill };
     let rest = width - label.chars().count();
     label + &fill.to_string().repeat(rest)
@@ -223,28 +248,13 @@ fn totals_line(timeline: &Timeline) -> String {
     )
 }
 
-/// Explains the activities that occur, and idling.
-fn legend(timeline: &Timeline, colour: Colour, into: &mut String) {
-    let occurs = |activity: &Activity| {
-        let mut intervals = timeline.tracks.iter().flat_map(|track| &track.intervals);
-        intervals.any(|interval| interval.activity == *activity)
-    };
-    for activity in ACTIVITIES.into_iter().filter(occurs) {
-        let look = look(activity);
-        let fill = if colour == Colour::Ansi { ' ' } else { look.fill };
-        look.paint(&format!("{}{fill}", look.letter), colour, into);
-        into.push_str(&format!(" {}  ", look.name));
-    }
-    palette::dim(&IDLE.to_string(), colour, into);
-    into.push_str(" idle\n");
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use shardloom_program::timeline::Clock;
 
     use super::*;
+    use crate::palette::ACTIVITIES;
     use crate::visible::tests::{any_timeline, interval};
 
     fn track(rank: u32, place: &str, intervals: Vec<Interval>) -> Track {
@@ -312,6 +322,31 @@ mod tests {
         });
         let timeline = simulated(vec![track(0, "", all.collect())]);
         insta::assert_snapshot!(swimlane(&timeline, 138, Colour::Plain));
+    }
+
+    /// Two devices with two chunks each, or with a stage of a pipeline each way.
+    fn several_stages(labels: [&str; 4]) -> Timeline {
+        let activities = [Activity::Forward, Activity::BackwardInput];
+        let passes = labels.iter().zip(0u64..).map(|(label, at)| {
+            let activity = activities[(at / 2) as usize];
+            let chunk = Part::of_cell(label).chunk;
+            Interval { chunk, ..interval(activity, label, at * 10_000, at * 10_000 + 8_000) }
+        });
+        simulated(vec![track(0, "", passes.collect())])
+    }
+
+    #[test]
+    fn chunks_and_directions_are_told_apart_however_narrow_the_blocks() {
+        let chunks = several_stages(["F3@0", "F3@1", "I3@1", "I3@0"]);
+        let ways = several_stages(["F3", "F3<", "I3", "I3<"]);
+        let rows = |width, colour| {
+            let text = [&chunks, &ways].map(|timeline| swimlane(timeline, width, colour));
+            text.concat()
+        };
+        for (name, width) in [("wide", 64), ("narrow", 21)] {
+            insta::assert_snapshot!(format!("parts_{name}"), rows(width, Colour::Plain));
+        }
+        insta::assert_snapshot!("parts_colour", rows(40, Colour::Ansi).replace('\x1b', "ESC"));
     }
 
     #[test]

@@ -59,6 +59,8 @@ pub(super) enum EventType {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct DebugAnnotation {
+    #[prost(bool, optional, tag = "2")]
+    pub(super) bool_value: Option<bool>,
     #[prost(uint64, optional, tag = "3")]
     pub(super) uint_value: Option<u64>,
     #[prost(string, optional, tag = "10")]
