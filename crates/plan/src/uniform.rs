@@ -40,8 +40,7 @@ impl Uniform {
     /// as the schedule wants. Numbers for which its arrangement does not exist leave no pipeline, which
     /// validation refuses.
     pub fn plan(&self, graph: &Graph, model: &str, cluster: &str) -> Plan {
-        let chunks = self.arrangement().least_chunks();
-        let places = self.arrangement().places(self.pp, chunks).unwrap_or_default();
+        let places = self.arrangement().places(self.pp, self.least_chunks()).unwrap_or_default();
         self.placed(graph, model, cluster, &places)
     }
 
@@ -58,6 +57,11 @@ impl Uniform {
     ) -> Result<Plan, PlanError> {
         let places = self.arrangement().places(self.pp, chunks)?;
         Ok(self.placed(graph, model, cluster, &places))
+    }
+
+    /// The fewest stages on each device that the schedule wants.
+    pub fn least_chunks(&self) -> usize {
+        self.arrangement().least_chunks()
     }
 
     fn arrangement(&self) -> Arrangement {

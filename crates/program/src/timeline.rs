@@ -149,6 +149,19 @@ impl Track {
         self.occupied(|interval| interval.lane != Lane::Compute)
     }
 
+    /// Time in which at least one interval is under way of those that `counts` accepts.
+    pub fn covered(&self, counts: impl Fn(&Interval) -> bool) -> Picos {
+        let counted = self.intervals.iter().filter(|interval| counts(interval));
+        let mut spans: Vec<(Picos, Picos)> = counted.map(|it| (it.start, it.end)).collect();
+        spans.sort_unstable();
+        let (mut total, mut until) = (Picos::ZERO, Picos::ZERO);
+        for (start, end) in spans {
+            total += end.since(start.max(until));
+            until = until.max(end);
+        }
+        total
+    }
+
     fn occupied(&self, which: impl Fn(&Interval) -> bool) -> Picos {
         let mut total = Picos::ZERO;
         for interval in self.intervals.iter().filter(|interval| which(interval)) {

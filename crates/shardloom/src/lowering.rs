@@ -25,8 +25,8 @@ pub fn read_plan(path: &Path) -> Result<Plan> {
     Ok(Plan::from_toml(&model::read(path)?, &path.display().to_string())?)
 }
 
-/// The plan that a few numbers describe, in full and checked. Stages are cut such that the most arithmetic
-/// that one has is the least possible: the last holds the head and the loss, which may outweigh many
+/// The plan that a few numbers describe, in full and checked, with as few stages on each device as the
+/// schedule wants. Stages are cut such that the most arithmetic that one has is the least possible: the last holds the head and the loss, which may outweigh many
 /// layers, the first the embedding, which has none to speak of. This depends on the model alone, so it is
 /// the same on every machine, measured or not.
 ///
@@ -56,6 +56,20 @@ pub fn read_plan(path: &Path) -> Result<Plan> {
 /// # Errors
 /// If it does not fit the model or has numbers beyond any machine.
 pub fn uniform_plan(model: &Model, numbers: &Uniform, cluster: &str) -> Result<Plan> {
+    uniform_plan_in_chunks(model, numbers, cluster, numbers.least_chunks())
+}
+
+/// Likewise with `chunks` stages on each device, of one pipeline or, where the schedule has pipelines in
+/// both directions, of as many pipelines.
+///
+/// # Errors
+/// As [`uniform_plan`], and if the schedule has no such stages.
+pub fn uniform_plan_in_chunks(
+    model: &Model,
+    numbers: &Uniform,
+    cluster: &str,
+    chunks: usize,
+) -> Result<Plan> {
     let mesh = numbers.mesh;
     let factors = [("pp", numbers.pp), ("dp", mesh.dp as usize), ("tp", mesh.tp as usize)];
     if let Some(&(key, _)) = factors.iter().find(|(_, factor)| *factor == 0) {
@@ -68,18 +82,29 @@ pub fn uniform_plan(model: &Model, numbers: &Uniform, cluster: &str) -> Result<P
         return Err(Error::PlanSize { key: "devices", value: devices, rule });
     }
     let blocks = model.graph().blocks().len();
+    let rule = format!(
+        "{} has {blocks} blocks, embedding and head included, and a stage holds at least one",
+        model.spec().name()
+    );
     if numbers.pp > blocks {
-        let rule = format!(
-            "{} has {blocks} blocks, embedding and head included, and a stage holds at least one",
-            model.spec().name()
-        );
         return Err(Error::PlanSize { key: "pp", value: numbers.pp as u128, rule });
     }
-    let mut plan = numbers.plan(model.graph(), &model.text(), cluster);
-    let cut = balanced_cut(&flops_before(model.graph()), numbers.pp);
-    let stages = plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage);
-    for (stage, blocks) in stages.zip(cut.windows(2)) {
-        stage.blocks = (blocks[0], blocks[1]);
+    // No arrangement has more stages of one pipeline, and few have more pipelines than devices.
+    if chunks > blocks.max(numbers.pp) {
+        return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
+    }
+    let mut plan = numbers.plan_in_chunks(model.graph(), &model.text(), cluster, chunks)?;
+    let before = flops_before(model.graph());
+    for pipeline in &mut plan.pipeline {
+        let stages = pipeline.stage.len();
+        if stages > blocks {
+            let rule = format!("with pp = {} these are {stages} stages; {rule}", numbers.pp);
+            return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
+        }
+        let cut = balanced_cut(&before, stages);
+        for (stage, blocks) in pipeline.stage.iter_mut().zip(cut.windows(2)) {
+            stage.blocks = (blocks[0], blocks[1]);
+        }
     }
     require_sizes(model, &plan)?;
     plan.validate(model.graph(), plan.device_count())?;
@@ -100,10 +125,17 @@ fn flops_before(graph: &Graph) -> Vec<f64> {
 /// The program of `plan` on a cluster of `devices` devices.
 ///
 /// # Errors
-/// If the plan does not fit the model or the devices, or has numbers beyond any machine.
+/// If the plan does not fit the model or the devices, has numbers beyond any machine, or runs passes of
+/// later steps.
 pub fn lower(model: &Model, plan: &Plan, devices: usize) -> Result<Program> {
     require_sizes(model, plan)?;
-    Ok(shardloom_program::lower(model.graph(), plan, devices)?)
+    let program = shardloom_program::lower(model.graph(), plan, devices)?;
+    let mut items = program.classes.iter().flat_map(|class| &class.stream);
+    let last = plan.microbatches as u32;
+    if items.any(|item| item.microbatch.is_some_and(|microbatch| microbatch >= last)) {
+        return Err(Error::RunsAhead { schedule: plan.schedule.name() });
+    }
+    Ok(program)
 }
 
 fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
@@ -142,7 +174,12 @@ mod tests {
     fn stages(layers: usize, vocabulary: usize, pp: usize) -> Vec<(usize, usize)> {
         let text = format!("gpt:layers={layers},hidden=64,heads=4,seq=32,vocab={vocabulary}");
         let model = Model::load(&text).expect("a model");
-        let numbers = Uniform {
+        let plan = uniform_plan(&model, &numbers(pp), "local:2").expect("a plan");
+        plan.stages().map(|(_, stage)| stage.blocks).collect()
+    }
+
+    fn numbers(pp: usize) -> Uniform {
+        Uniform {
             pp,
             mesh: Mesh::SINGLE,
             sequence_parallel: false,
@@ -154,9 +191,39 @@ mod tests {
             precision: Precision::FP32,
             optimizer: Optimizer::default(),
             clip_norm: None,
+        }
+    }
+
+    #[test]
+    fn stages_of_every_pipeline_are_cut_by_their_arithmetic() {
+        let text = "gpt:layers=6,hidden=64,heads=4,seq=32,vocab=64";
+        let model = Model::load(text).expect("a model");
+        let plan = |schedule, pp, chunks| {
+            let numbers = Uniform { schedule, ..numbers(pp) };
+            uniform_plan_in_chunks(&model, &numbers, "local:4", chunks)
         };
-        let plan = uniform_plan(&model, &numbers, "local:2").expect("a plan");
-        plan.stages().map(|(_, stage)| stage.blocks).collect()
+        let cuts = |plan: &Plan| -> Vec<Vec<usize>> {
+            let ends = |pipeline: &shardloom_plan::Pipeline| {
+                pipeline.stage.iter().map(|stage| stage.blocks.1).collect()
+            };
+            plan.pipeline.iter().map(ends).collect()
+        };
+        let interleaved = plan(ScheduleKind::Interleaved, 2, 3).expect("a plan");
+        // The embedding has no arithmetic, and the head next to none.
+        assert_eq!(cuts(&interleaved), [[2, 3, 4, 5, 6, 8]]);
+        let chimera = plan(ScheduleKind::Chimera, 4, 4).expect("a plan");
+        assert_eq!(cuts(&chimera).len(), 4);
+        let one = stages(6, 64, 4).iter().map(|blocks| blocks.1).collect::<Vec<_>>();
+        assert!(cuts(&chimera).iter().all(|cut| *cut == one), "{:?}", cuts(&chimera));
+        for (schedule, pp, chunks, key) in [
+            (ScheduleKind::OneForwardOneBackward, 2, 2, "chunks"),
+            (ScheduleKind::Interleaved, 2, 5, "chunks"),
+            (ScheduleKind::Interleaved, 2, usize::MAX, "chunks"),
+            (ScheduleKind::Interleaved, 9, 2, "pp"),
+        ] {
+            let error = plan(schedule, pp, chunks).expect_err("no plan").to_string();
+            assert!(error.starts_with(&format!("{key} = ")), "{error}");
+        }
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Simulation {
             multiplicity: track.multiplicity,
             busy_seconds: each(track.busy()),
             communication_seconds: each(track.communicating()),
-            idle_seconds: (step_seconds - each(occupied(track))).max(0.0),
+            idle_seconds: (step_seconds - each(track.covered(|_| true))).max(0.0),
             peak_bytes: track.peak_bytes,
             sent_bytes: track.sent_bytes / steps as u64,
         };
@@ -125,17 +125,4 @@ impl Simulation {
         };
         self.timeline.tracks.iter().map(fit).collect()
     }
-}
-
-/// Time in which any lane is occupied.
-fn occupied(track: &Track) -> Picos {
-    let mut spans: Vec<(Picos, Picos)> =
-        track.intervals.iter().map(|interval| (interval.start, interval.end)).collect();
-    spans.sort_unstable();
-    let (mut total, mut until) = (Picos::ZERO, Picos::ZERO);
-    for (start, end) in spans {
-        total += end.since(start.max(until));
-        until = until.max(end);
-    }
-    total
 }
