@@ -73,6 +73,16 @@ impl Failure {
         })
     }
 
+    /// What is wrong with the input, if that is why.
+    pub fn refusal(&self) -> Option<&str> {
+        match self {
+            Failure::Message(message) if message.status == INPUT => {
+                Some(message.message.trim_end())
+            }
+            _ => None,
+        }
+    }
+
     /// Says on standard error why the command ends, and gives its exit status.
     pub fn report(&self, json: bool) -> ExitCode {
         match self {

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use command::{Demo, Explain, Export, Generate, Plan, Profile, Schedule, Simulate, Train};
+use command::{Compare, Demo, Explain, Export, Generate, Plan, Profile, Schedule, Simulate, Train};
 use failure::Failure;
 use terminal::Terminal;
 
@@ -33,11 +33,12 @@ struct Arguments {
 enum Command {
     Plan(Plan),
     Explain(Explain),
-    Simulate(Simulate),
+    Simulate(Box<Simulate>),
     Train(Box<Train>),
     Generate(Generate),
     Export(Export),
     Schedule(Schedule),
+    Compare(Box<Compare>),
     Profile(Profile),
     Demo(Demo),
 }
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Generate(generate) => generate.run(terminal),
         Command::Export(export) => export.run(terminal),
         Command::Schedule(schedule) => schedule.run(terminal),
+        Command::Compare(compare) => compare.run(terminal),
         Command::Profile(profile) => profile.run(terminal),
         Command::Demo(demo) => demo.run(terminal),
     };

@@ -96,6 +96,15 @@ fn parallelism() {
         ("--zero 1 --algorithm binary-tree", "plan", "ZeRO"),
         ("--algorithm telepathy", "usage", "ring"),
         ("--schedule 2f2b", "usage", "afab, 1f1b"),
+        ("--pp 2 --chunks 2", "plan", "chunks = 2: this schedule has one stage"),
+        ("--pp 2 --schedule interleaved --chunks 3", "plan", "6 stages; gpt has 4 blocks"),
+        ("--pp 2 --schedule interleaved --chunks 18446744073709551615", "plan", "4 blocks"),
+        ("--pp 2 --schedule interleaved --chunks 0", "plan", "chunks = 0"),
+        ("--pp 2 --schedule interleaved --microbatches 1", "plan", "multiples of the 2 devices"),
+        ("--pp 3 --schedule chimera", "plan", "half of the devices"),
+        ("--pp 2 --schedule pipedream", "plan", "take a schedule with a flush"),
+        ("--schedule chimaera", "usage", "did you mean chimera?"),
+        ("--ranks 2 --chunks 2", "usage", "--ranks"),
         ("--recompute some", "usage", "none, selective, full"),
         ("--microbatches 0", "plan", "microbatches = 0"),
         ("--microbatches 3", "plan", "divide"),
@@ -222,6 +231,16 @@ fn plans() {
     }
     place.run("simulate missing.toml --json").refuses("file", "missing.toml");
     place.run("explain text.txt --json").refuses("plan", "text.txt");
+    place.run("simulate gpt-2 --json").refuses("usage", "--cluster");
+    let model =
+        "simulate gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256 --cluster h100-80g:2 --json";
+    place
+        .run(&format!("{model} --pp 2 --schedule interleaved --chunks 3"))
+        .refuses("plan", "6 stages");
+    place.run(&format!("{model} --pp 2 --schedule pipemare")).refuses("plan", "with a flush");
+    place.run(&format!("{model} --pp 4")).refuses("plan", "2 devices");
+    place.run("simulate good.toml --cluster h100-80g:2 --json").refuses("usage", "--cluster");
+    place.run("simulate good.toml --schedule afab --json").refuses("usage", "--schedule");
     place.run("simulate good.toml --html text.txt --json").refuses("file", "--force");
     let train = "train good.toml --data text.txt --steps 2 --json";
     place.run(&format!("{train} --pp 2")).refuses("usage", "--pp");

@@ -88,9 +88,18 @@ fn training_is_the_same_however_it_is_split() {
     let train =
         |options: &str| place.run(&format!("train {TINY} --steps 6 {options} --json")).succeeds();
     let serial = train("").losses();
-    for options in
-        ["--dp 2", "--pp 2", "--tp 2 --sequence-parallel", "--dp 2 --zero 3", "--pp 2 --dp 2"]
-    {
+    for options in [
+        "--dp 2",
+        "--pp 2",
+        "--tp 2 --sequence-parallel",
+        "--dp 2 --zero 3",
+        "--pp 2 --dp 2",
+        "--pp 2 --schedule gpipe",
+        "--pp 2 --schedule megatron --chunks 2",
+        "--pp 2 --schedule chimera",
+        "--pp 2 --schedule chimera-doubling",
+        "--pp 2 --schedule hanayo",
+    ] {
         let split = train(options);
         for ((_, serial), (_, loss)) in serial.iter().zip(split.losses()) {
             let number = |text: &str| text.parse::<f64>().unwrap_or(f64::NAN);

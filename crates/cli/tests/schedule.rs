@@ -6,7 +6,8 @@ use std::io::Read;
 use std::process::Stdio;
 
 use invocation::Place;
-use serde_json::json;
+use serde_json::{Value, json};
+use shardloom::plan::ScheduleKind;
 
 #[test]
 fn utilisation_is_m_over_m_and_p_minus_one() {
@@ -24,8 +25,9 @@ fn cells_are_those_of_the_published_figure() {
     insta::assert_snapshot!(outcome.stdout, @r"
     0 │ F0 F1 ·  B0 F2 B1 ·  B2
     1 │ ·  F0 B0 F1 B1 F2 B2 ·
+    F forward  B backward  · idle
     makespan 8, bubble 25.0%, utilisation 75.0%
-    most micro-batches in flight, by stage: 2, 1
+    most micro-batches in flight, by device: 2, 1
     ");
 }
 
@@ -36,10 +38,15 @@ fn json_has_a_cell_for_every_slot() {
         "kind": "afab",
         "stages": 2,
         "microbatches": 2,
+        "chunks": 1,
+        "steps": 1,
         "makespan": 9.0,
         "bubble_fraction": 1.0 - 12.0 / 18.0,
         "utilisation": 12.0 / 18.0,
+        "steady_utilisation": null,
         "peak_in_flight": [2, 2],
+        "slot": 1.0,
+        "exact_slots": true,
         "rows": [
             ["F0", "F1", ".", ".", ".", "B1", "B1", "B0", "B0"],
             [".", "F0", "F1", "B1", "B1", "B0", "B0", ".", "."],
@@ -52,7 +59,147 @@ fn json_has_a_cell_for_every_slot() {
         outcome.check(near < 1e-12, key);
         found[key] = expected[key].clone();
     }
+    let turns = found.as_object_mut().and_then(|object| object.remove("turns"));
+    let last = json!({ "cells": "B0", "start": 7.0, "end": 9.0 });
+    outcome.check(turns.is_some_and(|turns| turns[0][3] == last), "another last turn");
     outcome.check(found == expected, "another object");
+}
+
+/// What a schedule of these arguments is, as JSON.
+fn drawn(arguments: &str) -> Value {
+    Place::new().run(&format!("schedule {arguments} --json")).succeeds().object()
+}
+
+#[test]
+fn chunks_have_their_share_of_the_time() {
+    let outcome = Place::new()
+        .run("schedule interleaved --stages 2 --microbatches 2 --chunks 2 --backward 1")
+        .succeeds();
+    insta::assert_snapshot!(outcome.stdout, @r"
+    0 │ F0@0 F1@0 F0@1 F1@1 ·    ·    B0@1 B1@1 B0@0 B1@0
+    1 │ ·    F0@0 F1@0 F0@1 F1@1 B0@1 B1@1 B0@0 B1@0 ·
+    F forward  B backward  · idle
+    @0 chunk 0  @1 chunk 1
+    makespan 5, bubble 20.0%, utilisation 80.0%
+    most micro-batches in flight, each stage's counted, by device: 4, 4
+    ");
+    // Bubble over ideal time (p - 1) / (v m), whatever the number of chunks.
+    for chunks in [2, 3, 4] {
+        let arguments = format!("interleaved --stages 4 --microbatches 8 --chunks {chunks}");
+        let answer = drawn(&arguments);
+        let makespan = answer["makespan"].as_f64().expect("a number");
+        let ideal = 8.0 * 3.0;
+        let expected = ideal * (1.0 + 3.0 / (f64::from(chunks) * 8.0));
+        assert!((makespan - expected).abs() < 1e-9, "{chunks} chunks: {makespan}");
+        assert_eq!(answer["exact_slots"], true);
+        let row = answer["rows"][0].as_array().expect("cells");
+        let slot = answer["slot"].as_f64().expect("a number");
+        let idle = row.iter().filter(|cell| *cell == ".").count() as f64 * slot;
+        assert!((idle - (makespan - ideal)).abs() < 1e-9, "{chunks} chunks: {idle} idle");
+    }
+}
+
+#[test]
+fn pipelines_both_ways_mark_the_reverse_one() {
+    let outcome = Place::new().run("schedule chimera --stages 2 --microbatches 2 --backward 1");
+    insta::assert_snapshot!(outcome.succeeds().stdout, @r"
+    0 │ F0  F1< B1< B0
+    1 │ F1< F0  B0  B1<
+    F forward  B backward  · idle
+    < pipeline the reverse way
+    makespan 4, bubble 0.0%, utilisation 100.0%
+    most micro-batches in flight, each stage's counted, by device: 2, 2
+    ");
+}
+
+#[test]
+fn without_flush_steps_follow_each_other_until_no_device_waits() {
+    let outcome = Place::new().run("schedule 2bw --stages 2 --microbatches 2 --steps 2");
+    insta::assert_snapshot!(outcome.succeeds().stdout, @r"
+    0 │ F0 F1 ·  ·  B0 B0 F2 B1 B1 F3 B2 B2 ·  B3 B3
+    1 │ ·  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 ·  ·
+    F forward  B backward  · idle
+    2 steps: makespan 15, bubble 20.0%, utilisation 80.0%
+    utilisation once steps follow each other: 100.0%
+    most micro-batches in flight, by device: 2, 1
+    ");
+    for kind in ["pipedream", "pipemare"] {
+        for (stages, microbatches) in [(4, 4), (4, 1), (5, 2)] {
+            let numbers = format!("{kind} --stages {stages} --microbatches {microbatches}");
+            let answer = drawn(&format!("{numbers} --backward 1"));
+            let steady = answer["steady_utilisation"].as_f64().expect("a number");
+            assert!((steady - 1.0).abs() < 1e-9, "{numbers}: {steady}");
+            // Enough steps that some device works without a pause for a while.
+            let row = answer["rows"][0].as_array().expect("cells");
+            let runs = row.split(|cell| *cell == ".").map(<[Value]>::len).max();
+            assert!(runs >= Some(2 * stages), "{numbers}: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn slow_messages_lower_the_steady_utilisation() {
+    // A message each way between two devices takes as long as the passes between.
+    let answer = drawn("pipedream --stages 2 --microbatches 2 --backward 1 --message 1");
+    let steady = answer["steady_utilisation"].as_f64().expect("a number");
+    assert!(steady < 0.9, "{steady}");
+    let whole = answer["utilisation"].as_f64().expect("a number");
+    assert!(whole <= steady + 1e-9, "filling and draining only add idle time: {whole} > {steady}");
+}
+
+#[test]
+fn halves_of_backward_passes_have_their_own_times() {
+    let answer = drawn("1f1b --stages 2 --microbatches 2 --input 1.5 --weight 0.25");
+    assert_eq!(answer["makespan"], 3.0 * 2.75);
+    assert_eq!((&answer["slot"], &answer["exact_slots"]), (&json!(0.25), &json!(true)));
+}
+
+#[test]
+fn times_without_a_common_divisor_are_drawn_in_rounded_columns_and_said_so() {
+    let arguments = "1f1b --stages 2 --microbatches 2 --backward 2.0001";
+    let answer = drawn(arguments);
+    assert_eq!((&answer["slot"], &answer["exact_slots"]), (&json!(1.0), &json!(false)));
+    assert_eq!(answer["makespan"], 9.0003);
+    let text = Place::new().run(&format!("schedule {arguments}")).succeeds().stdout;
+    assert!(text.contains("rounded"), "{text}");
+}
+
+#[test]
+fn schedules_are_found_under_the_names_that_people_look_for() {
+    for (name, kind) in [
+        ("gpipe", "afab"),
+        ("GPipe", "afab"),
+        ("pipedream-flush", "1f1b"),
+        ("megatron", "interleaved"),
+        ("pipedream-2bw", "pipedream"),
+        ("pipelined-backpropagation", "pipemare"),
+    ] {
+        assert_eq!(drawn(&format!("{name} --stages 2 --microbatches 2"))["kind"], kind);
+    }
+}
+
+#[test]
+fn every_kind_is_drawn_or_says_what_it_wants() {
+    let place = Place::new();
+    for kind in ScheduleKind::EVERY {
+        let arguments = format!("schedule {} --stages 4 --microbatches 8 --json", kind.name());
+        let outcome = place.run(&arguments);
+        if outcome.status != Some(0) {
+            outcome.refuses("plan", kind.name());
+            continue;
+        }
+        let answer = outcome.object();
+        let rows = answer["rows"].as_array().expect("rows");
+        let lengths: Vec<usize> =
+            rows.iter().map(|row| row.as_array().map_or(0, Vec::len)).collect();
+        outcome.check(lengths.len() == 4 && lengths.iter().all(|it| *it == lengths[0]), "no table");
+        let slot = answer["slot"].as_f64().unwrap_or(f64::NAN);
+        let makespan = answer["makespan"].as_f64().unwrap_or(f64::NAN);
+        outcome.check(
+            (lengths[0] as f64 * slot - makespan).abs() < 1e-6,
+            "not the makespan's columns",
+        );
+    }
 }
 
 #[test]
@@ -67,8 +214,33 @@ fn numbers_that_are_none_are_refused() {
         ("1f1b --stages 4 --microbatches 99999999999999999999", "99999999999999999999"),
         ("2f2b --stages 4 --microbatches 4", "afab, 1f1b"),
         ("1f1b --stages 4", "--microbatches"),
+        ("1f1b --stages 4 --microbatches 4 --chunks 0", "--chunks 0"),
+        ("pipedream --stages 4 --microbatches 4 --steps 0", "--steps 0"),
+        ("pipedream --stages 4 --microbatches 4 --steps 4000000000", "at most"),
+        ("interleaved --stages 4 --microbatches 4 --chunks 4000000000", "at most"),
+        ("1f1b --stages 4 --microbatches 4 --forward nan", "--forward NaN"),
+        ("1f1b --stages 4 --microbatches 4 --backward 1e300", "1000000"),
+        ("1f1b --stages 4 --microbatches 4 --message -1", "--message -1"),
+        ("1f1b --stages 4 --microbatches 4 --input 1", "--weight"),
+        ("1f1b --stages 4 --microbatches 4 --input 1 --weight 1 --backward 2", "--backward"),
+        ("hanyao --stages 4 --microbatches 4", "did you mean hanayo?"),
     ] {
         place.run(&format!("schedule {arguments} --json")).refuses("usage", hint);
+    }
+}
+
+#[test]
+fn schedules_that_do_not_exist_say_what_would_be_right() {
+    let place = Place::new();
+    for (arguments, hint) in [
+        ("interleaved --stages 4 --microbatches 6", "multiples of the 4 devices"),
+        ("interleaved --stages 4 --microbatches 8 --chunks 1", "at least two stages"),
+        ("1f1b --stages 4 --microbatches 8 --chunks 2", "one stage on each device"),
+        ("chimera --stages 3 --microbatches 6", "half of the devices"),
+        ("chimera --stages 4 --microbatches 3", "evenly to 2 pipelines"),
+        ("hanayo --stages 4 --microbatches 4 --chunks 3", "even number of stages"),
+    ] {
+        place.run(&format!("schedule {arguments} --json")).refuses("plan", hint);
     }
 }
 

@@ -1,16 +1,22 @@
 //! The commands, one file each.
 
+mod compare;
 mod demo;
+mod dimensions;
 mod explain;
 mod export;
 mod generate;
+mod order;
 mod plan;
 mod plan_line;
 mod profile;
 mod schedule;
+mod schedule_kind;
 mod simulate;
+mod slots;
 mod train;
 
+pub use compare::Compare;
 pub use demo::Demo;
 pub use explain::Explain;
 pub use export::Export;
@@ -21,12 +27,13 @@ pub use schedule::Schedule;
 pub use simulate::Simulate;
 pub use train::Train;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use shardloom::LocalProfile;
 use shardloom::collectives::{Algorithm, CollectiveError};
-use shardloom::plan::{Recompute, ScheduleKind};
+use shardloom::plan::Recompute;
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -65,9 +72,25 @@ fn load_cluster(
     Ok(cluster?)
 }
 
-/// Parses the name of a schedule.
-pub fn schedule_kind(name: &str) -> Result<ScheduleKind, String> {
-    named(name, ScheduleKind::ALL, ScheduleKind::name)
+/// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.
+fn is_plan(path: &Path) -> Result<bool, Failure> {
+    if path.extension().is_none_or(|extension| extension != "toml") || !path.is_file() {
+        return Ok(false);
+    }
+    let text = fs::read_to_string(path)
+        .map_err(|error| Failure::file(path, format!("cannot read {}: {error}", path.display())))?;
+    Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
+}
+
+/// Refuses options that a plan file says itself.
+fn require_no_option(option: Option<&'static str>, plan: &Path) -> Result<(), Failure> {
+    let Some(option) = option else { return Ok(()) };
+    let message = format!(
+        "{option} cannot be given with the plan {}, which says it itself; change the plan, or give a \
+         model",
+        plan.display()
+    );
+    Err(Failure::usage(option, message))
 }
 
 /// Parses the name of a recomputation policy.

@@ -4,7 +4,7 @@ use shardloom::plan::{Axis, Plan};
 
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
 pub fn plan_line(plan: &Plan) -> String {
-    let stages = plan.stages().count();
+    let (stages, pipelines) = (plan.stages().count(), plan.pipeline.len());
     let meshes: Vec<String> = plan.stages().map(|(_, stage)| stage.mesh.to_string()).collect();
     let mesh = match meshes.split_first() {
         Some((first, rest)) if rest.iter().all(|each| each == first) => first.clone(),
@@ -16,9 +16,14 @@ pub fn plan_line(plan: &Plan) -> String {
         _ => format!("{} with ", plan.schedule.name()),
     };
     format!(
-        "{}: {} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}",
+        "{}: {}{} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
+        if pipelines > 1 {
+            format!(" in {}", counted(pipelines, "pipeline"))
+        } else {
+            String::new()
+        },
         if sequence { " with sequence parallelism" } else { "" },
         plan.sync.zero,
         counted(plan.microbatches, "micro-batch"),
@@ -27,7 +32,8 @@ pub fn plan_line(plan: &Plan) -> String {
     )
 }
 
-fn counted(number: usize, what: &str) -> String {
+/// `1 stage`, `2 stages`.
+pub fn counted(number: usize, what: &str) -> String {
     let ending = match (number, what.ends_with("ch")) {
         (1, _) => "",
         (_, true) => "es",
@@ -46,14 +52,14 @@ mod tests {
     #[test]
     fn one_is_not_many_and_a_single_stage_has_no_schedule() {
         let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
-        let line = |pp, microbatches| {
+        let line = |schedule, pp, microbatches| {
             let numbers = Uniform {
                 pp,
                 mesh: Mesh { dp: 2, cp: 1, tp: 1 },
                 sequence_parallel: false,
                 global_batch: 8,
                 microbatches,
-                schedule: ScheduleKind::Afab,
+                schedule,
                 recompute: Recompute::None,
                 sync: Sync::default(),
                 precision: Precision::FP32,
@@ -63,12 +69,15 @@ mod tests {
             plan_line(&uniform_plan(&model, &numbers, "local:4").expect("a plan"))
         };
         assert_eq!(
-            line(1, 1),
+            line(ScheduleKind::Afab, 1, 1),
             "2 devices: 1 stage of dp 2, ZeRO 0, 1 micro-batch of 8 samples, recompute none"
         );
         assert_eq!(
-            line(2, 4),
+            line(ScheduleKind::Afab, 2, 4),
             "4 devices: 2 stages of dp 2, ZeRO 0, afab with 4 micro-batches of 2 samples, recompute none"
         );
+        let chimera = "4 devices: 4 stages in 2 pipelines of dp 2, ZeRO 0, chimera with 4 micro-batches \
+                       of 2 samples, recompute none";
+        assert_eq!(line(ScheduleKind::Chimera, 2, 4), chimera);
     }
 }

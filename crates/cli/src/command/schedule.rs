@@ -3,28 +3,44 @@
 use clap::Args;
 use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
+use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
 use shardloom::program::schedule::{self, StageMap, Timed};
-use shardloom_report::cell_table;
+use shardloom_report::{cell_legend, cell_table};
 
+use super::schedule_kind::{listing, schedule_kind};
+use super::slots::{Slots, WholeTimes};
 use crate::failure::Failure;
-use crate::number::whole;
+use crate::number::{decimal, whole};
 use crate::terminal::Terminal;
+
+const EXAMPLES: &str = "Examples:
+  shardloom schedule 1f1b --stages 4 --microbatches 8
+  shardloom schedule interleaved --stages 4 --microbatches 8 --chunks 2
+  shardloom schedule pipedream --stages 4 --microbatches 4 --steps 3
+  shardloom schedule hanayo --stages 4 --microbatches 4 --backward 1 --message 0.25 --json";
 
 /// Draw a pipeline schedule as a table of cells
 ///
-/// Every stage takes the same time for a forward pass, and the same for a backward pass; messages take
-/// none. One column is one slot of time, so a pass of two slots fills two cells.
+/// All devices take the same times for a micro-batch; where a device holds several stages, each takes
+/// its share of them. Columns are slots of one length, as long as possible with every pass in whole slots.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  shardloom schedule 1f1b --stages 4 --microbatches 8
-  shardloom schedule afab --stages 4 --microbatches 8 --backward 1 --json")]
+#[command(
+    after_help = EXAMPLES,
+    after_long_help = format!("{EXAMPLES}
+
+Schedules, with other names: {}.
+
+Cells: F forward, B backward, I and W its halves (input and weight gradients), then the micro-batch, \
+@ and the device's chunk, < for a pipeline the reverse way; F3+B1< are two passes at once, . is idle.",
+        listing())
+)]
 pub struct Schedule {
-    /// Which schedule
-    #[arg(value_name = "KIND", value_parser = super::schedule_kind)]
+    /// Which schedule; see below
+    #[arg(value_name = "KIND", value_parser = schedule_kind)]
     kind: ScheduleKind,
 
-    /// Stages of the pipeline
+    /// Devices that the pipeline goes through
     #[arg(long, value_name = "P", value_parser = whole::<u32>)]
     stages: u32,
 
@@ -32,13 +48,40 @@ pub struct Schedule {
     #[arg(long, value_name = "M", value_parser = whole::<u32>)]
     microbatches: u32,
 
-    /// Slots of time that a forward pass takes
-    #[arg(long, value_name = "SLOTS", default_value_t = 1, value_parser = whole::<u32>)]
-    forward: u32,
+    /// Stages on each device [default: as few as the schedule wants]
+    #[arg(long, value_name = "V", value_parser = whole::<u32>)]
+    chunks: Option<u32>,
 
-    /// Slots of time that a backward pass takes
-    #[arg(long, value_name = "SLOTS", default_value_t = 2, value_parser = whole::<u32>)]
-    backward: u32,
+    /// Time of a forward pass through a device
+    #[arg(long, value_name = "TIME", default_value_t = 1.0, value_parser = decimal)]
+    forward: f64,
+
+    /// Time of a backward pass, half of it for input gradients and half for weight gradients
+    #[arg(long, value_name = "TIME", default_value_t = 2.0, value_parser = decimal)]
+    backward: f64,
+
+    /// Time of input gradients alone
+    #[arg(
+        long, value_name = "TIME", value_parser = decimal,
+        requires = "weight", conflicts_with = "backward"
+    )]
+    input: Option<f64>,
+
+    /// Time of weight gradients alone
+    #[arg(
+        long, value_name = "TIME", value_parser = decimal,
+        requires = "input", conflicts_with = "backward"
+    )]
+    weight: Option<f64>,
+
+    /// Time of a message between devices
+    #[arg(long, value_name = "TIME", default_value_t = 0.0, value_parser = decimal)]
+    message: f64,
+
+    /// Steps to draw, one right after the other [default: 1; without flush enough to see the steady
+    /// state]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    steps: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -46,14 +89,29 @@ struct Answer {
     kind: &'static str,
     stages: u32,
     microbatches: u32,
+    chunks: usize,
+    steps: u32,
     makespan: f64,
     bubble_fraction: f64,
     utilisation: f64,
+    /// Once steps follow each other without a flush; null for a schedule with one.
+    steady_utilisation: Option<f64>,
     peak_in_flight: Vec<usize>,
+    slot: f64,
+    exact_slots: bool,
     rows: Vec<Vec<String>>,
+    turns: Vec<Vec<TurnTime>>,
 }
 
-/// The most cells that are drawn.
+/// When a device does what, exactly.
+#[derive(Serialize)]
+struct TurnTime {
+    cells: String,
+    start: f64,
+    end: f64,
+}
+
+/// The most cells that are drawn, and passes that are timed.
 const MOST_CELLS: u64 = 4_000_000;
 
 impl Schedule {
@@ -63,69 +121,179 @@ impl Schedule {
         if terminal.json() {
             return terminal.object(&answer);
         }
-        terminal.text(cell_table(&answer.rows, terminal.colour()))?;
+        let colour = terminal.colour();
+        terminal.text(cell_table(&answer.rows, colour))?;
+        terminal.text(cell_legend(&answer.rows, colour))?;
+        if !answer.exact_slots {
+            terminal.line(format_args!(
+                "columns are {} wide, and starts and ends rounded to them: the times have no common \
+                 divisor that is not much smaller",
+                number(answer.slot)
+            ))?;
+        }
+        let steps = match answer.steps {
+            1 => String::new(),
+            steps => format!("{steps} steps: "),
+        };
         terminal.line(format_args!(
-            "makespan {}, bubble {}, utilisation {}",
-            answer.makespan,
+            "{steps}makespan {}, bubble {}, utilisation {}",
+            number(answer.makespan),
             percent(answer.bubble_fraction),
             percent(answer.utilisation)
         ))?;
+        if let Some(steady) = answer.steady_utilisation {
+            terminal.line(format_args!(
+                "utilisation once steps follow each other: {}",
+                percent(steady)
+            ))?;
+        }
         let peaks: Vec<String> = answer.peak_in_flight.iter().map(usize::to_string).collect();
-        terminal.line(format_args!("most micro-batches in flight, by stage: {}", peaks.join(", ")))
+        let what = match answer.chunks {
+            1 => "most micro-batches in flight, by device",
+            _ => "most micro-batches in flight, each stage's counted, by device",
+        };
+        terminal.line(format_args!("{what}: {}", peaks.join(", ")))
     }
 
     fn answer(&self) -> Result<Answer, Failure> {
-        let numbers = [
-            ("--stages", self.stages),
-            ("--microbatches", self.microbatches),
-            ("--forward", self.forward),
-            ("--backward", self.backward),
-        ];
-        if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == 0) {
-            return Err(Failure::usage(name, format!("{name} 0: at least 1 is needed")));
-        }
-        let [stages, microbatches, forward, backward] =
-            numbers.map(|(_, number)| u64::from(number));
-        let pass_slots = forward + backward;
-        let cells = (microbatches + stages).saturating_mul(pass_slots).saturating_mul(stages);
-        if cells > MOST_CELLS {
-            let message = format!(
-                "{stages} stages with {microbatches} micro-batches of {pass_slots} slots have about \
-                 {cells} cells; at most {MOST_CELLS} are drawn"
-            );
-            return Err(Failure::usage("--stages", message));
-        }
-        let (devices, microbatches) = (self.stages as usize, self.microbatches as usize);
+        self.require_numbers()?;
         let arrangement = self.kind.arrangement().unwrap_or(Arrangement::Chain);
-        let chunks = arrangement.least_chunks();
-        let program = |error| Failure::from(shardloom::Error::from(error));
+        let chunks = self.chunks.map_or(arrangement.least_chunks(), |chunks| chunks as usize);
+        self.require_few_passes(chunks, self.steps.unwrap_or(1))?;
+        let (devices, microbatches) = (self.stages as usize, self.microbatches as usize);
         let map =
             StageMap::arranged(arrangement, devices, chunks, microbatches).map_err(program)?;
-        // Half of a backward pass is for inputs, half for weights.
-        let half = f64::from(self.backward) / 2.0;
-        let forward = f64::from(self.forward);
-        let times = PassTimes { forward, input: half, weight: half, message: 0.0 };
+        let WholeTimes { times, scale } = WholeTimes::of(self.times(), chunks);
         let schedule = schedule::Schedule::build(self.kind, map, &times).map_err(program)?;
-        let timing = schedule::time(&schedule, 1, &times).map_err(program)?;
-        let peaks = schedule::check(&schedule, microbatches).map_err(program)?;
-        let slots = timing.makespan.ceil() as usize;
-        let row = |(device, turns): (usize, &Vec<Timed>)| {
-            let mut row = vec![".".to_owned(); slots];
-            for timed in turns {
-                let (start, end) = (timed.start as usize, timed.end.ceil() as usize);
-                row[start..end].fill(schedule.map.text(device, timed.turn));
-            }
-            row
+        let ahead = schedule.ahead();
+        let steps = self.steps.unwrap_or(match ahead {
+            0 => 1,
+            ahead => ahead + self.stages.saturating_mul(2).div_ceil(self.microbatches).max(2),
+        });
+        self.require_few_passes(chunks, steps)?;
+        let timing = schedule::time(&schedule, steps, &times).map_err(program)?;
+        let waiting = (ahead as usize + 2) * microbatches;
+        let peaks = schedule::check(&schedule, waiting).map_err(program)?;
+        let steady_utilisation = match ahead {
+            0 => None,
+            _ => Some(self.steady_utilisation(&schedule, &times, chunks)?),
         };
+        let slots = Slots::of(&timing, &schedule.map, MOST_CELLS).ok_or_else(|| {
+            let message = format!(
+                "--stages {devices}: with {microbatches} micro-batches and these times there are over \
+                 {MOST_CELLS} cells; at most {MOST_CELLS} are drawn"
+            );
+            Failure::usage("--stages", message)
+        })?;
+        let turn = |device: usize, timed: &Timed| TurnTime {
+            cells: schedule.map.text(device, timed.turn),
+            start: timed.start / scale,
+            end: timed.end / scale,
+        };
+        let turns = timing.turns.iter().enumerate();
+        let turns = turns.map(|(device, turns)| turns.iter().map(|it| turn(device, it)).collect());
         Ok(Answer {
             kind: self.kind.name(),
             stages: self.stages,
             microbatches: self.microbatches,
-            makespan: timing.makespan,
+            chunks,
+            steps,
+            makespan: timing.makespan / scale,
             bubble_fraction: timing.bubble_fraction,
             utilisation: 1.0 - timing.bubble_fraction,
+            steady_utilisation,
             peak_in_flight: peaks,
-            rows: timing.turns.iter().enumerate().map(row).collect(),
+            slot: slots.width / scale,
+            exact_slots: slots.exact,
+            rows: slots.rows,
+            turns: turns.collect(),
         })
     }
+
+    /// Busy time over all time, of steps in the middle of many.
+    fn steady_utilisation(
+        &self,
+        schedule: &schedule::Schedule,
+        times: &PassTimes,
+        chunks: usize,
+    ) -> Result<f64, Failure> {
+        // As many steps as fill the pipeline several times over; then as many again.
+        let fill = self.stages.saturating_mul(4).div_ceil(self.microbatches);
+        let steps = (schedule.ahead() + 2).max(fill);
+        self.require_few_passes(chunks, steps.saturating_mul(2))?;
+        let timing = |steps| schedule::time(schedule, steps, times).map_err(program);
+        let (one, both) = (timing(steps)?, timing(steps * 2)?);
+        let busy = |timing: &schedule::Timing| {
+            (1.0 - timing.bubble_fraction) * timing.makespan * timing.turns.len() as f64
+        };
+        let devices = f64::from(self.stages);
+        Ok((busy(&both) - busy(&one)) / (devices * (both.makespan - one.makespan)))
+    }
+
+    fn times(&self) -> PassTimes {
+        let half = self.backward / 2.0;
+        PassTimes {
+            forward: self.forward,
+            input: self.input.unwrap_or(half),
+            weight: self.weight.unwrap_or(half),
+            message: self.message,
+        }
+    }
+
+    fn require_numbers(&self) -> Result<(), Failure> {
+        let counts = [
+            ("--stages", Some(self.stages)),
+            ("--microbatches", Some(self.microbatches)),
+            ("--chunks", self.chunks),
+            ("--steps", self.steps),
+        ];
+        if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
+            return Err(Failure::usage(name, format!("{name} 0: at least 1 is needed")));
+        }
+        let times = [
+            ("--forward", Some(self.forward)),
+            ("--backward", Some(self.backward)),
+            ("--input", self.input),
+            ("--weight", self.weight),
+        ];
+        let passes = times.into_iter().filter_map(|(name, time)| Some((name, time?)));
+        let fits = |time: f64| (1e-3..=LONGEST).contains(&time);
+        if let Some((name, time)) = passes.clone().find(|&(_, time)| !fits(time)) {
+            let message = format!("{name} {time}: a pass takes from 0.001 to {LONGEST}");
+            return Err(Failure::usage(name, message));
+        }
+        if !(0.0..=LONGEST).contains(&self.message) {
+            let message =
+                format!("--message {}: a message takes from 0 to {LONGEST}", self.message);
+            return Err(Failure::usage("--message", message));
+        }
+        Ok(())
+    }
+
+    fn require_few_passes(&self, chunks: usize, steps: u32) -> Result<(), Failure> {
+        let factors = [u64::from(self.microbatches), u64::from(self.stages), chunks as u64];
+        let each = factors.iter().fold(2u64, |product, &factor| product.saturating_mul(factor));
+        let passes = each.saturating_mul(u64::from(steps));
+        if passes <= MOST_CELLS {
+            return Ok(());
+        }
+        let message = format!(
+            "{} stages with {} micro-batches, {chunks} chunks and {steps} steps have about {passes} \
+             passes; at most {MOST_CELLS} are drawn",
+            self.stages, self.microbatches
+        );
+        Err(Failure::usage("--stages", message))
+    }
+}
+
+/// The longest time that is taken.
+const LONGEST: f64 = 1e6;
+
+fn program(error: ProgramError) -> Failure {
+    shardloom::Error::from(error).into()
+}
+
+/// A time with no more digits than it needs, and no more than six after the point.
+fn number(time: f64) -> f64 {
+    (time * 1e6).round() / 1e6
 }

@@ -5,7 +5,6 @@ mod rate;
 pub mod run;
 mod shape;
 
-use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +18,7 @@ use shardloom::{
     read_plan, simulate,
 };
 
-use super::ProfileFile;
+use super::{ProfileFile, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
@@ -284,14 +283,7 @@ impl Train {
         let path = Path::new(&self.what);
         if is_plan(path)? {
             let seq = self.seq.map(|_| "--seq");
-            if let Some(option) = self.shape.given().or(seq) {
-                let message = format!(
-                    "{option} cannot be given with the plan {}, which says it itself; change the \
-                     plan, or give a model",
-                    path.display()
-                );
-                return Err(Failure::usage(option, message));
-            }
+            require_no_option(self.shape.given().or(seq), path)?;
             let plan = read_plan(path)?;
             return Ok((Model::load(&plan.model)?, Some(plan)));
         }
@@ -312,14 +304,4 @@ fn require_microbatch(data: &Data, plan: &Plan, fraction: f64) -> Result<(), Fai
          larger share, more data, or more micro-batches"
     );
     Err(Failure::usage("--validation-fraction", message))
-}
-
-/// Whether a path leads to a plan; a TOML file with a table `model` describes a model instead.
-fn is_plan(path: &Path) -> Result<bool, Failure> {
-    if path.extension().is_none_or(|extension| extension != "toml") || !path.is_file() {
-        return Ok(false);
-    }
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::file(path, format!("cannot read {}: {error}", path.display())))?;
-    Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
 }

@@ -1,0 +1,274 @@
+//! The options that say how a model is split, whatever its schedule.
+
+use clap::Args;
+use shardloom::cluster::Cluster;
+use shardloom::collectives::Algorithm;
+use shardloom::plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::search::Request;
+use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
+
+use super::order::Order;
+use super::{algorithm, recompute};
+use crate::failure::Failure;
+use crate::number::{decimal, whole};
+
+/// How many devices there are in each direction, what a step has, and how replicas stay equal.
+#[derive(Debug, Args)]
+pub struct Dimensions {
+    /// Devices, or groups of them, that a pipeline goes through. Stages are cut so that the most
+    /// arithmetic of one is the least possible; other cuts are for a plan file to say [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    pp: Option<usize>,
+
+    /// Data-parallel replicas [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    dp: Option<u32>,
+
+    /// Ranks that every operator is split over [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    tp: Option<u32>,
+
+    /// Split what tensor parallelism leaves whole along the sequence
+    #[arg(long)]
+    sequence_parallel: bool,
+
+    /// ZeRO stage, 0 to 3: what replicas share is nothing, optimizer state, also gradients, also
+    /// weights [default: 0]
+    #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
+    zero: Option<u8>,
+
+    /// Samples of a step [default: 8]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    global_batch: Option<usize>,
+
+    /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    microbatches: Option<usize>,
+
+    /// Activations that are computed twice instead of kept: none, selective or full [default: none]
+    #[arg(long, value_name = "POLICY", value_parser = recompute)]
+    recompute: Option<Recompute>,
+
+    /// How collectives are carried out: direct, ring or halving-doubling [default: direct where ranks
+    /// are cores of one machine, else ring]
+    #[arg(long, value_name = "ALGORITHM", value_parser = algorithm)]
+    algorithm: Option<Algorithm>,
+
+    /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9 [default: adamw]
+    #[arg(long, value_name = "OPTIMIZER")]
+    optimizer: Option<String>,
+
+    /// Global norm to which gradients are clipped [default: 1]
+    #[arg(long, value_name = "NORM", conflicts_with = "no_clip", value_parser = decimal)]
+    clip_norm: Option<f64>,
+
+    /// Do not clip gradients
+    #[arg(long)]
+    no_clip: bool,
+}
+
+/// Samples of a step, where nothing else is said.
+const GLOBAL_BATCH: usize = 8;
+
+/// What a plan is for: the cluster's name, its format and its collectives.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// As the plan writes it.
+    pub cluster: String,
+    /// Number formats.
+    pub precision: Precision,
+    /// Collectives, where no option says another.
+    pub algorithm: Algorithm,
+}
+
+impl Place {
+    /// Ranks that are threads of this machine.
+    pub fn here(dimensions: &Dimensions) -> Place {
+        // Too many ranks are refused with the plan, whatever its cluster is called.
+        let ranks = dimensions.ranks().unwrap_or(0);
+        Place {
+            cluster: format!("local:{ranks}"),
+            precision: Precision::FP32,
+            algorithm: Algorithm::Direct,
+        }
+    }
+
+    /// What plans for this cluster usually have.
+    pub fn on(cluster: &str, usual: &Request) -> Place {
+        Place {
+            cluster: cluster.to_owned(),
+            precision: usual.precision,
+            algorithm: usual.algorithm,
+        }
+    }
+}
+
+impl Dimensions {
+    /// The first of these options that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let options = [
+            ("--pp", self.pp.is_some()),
+            ("--dp", self.dp.is_some()),
+            ("--tp", self.tp.is_some()),
+            ("--sequence-parallel", self.sequence_parallel),
+            ("--zero", self.zero.is_some()),
+            ("--global-batch", self.global_batch.is_some()),
+            ("--microbatches", self.microbatches.is_some()),
+            ("--recompute", self.recompute.is_some()),
+            ("--algorithm", self.algorithm.is_some()),
+            ("--optimizer", self.optimizer.is_some()),
+            ("--clip-norm", self.clip_norm.is_some()),
+            ("--no-clip", self.no_clip),
+        ];
+        options.into_iter().find(|&(_, given)| given).map(|(name, _)| name)
+    }
+
+    /// Devices that a pipeline goes through.
+    pub fn pp(&self) -> usize {
+        self.pp.unwrap_or(1)
+    }
+
+    /// Samples of a step.
+    pub fn global_batch(&self) -> usize {
+        self.global_batch.unwrap_or(GLOBAL_BATCH)
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> Result<Optimizer, Failure> {
+        Ok(self.optimizer.as_deref().map_or(Ok(Optimizer::default()), parse_optimizer)?)
+    }
+
+    /// Global norm to which gradients are clipped.
+    pub fn clip_norm(&self) -> Option<f64> {
+        (!self.no_clip).then(|| self.clip_norm.unwrap_or(1.0))
+    }
+
+    /// Ranks in all, unless no cluster has so many.
+    pub fn ranks(&self) -> Option<usize> {
+        let widths = [self.pp(), self.dp.unwrap_or(1) as usize, self.tp.unwrap_or(1) as usize];
+        widths.iter().try_fold(1, |all: usize, &each| {
+            all.checked_mul(each).filter(|&all| all <= Cluster::MAX_DEVICES as usize)
+        })
+    }
+
+    /// Micro-batches of a step, as given. Otherwise, of a pipeline, with which the most of `orders` exist
+    /// for `model`, and among those the most up to four per device that replicas can share.
+    pub fn microbatches(&self, model: &Model, orders: &[Order]) -> usize {
+        if let Some(microbatches) = self.microbatches {
+            return microbatches;
+        }
+        let pp = self.pp();
+        // More devices or stages than blocks are refused with the plan.
+        let blocks = model.graph().blocks().len();
+        let few = |order: &&Order| pp <= blocks && order.chunks() <= blocks;
+        let existing = |microbatches: usize| {
+            orders.iter().filter(few).filter(|order| order.exists(pp, microbatches)).count()
+        };
+        let candidates = candidates(self.global_batch(), pp, self.dp.unwrap_or(1));
+        candidates.max_by_key(|&microbatches| (existing(microbatches), microbatches)).unwrap_or(1)
+    }
+
+    /// The plan with this schedule.
+    ///
+    /// # Errors
+    /// As [`uniform_plan_in_chunks`].
+    pub fn plan(
+        &self,
+        model: &Model,
+        order: Order,
+        microbatches: usize,
+        place: &Place,
+    ) -> Result<Plan, Failure> {
+        let numbers = self.numbers(order.kind, microbatches, place)?;
+        Ok(uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?)
+    }
+
+    /// The plan in numbers.
+    fn numbers(
+        &self,
+        schedule: ScheduleKind,
+        microbatches: usize,
+        place: &Place,
+    ) -> Result<Uniform, Failure> {
+        Ok(Uniform {
+            pp: self.pp(),
+            mesh: Mesh { dp: self.dp.unwrap_or(1), cp: 1, tp: self.tp.unwrap_or(1) },
+            sequence_parallel: self.sequence_parallel,
+            global_batch: self.global_batch(),
+            microbatches,
+            schedule,
+            recompute: self.recompute.unwrap_or(Recompute::None),
+            sync: Sync {
+                algorithm: self.algorithm.unwrap_or(place.algorithm),
+                zero: self.zero.unwrap_or(0),
+                ..Sync::default()
+            },
+            precision: place.precision,
+            optimizer: self.optimizer()?,
+            clip_norm: self.clip_norm(),
+        })
+    }
+}
+
+/// Numbers of micro-batches that replicas can share: of a pipeline up to four per device, otherwise one.
+fn candidates(global_batch: usize, pp: usize, dp: u32) -> impl Iterator<Item = usize> {
+    let most = if pp <= 1 { 1 } else { pp.saturating_mul(4).min(global_batch) };
+    (1..=most).filter(move |&microbatches| {
+        global_batch.is_multiple_of(microbatches)
+            && (global_batch / microbatches).is_multiple_of(dp.max(1) as usize)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dimensions(global_batch: usize, pp: usize, dp: u32) -> Dimensions {
+        Dimensions {
+            pp: Some(pp),
+            dp: Some(dp),
+            tp: None,
+            sequence_parallel: false,
+            zero: None,
+            global_batch: Some(global_batch),
+            microbatches: None,
+            recompute: None,
+            algorithm: None,
+            optimizer: None,
+            clip_norm: None,
+            no_clip: false,
+        }
+    }
+
+    fn chosen(kinds: &[ScheduleKind], (global_batch, pp, dp): (usize, usize, u32)) -> usize {
+        let model = Model::load("gpt:layers=10,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let orders: Vec<Order> = kinds.iter().map(|&kind| Order { kind, chunks: None }).collect();
+        dimensions(global_batch, pp, dp).microbatches(&model, &orders)
+    }
+
+    #[test]
+    fn a_pipeline_gets_as_many_microbatches_as_divide() {
+        let chosen = |numbers| chosen(&[ScheduleKind::OneForwardOneBackward], numbers);
+        assert_eq!(chosen((8, 1, 2)), 1);
+        assert_eq!(chosen((8, 2, 1)), 8);
+        assert_eq!(chosen((8, 2, 2)), 4);
+        assert_eq!(chosen((64, 2, 2)), 8);
+        assert_eq!(chosen((7, 2, 2)), 1);
+        assert_eq!(chosen((0, 2, 0)), 1);
+    }
+
+    #[test]
+    fn schedules_get_microbatches_with_which_they_exist() {
+        let one = ScheduleKind::OneForwardOneBackward;
+        assert_eq!(chosen(&[one], (24, 5, 1)), 12);
+        // Interleaved wants multiples of the devices: of 1, 2, 3, 4, 6, 8 and 12 that is none of five.
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (24, 5, 1)), 12);
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (18, 4, 1)), 9);
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (20, 3, 1)), 10);
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (42, 4, 1)), 14);
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (30, 3, 1)), 6);
+        assert_eq!(chosen(&[one, ScheduleKind::Interleaved], (30, 3, 1)), 6);
+        assert_eq!(chosen(&[ScheduleKind::Chimera], (9, 2, 1)), 3);
+        assert_eq!(chosen(&[ScheduleKind::Chimera], (30, 4, 1)), 10);
+    }
+}

@@ -1,0 +1,89 @@
+//! The options that choose the order of passes.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+
+use clap::Args;
+use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
+use shardloom::program::schedule::{Schedule, StageMap};
+
+use super::schedule_kind::schedule_kind;
+use crate::number::whole;
+
+/// A schedule, and the stages that it has on each device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The schedule.
+    pub kind: ScheduleKind,
+    /// Stages on each device; as few as the schedule wants if absent.
+    pub chunks: Option<usize>,
+}
+
+impl Order {
+    fn arrangement(self) -> Arrangement {
+        self.kind.arrangement().unwrap_or(Arrangement::Chain)
+    }
+
+    /// Stages on each device.
+    pub fn chunks(self) -> usize {
+        self.chunks.unwrap_or_else(|| self.arrangement().least_chunks())
+    }
+
+    /// Whether there is such a schedule of so many micro-batches.
+    pub fn exists(self, pp: usize, microbatches: usize) -> bool {
+        let map = StageMap::arranged(self.arrangement(), pp, self.chunks(), microbatches);
+        let build = |map| Schedule::build(self.kind, map, &PassTimes::default());
+        map.and_then(build).is_ok()
+    }
+}
+
+/// The order of passes.
+#[derive(Debug, Args)]
+pub struct OrderOptions {
+    /// Order of passes; `shardloom schedule --help` lists all [default: 1f1b]
+    #[arg(long, value_name = "KIND", value_parser = schedule_kind)]
+    schedule: Option<ScheduleKind>,
+
+    /// Stages on each device [default: as few as the schedule wants]
+    #[arg(long, value_name = "V", value_parser = whole::<usize>)]
+    chunks: Option<usize>,
+}
+
+impl OrderOptions {
+    /// The first of these options that was given.
+    pub fn given(&self) -> Option<&'static str> {
+        let chunks = self.chunks.map(|_| "--chunks");
+        self.schedule.map(|_| "--schedule").or(chunks)
+    }
+
+    /// The order.
+    pub fn order(&self) -> Order {
+        let kind = self.schedule.unwrap_or(ScheduleKind::OneForwardOneBackward);
+        Order { kind, chunks: self.chunks }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.chunks {
+            None => write!(f, "{}", self.kind.name()),
+            Some(chunks) => write!(f, "{}:{chunks}", self.kind.name()),
+        }
+    }
+}
+
+/// Parses a schedule, and after a colon the stages on each device.
+///
+/// # Errors
+/// What would be right.
+pub fn order(text: &str) -> Result<Order, String> {
+    let (name, chunks) = match text.split_once(':') {
+        None => (text, None),
+        Some((name, chunks)) => {
+            let chunks = whole::<NonZeroUsize>(chunks)
+                .map_err(|rule| format!("{chunks:?} stages on each device: {rule}"))?;
+            (name, Some(chunks.get()))
+        }
+    };
+    Ok(Order { kind: schedule_kind(name)?, chunks })
+}

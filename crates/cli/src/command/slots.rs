@@ -1,0 +1,156 @@
+//! Columns for a timed schedule.
+
+use shardloom::plan::PassTimes;
+use shardloom::program::schedule::{StageMap, Timed, Timing};
+
+/// Times in a unit in which they are whole numbers.
+///
+/// Whole numbers keep sums of times exact, and so which turns meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WholeTimes {
+    /// The times, in units.
+    pub times: PassTimes,
+    /// Units in one of the unit that the times were given in.
+    pub scale: f64,
+}
+
+/// The most digits after the point that times are taken to have.
+const MOST_DIGITS: i32 = 6;
+
+impl WholeTimes {
+    /// `times`, such that the share of a stage in a device's time is whole, too. Where a time has more
+    /// than six digits after the point, they stay what they are, in millionths.
+    pub fn of(times: PassTimes, chunks: usize) -> WholeTimes {
+        let all = [times.forward, times.input, times.weight, times.message];
+        let whole = |power: f64| {
+            let near = |time: f64| (time * power - (time * power).round()).abs() < 1e-6;
+            all.into_iter().all(near)
+        };
+        let digits = (0..=MOST_DIGITS).find(|&digits| whole(10f64.powi(digits)));
+        let power = 10f64.powi(digits.unwrap_or(MOST_DIGITS));
+        let chunks = chunks as f64;
+        let scaled = |time: f64| match digits {
+            Some(_) => (time * power).round() * chunks,
+            None => time * power * chunks,
+        };
+        WholeTimes {
+            times: PassTimes {
+                forward: scaled(times.forward),
+                input: scaled(times.input),
+                weight: scaled(times.weight),
+                message: scaled(times.message),
+            },
+            scale: power * chunks,
+        }
+    }
+}
+
+/// A schedule in columns of one width.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slots {
+    /// What each device does in each column, `.` for idle.
+    pub rows: Vec<Vec<String>>,
+    /// How long a column is, in units.
+    pub width: f64,
+    /// Whether every turn begins and ends where a column does. Otherwise both are rounded to columns,
+    /// which are as wide as the shortest turn.
+    pub exact: bool,
+}
+
+/// The most columns that the shortest turn is drawn in.
+const FINEST: u64 = 24;
+
+impl Slots {
+    /// Puts `timing`, in whole units, in columns as wide as possible. Nothing if there are more than
+    /// `most_cells` cells.
+    pub fn of(timing: &Timing, map: &StageMap, most_cells: u64) -> Option<Slots> {
+        let edge = |time: f64| time.round() as u64;
+        let turns = || timing.turns.iter().flatten();
+        let edges = turns().flat_map(|turn| [edge(turn.start), edge(turn.end)]);
+        let divisor = edges.fold(0, greatest_common_divisor).max(1);
+        let shortest = turns().map(|turn| edge(turn.end) - edge(turn.start)).min().unwrap_or(1);
+        let exact = shortest / divisor <= FINEST;
+        let width = if exact { divisor } else { shortest }.max(1) as f64;
+        let columns = (timing.makespan / width).round() as u64;
+        if columns.saturating_mul(timing.turns.len() as u64) > most_cells {
+            return None;
+        }
+        let column = |time: f64| (time / width).round() as usize;
+        let row = |(device, turns): (usize, &Vec<Timed>)| {
+            let mut row = vec![".".to_owned(); columns as usize];
+            for timed in turns {
+                row[column(timed.start)..column(timed.end)].fill(map.text(device, timed.turn));
+            }
+            row
+        };
+        let rows = timing.turns.iter().enumerate().map(row).collect();
+        Some(Slots { rows, width, exact })
+    }
+}
+
+fn greatest_common_divisor(one: u64, other: u64) -> u64 {
+    match other {
+        0 => one,
+        _ => greatest_common_divisor(other, one % other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom::plan::{Arrangement, ScheduleKind};
+    use shardloom::program::schedule::{Schedule, time};
+
+    use super::*;
+
+    fn slots(kind: ScheduleKind, chunks: usize, times: PassTimes) -> (Slots, f64) {
+        let arrangement = kind.arrangement().unwrap_or(Arrangement::Chain);
+        let map = StageMap::arranged(arrangement, 2, chunks, 4).expect("a map");
+        let whole = WholeTimes::of(times, chunks);
+        let schedule = Schedule::build(kind, map, &whole.times).expect("a schedule");
+        let timing = time(&schedule, 1, &whole.times).expect("no deadlock");
+        let slots = Slots::of(&timing, &schedule.map, 10_000).expect("few cells");
+        (slots, whole.scale)
+    }
+
+    fn times(forward: f64, half: f64, message: f64) -> PassTimes {
+        PassTimes { forward, input: half, weight: half, message }
+    }
+
+    #[test]
+    fn columns_are_the_greatest_common_divisor_of_all_times() {
+        for (chunks, given, width) in [
+            (1, times(1.0, 1.0, 0.0), 1.0),
+            (1, times(1.0, 0.75, 0.0), 0.5),
+            (1, times(3.0, 3.0, 0.0), 3.0),
+            (1, times(0.3, 0.3, 0.1), 0.1),
+            (2, times(1.0, 1.0, 0.0), 0.5),
+            (3, times(1.0, 1.0, 0.0), 1.0 / 3.0),
+        ] {
+            let kind = match chunks {
+                1 => ScheduleKind::OneForwardOneBackward,
+                _ => ScheduleKind::Interleaved,
+            };
+            let (slots, scale) = slots(kind, chunks, given);
+            assert!(slots.exact);
+            assert!((slots.width / scale - width).abs() < 1e-12, "{given:?}: {}", slots.width);
+            for row in &slots.rows {
+                let busy = row.iter().filter(|cell| *cell != ".").count() as f64;
+                let work = 4.0 * (given.forward + given.input + given.weight);
+                assert!((busy * width - work).abs() < 1e-9, "{given:?}: {row:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn columns_that_would_be_too_fine_are_rounded_and_no_turn_is_lost() {
+        let given = times(1.0, 0.500_05, 0.0);
+        let (slots, scale) = slots(ScheduleKind::OneForwardOneBackward, 1, given);
+        assert!(!slots.exact);
+        assert_eq!(slots.width / scale, 1.0, "as wide as the shortest turn");
+        for row in &slots.rows {
+            for turn in (0..4).flat_map(|it| [format!("F{it}"), format!("B{it}")]) {
+                assert!(row.contains(&turn), "no {turn} in {row:?}");
+            }
+        }
+    }
+}
