@@ -102,7 +102,14 @@ fn parallelism() {
         ("--pp 2 --schedule interleaved --chunks 0", "plan", "chunks = 0"),
         ("--pp 2 --schedule interleaved --microbatches 1", "plan", "multiples of the 2 devices"),
         ("--pp 3 --schedule chimera", "plan", "half of the devices"),
-        ("--pp 2 --schedule pipedream", "plan", "take a schedule with a flush"),
+        ("--pp 2 --versions stash", "plan", "1f1b has a flush"),
+        ("--pp 2 --schedule pipedream --versions new", "usage", "double-buffer"),
+        (
+            "--pp 4 --schedule pipedream --versions double-buffer --microbatches 2",
+            "plan",
+            "4 blocks",
+        ),
+        ("--pp 2 --schedule table", "plan", "a line of cells for each device"),
         ("--schedule chimaera", "usage", "did you mean chimera?"),
         ("--ranks 2 --chunks 2", "usage", "--ranks"),
         ("--recompute some", "usage", "none, selective, full"),
@@ -237,7 +244,6 @@ fn plans() {
     place
         .run(&format!("{model} --pp 2 --schedule interleaved --chunks 3"))
         .refuses("plan", "6 stages");
-    place.run(&format!("{model} --pp 2 --schedule pipemare")).refuses("plan", "with a flush");
     place.run(&format!("{model} --pp 4")).refuses("plan", "2 devices");
     place.run("simulate good.toml --cluster h100-80g:2 --json").refuses("usage", "--cluster");
     place.run("simulate good.toml --schedule afab --json").refuses("usage", "--schedule");

@@ -181,7 +181,7 @@ fn schedules_are_found_under_the_names_that_people_look_for() {
 #[test]
 fn every_kind_is_drawn_or_says_what_it_wants() {
     let place = Place::new();
-    for kind in ScheduleKind::EVERY {
+    for kind in ScheduleKind::ALL {
         let arguments = format!("schedule {} --stages 4 --microbatches 8 --json", kind.name());
         let outcome = place.run(&arguments);
         if outcome.status != Some(0) {

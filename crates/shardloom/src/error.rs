@@ -72,15 +72,6 @@ pub enum Error {
         /// What would be right.
         rule: String,
     },
-    /// A schedule that does not flush, of which there is no program of one step.
-    #[error(
-        "{schedule} runs passes of later steps before a step ends, which is not simulated or trained \
-         yet; take a schedule with a flush, such as 1f1b, or look at it with `shardloom schedule {schedule}`"
-    )]
-    RunsAhead {
-        /// Its name.
-        schedule: &'static str,
-    },
     /// A text that names no optimizer.
     #[error("optimizer {text:?}: {rule}")]
     Optimizer {
@@ -260,11 +251,9 @@ impl Error {
                 "model"
             }
             Error::Cluster(_) => "cluster",
-            Error::Plan(_)
-            | Error::Program(_)
-            | Error::PlanSize { .. }
-            | Error::RunsAhead { .. }
-            | Error::Ranks { .. } => "plan",
+            Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } | Error::Ranks { .. } => {
+                "plan"
+            }
             Error::Sim(_) => "simulation",
             Error::Search(_) => "search",
             Error::NoProfilePlace | Error::Profile { .. } | Error::OtherMachine { .. } => "profile",
@@ -385,7 +374,6 @@ impl Error {
                 Train::NonFiniteLoss { step, .. } => Some(format!("step {step}")),
                 _ => None,
             },
-            Error::RunsAhead { .. } => Some("schedule".into()),
             Error::Ranks { .. } => Some("devices".into()),
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
             Error::Search(_)

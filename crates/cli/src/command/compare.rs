@@ -167,7 +167,7 @@ impl Compare {
             }
             _ => Place::here(&self.dimensions),
         };
-        let every = ScheduleKind::EVERY.map(|kind| Order { kind, chunks: None });
+        let every = ScheduleKind::ALL.map(|kind| Order { kind, chunks: None, versions: None });
         let orders = if self.schedules.is_empty() { &every[..] } else { &self.schedules };
         let microbatches = self.dimensions.microbatches(&model, orders);
         let settings = match self.training.run {

@@ -58,7 +58,7 @@ pub struct Dimensions {
     #[arg(long, value_name = "OPTIMIZER")]
     optimizer: Option<String>,
 
-    /// Global norm to which gradients are clipped [default: 1]
+    /// Global norm to which gradients are clipped [default: 1; without flush none]
     #[arg(long, value_name = "NORM", conflicts_with = "no_clip", value_parser = decimal)]
     clip_norm: Option<f64>,
 
@@ -180,7 +180,12 @@ impl Dimensions {
         place: &Place,
     ) -> Result<Plan, Failure> {
         let numbers = self.numbers(order.kind, microbatches, place)?;
-        Ok(uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?)
+        let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
+        if let Some(weights) = order.versions {
+            plan.weights = weights;
+            plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
+        }
+        Ok(plan)
     }
 
     /// The plan in numbers.
@@ -205,7 +210,12 @@ impl Dimensions {
             },
             precision: place.precision,
             optimizer: self.optimizer()?,
-            clip_norm: self.clip_norm(),
+            // The norm of all gradients would have every device wait for the slowest, which is what a
+            // schedule without flush is there to avoid.
+            clip_norm: match schedule.flushes() {
+                true => self.clip_norm(),
+                false => self.clip_norm,
+            },
         })
     }
 }

@@ -4,19 +4,21 @@ use std::fmt;
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
+use shardloom::plan::{Arrangement, Corrections, PassTimes, ScheduleKind, Weights};
 use shardloom::program::schedule::{Schedule, StageMap};
 
 use super::schedule_kind::schedule_kind;
 use crate::number::whole;
 
 /// A schedule, and the stages that it has on each device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Order {
     /// The schedule.
     pub kind: ScheduleKind,
     /// Stages on each device; as few as the schedule wants if absent.
     pub chunks: Option<usize>,
+    /// Which version of the weights passes run with; the schedule's usual one if absent.
+    pub versions: Option<Weights>,
 }
 
 impl Order {
@@ -47,20 +49,36 @@ pub struct OrderOptions {
     /// Stages on each device [default: as few as the schedule wants]
     #[arg(long, value_name = "V", value_parser = whole::<usize>)]
     chunks: Option<usize>,
+
+    /// Which version of the weights passes run with, where the schedule has no flush: stash,
+    /// vertical-sync, double-buffer or newest [default: stash of pipedream, newest of pipemare]
+    #[arg(long, value_name = "RULE", value_parser = versions)]
+    versions: Option<Weights>,
 }
 
 impl OrderOptions {
     /// The first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
         let chunks = self.chunks.map(|_| "--chunks");
-        self.schedule.map(|_| "--schedule").or(chunks)
+        let versions = self.versions.map(|_| "--versions");
+        self.schedule.map(|_| "--schedule").or(chunks).or(versions)
     }
 
     /// The order.
     pub fn order(&self) -> Order {
         let kind = self.schedule.unwrap_or(ScheduleKind::OneForwardOneBackward);
-        Order { kind, chunks: self.chunks }
+        Order { kind, chunks: self.chunks, versions: self.versions }
     }
+}
+
+/// Parses a rule for weight versions.
+fn versions(text: &str) -> Result<Weights, String> {
+    let newest = Weights::Newest { corrections: Corrections::default() };
+    let rules = [Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer, newest];
+    rules.into_iter().find(|rule| rule.name() == text).ok_or_else(|| {
+        let names = rules.map(Weights::name).join(", ");
+        format!("there are {names}; what corrects late gradients is for a plan file to say")
+    })
 }
 
 impl fmt::Display for Order {
@@ -85,5 +103,5 @@ pub fn order(text: &str) -> Result<Order, String> {
             (name, Some(chunks.get()))
         }
     };
-    Ok(Order { kind: schedule_kind(name)?, chunks })
+    Ok(Order { kind: schedule_kind(name)?, chunks, versions: None })
 }

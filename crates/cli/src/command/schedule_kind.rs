@@ -31,7 +31,7 @@ pub fn schedule_kind(text: &str) -> Result<ScheduleKind, String> {
     let asked = plain(text);
     let found = names().find(|(name, _)| plain(name) == asked);
     found.map(|(_, kind)| kind).ok_or_else(|| {
-        let all = ScheduleKind::EVERY.map(ScheduleKind::name).join(", ");
+        let all = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
         format!("there are {all}{}", nearest(&asked))
     })
 }
@@ -46,12 +46,12 @@ pub fn listing() -> String {
             _ => format!("{} ({})", kind.name(), others.join(", ")),
         }
     };
-    ScheduleKind::EVERY.map(entry).join(", ")
+    ScheduleKind::ALL.map(entry).join(", ")
 }
 
 /// Every name: the kinds' own first.
 fn names() -> impl Iterator<Item = (&'static str, ScheduleKind)> {
-    ScheduleKind::EVERY.into_iter().map(|kind| (kind.name(), kind)).chain(ALIASES)
+    ScheduleKind::ALL.into_iter().map(|kind| (kind.name(), kind)).chain(ALIASES)
 }
 
 /// A name without what people write in different ways.
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_its_name_and_every_alias_is_only_one_kind_s() {
-        for kind in ScheduleKind::EVERY {
+        for kind in ScheduleKind::ALL {
             assert_eq!(schedule_kind(kind.name()), Ok(kind));
         }
         for (alias, kind) in ALIASES {
