@@ -4,6 +4,7 @@
 mod activation;
 mod attention;
 mod cross_entropy;
+mod delayed_gradients;
 mod dropout;
 mod elementwise;
 mod embedding;

@@ -10,11 +10,13 @@ const ADAFACTOR: Adafactor =
     Adafactor { decay_exponent: 0.8, clip: 1.0, least_parameter_rms: 1e-3, weight_decay: 0.1 };
 
 fn optimizers() -> Vec<Optimizer> {
-    let sgd = |momentum, nesterov| Optimizer::Sgd(Sgd { momentum, nesterov, weight_decay: 0.1 });
+    let momentum = Sgd::new(0.9, 0.1);
     vec![
-        sgd(0.0, false),
-        sgd(0.9, false),
-        sgd(0.9, true),
+        Optimizer::Sgd(Sgd::new(0.0, 0.1)),
+        Optimizer::Sgd(Sgd::new(0.0, 0.1).spike_compensated(3.0)),
+        Optimizer::Sgd(momentum),
+        Optimizer::Sgd(Sgd { velocity_share: 0.9, gradient_share: 1.0, ..momentum }),
+        Optimizer::Sgd(momentum.spike_compensated(2.5)),
         Optimizer::AdamW(ADAMW),
         Optimizer::Lamb(LAMB),
         Optimizer::Adafactor(ADAFACTOR),
@@ -103,13 +105,13 @@ fn train_exact(optimizer: &Optimizer, (rows, cols): (usize, usize), steps: u64) 
                 .collect()
         };
         let update: Vec<f64> = match *optimizer {
-            Optimizer::Sgd(Sgd { momentum, nesterov, .. }) => {
-                let mu = f64::from(momentum);
+            Optimizer::Sgd(Sgd { momentum, velocity_share, gradient_share, .. }) => {
+                let [mu, a, b] = [momentum, velocity_share, gradient_share].map(f64::from);
                 (0..n)
                     .map(|i| {
                         let g = g[i] + 0.1 * w[i];
                         m[i] = mu * m[i] + g;
-                        if nesterov { g + mu * m[i] } else { m[i] }
+                        a * m[i] + b * g
                     })
                     .collect()
             }
