@@ -1,0 +1,394 @@
+//! The trainer's losses under every rule for weight versions, against the reference's.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_kernels::optimizer::{AdamW, Optimizer, Sgd};
+use shardloom_plan::{Mesh, Plan, ScheduleKind, Sync, Uniform, Weights};
+use shardloom_train::RunClock;
+
+use crate::formulas::{Corrections, Prediction, Rule};
+use crate::reference::{Reference, Run};
+use crate::support::{Samples, graph, serial, trainer_with_clock};
+
+const STEPS: u32 = 12;
+
+/// Largest allowed relative difference between two losses, and between two norms of what moved a parameter.
+const TOLERANCE: f64 = 1e-5;
+
+/// What rounding of weights around 1 makes of the latter besides, in a parameter that hardly moves.
+const ROUNDING: f64 = 2e-6;
+
+const NONE: Corrections = Corrections {
+    anneal_steps: None,
+    discrepancy: None,
+    synchronous_steps: 0,
+    spike: None,
+    prediction: None,
+};
+
+const ALONG_VELOCITY: Corrections = Corrections { prediction: Some(Prediction::Velocity), ..NONE };
+
+const ALONG_UPDATE: Corrections = Corrections { prediction: Some(Prediction::Weights), ..NONE };
+
+/// A way of training.
+#[derive(Clone, Debug)]
+struct Case {
+    rule: Rule,
+    stages: usize,
+    /// Of every stage.
+    mesh: Mesh,
+    microbatches: usize,
+    optimizer: Optimizer,
+    /// Steps between one filling of the pipeline and the next.
+    rows: Vec<u32>,
+}
+
+impl Case {
+    fn learning_rate(&self) -> f64 {
+        match self.optimizer {
+            Optimizer::Sgd(_) => 0.02,
+            _ => 2e-3,
+        }
+    }
+
+    fn global_batch(&self) -> usize {
+        2 * self.microbatches
+    }
+
+    fn plan(&self, graph: &Graph) -> Plan {
+        let uniform = Uniform {
+            pp: self.stages,
+            mesh: self.mesh,
+            sequence_parallel: self.mesh.tp > 1,
+            global_batch: self.global_batch(),
+            microbatches: self.microbatches,
+            schedule: match self.rule {
+                Rule::Newest(_) => ScheduleKind::PipeMare,
+                _ => ScheduleKind::PipeDream,
+            },
+            sync: Sync { bucket_bytes: 40_000, ..Sync::default() },
+            optimizer: planned(self.optimizer),
+            clip_norm: None,
+            ..serial()
+        };
+        let mut plan = uniform.plan(graph, "model", "local");
+        plan.weights = match self.rule {
+            Rule::Flush => Weights::Flush,
+            Rule::Stash => Weights::Stash,
+            Rule::VerticalSync => Weights::VerticalSync,
+            Rule::DoubleBuffer => Weights::DoubleBuffer,
+            Rule::Newest(corrections) => Weights::Newest {
+                corrections: shardloom_plan::Corrections {
+                    anneal_steps: corrections.anneal_steps,
+                    discrepancy: corrections.discrepancy,
+                    synchronous_steps: corrections.synchronous_steps,
+                    spike: corrections.spike,
+                    prediction: corrections.prediction.map(|prediction| match prediction {
+                        Prediction::Velocity => shardloom_plan::Prediction::Velocity,
+                        Prediction::Weights => shardloom_plan::Prediction::Weights,
+                    }),
+                },
+            },
+        };
+        plan
+    }
+
+    /// What the trainer and the reference come to, from the same weights.
+    fn train(&self, graph: &Graph, clock: RunClock) -> [Trained; 2] {
+        let plan = self.plan(graph);
+        let rate = self.learning_rate();
+        let mut trainer = trainer_with_clock(graph, &plan, samples(), rate, clock);
+        let initial = trainer.weights().unwrap_or_else(|error| panic!("{error}"));
+        let mut losses = vec![];
+        for &row in &self.rows {
+            let steps = trainer.train_steps(row).unwrap_or_else(|error| panic!("{error}"));
+            losses.extend(steps.iter().map(|step| step.loss));
+        }
+        let moved = movement(&initial, trainer.weights().unwrap_or_else(|error| panic!("{error}")));
+        let trained = Trained { losses, moved };
+
+        let samples = samples();
+        let sample = |input: &str, position: u64| {
+            let rows = if input == "tokens" { &samples.inputs } else { &samples.targets };
+            rows[position as usize % rows.len()].clone()
+        };
+        let run = Run {
+            graph,
+            stages: blocks(&plan),
+            sample: &sample,
+            seed: 7,
+            global_batch: self.global_batch(),
+            microbatches: self.microbatches,
+            learning_rate: rate,
+            optimizer: self.optimizer,
+            rule: self.rule,
+        };
+        let mut reference = Reference::new(run, &initial);
+        let rows = self.rows.iter();
+        let losses = rows.flat_map(|&row| reference.train(row.into())).collect();
+        let moved = movement(&initial, reference.weights());
+        [trained, Trained { losses, moved }]
+    }
+
+    fn check(&self, graph: &Graph, clock: RunClock) {
+        let [trained, reference] = self.train(graph, clock);
+        let losses = (&trained.losses, &reference.losses);
+        assert_eq!(losses.0.len(), losses.1.len());
+        for (step, (loss, expected)) in losses.0.iter().zip(losses.1).enumerate() {
+            let difference = (loss - expected).abs() / expected;
+            assert!(
+                difference < TOLERANCE,
+                "{}, step {step}: {loss} instead of {expected}, off by {difference:e}, in {self:?}",
+                graph.name()
+            );
+        }
+        // AdamW makes steps out of rounding errors where a gradient is zero but for these.
+        if let Optimizer::Sgd(_) = self.optimizer {
+            for (name, moved) in &reference.moved {
+                let pairs = trained.moved[name].iter().zip(moved);
+                let apart = norm(pairs.map(|(moved, expected)| moved - expected));
+                let most = TOLERANCE * norm(moved.iter().copied()) + ROUNDING;
+                assert!(apart < most, "{name} of {} is {apart:e} apart: {self:?}", graph.name());
+            }
+        }
+    }
+}
+
+fn norm(values: impl Iterator<Item = f32>) -> f64 {
+    values.map(|it| f64::from(it).powi(2)).sum::<f64>().sqrt()
+}
+
+/// What training comes to.
+struct Trained {
+    losses: Vec<f64>,
+    /// How far each parameter moved, by name.
+    moved: BTreeMap<String, Vec<f32>>,
+}
+
+fn movement(
+    from: &BTreeMap<String, Vec<f32>>,
+    mut to: BTreeMap<String, Vec<f32>>,
+) -> BTreeMap<String, Vec<f32>> {
+    for (name, weights) in &mut to {
+        weights.iter_mut().zip(&from[name]).for_each(|(to, from)| *to -= from);
+    }
+    to
+}
+
+fn samples() -> Samples {
+    Samples::patterned(64, 16, 64)
+}
+
+/// The blocks of a plan's stages.
+fn blocks(plan: &Plan) -> Vec<Range<usize>> {
+    plan.pipeline[0].stage.iter().map(|stage| stage.blocks.0..stage.blocks.1).collect()
+}
+
+fn planned(optimizer: Optimizer) -> shardloom_plan::Optimizer {
+    match optimizer {
+        Optimizer::Sgd(sgd) => shardloom_plan::Optimizer::Sgd {
+            momentum: sgd.momentum.into(),
+            weight_decay: sgd.weight_decay.into(),
+        },
+        Optimizer::AdamW(adamw) => shardloom_plan::Optimizer::Adamw {
+            beta1: adamw.beta1.into(),
+            beta2: adamw.beta2.into(),
+            epsilon: adamw.epsilon.into(),
+            weight_decay: adamw.weight_decay.into(),
+        },
+        other => panic!("{other:?} has statistics of whole parameters"),
+    }
+}
+
+fn sgd() -> Optimizer {
+    Optimizer::Sgd(Sgd::new(0.9, 0.01))
+}
+
+fn adamw() -> Optimizer {
+    Optimizer::AdamW(AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 })
+}
+
+/// Two blocks between embedding and head, so that there can be four stages.
+fn models() -> [Graph; 2] {
+    let sizes = "layers=2,hidden=32,heads=4,seq=16,vocab=64";
+    [graph(&format!("gpt:{sizes},dropout=0.1")), graph(&format!("llama:{sizes},kv_heads=2,ffn=64"))]
+}
+
+/// Every rule without corrections, with the micro-batches of its paper.
+fn rules(stages: usize) -> Vec<(Rule, usize)> {
+    vec![
+        (Rule::Stash, 1),
+        (Rule::VerticalSync, 1),
+        (Rule::DoubleBuffer, stages),
+        (Rule::DoubleBuffer, stages + 1),
+        (Rule::Newest(NONE), 1),
+        (Rule::Newest(NONE), 3),
+    ]
+}
+
+/// What makes up for delays under any optimizer.
+fn corrections() -> Vec<Corrections> {
+    vec![
+        Corrections { anneal_steps: Some(8), ..NONE },
+        Corrections { discrepancy: Some(0.135), ..NONE },
+        Corrections { synchronous_steps: 4, ..NONE },
+        Corrections { anneal_steps: Some(5), discrepancy: Some(0.3), synchronous_steps: 3, ..NONE },
+        ALONG_UPDATE,
+    ]
+}
+
+/// What needs a velocity.
+fn corrections_of_momentum() -> Vec<Corrections> {
+    vec![
+        Corrections { spike: Some(1.0), ..NONE },
+        Corrections { spike: Some(2.0), ..NONE },
+        ALONG_VELOCITY,
+        Corrections { spike: Some(1.0), ..ALONG_UPDATE },
+        Corrections {
+            anneal_steps: Some(6),
+            discrepancy: Some(0.2),
+            synchronous_steps: 2,
+            spike: Some(1.0),
+            prediction: Some(Prediction::Velocity),
+        },
+    ]
+}
+
+fn check_all(mesh: Mesh, rules: impl Fn(usize) -> Vec<(Rule, usize)>, optimizer: Optimizer) {
+    for graph in models() {
+        for stages in [3, 4] {
+            for (rule, microbatches) in rules(stages) {
+                let rows = vec![STEPS];
+                let case = Case { rule, stages, mesh, microbatches, optimizer, rows };
+                case.check(&graph, RunClock::Wall);
+            }
+        }
+    }
+}
+
+/// Each with one micro-batch in a step and with several.
+fn corrected(corrections: &[Corrections]) -> Vec<(Rule, usize)> {
+    let each = corrections.iter().flat_map(|&it| [(Rule::Newest(it), 1), (Rule::Newest(it), 3)]);
+    each.collect()
+}
+
+fn meshes() -> [Mesh; 2] {
+    [Mesh { dp: 2, cp: 1, tp: 1 }, Mesh { dp: 1, cp: 1, tp: 2 }]
+}
+
+#[test]
+fn every_rule_trains_by_its_formula_with_momentum() {
+    check_all(Mesh::SINGLE, rules, sgd());
+}
+
+#[test]
+fn every_rule_trains_by_its_formula_with_adamw() {
+    check_all(Mesh::SINGLE, rules, adamw());
+}
+
+#[test]
+fn every_correction_trains_by_its_formula_with_momentum() {
+    check_all(Mesh::SINGLE, |_| corrected(&corrections()), sgd());
+    check_all(Mesh::SINGLE, |_| corrected(&corrections_of_momentum()), sgd());
+}
+
+#[test]
+fn every_correction_trains_by_its_formula_with_adamw() {
+    check_all(Mesh::SINGLE, |_| corrected(&corrections()), adamw());
+}
+
+#[test]
+fn every_rule_trains_by_its_formula_on_meshes_of_devices() {
+    for mesh in meshes() {
+        check_all(mesh, rules, sgd());
+    }
+}
+
+#[test]
+fn every_correction_trains_by_its_formula_on_meshes_of_devices() {
+    for mesh in meshes() {
+        check_all(mesh, |_| corrected(&corrections()[3..]), adamw());
+        check_all(mesh, |_| corrected(&corrections_of_momentum()), sgd());
+    }
+}
+
+#[test]
+fn a_pipeline_that_is_drained_and_filled_again_begins_with_the_newest_weights() {
+    let graph = &models()[0];
+    for (optimizer, all) in [(sgd(), corrections_of_momentum()), (adamw(), corrections())] {
+        let corrected = all.into_iter().map(|it| (Rule::Newest(it), 3));
+        for (rule, microbatches) in rules(4).into_iter().chain(corrected) {
+            let rows = vec![5, 1, 6];
+            let mesh = Mesh::SINGLE;
+            let case = Case { rule, stages: 4, mesh, microbatches, optimizer, rows };
+            case.check(graph, RunClock::Wall);
+        }
+    }
+}
+
+#[test]
+fn deeper_pipelines_under_the_virtual_clock_train_by_the_formulas() {
+    let graph = graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1");
+    for stages in [4, 8] {
+        let corrected = corrected(&corrections_of_momentum());
+        for (rule, microbatches) in rules(stages).into_iter().chain(corrected) {
+            let (mesh, rows) = (Mesh::SINGLE, vec![STEPS]);
+            let case = Case { rule, stages, mesh, microbatches, optimizer: sgd(), rows };
+            let cluster = Cluster::parse("a100-40g:8").expect("a preset");
+            case.check(&graph, RunClock::Virtual(cluster));
+        }
+    }
+}
+
+#[test]
+fn tied_weights_are_read_in_the_version_of_each_home() {
+    let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true");
+    for stages in [3, 4] {
+        for (rule, microbatches) in rules(stages) {
+            let (mesh, rows) = (Mesh::SINGLE, vec![STEPS]);
+            let case = Case { rule, stages, mesh, microbatches, optimizer: sgd(), rows };
+            case.check(&graph, RunClock::Wall);
+        }
+    }
+}
+
+/// The losses of the reference, four stages and four micro-batches in a step.
+fn reference_losses(rule: Rule) -> Vec<f64> {
+    let (mesh, rows, optimizer) = (Mesh::SINGLE, vec![STEPS], sgd());
+    let case = Case { rule, stages: 4, mesh, microbatches: 4, optimizer, rows };
+    let [_, reference] = case.train(&models()[0], RunClock::Wall);
+    reference.losses
+}
+
+/// The largest relative difference.
+fn apart(losses: &[f64], others: &[f64]) -> f64 {
+    losses.iter().zip(others).map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max)
+}
+
+/// Without this the comparison could not tell a rule from another.
+#[test]
+fn rules_and_corrections_differ_by_far_more_than_the_tolerance() {
+    let mut rules: Vec<Rule> =
+        vec![Rule::Stash, Rule::VerticalSync, Rule::DoubleBuffer, Rule::Newest(NONE)];
+    let corrections = corrections().into_iter().chain(corrections_of_momentum());
+    rules.extend(corrections.filter(|it| *it != ALONG_VELOCITY).map(Rule::Newest));
+    let runs: Vec<(Rule, Vec<f64>)> =
+        rules.into_iter().map(|rule| (rule, reference_losses(rule))).collect();
+    for (index, (rule, losses)) in runs.iter().enumerate() {
+        for (other, others) in &runs[..index] {
+            let apart = apart(losses, others);
+            assert!(apart > 10.0 * TOLERANCE, "{rule:?} and {other:?} are {apart:e} apart");
+        }
+    }
+}
+
+#[test]
+fn both_predictions_are_one_while_updates_are_the_velocity_times_a_constant() {
+    let along_velocity = reference_losses(Rule::Newest(ALONG_VELOCITY));
+    let along_update = reference_losses(Rule::Newest(ALONG_UPDATE));
+    let apart = apart(&along_velocity, &along_update);
+    assert!(apart < TOLERANCE, "{apart:e} apart");
+}

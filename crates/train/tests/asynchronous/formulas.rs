@@ -1,0 +1,128 @@
+//! What the papers say: which version of the weights a pass runs with, and what makes up for delays.
+//! A version is the number of updates before it; all numbers count from 0.
+
+/// Which version of the weights a pass runs with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// Every step waits for the update of the one before.
+    Flush,
+    /// PipeDream (Narayanan et al. 2019, arXiv 1806.03377, section 3.3).
+    Stash,
+    /// The same with vertical sync.
+    VerticalSync,
+    /// PipeDream-2BW (Narayanan et al. 2021, arXiv 2006.09503, section 3.1).
+    DoubleBuffer,
+    /// Pipelined backpropagation (Kosson et al. 2021, arXiv 2003.11666), PipeMare (Yang et al. 2021, arXiv
+    /// 1910.05124).
+    Newest(Corrections),
+}
+
+/// What makes up for delayed gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Corrections {
+    /// PipeMare's T1: over so many steps the learning rate comes up from what the delay divides it by.
+    pub anneal_steps: Option<u64>,
+    /// PipeMare's T2: the share that the mean velocity decays to over the delay.
+    pub discrepancy: Option<f64>,
+    /// PipeMare's T3: so many first steps have a flush.
+    pub synchronous_steps: u64,
+    /// Spike compensation for so many times the delay.
+    pub spike: Option<f64>,
+    /// Linear weight prediction.
+    pub prediction: Option<Prediction>,
+}
+
+/// How forward passes extrapolate weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Prediction {
+    /// w - rate D v.
+    Velocity,
+    /// w + D (w - w before the last update).
+    Weights,
+}
+
+/// One stage of a pipeline.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage {
+    /// Its number.
+    pub index: u64,
+    /// How many there are.
+    pub of: u64,
+    /// Micro-batches between two updates.
+    pub microbatches: u64,
+}
+
+/// The versions of one micro-batch's two passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Versions {
+    pub forward: u64,
+    pub backward: u64,
+}
+
+impl Rule {
+    pub fn corrections(self) -> Corrections {
+        match self {
+            Rule::Newest(corrections) => corrections,
+            _ => Corrections::default(),
+        }
+    }
+
+    /// The versions for micro-batch `microbatch` of the whole run, in a pipeline that was empty when the
+    /// weights had version `filled`: nothing older was ever used since.
+    pub fn versions(self, stage: Stage, microbatch: u64, filled: u64) -> Versions {
+        let after = stage.of - 1 - stage.index;
+        let newest = microbatch / stage.microbatches;
+        // As it was so many micro-batches ago.
+        let late = |by: u64| (microbatch.saturating_sub(by) / stage.microbatches).max(filled);
+        let same = |version| Versions { forward: version, backward: version };
+        match self {
+            Rule::Flush => same(newest),
+            Rule::Stash => same(late(after)),
+            Rule::VerticalSync => same(late(stage.of - 1)),
+            Rule::DoubleBuffer => same(newest.saturating_sub(1).max(filled)),
+            // A slot has a forward pass before the backward pass of the micro-batch 2 * after earlier,
+            // and an update follows every backward pass that ends a step.
+            Rule::Newest(_) => Versions { forward: late(2 * after), backward: newest },
+        }
+    }
+}
+
+impl Stage {
+    /// Updates between a forward pass and its gradient's, on average, if passes run with the newest.
+    pub fn delay(self) -> f64 {
+        2.0 * (self.of - 1 - self.index) as f64 / self.microbatches as f64
+    }
+}
+
+/// T1 (PipeMare, equation 5): the learning rate of the `step`-th asynchronous step.
+pub fn annealed(rate: f64, delay: f64, step: u64, anneal_steps: u64) -> f64 {
+    let exponent = 1.0 - (step as f64 / anneal_steps as f64).min(1.0);
+    rate / delay.max(1.0).powf(exponent)
+}
+
+/// T2 (PipeMare, section 3.2): the mean velocity after an update that moved a weight by `moved`.
+pub fn mean_velocity(before: f32, moved: f32, delay: f64, share: f64) -> f32 {
+    let decay = share.powf(1.0 / delay);
+    (decay * f64::from(before) + (1.0 - decay) * f64::from(moved)) as f32
+}
+
+/// T2: what backward passes take for a weight, about as it was in the forward pass.
+pub fn moved_back(weight: f32, delay: f64, mean_velocity: f32) -> f32 {
+    (f64::from(weight) - delay * f64::from(mean_velocity)) as f32
+}
+
+/// Spike compensation (Kosson et al., section 3.2): the shares of velocity and gradient in a step.
+pub fn spike_shares(momentum: f64, delay: f64) -> (f64, f64) {
+    let kept = momentum.powf(delay);
+    (kept, (1.0 - kept) / (1.0 - momentum))
+}
+
+/// Weight prediction along the velocity (Kosson et al., section 3.3).
+pub fn along_velocity(weight: f32, rate: f64, delay: f64, velocity: f32) -> f32 {
+    (f64::from(weight) - rate * delay * f64::from(velocity)) as f32
+}
+
+/// Weight prediction along the last update.
+pub fn along_last_update(weight: f32, delay: f64, before: f32) -> f32 {
+    (f64::from(weight) + delay * (f64::from(weight) - f64::from(before))) as f32
+}

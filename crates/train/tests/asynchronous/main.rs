@@ -1,0 +1,10 @@
+//! Training without flush against a serial reference that follows the papers' formulas.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod comparison;
+mod formulas;
+mod oracle;
+mod passage;
+mod reference;

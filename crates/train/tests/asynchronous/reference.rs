@@ -1,0 +1,264 @@
+//! Training without flush as the papers define it, in one plain loop: micro-batch after micro-batch, each
+//! operator with the version of the weights that its stage's formula names. Nothing of plans, programs or
+//! the trainer is in it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use shardloom_graph::{Graph, Op, Value, ValueId};
+use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
+
+use crate::formulas::{self, Prediction, Rule, Stage};
+use crate::passage::{Passage, Place, Tensors};
+
+/// What is trained, on what, and how.
+pub struct Run<'a> {
+    pub graph: &'a Graph,
+    /// The blocks of each stage.
+    pub stages: Vec<Range<usize>>,
+    /// The indices of an input, by name, of the sample at a position of the whole run.
+    pub sample: &'a dyn Fn(&str, u64) -> Vec<u32>,
+    pub seed: u64,
+    pub global_batch: usize,
+    pub microbatches: usize,
+    pub learning_rate: f64,
+    pub optimizer: Optimizer,
+    pub rule: Rule,
+}
+
+/// A run and all versions of its weights.
+pub struct Reference<'a> {
+    run: Run<'a>,
+    /// By the number of updates before them.
+    versions: Vec<Version>,
+    /// What T2 knows of each parameter's movement.
+    mean_velocity: Tensors,
+}
+
+#[derive(Clone)]
+struct Version {
+    weights: Tensors,
+    state: BTreeMap<ValueId, Vec<Vec<f32>>>,
+}
+
+impl<'a> Reference<'a> {
+    /// A run from given weights by name.
+    pub fn new(run: Run<'a>, weights: &BTreeMap<String, Vec<f32>>) -> Reference<'a> {
+        let parameters = || run.graph.parameters();
+        let weights = parameters().map(|(id, value)| (id, weights[&value.name].clone())).collect();
+        let state = parameters().map(|(id, value)| {
+            let lens = run.optimizer.state_lens(&piece(run.graph, value));
+            (id, lens.into_iter().map(|len| vec![0.0; len]).collect())
+        });
+        let first = Version { weights, state: state.collect() };
+        let zeros = first.weights.iter().map(|(&id, weights)| (id, vec![0.0; weights.len()]));
+        let mean_velocity = zeros.collect();
+        Reference { run, versions: vec![first], mean_velocity }
+    }
+
+    /// The newest weights by name.
+    pub fn weights(&self) -> BTreeMap<String, Vec<f32>> {
+        let newest = &self.versions[self.updates() as usize].weights;
+        let name = |id: &ValueId| self.run.graph.value(*id).name.clone();
+        newest.iter().map(|(id, weights)| (name(id), weights.clone())).collect()
+    }
+
+    /// Trains steps in a row, from an empty pipeline to an empty one. Returns their losses.
+    pub fn train(&mut self, steps: u64) -> Vec<f64> {
+        let mut filled = self.updates();
+        let mut losses = vec![];
+        for _ in 0..steps {
+            let step = self.updates();
+            // T3: after each synchronous step the pipeline is empty.
+            if step <= self.synchronous_steps() {
+                filled = step;
+            }
+            let (loss, gradients) = self.gradients(step, filled);
+            losses.push(loss);
+            self.update(step, &gradients);
+        }
+        losses
+    }
+
+    fn updates(&self) -> u64 {
+        self.versions.len() as u64 - 1
+    }
+
+    fn synchronous_steps(&self) -> u64 {
+        self.run.rule.corrections().synchronous_steps
+    }
+
+    /// The mean loss of a step, and its gradients summed up over micro-batches.
+    fn gradients(&self, step: u64, filled: u64) -> (f64, Tensors) {
+        let Run { graph, global_batch, microbatches, seed, .. } = self.run;
+        let samples = global_batch / microbatches;
+        let (mut loss, mut sums) = (0.0, Tensors::new());
+        for microbatch in 0..microbatches {
+            let first_sample = microbatch * samples;
+            let place = Place { seed, step, global_batch, samples, first_sample };
+            let first = step * global_batch as u64 + first_sample as u64;
+            let positions = first..first + samples as u64;
+            let indices = |input: &str| -> Vec<u32> {
+                positions.clone().flat_map(|position| (self.run.sample)(input, position)).collect()
+            };
+            let number = step * microbatches as u64 + microbatch as u64;
+            let of_stages = (0..self.run.stages.len())
+                .map(|stage| self.weights_of(stage, step, number, filled))
+                .collect::<Vec<_>>();
+            let mut passage = Passage::new(graph, place, &indices);
+            loss += passage.forward(|op: &Op, id| &of_stages[self.stage_of(op)].forward[&id][..]);
+            let gradients =
+                passage.backward(|op: &Op, id| &of_stages[self.stage_of(op)].backward[&id][..]);
+            for (id, gradient) in gradients {
+                let sum = sums.entry(id).or_insert_with(|| vec![0.0; gradient.len()]);
+                for (sum, gradient) in sum.iter_mut().zip(gradient) {
+                    *sum += gradient;
+                }
+            }
+        }
+        (loss / (global_batch * graph.targets_per_sample()) as f64, sums)
+    }
+
+    /// What a stage's two passes of a micro-batch take for its weights.
+    fn weights_of(&self, index: usize, step: u64, microbatch: u64, filled: u64) -> Passes {
+        let stage = self.stage(index);
+        let synchronous = step < self.synchronous_steps();
+        let rule = if synchronous { Rule::Flush } else { self.run.rule };
+        let versions = rule.versions(stage, microbatch, filled);
+        let [mut forward, mut backward] = [versions.forward, versions.backward]
+            .map(|version| self.versions[version as usize].weights.clone());
+        let (corrections, delay) = (rule.corrections(), stage.delay());
+        if let Some(prediction) = corrections.prediction {
+            let version = versions.forward as usize;
+            for (id, weights) in &mut forward {
+                self.predict(prediction, version, delay, index, *id, weights);
+            }
+        }
+        if corrections.discrepancy.is_some() && delay > 0.0 {
+            for (id, weights) in &mut backward {
+                for (w, &velocity) in weights.iter_mut().zip(&self.mean_velocity[id]) {
+                    *w = formulas::moved_back(*w, delay, velocity);
+                }
+            }
+        }
+        Passes { forward, backward }
+    }
+
+    /// Extrapolates one parameter of a version over the delay.
+    fn predict(
+        &self,
+        prediction: Prediction,
+        version: usize,
+        delay: f64,
+        stage: usize,
+        id: ValueId,
+        weights: &mut [f32],
+    ) {
+        match prediction {
+            Prediction::Velocity => {
+                assert!(matches!(self.run.optimizer, Optimizer::Sgd(_)), "only SGD has a velocity");
+                // The rate of the update to come.
+                let rate = self.rate(stage, version as u64);
+                for (w, &velocity) in weights.iter_mut().zip(&self.versions[version].state[&id][0])
+                {
+                    *w = formulas::along_velocity(*w, rate, delay, velocity);
+                }
+            }
+            Prediction::Weights => {
+                let before = &self.versions[version.saturating_sub(1)].weights[&id];
+                for (w, &before) in weights.iter_mut().zip(before) {
+                    *w = formulas::along_last_update(*w, delay, before);
+                }
+            }
+        }
+    }
+
+    /// Adds the version after `step`.
+    fn update(&mut self, step: u64, gradients: &Tensors) {
+        let graph = self.run.graph;
+        let asynchronous = step >= self.synchronous_steps();
+        let corrections = self.run.rule.corrections();
+        let mut version = self.versions[step as usize].clone();
+        for (id, value) in graph.parameters() {
+            let stage = self.home(value);
+            let delay = if asynchronous { self.stage(stage).delay() } else { 0.0 };
+            let mut optimizer = match value.parameter().is_some_and(|parameter| parameter.decays) {
+                true => self.run.optimizer,
+                false => self.run.optimizer.without_weight_decay(),
+            };
+            if let (Some(times), Optimizer::Sgd(sgd)) = (corrections.spike, &mut optimizer) {
+                let (velocity, gradient) =
+                    formulas::spike_shares(f64::from(sgd.momentum), times * delay);
+                (sgd.velocity_share, sgd.gradient_share) = (velocity as f32, gradient as f32);
+            }
+            let update = Step {
+                number: step + 1,
+                learning_rate: self.rate(stage, step) as f32,
+                gradient_scale: 1.0,
+            };
+            let (Some(weights), Some(state)) =
+                (version.weights.get_mut(&id), version.state.get_mut(&id))
+            else {
+                unreachable!("a version has all parameters")
+            };
+            let before = weights.clone();
+            let mut state: Vec<&mut [f32]> = state.iter_mut().map(|it| &mut it[..]).collect();
+            let piece = piece(graph, value);
+            optimizer.apply(update, &piece, weights, &gradients[&id], &mut state, &[]);
+            if let (Some(share), true) = (corrections.discrepancy, delay > 0.0) {
+                let means = self.mean_velocity.get_mut(&id).expect("one for each parameter");
+                for ((mean, w), before) in means.iter_mut().zip(&*weights).zip(before) {
+                    *mean = formulas::mean_velocity(*mean, w - before, delay, share);
+                }
+            }
+        }
+        self.versions.push(version);
+    }
+
+    /// The learning rate of a stage's update after `step`.
+    fn rate(&self, stage: usize, step: u64) -> f64 {
+        let rate = self.run.learning_rate;
+        let asynchronous = step.checked_sub(self.synchronous_steps());
+        match (self.run.rule.corrections().anneal_steps, asynchronous) {
+            (Some(anneal_steps), Some(step)) => {
+                formulas::annealed(rate, self.stage(stage).delay(), step, anneal_steps)
+            }
+            _ => rate,
+        }
+    }
+
+    fn stage(&self, index: usize) -> Stage {
+        let of = self.run.stages.len() as u64;
+        Stage { index: index as u64, of, microbatches: self.run.microbatches as u64 }
+    }
+
+    /// The stage of an operator.
+    fn stage_of(&self, op: &Op) -> usize {
+        let has = |blocks: &Range<usize>| blocks.contains(&op.block.index());
+        self.run.stages.iter().position(has).expect("the stages have all blocks")
+    }
+
+    /// The stage that a parameter is updated in. Where a rule says something else for each stage, there
+    /// must be one only.
+    fn home(&self, value: &Value) -> usize {
+        let mut homes = value.consumers.iter().map(|&op| self.stage_of(self.run.graph.op(op)));
+        let first = homes.next().expect("parameters are read");
+        let corrected = self.run.rule.corrections() != formulas::Corrections::default();
+        assert!(!corrected || homes.all(|it| it == first), "{} has several delays", value.name);
+        first
+    }
+}
+
+/// What the two passes of a stage take for its weights.
+struct Passes {
+    forward: Tensors,
+    backward: Tensors,
+}
+
+/// All of a parameter, as a matrix.
+fn piece(graph: &Graph, value: &Value) -> Piece {
+    let shape = shardloom_graph::Extents::global(graph, 1).shape(&value.axes);
+    let row_axes = value.parameter().map_or(0, |parameter| parameter.row_axes);
+    let (rows, columns) = shape.split_at(row_axes);
+    Piece::whole(rows.iter().product(), columns.iter().product())
+}
