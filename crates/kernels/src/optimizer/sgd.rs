@@ -29,7 +29,7 @@ impl Sgd {
         Sgd { momentum, velocity_share: 1.0, gradient_share: 0.0, weight_decay }
     }
 
-    /// The same with spike compensation (Kosson et al., section 3.2) for gradients that come
+    /// The same with spike compensation (Kosson et al.) for gradients that come
     /// `delay` updates late: shares of m^D and (1 - m^D) / (1 - m). A gradient's first step then
     /// makes up at once for those it has missed, so that after any number of updates it has moved
     /// the weights as far as if it had not been late.

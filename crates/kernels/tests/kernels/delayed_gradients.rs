@@ -51,7 +51,7 @@ fn converges(sgd: Sgd, rate_by_curvature: f64, delay: usize) -> bool {
     }
 }
 
-/// Yang et al., "PipeMare" (MLSys 2021, arXiv 1910.05124), lemma 1.
+/// The threshold of Yang et al., "PipeMare" (MLSys 2021, arXiv 1910.05124).
 #[test]
 fn descent_with_late_gradients_is_stable_below_pipemares_threshold_only() {
     let published = [(1, 1.0), (2, 0.618), (5, 0.2846), (10, 0.1495)];
@@ -77,7 +77,7 @@ fn assert_equal_displacements(got: &[f32], want: &[f32], what: &str) {
     }
 }
 
-/// Kosson et al., "Pipelined Backpropagation at Scale" (MLSys 2021, arXiv 2003.11666), section 3.2.
+/// Kosson et al., "Pipelined Backpropagation at Scale" (MLSys 2021, arXiv 2003.11666).
 #[test]
 fn a_late_gradient_has_moved_the_weights_as_if_it_were_in_time_from_its_arrival_on() {
     for momentum in [0.0, 0.5, 0.9, 1.0] {

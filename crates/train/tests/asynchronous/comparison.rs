@@ -6,7 +6,7 @@ use std::ops::Range;
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_kernels::optimizer::{AdamW, Optimizer, Sgd};
-use shardloom_plan::{Mesh, Plan, ScheduleKind, Sync, Uniform, Weights};
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform, Weights};
 use shardloom_train::RunClock;
 
 use crate::formulas::{Corrections, Prediction, Rule};
@@ -40,6 +40,8 @@ struct Case {
     stages: usize,
     /// Of every stage.
     mesh: Mesh,
+    zero: u8,
+    recompute: Recompute,
     microbatches: usize,
     optimizer: Optimizer,
     /// Steps between one filling of the pipeline and the next.
@@ -47,6 +49,20 @@ struct Case {
 }
 
 impl Case {
+    /// With momentum, each stage on one device, in one row.
+    fn new(rule: Rule, stages: usize, microbatches: usize) -> Case {
+        Case {
+            rule,
+            stages,
+            mesh: Mesh::SINGLE,
+            zero: 0,
+            recompute: Recompute::None,
+            microbatches,
+            optimizer: sgd(),
+            rows: vec![STEPS],
+        }
+    }
+
     fn learning_rate(&self) -> f64 {
         match self.optimizer {
             Optimizer::Sgd(_) => 0.02,
@@ -69,7 +85,8 @@ impl Case {
                 Rule::Newest(_) => ScheduleKind::PipeMare,
                 _ => ScheduleKind::PipeDream,
             },
-            sync: Sync { bucket_bytes: 40_000, ..Sync::default() },
+            recompute: self.recompute,
+            sync: Sync { zero: self.zero, bucket_bytes: 40_000, ..Sync::default() },
             optimizer: planned(self.optimizer),
             clip_norm: None,
             ..serial()
@@ -261,8 +278,7 @@ fn check_all(mesh: Mesh, rules: impl Fn(usize) -> Vec<(Rule, usize)>, optimizer:
     for graph in models() {
         for stages in [3, 4] {
             for (rule, microbatches) in rules(stages) {
-                let rows = vec![STEPS];
-                let case = Case { rule, stages, mesh, microbatches, optimizer, rows };
+                let case = Case { mesh, optimizer, ..Case::new(rule, stages, microbatches) };
                 case.check(&graph, RunClock::Wall);
             }
         }
@@ -315,6 +331,25 @@ fn every_correction_trains_by_its_formula_on_meshes_of_devices() {
     }
 }
 
+/// Kept versions serve to compute again too; where backward passes run with others, only what reads no
+/// weights comes out as it was.
+#[test]
+fn sharded_and_recomputed_it_trains_by_the_same_formulas() {
+    let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    for graph in models() {
+        for zero in 1..=3 {
+            for (rule, microbatches) in rules(3) {
+                let recompute = match rule {
+                    Rule::Newest(_) => Recompute::Selective,
+                    _ => Recompute::Full,
+                };
+                let case = Case { mesh, zero, recompute, ..Case::new(rule, 3, microbatches) };
+                case.check(&graph, RunClock::Wall);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_pipeline_that_is_drained_and_filled_again_begins_with_the_newest_weights() {
     let graph = &models()[0];
@@ -322,8 +357,7 @@ fn a_pipeline_that_is_drained_and_filled_again_begins_with_the_newest_weights() 
         let corrected = all.into_iter().map(|it| (Rule::Newest(it), 3));
         for (rule, microbatches) in rules(4).into_iter().chain(corrected) {
             let rows = vec![5, 1, 6];
-            let mesh = Mesh::SINGLE;
-            let case = Case { rule, stages: 4, mesh, microbatches, optimizer, rows };
+            let case = Case { optimizer, rows, ..Case::new(rule, 4, microbatches) };
             case.check(graph, RunClock::Wall);
         }
     }
@@ -335,8 +369,7 @@ fn deeper_pipelines_under_the_virtual_clock_train_by_the_formulas() {
     for stages in [4, 8] {
         let corrected = corrected(&corrections_of_momentum());
         for (rule, microbatches) in rules(stages).into_iter().chain(corrected) {
-            let (mesh, rows) = (Mesh::SINGLE, vec![STEPS]);
-            let case = Case { rule, stages, mesh, microbatches, optimizer: sgd(), rows };
+            let case = Case::new(rule, stages, microbatches);
             let cluster = Cluster::parse("a100-40g:8").expect("a preset");
             case.check(&graph, RunClock::Virtual(cluster));
         }
@@ -348,18 +381,14 @@ fn tied_weights_are_read_in_the_version_of_each_home() {
     let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true");
     for stages in [3, 4] {
         for (rule, microbatches) in rules(stages) {
-            let (mesh, rows) = (Mesh::SINGLE, vec![STEPS]);
-            let case = Case { rule, stages, mesh, microbatches, optimizer: sgd(), rows };
-            case.check(&graph, RunClock::Wall);
+            Case::new(rule, stages, microbatches).check(&graph, RunClock::Wall);
         }
     }
 }
 
 /// The losses of the reference, four stages and four micro-batches in a step.
 fn reference_losses(rule: Rule) -> Vec<f64> {
-    let (mesh, rows, optimizer) = (Mesh::SINGLE, vec![STEPS], sgd());
-    let case = Case { rule, stages: 4, mesh, microbatches: 4, optimizer, rows };
-    let [_, reference] = case.train(&models()[0], RunClock::Wall);
+    let [_, reference] = Case::new(rule, 4, 4).train(&models()[0], RunClock::Wall);
     reference.losses
 }
 

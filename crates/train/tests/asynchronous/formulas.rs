@@ -94,35 +94,35 @@ impl Stage {
     }
 }
 
-/// T1 (PipeMare, equation 5): the learning rate of the `step`-th asynchronous step.
+/// PipeMare's T1: the learning rate of the `step`-th asynchronous step.
 pub fn annealed(rate: f64, delay: f64, step: u64, anneal_steps: u64) -> f64 {
     let exponent = 1.0 - (step as f64 / anneal_steps as f64).min(1.0);
     rate / delay.max(1.0).powf(exponent)
 }
 
-/// T2 (PipeMare, section 3.2): the mean velocity after an update that moved a weight by `moved`.
+/// PipeMare's T2: the mean velocity after an update that moved a weight by `moved`.
 pub fn mean_velocity(before: f32, moved: f32, delay: f64, share: f64) -> f32 {
     let decay = share.powf(1.0 / delay);
     (decay * f64::from(before) + (1.0 - decay) * f64::from(moved)) as f32
 }
 
-/// T2: what backward passes take for a weight, about as it was in the forward pass.
+/// PipeMare's T2: what backward passes take for a weight, about as it was in the forward pass.
 pub fn moved_back(weight: f32, delay: f64, mean_velocity: f32) -> f32 {
     (f64::from(weight) - delay * f64::from(mean_velocity)) as f32
 }
 
-/// Spike compensation (Kosson et al., section 3.2): the shares of velocity and gradient in a step.
+/// Spike compensation (Kosson et al.): the shares of velocity and gradient in a step.
 pub fn spike_shares(momentum: f64, delay: f64) -> (f64, f64) {
     let kept = momentum.powf(delay);
     (kept, (1.0 - kept) / (1.0 - momentum))
 }
 
-/// Weight prediction along the velocity (Kosson et al., section 3.3).
+/// Linear weight prediction along the velocity (Kosson et al.).
 pub fn along_velocity(weight: f32, rate: f64, delay: f64, velocity: f32) -> f32 {
     (f64::from(weight) - rate * delay * f64::from(velocity)) as f32
 }
 
-/// Weight prediction along the last update.
+/// Linear weight prediction along the last update (Kosson et al.).
 pub fn along_last_update(weight: f32, delay: f64, before: f32) -> f32 {
     (f64::from(weight) + delay * (f64::from(weight) - f64::from(before))) as f32
 }
