@@ -68,8 +68,8 @@ fn schedules_that_do_not_exist_are_listed_with_the_reason() {
     let outcome = place.run(&format!("{SIMULATED} {schedules} --json")).succeeds();
     let rows = rows(&outcome);
     let names: Vec<&str> = rows.iter().map(|(name, _)| name.as_str()).collect();
-    outcome.check(names == ["1f1b", "interleaved:7", "1f1b:2", "pipedream"], "another order");
-    for (row, hint) in rows[1..].iter().zip(["10 blocks", "one stage", "later steps"]) {
+    outcome.check(names[2..] == ["interleaved:7", "1f1b:2"], "another order");
+    for (row, hint) in rows[2..].iter().zip(["10 blocks", "one stage"]) {
         let reason = row.1["reason"].as_str().unwrap_or_default();
         outcome.check(reason.contains(hint) && row.1["step_seconds"].is_null(), hint);
     }
@@ -94,18 +94,20 @@ fn what_does_not_fit_in_memory_is_never_the_fastest() {
 #[test]
 fn really_trained_schedules_end_with_the_same_loss() {
     let place = Place::new();
-    let schedules = "--schedules gpipe,1f1b,interleaved,chimera,hanayo,pipedream";
+    let schedules = "--schedules gpipe,1f1b,interleaved,chimera,hanayo,zb-h1,pipedream:1,1f1b:2";
     let arguments = format!("compare {TINY} --pp 2 --microbatches 2 --run --steps 3 {schedules}");
     for cluster in ["", "--cluster h100-80g:2"] {
         let outcome = place.run(&format!("{arguments} {cluster} --json")).succeeds();
         let rows = rows(&outcome);
         let measured: Vec<&Value> =
             rows.iter().map(|(_, row)| row).filter(|row| row["reason"].is_null()).collect();
-        outcome.check(measured.len() == 5, "not five are trained");
+        outcome.check(measured.len() == 7, "not seven are trained");
         let loss = |row: &Value| row["final_loss"].as_f64().unwrap_or(f64::NAN);
         for row in &measured {
             let apart = (loss(row) / loss(measured[0]) - 1.0).abs();
-            outcome.check(apart < 1e-4, &format!("another loss in {row}"));
+            // Without a flush gradients are late, and losses differ.
+            let late = row["method"] == "pipedream:1";
+            outcome.check(late || apart < 1e-4, &format!("another loss in {row}"));
             let share = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
             outcome.check(share("step_seconds") > 0.0 && share("utilisation") > 0.0, "no time");
             outcome.check((0.0..1.0).contains(&share("wait_fraction")), "no share of waiting");

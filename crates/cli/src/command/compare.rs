@@ -19,8 +19,8 @@ use super::ProfileFile;
 use super::dimensions::{Dimensions, Place};
 use super::order::{Order, order};
 use super::plan_line::counted;
-use super::train::TIMEOUT;
 use super::train::run::History;
+use super::train::{DRAIN_EVERY, TIMEOUT};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::table::table;
@@ -254,20 +254,26 @@ impl Compare {
         let steps = self.training.steps.get();
         let mut history = History::default();
         let mut final_loss = None;
-        for done in 1..=steps {
-            let step = if virtual_time || done == steps {
-                let (mut step, timeline) = session.step_recorded()?;
+        let mut done = 0;
+        while done < steps {
+            // Without a flush steps follow each other, and times are of all of them.
+            let row = if session.runs_ahead() { (steps - done).min(DRAIN_EVERY.get()) } else { 1 };
+            done += row;
+            let row = u32::try_from(row).expect("rows are short");
+            let trained = if virtual_time || done == steps {
+                let (mut trained, timeline) = session.train_steps_recorded(row)?;
                 if virtual_time {
-                    step.seconds = timeline.makespan().seconds();
+                    let each = timeline.makespan().seconds() / f64::from(row);
+                    trained.iter_mut().for_each(|step| step.seconds = each);
                 }
                 history.measured = Some(timeline);
-                step
+                trained
             } else {
-                session.step()?
+                session.train_steps(row)?
             };
-            history.step_seconds.push(step.seconds);
-            final_loss = Some(step.loss);
-            bar.inc(1);
+            history.step_seconds.extend(trained.iter().map(|step| step.seconds));
+            final_loss = trained.last().map(|step| step.loss);
+            bar.inc(u64::from(row));
         }
         let measured = history.measured.as_ref();
         Ok(Row {
