@@ -269,6 +269,10 @@ impl GraphBuilder {
                 (is_parameter, "a parameter is needed")
             }
             (OpKind::Add, 1) => (is_data || is_parameter, "real numbers are needed"),
+            // The gradient pass writes one gradient after another, so none may be missing.
+            (OpKind::Concat { .. }, _) => {
+                (is_data && value.role == Role::Activation, "an operator's real numbers are needed")
+            }
             _ => (is_data, "real numbers that are no parameter are needed"),
         };
         if fits { Ok(()) } else { Err(self.axes_error(op, operand, rule)) }
@@ -329,7 +333,8 @@ impl GraphBuilder {
         }
     }
 
-    fn axes(&self, value: ValueId) -> Vec<DimId> {
+    /// The dimensions of a value's axes.
+    pub(crate) fn axes(&self, value: ValueId) -> Vec<DimId> {
         self.graph.value(value).axes.clone()
     }
 

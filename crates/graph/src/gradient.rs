@@ -80,6 +80,7 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
             Rule { input: None, weight: some(vec![OutputGradient], vec![1]), passes: vec![0] }
         }
         OpKind::Add => Rule { passes: vec![0, 1], ..Rule::default() },
+        OpKind::Concat { .. } => input(vec![OutputGradient], (0..op.inputs.len()).collect()),
         OpKind::Dropout { .. } if masked => input(vec![Output(1), OutputGradient], vec![0]),
         OpKind::Dropout { .. } => Rule { passes: vec![0], ..Rule::default() },
         OpKind::BiasDropoutAdd { .. } => Rule {

@@ -63,6 +63,12 @@ pub enum OpKind {
     },
     /// `(a, b) -> a + b`, where a parameter `b` may lack leading axes of `a`.
     Add,
+    /// `(a [..., m, ...], b [..., n, ...], ...) -> [..., m + n + ..., ...]`: side by side along one
+    /// axis, which has a dimension of its own in the result.
+    Concat {
+        /// Which axis of the parts, counted from the first.
+        axis: usize,
+    },
     /// `x -> (y, mask)`: inverted dropout.
     Dropout {
         /// Probability of a zero.
@@ -131,6 +137,7 @@ impl OpKind {
             OpKind::Embed => "embed",
             OpKind::Contract { .. } => "contract",
             OpKind::Add => "add",
+            OpKind::Concat { .. } => "concat",
             OpKind::Dropout { .. } => "dropout",
             OpKind::BiasDropoutAdd { .. } => "bias-dropout-add",
             OpKind::LayerNorm { .. } => "layer-norm",

@@ -1,7 +1,8 @@
 //! What the builder refuses, and the gradients of what it accepts.
 
 use shardloom_graph::op::Activation;
-use shardloom_graph::{DimId, GraphBuilder, GraphError, Init, ValueId, gradient};
+use shardloom_graph::work::{Pass, work};
+use shardloom_graph::{DimId, Extents, GraphBuilder, GraphError, Init, Split, ValueId, gradient};
 
 const ZEROS: Init = Init::Constant(0.0);
 
@@ -131,4 +132,75 @@ fn an_operator_that_reads_a_value_twice_is_one_of_its_readers_once() {
     let loss = net.cross_entropy("loss", logits, y).unwrap();
     let graph = net.finish(loss).unwrap();
     assert_eq!(graph.value(x).consumers.len(), 1);
+}
+
+/// A network whose three joined tensors, of widths 6, 3 and 3, need a result of 12.
+#[test]
+fn tensors_are_joined_along_one_axis_and_get_their_gradients_back() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    let all = net.dim("all", 12).unwrap();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let b = net.contract("b", a, w, None).unwrap();
+    let c = net.pointwise("c", b, Activation::Gelu).unwrap();
+    let joined = net.concat("joined", &[a, b, c], 1, all).unwrap();
+    let out = net.parameter("out", &[all, narrow], 1, ZEROS).unwrap();
+    let logits = net.contract("logits", joined, out, None).unwrap();
+    let loss = net.cross_entropy("loss", logits, y).unwrap();
+    let graph = net.finish(loss).unwrap();
+    let (id, op) = graph.ops().find(|(_, op)| op.name == "joined").unwrap();
+    assert_eq!(graph.axes_text(&graph.value(op.outputs[0]).axes), "batch, all");
+    let splits: Vec<(&str, Split)> = op
+        .signature
+        .loops
+        .iter()
+        .map(|each| (graph.dim(each.dim).name.as_str(), each.split))
+        .collect();
+    let whole = Split::Opaque;
+    let expected = [("batch", Split::Parallel), ("wide", whole), ("narrow", whole), ("all", whole)];
+    assert_eq!(splits, expected);
+    let rule = gradient::rule(&graph, id);
+    let input = rule.input.unwrap();
+    assert_eq!(input.produces, [0, 1, 2]);
+    assert_eq!(input.reads, [gradient::Operand::OutputGradient]);
+    assert_eq!((rule.weight, rule.passes), (None, vec![]));
+    // Each element is read once and written once, in both directions.
+    let extents = Extents::global(&graph, 5);
+    for pass in [Pass::Forward, Pass::Input] {
+        let work = work(&graph, id, pass, &extents, 2).unwrap();
+        assert_eq!((work.flops, work.bytes, work.elements), (0.0, 2.0 * 2.0 * 5.0 * 12.0, 60));
+    }
+}
+
+#[test]
+fn only_what_fits_side_by_side_is_joined() {
+    let Start { mut net, wide, narrow, x, .. } = start();
+    let [pair, other] = [net.dim("pair", 12).unwrap(), net.dim("other", 6).unwrap()];
+    let z = net.features("z", &[other, wide]).unwrap();
+    let batch = net.batch();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    let b = net.pointwise("b", x, Activation::Gelu).unwrap();
+    let c = net.pointwise("c", z, Activation::Gelu).unwrap();
+    let gain = net.parameter("gain", &[wide], 0, ZEROS).unwrap();
+    refused(net.concat("one", &[a], 1, pair), "one parts = 1");
+    refused(net.concat("none", &[], 1, pair), "none parts = 0");
+    refused(
+        net.concat("twice", &[a, b, a], 1, pair),
+        "a has axes [batch, wide], but it may be one",
+    );
+    refused(
+        net.concat("shorter", &[a, b], 1, narrow),
+        "narrow = 3 is not possible: the parts are 12",
+    );
+    refused(net.concat("longer", &[c, a], 2, pair), "it needs an axis 2");
+    refused(net.concat("deeper", &[a, c], 1, pair), "[batch, wide] are needed, but for axis 1");
+    refused(net.concat("samples", &[a, b], 0, pair), "no axis 0 after the batch");
+    refused(net.concat("outside", &[a, b], 2, pair), "no axis 2 after the batch");
+    refused(net.concat("batched", &[a, b], 1, batch), "batch = 1 is not possible");
+    refused(
+        net.concat("data", &[a, x], 1, pair),
+        "x has axes [batch, wide], but an operator's real",
+    );
+    refused(net.concat("weights", &[gain, a], 1, pair), "there is no axis 1 after the batch");
+    net.concat("both", &[a, b], 1, pair).unwrap();
 }

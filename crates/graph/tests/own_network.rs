@@ -177,6 +177,84 @@ fn a_classifier_with_pointwise_operators_loads() {
     assert_eq!(graph.parameter_count(), 36 + 18);
 }
 
+/// A classifier of two rows of features, which are joined along the rows and then along the columns.
+const JOINED: &str = r#"
+    [model]
+    name = "joined"
+    [dims]
+    rows = 2
+    columns = 3
+    more = 4
+    width = 6
+    classes = 5
+    [[input]]
+    name = "features"
+    kind = "real"
+    axes = ["rows", "columns"]
+    [[input]]
+    name = "targets"
+    kind = "index"
+    axes = []
+    [[block]]
+    name = "branches"
+    [[block.op]]
+    name = "relu"
+    kind = "relu"
+    inputs = ["features"]
+    [[block.op]]
+    name = "gelu"
+    kind = "gelu"
+    inputs = ["features"]
+    [[block.op]]
+    name = "longer"
+    kind = "concat"
+    inputs = ["relu", "gelu"]
+    axis = "rows"
+    joined = "more"
+    [[block.op]]
+    name = "cube"
+    kind = "relu"
+    inputs = ["longer"]
+    [[block.op]]
+    name = "wider"
+    kind = "concat"
+    inputs = ["longer", "cube"]
+    joined = "width"
+    [[block]]
+    name = "head"
+    [[block.op]]
+    kind = "contract"
+    inputs = ["input"]
+    weight = { axes = ["more", "width", "classes"], rows = 2, init = { normal = 0.1 } }
+    [[block.op]]
+    name = "loss"
+    kind = "cross-entropy"
+    inputs = ["head", "targets"]
+"#;
+
+#[test]
+fn tensors_are_joined_along_the_axis_of_the_name_and_along_the_last_without_one() {
+    let spec = ModelSpec::from_toml(JOINED, "joined.toml").unwrap();
+    assert_eq!(ModelSpec::parse(&spec.to_string()).unwrap(), spec);
+    let graph = spec.graph().unwrap();
+    let axes = |name: &str| {
+        let (_, value) = graph.values().find(|(_, value)| value.name == name).unwrap();
+        graph.axes_text(&value.axes)
+    };
+    assert_eq!(axes("branches.longer"), "batch, more, columns");
+    assert_eq!(axes("branches.wider"), "batch, more, width");
+    let refuse = |from: &str, to: &str, needle: &str| {
+        assert!(JOINED.contains(from), "{from}");
+        let changed = JOINED.replacen(from, to, 1);
+        let message = ModelSpec::from_toml(&changed, "net").unwrap_err().to_string();
+        assert!(message.contains(needle), "{needle:?} is not in {message:?}");
+    };
+    refuse("joined = \"more\"", "", "op \"longer\", joined: the kind concat needs it");
+    refuse("joined = \"more\"", "joined = \"classes\"", "the parts are 4 together");
+    refuse("axis = \"rows\"", "axis = \"classes\"", "it is no dimension of the first input");
+    refuse("inputs = [\"relu\", \"gelu\"]", "inputs = [\"relu\"]", "reads 2 or more (a, b), not 1");
+}
+
 /// The example with `from` replaced by `to` fails with a message that holds all of `needles`.
 #[track_caller]
 fn fails(from: &str, to: &str, needles: &[&str]) {

@@ -16,7 +16,7 @@ use crate::random::{Key, dropout_mask};
 use crate::rotary::{Llama3Scaling, RotaryTable};
 use crate::window::Window;
 use crate::{
-    DType, Memory, activation, attention, cross_entropy, dropout, elementwise, embedding,
+    DType, Memory, activation, attention, concat, cross_entropy, dropout, elementwise, embedding,
     layer_norm, matmul, rms_norm, rotary,
 };
 
@@ -166,6 +166,11 @@ fn forward(
             elementwise::add(a.f32(), b.f32(), y.f32());
         }
         (OpKind::Add, [a, b], [y]) => elementwise::add_broadcast(a.f32(), b.f32(), y.f32()),
+        (OpKind::Concat { axis }, parts, [y]) => {
+            let rows = y.shape[..*axis].iter().product();
+            let parts: Vec<&[f32]> = parts.iter().map(Input::f32).collect();
+            concat::concat(&parts, rows, y.f32());
+        }
         (OpKind::Dropout { .. }, [x], [y]) => y.f32().copy_from_slice(x.f32()),
         (OpKind::Dropout { .. }, [x], [y, mask]) => {
             dropout::dropout(x.f32(), mask.u8(), keep_scale, y.f32());
@@ -227,6 +232,16 @@ fn input_gradient(
         (OpKind::Contract { transposed }, [w, dy], [dx]) => {
             let shape = linear(dx.shape, w.shape, dy.shape, *transposed);
             matmul::linear_input_grad(shape, dy.f32(), w.f32(), dx.f32(), accumulate[0]);
+        }
+        (OpKind::Concat { axis }, [dy], parts) => {
+            let rows = dy.shape[..*axis].iter().product();
+            let mut first = 0;
+            for dx in parts {
+                let width = dx.shape[*axis..].iter().product::<usize>();
+                let accumulate = dx.accumulate;
+                concat::concat_input_grad(dy.f32(), rows, first, dx.f32(), accumulate);
+                first += width;
+            }
         }
         (OpKind::Dropout { .. } | OpKind::BiasDropoutAdd { .. }, [mask, dy], [dx]) => {
             let (dy, mask) = (dy.f32(), mask.u8());

@@ -31,6 +31,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod concat;
 pub mod cross_entropy;
 pub mod dispatch;
 pub mod dropout;

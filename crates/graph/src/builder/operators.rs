@@ -2,7 +2,7 @@
 
 use super::{GraphBuilder, NewOutput};
 use crate::op::{Activation, RotaryScaling};
-use crate::{DType, DimId, GraphError, OpKind, Reduction, Role, Signature, Split, ValueId};
+use crate::{DType, Dim, DimId, GraphError, OpKind, Reduction, Role, Signature, Split, ValueId};
 
 impl GraphBuilder {
     /// `y = table[tokens]`.
@@ -85,6 +85,61 @@ impl GraphBuilder {
             std::slice::from_ref(&a_axes),
         );
         self.op(name, OpKind::Add, &[a, b], vec![output(a_axes)], signature)
+    }
+
+    /// The `parts` side by side along their axis number `axis`, which becomes the dimension `joined`.
+    ///
+    /// # Errors
+    /// If there are fewer than two parts, one of them occurs twice or is no operator's result, they
+    /// differ in another axis, the axis is the batch or does not exist, or `joined` is not as long as
+    /// the parts together.
+    pub fn concat(
+        &mut self,
+        name: &str,
+        parts: &[ValueId],
+        axis: usize,
+        joined: DimId,
+    ) -> Result<ValueId, GraphError> {
+        let error = |key: &str, value: String, rule: &str| GraphError::Parameter {
+            model: self.graph.name.clone(),
+            key: format!("{name} {key}"),
+            value,
+            rule: rule.into(),
+        };
+        let [first, _, ..] = *parts else {
+            return Err(error("parts", parts.len().to_string(), "there are two or more"));
+        };
+        let mut out = self.axes(first);
+        if out.get(axis).is_none_or(|&dim| dim == self.graph.batch) {
+            let rule = format!("there is no axis {axis} after the batch");
+            return Err(self.axes_error(name, first, &rule));
+        }
+        out[axis] = joined;
+        let mut length = 0_usize;
+        for (index, &part) in parts.iter().enumerate() {
+            if parts[..index].contains(&part) {
+                return Err(self.axes_error(name, part, "it may be one of the parts only once"));
+            }
+            let mut axes = self.axes(part);
+            let Some(own) = axes.get_mut(axis) else {
+                return Err(self.axes_error(name, part, &format!("it needs an axis {axis}")));
+            };
+            length = length.saturating_add(self.graph.dim(*own).size);
+            *own = joined;
+            if axes != out {
+                let needed = self.graph.axes_text(&self.axes(first));
+                let rule = format!("[{needed}] are needed, but for axis {axis}");
+                return Err(self.axes_error(name, part, &rule));
+            }
+        }
+        let Dim { name: dim, size } = self.graph.dim(joined);
+        if *size != length {
+            return Err(error(dim, size.to_string(), &format!("the parts are {length} together")));
+        }
+        let others: Vec<DimId> = out.iter().copied().filter(|&dim| dim != joined).collect();
+        let inputs: Vec<Vec<DimId>> = parts.iter().map(|&part| self.axes(part)).collect();
+        let signature = Signature::by_dim(&parallel(&others), &inputs, std::slice::from_ref(&out));
+        self.op(name, OpKind::Concat { axis }, parts, vec![output(out)], signature)
     }
 
     /// Inverted dropout.

@@ -71,6 +71,7 @@ use serde::{Deserialize, Serialize};
 /// | `embed` | tokens | `table` |
 /// | `contract` | x | `weight`, `bias` (optional) |
 /// | `add` | a, b | |
+/// | `concat` | a, b, any more | `axis` (of a, by name), `joined` (its dimension in the result) |
 /// | `add-bias` | x | `bias` |
 /// | `dropout` | x | `probability` |
 /// | `bias-dropout-add` | x, residual | `bias`, `probability` |
@@ -177,6 +178,12 @@ pub struct OpConfig {
     /// Scaling of rotary frequencies: factor, low and high frequency factor, original positions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<(f32, f32, f32, u32)>,
+    /// The dimension of the first input along which a concatenation joins; the last one if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub axis: Option<String>,
+    /// The dimension of a concatenation's result along that axis, as long as its inputs together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joined: Option<String>,
     /// The dimension of an attention's key positions, as long as that of its queries.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<String>,

@@ -3,7 +3,7 @@ use std::process::{Command, Output};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::tier::VARIABLE;
 use shardloom_kernels::window::Window;
-use shardloom_kernels::{Tier, activation, layer_norm, reduce};
+use shardloom_kernels::{Tier, activation, concat, layer_norm, reduce};
 
 use crate::oracle::numbers;
 
@@ -69,6 +69,10 @@ fn digest() -> u64 {
     };
     result(x.len(), &mut |y| activation::gelu(&x, y));
     result(x.len(), &mut |y| activation::swiglu(&x, &dy, y));
+    result(2 * x.len(), &mut |y| concat::concat(&[&x, &dy], ROWS, y));
+    result(x.len(), &mut |dx| {
+        concat::concat_input_grad(&[&x[..], &dy].concat(), ROWS, COLUMNS, dx, false);
+    });
     let mut stats = vec![0.0; 2 * ROWS];
     result(x.len(), &mut |y| layer_norm::layer_norm(&x, &gain, &bias, 1e-5, y, &mut stats));
     result(x.len(), &mut |y| {

@@ -153,6 +153,10 @@ impl Build {
                 self.net.contract(&full, x, weight, bias)
             }
             ("add", &[a, b]) => self.net.add(&full, a, b),
+            ("concat", parts @ &[a, ..]) => {
+                let (axis, joined) = self.junction(place, op, a)?;
+                self.net.concat(&full, parts, axis, joined)
+            }
             ("add-bias", &[x]) => {
                 let bias = parameter("bias", &op.bias)?;
                 self.net.add(&full, x, bias)
@@ -234,6 +238,24 @@ impl Build {
         Ok(value)
     }
 
+    /// Along which axis of `first` a concatenation joins, and the dimension that the axis becomes.
+    fn junction(
+        &self,
+        place: &Place,
+        op: &OpConfig,
+        first: ValueId,
+    ) -> Result<(usize, DimId), GraphError> {
+        let missing = || place.error("joined", "the kind concat needs it");
+        let joined = op.joined.as_ref().ok_or_else(missing)?;
+        let joined = self.axes(place, "joined", std::slice::from_ref(joined))?[0];
+        let axes = self.net.axes(first);
+        let Some(along) = &op.axis else { return Ok((axes.len().saturating_sub(1), joined)) };
+        let along = self.axes(place, "axis", std::slice::from_ref(along))?[0];
+        let message = "it is no dimension of the first input";
+        let axis = axes.iter().position(|&dim| dim == along);
+        Ok((axis.ok_or_else(|| place.error("axis", message))?, joined))
+    }
+
     fn axes(&self, place: &Place, key: &str, names: &[String]) -> Result<Vec<DimId>, GraphError> {
         let find = |name: &String| {
             let name = place.substitute(name);
@@ -284,13 +306,13 @@ fn kind_of(place: &Place, op: &OpConfig) -> Result<&'static Kind, GraphError> {
             format!("the kind {} does not take it; besides inputs it takes {keys}", kind.name);
         return Err(place.error(key, message));
     }
-    if op.inputs.len() != kind.inputs.len() {
+    let (given, needed) = (op.inputs.len(), kind.inputs.len());
+    if given < needed || (given > needed && !kind.any_more) {
         let message = format!(
-            "the kind {} reads {} ({}), not {}",
+            "the kind {} reads {needed}{} ({}), not {given}",
             kind.name,
-            kind.inputs.len(),
+            if kind.any_more { " or more" } else { "" },
             kind.inputs.join(", "),
-            op.inputs.len()
         );
         return Err(place.error("inputs", message));
     }

@@ -8,6 +8,8 @@ pub(super) struct Kind {
     pub name: &'static str,
     /// What its inputs are, in order.
     pub inputs: &'static [&'static str],
+    /// Whether more inputs like the last may follow.
+    pub any_more: bool,
     /// The keys it takes besides `name`, `kind` and `inputs`.
     pub keys: &'static [&'static str],
 }
@@ -17,7 +19,7 @@ const fn kind(
     inputs: &'static [&'static str],
     keys: &'static [&'static str],
 ) -> Kind {
-    Kind { name, inputs, keys }
+    Kind { name, inputs, any_more: false, keys }
 }
 
 /// All kinds.
@@ -25,6 +27,7 @@ pub(super) const KINDS: &[Kind] = &[
     kind("embed", &["tokens"], &["table"]),
     kind("contract", &["x"], &["weight", "bias"]),
     kind("add", &["a", "b"], &[]),
+    Kind { any_more: true, ..kind("concat", &["a", "b"], &["axis", "joined"]) },
     kind("add-bias", &["x"], &["bias"]),
     kind("dropout", &["x"], &["probability"]),
     kind("bias-dropout-add", &["x", "residual"], &["bias", "probability"]),
@@ -50,6 +53,8 @@ impl OpConfig {
             ("epsilon", self.epsilon.is_some()),
             ("theta", self.theta.is_some()),
             ("scaling", self.scaling.is_some()),
+            ("axis", self.axis.is_some()),
+            ("joined", self.joined.is_some()),
             ("keys", self.keys.is_some()),
             ("causal", self.causal.is_some()),
         ]
