@@ -7,7 +7,7 @@ mod suggest;
 
 pub(crate) use suggest::did_you_mean;
 
-use crate::families::{CustomConfig, GptConfig, LlamaConfig, MlpConfig};
+use crate::families::{CustomConfig, GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
 use crate::{Graph, GraphError};
 
 /// A model that can be built.
@@ -38,6 +38,8 @@ pub enum Network {
     Llama(LlamaConfig),
     /// A multi-layer perceptron.
     Mlp(MlpConfig),
+    /// A U-shaped transformer.
+    UTransformer(UTransformerConfig),
     /// A network written as data.
     Custom(CustomConfig),
 }
@@ -56,7 +58,7 @@ impl ModelSpec {
         }
         network.graph(name)?;
         match &mut network {
-            Network::Gpt(gpt) => {
+            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => {
                 let usual = GptConfig { ffn: None, ..gpt.clone() }.ffn();
                 gpt.ffn = gpt.ffn.filter(|&ffn| ffn != usual);
             }
@@ -96,9 +98,9 @@ impl ModelSpec {
         preset::names()
     }
 
-    /// Reads a TOML description: `[model]` with a `name`, and then `[gpt]`, `[llama]`, `[mlp]` with the
-    /// keys of its configuration, or `[dims]`, `[[input]]` and `[[block]]` of a
-    /// [network written as data](crate::families::CustomConfig). `place` is the file's name, for
+    /// Reads a TOML description: `[model]` with a `name`, and then `[gpt]`, `[llama]`, `[mlp]` or
+    /// `[u-transformer]` with the keys of its configuration, or `[dims]`, `[[input]]` and `[[block]]`
+    /// of a [network written as data](crate::families::CustomConfig). `place` is the file's name, for
     /// messages.
     ///
     /// # Errors
@@ -121,7 +123,9 @@ impl ModelSpec {
     pub fn with_seq(&self, seq: usize) -> Result<ModelSpec, GraphError> {
         let mut network = self.network.clone();
         let changed = match &mut network {
-            Network::Gpt(gpt) => Some(&mut gpt.seq).map(|each| *each = seq),
+            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => {
+                Some(&mut gpt.seq).map(|each| *each = seq)
+            }
             Network::Llama(llama) => Some(&mut llama.seq).map(|each| *each = seq),
             Network::Mlp(_) => None,
             Network::Custom(custom) => custom.with_seq(seq).map(|changed| *custom = changed),
@@ -158,7 +162,7 @@ impl ModelSpec {
     /// Positions in a sample: the sequence length, or 1 of a model without sequences.
     pub fn seq(&self) -> usize {
         match &self.network {
-            Network::Gpt(gpt) => gpt.seq,
+            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => gpt.seq,
             Network::Llama(llama) => llama.seq,
             Network::Mlp(_) => 1,
             Network::Custom(custom) => custom.dims.get("seq").copied().unwrap_or(1),
@@ -172,6 +176,7 @@ impl Network {
             Network::Gpt(gpt) => gpt.graph(name),
             Network::Llama(llama) => llama.graph(name),
             Network::Mlp(mlp) => mlp.graph(name),
+            Network::UTransformer(transformer) => transformer.graph(name),
             Network::Custom(custom) => custom.graph(name),
         }
     }

@@ -1,7 +1,7 @@
 //! The texts of a model: what they accept, and how they refuse.
 
 use proptest::prelude::*;
-use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig};
+use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
 use shardloom_graph::{ModelSpec, Network};
 
 #[track_caller]
@@ -79,7 +79,10 @@ fn another_sequence_length_changes_the_learned_positions_of_a_gpt() {
 
 #[test]
 fn unknown_names_are_refused_with_the_near_and_the_valid_ones() {
-    refused("gtp:layers=1", &["gtp", "did you mean \"gpt\"?", "llama and mlp", "llama-3-405b"]);
+    refused(
+        "gtp:layers=1",
+        &["gtp", "did you mean \"gpt\"?", "llama, mlp and u-transformer", "llama-3-405b"],
+    );
     refused("llama-3-450b", &["did you mean \"llama-3-405b\"?"]);
     refused(&format!("{GPT},droput=0.1"), &["droput", "did you mean \"dropout\"?", "ffn"]);
     refused("gpt:layers=1", &["missing key", "hidden", "vocab"]);
@@ -154,6 +157,13 @@ fn network() -> impl Strategy<Value = Network> {
         };
         Network::Gpt(config)
     });
+    let u_transformer = gpt.clone().prop_map(|network| match network {
+        Network::Gpt(gpt) => {
+            let layers = gpt.layers + 2;
+            Network::UTransformer(UTransformerConfig(GptConfig { layers, ..gpt }))
+        }
+        other => other,
+    });
     let scaling = proptest::option::of((1.0..9.0_f32, 0.1..1.0_f32, 1.0..5.0_f32, 1..9000_u32));
     let llama = (size(), size(), 1..4_usize, size(), size(), option(size()), scaling, any::<f32>());
     let llama = llama.prop_map(|(layers, kv, group, seq, vocab, half, rope_scaling, theta)| {
@@ -176,7 +186,7 @@ fn network() -> impl Strategy<Value = Network> {
     let mlp = (size(), size(), size(), size()).prop_map(|(inputs, hidden, layers, classes)| {
         Network::Mlp(MlpConfig { inputs, hidden, layers, classes })
     });
-    prop_oneof![gpt, llama, mlp]
+    prop_oneof![gpt, llama, mlp, u_transformer]
 }
 
 /// A valid text with a few characters replaced, dropped or doubled.
@@ -207,7 +217,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_at_all_makes_the_readers_panic(text in "\\PC{0,200}", head in "(gpt|llama|mlp|custom|gpt-2):?") {
+    fn no_text_at_all_makes_the_readers_panic(text in "\\PC{0,200}", head in "(gpt|llama|mlp|u-transformer|custom|gpt-2):?") {
         let _ = ModelSpec::parse(&text);
         let _ = ModelSpec::parse(&format!("{head}{text}"));
         let _ = ModelSpec::from_toml(&text, "text");

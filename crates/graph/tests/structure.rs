@@ -11,6 +11,8 @@ fn graphs() -> Vec<Graph> {
         "llama:layers=2,hidden=12,heads=6,kv_heads=3,head_dim=4,ffn=11,seq=5,vocab=7",
         "llama:layers=1,hidden=12,heads=3,ffn=11,seq=5,vocab=7,tied=true",
         "mlp:inputs=5,hidden=7,layers=2,classes=3",
+        "u-transformer:layers=5,hidden=12,heads=3,seq=5,vocab=7,dropout=0.1",
+        "u-transformer:layers=4,hidden=12,heads=3,seq=5,vocab=7,tied=true",
     ];
     let mut specs: Vec<ModelSpec> =
         lines.iter().map(|line| ModelSpec::parse(line).unwrap()).collect();

@@ -25,10 +25,10 @@ pub struct Defaults {
 }
 
 /// Families whose vocabulary and sequence length may be left to [`Defaults`].
-const LANGUAGE_FAMILIES: [&str; 2] = ["gpt", "llama"];
+const LANGUAGE_FAMILIES: [&str; 3] = ["gpt", "llama", "u-transformer"];
 
 /// Words before a colon that begin a description in one line, whatever follows.
-const ONE_LINE: [&str; 4] = ["gpt", "llama", "mlp", "custom"];
+const ONE_LINE: [&str; 5] = ["gpt", "llama", "mlp", "u-transformer", "custom"];
 
 impl Model {
     /// The model that `text` names: the path of a Hugging Face `config.json` or of a folder with one,
@@ -180,6 +180,7 @@ mod tests {
         assert_eq!(completed("gpt:layers=1", Some(8), Some(256)), "gpt:layers=1,seq=8,vocab=256");
         assert_eq!(completed("gpt:vocab=9", None, Some(256)), "gpt:vocab=9");
         assert_eq!(completed("gpt", Some(8), None), "gpt:seq=8");
+        assert_eq!(completed("u-transformer", Some(8), None), "u-transformer:seq=8");
         assert_eq!(completed("llama-3-8b", Some(8), Some(256)), "llama-3-8b");
         assert_eq!(completed("mlp:inputs=3", Some(8), Some(256)), "mlp:inputs=3");
     }

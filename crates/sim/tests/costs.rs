@@ -6,8 +6,8 @@ use scenario::{cores, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
-use shardloom_graph::{Graph, OpKind};
-use shardloom_plan::{Optimizer, Precision};
+use shardloom_graph::{Graph, ModelSpec, OpKind};
+use shardloom_plan::{Optimizer, Precision, Uniform};
 use shardloom_program::timeline::{Activity, Picos};
 use shardloom_program::{Action, ClassId, Exchange, Group, Instruction, Program};
 use shardloom_sim::{CostModel, Options, SimError, simulate};
@@ -80,6 +80,20 @@ fn attention_adds_the_softmax_to_its_products() {
     close(seconds(&graph, &cluster, &program, forward), product + 2.0 * bytes / MEMORY);
     let backward = find(&program, computes(&graph, Pass::Input, probabilities));
     close(seconds(&graph, &cluster, &program, backward), 2.0 * product + 3.0 * bytes / MEMORY);
+}
+
+#[test]
+fn a_concatenation_passes_each_element_in_and_out_both_ways() {
+    let spec = "u-transformer:layers=3,hidden=64,heads=8,seq=32,vocab=128";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let plan = Uniform { precision: Precision::FP32, ..uniform(1, 1, 1, 1) };
+    let program = lowered(&graph, &plan);
+    for pass in [Pass::Forward, Pass::Input] {
+        let joins = computes(&graph, pass, |kind| matches!(kind, OpKind::Concat { .. }));
+        // 32 positions of one sample, 128 wide.
+        let seconds = seconds(&graph, &cores(1), &program, find(&program, joins));
+        close(seconds, 2.0 * 4.0 * 32.0 * 128.0 / MEMORY);
+    }
 }
 
 #[test]

@@ -184,6 +184,17 @@ fn estimates_rank_plans_where_lanes_do_not_overlap() {
     assert!(error <= 0.05, "mean error {error}");
 }
 
+/// The estimate charges a skip to every cut between its ends, where the program sends it once.
+#[test]
+fn estimates_rank_plans_whose_stages_long_skips_connect() {
+    let graph = model("u-transformer:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    let candidates = sample(candidates(16, 64), 24);
+    let times = times(&graph, &h100(16), MIXED, &candidates);
+    let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+    assert!(correlation >= 0.98, "rank correlation {correlation}");
+    assert!(error <= 0.05, "mean error {error}");
+}
+
 #[test]
 fn estimates_take_measured_collectives_where_there_are_any() {
     let graph = gpt(4, false);

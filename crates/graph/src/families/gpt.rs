@@ -7,7 +7,7 @@ use super::{
     default_epsilon, default_init_std, require, require_layers, require_real, require_sizes,
 };
 use crate::op::Activation;
-use crate::{Graph, GraphBuilder, GraphError, Init};
+use crate::{DimId, Graph, GraphBuilder, GraphError, Init, ValueId};
 
 /// A GPT.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,6 +51,16 @@ impl GptConfig {
     /// # Errors
     /// If a size is zero or absurd, heads do not divide the width, or the dropout is no probability.
     pub fn graph(&self, name: &str) -> Result<Graph, GraphError> {
+        self.stack(name, |_, _, _, x| Ok(x))
+    }
+
+    /// The model as a graph, in which each block reads what `enter` makes of the result of the one
+    /// before; `enter` is called within the block, with its number and the dimension of the width.
+    pub(super) fn stack(
+        &self,
+        name: &str,
+        mut enter: impl FnMut(&mut GraphBuilder, usize, DimId, ValueId) -> Result<ValueId, GraphError>,
+    ) -> Result<Graph, GraphError> {
         require_layers(name, self.layers)?;
         require_sizes(
             name,
@@ -104,6 +114,7 @@ impl GptConfig {
         for layer in 0..self.layers {
             let block = format!("block.{layer}");
             net.block(&block);
+            x = enter(&mut net, layer, model, x)?;
             let at = |suffix: &str| format!("{block}.{suffix}");
 
             let gain = net.parameter(&at("attention_norm.gain"), &[model], 0, ones)?;

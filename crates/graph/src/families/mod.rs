@@ -4,6 +4,7 @@ mod custom;
 mod gpt;
 mod llama;
 mod mlp;
+mod u_transformer;
 
 pub use custom::{
     BlockConfig, CustomConfig, InitConfig, InputConfig, InputKind, OpConfig, ParameterConfig,
@@ -11,6 +12,7 @@ pub use custom::{
 pub use gpt::GptConfig;
 pub use llama::LlamaConfig;
 pub use mlp::MlpConfig;
+pub use u_transformer::UTransformerConfig;
 
 use crate::GraphError;
 

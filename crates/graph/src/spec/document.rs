@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{ModelSpec, Network};
 use crate::GraphError;
-use crate::families::{BlockConfig, CustomConfig, GptConfig, InputConfig, LlamaConfig, MlpConfig};
+use crate::families::{
+    BlockConfig, CustomConfig, GptConfig, InputConfig, LlamaConfig, MlpConfig, UTransformerConfig,
+};
 
 /// What a description may hold: a name and one network.
 #[derive(Serialize, Deserialize)]
@@ -20,6 +22,8 @@ pub(super) struct Document {
     llama: Option<LlamaConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mlp: Option<MlpConfig>,
+    #[serde(default, rename = "u-transformer", skip_serializing_if = "Option::is_none")]
+    u_transformer: Option<UTransformerConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dims: Option<BTreeMap<String, usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,6 +46,7 @@ impl Document {
             gpt: None,
             llama: None,
             mlp: None,
+            u_transformer: None,
             dims: None,
             input: None,
             block: None,
@@ -50,6 +55,7 @@ impl Document {
             Network::Gpt(gpt) => document.gpt = Some(gpt),
             Network::Llama(llama) => document.llama = Some(llama),
             Network::Mlp(mlp) => document.mlp = Some(mlp),
+            Network::UTransformer(transformer) => document.u_transformer = Some(transformer),
             Network::Custom(CustomConfig { dims, input, block }) => {
                 document.dims = Some(dims);
                 document.input = Some(input);
@@ -65,6 +71,7 @@ impl Document {
             self.gpt.map(Network::Gpt),
             self.llama.map(Network::Llama),
             self.mlp.map(Network::Mlp),
+            self.u_transformer.map(Network::UTransformer),
         ]
         .into_iter()
         .flatten()
@@ -81,8 +88,8 @@ impl Document {
             (network, _) => Err(GraphError::Text {
                 place: place.into(),
                 message: format!(
-                    "{} describes {} networks; it needs one of [gpt], [llama], [mlp], or [dims] with \
-                     [[input]] and [[block]]",
+                    "{} describes {} networks; it needs one of [gpt], [llama], [mlp], \
+                     [u-transformer], or [dims] with [[input]] and [[block]]",
                     self.model.name,
                     networks.len() + usize::from(network.is_some())
                 ),

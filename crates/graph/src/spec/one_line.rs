@@ -101,6 +101,11 @@ const FAMILIES: &[Family] = &[
     Family { name: "gpt", keys: GPT, read: |table| table.try_into().map(Network::Gpt) },
     Family { name: "llama", keys: LLAMA, read: |table| table.try_into().map(Network::Llama) },
     Family { name: "mlp", keys: MLP, read: |table| table.try_into().map(Network::Mlp) },
+    Family {
+        name: "u-transformer",
+        keys: GPT,
+        read: |table| table.try_into().map(Network::UTransformer),
+    },
 ];
 
 /// Reads one line.
@@ -123,8 +128,8 @@ pub(super) fn parse(text: &str) -> Result<ModelSpec, GraphError> {
             what: "model",
             name: head.chars().take(100).collect(),
             rule: format!(
-                "there is no such family or preset{}; there are the families gpt, llama and mlp (as \
-                 in gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200) and the presets {}",
+                "there is no such family or preset{}; there are the families gpt, llama, mlp \
+                 and u-transformer (as in gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200) and the presets {}",
                 did_you_mean(head, known()),
                 preset::names().collect::<Vec<_>>().join(", ")
             ),
@@ -230,6 +235,7 @@ fn table(network: &Network) -> Option<(&'static Family, Table)> {
         Network::Gpt(gpt) => ("gpt", Table::try_from(gpt)),
         Network::Llama(llama) => ("llama", Table::try_from(llama)),
         Network::Mlp(mlp) => ("mlp", Table::try_from(mlp)),
+        Network::UTransformer(transformer) => ("u-transformer", Table::try_from(transformer)),
         Network::Custom(_) => return None,
     };
     let family = FAMILIES.iter().find(|family| family.name == name)?;

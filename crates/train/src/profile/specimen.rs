@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig};
+use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, gradient};
 use shardloom_sim::rate_name;
@@ -27,8 +27,8 @@ pub(super) struct Occurrence {
     pub pass: Pass,
 }
 
-/// One layer each of the model families, with and without dropout, and an encoder of attention that
-/// is not causal.
+/// One layer each of the model families, or as few as they can have, with and without dropout, and an
+/// encoder of attention that is not causal.
 pub(super) fn specimens() -> Vec<Graph> {
     let build = || -> Result<Vec<Graph>, GraphError> {
         Ok(vec![
@@ -36,6 +36,7 @@ pub(super) fn specimens() -> Vec<Graph> {
             gpt(0.1).graph("gpt")?,
             llama().graph("llama")?,
             mlp().graph("mlp")?,
+            UTransformerConfig(GptConfig { layers: 3, ..gpt(0.0) }).graph("u-transformer")?,
             encoder(0.0)?,
             encoder(0.1)?,
         ])

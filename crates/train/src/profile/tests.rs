@@ -49,6 +49,7 @@ fn models() -> Vec<Graph> {
         "gpt:layers=2,hidden=32,heads=2,seq=16,vocab=64,tied=true",
         "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=48,seq=16,vocab=64",
         "mlp:inputs=8,hidden=16,layers=3,classes=5",
+        "u-transformer:layers=4,hidden=32,heads=2,seq=16,vocab=64,dropout=0.2",
     ]
     .into_iter()
     .map(graph)

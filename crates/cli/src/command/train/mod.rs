@@ -37,8 +37,8 @@ use shape::Shape;
   shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data iris.csv --steps 500 --dp 2
 
 MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters \
-(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt and llama, seq may be left to --seq and \
-vocab to the tokenizer.")]
+(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt, llama and u-transformer, \
+seq may be left to --seq and vocab to the tokenizer.")]
 pub struct Train {
     /// A plan file, as `shardloom plan -o` writes it, or a model
     #[arg(value_name = "PLAN|MODEL")]
