@@ -1,0 +1,380 @@
+//! Long skips in a program: a value read far behind its producer goes there once, straight, and nobody
+//! holds it longer than its readers need it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_graph::work::Pass;
+use shardloom_graph::{BlockId, Graph, ModelSpec, Op, OpId, OpKind, Role, ValueId};
+use shardloom_plan::{
+    Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
+    Stage, Sync, Uniform,
+};
+use shardloom_program::{
+    Action, Body, BodyKind, Class, ClassId, Instruction, Operand, Program, Route, RouteId, SlotId,
+    StreamItem, lower,
+};
+
+const LAYERS: usize = 6;
+const SEQ: usize = 16;
+const HIDDEN: usize = 32;
+const SAMPLES: usize = 2;
+const MICROBATCHES: usize = 4;
+
+fn graph() -> Graph {
+    let text = format!(
+        "u-transformer:layers={LAYERS},hidden={HIDDEN},heads=4,seq={SEQ},vocab=64,dropout=0.1"
+    );
+    ModelSpec::parse(&text).and_then(|spec| spec.graph()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn uniform(pp: usize, recompute: Recompute) -> Uniform {
+    Uniform {
+        pp,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: SAMPLES * MICROBATCHES,
+        microbatches: MICROBATCHES,
+        schedule: ScheduleKind::Afab,
+        recompute,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    }
+}
+
+/// A plan of one pipeline whose stages live on the devices of `places`.
+fn placed(graph: &Graph, recompute: Recompute, places: &[usize]) -> Plan {
+    let mut plan = uniform(1, recompute).plan(graph, "model", "local");
+    let (blocks, stages) = (graph.blocks().len(), places.len());
+    let stage = |(index, &place): (usize, &usize)| Stage {
+        blocks: (index * blocks / stages, (index + 1) * blocks / stages),
+        mesh: Mesh::SINGLE,
+        devices: DeviceList(vec![place as u32]),
+    };
+    plan.pipeline = vec![Pipeline { stage: places.iter().enumerate().map(stage).collect() }];
+    plan
+}
+
+/// One stage to a device in chains of 2, 4 and 8, and several to a device in rounds and in zigzag.
+fn places() -> Vec<Vec<usize>> {
+    let arranged = |arrangement: Arrangement, chunks| {
+        arrangement.places(2, chunks).unwrap_or_else(|error| panic!("{error}")).remove(0)
+    };
+    vec![
+        vec![0, 1],
+        vec![0, 1, 2, 3],
+        (0..LAYERS + 2).collect(),
+        arranged(Arrangement::RoundRobin, 2),
+        arranged(Arrangement::ZigZag, 2),
+        arranged(Arrangement::ZigZag, 4),
+    ]
+}
+
+fn lowered(graph: &Graph, plan: &Plan) -> Program {
+    lower(graph, plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A long skip: what a join reads besides the result of the block before, and the layers at its ends.
+struct Skip {
+    value: ValueId,
+    encoder: usize,
+    decoder: usize,
+}
+
+fn skips(graph: &Graph) -> Vec<Skip> {
+    // The embedding is the first block.
+    let layer = |op: OpId| graph.op(op).block.index() - 1;
+    let joins = graph.ops().filter(|(_, op)| matches!(op.kind, OpKind::Concat { .. }));
+    let skip = |(id, op): (OpId, &Op)| {
+        let value = op.inputs[1];
+        let producer = graph.value(value).producer.expect("an operator makes it");
+        Skip { value, encoder: layer(producer), decoder: layer(id) }
+    };
+    joins.map(skip).collect()
+}
+
+/// The program with one block to a stage and one stage to a device, and its skips.
+fn spread(graph: &Graph, recompute: Recompute) -> (Program, Vec<Skip>) {
+    let places: Vec<usize> = (0..LAYERS + 2).collect();
+    (lowered(graph, &placed(graph, recompute, &places)), skips(graph))
+}
+
+/// The stage of each block.
+fn stage_of(plan: &Plan, block: BlockId) -> usize {
+    let holds = |stage: &Stage| (stage.blocks.0..stage.blocks.1).contains(&block.index());
+    plan.pipeline[0].stage.iter().position(holds).expect("every block is in a stage")
+}
+
+/// How often each way of a value (`gradient` or not, from device to device) is needed, from nothing but
+/// the graph and the places of the stages: once to each other stage that reads it, and once back, but
+/// for stages on the producer's own device.
+fn needed(graph: &Graph, plan: &Plan, places: &[usize]) -> BTreeMap<Way, usize> {
+    let mut needed = BTreeMap::new();
+    for (value, node) in graph.values().filter(|(_, node)| node.role == Role::Activation) {
+        let Some(producer) = node.producer else { continue };
+        let from = stage_of(plan, graph.op(producer).block);
+        let readers: BTreeSet<usize> =
+            node.consumers.iter().map(|&op| stage_of(plan, graph.op(op).block)).collect();
+        for to in readers.into_iter().filter(|&to| places[to] != places[from]) {
+            let (here, there) = (places[from] as u32, places[to] as u32);
+            *needed.entry((value, false, here, there)).or_insert(0) += 1;
+            *needed.entry((value, true, there, here)).or_insert(0) += 1;
+        }
+    }
+    needed
+}
+
+/// A value, whether its gradient is meant, from which device, to which.
+type Way = (ValueId, bool, u32, u32);
+
+fn way(program: &Program, route: &Route) -> Way {
+    let device = |class: ClassId| program.class(class).devices[0].0;
+    (route.value, route.gradient, device(route.from), device(route.to))
+}
+
+/// How often `wanted` instructions run in one step, by the way of their route.
+fn runs(program: &Program, wanted: impl Fn(&Action) -> Option<RouteId>) -> BTreeMap<Way, usize> {
+    let mut runs = BTreeMap::new();
+    for class in &program.classes {
+        for StreamItem { body, .. } in &class.stream {
+            for instruction in &class.body(*body).instructions {
+                if let Some(route) = wanted(&instruction.action) {
+                    *runs.entry(way(program, program.route(route))).or_insert(0) += 1;
+                }
+            }
+        }
+    }
+    runs
+}
+
+#[test]
+fn every_skip_is_sent_once_each_way_straight_between_its_stages_for_every_microbatch() {
+    let graph = graph();
+    let bytes = (4 * SAMPLES * SEQ * HIDDEN) as u64;
+    for places in places() {
+        for recompute in Recompute::ALL {
+            let plan = placed(&graph, recompute, &places);
+            let program = lowered(&graph, &plan);
+            let once = needed(&graph, &plan, &places);
+            let routes = program.routes.iter();
+            let mut found: BTreeMap<Way, usize> = BTreeMap::new();
+            for route in routes {
+                *found.entry(way(&program, route)).or_insert(0) += 1;
+                let [message] = &route.messages[..] else { panic!("one device to one device") };
+                assert_eq!(route.message_bytes(message, 4), bytes, "{places:?}");
+            }
+            assert_eq!(found, once, "routes for {places:?}");
+            let each: BTreeMap<Way, usize> =
+                once.into_iter().map(|(way, times)| (way, times * MICROBATCHES)).collect();
+            let sends = runs(&program, |action| match *action {
+                Action::Send { route } => Some(route),
+                _ => None,
+            });
+            assert_eq!(sends, each, "sends for {places:?} with {recompute:?}");
+            let receives = runs(&program, |action| match *action {
+                Action::Receive { route } => Some(route),
+                _ => None,
+            });
+            assert_eq!(receives, each, "receives for {places:?} with {recompute:?}");
+        }
+    }
+}
+
+/// torchgpipe's portals (Kim et al. 2020, section 3.2.2): a skip over d - s stages crosses once, where
+/// stages that hand it on would send it d - s times.
+#[test]
+fn a_skip_crosses_one_boundary_instead_of_all_between() {
+    let graph = graph();
+    for pp in [2, 4, 8] {
+        let places: Vec<usize> = (0..pp).collect();
+        let plan = placed(&graph, Recompute::None, &places);
+        let program = lowered(&graph, &plan);
+        let (mut direct, mut handed_on) = (0, 0);
+        for Skip { value: skip, encoder, decoder } in skips(&graph) {
+            let block = |layer: usize| BlockId(layer as u32 + 1);
+            let [from, to] = [encoder, decoder].map(|layer| stage_of(&plan, block(layer)));
+            let arrives = |it: &&Route| {
+                it.value == skip && !it.gradient && program.class(it.to).devices[0].0 == to as u32
+            };
+            let crossing: Vec<&Route> = program.routes.iter().filter(arrives).collect();
+            assert_eq!(crossing.len(), usize::from(from != to), "{pp} stages");
+            for route in &crossing {
+                assert_eq!(program.class(route.from).devices[0].0, from as u32, "{pp} stages");
+            }
+            direct += crossing.len();
+            handed_on += to - from;
+        }
+        let expected = match pp {
+            2 => (2, 2),
+            4 => (2, 4),
+            _ => (2, 8),
+        };
+        assert_eq!((direct, handed_on), expected, "{pp} stages");
+    }
+}
+
+/// A zigzag folds the pipeline in the middle, so that both ends of a skip come to lie on one device.
+#[test]
+fn in_a_zigzag_only_what_the_next_stage_reads_leaves_its_device() {
+    let graph = graph();
+    let places = [0, 1, 1, 0];
+    let program = lowered(&graph, &placed(&graph, Recompute::None, &places));
+    let ways: BTreeSet<(&str, bool, u32, u32)> = program
+        .routes
+        .iter()
+        .map(|route| way(&program, route))
+        .map(|(value, gradient, from, to)| (graph.value(value).name.as_str(), gradient, from, to))
+        .collect();
+    let (down, up) = ("block.0.ffn.residual", "block.4.ffn.residual");
+    let expected = [(down, false, 0, 1), (down, true, 1, 0), (up, false, 1, 0), (up, true, 0, 1)];
+    assert_eq!(ways, BTreeSet::from(expected));
+    assert_eq!(program.routes.len(), expected.len());
+}
+
+/// The class that holds this block of layers, where each block is a stage.
+fn class_of(program: &Program, layer: usize) -> &Class {
+    &program.classes[layer + 1]
+}
+
+/// What `class` runs for the first micro-batch.
+fn first_microbatch(class: &Class) -> impl Iterator<Item = &Body> {
+    let items = class.stream.iter().filter(|item| item.microbatch == Some(0));
+    items.map(|item| class.body(item.body))
+}
+
+/// The slot in which `class` receives `skip`, or its gradient, from the class that holds a layer.
+fn end_of_way(program: &Program, class: &Class, skip: ValueId, from: usize) -> SlotId {
+    let instructions = first_microbatch(class).flat_map(|body| &body.instructions);
+    let mut received = instructions.filter_map(|instruction| match instruction.action {
+        Action::Receive { route } => {
+            let route = program.route(route);
+            let sender = program.class(route.from);
+            let found = route.value == skip && sender.devices == class_of(program, from).devices;
+            found.then_some(instruction.writes[0].to)
+        }
+        _ => None,
+    });
+    match (received.next(), received.next()) {
+        (Some(Operand::Slot(slot)), None) => slot,
+        found => panic!("received as {found:?}"),
+    }
+}
+
+/// The body and the instruction that free `slot`.
+fn freed_by(class: &Class, slot: SlotId) -> (BodyKind, &Instruction) {
+    let mut frees = first_microbatch(class).flat_map(|body| {
+        let frees = body.instructions.iter().filter(move |it| it.frees.contains(&slot));
+        frees.map(|instruction| (body.kind, instruction))
+    });
+    match (frees.next(), frees.next()) {
+        (Some(freed), None) => freed,
+        found => panic!("{slot:?} is freed by {found:?}"),
+    }
+}
+
+fn is_join(graph: &Graph, action: &Action, repeated: bool) -> bool {
+    match *action {
+        Action::Compute { op, pass: Pass::Forward, again, .. } => {
+            matches!(graph.op(op).kind, OpKind::Concat { .. }) && again == repeated
+        }
+        _ => false,
+    }
+}
+
+#[test]
+fn a_skip_is_freed_after_its_last_use_at_both_ends() {
+    let graph = graph();
+    for recompute in Recompute::ALL {
+        let (program, skips) = spread(&graph, recompute);
+        for Skip { value: skip, encoder, decoder } in skips {
+            // Where it is read: by the join, which full recomputation runs again.
+            let reader = class_of(&program, decoder);
+            let (body, last) = freed_by(reader, end_of_way(&program, reader, skip, encoder));
+            let repeated = recompute == Recompute::Full;
+            let expected = if repeated { BodyKind::Backward } else { BodyKind::Forward };
+            assert_eq!(body, expected, "{recompute:?}");
+            assert!(is_join(&graph, &last.action, repeated), "{recompute:?}: {last:?}");
+            // Where it is made: by the last message, as no gradient operator of its block reads it.
+            let maker = class_of(&program, encoder);
+            let made = |it: &&Instruction| {
+                let producer = graph.value(skip).producer;
+                matches!(it.action, Action::Compute { op, pass: Pass::Forward, .. } if Some(op) == producer)
+            };
+            let made = first_microbatch(maker).flat_map(|body| &body.instructions).find(made);
+            let made = made.expect("the block makes its result");
+            let Operand::Slot(slot) = made.writes[0].to else { panic!("results are in slots") };
+            let (body, last) = freed_by(maker, slot);
+            assert_eq!(body, BodyKind::Forward, "{recompute:?}");
+            assert!(matches!(last.action, Action::Send { .. }), "{recompute:?}: {last:?}");
+            // Its gradient from the join is added to the other in the backward pass that it arrives in.
+            let gradient = end_of_way(&program, maker, skip, decoder);
+            assert_eq!(freed_by(maker, gradient).0, BodyKind::Backward, "{recompute:?}");
+        }
+    }
+}
+
+#[test]
+fn stages_between_the_ends_of_a_skip_never_hold_it() {
+    let graph = graph();
+    for recompute in Recompute::ALL {
+        let (program, skips) = spread(&graph, recompute);
+        for Skip { value: skip, encoder, decoder } in skips {
+            let name = &graph.value(skip).name;
+            let holds = |layer: &usize| {
+                class_of(&program, *layer).slots.iter().any(|slot| slot.name.starts_with(name))
+            };
+            let holders: Vec<usize> = (0..LAYERS).filter(holds).collect();
+            assert_eq!(holders, [encoder, encoder + 1, decoder], "{recompute:?}");
+        }
+    }
+}
+
+/// Every dimension but that of the width splits as it does elsewhere: data, context and sequence
+/// parallelism have each device join its own part, without a message.
+#[test]
+fn a_join_runs_on_each_devices_own_part() {
+    let graph = graph();
+    let mesh = |dp, cp, tp| Mesh { dp, cp, tp };
+    for (mesh, sequence_parallel, parts) in [
+        (mesh(2, 1, 1), false, 2),
+        (mesh(1, 2, 1), false, 2),
+        (mesh(1, 1, 2), false, 1),
+        (mesh(1, 1, 2), true, 2),
+        (mesh(2, 2, 2), true, 8),
+    ] {
+        let uniform = Uniform { mesh, sequence_parallel, ..uniform(1, Recompute::None) };
+        let program = lowered(&graph, &uniform.plan(&graph, "model", "local"));
+        let class = &program.classes[0];
+        let elements = |operand: Operand| class.shape(operand).iter().product::<usize>();
+        let extents = program.microbatch_extents(&graph);
+        let mut joins = 0;
+        for body in first_microbatch(class) {
+            for instruction in &body.instructions {
+                let Action::Compute { op, pass, .. } = instruction.action else { continue };
+                if !matches!(graph.op(op).kind, OpKind::Concat { .. }) {
+                    continue;
+                }
+                let whole = extents.elements(&graph.value(graph.op(op).outputs[0]).axes);
+                let (joined, apart) = match pass {
+                    Pass::Forward => (instruction.writes[0].to, &instruction.reads),
+                    _ => (
+                        instruction.reads[0],
+                        &instruction.writes.iter().map(|write| write.to).collect(),
+                    ),
+                };
+                assert_eq!(elements(joined), whole / parts, "{mesh:?}");
+                assert_eq!(apart.iter().map(|&it| elements(it)).sum::<usize>(), whole / parts);
+                joins += 1;
+            }
+        }
+        assert_eq!(joins, 2 * skips(&graph).len(), "forward and backward");
+        let changed = first_microbatch(class).flat_map(|body| &body.instructions);
+        let changed = changed.filter(|it| matches!(it.action, Action::Redistribute { .. }));
+        for instruction in changed {
+            let Operand::Slot(slot) = instruction.writes[0].to else { panic!("{instruction:?}") };
+            let name = &class.slot(slot).name;
+            assert!(!name.contains(".skip"), "{name} changes its layout on {mesh:?}");
+        }
+    }
+}
