@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use crate::{
     Block, BlockId, DType, Dim, DimId, Extents, Graph, GraphError, Init, Op, OpId, OpKind,
-    Parameter, Role, Signature, Value, ValueId,
+    Parameter, Role, Signature, Value, ValueId, gradient,
 };
 
 /// No tensor of one sample, and no model, has more elements: products of a real batch, a number of
@@ -167,8 +167,9 @@ impl GraphBuilder {
     /// The finished graph, minimising `loss`.
     ///
     /// # Errors
-    /// If `loss` is not the output of a cross-entropy, or an input, a parameter or a result does not
-    /// contribute to it (it would have no gradient).
+    /// If `loss` is not the output of a cross-entropy, an input, a parameter or a result does not
+    /// contribute to it (it would have no gradient), or a gradient pass would write two gradients of
+    /// one value.
     pub fn finish(mut self, loss: ValueId) -> Result<Graph, GraphError> {
         let producer = self.graph.value(loss).producer;
         if !producer.is_some_and(|op| self.graph.op(op).kind == OpKind::CrossEntropy) {
@@ -183,6 +184,20 @@ impl GraphBuilder {
                 name: value.name.clone(),
                 rule: format!("no operator reads it, so {} does not depend on it", self.graph.name),
             });
+        }
+        for (id, op) in self.graph.ops() {
+            let gradient = gradient::rule(&self.graph, id).input;
+            let of: Vec<ValueId> = gradient
+                .iter()
+                .flat_map(|it| &it.produces)
+                .map(|&index| op.inputs[index])
+                .collect();
+            let twice = of.iter().enumerate().find(|(at, value)| of[..*at].contains(value));
+            if let Some((_, &value)) = twice {
+                let rule = "one gradient pass would write two gradients of it, so it may be read \
+                            only once";
+                return Err(self.axes_error(&op.name, value, rule));
+            }
         }
         self.graph.loss = loss;
         Ok(self.graph)

@@ -185,10 +185,6 @@ fn only_what_fits_side_by_side_is_joined() {
     refused(net.concat("one", &[a], 1, pair), "one parts = 1");
     refused(net.concat("none", &[], 1, pair), "none parts = 0");
     refused(
-        net.concat("twice", &[a, b, a], 1, pair),
-        "a has axes [batch, wide], but it may be one",
-    );
-    refused(
         net.concat("shorter", &[a, b], 1, narrow),
         "narrow = 3 is not possible: the parts are 12",
     );
@@ -203,4 +199,34 @@ fn only_what_fits_side_by_side_is_joined() {
     );
     refused(net.concat("weights", &[gain, a], 1, pair), "there is no axis 1 after the batch");
     net.concat("both", &[a, b], 1, pair).unwrap();
+}
+
+/// Two writes to one tensor within a pass would lose one of them.
+#[test]
+fn an_operator_with_a_gradient_of_each_operand_does_not_read_one_twice() {
+    let finish = |mut net: GraphBuilder, twice: ValueId, width: DimId, y: ValueId| {
+        let classes = net.dim("classes", 2).unwrap();
+        let w = net.parameter("w", &[width, classes], 1, ZEROS).unwrap();
+        let logits = net.contract("logits", twice, w, None).unwrap();
+        let loss = net.cross_entropy("loss", logits, y).unwrap();
+        net.finish(loss)
+    };
+    let needle = "a has axes [batch, wide], but one gradient pass would write two gradients of it";
+
+    let Start { mut net, wide, x, y, .. } = start();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    let twice = net.swiglu("twice", a, a).unwrap();
+    refused(finish(net, twice, wide, y), needle);
+
+    let Start { mut net, x, y, .. } = start();
+    let pair = net.dim("pair", 12).unwrap();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    let twice = net.concat("twice", &[a, a], 1, pair).unwrap();
+    refused(finish(net, twice, pair, y), needle);
+
+    // A sum passes its gradient on, which is then added up.
+    let Start { mut net, wide, x, y, .. } = start();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    let twice = net.add("twice", a, a).unwrap();
+    finish(net, twice, wide, y).unwrap();
 }

@@ -90,9 +90,8 @@ impl GraphBuilder {
     /// The `parts` side by side along their axis number `axis`, which becomes the dimension `joined`.
     ///
     /// # Errors
-    /// If there are fewer than two parts, one of them occurs twice or is no operator's result, they
-    /// differ in another axis, the axis is the batch or does not exist, or `joined` is not as long as
-    /// the parts together.
+    /// If there are fewer than two parts, one of them is no operator's result, they differ in another
+    /// axis, the axis is the batch or does not exist, or `joined` is not as long as the parts together.
     pub fn concat(
         &mut self,
         name: &str,
@@ -116,10 +115,7 @@ impl GraphBuilder {
         }
         out[axis] = joined;
         let mut length = 0_usize;
-        for (index, &part) in parts.iter().enumerate() {
-            if parts[..index].contains(&part) {
-                return Err(self.axes_error(name, part, "it may be one of the parts only once"));
-            }
+        for &part in parts {
             let mut axes = self.axes(part);
             let Some(own) = axes.get_mut(axis) else {
                 return Err(self.axes_error(name, part, &format!("it needs an axis {axis}")));
