@@ -25,7 +25,7 @@ simd! {
         }
     }
 
-    /// Gradient of the part of [`concat`] whose rows begin at column `first` of the result's:
+    /// Gradient of the part of [`concat()`] whose rows begin at column `first` of the result's:
     /// `dx[i, j]` = `dy[i, first + j]`, for `rows` rows.
     pub fn concat_input_grad(
         dy: &[f32],

@@ -245,9 +245,10 @@ impl<'p> Script<'p> {
 
 fn items(program: &Program, class: &Class) -> Vec<Item> {
     let microbatches = program.microbatches as u32;
-    // When an entry works on a micro-batch, counted from the step that the micro-batch belongs to.
+    // When an entry works on a micro-batch: the step, counted from the one that the micro-batch belongs
+    // to, and the place in it.
     let when = |index: usize, microbatch: u32| (-i64::from(microbatch / microbatches), index);
-    let mut ends: BTreeMap<u32, ((i64, usize), (i64, usize))> = BTreeMap::new();
+    let mut ends = BTreeMap::new();
     for (index, item) in class.stream.iter().enumerate() {
         if let Some(microbatch) = item.microbatch {
             let at = when(index, microbatch);
