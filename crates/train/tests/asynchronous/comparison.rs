@@ -139,6 +139,7 @@ impl Case {
             seed: 7,
             global_batch: self.global_batch(),
             microbatches: self.microbatches,
+            recompute: self.recompute == Recompute::Full,
             learning_rate: rate,
             optimizer: self.optimizer,
             rule: self.rule,
@@ -331,19 +332,28 @@ fn every_correction_trains_by_its_formula_on_meshes_of_devices() {
     }
 }
 
-/// Kept versions serve to compute again too; where backward passes run with others, only what reads no
-/// weights comes out as it was.
 #[test]
-fn sharded_and_recomputed_it_trains_by_the_same_formulas() {
+fn every_rule_trains_by_its_formula_in_shards() {
     let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
     for graph in models() {
         for zero in 1..=3 {
             for (rule, microbatches) in rules(3) {
-                let recompute = match rule {
-                    Rule::Newest(_) => Recompute::Selective,
-                    _ => Recompute::Full,
-                };
-                let case = Case { mesh, zero, recompute, ..Case::new(rule, 3, microbatches) };
+                let case = Case { mesh, zero, ..Case::new(rule, 3, microbatches) };
+                case.check(&graph, RunClock::Wall);
+            }
+        }
+    }
+}
+
+/// What is computed again takes the weights of the backward pass: where those are not the forward pass's,
+/// it comes out otherwise.
+#[test]
+fn every_rule_trains_by_its_formula_with_recomputation() {
+    let corrected = corrected(&[corrections(), corrections_of_momentum()].concat());
+    for graph in models() {
+        for (rule, microbatches) in rules(3).into_iter().chain(corrected.clone()) {
+            for recompute in [Recompute::Selective, Recompute::Full] {
+                let case = Case { recompute, ..Case::new(rule, 3, microbatches) };
                 case.check(&graph, RunClock::Wall);
             }
         }
@@ -412,6 +422,17 @@ fn rules_and_corrections_differ_by_far_more_than_the_tolerance() {
             assert!(apart > 10.0 * TOLERANCE, "{rule:?} and {other:?} are {apart:e} apart");
         }
     }
+}
+
+#[test]
+fn what_is_computed_again_with_newer_weights_makes_a_difference() {
+    let reference = |recompute| {
+        let case = Case { recompute, ..Case::new(Rule::Newest(NONE), 4, 1) };
+        let [_, reference] = case.train(&models()[0], RunClock::Wall);
+        reference.losses
+    };
+    let apart = apart(&reference(Recompute::Full), &reference(Recompute::None));
+    assert!(apart > 10.0 * TOLERANCE, "{apart:e} apart");
 }
 
 #[test]

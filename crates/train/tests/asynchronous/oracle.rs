@@ -47,6 +47,7 @@ fn reference(
         seed: 7,
         global_batch: 8,
         microbatches,
+        recompute: false,
         learning_rate: 0.05,
         optimizer: Optimizer::Sgd(sgd),
         rule,

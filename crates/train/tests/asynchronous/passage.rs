@@ -34,6 +34,8 @@ pub struct Passage<'a> {
     extents: Extents,
     memory: Memory,
     values: BTreeMap<ValueId, Buffer>,
+    /// What was computed again, for its own block.
+    again: BTreeMap<ValueId, Buffer>,
 }
 
 /// The weights that an operator reads.
@@ -52,37 +54,51 @@ impl<'a> Passage<'a> {
         });
         let values = inputs.collect();
         let extents = Extents::global(graph, place.samples);
-        Passage { graph, place, extents, memory, values }
+        Passage { graph, place, extents, memory, values, again: BTreeMap::new() }
     }
 
     /// Runs every operator. Returns the sum of the losses.
     pub fn forward<'w>(&mut self, weights: impl WeightsOf<'w>) -> f64 {
         for (_, op) in self.graph.ops() {
-            let shapes = self.shapes(&op.outputs);
-            let mut buffers: Vec<Buffer> = op
-                .outputs
-                .iter()
-                .zip(&shapes)
-                .map(|(&id, shape)| self.memory.alloc(self.dtype(id), shape.iter().product()))
-                .collect();
-            let read_shapes = self.shapes(&op.inputs);
-            let reads: Vec<Input> = op
-                .inputs
-                .iter()
-                .zip(&read_shapes)
-                .map(|(&id, shape)| Input { shape, data: self.data(op, id, &weights) })
-                .collect();
-            let mut writes: Vec<Output> = buffers
-                .iter_mut()
-                .zip(&shapes)
-                .map(|(buffer, shape)| Output { shape, data: view_mut(buffer), accumulate: false })
-                .collect();
-            let setting = self.setting(op);
-            dispatch::run(&op.kind, Pass::Forward, &reads, &mut writes, &setting, &self.memory);
-            drop(writes);
-            self.values.extend(op.outputs.iter().copied().zip(buffers));
+            let outputs = self.outputs(op, &weights);
+            self.values.extend(op.outputs.iter().copied().zip(outputs));
         }
         f64::from(self.values[&self.graph.loss()].as_f32()[0])
+    }
+
+    /// Runs the operators again, each block's from the inputs that it had; not those of the last block,
+    /// which goes backward right after it went forward.
+    pub fn recompute<'w>(&mut self, weights: impl WeightsOf<'w>) {
+        let last = self.graph.blocks().len() - 1;
+        for (_, op) in self.graph.ops().filter(|(_, op)| op.block.index() < last) {
+            let outputs = self.outputs(op, &weights);
+            self.again.extend(op.outputs.iter().copied().zip(outputs));
+        }
+    }
+
+    fn outputs<'w>(&self, op: &Op, weights: &impl WeightsOf<'w>) -> Vec<Buffer> {
+        let (read_shapes, shapes) = (self.shapes(&op.inputs), self.shapes(&op.outputs));
+        let mut buffers: Vec<Buffer> = op
+            .outputs
+            .iter()
+            .zip(&shapes)
+            .map(|(&id, shape)| self.memory.alloc(self.dtype(id), shape.iter().product()))
+            .collect();
+        let reads: Vec<Input> = op
+            .inputs
+            .iter()
+            .zip(&read_shapes)
+            .map(|(&id, shape)| Input { shape, data: self.data(op, id, weights) })
+            .collect();
+        let mut writes: Vec<Output> = buffers
+            .iter_mut()
+            .zip(&shapes)
+            .map(|(buffer, shape)| Output { shape, data: view_mut(buffer), accumulate: false })
+            .collect();
+        let setting = self.setting(op);
+        dispatch::run(&op.kind, Pass::Forward, &reads, &mut writes, &setting, &self.memory);
+        drop(writes);
+        buffers
     }
 
     /// Runs every gradient operator. Returns the gradients of all parameters.
@@ -187,10 +203,13 @@ impl<'a> Passage<'a> {
     where
         'w: 'd,
     {
-        if self.graph.value(id).parameter().is_some() {
+        let value = self.graph.value(id);
+        if value.parameter().is_some() {
             return Data::F32(weights(op, id));
         }
-        let buffer = &self.values[&id];
+        let own = value.producer.is_some_and(|it| self.graph.op(it).block == op.block);
+        let again = self.again.get(&id).filter(|_| own);
+        let buffer = again.unwrap_or_else(|| &self.values[&id]);
         match buffer.dtype() {
             DType::F32 => Data::F32(buffer.as_f32()),
             DType::U8 => Data::U8(buffer.as_u8()),

@@ -21,6 +21,8 @@ pub struct Run<'a> {
     pub seed: u64,
     pub global_batch: usize,
     pub microbatches: usize,
+    /// Whether backward passes begin by running the blocks' operators again.
+    pub recompute: bool,
     pub learning_rate: f64,
     pub optimizer: Optimizer,
     pub rule: Rule,
@@ -107,8 +109,11 @@ impl<'a> Reference<'a> {
                 .collect::<Vec<_>>();
             let mut passage = Passage::new(graph, place, &indices);
             loss += passage.forward(|op: &Op, id| &of_stages[self.stage_of(op)].forward[&id][..]);
-            let gradients =
-                passage.backward(|op: &Op, id| &of_stages[self.stage_of(op)].backward[&id][..]);
+            let backward = |op: &Op, id| &of_stages[self.stage_of(op)].backward[&id][..];
+            if self.run.recompute {
+                passage.recompute(backward);
+            }
+            let gradients = passage.backward(backward);
             for (id, gradient) in gradients {
                 let sum = sums.entry(id).or_insert_with(|| vec![0.0; gradient.len()]);
                 for (sum, gradient) in sum.iter_mut().zip(gradient) {
