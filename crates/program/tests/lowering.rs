@@ -511,7 +511,7 @@ fn check_invariants(program: &Program) {
     for class in &program.classes {
         let mut live: BTreeSet<(SlotId, Option<u32>)> = BTreeSet::new();
         let mut written = BTreeSet::new();
-        for StreamItem { body, microbatch } in &class.stream {
+        for StreamItem { body, microbatch, .. } in &class.stream {
             for instruction in &class.body(*body).instructions {
                 let at = |slot| (slot, *microbatch);
                 let name = |slot| &class.slot(slot).name;

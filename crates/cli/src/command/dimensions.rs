@@ -252,7 +252,8 @@ mod tests {
 
     fn chosen(kinds: &[ScheduleKind], (global_batch, pp, dp): (usize, usize, u32)) -> usize {
         let model = Model::load("gpt:layers=10,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
-        let orders: Vec<Order> = kinds.iter().map(|&kind| Order { kind, chunks: None, versions: None }).collect();
+        let orders: Vec<Order> =
+            kinds.iter().map(|&kind| Order { kind, chunks: None, versions: None }).collect();
         dimensions(global_batch, pp, dp).microbatches(&model, &orders)
     }
 
