@@ -66,7 +66,7 @@ pub struct Step {
     pub step: u64,
     /// Mean loss per target over the whole batch, before the update.
     pub loss: f64,
-    /// Wall-clock time.
+    /// How long it took, in real or in modelled time; of steps in a row an equal share.
     pub seconds: f64,
     /// Targets trained on: tokens, for a language model.
     pub tokens: u64,
@@ -197,7 +197,8 @@ impl Trainer {
         self.train(steps, None).map(|(steps, _)| steps)
     }
 
-    /// Likewise, and records what every rank did when.
+    /// Likewise, and records what every rank did when; of the first synchronous steps that a plan without
+    /// flush may ask for, which are rows of their own, only in the last row.
     ///
     /// # Errors
     /// As [`Trainer::train_steps`].
@@ -222,14 +223,18 @@ impl Trainer {
             };
             let first_step = self.next_step;
             let start = Instant::now();
-            let done = self.crew.run(&Command::Train { first_step, steps: row, record })?;
-            let seconds = start.elapsed().as_secs_f64() / f64::from(row);
+            let mut done = self.crew.run(&Command::Train { first_step, steps: row, record })?;
+            let elapsed = start.elapsed().as_secs_f64();
             self.note(&done);
-            for number in 0..row as usize {
-                trained.push(self.trained(&done, number, seconds)?);
-            }
-            let tracks = done.into_iter().filter_map(|done| done.track).collect();
+            let tracks = done.iter_mut().filter_map(|done| done.track.take()).collect();
             timeline = Timeline { clock, tracks };
+            let seconds = match clock {
+                Clock::Wall => elapsed,
+                Clock::Virtual | Clock::Simulated => timeline.makespan().seconds(),
+            };
+            for number in 0..row as usize {
+                trained.push(self.trained(&done, number, seconds / f64::from(row))?);
+            }
         }
         Ok((trained, timeline))
     }

@@ -2,21 +2,15 @@
 
 mod support;
 
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
-    Stage, Sync, Uniform,
+    Arrangement, DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync, Uniform,
 };
-use support::{Samples, losses, trainer};
+use support::{Samples, graph, losses, trainer};
 
 const STEPS: usize = 12;
 const SEQ: usize = 16;
 const VOCAB: usize = 64;
-
-fn graph(spec: &str) -> Graph {
-    let spec = ModelSpec::parse(spec).expect("a valid model");
-    spec.graph().expect("a valid model")
-}
 
 /// Six blocks each: a GPT with dropout whose head is tied to the embedding, and a Llama.
 fn graphs() -> [Graph; 2] {
@@ -28,19 +22,8 @@ fn graphs() -> [Graph; 2] {
 }
 
 fn serial() -> Uniform {
-    Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 8,
-        microbatches: 1,
-        schedule: ScheduleKind::Afab,
-        recompute: Recompute::None,
-        sync: Sync { bucket_bytes: 40_000, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
-    }
+    let sync = Sync { bucket_bytes: 40_000, ..Sync::default() };
+    Uniform { schedule: ScheduleKind::Afab, sync, ..support::serial() }
 }
 
 /// A plan whose stages live where `places` says, for each pipeline and stage.

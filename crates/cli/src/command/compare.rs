@@ -249,7 +249,6 @@ impl Compare {
         (data, settings): (Data, Settings),
         bar: &ProgressBar,
     ) -> Result<Row, Failure> {
-        let virtual_time = matches!(settings.clock, RunClock::Virtual(_));
         let mut session = Session::start(model, plan, data, settings)?;
         let steps = self.training.steps.get();
         let mut history = History::default();
@@ -260,12 +259,8 @@ impl Compare {
             let row = if session.runs_ahead() { (steps - done).min(DRAIN_EVERY.get()) } else { 1 };
             done += row;
             let row = u32::try_from(row).expect("rows are short");
-            let trained = if virtual_time || done == steps {
-                let (mut trained, timeline) = session.train_steps_recorded(row)?;
-                if virtual_time {
-                    let each = timeline.makespan().seconds() / f64::from(row);
-                    trained.iter_mut().for_each(|step| step.seconds = each);
-                }
+            let trained = if done == steps {
+                let (trained, timeline) = session.train_steps_recorded(row)?;
                 history.measured = Some(timeline);
                 trained
             } else {

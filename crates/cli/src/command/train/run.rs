@@ -9,7 +9,7 @@ use serde::Serialize;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{RunClock, Settings, Step};
+use shardloom::train::{Settings, Step};
 use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
 use shardloom_report::LossPoint;
 
@@ -107,7 +107,6 @@ const LINES: u64 = 20;
 impl Job {
     /// Trains.
     pub fn run(self, data: Data, settings: Settings, terminal: Terminal) -> Result<(), Failure> {
-        let virtual_time = matches!(settings.clock, RunClock::Virtual(_));
         let mut session = Session::start(&self.model, &self.plan, data, settings)?;
         let mut history = History::default();
         self.begin(&mut session, terminal)?;
@@ -115,7 +114,7 @@ impl Job {
         let first = session.next_step();
         let bar = terminal.progress(self.steps);
         bar.set_position(first);
-        let outcome = self.steps(&mut session, &mut history, virtual_time, &bar, terminal);
+        let outcome = self.steps(&mut session, &mut history, &bar, terminal);
         bar.finish_and_clear();
         outcome?;
         ending::conclude(&self, &mut session, &history, terminal)?;
@@ -192,7 +191,6 @@ impl Job {
         &self,
         session: &mut Session,
         history: &mut History,
-        virtual_time: bool,
         bar: &ProgressBar,
         terminal: Terminal,
     ) -> Result<(), Failure> {
@@ -207,15 +205,11 @@ impl Job {
             let last = done == self.steps;
             // Recording costs little, but not nothing: one step after the first ones, in case the run
             // is interrupted, and the last.
-            let record = virtual_time || last || done == first + 3;
+            let record = last || done == first + 3;
             let mut trained = match record {
                 false => session.train_steps(row)?,
                 true => {
-                    let (mut trained, timeline) = session.train_steps_recorded(row)?;
-                    if virtual_time {
-                        let each = timeline.makespan().seconds() / f64::from(row);
-                        trained.iter_mut().for_each(|step| step.seconds = each);
-                    }
+                    let (trained, timeline) = session.train_steps_recorded(row)?;
                     history.measured = Some(timeline);
                     trained
                 }
