@@ -8,6 +8,21 @@ use shardloom_sim::estimate::{Candidate, Cut, Estimator};
 use crate::space::{Space, divisors};
 use crate::{Judgement, Request, SearchError, judge};
 
+/// How people choose a plan without a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Replicas on as many devices as the batch can be dealt to, with the largest micro-batches that fit.
+    DataParallel,
+    /// Likewise with this ZeRO stage, 1 to 3 (Rajbhandari et al. 2020, arXiv 1910.02054), and with the
+    /// least recomputation that fits.
+    Zero(u8),
+    /// Narayanan et al. 2021, section 3, with sequence parallelism, selective recomputation (Korthikanti
+    /// et al. 2022) and a sharded optimizer: tensor parallelism within a node up to what is needed to
+    /// fit, then pipeline stages, data parallelism outermost, at least four micro-batches a stage where
+    /// the batch has them, then the largest micro-batch.
+    Megatron,
+}
+
 /// A plan that people use without a search, and how it does.
 #[derive(Clone, Debug)]
 pub struct Baseline {
@@ -34,45 +49,98 @@ impl Baseline {
     }
 }
 
-/// Plain data parallelism, ZeRO-3, and the rules of Megatron-LM.
+/// Plain data parallelism, ZeRO-3 where the request's algorithm scatters, and the rules of Megatron-LM, each
+/// simulated.
+///
+/// # Errors
+/// If the request asks for what cannot be.
+pub fn baselines(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Vec<Baseline>, SearchError> {
+    request.validate()?;
+    all(graph, cluster, request, &mut Estimator::new(graph, cluster, request.settings())?)
+}
+
+/// [`baselines`] with an estimator at hand.
 pub(crate) fn all(
     graph: &Graph,
     cluster: &Cluster,
     request: &Request,
     estimator: &mut Estimator<'_>,
 ) -> Result<Vec<Baseline>, SearchError> {
-    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
-    let mut found = vec![];
-    let mut choices = vec![("data parallel", replicated(cluster, request, 0, &[Recompute::None]))];
+    let mut rules = vec![Rule::DataParallel];
     if request.shards() {
-        choices.push(("zero-3", replicated(cluster, request, 3, &Recompute::ALL)));
+        rules.push(Rule::Zero(3));
     }
-    choices.push(("megatron rules", megatron(graph, cluster, request)?));
-    for (name, candidates) in choices {
-        let mut chosen = None;
-        for candidate in candidates {
-            let Some(estimate) = estimator.estimate(&candidate)? else { continue };
-            let fits = estimate.peak_bytes <= limit_bytes;
-            // Of those that do not fit, what comes last asks for the least.
-            chosen = Some(candidate);
-            if fits {
-                break;
-            }
+    rules.push(Rule::Megatron);
+    rules.into_iter().map(|rule| by(rule, graph, cluster, request, estimator)).collect()
+}
+
+impl Rule {
+    /// The plan that it leads to, simulated.
+    ///
+    /// # Errors
+    /// If the request asks for what cannot be.
+    pub fn baseline(
+        self,
+        graph: &Graph,
+        cluster: &Cluster,
+        request: &Request,
+    ) -> Result<Baseline, SearchError> {
+        request.validate()?;
+        let mut estimator = Estimator::new(graph, cluster, request.settings())?;
+        by(self, graph, cluster, request, &mut estimator)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Rule::DataParallel => "data parallel",
+            Rule::Zero(1) => "zero-1",
+            Rule::Zero(2) => "zero-2",
+            Rule::Zero(_) => "zero-3",
+            Rule::Megatron => "megatron rules",
         }
-        let plan = match chosen {
-            Some(candidate) => {
-                estimator.cuts(&candidate)?.map(|cuts| request.plan(graph, &candidate, &cuts))
-            }
-            None => None,
-        };
-        let judgement = match &plan {
-            Some(plan) => Some(judge(graph, cluster, plan)?),
-            None => None,
-        };
-        let fits = judgement.as_ref().is_some_and(|it| it.fits(request.memory_share));
-        found.push(Baseline { name, fits, plan, judgement });
     }
-    Ok(found)
+}
+
+/// The first plan of a rule's that fits by estimate, simulated; else the one that asks for the least.
+fn by(
+    rule: Rule,
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    estimator: &mut Estimator<'_>,
+) -> Result<Baseline, SearchError> {
+    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
+    let candidates = match rule {
+        Rule::DataParallel => replicated(cluster, request, 0, &[Recompute::None]),
+        Rule::Zero(stage) => replicated(cluster, request, stage, &Recompute::ALL),
+        Rule::Megatron => megatron(graph, cluster, request)?,
+    };
+    let mut chosen = None;
+    for candidate in candidates {
+        let Some(estimate) = estimator.estimate(&candidate)? else { continue };
+        let fits = estimate.peak_bytes <= limit_bytes;
+        // Of those that do not fit, what comes last asks for the least.
+        chosen = Some(candidate);
+        if fits {
+            break;
+        }
+    }
+    let plan = match chosen {
+        Some(candidate) => {
+            estimator.cuts(&candidate)?.map(|cuts| request.plan(graph, &candidate, &cuts))
+        }
+        None => None,
+    };
+    let judgement = match &plan {
+        Some(plan) => Some(judge(graph, cluster, plan)?),
+        None => None,
+    };
+    let fits = judgement.as_ref().is_some_and(|it| it.fits(request.memory_share));
+    Ok(Baseline { name: rule.name(), fits, plan, judgement })
 }
 
 /// Replicas on as many devices as the batch can be dealt to; the largest micro-batches first, and least
@@ -106,10 +174,7 @@ fn replicated(
     candidates
 }
 
-/// Narayanan et al. 2021, section 3, with sequence parallelism, selective recomputation (Korthikanti et
-/// al. 2022) and a sharded optimizer: tensor parallelism within a node up to what is needed to fit, then
-/// pipeline stages, data parallelism outermost, at least four micro-batches a stage where the batch has
-/// them, then the largest micro-batch.
+/// What [`Rule::Megatron`] chooses from, best first.
 fn megatron(
     graph: &Graph,
     cluster: &Cluster,

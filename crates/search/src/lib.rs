@@ -35,7 +35,7 @@ mod request;
 mod space;
 
 pub use auto::{Finalist, Outcome, SearchCounts, auto};
-pub use baseline::Baseline;
+pub use baseline::{Baseline, Rule, baselines};
 pub use error::SearchError;
 pub use explain::{Explanation, Fact, Topic, explain};
 pub use judge::{Judgement, judge};

@@ -71,7 +71,11 @@ impl Request {
         }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), SearchError> {
+    /// Checks that it can be.
+    ///
+    /// # Errors
+    /// The first field that cannot, and what could.
+    pub fn validate(&self) -> Result<(), SearchError> {
         let wrong = |key, value: String, rule: &str| {
             Err(SearchError::Request { key, value, rule: rule.into() })
         };
@@ -93,7 +97,7 @@ impl Request {
     }
 
     /// Whether shards can be scattered and gathered.
-    pub(crate) fn shards(&self) -> bool {
+    pub fn shards(&self) -> bool {
         [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(self.algorithm))
     }
 
