@@ -3,7 +3,7 @@
 mod scenario;
 
 use scenario::{cores, gpt, h100, lowered, uniform};
-use shardloom_plan::ScheduleKind;
+use shardloom_plan::{ScheduleKind, Uniform};
 use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos};
 use shardloom_program::{Action, BodyKind, ClassId, Group, Instruction, Program};
 use shardloom_sim::{Call, Driver, Options, SimError, Simulation, run};
@@ -134,6 +134,24 @@ fn steps_follow_each_other() {
     assert!(found.step_ends.iter().all(|each| each == &ends));
     assert_eq!((found.steps(), found.step_time()), (3, Picos(15)));
     assert_eq!(found.timeline.clock, Clock::Virtual);
+}
+
+#[test]
+fn without_flush_a_step_takes_what_its_slowest_stage_is_busy() {
+    for (schedule, microbatches) in
+        [(ScheduleKind::PipeDream, 1), (ScheduleKind::PipeDream, 4), (ScheduleKind::PipeMare, 1)]
+    {
+        for (stages, backward) in [(2, 1), (4, 2), (8, 3)] {
+            let uniform =
+                Uniform { schedule, clip_norm: None, ..uniform(stages, 1, 1, microbatches) };
+            let program = lowered(&gpt(stages - 1, false), &uniform);
+            let mut driver = Fixed::passes(&program, 1, backward);
+            let options = Options { steps: 2 + 2 * program.ahead, folded: true };
+            let found = run(&program, &h100(stages), options, &mut driver).expect("it runs");
+            let busy = microbatches as u64 * (1 + backward);
+            assert_eq!(found.step_time(), Picos(busy), "{schedule:?} of {stages}");
+        }
+    }
 }
 
 /// A single stage of two replicas whose backward pass is over at 4 and whose reductions take 10 each.
