@@ -1,0 +1,272 @@
+//! The configurations that a pipeline method chooses from where its paper leaves them open.
+//!
+//! | what | which |
+//! |---|---|
+//! | stages | all depths that divide the devices, at least two, at most a block each; replicas on the rest, as many as divide the batch |
+//! | tensor parallelism | only in methods that were published with it: widths that divide what they split and stay within a node, with sequence parallelism where that divides |
+//! | micro-batches | the least numbers that are possible and at least one, two, four and eight times the depth |
+//! | stages on a device | those that the method lists |
+//! | recomputation | the least of those that the method lists with which the plan fits |
+//!
+//! If there are more than 24, the 24 that are fastest by the [estimate](shardloom_sim::estimate) of plain
+//! 1F1B of the same shape are simulated, and further ones only until one fits. (An asynchronous or
+//! interleaved schedule is faster than that estimate, so that with many configurations the very best may
+//! be missed.)
+
+use shardloom_plan::{Arrangement, Mesh, Recompute, ScheduleKind, Weights};
+use shardloom_search::{Request, Space};
+use shardloom_sim::estimate::{Candidate, Cut as EstimatedCut, Estimator};
+
+use crate::choice::Task;
+use crate::cut::Cut;
+use crate::{Choice, MethodError};
+
+/// One way to fill in what a method leaves open.
+#[derive(Clone, Debug)]
+pub(crate) struct Configuration {
+    /// Meshes of devices that a pipeline goes through.
+    pub pp: usize,
+    pub mesh: Mesh,
+    pub sequence_parallel: bool,
+    /// Of a step, over all pipelines.
+    pub microbatches: usize,
+    /// Samples of a micro-batch on one replica.
+    pub samples: usize,
+    /// Stages on each device.
+    pub chunks: usize,
+    pub schedule: ScheduleKind,
+    pub weights: Weights,
+    pub zero: u8,
+    pub cut: Cut,
+    /// From least to most.
+    pub recompute: Vec<Recompute>,
+    /// Whether the schedule is made for the times of passes.
+    pub timed: bool,
+}
+
+impl Configuration {
+    /// As the estimate and the search know it: as plain 1F1B.
+    pub fn candidate(&self, recompute: Recompute) -> Candidate {
+        Candidate {
+            pp: self.pp as u32,
+            dp: self.mesh.dp,
+            tp: self.mesh.tp,
+            sequence_parallel: self.sequence_parallel,
+            zero: self.zero,
+            microbatch: self.samples as u32,
+            microbatches: self.microbatches as u32,
+            recompute,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            cut: EstimatedCut::Balanced,
+        }
+    }
+}
+
+/// How many micro-batches a schedule can do with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub at_least: usize,
+    pub multiple_of: usize,
+    /// Whether a step is a single micro-batch.
+    pub single: bool,
+}
+
+impl Counts {
+    /// Any number.
+    pub const ANY: Counts = Counts { at_least: 1, multiple_of: 1, single: false };
+    /// Just one.
+    pub const SINGLE: Counts = Counts { at_least: 1, multiple_of: 1, single: true };
+
+    fn allows(self, microbatches: usize) -> bool {
+        microbatches >= self.at_least && microbatches.is_multiple_of(self.multiple_of)
+    }
+
+    /// The least number that a schedule can do with.
+    fn least(self) -> usize {
+        self.at_least.next_multiple_of(self.multiple_of)
+    }
+
+    /// The numbers that are tried where a replica has `share` samples.
+    fn tried(self, share: usize, depth: usize) -> Vec<usize> {
+        if self.single {
+            return vec![1];
+        }
+        let possible: Vec<usize> =
+            (1..=share).filter(|&it| share.is_multiple_of(it) && self.allows(it)).collect();
+        let mut tried: Vec<usize> = [1, 2, 4, 8]
+            .iter()
+            .filter_map(|times| possible.iter().find(|&&it| it >= times * depth))
+            .copied()
+            .collect();
+        if tried.is_empty() {
+            tried.extend(possible.last());
+        }
+        tried.dedup();
+        tried
+    }
+}
+
+/// What a pipeline method says, and what it leaves open.
+pub(crate) struct Pipelines {
+    pub schedule: ScheduleKind,
+    pub weights: Weights,
+    /// Numbers of stages on each device.
+    pub chunks: &'static [usize],
+    /// Whether it was published together with tensor parallelism.
+    pub tensor: bool,
+    /// ZeRO stage between replicas.
+    pub zero: u8,
+    /// From least to most.
+    pub recompute: &'static [Recompute],
+    pub cut: Cut,
+    /// Micro-batches for a depth.
+    pub counts: fn(usize) -> Counts,
+    /// Whether depths must be even.
+    pub even: bool,
+    /// Whether the schedule is made for the times of passes.
+    pub timed: bool,
+}
+
+impl Pipelines {
+    /// A plain pipeline of equal stages with whatever recomputation it takes.
+    pub const fn of(schedule: ScheduleKind) -> Pipelines {
+        Pipelines {
+            schedule,
+            weights: Weights::Flush,
+            chunks: &[1],
+            tensor: false,
+            zero: 0,
+            recompute: &Recompute::ALL,
+            cut: Cut::LeastSlowest,
+            counts: |_| Counts::ANY,
+            even: false,
+            timed: false,
+        }
+    }
+
+    /// The fastest plan that fits.
+    pub fn choose(&self, task: &mut Task<'_>) -> Result<Choice, MethodError> {
+        let configurations = self.configurations(task)?;
+        if configurations.is_empty() {
+            return Err(self.explain_emptiness(task));
+        }
+        let ranked = ranked(task, configurations)?;
+        task.fastest(&ranked)
+    }
+
+    fn configurations(&self, task: &Task<'_>) -> Result<Vec<Configuration>, MethodError> {
+        let blocks = task.graph.blocks().len();
+        let schedules = vec![ScheduleKind::OneForwardOneBackward];
+        let request = Request { schedules, ..task.request.clone() };
+        let space = Space::new(task.graph, task.cluster, &request)?;
+        let mut shapes: Vec<Candidate> = vec![];
+        for it in space.candidates() {
+            let same = |known: &Candidate| [known.pp, known.dp, known.tp] == [it.pp, it.dp, it.tp];
+            let wanted =
+                it.pp > 1 && (it.tp == 1 || self.tensor) && (!self.even || it.pp.is_multiple_of(2));
+            match shapes.last_mut() {
+                // Shapes come one after the other, first without sequence parallelism.
+                Some(known) if wanted && same(known) => *known = it,
+                _ if wanted => shapes.push(it),
+                _ => {}
+            }
+        }
+        let mut configurations = vec![];
+        for shape in shapes {
+            let depth = shape.pp as usize;
+            let share = task.request.global_batch / shape.dp as usize;
+            let counts = (self.counts)(depth);
+            for microbatches in counts.tried(share, depth) {
+                for &chunks in self.chunks.iter().filter(|&&it| self.stages(depth, it) <= blocks) {
+                    configurations.push(Configuration {
+                        pp: depth,
+                        mesh: Mesh { dp: shape.dp, cp: 1, tp: shape.tp },
+                        sequence_parallel: shape.sequence_parallel,
+                        microbatches,
+                        samples: share / microbatches,
+                        chunks,
+                        schedule: self.schedule,
+                        weights: self.weights,
+                        zero: if shape.dp > 1 && task.request.shards() { self.zero } else { 0 },
+                        cut: self.cut.clone(),
+                        recompute: self.recompute.to_vec(),
+                        timed: self.timed,
+                    });
+                }
+            }
+        }
+        Ok(configurations)
+    }
+
+    /// Stages of a pipeline that comes to `depth` devices with `chunks` stages on each.
+    fn stages(&self, depth: usize, chunks: usize) -> usize {
+        match self.schedule.arrangement() {
+            // Those on a device are of different pipelines.
+            Some(Arrangement::Bidirectional) => depth,
+            _ => depth * chunks,
+        }
+    }
+
+    /// Which number leaves no configuration.
+    fn explain_emptiness(&self, task: &Task<'_>) -> MethodError {
+        let devices = task.cluster.device_count() as usize;
+        let blocks = task.graph.blocks().len();
+        let chunks = self.chunks.iter().copied().min().unwrap_or(1);
+        if devices < 2 {
+            let rule = "a pipeline needs at least 2; on one there is no pipeline to plan";
+            return task.impossible("devices", devices, rule);
+        }
+        let even = if self.even { 2 } else { 1 };
+        let divides = |depth: &usize| devices.is_multiple_of(*depth) && depth.is_multiple_of(even);
+        let depths: Vec<usize> = (2..=devices).filter(divides).collect();
+        if depths.is_empty() {
+            let rule =
+                "its pipelines have an even number of stages; take an even number of devices";
+            return task.impossible("devices", devices, rule);
+        }
+        if !depths.iter().any(|&depth| self.stages(depth, chunks) <= blocks) {
+            let rule = format!(
+                "the shallowest pipeline on {devices} devices has {} stages of at least a block each",
+                self.stages(depths[0], chunks)
+            );
+            return task.impossible("blocks", blocks, rule);
+        }
+        let least = |depth: &usize| (self.counts)(*depth).least();
+        let least = depths.iter().map(least).min().unwrap_or(1);
+        let rule = format!(
+            "a step must be cut into at least {least} micro-batches, in the multiples that {} wants; a \
+             global batch of {least} for each replica would do",
+            self.schedule.name()
+        );
+        task.impossible("global_batch", task.request.global_batch, rule)
+    }
+}
+
+/// Fastest first by estimate if not all are simulated; what would not fit as 1F1B comes last.
+fn ranked(
+    task: &Task<'_>,
+    configurations: Vec<Configuration>,
+) -> Result<Vec<Configuration>, MethodError> {
+    if configurations.len() <= crate::choice::MOST_SIMULATED {
+        return Ok(configurations);
+    }
+    let mut estimator = Estimator::new(task.graph, task.cluster, task.request.settings())?;
+    let limit_bytes = task.request.memory_share * estimator.memory_bytes() as f64;
+    let mut keyed: Vec<((bool, f64), Configuration)> = vec![];
+    for configuration in configurations {
+        let mut key = None;
+        for &recompute in &configuration.recompute {
+            let candidate = configuration.candidate(recompute);
+            let Some(found) = estimator.estimate(&candidate)? else { continue };
+            let exceeds = found.peak_bytes > limit_bytes;
+            key = Some((exceeds, if exceeds { found.peak_bytes } else { found.step_seconds }));
+            if !exceeds {
+                break;
+            }
+        }
+        // Without an estimate its layout cannot be lowered.
+        keyed.extend(key.map(|key| (key, configuration)));
+    }
+    keyed.sort_by(|(a, _), (b, _)| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    Ok(keyed.into_iter().map(|(_, configuration)| configuration).collect())
+}

@@ -1,0 +1,70 @@
+//! Why a method has no plan.
+
+use shardloom_cluster::ClusterError;
+use shardloom_plan::PlanError;
+use shardloom_program::ProgramError;
+use shardloom_search::SearchError;
+use shardloom_sim::SimError;
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum MethodError {
+    /// No method is called so.
+    #[error("method {name:?}: {hint}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What was probably meant.
+        hint: String,
+    },
+    /// The method has no plan for these numbers.
+    #[error("{method} has no plan here: {key} = {value}: {rule}")]
+    Impossible {
+        /// The method.
+        method: &'static str,
+        /// What stands in the way: `devices`, `blocks`, `global_batch` or `algorithm`.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        rule: String,
+    },
+    /// None of the method's plans fits in memory.
+    #[error(
+        "{model} fits on {cluster} in none of the {simulated} plans of {method} that were simulated; \
+         closest comes {closest}, which needs {needed_gigabytes:.1} GB of the \
+         {available_gigabytes:.1} GB that a device has for it; take more or larger devices, a smaller \
+         global batch, or a method that splits more, such as zero or megatron-lm"
+    )]
+    NothingFits {
+        /// The method.
+        method: &'static str,
+        /// The model.
+        model: String,
+        /// The cluster.
+        cluster: String,
+        /// How many plans were simulated.
+        simulated: usize,
+        /// The one that needs the least of its devices.
+        closest: String,
+        /// What it needs on its fullest device.
+        needed_gigabytes: f64,
+        /// What that device has for it.
+        available_gigabytes: f64,
+    },
+    /// A request, partition or baseline cannot be.
+    #[error(transparent)]
+    Search(#[from] SearchError),
+    /// A plan has no program.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// A program has no simulation.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+    /// A plan is wrong.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The cluster lacks something.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+}

@@ -1,0 +1,103 @@
+//! A published system.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_search::Request;
+
+use crate::choice::Task;
+use crate::{Choice, MethodError};
+
+/// A published system.
+#[derive(Clone, Copy, Debug)]
+pub struct Method {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What kind of system it is.
+    pub family: Family,
+    /// Authors, title, venue, and arXiv number where there is one.
+    pub paper: &'static str,
+    /// What it does, in a sentence.
+    pub about: &'static str,
+    /// What can be done with it here.
+    pub supports: Supports,
+    pub(crate) chooser: fn(&mut Task<'_>) -> Result<Choice, MethodError>,
+}
+
+/// What kind of system a method is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Replicas of the whole model.
+    DataParallel,
+    /// Data, tensor and pipeline parallelism together, by rules.
+    ThreeDimensional,
+    /// A pipeline that a flush empties before weights are updated, so that training is exact.
+    SynchronousPipeline,
+    /// Such a pipeline with backward passes split in two.
+    ZeroBubblePipeline,
+    /// Such pipelines in both directions over the same devices.
+    BidirectionalPipeline,
+    /// A pipeline that is never emptied, so that some passes run with old weights.
+    AsynchronousPipeline,
+}
+
+/// What can be done with a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Supports {
+    /// It chooses plans.
+    pub plan: bool,
+    /// Its plans can be simulated.
+    pub simulate: bool,
+    /// Its plans can be trained with.
+    pub train: bool,
+}
+
+impl Supports {
+    /// Everything.
+    pub(crate) const ALL: Supports = Supports { plan: true, simulate: true, train: true };
+}
+
+impl Family {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::DataParallel => "data parallelism",
+            Family::ThreeDimensional => "3D parallelism",
+            Family::SynchronousPipeline => "synchronous pipeline",
+            Family::ZeroBubblePipeline => "zero-bubble pipeline",
+            Family::BidirectionalPipeline => "bidirectional pipeline",
+            Family::AsynchronousPipeline => "asynchronous pipeline",
+        }
+    }
+}
+
+impl Method {
+    /// Chooses a plan to train `graph` on `cluster` and says how it was simulated. Of `request`, the
+    /// schedules and the number of finalists have no effect.
+    ///
+    /// # Errors
+    /// If the method has no plan for these numbers, none of its plans fits in memory, or the request asks
+    /// for what cannot be.
+    pub fn choose(
+        &self,
+        graph: &Graph,
+        cluster: &Cluster,
+        request: &Request,
+    ) -> Result<Choice, MethodError> {
+        request.validate()?;
+        (self.chooser)(&mut Task::new(self.name, graph, cluster, request))
+    }
+
+    /// Only the plan of [`Method::choose`].
+    ///
+    /// # Errors
+    /// As [`Method::choose`].
+    pub fn plan(
+        &self,
+        graph: &Graph,
+        cluster: &Cluster,
+        request: &Request,
+    ) -> Result<Plan, MethodError> {
+        Ok(self.choose(graph, cluster, request)?.plan)
+    }
+}

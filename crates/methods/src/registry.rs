@@ -1,0 +1,84 @@
+//! All methods by name.
+
+use crate::{Method, MethodError, system};
+
+/// All methods, families together, older systems first.
+pub fn all() -> &'static [Method] {
+    &[
+        system::data_parallel::METHOD,
+        system::zero::METHOD,
+        system::megatron_lm::METHOD,
+        system::gpipe::METHOD,
+        system::torchgpipe::METHOD,
+        system::pipedream_flush::METHOD,
+        system::interleaved::METHOD,
+        system::hanayo::METHOD,
+        system::zero_bubble::H1,
+        system::zero_bubble::H2,
+        system::zero_bubble::V,
+        system::controllable_memory::V_HALF,
+        system::controllable_memory::V_MIN,
+        system::chimera::METHOD,
+        system::dualpipe::METHOD,
+        system::dualpipe_v::METHOD,
+        system::pipedream::METHOD,
+        system::pipedream_2bw::METHOD,
+        system::pipemare::METHOD,
+        system::pipelined_backpropagation::METHOD,
+    ]
+}
+
+/// The method called `name`.
+///
+/// # Errors
+/// If there is none; the error names the one that was probably meant, or all.
+///
+/// ```
+/// let error = shardloom_methods::named("chimaera").unwrap_err().to_string();
+/// assert!(error.contains("did you mean \"chimera\"?"), "{error}");
+/// ```
+pub fn named(name: &str) -> Result<&'static Method, MethodError> {
+    let found = all().iter().find(|method| method.name == name);
+    found.ok_or_else(|| MethodError::Unknown { name: name.to_owned(), hint: hint(name) })
+}
+
+/// The closest name if it is close, else all names.
+fn hint(name: &str) -> String {
+    // The distance takes quadratic time; nobody mistypes a whole paragraph.
+    let near = (name.len() <= 64).then(|| {
+        let distance =
+            |method: &Method| (strsim::damerau_levenshtein(name, method.name), method.name);
+        all().iter().map(distance).min()
+    });
+    match near.flatten() {
+        Some((distance, nearest)) if distance <= 1 + name.chars().count() / 4 => {
+            format!("did you mean {nearest:?}?")
+        }
+        _ => {
+            let names: Vec<&str> = all().iter().map(|method| method.name).collect();
+            format!("there are {}", names.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{all, named};
+
+    #[test]
+    fn every_method_is_found_by_its_name_and_no_two_share_one() {
+        let names: BTreeSet<&str> = all().iter().map(|method| method.name).collect();
+        assert_eq!(names.len(), all().len());
+        for method in all() {
+            assert_eq!(named(method.name).expect("registered").paper, method.paper);
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_near_none_is_answered_with_all() {
+        let error = named("quicksort").expect_err("no such system").to_string();
+        assert!(all().iter().all(|method| error.contains(method.name)), "{error}");
+    }
+}

@@ -1,0 +1,21 @@
+//! One file per published system.
+
+pub(crate) mod chimera;
+pub(crate) mod controllable_memory;
+pub(crate) mod data_parallel;
+pub(crate) mod dualpipe;
+pub(crate) mod dualpipe_v;
+pub(crate) mod gpipe;
+pub(crate) mod hanayo;
+pub(crate) mod interleaved;
+pub(crate) mod megatron_lm;
+pub(crate) mod pipedream;
+pub(crate) mod pipedream_2bw;
+pub(crate) mod pipedream_flush;
+pub(crate) mod pipelined_backpropagation;
+pub(crate) mod pipemare;
+pub(crate) mod torchgpipe;
+pub(crate) mod zero;
+pub(crate) mod zero_bubble;
+
+mod equal_stages;

@@ -1,0 +1,23 @@
+//! PipeDream-Flush (Narayanan et al. 2021, "Memory-Efficient Pipeline-Parallel DNN Training", ICML, arXiv
+//! 2006.09503, section 3.3).
+
+use shardloom_plan::{ScheduleKind, Weights};
+use shardloom_search::partition::Updates;
+
+use super::equal_stages::planned;
+use crate::method::{Family, Method, Supports};
+
+/// 1F1B with a flush.
+pub(crate) const METHOD: Method = Method {
+    name: "pipedream-flush",
+    family: Family::SynchronousPipeline,
+    paper: "Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training, ICML, arXiv \
+            2006.09503",
+    about: "One forward and one backward pass in turn, so that no stage keeps more micro-batches than \
+            stages follow it; equal stages from the paper's planner.",
+    supports: Supports::ALL,
+    chooser: |task| {
+        let schedule = ScheduleKind::OneForwardOneBackward;
+        planned(task, schedule, Weights::Flush, Updates::Flush)
+    },
+};

@@ -1,0 +1,50 @@
+//! Pipelined backpropagation (Kosson et al. 2021, "Pipelined Backpropagation at Scale: Training Large
+//! Models without Batches", MLSys, arXiv 2003.11666).
+
+use shardloom_plan::{Corrections, Optimizer, Prediction, ScheduleKind, Weights};
+
+use crate::choice::Task;
+use crate::configuration::{Counts, Pipelines};
+use crate::method::{Family, Method, Supports};
+use crate::{Choice, MethodError};
+
+/// Updates after every micro-batch, with spike compensation and linear weight prediction.
+pub(crate) const METHOD: Method = Method {
+    name: "pipelined-backpropagation",
+    family: Family::AsynchronousPipeline,
+    paper: "Kosson et al. 2021, Pipelined Backpropagation at Scale: Training Large Models without \
+            Batches, MLSys, arXiv 2003.11666",
+    about: "Every micro-batch is a step and no step waits for another; spike compensation and linear \
+            weight prediction make up for the delay.",
+    supports: Supports::ALL,
+    chooser: choose,
+};
+
+fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
+    let momentum = match task.request.optimizer {
+        Optimizer::Sgd { momentum, .. } => momentum > 0.0,
+        _ => false,
+    };
+    // Spike compensation and prediction along the velocity are defined by SGD's momentum.
+    let corrections = match momentum {
+        true => Corrections {
+            spike: Some(1.0),
+            prediction: Some(Prediction::Velocity),
+            ..Corrections::default()
+        },
+        false => Corrections { prediction: Some(Prediction::Weights), ..Corrections::default() },
+    };
+    let pipelines = Pipelines {
+        weights: Weights::Newest { corrections },
+        counts: |_| Counts::SINGLE,
+        ..Pipelines::of(ScheduleKind::PipeMare)
+    };
+    let mut choice = pipelines.choose(task)?.unclipped(task);
+    if !momentum {
+        let note = "spike compensation and prediction along the velocity are defined for SGD with \
+                    momentum; with another optimizer weights are predicted along their last update, and \
+                    that is all";
+        choice.notes.push(note.into());
+    }
+    Ok(choice)
+}

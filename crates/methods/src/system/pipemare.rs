@@ -1,0 +1,38 @@
+//! PipeMare (Yang et al. 2021, "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys, arXiv
+//! 1910.05124).
+
+use shardloom_plan::{Corrections, ScheduleKind, Weights};
+
+use crate::configuration::Pipelines;
+use crate::method::{Family, Method, Supports};
+
+/// Steps over which the learning rate recovers. The paper sets them by model, to a quarter of the first
+/// phase of a step-wise learning rate or to a few times the steps of a linear warm-up; plans do not know
+/// how long training goes on, so this is a number to begin with.
+const ANNEAL_STEPS: u64 = 1000;
+
+/// To how much of itself the mean velocity decays over the delay: e^-2, as the paper has it.
+const DECAY: f64 = 0.135;
+
+/// Newest weights with the corrections T1 and T2.
+pub(crate) const METHOD: Method = Method {
+    name: "pipemare",
+    family: Family::AsynchronousPipeline,
+    paper: "Yang et al. 2021, PipeMare: Asynchronous Pipeline Parallel DNN Training, MLSys, arXiv \
+            1910.05124",
+    about: "A forward and a backward pass in every slot and one version of the weights; the learning \
+            rate is lowered by the delay at first, and backward passes move the weights back.",
+    supports: Supports::ALL,
+    chooser: |task| {
+        let corrections = Corrections {
+            anneal_steps: Some(ANNEAL_STEPS),
+            discrepancy: Some(DECAY),
+            ..Corrections::default()
+        };
+        let pipelines = Pipelines {
+            weights: Weights::Newest { corrections },
+            ..Pipelines::of(ScheduleKind::PipeMare)
+        };
+        Ok(pipelines.choose(task)?.unclipped(task))
+    },
+};

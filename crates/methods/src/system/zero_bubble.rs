@@ -1,0 +1,66 @@
+//! Zero bubble pipeline parallelism (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, arXiv
+//! 2401.10241): ZB-H1, ZB-H2 and ZB-V.
+
+use shardloom_plan::ScheduleKind;
+
+use crate::choice::Task;
+use crate::configuration::{Counts, Pipelines};
+use crate::method::{Family, Method, Supports};
+use crate::{Choice, MethodError};
+
+const PAPER: &str = "Qi et al. 2024, Zero Bubble Pipeline Parallelism, ICLR, arXiv 2401.10241";
+
+/// ZB-H1.
+pub(crate) const H1: Method = Method {
+    name: "zb-h1",
+    family: Family::ZeroBubblePipeline,
+    paper: PAPER,
+    about: "1F1B with backward passes split, so that weight gradients fill gaps; in the memory of 1F1B.",
+    supports: Supports::ALL,
+    chooser: |task| filled(task, ScheduleKind::ZeroBubbleH1, &[1]),
+};
+
+/// ZB-H2.
+pub(crate) const H2: Method = Method {
+    name: "zb-h2",
+    family: Family::ZeroBubblePipeline,
+    paper: PAPER,
+    about: "ZB-H1 with twice the forward passes ahead, which leaves no bubble for nearly twice the \
+            activations.",
+    supports: Supports::ALL,
+    chooser: |task| filled(task, ScheduleKind::ZeroBubbleH2, &[1]),
+};
+
+/// ZB-V.
+pub(crate) const V: Method = Method {
+    name: "zb-v",
+    family: Family::ZeroBubblePipeline,
+    paper: PAPER,
+    about: "Split backward passes on a pipeline down the devices and back up: no bubble in the memory \
+            of 1F1B.",
+    supports: Supports::ALL,
+    chooser: |task| filled(task, ScheduleKind::ZeroBubbleV, &[2]),
+};
+
+/// The fastest plan with weight gradients that fill the gaps which the passes' simulated times leave.
+pub(super) fn filled(
+    task: &mut Task<'_>,
+    schedule: ScheduleKind,
+    chunks: &'static [usize],
+) -> Result<Choice, MethodError> {
+    let pipelines = Pipelines {
+        chunks,
+        tensor: true,
+        zero: 1,
+        counts: |depth| Counts { at_least: depth, ..Counts::ANY },
+        timed: true,
+        ..Pipelines::of(schedule)
+    };
+    let mut choice = pipelines.choose(task)?;
+    if choice.plan.clip_norm.is_some() {
+        let note = "clipping makes all stages wait for the norm at the end of a step; the paper's \
+                    optimizer step that is checked afterwards, which avoids that, is not here";
+        choice.notes.push(note.into());
+    }
+    Ok(choice)
+}

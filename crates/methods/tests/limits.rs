@@ -1,0 +1,156 @@
+//! Methods where their plans end: too few devices, blocks, samples or bytes.
+
+use shardloom_cluster::{Cluster, NodeGroup, Profile};
+use shardloom_collectives::Algorithm;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_methods::{Choice, MethodError, all, named};
+use shardloom_plan::{Axis, Optimizer, Prediction, Recompute, ScheduleKind};
+use shardloom_search::Request;
+
+fn graph(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn ask(
+    method: &str,
+    model: &str,
+    cluster: &Cluster,
+    global_batch: usize,
+) -> Result<Choice, MethodError> {
+    let request = Request::new(model, "cluster", global_batch);
+    named(method).expect("registered").choose(&graph(model), cluster, &request)
+}
+
+fn h100(devices: u32, memory_bytes: u64) -> Cluster {
+    let mut profile = Profile::preset("h100-80g").expect("a preset");
+    profile.device.memory_bytes = memory_bytes;
+    Cluster::new(vec![NodeGroup { profile, nodes: 1, devices_per_node: devices }])
+        .expect("a cluster")
+}
+
+const PLENTY: u64 = 80_000_000_000;
+const GPT: &str = "gpt:layers=6,hidden=128,heads=4,seq=64,vocab=512";
+
+#[track_caller]
+fn refuses(found: Result<Choice, MethodError>, words: &[&str]) {
+    let error = found.expect_err("no plan").to_string();
+    for word in words {
+        assert!(error.contains(word), "{error:?} does not say {word:?}");
+    }
+}
+
+#[test]
+fn one_device_has_no_pipeline() {
+    for method in all().iter().filter(|it| it.family.name().contains("pipeline")) {
+        let cluster = h100(1, PLENTY);
+        let request = Request::new(GPT, "cluster", 8);
+        let found = method.choose(&graph(GPT), &cluster, &request);
+        // PipeDream's partition is then data parallelism of width one, a plan like any other.
+        if method.name != "pipedream" {
+            refuses(found, &[method.name, "devices = 1"]);
+        }
+    }
+}
+
+#[test]
+fn pipelines_in_both_directions_want_an_even_number_of_devices() {
+    for method in ["chimera", "dualpipe"] {
+        refuses(ask(method, GPT, &h100(3, PLENTY), 24), &["devices = 3", "even"]);
+    }
+}
+
+#[test]
+fn stages_need_blocks() {
+    let mlp = "mlp:inputs=8,hidden=16,layers=1,classes=2";
+    let blocks = graph(mlp).blocks().len();
+    let cluster = h100(7, PLENTY);
+    refuses(ask("zb-v", mlp, &cluster, 56), &[&format!("blocks = {blocks}"), "14 stages"]);
+}
+
+#[test]
+fn a_step_needs_micro_batches() {
+    let cluster = h100(4, PLENTY);
+    refuses(ask("dualpipe", GPT, &cluster, 2), &["global_batch = 2", "at least 4"]);
+    refuses(ask("interleaved", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
+    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "multiple"]);
+    refuses(ask("gpipe", GPT, &cluster, 0), &["global_batch = 0"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_what_comes_closest() {
+    let cluster = h100(4, 2_000_000);
+    for method in ["gpipe", "zb-h1", "zero", "pipemare"] {
+        refuses(ask(method, GPT, &cluster, 8), &["closest comes", "GB", method]);
+    }
+}
+
+#[test]
+fn zero_wants_an_algorithm_that_scatters() {
+    let request = Request { algorithm: Algorithm::BinaryTree, ..Request::new(GPT, "cluster", 8) };
+    let method = named("zero").expect("registered");
+    refuses(method.choose(&graph(GPT), &h100(4, PLENTY), &request), &["algorithm", "scatters"]);
+}
+
+#[test]
+fn memory_decides_how_much_is_recomputed() {
+    // Two samples for two stages leave nothing else to choose.
+    let model = "gpt:layers=6,hidden=128,heads=4,seq=1024,vocab=512";
+    for method in ["torchgpipe", "zb-h1", "pipemare"] {
+        let on = |memory_bytes| ask(method, model, &h100(2, memory_bytes), 2).expect("a plan");
+        let roomy = on(PLENTY);
+        assert_eq!(roomy.plan.recompute, Recompute::None);
+        let peak = roomy.judgement.fullest().expect("a stage").peak_bytes;
+        let tight = on(peak * 9 / 10);
+        assert_ne!(tight.plan.recompute, Recompute::None, "{method}");
+        assert!(tight.judgement.step_seconds > roomy.judgement.step_seconds, "{method}");
+    }
+}
+
+#[test]
+fn asynchronous_methods_say_that_they_do_not_clip() {
+    for method in ["pipedream", "pipedream-2bw", "pipemare", "pipelined-backpropagation"] {
+        let found = ask(method, GPT, &h100(4, PLENTY), 16).expect("a plan");
+        assert_eq!(found.plan.clip_norm, None);
+        assert!(found.notes.iter().any(|note| note.contains("not clipped")), "{:?}", found.notes);
+        assert!(!found.plan.schedule.flushes());
+    }
+}
+
+#[test]
+fn pipedream_replicates_stages_unequally_where_that_is_a_plan() {
+    // Embedding and head have weights to exchange over slow links and, of five layers between, less work.
+    let model = "gpt:layers=5,hidden=256,heads=4,seq=128,vocab=32000,tied=false";
+    let mut profile = Profile::preset("h100-80g").expect("a preset");
+    profile.node.intra.bytes_per_second = 1e9;
+    let group = NodeGroup { profile, nodes: 1, devices_per_node: 6 };
+    let cluster = Cluster::new(vec![group]).expect("a cluster");
+    let found = ask("pipedream", model, &cluster, 60).expect("a plan");
+    let stages = found.plan.stages();
+    let widths: Vec<usize> = stages.map(|(_, stage)| stage.mesh.width(Axis::Dp)).collect();
+    assert_eq!(widths, [1, 4, 1]);
+}
+
+#[test]
+fn pipedream_says_why_its_partition_is_no_plan() {
+    // Five samples cannot be dealt to replicas of six devices.
+    let found = ask("pipedream", GPT, &h100(6, PLENTY), 5).expect("a plan");
+    assert!(found.notes.iter().any(|note| note.contains("partition")), "{:?}", found.notes);
+    assert_eq!(found.plan.schedule, ScheduleKind::PipeDream);
+}
+
+#[test]
+fn pipelined_backpropagation_corrects_what_the_optimizer_defines() {
+    let method = named("pipelined-backpropagation").expect("registered");
+    let corrections = |optimizer| {
+        let request = Request { optimizer, ..Request::new(GPT, "cluster", 16) };
+        let found = method.choose(&graph(GPT), &h100(4, PLENTY), &request).expect("a plan");
+        let told = found.notes.iter().any(|note| note.contains("spike"));
+        (found.plan.weights.corrections(), told)
+    };
+    let (with_momentum, told) = corrections(Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 });
+    assert_eq!((with_momentum.spike, told), (Some(1.0), false));
+    assert_eq!(with_momentum.prediction, Some(Prediction::Velocity));
+    let (without, told) = corrections(Optimizer::default());
+    assert_eq!((without.spike, told), (None, true));
+    assert_eq!(without.prediction, Some(Prediction::Weights));
+}

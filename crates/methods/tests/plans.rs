@@ -1,0 +1,103 @@
+//! Every method's plan of a small GPT: valid, lowered, simulated, and in the words that it was published
+//! with.
+
+use std::fmt::Write;
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_methods::{Choice, all, named};
+use shardloom_plan::Plan;
+use shardloom_program::lower;
+use shardloom_search::Request;
+use shardloom_sim::{Options, simulate};
+
+const GPT: &str = "gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024,tied=false";
+
+fn graph(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn chosen(method: &str, cluster_text: &str, global_batch: usize) -> Choice {
+    let cluster = Cluster::parse(cluster_text).expect("a preset");
+    let request = Request::new(GPT, cluster_text, global_batch);
+    let method = named(method).expect("registered");
+    method.choose(&graph(GPT), &cluster, &request).expect("a plan")
+}
+
+/// A plan in the words that methods differ in.
+fn words(plan: &Plan) -> String {
+    let chain = |stages: &[shardloom_plan::Stage]| {
+        let stage = |it: &shardloom_plan::Stage| {
+            format!("{}-{}@{}", it.blocks.0, it.blocks.1, String::from(it.devices.clone()))
+        };
+        stages.iter().map(stage).collect::<Vec<_>>().join(" ")
+    };
+    let mesh = plan.stages().next().map(|(_, stage)| stage.mesh).expect("a stage");
+    let mut text = format!(
+        "{} x {}, {mesh}, {} weights, recompute {}, zero {}",
+        plan.schedule.name(),
+        plan.microbatches,
+        plan.weights.name(),
+        plan.recompute.name(),
+        plan.sync.zero
+    );
+    for pipeline in &plan.pipeline {
+        write!(text, "\n    {}", chain(&pipeline.stage)).expect("memory");
+    }
+    text
+}
+
+fn check(method: &str, cluster_text: &str) -> String {
+    let choice = chosen(method, cluster_text, 64);
+    let cluster = Cluster::parse(cluster_text).expect("a preset");
+    let devices = cluster.device_count() as usize;
+    let graph = graph(GPT);
+    let plan = &choice.plan;
+    plan.validate(&graph, devices).expect("a valid plan");
+    assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml").as_ref(), Ok(plan));
+    let program = lower(&graph, plan, devices).expect("a program");
+    let found = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+    assert_eq!(found.summary().step_seconds, choice.judgement.step_seconds, "{method}");
+    assert!(choice.judgement.step_seconds > 0.0 && choice.simulated <= choice.space, "{method}");
+    assert!(choice.judgement.fits(0.95), "{method}");
+    assert_eq!(plan.global_batch, 64);
+    words(plan)
+}
+
+#[test]
+fn every_method_has_a_plan_that_is_valid_and_can_be_simulated() {
+    let mut text = String::new();
+    for method in all() {
+        let words = check(method.name, "h100-80g:1x8");
+        writeln!(text, "{}: {words}", method.name).expect("memory");
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn plans_for_several_nodes_are_valid_too() {
+    for method in ["gpipe", "pipedream", "pipedream-2bw", "chimera", "zb-v"] {
+        check(method, "h100-80g:2x4");
+    }
+}
+
+#[test]
+fn the_registry_is_as_recorded() {
+    let mut text = String::new();
+    for it in all() {
+        let supports = it.supports;
+        let can = [supports.plan, supports.simulate, supports.train];
+        writeln!(text, "{} | {} | {} | {can:?}", it.name, it.family.name(), it.paper)
+            .expect("memory");
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn schedules_that_fill_gaps_are_made_for_the_times_of_their_passes() {
+    for method in ["zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "hanayo"] {
+        let times = chosen(method, "h100-80g:4", 32).plan.pass_times;
+        let all = [times.forward, times.input, times.weight, times.message];
+        assert!(all.iter().all(|&time| time > 0.0), "{method}: {times:?}");
+    }
+}
