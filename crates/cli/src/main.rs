@@ -13,7 +13,9 @@ use std::process::ExitCode;
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use command::{Compare, Demo, Explain, Export, Generate, Plan, Profile, Schedule, Simulate, Train};
+use command::{
+    Compare, Demo, Explain, Export, Generate, Methods, Plan, Profile, Schedule, Simulate, Train,
+};
 use failure::Failure;
 use terminal::Terminal;
 
@@ -39,6 +41,7 @@ enum Command {
     Export(Export),
     Schedule(Schedule),
     Compare(Box<Compare>),
+    Methods(Methods),
     Profile(Profile),
     Demo(Demo),
 }
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Export(export) => export.run(terminal),
         Command::Schedule(schedule) => schedule.run(terminal),
         Command::Compare(compare) => compare.run(terminal),
+        Command::Methods(methods) => methods.run(terminal),
         Command::Profile(profile) => profile.run(terminal),
         Command::Demo(demo) => demo.run(terminal),
     };

@@ -8,7 +8,7 @@ use invocation::Place;
 fn help_of_every_command_is_as_recorded() {
     let place = Place::new();
     for command in [
-        "", "plan", "explain", "simulate", "train", "generate", "export", "schedule", "compare",
+        "", "plan", "explain", "simulate", "train", "generate", "export", "schedule", "compare", "methods",
         "profile", "demo",
     ] {
         let outcome = place.run(&format!("{command} --help")).succeeds();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use shardloom_cluster::ClusterError;
 use shardloom_graph::GraphError;
 use shardloom_interop::InteropError;
+use shardloom_methods::MethodError;
 use shardloom_plan::PlanError;
 use shardloom_program::ProgramError;
 use shardloom_search::SearchError;
@@ -38,6 +39,9 @@ pub enum Error {
     /// A search has no answer.
     #[error(transparent)]
     Search(SearchError),
+    /// A published system has no plan, or there is no such system.
+    #[error(transparent)]
+    Method(MethodError),
     /// Data, a checkpoint or a training run went wrong.
     #[error(transparent)]
     Train(shardloom_train::Error),
@@ -241,7 +245,7 @@ impl Error {
         move |source| Error::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// What kind of thing is wrong, in one word: `model`, `cluster`, `plan`, `search`,
+    /// What kind of thing is wrong, in one word: `model`, `cluster`, `plan`, `search`, `method`,
     /// `simulation`, `profile`, `kernels`, `optimizer`, `learning-rate`, `data`, `weights`, `checkpoint`, `memory`,
     /// `file`, `usage` or `training`.
     pub fn kind(&self) -> &'static str {
@@ -256,6 +260,7 @@ impl Error {
             }
             Error::Sim(_) => "simulation",
             Error::Search(_) => "search",
+            Error::Method(_) => "method",
             Error::NoProfilePlace | Error::Profile { .. } | Error::OtherMachine { .. } => "profile",
             Error::Io { .. } => "file",
             Error::ModelInput { .. }
@@ -376,7 +381,10 @@ impl Error {
             },
             Error::Ranks { .. } => Some("devices".into()),
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
+            Error::Method(MethodError::Unknown { name, .. }) => Some(name.clone()),
+            Error::Method(MethodError::Impossible { key, .. }) => Some((*key).to_owned()),
             Error::Search(_)
+            | Error::Method(_)
             | Error::Program(_)
             | Error::Sim(_)
             | Error::NoProfilePlace
@@ -416,6 +424,19 @@ impl From<SearchError> for Error {
             SearchError::Sim(error) => error.into(),
             SearchError::Cluster(error) => Error::Cluster(error),
             other => Error::Search(other),
+        }
+    }
+}
+
+impl From<MethodError> for Error {
+    fn from(error: MethodError) -> Error {
+        match error {
+            MethodError::Search(error) => error.into(),
+            MethodError::Program(error) => error.into(),
+            MethodError::Sim(error) => error.into(),
+            MethodError::Plan(error) => Error::Plan(error),
+            MethodError::Cluster(error) => Error::Cluster(error),
+            other => Error::Method(other),
         }
     }
 }

@@ -19,7 +19,7 @@
 //! # Ok::<(), shardloom::Error>(())
 //! ```
 //!
-//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`sim`] and [`train`] hold the parts that these few
+//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`methods`], [`sim`] and [`train`] hold the parts that these few
 //! calls are made of.
 
 mod arithmetic;
@@ -44,7 +44,7 @@ pub use lowering::{lower, read_plan, uniform_plan, uniform_plan_in_chunks};
 pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;
-pub use planning::{Planned, explain, find_plan, usual_request};
+pub use planning::{Planned, explain, find_plan, plan_by_method, usual_request};
 pub use prediction::{Prediction, predict_here, simulate};
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints};
@@ -62,6 +62,9 @@ pub use shardloom_cluster as cluster;
 
 /// Programs, schedules and timelines.
 pub use shardloom_program as program;
+
+/// Published systems as ways of choosing a plan.
+pub use shardloom_methods as methods;
 
 /// Searches for plans.
 pub use shardloom_search as search;

@@ -1,9 +1,12 @@
 //! Finding a plan, and explaining one.
 
+use std::time::Instant;
+
 use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
 use shardloom_collectives::Algorithm;
+use shardloom_methods::Method;
 use shardloom_plan::{Number, Plan, Precision};
-use shardloom_search::{Explanation, Outcome, Request};
+use shardloom_search::{Explanation, Outcome, Request, SearchCounts};
 
 use crate::arithmetic::sample_flops;
 use crate::{Model, Result};
@@ -65,19 +68,71 @@ pub fn usual_request(
 /// # Errors
 /// If the request asks for what cannot be, or no plan divides or fits.
 pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<Planned> {
+    let outcome = shardloom_search::auto(model.graph(), cluster, request)?;
+    Ok(Planned::of(model, cluster, outcome))
+}
+
+/// The plan that a published system would choose, beside the plans that people use without a search.
+///
+/// ```
+/// use shardloom::{LocalProfile, Model, load_cluster, methods, plan_by_method, usual_request};
+///
+/// let model = Model::load("gpt-2")?;
+/// let local = LocalProfile::at("none".as_ref());
+/// let cluster = load_cluster("a100-80g:4", &local, &mut |_, _| {})?;
+/// let request = usual_request(&model, &cluster, "a100-80g:4", 64);
+/// let planned = plan_by_method(&model, &cluster, &request, methods::named("gpipe")?)?;
+/// assert_eq!(planned.outcome.plan.schedule.name(), "afab");
+/// # Ok::<(), shardloom::Error>(())
+/// ```
+///
+/// # Errors
+/// If the method has no plan for these numbers, or none of its plans fits.
+pub fn plan_by_method(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    method: &Method,
+) -> Result<Planned> {
+    let begun = Instant::now();
     let graph = model.graph();
-    let outcome = shardloom_search::auto(graph, cluster, request)?;
-    let step_seconds = outcome.judgement.step_seconds;
-    let tokens = outcome.plan.global_batch as f64 * graph.targets_per_sample() as f64;
-    let peak_flops = peak_flops(&outcome.plan, cluster);
-    let sample_flops = sample_flops(graph, graph.ops().map(|(op, _)| op));
-    let flops = sample_flops * outcome.plan.global_batch as f64;
-    Ok(Planned {
-        tokens_per_second: tokens / step_seconds,
-        model_flops_utilisation: peak_flops.map(|peak| flops / (step_seconds * peak)),
-        peak_bytes_per_rank: peak_bytes_per_rank(&outcome),
-        outcome,
-    })
+    let choice = method.choose(graph, cluster, request)?;
+    let baselines = shardloom_search::baselines(graph, cluster, request)?;
+    let search = SearchCounts {
+        method: method.name,
+        space: choice.space,
+        evaluated: choice.simulated,
+        bounded_away: choice.space - choice.simulated,
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    let outcome = Outcome {
+        devices_left_out: cluster.device_count() - choice.plan.device_count() as u32,
+        plan: choice.plan,
+        judgement: choice.judgement,
+        estimated_seconds: None,
+        baselines,
+        search,
+        finalists: vec![],
+        notes: choice.notes,
+    };
+    Ok(Planned::of(model, cluster, outcome))
+}
+
+impl Planned {
+    fn of(model: &Model, cluster: &Cluster, outcome: Outcome) -> Planned {
+        let graph = model.graph();
+        let step_seconds = outcome.judgement.step_seconds;
+        let tokens = outcome.plan.global_batch as f64 * graph.targets_per_sample() as f64;
+        let peak_flops = peak_flops(&outcome.plan, cluster);
+        let sample_flops = sample_flops(graph, graph.ops().map(|(op, _)| op));
+        let flops = sample_flops * outcome.plan.global_batch as f64;
+        Planned {
+            tokens_per_second: tokens / step_seconds,
+            model_flops_utilisation: peak_flops.map(|peak| flops / (step_seconds * peak)),
+            peak_bytes_per_rank: peak_bytes_per_rank(&outcome),
+            outcome,
+        }
+    }
 }
 
 /// Says what limits `plan` on `cluster` and what would change that, beside other plans by name.

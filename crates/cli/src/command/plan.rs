@@ -7,7 +7,9 @@ use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan as Found, Precision};
 use shardloom::program::quantity::{bytes, digits, percent, seconds};
-use shardloom::{Defaults, Model, Planned, find_plan, parse_optimizer, usual_request};
+use shardloom::{
+    Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
+};
 
 use super::ProfileFile;
 use super::plan_line::plan_line;
@@ -24,6 +26,7 @@ use crate::terminal::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 -o plan.toml
+  shardloom plan gpt-2-xl --cluster a100-80g:8 --global-batch 64 --method chimera
   shardloom plan config.json --cluster a100-80g:8 --global-batch 64 --seq 4096 --json
   shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
       --global-batch 16 -o plan.toml
@@ -47,6 +50,10 @@ pub struct Plan {
     /// Sequence length [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     seq: Option<usize>,
+
+    /// Plan as this published system does (`shardloom methods` lists them) instead of searching
+    #[arg(long, value_name = "METHOD")]
+    method: Option<String>,
 
     /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
@@ -126,6 +133,8 @@ impl Plan {
             let message = format!("--tokens {tokens}: a number above 0 is needed, such as 15e12");
             return Err(Failure::usage("--tokens", message));
         }
+        let method = self.method.as_deref().map(methods::named).transpose();
+        let method = method.map_err(shardloom::Error::from)?;
         let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
         let model = Model::load_with(&self.model, defaults)?;
         let cluster = super::load_cluster(&self.cluster, &self.profile.local()?, terminal)?;
@@ -135,7 +144,10 @@ impl Plan {
             request.precision = Precision::FP32;
         }
         let spinner = terminal.spinner("searching");
-        let planned = find_plan(&model, &cluster, &request);
+        let planned = match method {
+            Some(method) => plan_by_method(&model, &cluster, &request, method),
+            None => find_plan(&model, &cluster, &request),
+        };
         spinner.finish_and_clear();
         let planned = planned?;
         let outcome = &planned.outcome;
