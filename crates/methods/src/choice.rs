@@ -45,7 +45,11 @@ pub(crate) struct Best {
 }
 
 /// The most configurations that are simulated, as long as one of them fits.
-pub(crate) const MOST_SIMULATED: usize = 24;
+const MOST_SIMULATED: usize = 24;
+
+/// Micro-batches times blocks that are simulated at most, as long as something fits: what a simulation
+/// takes is proportional to them.
+const EFFORT: usize = 50_000;
 
 impl<'a> Task<'a> {
     pub fn new(
@@ -82,18 +86,29 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// The fastest plan that fits, of the first [`MOST_SIMULATED`] configurations; of later ones the
-    /// first that fits, if none of those does. Each is tried with the least recomputation that fits.
+    /// Whether some of `configurations` may not be simulated, so that their order matters.
+    pub fn is_too_much(&self, configurations: &[Configuration]) -> bool {
+        let efforts = configurations.iter().map(|it| self.effort(it));
+        configurations.len() > MOST_SIMULATED || efforts.sum::<usize>() > EFFORT
+    }
+
+    fn effort(&self, configuration: &Configuration) -> usize {
+        configuration.microbatches * self.graph.blocks().len()
+    }
+
+    /// The fastest plan that fits, of the first [`MOST_SIMULATED`] configurations or as many as
+    /// [`EFFORT`] allows; of later ones the first that fits, if none of those does. Each is tried with the least recomputation that fits.
     pub fn fastest(&mut self, configurations: &[Configuration]) -> Result<Choice, MethodError> {
         let mut best: Option<Best> = None;
         let mut closest: Option<Best> = None;
-        let mut simulated = 0;
-        for (index, configuration) in configurations.iter().enumerate() {
-            if index >= MOST_SIMULATED && best.is_some() {
+        let (mut simulated, mut effort) = (0, 0);
+        for configuration in configurations {
+            if best.is_some() && (simulated >= MOST_SIMULATED || effort >= EFFORT) {
                 break;
             }
             simulated += 1;
             for &recompute in &configuration.recompute {
+                effort += self.effort(configuration);
                 let plan = self.plan(configuration, recompute)?;
                 let judgement = judge(self.graph, self.cluster, &plan)?;
                 let found = Best { plan, judgement };

@@ -8,8 +8,9 @@
 //! | stages on a device | those that the method lists |
 //! | recomputation | the least of those that the method lists with which the plan fits |
 //!
-//! If there are more than 24, the 24 that are fastest by the [estimate](shardloom_sim::estimate) of plain
-//! 1F1B of the same shape are simulated, and further ones only until one fits. (An asynchronous or
+//! If there are more than 24, or their micro-batches times the model's blocks are more than 50,000 in all,
+//! those that are fastest by the [estimate](shardloom_sim::estimate) of plain 1F1B of the same shape are
+//! simulated up to these numbers, and further ones only until one fits. (An asynchronous or
 //! interleaved schedule is faster than that estimate, so that with many configurations the very best may
 //! be missed.)
 
@@ -247,7 +248,7 @@ fn ranked(
     task: &Task<'_>,
     configurations: Vec<Configuration>,
 ) -> Result<Vec<Configuration>, MethodError> {
-    if configurations.len() <= crate::choice::MOST_SIMULATED {
+    if !task.is_too_much(&configurations) {
         return Ok(configurations);
     }
     let mut estimator = Estimator::new(task.graph, task.cluster, task.request.settings())?;
