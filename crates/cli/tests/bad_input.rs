@@ -107,7 +107,7 @@ fn parallelism() {
         (
             "--pp 4 --schedule pipedream --versions double-buffer --microbatches 2",
             "plan",
-            "4 blocks",
+            "two versions",
         ),
         ("--pp 2 --schedule table", "plan", "a line of cells for each device"),
         ("--schedule chimaera", "usage", "did you mean chimera?"),

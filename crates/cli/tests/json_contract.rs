@@ -194,7 +194,7 @@ fn a_classifier_learns_from_a_table_but_writes_no_text() {
 fn the_demo_trains_on_its_own_source_text() {
     let place = Place::new();
     pretend_measured(&place);
-    let outcome = place.run("demo --steps 2 --json").succeeds();
+    let outcome = place.run("demo --steps 2 --output shown --json").succeeds();
     outcome.check(outcome.objects().len() == 3, "not two steps and a summary");
     let summary = outcome.summary();
     has(&outcome, &summary, &["final_validation_loss", "checkpoint"]);

@@ -286,6 +286,7 @@ fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
     let newest = |corrections: Corrections| {
         complaint(|it| {
             it.schedule = ScheduleKind::PipeMare;
+            it.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
             it.weights = Weights::Newest { corrections };
         })
     };

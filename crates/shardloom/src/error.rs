@@ -376,7 +376,9 @@ impl Error {
                 Train::Rank { rank, .. } | Train::RankPanicked { rank, .. } => {
                     Some(format!("rank {rank}"))
                 }
-                Train::NonFiniteLoss { step, .. } => Some(format!("step {step}")),
+                Train::NonFiniteLoss { step, .. } | Train::NonFiniteGradient { step } => {
+                    Some(format!("step {step}"))
+                }
                 _ => None,
             },
             Error::Ranks { .. } => Some("devices".into()),

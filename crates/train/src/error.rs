@@ -155,6 +155,26 @@ pub enum Error {
         loss: f64,
     },
 
+    /// The gradient is no number any more; the weights are as they were before.
+    #[error(
+        "the gradient of step {step} is not finite, and its update was left out; lower the learning rate, \
+         clip gradients, or choose to skip or continue on such steps"
+    )]
+    NonFiniteGradient {
+        /// The step.
+        step: u64,
+    },
+
+    /// The weights are no numbers any more, and nothing that could be gone on from.
+    #[error(
+        "{name} holds values that are not finite, so no checkpoint is written; lower the learning rate \
+         and go on from the one before, or choose to continue on such steps"
+    )]
+    NonFiniteWeights {
+        /// The parameter.
+        name: String,
+    },
+
     /// A learning rate schedule that makes no sense.
     #[error("learning rate: {reason}")]
     LearningRate {

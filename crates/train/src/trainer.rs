@@ -14,7 +14,7 @@ use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, Program, lower};
 use shardloom_sim::Recording;
 
-use crate::checkpoint::{Checkpoint, Meta, Writer};
+use crate::checkpoint::{Checkpoint, Meta, Piece, Writer};
 use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Rank, Shared, StepOutcome};
@@ -108,7 +108,13 @@ impl Trainer {
                           precision.gradients to \"fp32\", and master to false";
             return Err(Error::Unsupported { reason: reason.into() });
         }
-        plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
+        // A gradient that is not finite must not reach the weights. Without a flush the check would have
+        // all ranks wait for each other every step, so there only the loss is looked at.
+        plan.skip_non_finite |= match settings.on_non_finite {
+            OnNonFinite::Stop => plan.schedule.flushes(),
+            OnNonFinite::Skip => true,
+            OnNonFinite::Continue => false,
+        };
         let program = lower(&graph, &plan, devices)?;
         let shared = Arc::new(Shared {
             graph,
@@ -246,8 +252,13 @@ impl Trainer {
         let tokens = (program.global_batch * self.shared.graph.targets_per_sample()) as u64;
         let loss = self.loss_sum(done, number) / tokens as f64;
         let StepOutcome { gradient_norm, skipped, .. } = done[0].steps[number];
-        if !loss.is_finite() && self.on_non_finite == OnNonFinite::Stop {
-            return Err(Error::NonFiniteLoss { step, loss });
+        if self.on_non_finite == OnNonFinite::Stop {
+            if !loss.is_finite() {
+                return Err(Error::NonFiniteLoss { step, loss });
+            }
+            if skipped {
+                return Err(Error::NonFiniteGradient { step });
+            }
         }
         self.next_step += 1;
         Ok(Step { step, loss, seconds, tokens, gradient_norm, skipped })
@@ -278,8 +289,17 @@ impl Trainer {
     /// Writes a checkpoint under `root` and deletes all but the latest `keep`.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// If a file cannot be written, or weights are not finite and the setting is not to go on regardless.
     pub fn save(&mut self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
+        if self.on_non_finite != OnNonFinite::Continue {
+            self.visit(|rank, _| {
+                let finite = |piece: &Piece<'_>| piece.data.iter().all(|value| value.is_finite());
+                match rank.weight_pieces().iter().find(|piece| !finite(piece)) {
+                    Some(piece) => Err(Error::NonFiniteWeights { name: piece.name.clone() }),
+                    None => Ok(()),
+                }
+            })?;
+        }
         let writer = Arc::new(Writer::create(root, self.next_step)?);
         let shared_writer = Arc::clone(&writer);
         let updates = Arc::new(Mutex::new(0));

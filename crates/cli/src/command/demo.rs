@@ -37,6 +37,10 @@ pub struct Demo {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: Option<NonZeroU64>,
 
+    /// Folder for the report and the checkpoint [default: target/shardloom-demo]
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+
     #[command(flatten)]
     profile: ProfileFile,
 }
@@ -64,7 +68,8 @@ impl Demo {
         let usual = predicted.map_or(500.0, |step| TRAINING_SECONDS / step).clamp(50.0, 5000.0);
         let steps = self.steps.map_or(usual as u64, NonZeroU64::get);
 
-        let (source, folder) = source_and_output();
+        let (source, usual) = source_and_output();
+        let folder = self.output.clone().unwrap_or(usual);
         fs::create_dir_all(&folder).map_err(|error| {
             Failure::file(&folder, format!("cannot create {}: {error}", folder.display()))
         })?;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use shardloom::plan::{Plan, diff};
 use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
 use shardloom::{Model, explain, read_plan};
@@ -37,6 +38,15 @@ pub struct Explain {
 struct Answer {
     step_seconds: f64,
     facts: Vec<Fact>,
+    /// Of each other plan, the fields in which it differs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    against: Vec<Against>,
+}
+
+#[derive(Serialize)]
+struct Against {
+    plan: String,
+    differences: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -56,6 +66,11 @@ impl Explain {
         for path in &self.against {
             rivals.push((path.display().to_string(), read_plan(path)?));
         }
+        let differences = |(name, rival): &(String, Plan)| Against {
+            plan: name.clone(),
+            differences: diff(&plan, rival).iter().map(ToString::to_string).collect(),
+        };
+        let against: Vec<Against> = rivals.iter().map(differences).collect();
         let rivals: Vec<_> = rivals.iter().map(|(name, plan)| (name.as_str(), plan)).collect();
         let spinner = terminal.spinner("simulating");
         let explanation = explain(&model, &cluster, &plan, &rivals);
@@ -70,12 +85,22 @@ impl Explain {
             return terminal.object(&Answer {
                 step_seconds: explanation.step_seconds,
                 facts: explanation.facts.into_iter().map(fact).collect(),
+                against,
             });
         }
         terminal.line(super::plan_line::plan_line(&plan))?;
         terminal.line(format_args!("A step takes {}.", seconds(explanation.step_seconds)))?;
         for fact in explanation.facts {
             terminal.line(format_args!("- {}", fact.sentence))?;
+        }
+        for Against { plan, differences } in against {
+            match differences[..] {
+                [] => terminal.line(format_args!("{plan} is the same plan."))?,
+                _ => terminal.line(format_args!("{plan} differs in"))?,
+            }
+            for difference in differences {
+                terminal.line(format_args!("- {difference}"))?;
+            }
         }
         Ok(())
     }

@@ -232,7 +232,7 @@ impl Job {
             bar.set_message(format!("loss {:.4}", step.loss));
             let due_line = row > 1 || (done - first - 1).is_multiple_of(lines_every);
             if !terminal.json() && (last || validation.is_some() || due_line) {
-                bar.suspend(|| terminal.line(for_people(&step, validation)))?;
+                unless_closed(bar.suspend(|| terminal.line(for_people(&step, validation))))?;
             }
             history.interrupted = !last && interrupt::asked();
             if let Some(Checkpoints { folder, every, keep, .. }) = &self.checkpoints
@@ -271,7 +271,7 @@ impl Job {
     ) -> Result<(), Failure> {
         history.note(step, validation);
         match terminal.json() {
-            true => terminal.object(&StepLine::of(step, validation)),
+            true => unless_closed(terminal.object(&StepLine::of(step, validation))),
             false => Ok(()),
         }
     }
@@ -294,6 +294,14 @@ impl History {
             even if even.is_multiple_of(2) => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
             _ => Some(sorted[middle]),
         }
+    }
+}
+
+/// Whoever reads the losses may stop reading: the run goes on to its checkpoint.
+fn unless_closed(printed: Result<(), Failure>) -> Result<(), Failure> {
+    match printed {
+        Err(Failure::OutputClosed) => Ok(()),
+        other => other,
     }
 }
 
