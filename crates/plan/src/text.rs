@@ -28,20 +28,25 @@ impl Plan {
         }
         toml::from_str(text).map_err(|error| {
             let place = match error.span() {
-                Some(span) => {
-                    let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
-                    format!("{place}:{line}")
-                }
+                Some(span) => format!("{place}:{}", line_at(text, span.start)),
                 None => place.to_owned(),
             };
             let message = error.message().trim_end();
             let key = error.span().and_then(|span| key_at(text, span.start));
             let message = match key {
-                Some(key) if !message.contains('`') => format!("{key}: {message}"),
+                Some(key) if !names_key(message, &key) => format!("{key}: {message}"),
                 _ => message.to_owned(),
             };
             PlanError::Text { place, message }
         })
+    }
+
+    /// Says where in a plan's text the field stands that `error` is about; `place` names the text.
+    pub fn place_error(text: &str, place: &str, error: PlanError) -> PlanError {
+        let PlanError::Field { key, value, rule } = &error else { return error };
+        let Some(at) = place_of(text, key) else { return error };
+        let place = format!("{place}:{}", line_at(text, at));
+        PlanError::Text { place, message: format!("{key} = {value}: {rule}") }
     }
 
     /// Writes the plan.
@@ -50,39 +55,59 @@ impl Plan {
     }
 }
 
+/// Whether a message says already which key it is about.
+fn names_key(message: &str, key: &str) -> bool {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let begins = |start: &str| message.starts_with(start);
+    begins("unknown field") || begins("missing field") || begins(name)
+}
+
+fn line_at(text: &str, at: usize) -> usize {
+    text[..at.min(text.len())].matches('\n').count() + 1
+}
+
+/// Where the value of a key stands in a text, or of the longest part of the key that is there.
+fn place_of(text: &str, key: &str) -> Option<usize> {
+    let table = DeTable::parse(text).ok()?;
+    let mut names = key.split(['.', '[']).map(|name| name.trim_end_matches(']'));
+    let mut value = table.get_ref().get(names.next()?)?;
+    for name in names {
+        let inner = match value.get_ref() {
+            DeValue::Table(table) => table.get(name),
+            DeValue::Array(array) => name.parse().ok().and_then(|index: usize| array.get(index)),
+            _ => None,
+        };
+        match inner {
+            Some(inner) => value = inner,
+            None => break,
+        }
+    }
+    Some(value.span().start)
+}
+
 /// The key of the value at a place in a text, if it is the text of tables: `sync.zero`,
 /// `pipeline[0].stage[1].blocks`.
 fn key_at(text: &str, at: usize) -> Option<String> {
-    let table = DeTable::parse(text).ok()?;
-    let mut path = String::new();
-    let mut inner = entry_at(table.get_ref(), at, &mut path)?;
-    loop {
-        inner = match inner {
-            DeValue::Table(table) => match entry_at(table, at, &mut path) {
-                Some(value) => value,
-                None => return Some(path),
-            },
-            DeValue::Array(array) => {
-                let holds = |it: &Spanned<DeValue<'_>>| it.span().contains(&at);
-                let Some(index) = array.iter().position(holds) else { return Some(path) };
-                path += &format!("[{index}]");
-                array[index].get_ref()
-            }
-            _ => return Some(path),
-        };
-    }
+    key_within(DeTable::parse(text).ok()?.get_ref(), "", at)
 }
 
-/// The entry of `table` whose value is at a place in the text; its key is added to `path`.
-fn entry_at<'a, 'i>(
-    table: &'a DeTable<'i>,
-    at: usize,
-    path: &mut String,
-) -> Option<&'a DeValue<'i>> {
-    let (key, value) = table.iter().find(|(_, value)| value.span().contains(&at))?;
-    if !path.is_empty() {
-        path.push('.');
-    }
-    path.push_str(key.get_ref());
-    Some(value.get_ref())
+/// The key of the innermost value of `table` at a place in the text. A table's own text is only its
+/// header, so all are looked into.
+fn key_within(table: &DeTable<'_>, prefix: &str, at: usize) -> Option<String> {
+    table.iter().find_map(|(key, value)| {
+        let dot = if prefix.is_empty() { "" } else { "." };
+        key_of(value, format!("{prefix}{dot}{}", key.get_ref()), at)
+    })
+}
+
+fn key_of(value: &Spanned<DeValue<'_>>, key: String, at: usize) -> Option<String> {
+    let inner = match value.get_ref() {
+        DeValue::Table(table) => key_within(table, &key, at),
+        DeValue::Array(array) => {
+            let mut items = array.iter().enumerate();
+            items.find_map(|(index, item)| key_of(item, format!("{key}[{index}]"), at))
+        }
+        _ => None,
+    };
+    inner.or_else(|| value.span().contains(&at).then_some(key))
 }

@@ -214,10 +214,10 @@ fn what_is_wrong_is_named_with_its_line() {
         (
             "\"1f1b\"",
             "\"1f2b\"",
-            "plan.toml:6: unknown variant `1f2b`, expected one of `afab`, `1f1b`",
+            "plan.toml:6: schedule: unknown variant `1f2b`, expected one of `afab`, `1f1b`",
         ),
-        ("= 8", "= \"8\"", "plan.toml:4: invalid type: string \"8\", expected usize"),
-        ("= 8", "= -8", "plan.toml:4: invalid value: integer `-8`, expected usize"),
+        ("= 8", "= \"8\"", "plan.toml:4: global_batch: invalid type: string \"8\", expected usize"),
+        ("= 8", "= -8", "plan.toml:4: global_batch: invalid value: integer `-8`, expected usize"),
         (
             "heads:tp",
             "heads:xp",
@@ -236,7 +236,11 @@ fn what_is_wrong_is_named_with_its_line() {
             "plan.toml:38: devices = \"six\": devices are numbers and ranges such as \"0..8, 16\"",
         ),
         ("\"ring\"", "\"rings\"", "plan.toml:12: "),
-        ("kind = \"adamw\"", "kind = \"adam\"", "plan.toml:22: unknown variant `adam`, expected"),
+        (
+            "kind = \"adamw\"",
+            "kind = \"adam\"",
+            "plan.toml:22: optimizer.kind: unknown variant `adam`, expected",
+        ),
     ] {
         let text = TEXT.replacen(from, to, 1);
         assert_ne!(text, TEXT);
@@ -317,4 +321,35 @@ proptest! {
             prop_assert_eq!(DeviceList::try_from(again).map_err(|error| error.to_string()), Ok(list));
         }
     }
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_named_by_line_and_key() {
+    let complaint = |from: &str, to: &str| {
+        let text = TEXT.replace(from, to);
+        assert_ne!(text, TEXT);
+        Plan::from_toml(&text, "plan.toml").expect_err("it is wrong").to_string()
+    };
+    let wrong = complaint("global_batch = 8", "global_batch = \"x\"");
+    assert!(wrong.starts_with("plan.toml:4: global_batch: invalid type"), "{wrong}");
+    let wrong = complaint("zero = 1", "zero = true");
+    assert!(wrong.starts_with("plan.toml:13: sync.zero: invalid type"), "{wrong}");
+    let wrong = complaint("blocks = [0, ", "blocks = [\"0\", ");
+    assert!(wrong.contains(": pipeline[0].stage[0].blocks[0]: invalid type"), "{wrong}");
+}
+
+#[test]
+fn a_value_that_cannot_be_is_placed_in_its_text() {
+    let placed = |key: &str| {
+        let error =
+            PlanError::Field { key: key.into(), value: "9".into(), rule: "at most 3".into() };
+        Plan::place_error(TEXT, "plan.toml", error).to_string()
+    };
+    assert_eq!(placed("sync.zero"), "plan.toml:13: sync.zero = 9: at most 3");
+    // What is not written down is placed where it would stand.
+    assert_eq!(placed("sync.unknown"), "plan.toml:11: sync.unknown = 9: at most 3");
+    let stage = TEXT.lines().position(|line| line.starts_with("blocks")).expect("a stage") + 1;
+    let expected = format!("plan.toml:{stage}: pipeline[0].stage[0].blocks = 9: at most 3");
+    assert_eq!(placed("pipeline[0].stage[0].blocks"), expected);
+    assert_eq!(placed("order"), "order = 9: at most 3");
 }

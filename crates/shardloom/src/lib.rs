@@ -40,7 +40,7 @@ pub use data::{Data, Sampling, TextTokenizer};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use local_profile::LocalProfile;
-pub use lowering::{lower, read_plan, uniform_plan, uniform_plan_in_chunks};
+pub use lowering::{lower, read_plan, read_plan_and_model, uniform_plan, uniform_plan_in_chunks};
 pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;

@@ -25,6 +25,26 @@ pub fn read_plan(path: &Path) -> Result<Plan> {
     Ok(Plan::from_toml(&model::read(path)?, &path.display().to_string())?)
 }
 
+/// Reads a plan and its model, and checks that they fit each other.
+///
+/// # Errors
+/// If a file cannot be read, or the plan does not fit its model; then with file and line.
+pub fn read_plan_and_model(path: &Path) -> Result<(Plan, Model)> {
+    let text = model::read(path)?;
+    let place = path.display().to_string();
+    let plan = Plan::from_toml(&text, &place)?;
+    let model = Model::load(&plan.model)?;
+    require_sizes(&model, &plan)?;
+    // Whether the cluster has so many devices is another question.
+    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
+    let devices = devices.map_or(0, |&last| last.saturating_add(1).min(Cluster::MAX_DEVICES));
+    let devices = devices as usize;
+    match plan.validate(model.graph(), devices) {
+        Ok(()) => Ok((plan, model)),
+        Err(error) => Err(Plan::place_error(&text, &place, error).into()),
+    }
+}
+
 /// The plan that a few numbers describe, in full and checked, with as few stages on each device as the
 /// schedule wants. Stages are cut such that the most arithmetic that one has is the least possible: the last holds the head and the loss, which may outweigh many
 /// layers, the first the embedding, which has none to speak of. This depends on the model alone, so it is

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardloom::plan::{Plan, diff};
 use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
-use shardloom::{Model, explain, read_plan};
+use shardloom::{explain, read_plan, read_plan_and_model};
 
 use super::ProfileFile;
 use crate::failure::Failure;
@@ -59,8 +59,7 @@ struct Fact {
 impl Explain {
     /// Explains.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        let plan = read_plan(&self.plan)?;
-        let model = Model::load(&plan.model)?;
+        let (plan, model) = read_plan_and_model(&self.plan)?;
         let cluster = super::load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
         let mut rivals = vec![];
         for path in &self.against {

@@ -8,7 +8,7 @@ use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{bytes, percent, seconds};
 use shardloom::sim::{Fit, Summary};
-use shardloom::{Defaults, Model, Prediction, read_plan, simulate, usual_request};
+use shardloom::{Defaults, Model, Prediction, read_plan_and_model, simulate, usual_request};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::dimensions::{Dimensions, Place};
@@ -157,9 +157,9 @@ impl Simulate {
                 let seq = self.seq.map(|_| "--seq");
                 let given = cluster.or(seq).or(order.given()).or(dimensions.given());
                 require_no_option(given, path)?;
-                let plan = read_plan(path)?;
+                let (plan, model) = read_plan_and_model(path)?;
                 let cluster = super::load_cluster(&plan.cluster, &local, terminal)?;
-                Ok((Model::load(&plan.model)?, plan, cluster))
+                Ok((model, plan, cluster))
             }
         }
     }

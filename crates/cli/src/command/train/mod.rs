@@ -15,7 +15,7 @@ use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
     Data, Defaults, LocalProfile, Model, Prediction, Sampling, TextTokenizer, predict_here,
-    read_plan, simulate,
+    read_plan_and_model, simulate,
 };
 
 use super::{ProfileFile, is_plan, require_no_option};
@@ -284,8 +284,8 @@ impl Train {
         if is_plan(path)? {
             let seq = self.seq.map(|_| "--seq");
             require_no_option(self.shape.given().or(seq), path)?;
-            let plan = read_plan(path)?;
-            return Ok((Model::load(&plan.model)?, Some(plan)));
+            let (plan, model) = read_plan_and_model(path)?;
+            return Ok((model, Some(plan)));
         }
         let vocabulary = Some(tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
