@@ -244,7 +244,8 @@ fn notes(cluster: &Cluster, devices_left_out: u32) -> Vec<String> {
     }
     if devices_left_out > 0 {
         notes.push(format!(
-            "{devices_left_out} of {} devices are left out: plans on fewer are faster",
+            "{devices_left_out} of {} devices are left out, the last ones: of the widths that divide the \
+             batch and the model, none that uses them all is faster",
             cluster.device_count()
         ));
     }

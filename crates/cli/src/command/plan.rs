@@ -229,9 +229,6 @@ impl Plan {
                 price.unwrap_or_default()
             ))?;
         }
-        if outcome.devices_left_out > 0 {
-            terminal.line(format_args!("{} devices are left out", outcome.devices_left_out))?;
-        }
         for note in &outcome.notes {
             terminal.line(note)?;
         }
