@@ -167,7 +167,10 @@ impl Compare {
             }
             _ => Place::here(&self.dimensions),
         };
-        let every = ScheduleKind::ALL.map(|kind| Order { kind, chunks: None, versions: None });
+        // An order that is written down is a plan's.
+        let known = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+        let every: Vec<Order> =
+            known.map(|kind| Order { kind, chunks: None, versions: None }).collect();
         let orders = if self.schedules.is_empty() { &every[..] } else { &self.schedules };
         let microbatches = self.dimensions.microbatches(&model, orders);
         let settings = match self.training.run {
