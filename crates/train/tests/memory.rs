@@ -2,9 +2,15 @@
 
 mod support;
 
+use std::time::Duration;
+
 use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::timeline::{Activity, Picos, Track};
 use shardloom_program::{Action, Class, Instruction, Program, Rank};
+use shardloom_train::data::Table;
+use shardloom_train::learning_rate::{Curve, LearningRate};
+use shardloom_train::{OnNonFinite, RunClock, Settings, Trainer};
 use support::{Samples, graph, losses, serial, trainer};
 
 const SEQ: usize = 64;
@@ -168,5 +174,110 @@ fn every_optimizers_state_is_counted() {
                 assert_eq!(counted, planned, "{uniform:?}");
             }
         }
+    }
+}
+
+/// What each rank's allocator counted at most, with stages on four devices and so many micro-batches of
+/// four samples.
+fn peaks(schedule: ScheduleKind, microbatches: usize) -> Vec<u64> {
+    let uniform = Uniform {
+        pp: 4,
+        schedule,
+        microbatches,
+        global_batch: 4 * microbatches,
+        clip_norm: None,
+        ..single()
+    };
+    let plan = uniform.plan(&graphs(6)[0], "model", "local");
+    let mut trainer = trainer(&graphs(6)[0], &plan, Samples::patterned(64, SEQ, 128), 1e-3);
+    losses(&mut trainer, 2);
+    trainer.peak_bytes_per_rank().to_vec()
+}
+
+#[test]
+fn the_peak_of_1f1b_does_not_depend_on_the_number_of_micro_batches() {
+    let four = peaks(ScheduleKind::OneForwardOneBackward, 4);
+    assert_eq!(peaks(ScheduleKind::OneForwardOneBackward, 8), four);
+    assert_eq!(peaks(ScheduleKind::OneForwardOneBackward, 16), four);
+}
+
+#[test]
+fn the_peak_of_afab_grows_by_as_much_with_every_micro_batch() {
+    let [four, eight, sixteen] = [4, 8, 16].map(|many| peaks(ScheduleKind::Afab, many));
+    for ((&four, &eight), &sixteen) in four.iter().zip(&eight).zip(&sixteen) {
+        // Activations are most of it: the peak all but doubles.
+        assert!(eight > four + four / 2, "{four} and {eight}");
+        assert_eq!(sixteen - eight, 2 * (eight - four));
+    }
+}
+
+/// Bytes that lived, as the first rank's allocator counted, at the end of each send of one recorded
+/// step, and after the step. The first rank sends at the end of every forward pass.
+fn live_after_sends(plan: &Plan, graph: &Graph, microbatches: usize) -> (Vec<u64>, u64) {
+    let rows = 2 * microbatches * SAMPLES;
+    let table = Table::from_rows(
+        (0..rows * WIDTH).map(|at| (at % 7) as f32).collect(),
+        (0..rows as u32).map(|row| row % 8).collect(),
+        0.0,
+        1,
+    );
+    let settings = Settings {
+        seed: 1,
+        learning_rate: LearningRate::new(Curve::Constant { peak: 1e-3 }).expect("a rate"),
+        on_non_finite: OnNonFinite::Stop,
+        timeout: Duration::from_secs(60),
+        clock: RunClock::Wall,
+    };
+    let source = Box::new(table.expect("rows"));
+    let mut trainer = Trainer::new(graph.clone(), plan, plan.device_count(), source, settings)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let (_, timeline) = trainer.step_recorded().unwrap_or_else(|error| panic!("{error}"));
+    let Track { intervals, memory, .. } = &timeline.tracks[0];
+    let live = |at: Picos| {
+        let before = memory.iter().take_while(|(time, _)| *time <= at);
+        before.last().expect("something was allocated by then").1
+    };
+    let sends = intervals.iter().filter(|it| it.activity == Activity::Send);
+    let (_, after) = memory.last().expect("the step freed what it allocated");
+    (sends.map(|send| live(send.end)).collect(), *after)
+}
+
+const WIDTH: usize = 64;
+const SAMPLES: usize = 16;
+
+#[test]
+fn interleaved_keeps_chunks_times_devices_and_devices_less_one_chunks_activations_on_rank_0() {
+    for (devices, chunks, rounds) in [(2, 2, 2), (2, 3, 3), (4, 2, 2), (4, 2, 4)] {
+        // Two blocks in every chunk, all alike on the first rank.
+        let layers = 2 * devices * chunks - 1;
+        let graph = graph(&format!("mlp:inputs={WIDTH},hidden={WIDTH},layers={layers},classes=8"));
+        let microbatches = rounds * devices;
+        let uniform = Uniform {
+            pp: devices,
+            schedule: ScheduleKind::Interleaved,
+            microbatches,
+            global_batch: SAMPLES * microbatches,
+            clip_norm: None,
+            ..single()
+        };
+        let plan = uniform
+            .plan_in_chunks(&graph, "model", "local", chunks)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let (live, persistent) = live_after_sends(&plan, &graph, microbatches);
+        // Before its first backward pass the first rank runs as many micro-batches as there are devices
+        // through each of its chunks, and then all but one of as many through the first chunk again.
+        let kept = |chunk: usize| match chunk {
+            0 => live[0] - persistent,
+            _ => live[chunk * devices] - live[chunk * devices - 1],
+        };
+        let passes = |chunk: usize| devices + if chunk == 0 { devices - 1 } else { 0 };
+        assert_eq!((0..chunks).map(passes).sum::<usize>(), devices * chunks + devices - 1);
+        // A layer's input in bytes: the first chunk's comes with the batch and is not kept.
+        let input = (4 * SAMPLES * WIDTH) as u64;
+        assert!(kept(0) >= input, "{}", kept(0));
+        assert!((1..chunks).all(|chunk| kept(chunk) == kept(0) + input), "{live:?}");
+        let most = live.iter().max().expect("sends") - persistent;
+        let expected = (0..chunks).map(|chunk| passes(chunk) as u64 * kept(chunk)).sum::<u64>();
+        assert_eq!(most, expected, "{devices} {chunks} {microbatches}");
     }
 }
