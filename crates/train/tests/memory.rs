@@ -2,15 +2,11 @@
 
 mod support;
 
-use std::time::Duration;
-
 use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::timeline::{Activity, Picos, Track};
 use shardloom_program::{Action, Class, Instruction, Program, Rank};
 use shardloom_train::data::Table;
-use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{OnNonFinite, RunClock, Settings, Trainer};
 use support::{Samples, graph, losses, serial, trainer};
 
 const SEQ: usize = 64;
@@ -211,6 +207,10 @@ fn the_peak_of_afab_grows_by_as_much_with_every_micro_batch() {
     }
 }
 
+/// Features of a sample and width of a perceptron's layers, and samples of its micro-batch.
+const WIDTH: usize = 64;
+const SAMPLES: usize = 16;
+
 /// Bytes that lived, as the first rank's allocator counted, at the end of each send of one recorded
 /// step, and after the step. The first rank sends at the end of every forward pass.
 fn live_after_sends(plan: &Plan, graph: &Graph, microbatches: usize) -> (Vec<u64>, u64) {
@@ -221,16 +221,7 @@ fn live_after_sends(plan: &Plan, graph: &Graph, microbatches: usize) -> (Vec<u64
         0.0,
         1,
     );
-    let settings = Settings {
-        seed: 1,
-        learning_rate: LearningRate::new(Curve::Constant { peak: 1e-3 }).expect("a rate"),
-        on_non_finite: OnNonFinite::Stop,
-        timeout: Duration::from_secs(60),
-        clock: RunClock::Wall,
-    };
-    let source = Box::new(table.expect("rows"));
-    let mut trainer = Trainer::new(graph.clone(), plan, plan.device_count(), source, settings)
-        .unwrap_or_else(|error| panic!("{error}"));
+    let mut trainer = trainer(graph, plan, table.expect("rows"), 1e-3);
     let (_, timeline) = trainer.step_recorded().unwrap_or_else(|error| panic!("{error}"));
     let Track { intervals, memory, .. } = &timeline.tracks[0];
     let live = |at: Picos| {
@@ -241,9 +232,6 @@ fn live_after_sends(plan: &Plan, graph: &Graph, microbatches: usize) -> (Vec<u64
     let (_, after) = memory.last().expect("the step freed what it allocated");
     (sends.map(|send| live(send.end)).collect(), *after)
 }
-
-const WIDTH: usize = 64;
-const SAMPLES: usize = 16;
 
 #[test]
 fn interleaved_keeps_chunks_times_devices_and_devices_less_one_chunks_activations_on_rank_0() {

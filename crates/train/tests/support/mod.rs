@@ -97,15 +97,20 @@ impl Source for Samples {
 }
 
 /// A trainer with a constant learning rate.
-pub fn trainer(graph: &Graph, plan: &Plan, samples: Samples, learning_rate: f64) -> Trainer {
-    trainer_with_clock(graph, plan, samples, learning_rate, RunClock::Wall)
+pub fn trainer(
+    graph: &Graph,
+    plan: &Plan,
+    source: impl Source + Send + 'static,
+    learning_rate: f64,
+) -> Trainer {
+    trainer_with_clock(graph, plan, source, learning_rate, RunClock::Wall)
 }
 
 /// A trainer with a constant learning rate under a clock of choice.
 pub fn trainer_with_clock(
     graph: &Graph,
     plan: &Plan,
-    samples: Samples,
+    source: impl Source + Send + 'static,
     learning_rate: f64,
     clock: RunClock,
 ) -> Trainer {
@@ -118,7 +123,7 @@ pub fn trainer_with_clock(
         clock,
     };
     let devices = plan.device_count();
-    Trainer::new(graph.clone(), plan, devices, Box::new(samples), settings)
+    Trainer::new(graph.clone(), plan, devices, Box::new(source), settings)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
