@@ -4,7 +4,7 @@
 //! every model under every plan in turn, `REPEATS` times over, and compares the median of each with the
 //! simulator's answer. The profile is made from operators and links alone.
 
-use std::time::Duration;
+mod two_ranks;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
@@ -12,9 +12,7 @@ use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::lower;
 use shardloom_sim::{Options, simulate};
-use shardloom_train::data::{Batches, Corpus};
-use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{OnNonFinite, RunClock, Settings, Trainer, profile};
+use shardloom_train::profile;
 
 const MODELS: [(&str, usize); 4] = [
     ("gpt:layers=4,hidden=256,heads=4,seq=128,vocab=8192", 8),
@@ -87,20 +85,7 @@ fn main() {
 }
 
 fn measure(graph: &Graph, plan: &Plan) -> Vec<f64> {
-    let dim = |name| graph.dim_named(name).map_or(1, |dim| graph.dim(dim).size);
-    let (seq, vocab) = (dim("seq"), dim("vocab"));
-    let tokens = (0..seq as u64 * 200).map(|at| (at * at % vocab as u64) as u32).collect();
-    let corpus = Corpus::from_tokens(tokens, vocab, 0.0).expect("enough tokens");
-    let batches = Batches::new(corpus, seq, 1).expect("enough tokens");
-    let settings = Settings {
-        seed: 1,
-        learning_rate: LearningRate::new(Curve::Constant { peak: 1e-4 }).expect("a rate"),
-        on_non_finite: OnNonFinite::Stop,
-        timeout: Duration::from_secs(60),
-        clock: RunClock::Wall,
-    };
-    let mut trainer =
-        Trainer::new(graph.clone(), plan, 2, Box::new(batches), settings).expect("a valid plan");
+    let mut trainer = two_ranks::trainer(graph, plan);
     let steps = (0..STEPS).map(|_| trainer.step().expect("a step").seconds);
     steps.skip(1).collect()
 }

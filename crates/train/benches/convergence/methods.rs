@@ -1,0 +1,66 @@
+//! The ways of training a pipeline that are compared.
+
+use shardloom_plan::{Corrections, Prediction, ScheduleKind, Weights};
+
+/// A way of training: an order of passes, which weights they run with, and how many micro-batches a step
+/// has.
+pub struct Method {
+    pub name: &'static str,
+    pub schedule: ScheduleKind,
+    pub weights: Weights,
+    pub microbatches: usize,
+}
+
+/// PipeMare's share of the mean velocity that is left after the delay (Yang et al. 2021, section 3.2).
+const DISCREPANCY: f64 = 0.135;
+
+/// All methods, for a run of so many steps. PipeMare's rates reach the full one after a quarter of them,
+/// and its synchronous steps are the first tenth.
+pub fn all(steps: u64) -> Vec<Method> {
+    let flush = Method {
+        name: "1F1B with flush",
+        schedule: ScheduleKind::OneForwardOneBackward,
+        weights: Weights::Flush,
+        microbatches: 4,
+    };
+    let kept = |name, weights, microbatches| Method {
+        name,
+        schedule: ScheduleKind::PipeDream,
+        weights,
+        microbatches,
+    };
+    let newest = |name, corrections, microbatches| Method {
+        name,
+        schedule: ScheduleKind::PipeMare,
+        weights: Weights::Newest { corrections },
+        microbatches,
+    };
+    let none = Corrections::default();
+    let spike = Corrections { spike: Some(1.0), ..none };
+    let velocity = Corrections { prediction: Some(Prediction::Velocity), ..none };
+    let weights = Corrections { prediction: Some(Prediction::Weights), ..none };
+    let t1 = Corrections { anneal_steps: Some(steps / 4), ..none };
+    let t2 = Corrections { discrepancy: Some(DISCREPANCY), ..t1 };
+    let t3 = Corrections { synchronous_steps: steps / 10, ..t2 };
+    vec![
+        flush,
+        kept("PipeDream, weight stashing", Weights::Stash, 4),
+        kept("PipeDream, vertical sync", Weights::VerticalSync, 4),
+        kept("PipeDream-2BW", Weights::DoubleBuffer, 4),
+        newest("PipeMare without techniques", none, 4),
+        newest("PipeMare T1", t1, 4),
+        newest("PipeMare T1 + T2", t2, 4),
+        newest("PipeMare T1 + T2 + T3", t3, 4),
+        kept("PipeDream, weight stashing", Weights::Stash, 1),
+        kept("PipeDream, vertical sync", Weights::VerticalSync, 1),
+        newest("pipelined backpropagation", none, 1),
+        newest("+ spike compensation", spike, 1),
+        newest("+ prediction by velocity", velocity, 1),
+        newest("+ prediction by weights", weights, 1),
+        newest("+ both, by velocity", Corrections { spike: Some(1.0), ..velocity }, 1),
+        newest("+ both, by weights", Corrections { spike: Some(1.0), ..weights }, 1),
+        newest("PipeMare T1", t1, 1),
+        newest("PipeMare T1 + T2", t2, 1),
+        newest("PipeMare T1 + T2 + T3", t3, 1),
+    ]
+}
