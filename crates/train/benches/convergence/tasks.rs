@@ -46,9 +46,9 @@ pub fn text() -> Task {
         model,
         graph,
         batch: 8,
-        steps: 500,
-        warmup_steps: 50,
-        rates: [0.1, 0.3],
+        steps: 400,
+        warmup_steps: 40,
+        rates: [0.01, 0.1],
         data: Data::Text { tokens, vocabulary: 256, sequence_length: 32 },
     }
 }
