@@ -14,7 +14,7 @@ use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::lower;
 use shardloom_program::timeline::Timeline;
-use shardloom_sim::{Options, simulate};
+use shardloom_sim::{Modelled, Options, run};
 use shardloom_train::profile;
 
 /// Eight blocks, so that stages of equally many blocks exist for two and for four stages.
@@ -72,8 +72,11 @@ fn cases(graph: &Graph, cluster: &Cluster) -> Vec<Case> {
         let plan = uniform.plan(graph, MODEL, "local:2");
         let program = lower(graph, &plan, 2).expect("a schedule on two devices");
         let options = Options { steps: STEPS, folded: false };
-        let simulation =
-            simulate(graph, cluster, &program, options).expect("the profile covers the model");
+        // Just these steps: what fills and drains a pipeline without flush is among them, as it is in
+        // a row of the trainer.
+        let mut driver =
+            Modelled::new(graph, cluster, &program).expect("the profile covers the model");
+        let simulation = run(&program, cluster, options, &mut driver).expect("it ends");
         let simulated = Measurement::of(&simulation.timeline);
         Case { schedule, plan, simulated, measured: vec![] }
     };

@@ -17,7 +17,7 @@ pub struct Task {
     pub steps: u64,
     pub warmup_steps: u64,
     /// Learning rates at which every method runs.
-    pub rates: [f64; 2],
+    pub rates: [f64; 3],
     data: Data,
 }
 
@@ -48,7 +48,7 @@ pub fn text() -> Task {
         batch: 8,
         steps: 400,
         warmup_steps: 40,
-        rates: [0.01, 0.1],
+        rates: [0.001, 0.01, 0.1],
         data: Data::Text { tokens, vocabulary: 256, sequence_length: 32 },
     }
 }
@@ -65,7 +65,7 @@ pub fn digits(path: &Path) -> Result<Task, shardloom_train::Error> {
         batch: 16,
         steps: 900,
         warmup_steps: 45,
-        rates: [0.002, 0.005],
+        rates: [0.002, 0.005, 0.02],
         data: Data::Digits { path: path.into(), table },
     })
 }
