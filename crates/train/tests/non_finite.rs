@@ -2,10 +2,13 @@
 
 mod support;
 
+use std::time::Duration;
+
 use shardloom_plan::{Optimizer, Plan, ScheduleKind, Uniform};
 use shardloom_train::checkpoint::Meta;
-use shardloom_train::{Error, Trainer};
-use support::{Samples, gpt, serial, trainer};
+use shardloom_train::learning_rate::{Curve, LearningRate};
+use shardloom_train::{Error, OnNonFinite, RunClock, Settings, Trainer};
+use support::{Samples, gpt, serial};
 
 /// A learning rate that blows the weights up in a step or two.
 fn blown_up(schedule: ScheduleKind) -> Trainer {
@@ -19,7 +22,15 @@ fn blown_up(schedule: ScheduleKind) -> Trainer {
         ..serial()
     };
     let plan: Plan = uniform.plan(&graph, "model", "local");
-    trainer(&graph, &plan, Samples::patterned(64, 16, 64), 1e20)
+    let settings = Settings {
+        seed: 7,
+        learning_rate: LearningRate::new(Curve::Constant { peak: 1e20 }).expect("a positive rate"),
+        on_non_finite: OnNonFinite::Stop,
+        timeout: Duration::from_secs(60),
+        clock: RunClock::Wall,
+    };
+    let samples = Box::new(Samples::patterned(64, 16, 64));
+    Trainer::new(graph, &plan, 2, samples, settings).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn cause(error: Error) -> Error {
