@@ -7,7 +7,7 @@ use crate::{Optimizer, PlanError, ScheduleKind};
 
 /// Which version of the weights a pass runs with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "rule", deny_unknown_fields)]
+#[serde(try_from = "Written", into = "Written")]
 pub enum Weights {
     /// The only one: every step begins when the one before has updated them.
     #[default]
@@ -24,34 +24,27 @@ pub enum Weights {
     /// Every pass takes the newest, so that backward may run with another than forward did.
     Newest {
         /// What makes up for it.
-        #[serde(flatten)]
         corrections: Corrections,
     },
 }
 
 /// What makes up for delayed gradients. A stage's delay is the number of updates that its weights get
 /// between a forward pass and the update with that micro-batch's gradient.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Corrections {
     /// PipeMare's T1 (Yang et al. 2021, arXiv 1910.05124): the learning rate is divided by
     /// `delay^(1 - step / anneal_steps)` until this step.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anneal_steps: Option<u64>,
     /// PipeMare's T2: backward passes run with the weights moved back along their mean velocity, which
     /// decays to this share over the delay (the paper has 0.135).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discrepancy: Option<f64>,
     /// PipeMare's T3: so many first steps are synchronous.
-    #[serde(default, skip_serializing_if = "is_zero")]
     pub synchronous_steps: u64,
     /// Spike compensation (Kosson et al. 2021, arXiv 2003.11666) for this many times the delay; 1 is
     /// exact without weight prediction, 2 overcompensates.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spike: Option<f64>,
     /// Linear weight prediction (ibid.): passes run with the weights as they are expected to be after
     /// the delay.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<Prediction>,
 }
 
@@ -65,8 +58,75 @@ pub enum Prediction {
     Weights,
 }
 
+/// The TOML form: corrections stand beside the rule.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    rule: Rule,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    anneal_steps: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    discrepancy: Option<f64>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    synchronous_steps: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    spike: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prediction: Option<Prediction>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Rule {
+    Flush,
+    Stash,
+    VerticalSync,
+    DoubleBuffer,
+    Newest,
+}
+
 fn is_zero(steps: &u64) -> bool {
     *steps == 0
+}
+
+impl TryFrom<Written> for Weights {
+    type Error = PlanError;
+
+    fn try_from(written: Written) -> Result<Weights, PlanError> {
+        let Written { rule, anneal_steps, discrepancy, synchronous_steps, spike, prediction } =
+            written;
+        let corrections =
+            Corrections { anneal_steps, discrepancy, synchronous_steps, spike, prediction };
+        let weights = match rule {
+            Rule::Flush => Weights::Flush,
+            Rule::Stash => Weights::Stash,
+            Rule::VerticalSync => Weights::VerticalSync,
+            Rule::DoubleBuffer => Weights::DoubleBuffer,
+            Rule::Newest => return Ok(Weights::Newest { corrections }),
+        };
+        match corrections == Corrections::default() {
+            true => Ok(weights),
+            false => {
+                let rule = "only \"newest\" has corrections";
+                Err(PlanError::field("weights.rule", weights.name(), rule))
+            }
+        }
+    }
+}
+
+impl From<Weights> for Written {
+    fn from(weights: Weights) -> Written {
+        let Corrections { anneal_steps, discrepancy, synchronous_steps, spike, prediction } =
+            weights.corrections();
+        let rule = match weights {
+            Weights::Flush => Rule::Flush,
+            Weights::Stash => Rule::Stash,
+            Weights::VerticalSync => Rule::VerticalSync,
+            Weights::DoubleBuffer => Rule::DoubleBuffer,
+            Weights::Newest { .. } => Rule::Newest,
+        };
+        Written { rule, anneal_steps, discrepancy, synchronous_steps, spike, prediction }
+    }
 }
 
 impl ScheduleKind {
@@ -118,7 +178,8 @@ impl Weights {
         zero: u8,
     ) -> Result<(), PlanError> {
         let flushes = schedule.flushes();
-        if flushes != (self == Weights::Flush) {
+        // Whether a table has a flush is its order's to say.
+        if schedule != ScheduleKind::Table && flushes != (self == Weights::Flush) {
             let rule = match flushes {
                 true => format!("{} has a flush, so \"flush\"", schedule.name()),
                 false => format!(

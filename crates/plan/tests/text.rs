@@ -353,3 +353,17 @@ fn a_value_that_cannot_be_is_placed_in_its_text() {
     assert_eq!(placed("pipeline[0].stage[0].blocks"), expected);
     assert_eq!(placed("order"), "order = 9: at most 3");
 }
+
+#[test]
+fn a_rule_for_weights_has_no_other_keys_than_its_own() {
+    let complaint = |weights: &str| {
+        let text = format!("{TEXT}\n[weights]\n{weights}\n");
+        Plan::from_toml(&text, "plan.toml").expect_err("it is wrong").to_string()
+    };
+    for rule in ["flush", "stash", "vertical-sync", "double-buffer", "newest"] {
+        let message = complaint(&format!("rule = \"{rule}\"\nfoo = 3"));
+        assert!(message.contains("unknown field `foo`"), "{message}");
+    }
+    let message = complaint("rule = \"stash\"\nspike = 1.0");
+    assert!(message.contains("only \"newest\" has corrections"), "{message}");
+}

@@ -245,3 +245,25 @@ fn a_schedule_is_refused_on_places_that_are_not_its_own() {
         "schedule: hanayo wants its stages on devices 0 1 1 0, and they are on 0 1 0 1"
     );
 }
+
+#[test]
+fn a_written_order_that_runs_ahead_has_a_rule_for_old_weights_and_no_other_has() {
+    let lowered = |order: [&str; 2], weights: Weights| {
+        let mut plan =
+            uniform(ScheduleKind::OneForwardOneBackward, 2).plan(&graph(), "model", "local");
+        (plan.microbatches, plan.schedule, plan.weights) = (1, ScheduleKind::Table, weights);
+        plan.order = order.map(String::from).to_vec();
+        lower(&graph(), &plan, 2)
+    };
+    let (ahead, flushed) = (["F1 B0", "F0 B0"], ["F0 B0", "F0 B0"]);
+    let program = lowered(ahead, Weights::Stash).expect("PipeDream, written down");
+    assert_eq!((program.ahead, program.classes[0].versions()), (1, 2));
+    assert!(lowered(flushed, Weights::Flush).is_ok());
+    let refusal = |order, weights| lowered(order, weights).expect_err("unfit").to_string();
+    let message = refusal(ahead, Weights::Flush);
+    assert!(message.contains("weights.rule = flush: some device runs ahead"), "{message}");
+    let message = refusal(flushed, Weights::Stash);
+    assert!(message.contains("weights.rule = stash: no device runs ahead"), "{message}");
+    let message = refusal(["F4000000000 B0", "F0 B0"], Weights::Stash);
+    assert!(message.contains("runs 4000000000 steps ahead"), "{message}");
+}

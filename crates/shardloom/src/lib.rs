@@ -47,7 +47,7 @@ pub use optimizer::parse_optimizer;
 pub use planning::{Planned, explain, find_plan, plan_by_method, usual_request};
 pub use prediction::{Prediction, predict_here, simulate};
 pub use saved::{Exported, export_weights};
-pub use session::{Resumed, Session, clear_checkpoints};
+pub use session::{Resumed, Session, clear_checkpoints, guarded};
 
 pub use shardloom_plan::Plan;
 

@@ -10,7 +10,7 @@ use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
 use shardloom_train::learning_rate::LearningRate;
-use shardloom_train::{Settings, Step, SystemMemory, Trainer};
+use shardloom_train::{OnNonFinite, Settings, Step, SystemMemory, Trainer};
 
 use crate::{Data, Error, Model, Result, lower};
 
@@ -93,6 +93,7 @@ impl Session {
     /// If the plan does not fit the model, it has more than 1024 ranks, or they need more memory than
     /// there is.
     pub fn start(model: &Model, plan: &Plan, data: Data, settings: Settings) -> Result<Session> {
+        let plan = &guarded(plan, settings.on_non_finite);
         let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
         let devices = devices.map_or(0, |&last| last as usize + 1);
         if devices > MOST_RANKS {
@@ -255,6 +256,18 @@ impl Session {
     fn sample_position(&self, step: u64) -> u64 {
         step.saturating_mul(self.plan.global_batch as u64)
     }
+}
+
+/// `plan` with what `on_non_finite` asks of its program: all ranks look at the gradient before they update
+/// with it. Without a flush that would have them wait for each other every step, so there a run that is
+/// to stop looks at its losses only.
+pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
+    let guards = match on_non_finite {
+        OnNonFinite::Stop => plan.schedule.flushes(),
+        OnNonFinite::Skip => true,
+        OnNonFinite::Continue => false,
+    };
+    Plan { skip_non_finite: plan.skip_non_finite || guards, ..plan.clone() }
 }
 
 /// The kind of an optimizer; its settings may change in the middle of a run.

@@ -24,7 +24,8 @@ use crate::{Error, Result};
 /// What to do about a loss or gradient that is not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnNonFinite {
-    /// Stop with an error; checkpoints from before stay.
+    /// Stop with an error; checkpoints from before stay. If the plan guards against gradients that are
+    /// not finite (`skip_non_finite`), before the update with one, else at the loss after it.
     #[default]
     Stop,
     /// Leave the update out on all ranks alike and go on.
@@ -108,13 +109,7 @@ impl Trainer {
                           precision.gradients to \"fp32\", and master to false";
             return Err(Error::Unsupported { reason: reason.into() });
         }
-        // A gradient that is not finite must not reach the weights. Without a flush the check would have
-        // all ranks wait for each other every step, so there only the loss is looked at.
-        plan.skip_non_finite |= match settings.on_non_finite {
-            OnNonFinite::Stop => plan.schedule.flushes(),
-            OnNonFinite::Skip => true,
-            OnNonFinite::Continue => false,
-        };
+        plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
         let program = lower(&graph, &plan, devices)?;
         let shared = Arc::new(Shared {
             graph,

@@ -89,8 +89,9 @@ fn every_combination_trains_llama_like_the_serial_run() {
 #[test]
 fn the_same_plan_twice_gives_bitwise_the_same_weights() {
     for graph in [gpt(), llama()] {
-        for uniform in combinations() {
-            let [first, second] = [(); 2].map(|()| run_steps(&graph, &uniform, 3));
+        for (index, uniform) in combinations().into_iter().enumerate() {
+            let steps = if index % 7 == 0 { STEPS } else { 3 };
+            let [first, second] = [(); 2].map(|()| run_steps(&graph, &uniform, steps));
             assert_eq!(first, second, "{} with {uniform:?}", graph.name());
         }
     }

@@ -21,7 +21,8 @@ fn blown_up(schedule: ScheduleKind) -> Trainer {
         clip_norm: None,
         ..serial()
     };
-    let plan: Plan = uniform.plan(&graph, "model", "local");
+    let mut plan: Plan = uniform.plan(&graph, "model", "local");
+    plan.skip_non_finite = schedule.flushes();
     let settings = Settings {
         seed: 7,
         learning_rate: LearningRate::new(Curve::Constant { peak: 1e20 }).expect("a positive rate"),

@@ -8,7 +8,7 @@ use shardloom_plan::{
 };
 use support::{Samples, graph, losses, trainer};
 
-const STEPS: usize = 12;
+const STEPS: usize = 20;
 const SEQ: usize = 16;
 const VOCAB: usize = 64;
 

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
-use shardloom_plan::{DeviceList, Plan, ScheduleKind};
+use shardloom_plan::{DeviceList, Plan, ScheduleKind, Weights};
 
 use crate::class::{Class, Program, Rank, Shard, Slot};
 use crate::schedule::{Instance, Pass, Schedule, StageMap};
@@ -49,6 +49,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
         ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
         kind => Schedule::build(kind, map, &plan.pass_times)?,
     };
+    require_rule(plan, &schedule)?;
     let units = buckets::Units::of(graph, plan);
     let mut classes: Vec<Class> = vec![];
     for (id, devices) in (0u32..).map(ClassId).zip(lists) {
@@ -78,6 +79,22 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
         ahead: schedule.ahead(),
         corrections: plan.weights.corrections(),
     })
+}
+
+/// Makes sure that the weights' rule fits a written order, which alone says whether devices run ahead.
+fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
+    let runs_ahead = schedule.ahead() > 0;
+    if plan.schedule != ScheduleKind::Table || runs_ahead != (plan.weights == Weights::Flush) {
+        return Ok(());
+    }
+    let rule = match runs_ahead {
+        true => {
+            "some device runs ahead of its step, so stash, vertical-sync, double-buffer or newest"
+        }
+        false => "no device runs ahead of its step, so flush",
+    };
+    let name = plan.weights.name();
+    Err(ProgramError::Schedule(format!("weights.rule = {name}: {rule}")))
 }
 
 /// The device lists that stages live on, in order of first appearance: one per class.

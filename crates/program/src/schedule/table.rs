@@ -7,7 +7,7 @@
 //! order = ["F0 F1 B0 B1", "F0 B0 F1 B1"]
 //! ```
 
-use super::{Schedule, StageMap, check};
+use super::{Chain, Schedule, StageMap, check};
 use crate::ProgramError;
 
 impl Schedule {
@@ -32,6 +32,17 @@ impl Schedule {
         };
         let orders = orders.iter().enumerate().map(order).collect::<Result<_, _>>()?;
         let schedule = Schedule { map, orders };
+        // There and back is as far ahead as anything is gained.
+        let longest = schedule.map.chains().iter().map(Chain::stages).max().unwrap_or(0);
+        if schedule.ahead() as usize > 2 * longest {
+            let message = format!(
+                "a device runs {} steps ahead; more than {}, there and back through all stages, gains \
+                 nothing",
+                schedule.ahead(),
+                2 * longest
+            );
+            return Err(ProgramError::Schedule(message));
+        }
         let most = (schedule.ahead() as usize + 2) * schedule.map.microbatches() as usize;
         check(&schedule, most)?;
         Ok(schedule)

@@ -106,8 +106,7 @@ pub fn trainer(
     trainer_with_clock(graph, plan, source, learning_rate, RunClock::Wall)
 }
 
-/// A trainer with a constant learning rate under a clock of choice. It goes on whatever happens, so that
-/// it runs the plan's program and no guard.
+/// A trainer with a constant learning rate under a clock of choice.
 pub fn trainer_with_clock(
     graph: &Graph,
     plan: &Plan,
@@ -119,7 +118,7 @@ pub fn trainer_with_clock(
         seed: 7,
         learning_rate: LearningRate::new(Curve::Constant { peak: learning_rate })
             .expect("a positive rate"),
-        on_non_finite: OnNonFinite::Continue,
+        on_non_finite: OnNonFinite::Stop,
         timeout: Duration::from_secs(60),
         clock,
     };

@@ -14,8 +14,8 @@ use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Defaults, LocalProfile, Model, Prediction, Sampling, TextTokenizer, predict_here,
-    read_plan_and_model, simulate,
+    Data, Defaults, LocalProfile, Model, Prediction, Sampling, TextTokenizer, guarded,
+    predict_here, read_plan_and_model, simulate,
 };
 
 use super::{ProfileFile, is_plan, require_no_option};
@@ -190,21 +190,19 @@ impl Train {
             Some(plan) => plan,
             None => self.shape.plan(&model, &local, terminal)?,
         };
+        let on_non_finite = match self.on_nan {
+            OnNan::Stop => OnNonFinite::Stop,
+            OnNan::Skip => OnNonFinite::Skip,
+            OnNan::Continue => OnNonFinite::Continue,
+        };
+        // What is predicted is what will run.
+        let plan = guarded(&plan, on_non_finite);
         if validation.is_some() {
             require_microbatch(&data, &plan, validation_fraction)?;
         }
         let (clock, prediction) = self.clock(&model, &plan, &local, terminal)?;
-        let settings = Settings {
-            seed: self.seed,
-            learning_rate,
-            on_non_finite: match self.on_nan {
-                OnNan::Stop => OnNonFinite::Stop,
-                OnNan::Skip => OnNonFinite::Skip,
-                OnNan::Continue => OnNonFinite::Continue,
-            },
-            timeout: TIMEOUT,
-            clock,
-        };
+        let settings =
+            Settings { seed: self.seed, learning_rate, on_non_finite, timeout: TIMEOUT, clock };
         let checkpoints = self.files.checkpoint.as_ref().map(|folder| Checkpoints {
             folder: folder.clone(),
             every: self.files.checkpoint_every,
