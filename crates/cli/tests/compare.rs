@@ -118,6 +118,49 @@ fn really_trained_schedules_end_with_the_same_loss() {
     }
 }
 
+const METHODS: &str = "compare gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 --cluster h100-80g:4 \
+                       --global-batch 16 --methods gpipe,auto,zb-h1,pipedream,chimera";
+
+#[test]
+fn methods_choose_their_plans_for_the_same_cluster_and_batch() {
+    let place = Place::new();
+    let outcome = place.run(&format!("{METHODS} --json")).succeeds();
+    let rows = rows(&outcome);
+    outcome.check(rows.len() == 5, "not five rows");
+    let seconds = |row: &Value| row["step_seconds"].as_f64().unwrap_or(f64::NAN);
+    outcome.check(rows.is_sorted_by_key(|(_, row)| seconds(row)), "not in order");
+    let model = "gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 --cluster h100-80g:4";
+    for (name, row) in &rows {
+        let method = if name == "auto" { String::new() } else { format!("--method {name}") };
+        let planned = place
+            .run(&format!("plan {model} --global-batch 16 {method} --json"))
+            .succeeds()
+            .object();
+        let same = planned["predicted"]["step_seconds"] == row["step_seconds"];
+        outcome.check(same, &format!("plan says another time than {row}"));
+    }
+    let text = place.run(METHODS).succeeds();
+    let words = text.stdout.contains("Their plans:\n- ") && text.stdout.contains("zb-h1 with");
+    text.check(words, "no plans");
+}
+
+#[test]
+fn methods_are_really_trained_and_lose_the_same_but_without_flush() {
+    let place = Place::new();
+    let arguments = format!("compare {TINY} --methods gpipe,auto,chimera,pipedream,dualpipe");
+    let outcome =
+        place.run(&format!("{arguments} --run --steps 3 --cluster h100-80g:2 --json")).succeeds();
+    let rows = rows(&outcome);
+    let measured: Vec<&(String, Value)> =
+        rows.iter().filter(|(_, row)| row["reason"].is_null()).collect();
+    outcome.check(measured.len() >= 4, "too few are trained");
+    let loss = |row: &Value| row["final_loss"].as_f64().unwrap_or(f64::NAN);
+    let exact: Vec<f64> =
+        measured.iter().filter(|(name, _)| name != "pipedream").map(|(_, row)| loss(row)).collect();
+    let apart = exact.iter().map(|it| (it / exact[0] - 1.0).abs()).fold(0.0, f64::max);
+    outcome.check(exact.len() >= 3 && apart < 1e-4, "methods with a flush lose differently");
+}
+
 #[test]
 fn what_is_wrong_with_all_of_them_is_an_error() {
     let place = Place::new();
@@ -134,6 +177,9 @@ fn what_is_wrong_with_all_of_them_is_an_error() {
         ("--cluster h100-80g:2 --pp 2 --schedules hanayo:4", "plan", "8 stages"),
         ("--cluster h100-80g:2 --pp 2 --microbatches 3", "plan", "divide"),
         ("--cluster nowhere:2", "cluster", "unknown machine"),
+        ("--cluster h100-80g:2 --methods gpip", "usage", "did you mean"),
+        ("--cluster h100-80g:2 --methods auto --pp 2", "usage", "--pp"),
+        ("--cluster h100-80g:2 --methods all --schedules 1f1b", "usage", "--schedules"),
         ("--run --data missing", "file", "missing"),
         ("--run --data text.txt --learning-rate -1", "learning-rate", "-1"),
     ] {

@@ -133,6 +133,11 @@ impl Dimensions {
         self.global_batch.unwrap_or(GLOBAL_BATCH)
     }
 
+    /// How collectives are carried out, where that was said.
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        self.algorithm
+    }
+
     /// The optimizer.
     pub fn optimizer(&self) -> Result<Optimizer, Failure> {
         Ok(self.optimizer.as_deref().map_or(Ok(Optimizer::default()), parse_optimizer)?)

@@ -1,0 +1,86 @@
+//! What comes of one contender.
+
+use serde::Serialize;
+use shardloom::cluster::Cluster;
+use shardloom::plan::Plan;
+use shardloom::program::timeline::{Activity, Picos, Timeline};
+use shardloom::sim::Fit;
+use shardloom::{Model, simulate};
+
+use crate::failure::Failure;
+
+/// What came of a schedule or a method.
+#[derive(Serialize)]
+pub struct Row {
+    pub method: String,
+    /// The plan that a method chose, in a line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<String>,
+    #[serde(flatten)]
+    pub numbers: Numbers,
+    /// Why there are no numbers.
+    pub reason: Option<String>,
+}
+
+/// How well it does.
+#[derive(Default, Serialize)]
+pub struct Numbers {
+    pub step_seconds: Option<f64>,
+    pub utilisation: Option<f64>,
+    pub wait_fraction: Option<f64>,
+    pub peak_bytes: Option<u64>,
+    pub final_loss: Option<f64>,
+    /// Whether it fits in memory; null where it was not simulated.
+    pub fit: Option<Fit>,
+}
+
+impl Row {
+    /// Whether it can be trained with on these devices.
+    pub fn usable(&self) -> bool {
+        self.numbers.step_seconds.is_some() && self.numbers.fit != Some(Fit::Exceeds)
+    }
+
+    /// Seconds of a step; infinitely many if that is not known.
+    fn seconds(&self) -> f64 {
+        self.numbers.step_seconds.unwrap_or(f64::INFINITY)
+    }
+}
+
+/// Fastest first; those that cannot be trained with come last.
+pub fn sort(rows: &mut [Row]) {
+    rows.sort_by(|one, other| {
+        let by_use = other.usable().cmp(&one.usable());
+        by_use.then(one.seconds().total_cmp(&other.seconds()))
+    });
+}
+
+impl Numbers {
+    /// What the simulator says of `plan` on `cluster`.
+    pub fn simulated(model: &Model, plan: &Plan, cluster: &Cluster) -> Result<Numbers, Failure> {
+        let prediction = simulate(model, plan, cluster, true)?;
+        let summary = &prediction.summary;
+        let ranks: f64 = summary.ranks.iter().map(|rank| rank.multiplicity as f64).sum();
+        let idle: f64 =
+            summary.ranks.iter().map(|rank| rank.multiplicity as f64 * rank.idle_seconds).sum();
+        Ok(Numbers {
+            step_seconds: Some(summary.step_seconds),
+            utilisation: Some(1.0 - summary.bubble_fraction),
+            wait_fraction: Some(idle / (ranks * summary.step_seconds)),
+            peak_bytes: summary.ranks.iter().map(|rank| rank.peak_bytes).max(),
+            final_loss: None,
+            fit: prediction.memory.iter().map(|memory| memory.fit()).max(),
+        })
+    }
+}
+
+/// Share of the ranks' time in which they neither compute nor send nor take part in a collective.
+pub fn waiting(timeline: &Timeline) -> f64 {
+    let makespan = timeline.makespan().seconds();
+    let ranks = timeline.tracks.len() as f64;
+    if makespan == 0.0 || ranks == 0.0 {
+        return 0.0;
+    }
+    let at_work =
+        timeline.tracks.iter().map(|track| track.covered(|it| it.activity != Activity::Receive));
+    1.0 - at_work.map(Picos::seconds).sum::<f64>() / (ranks * makespan)
+}
