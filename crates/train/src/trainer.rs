@@ -193,7 +193,8 @@ impl Trainer {
     /// it is the same as so many single steps.
     ///
     /// # Errors
-    /// If a rank fails, or a loss is not finite and the setting is to stop.
+    /// If a rank fails, a loss is not finite and the setting is to stop, or the row has more than
+    /// 2^32 - 1 micro-batches.
     pub fn train_steps(&mut self, steps: u32) -> Result<Vec<Step>> {
         self.train(steps, None).map(|(steps, _)| steps)
     }
@@ -212,6 +213,15 @@ impl Trainer {
             Crew::Threads(_) => Clock::Wall,
             Crew::Virtual(_) => Clock::Virtual,
         };
+        let microbatches = self.shared.program.microbatches;
+        if u64::from(steps) * microbatches as u64 > u64::from(u32::MAX) {
+            let reason = format!(
+                "{steps} steps of {microbatches} micro-batches in a row: a row has at most {} \
+                 micro-batches; train fewer steps at a time",
+                u32::MAX
+            );
+            return Err(Error::Unsupported { reason });
+        }
         let mut trained = vec![];
         let mut timeline = Timeline { clock, tracks: vec![] };
         let end = self.next_step + u64::from(steps);

@@ -106,3 +106,14 @@ fn predicting_from_the_last_update_keeps_the_weights_before_it() {
     let found = versions(ScheduleKind::PipeMare, Weights::Newest { corrections }, 1);
     assert_eq!(found, [2, 2, 2, 1]);
 }
+
+#[test]
+fn a_row_of_more_microbatches_than_can_be_numbered_is_refused() {
+    let graph = wide();
+    let uniform = Uniform { pp: 2, global_batch: 8, microbatches: 8, ..serial() };
+    let plan = uniform.plan(&graph, "model", "local");
+    let mut trainer = trainer(&graph, &plan, Samples::patterned(8, 4, 32), 1e-2);
+    let error = trainer.train_steps(1 << 29).expect_err("2^32 micro-batches");
+    assert!(error.to_string().contains("536870912 steps of 8 micro-batches"), "{error}");
+    assert_eq!(trainer.train_steps(1).expect("a step").len(), 1);
+}
