@@ -2,67 +2,12 @@
 
 mod scenario;
 
+use scenario::fixed::Fixed;
 use scenario::{cores, gpt, h100, lowered, uniform};
 use shardloom_plan::{ScheduleKind, Uniform};
 use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos};
 use shardloom_program::{Action, BodyKind, ClassId, Group, Instruction, Program};
 use shardloom_sim::{Call, Driver, Options, SimError, Simulation, run};
-
-/// Gives each pass its time at its first operator, and each kind of communication its own.
-struct Fixed<'p> {
-    program: &'p Program,
-    forward: u64,
-    backward: u64,
-    message: u64,
-    norm_share: u64,
-    reduce: u64,
-    norm: u64,
-}
-
-impl<'p> Fixed<'p> {
-    fn passes(program: &'p Program, forward: u64, backward: u64) -> Fixed<'p> {
-        Fixed { program, forward, backward, message: 0, norm_share: 0, reduce: 0, norm: 0 }
-    }
-}
-
-impl Driver for Fixed<'_> {
-    type Error = SimError;
-
-    fn clock(&self) -> Clock {
-        Clock::Virtual
-    }
-
-    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        let body = self.program.class(call.actor.class).body(call.body);
-        let computes = |action: &Action| matches!(action, Action::Compute { .. });
-        let first = body.instructions.iter().position(|it| computes(&it.action));
-        Ok(Picos(match (body.kind, &call.instruction.action) {
-            (_, Action::Norm) => self.norm_share,
-            (BodyKind::Forward, _) if first == Some(call.index) => self.forward,
-            (BodyKind::Backward, _) if first == Some(call.index) => self.backward,
-            _ => 0,
-        }))
-    }
-
-    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
-        let Action::Send { route } = call.instruction.action else { return Ok(()) };
-        let messages = self.program.route(route).sent_by(call.actor.position);
-        durations.extend(messages.map(|_| Picos(self.message)));
-        Ok(())
-    }
-
-    fn receive(&mut self, _call: &Call<'_>) -> Result<Picos, SimError> {
-        Ok(Picos::ZERO)
-    }
-
-    fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        Ok(Picos(match members[0].instruction.action {
-            Action::Reduce { .. } => self.reduce,
-            Action::Norm => self.norm,
-            _ => 0,
-        }))
-    }
-}
 
 const UNFOLDED: Options = Options { steps: 1, folded: false };
 

@@ -1,6 +1,8 @@
 //! A small GPT in many plans.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod fixed;
+
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
