@@ -51,6 +51,7 @@ fn json_has_a_cell_for_every_slot() {
             ["F0", "F1", ".", ".", ".", "B1", "B1", "B0", "B0"],
             [".", "F0", "F1", "B1", "B1", "B0", "B0", ".", "."],
         ],
+        "order": ["F0 F1 B1 B0", "F0 F1 B1 B0"],
     });
     let mut found = outcome.object();
     for key in ["bubble_fraction", "utilisation"] {
@@ -184,10 +185,11 @@ fn every_kind_is_drawn_or_says_what_it_wants() {
     for kind in ScheduleKind::ALL {
         let arguments = format!("schedule {} --stages 4 --microbatches 8 --json", kind.name());
         let outcome = place.run(&arguments);
-        if outcome.status != Some(0) {
+        if kind == ScheduleKind::Table {
             outcome.refuses("plan", kind.name());
             continue;
         }
+        let outcome = outcome.succeeds();
         let answer = outcome.object();
         let rows = answer["rows"].as_array().expect("rows");
         let lengths: Vec<usize> =
@@ -199,6 +201,49 @@ fn every_kind_is_drawn_or_says_what_it_wants() {
             (lengths[0] as f64 * slot - makespan).abs() < 1e-6,
             "not the makespan's columns",
         );
+    }
+}
+
+#[test]
+fn zero_bubble_is_drawn_for_any_memory() {
+    let idle = |arguments: &str| {
+        let answer = drawn(&format!("{arguments} --stages 4 --microbatches 12 --backward 2"));
+        let peaks = answer["peak_in_flight"].as_array().expect("peaks").iter();
+        let most = peaks.filter_map(Value::as_u64).max().unwrap_or(0);
+        (most, answer["bubble_fraction"].as_f64().unwrap_or(f64::NAN))
+    };
+    let (least, tight) = idle("zb-h1 --in-flight 2");
+    let (usual, between) = (idle("zb-h1"), idle("zb-h2 --in-flight 5"));
+    assert_eq!((least, usual.0, between.0), (2, 4, 5));
+    assert!(tight > usual.1 && usual.1 >= between.1 && between.1 >= idle("zb-h2").1);
+    assert_eq!(idle("zb-h2 --in-flight 4"), usual);
+}
+
+#[test]
+fn a_drawn_order_can_be_trained_as_a_table() {
+    let place = Place::new();
+    let drawn = place.run("schedule zb-h1 --stages 2 --microbatches 4 --in-flight 3 --json");
+    let order = drawn.succeeds().object()["order"].clone();
+    let model = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
+    let arguments =
+        format!("plan {model} --cluster h100-80g:2 --global-batch 8 --method torchgpipe");
+    place.run(&format!("{arguments} --fp32 -o plan.toml")).succeeds();
+    let path = place.path("plan.toml");
+    let plan = std::fs::read_to_string(&path).expect("a plan");
+    let lines = plan.lines().map(|line| match line.split_once(" = ") {
+        Some(("schedule", _)) => format!("schedule = \"table\"\norder = {order}"),
+        Some(("microbatches", _)) => "microbatches = 4".to_owned(),
+        _ => line.to_owned(),
+    });
+    place.write("table.toml", lines.collect::<Vec<_>>().join("\n"));
+    let losses = |plan: &str| {
+        place.run(&format!("train {plan} --data text.txt --steps 3 --json")).succeeds().losses()
+    };
+    let (table, plain) = (losses("table.toml"), losses("plan.toml"));
+    assert_eq!(table.len(), 3);
+    for ((step, table), (_, plain)) in table.iter().zip(&plain) {
+        let [table, plain] = [table, plain].map(|loss| loss.parse::<f64>().expect("a number"));
+        assert!((table / plain - 1.0).abs() < 1e-4, "step {step}: {table} and {plain}");
     }
 }
 
@@ -219,6 +264,8 @@ fn numbers_that_are_none_are_refused() {
         ("pipedream --stages 4 --microbatches 4 --steps 4000000000", "at most"),
         ("interleaved --stages 4 --microbatches 4 --chunks 4000000000", "at most"),
         ("1f1b --stages 4 --microbatches 4 --forward nan", "--forward NaN"),
+        ("1f1b --stages 4 --microbatches 4 --in-flight 3", "only zb-h1 and zb-h2"),
+        ("zb-h1 --stages 4 --microbatches 4 --in-flight 0", "--in-flight 0"),
         ("1f1b --stages 4 --microbatches 4 --backward 1e300", "1000000"),
         ("1f1b --stages 4 --microbatches 4 --message -1", "--message -1"),
         ("1f1b --stages 4 --microbatches 4 --input 1", "--weight"),

@@ -5,7 +5,7 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
-use shardloom::program::schedule::{self, StageMap, Timed};
+use shardloom::program::schedule::{self, StageMap, Timed, Turn};
 use shardloom_report::{cell_legend, cell_table};
 
 use super::schedule_kind::{listing, schedule_kind};
@@ -32,7 +32,9 @@ const EXAMPLES: &str = "Examples:
 Schedules, with other names: {}.
 
 Cells: F forward, B backward, I and W its halves (input and weight gradients), then the micro-batch, \
-@ and the device's chunk, < for a pipeline the reverse way; F3+B1< are two passes at once, . is idle.",
+@ and the device's chunk, < for a pipeline the reverse way; F3+B1< are two passes at once, . is idle.
+
+With --json, `order` is what a plan with schedule = \"table\" has to train in this order.",
         listing())
 )]
 pub struct Schedule {
@@ -51,6 +53,10 @@ pub struct Schedule {
     /// Stages on each device [default: as few as the schedule wants]
     #[arg(long, value_name = "V", value_parser = whole::<u32>)]
     chunks: Option<u32>,
+
+    /// Most micro-batches in flight on a device, of zb-h1 and zb-h2 [default: P and 2P - 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    in_flight: Option<u32>,
 
     /// Time of a forward pass through a device
     #[arg(long, value_name = "TIME", default_value_t = 1.0, value_parser = decimal)]
@@ -101,6 +107,8 @@ struct Answer {
     exact_slots: bool,
     rows: Vec<Vec<String>>,
     turns: Vec<Vec<TurnTime>>,
+    /// One step of each device, as a plan writes it.
+    order: Vec<String>,
 }
 
 /// When a device does what, exactly.
@@ -164,7 +172,7 @@ impl Schedule {
         let map =
             StageMap::arranged(arrangement, devices, chunks, microbatches).map_err(program)?;
         let WholeTimes { times, scale } = WholeTimes::of(self.times(), chunks);
-        let schedule = schedule::Schedule::build(self.kind, map, &times).map_err(program)?;
+        let schedule = self.schedule(map, &times)?;
         let ahead = schedule.ahead();
         let steps = self.steps.unwrap_or(match ahead {
             0 => 1,
@@ -190,6 +198,10 @@ impl Schedule {
             start: timed.start / scale,
             end: timed.end / scale,
         };
+        let order = |(device, turns): (usize, &Vec<Turn>)| {
+            let texts = turns.iter().map(|&turn| schedule.map.text(device, turn));
+            texts.collect::<Vec<_>>().join(" ")
+        };
         let turns = timing.turns.iter().enumerate();
         let turns = turns.map(|(device, turns)| turns.iter().map(|it| turn(device, it)).collect());
         Ok(Answer {
@@ -207,7 +219,27 @@ impl Schedule {
             exact_slots: slots.exact,
             rows: slots.rows,
             turns: turns.collect(),
+            order: schedule.orders.iter().enumerate().map(order).collect(),
         })
+    }
+
+    fn schedule(&self, map: StageMap, times: &PassTimes) -> Result<schedule::Schedule, Failure> {
+        let zero_bubble = [ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2];
+        let built = match self.in_flight {
+            None => schedule::Schedule::build(self.kind, map, times),
+            Some(limit) if zero_bubble.contains(&self.kind) => {
+                schedule::Schedule::zero_bubble(map, times, limit as usize)
+            }
+            Some(limit) => {
+                let message = format!(
+                    "--in-flight {limit}: only zb-h1 and zb-h2 are made for a limit; how many {} has in \
+                     flight is part of what it is",
+                    self.kind.name()
+                );
+                return Err(Failure::usage("--in-flight", message));
+            }
+        };
+        built.map_err(program)
     }
 
     /// Busy time over all time, of steps in the middle of many.
@@ -245,6 +277,7 @@ impl Schedule {
             ("--stages", Some(self.stages)),
             ("--microbatches", Some(self.microbatches)),
             ("--chunks", self.chunks),
+            ("--in-flight", self.in_flight),
             ("--steps", self.steps),
         ];
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {

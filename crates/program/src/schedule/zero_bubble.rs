@@ -15,10 +15,34 @@
 //! One message on a way is enough where a gradient comes back within a forward, `I` and two messages in
 //! no more than `F`; else, or rather where devices then warm up further, `p` are.
 
-use shardloom_plan::PassTimes;
+use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 
 use super::weight_filling::{Filling, best};
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
+use crate::ProgramError;
+
+impl Schedule {
+    /// The zero-bubble schedule of one stage on each device with at most `limit` micro-batches in flight
+    /// on a device: H1 with as many as there are devices, H2 with `2p - 1`, and whatever memory allows
+    /// between, below and above.
+    ///
+    /// # Errors
+    /// If the map is not one pipeline with one stage on each device, or the limit is 0.
+    pub fn zero_bubble(
+        map: StageMap,
+        times: &PassTimes,
+        limit: usize,
+    ) -> Result<Schedule, ProgramError> {
+        map.check(ScheduleKind::ZeroBubbleH1, Arrangement::Chain)?;
+        if limit == 0 {
+            let message = "a device that holds no micro-batch runs nothing; at least 1 in flight is \
+                           needed";
+            return Err(ProgramError::Schedule(message.into()));
+        }
+        let orders = orders(&map, times, limit);
+        Ok(Schedule { map, orders })
+    }
+}
 
 /// What the heuristic tries both ways.
 #[derive(Clone, Copy)]
@@ -32,7 +56,7 @@ struct Variant {
 }
 
 /// The orders for passes of the given times, with at most `limit` micro-batches in flight on a device.
-pub(super) fn orders(map: &StageMap, times: &PassTimes, limit: usize) -> Vec<Vec<Turn>> {
+fn orders(map: &StageMap, times: &PassTimes, limit: usize) -> Vec<Vec<Turn>> {
     let variants = (0..8).map(|bits| Variant {
         overrun: bits & 1 != 0,
         gradients_first: bits & 2 != 0,

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use shardloom_plan::{PassTimes, ScheduleKind};
-use shardloom_program::schedule::check;
+use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
+use shardloom_program::schedule::{Schedule, StageMap, check};
 
 use super::{ALIKE, idle, schedule, text, times, timing, work};
 
@@ -71,6 +71,24 @@ proptest! {
             let alike = schedule(kind, devices, 1, microbatches, &ALIKE);
             let peak = check(&alike, 1)?.into_iter().max();
             prop_assert_eq!(peak, Some(limit.min(microbatches)), "{:?}", kind);
+        }
+    }
+
+    #[test]
+    fn any_memory_is_enough_and_never_exceeded(
+        devices in 1usize..=8,
+        microbatches in 1usize..=24,
+        limit in 1usize..=20,
+        times in times(),
+        message in 0u32..=3,
+    ) {
+        let times = PassTimes { message: f64::from(message), ..times };
+        let map = StageMap::arranged(Arrangement::Chain, devices, 1, microbatches).expect("a map");
+        let built = Schedule::zero_bubble(map, &times, limit).expect("a schedule");
+        let peaks = check(&built, microbatches)?;
+        prop_assert!(peaks.iter().all(|&peak| peak <= limit), "{limit}: {peaks:?}");
+        if limit == devices {
+            prop_assert_eq!(built.orders, schedule(H1, devices, 1, microbatches, &times).orders);
         }
     }
 
