@@ -7,9 +7,9 @@ use proptest::test_runner::RngSeed;
 use scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
-use shardloom_plan::{Recompute, ScheduleKind, Uniform};
+use shardloom_plan::{Arrangement, Recompute, ScheduleKind, Uniform};
 use shardloom_program::timeline::{Lane, Picos};
-use shardloom_program::{Action, Body, BodyKind, ClassId, Operand, Program};
+use shardloom_program::{Action, Body, BodyKind, ClassId, Operand, Program, RouteId, lower};
 use shardloom_sim::{CostModel, Modelled, Options, Recorded, Recorder, run, simulate};
 
 fn plans() -> impl Strategy<Value = Uniform> {
@@ -57,22 +57,81 @@ fn seconds_to_send(costs: &CostModel<'_>, class: ClassId, body: &Body) -> f64 {
     needed.iter().map(|it| costs.local_seconds(class, 0, it).expect("it has a cost")).sum()
 }
 
-/// One micro-batch all the way down the pipeline and back.
+/// One micro-batch all the way down the first pipeline and back; on devices with stages of several
+/// pipelines that run the same way, through the quickest of those.
 fn critical_path(graph: &Graph, cluster: &Cluster, program: &Program) -> f64 {
     let costs = CostModel::new(graph, cluster, program);
-    let mut seconds = 0.0;
-    for (id, class) in program.classes() {
-        seconds += seconds_to_send(&costs, id, &class.bodies[0]);
-        seconds += seconds_to_send(&costs, id, &class.bodies[1]);
-    }
-    for route in &program.routes {
+    let message = |route: RouteId| {
+        let route = program.route(route);
         let [from, to] = [route.from, route.to].map(|class| program.class(class));
         let message = &route.messages[0];
         let bytes = route.message_bytes(message, program.precision.compute.bytes());
         let (from, to) = (from.devices[message.from], to.devices[message.to]);
-        seconds += costs.message_seconds(from, to, bytes, 1).expect("it has a cost");
+        costs.message_seconds(from, to, bytes, 1).expect("it has a cost")
+    };
+    let seconds = |id: ClassId, body: &Body| {
+        let sends = body.instructions.iter().filter_map(|it| match it.action {
+            Action::Send { route } => Some(message(route)),
+            _ => None,
+        });
+        seconds_to_send(&costs, id, body) + sends.fold(0.0, f64::max)
+    };
+    let pass = |id: ClassId, chunk: Option<usize>, kinds: &[BodyKind]| {
+        let chunks = |body: &&Body| chunk.is_none_or(|chunk| body.part.chunk == Some(chunk as u32));
+        let bodies = program.class(id).bodies.iter().filter(|it| kinds.contains(&it.kind));
+        let those = bodies.filter(|body| !body.part.reverse).filter(chunks);
+        those.map(|body| seconds(id, body)).fold(f64::INFINITY, f64::min)
+    };
+    let mut total = 0.0;
+    for (id, class) in program.classes() {
+        let chunks = class.stages.iter().filter(|instance| instance.pipeline == 0).count();
+        for chunk in (0..chunks).map(|chunk| (chunks > 1).then_some(chunk)) {
+            total += pass(id, chunk, &[BodyKind::Forward]);
+            total += pass(id, chunk, &[BodyKind::Backward, BodyKind::BackwardInput]);
+        }
     }
-    seconds
+    total
+}
+
+/// Plans with any schedule that is built, and the stages on each device.
+fn orders() -> impl Strategy<Value = (Uniform, usize)> {
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    let kind = prop::sample::select(kinds.collect::<Vec<_>>());
+    (plans(), kind, 0usize..2).prop_map(|(plan, schedule, more)| {
+        let clip_norm = plan.clip_norm.filter(|_| schedule.flushes());
+        let microbatches = 2 * plan.microbatches;
+        let global_batch = 2 * plan.global_batch;
+        let plan = Uniform { schedule, clip_norm, microbatches, global_batch, ..plan };
+        let least = schedule.arrangement().map_or(1, Arrangement::least_chunks);
+        (plan, least * (1 + more))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..config(3) })]
+
+    #[test]
+    fn no_step_of_any_schedule_beats_the_critical_path_or_the_busiest_rank(
+        (uniform, chunks) in orders(),
+    ) {
+        let graph = gpt(14, false);
+        let cluster = h100(uniform.pp * uniform.mesh.size());
+        let plan = uniform.plan_in_chunks(&graph, "gpt", "cluster", chunks);
+        let ranks = uniform.pp * uniform.mesh.size();
+        let program = plan.map_err(|_| ()).and_then(|it| lower(&graph, &it, ranks).map_err(|_| ()));
+        // Not every schedule exists for every number of devices and stages.
+        prop_assume!(program.is_ok());
+        let program = program.unwrap();
+        for steps in [1 + 2 * program.ahead, 2 + 2 * program.ahead] {
+            let found = simulate(&graph, &cluster, &program, Options { steps, folded: true }).unwrap();
+            let path = critical_path(&graph, &cluster, &program);
+            let makespan = found.timeline.makespan().seconds();
+            prop_assert!(path > 0.0 && makespan >= path - 1e-8, "{makespan} against {path}");
+            for rank in &found.summary().ranks {
+                prop_assert!(makespan >= f64::from(steps) * rank.busy_seconds - 1e-11);
+            }
+        }
+    }
 }
 
 proptest! {
