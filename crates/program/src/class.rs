@@ -129,6 +129,8 @@ pub enum BodyKind {
     BackwardInput,
     /// Its weight gradients.
     BackwardWeight,
+    /// Between passes: synchronisation for which devices would stand idle later.
+    Synchronisation,
     /// After the last pass of a step: remaining synchronisation and the update.
     Epilogue,
     /// A stage's forward pass that keeps nothing.

@@ -11,6 +11,7 @@ impl BodyKind {
             BodyKind::Backward => Activity::Backward,
             BodyKind::BackwardInput => Activity::BackwardInput,
             BodyKind::BackwardWeight => Activity::BackwardWeight,
+            BodyKind::Synchronisation => Activity::Collective,
             BodyKind::Epilogue => Activity::Update,
         }
     }
@@ -25,6 +26,7 @@ impl Body {
             BodyKind::BackwardInput => "I",
             BodyKind::BackwardWeight => "W",
             BodyKind::Evaluation => "V",
+            BodyKind::Synchronisation => "synchronise",
             BodyKind::Epilogue => "update",
         };
         let mut label = letter.to_owned();

@@ -1,12 +1,14 @@
 //! The discrete-event engine: follows the streams of a program in virtual time.
 //!
-//! Instructions are issued in stream order and join a queue: computation, receives, sends, or one queue
-//! for each group that the rank runs collectives in, as communication libraries have a stream per
-//! communicator. Each queue works through its instructions in order. An instruction starts when its
-//! queue comes to it and everything it reads, adds to or overwrites is ready, so communication holds
-//! back only the computation that reads its result. Queues do not slow each other down, even where two
-//! groups share a link. An actor on a device whose lanes do not overlap finishes each instruction before
-//! the next, as an executor does that computes and communicates on the same cores.
+//! Instructions are issued in stream order and join a queue: computation, receives, sends, or one
+//! queue for each group that the rank runs collectives in, as communication libraries have a stream
+//! per communicator. Each queue works through its instructions in order. An instruction starts when
+//! its queue comes to it and everything it reads, adds to or overwrites is ready, so communication
+//! holds back only the computation that reads its result. Gathers of weights and reductions of
+//! gradients also wait until computation has come to where they stand: where that is, is lowering's
+//! choice. Queues do not slow each other down, even where two groups share a link. An actor on a
+//! device whose lanes do not overlap finishes each instruction before the next, as an executor does
+//! that computes and communicates on the same cores.
 //!
 //! A message is under way for as long as its sender's driver says and arrives at the end of that; a
 //! collective starts when the last member can start it. An actor waits at a receive until the message

@@ -231,7 +231,7 @@ impl<'p> Script<'p> {
             Doing::Local => String::new(),
             _ => instruction.label(class, body, None),
         };
-        let in_step = matches!(instruction.action, Action::Gather { .. });
+        let in_step = matches!(instruction.action, Action::Gather { .. } | Action::Reduce { .. });
         Line { instruction, doing, waits, sets, in_step, label }
     }
 

@@ -101,6 +101,12 @@ impl Parameters {
     pub fn param(&self, value: ValueId) -> ParamId {
         self.by_value[&value]
     }
+
+    /// The graph's parameters in a bucket.
+    pub fn values(&self, bucket: BucketId) -> impl Iterator<Item = ValueId> {
+        let params = &self.buckets[bucket.0 as usize].params;
+        params.iter().map(|param| self.params[param.0 as usize].value)
+    }
 }
 
 /// `block.3.ffn.up.weight` belongs to `block.3`.

@@ -4,19 +4,18 @@
 use shardloom_plan::Plan;
 
 use super::buckets::Parameters;
+use super::homes::Early;
 use crate::{Action, BucketId, Group, Instruction};
 
-/// The instructions that end a step.
-pub(super) fn body(parameters: &Parameters, plan: &Plan) -> Vec<Instruction> {
+/// The instructions that end a step in which what is in `early` was reduced over its homes before.
+pub(super) fn body(parameters: &Parameters, plan: &Plan, early: &Early) -> Vec<Instruction> {
     let buckets = || {
         let ids = (0..parameters.buckets.len() as u32).map(BucketId);
         ids.zip(&parameters.buckets)
     };
     let mut actions = vec![];
-    for (bucket, spec) in buckets().filter(|(_, spec)| !spec.homes.is_empty()) {
-        let group = Group::Homes(spec.homes.clone());
-        actions.push(Action::Reduce { bucket, group, scatter: false });
-    }
+    let late = |&(bucket, _): &(BucketId, _)| !early.contains(bucket);
+    actions.extend(buckets().filter(late).filter_map(|(bucket, _)| over_homes(parameters, bucket)));
     if plan.clip_norm.is_some() || plan.skip_non_finite {
         actions.push(Action::Norm);
     }
@@ -37,4 +36,11 @@ pub(super) fn body(parameters: &Parameters, plan: &Plan) -> Vec<Instruction> {
         }
     }
     actions.into_iter().map(Instruction::bare).collect()
+}
+
+/// The reduction of a bucket over its homes, if it has several.
+pub(super) fn over_homes(parameters: &Parameters, bucket: BucketId) -> Option<Action> {
+    let homes = &parameters.buckets[bucket.0 as usize].homes;
+    let group = || Group::Homes(homes.clone());
+    (!homes.is_empty()).then(|| Action::Reduce { bucket, group: group(), scatter: false })
 }

@@ -14,6 +14,7 @@ mod emitter;
 mod epilogue;
 mod forward;
 mod halves;
+mod homes;
 mod liveness;
 mod sharding;
 mod stage;
@@ -51,19 +52,24 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     };
     require_rule(plan, &schedule)?;
     let units = buckets::Units::of(graph, plan);
+    let ids = || (0u32..lists.len() as u32).map(ClassId);
+    let parameters: Vec<buckets::Parameters> = ids()
+        .map(|id| buckets::Parameters::of(graph, plan, &stages, &units, id))
+        .collect::<Result<_, _>>()?;
+    let early = homes::early(&schedule, &plan.pass_times, &stages, &parameters)?;
     let mut classes: Vec<Class> = vec![];
-    for (id, devices) in (0u32..).map(ClassId).zip(lists) {
+    for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
         let lowering = ClassLowering {
             graph,
             plan,
             stages: &stages,
-            units: &units,
+            early: &early,
             boundaries: &boundaries,
             schedule: &schedule,
             id,
         };
-        classes.push(lowering.class(Rank(first_rank), devices)?);
+        classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
     }
     Ok(Program {
         classes,
@@ -137,17 +143,21 @@ struct ClassLowering<'a> {
     graph: &'a Graph,
     plan: &'a Plan,
     stages: &'a [StageModel],
-    units: &'a buckets::Units,
+    early: &'a homes::Early,
     boundaries: &'a Boundaries,
     schedule: &'a Schedule,
     id: ClassId,
 }
 
 impl ClassLowering<'_> {
-    fn class(&self, first_rank: Rank, devices: &DeviceList) -> Result<Class, ProgramError> {
-        let ClassLowering { graph, plan, boundaries, schedule, .. } = *self;
+    fn class(
+        &self,
+        first_rank: Rank,
+        devices: &DeviceList,
+        parameters: buckets::Parameters,
+    ) -> Result<Class, ProgramError> {
+        let ClassLowering { graph, plan, boundaries, schedule, early, .. } = *self;
         let order = &schedule.orders[self.id.0 as usize];
-        let parameters = buckets::Parameters::of(graph, plan, self.stages, self.units, self.id)?;
         let mut slots = vec![];
         let handovers = self.handovers(&mut slots);
         let mut stages = vec![];
@@ -183,8 +193,9 @@ impl ClassLowering<'_> {
             device: self.id.0 as usize,
             stages,
             versions,
+            early,
         };
-        let stream = assembly.stream(order, epilogue::body(&parameters, plan))?;
+        let stream = assembly.stream(order, epilogue::body(&parameters, plan, early))?;
         Ok(Class {
             stages: places,
             mesh,

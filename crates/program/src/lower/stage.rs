@@ -72,6 +72,11 @@ impl StageModel {
         self.assignments.contains_key(&op)
     }
 
+    /// Whether it uses a parameter.
+    pub fn uses(&self, value: ValueId) -> bool {
+        self.parameter_layouts.contains_key(&value)
+    }
+
     /// The layout in which it uses a parameter.
     pub fn parameter_layout(&self, value: ValueId) -> &Layout {
         &self.parameter_layouts[&value]

@@ -6,9 +6,10 @@ use shardloom_graph::Graph;
 
 use super::bodies::StageBodies;
 use super::buckets::Parameters;
-use super::sharding;
+use super::homes::Early;
 use super::stage::{StageId, StageModel};
 use super::versions::Versions;
+use super::{epilogue, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
 use crate::schedule::{Cell, Pass, StageMap, Turn};
 use crate::{Instruction, ProgramError};
@@ -32,6 +33,8 @@ pub(super) struct Assembly<'a> {
     pub stages: Vec<(StageId, &'a StageModel, StageBodies)>,
     /// Which weights passes run with.
     pub versions: Versions<'a>,
+    /// What is reduced over its homes between passes.
+    pub early: &'a Early,
 }
 
 impl Assembly<'_> {
@@ -46,14 +49,22 @@ impl Assembly<'_> {
         let mut bodies: Vec<Body> = vec![];
         let mut known: BTreeMap<(usize, Pass, &BTreeSet<BucketId>), BodyId> = BTreeMap::new();
         let mut items = vec![];
-        for (cell, completes) in cells.iter().zip(&completed) {
-            let stage = self.stage(*cell);
-            let body = *known.entry((stage, cell.pass, completes)).or_insert_with(|| {
-                bodies.push(self.body(stage, cell.pass, completes));
-                BodyId(bodies.len() as u32 - 1)
-            });
-            let lag = self.versions.lag(*cell)?;
-            items.push(StreamItem { body, microbatch: Some(cell.microbatch), lag });
+        let mut completed = completed.iter();
+        for (index, turn) in order.iter().enumerate() {
+            for (cell, completes) in turn.cells().zip(&mut completed) {
+                let stage = self.stage(cell);
+                let body = *known.entry((stage, cell.pass, completes)).or_insert_with(|| {
+                    bodies.push(self.body(stage, cell.pass, completes));
+                    BodyId(bodies.len() as u32 - 1)
+                });
+                let lag = self.versions.lag(cell)?;
+                items.push(StreamItem { body, microbatch: Some(cell.microbatch), lag });
+            }
+            if let Some(body) = self.synchronisation(index) {
+                bodies.push(body);
+                let body = BodyId(bodies.len() as u32 - 1);
+                items.push(StreamItem { body, microbatch: None, lag: 0 });
+            }
         }
         let mut add = |body: Body| {
             bodies.push(body);
@@ -74,6 +85,15 @@ impl Assembly<'_> {
         });
         let evaluation = evaluation.collect();
         Ok(Stream { bodies, items, evaluation })
+    }
+
+    /// What is synchronised between a turn and the next.
+    fn synchronisation(&self, turn: usize) -> Option<Body> {
+        let buckets = self.early.after(turn).iter();
+        let actions = buckets.filter_map(|&it| epilogue::over_homes(self.parameters, it));
+        let instructions: Vec<Instruction> = actions.map(Instruction::bare).collect();
+        let body = Body { kind: BodyKind::Synchronisation, part: Part::default(), instructions };
+        (!body.instructions.is_empty()).then_some(body)
     }
 
     /// The place among the class's stages of the one that a cell runs.

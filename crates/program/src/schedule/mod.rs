@@ -10,6 +10,7 @@ mod dualpipe;
 mod dualpipe_v;
 mod hanayo;
 mod interleaved;
+mod meeting;
 mod one_forward_one_backward;
 mod pipedream;
 mod pipemare;
@@ -28,6 +29,7 @@ use crate::ProgramError;
 
 pub use cell::{Cell, Instance, Pass, Turn};
 pub use check::check;
+pub(crate) use meeting::{Meeting, Wish, meetings};
 pub use stage_map::{Chain, StageMap};
 pub use timing::{Timed, Timing, time, time_with};
 

@@ -1,0 +1,259 @@
+//! Ranks that block at every receive and every collective come through every program, and all members
+//! of a group run the same collectives in the same order.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::{Graph, ModelSpec, ValueId};
+use shardloom_plan::{
+    Arrangement, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
+use shardloom_program::{
+    Action, BodyKind, BucketId, Class, ClassId, Group, Instruction, Program, Rank, RouteId,
+    StreamItem, lower,
+};
+
+fn graph(tied: bool) -> Graph {
+    let spec = format!("gpt:layers=14,hidden=8,heads=2,seq=4,vocab=16,tied={tied}");
+    ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Uniform {
+    let microbatches = 2 * pp;
+    Uniform {
+        pp,
+        mesh,
+        sequence_parallel: mesh.tp > 1,
+        global_batch: microbatches * mesh.dp as usize,
+        microbatches,
+        schedule,
+        recompute: Recompute::None,
+        sync: Sync { zero, bucket_bytes: 2000, ..Sync::default() },
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: schedule.flushes().then_some(1.0),
+    }
+}
+
+fn lowered(graph: &Graph, plan: &Plan) -> Program {
+    lower(graph, plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What a rank runs in one row of steps.
+struct Stream<'p> {
+    class: ClassId,
+    position: usize,
+    instructions: Vec<(&'p Instruction, Option<u32>)>,
+    next: usize,
+}
+
+/// What a collective is about, the same for all who belong to it.
+#[derive(Debug, PartialEq)]
+enum Subject {
+    Bucket(ValueId, usize),
+    /// Within one class.
+    Instruction(ClassId, usize),
+    Norm,
+}
+
+/// Runs all ranks of `program`, each as far as it comes, until they are through or wait in a circle.
+fn execute(program: &Program) -> Result<(), String> {
+    let mut streams: Vec<Stream> = vec![];
+    for rank in 0..program.ranks() as u32 {
+        let (class, position) = program.locate(Rank(rank));
+        let node = program.class(class);
+        let items = program.unrolled(node, program.ahead + 2);
+        let instructions = items.flat_map(|(_, item)| {
+            let body = &node.body(item.body).instructions;
+            body.iter().map(move |instruction| (instruction, item.microbatch))
+        });
+        streams.push(Stream { class, position, instructions: instructions.collect(), next: 0 });
+    }
+    let mut mail: BTreeMap<(RouteId, usize, Option<u32>), usize> = BTreeMap::new();
+    loop {
+        let mut moved = false;
+        for rank in 0..streams.len() {
+            while let Some(&(instruction, microbatch)) = current(&streams[rank]) {
+                let (class, position) = (streams[rank].class, streams[rank].position);
+                match instruction.action {
+                    Action::Send { route } => {
+                        for message in program.route(route).sent_by(position) {
+                            *mail.entry((route, message.to, microbatch)).or_default() += 1;
+                        }
+                    }
+                    Action::Receive { route } => {
+                        let wanted = program.route(route).received_by(position).count();
+                        let waiting = mail.entry((route, position, microbatch)).or_default();
+                        if *waiting < wanted {
+                            break;
+                        }
+                        *waiting -= wanted;
+                    }
+                    _ => {
+                        let exchange =
+                            program.exchange(program.class(class), position, instruction);
+                        if let Some(exchange) = exchange {
+                            let group = program.members(class, position, &exchange.group);
+                            let own = subject(program, &streams[rank]);
+                            let there = |member: &&Rank| {
+                                let other = &streams[member.0 as usize];
+                                let comes = current(other).and_then(|(it, _)| {
+                                    let node = program.class(other.class);
+                                    let exchange = program.exchange(node, other.position, it)?;
+                                    Some(program.members(
+                                        other.class,
+                                        other.position,
+                                        &exchange.group,
+                                    ))
+                                });
+                                comes.as_ref() == Some(&group)
+                            };
+                            if !group.iter().all(|member| there(&member)) {
+                                break;
+                            }
+                            for member in &group {
+                                let theirs = subject(program, &streams[member.0 as usize]);
+                                if theirs != own {
+                                    return Err(format!("{own:?} meets {theirs:?}"));
+                                }
+                            }
+                            // The others of the group leave with this rank, which does below.
+                            for member in group.iter().filter(|it| it.0 as usize != rank) {
+                                streams[member.0 as usize].next += 1;
+                            }
+                        }
+                    }
+                }
+                streams[rank].next += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    match streams.iter().enumerate().find(|(_, stream)| current(stream).is_some()) {
+        None => Ok(()),
+        Some((rank, stream)) => Err(format!("rank {rank} waits at {:?}", current(stream))),
+    }
+}
+
+fn current<'s, 'p>(stream: &'s Stream<'p>) -> Option<&'s (&'p Instruction, Option<u32>)> {
+    stream.instructions.get(stream.next)
+}
+
+fn subject(program: &Program, stream: &Stream) -> Subject {
+    let class = program.class(stream.class);
+    let (instruction, _) = current(stream).expect("a member stands at the collective");
+    let bucket = |bucket: BucketId| class.param(class.bucket(bucket).params[0]).value;
+    match &instruction.action {
+        Action::Reduce { bucket: id, group: Group::Homes(_), .. } => {
+            Subject::Bucket(bucket(*id), class.bucket(*id).elements)
+        }
+        Action::Norm => Subject::Norm,
+        _ => Subject::Instruction(stream.class, stream.next),
+    }
+}
+
+/// The entries between passes, each with its place in the stream.
+fn synchronisations(class: &Class) -> Vec<(usize, StreamItem)> {
+    let is_one = |it: &(usize, StreamItem)| class.body(it.1.body).kind == BodyKind::Synchronisation;
+    class.stream.iter().copied().enumerate().filter(is_one).collect()
+}
+
+fn chimera(devices: usize) -> Program {
+    let plan = uniform(ScheduleKind::Chimera, devices, Mesh::SINGLE, 0);
+    let graph = graph(false);
+    let plan = plan.plan_in_chunks(&graph, "model", "local", 2);
+    lowered(&graph, &plan.unwrap_or_else(|error| panic!("{error}")))
+}
+
+#[test]
+fn blocking_ranks_come_through_every_schedule_in_every_width() {
+    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    let widths =
+        [(mesh(1, 1), 0), (mesh(1, 2), 0), (mesh(2, 1), 1), (mesh(2, 2), 2), (mesh(3, 1), 3)];
+    let (mut lowered, mut meeting) = (vec![], vec![]);
+    for schedule in ScheduleKind::ALL.into_iter().filter(|it| *it != ScheduleKind::Table) {
+        let two_way = schedule.arrangement() == Some(Arrangement::Bidirectional);
+        for (tied, pp) in [(false, 2), (true, 2), (false, 4), (true, 4), (false, 8), (true, 8)] {
+            let graph = graph(tied);
+            let least = uniform(schedule, pp, Mesh::SINGLE, 0).least_chunks();
+            for chunks in least..=if two_way { pp } else { least } {
+                for (mesh, zero) in widths {
+                    let uniform = uniform(schedule, pp, mesh, zero);
+                    let plan = uniform.plan_in_chunks(&graph, "model", "local", chunks);
+                    // Not all schedules exist for all chunks, or with sharded weights.
+                    let Ok(plan) = plan else { continue };
+                    let Ok(program) = lower(&graph, &plan, plan.device_count()) else { continue };
+                    let text = format!("{schedule:?} {pp} x {mesh}, {chunks} chunks, tied {tied}");
+                    assert_eq!(execute(&program), Ok(()), "{text}");
+                    lowered.push(schedule);
+                    if program.classes.iter().any(|class| !synchronisations(class).is_empty()) {
+                        meeting.push((schedule, chunks));
+                    }
+                }
+            }
+        }
+        let programs = lowered.iter().filter(|it| **it == schedule).count();
+        assert!(programs >= 6, "{schedule:?} was lowered {programs} times");
+    }
+    for met in [
+        (ScheduleKind::Chimera, 2),
+        (ScheduleKind::Chimera, 4),
+        (ScheduleKind::ChimeraDoubling, 2),
+        (ScheduleKind::DualPipe, 2),
+    ] {
+        assert!(meeting.contains(&met), "{met:?} in {meeting:?}");
+    }
+}
+
+#[test]
+fn a_meeting_out_of_order_is_noticed() {
+    let moved = |class: usize, from: usize, to: usize| {
+        let mut program = chimera(8);
+        let entry = program.classes[class].stream.remove(from);
+        program.classes[class].stream.insert(to, entry);
+        execute(&program)
+    };
+    let program = chimera(8);
+    let (at, _) = synchronisations(&program.classes[0])[0];
+    assert_eq!(moved(0, at, at), Ok(()));
+    // One of the two comes before anything that the other waits for.
+    let stuck = moved(0, at, 0).expect_err("both wait");
+    assert!(stuck.contains("waits at"), "{stuck}");
+    // One of the two has the buckets in another order.
+    let mut program = chimera(8);
+    let body = synchronisations(&program.classes[0])[0].1.body;
+    program.classes[0].bodies[body.0 as usize].instructions.reverse();
+    let mixed = execute(&program).expect_err("different buckets");
+    assert!(mixed.contains("meets"), "{mixed}");
+}
+
+#[test]
+fn stages_are_added_up_early_but_for_those_in_the_middle_and_those_that_end_a_device() {
+    let names = |class: &Class, buckets: Vec<BucketId>| -> Vec<String> {
+        buckets.into_iter().map(|it| class.bucket(it).name.clone()).collect()
+    };
+    for devices in [4usize, 6, 8] {
+        let program = chimera(devices);
+        let single = uniform(ScheduleKind::OneForwardOneBackward, devices, Mesh::SINGLE, 0);
+        let single = lowered(&graph(false), &single.plan(&graph(false), "model", "local"));
+        for (index, class) in program.classes.iter().enumerate() {
+            let entries = synchronisations(class);
+            let bodies = entries.iter().map(|(_, item)| class.body(item.body));
+            let early = bodies.flat_map(|body| &body.instructions).map(|it| match it.action {
+                Action::Reduce { bucket, group: Group::Homes(_), .. } => bucket,
+                _ => panic!("{:?} between passes", it.action),
+            });
+            let early = names(class, early.collect());
+            // Of a device's two stages the later one is through first.
+            let later = single.class(ClassId(index.max(devices - 1 - index) as u32));
+            let middle = index == devices / 2 || index + 1 == devices / 2;
+            let expected = match middle {
+                true => vec![],
+                false => names(later, later.buckets().map(|(id, _)| id).collect()),
+            };
+            assert_eq!(early, expected, "device {index} of {devices}");
+        }
+    }
+}
