@@ -504,16 +504,25 @@ fn without_recomputation_nothing_runs_again() {
     assert_eq!(body(class, BodyKind::Backward).iter().filter(forward).count(), 0);
 }
 
-/// Checks what must hold of every program, by following one step of each class: tensors are written
-/// before they are read and freed after, exactly once; every operator goes forward once per
-/// micro-batch, and every parameter's gradient is written; and messages tile what they bring.
+/// Checks what must hold of every program, by following each class from an empty pipeline to an empty
+/// one: tensors are written before they are read and freed after, exactly once; every operator goes
+/// forward once per micro-batch, and every parameter's gradient is written; and messages tile what they
+/// bring.
 fn check_invariants(program: &Program) {
+    let steps = 1 + program.ahead;
+    let (mut forwards, mut ops) = (BTreeSet::new(), BTreeSet::new());
     for class in &program.classes {
         let mut live: BTreeSet<(SlotId, Option<u32>)> = BTreeSet::new();
         let mut written = BTreeSet::new();
-        for StreamItem { body, microbatch, .. } in &class.stream {
-            for instruction in &class.body(*body).instructions {
-                let at = |slot| (slot, *microbatch);
+        for (_, StreamItem { body, microbatch, .. }) in program.unrolled(class, steps) {
+            for instruction in &class.body(body).instructions {
+                let at = |slot| (slot, microbatch);
+                if let Action::Compute { op, pass: Pass::Forward, again: false, .. } =
+                    instruction.action
+                {
+                    assert!(forwards.insert((op, microbatch)), "{op:?} goes forward twice");
+                    ops.insert(op);
+                }
                 let name = |slot| &class.slot(slot).name;
                 for read in &instruction.reads {
                     match *read {
@@ -542,10 +551,11 @@ fn check_invariants(program: &Program) {
                 }
             }
         }
-        assert_eq!(live, BTreeSet::new(), "a step leaves nothing behind");
+        assert_eq!(live, BTreeSet::new(), "steps leave nothing behind");
         assert_eq!(written.len(), class.params.len(), "every parameter has a gradient");
         let mut evaluated = BTreeSet::new();
-        for instruction in &class.body(class.evaluation[0]).instructions {
+        let bodies = class.evaluation.iter().map(|&body| class.body(body));
+        for instruction in bodies.flat_map(|body| &body.instructions) {
             evaluated.extend(instruction.writes.iter().map(|write| write.to));
             for slot in &instruction.frees {
                 assert!(evaluated.remove(&Operand::Slot(*slot)));
@@ -553,6 +563,7 @@ fn check_invariants(program: &Program) {
         }
         assert_eq!(evaluated, BTreeSet::new(), "an evaluation leaves nothing behind");
     }
+    assert_eq!(forwards.len(), ops.len() * program.microbatches * steps as usize);
     for route in &program.routes {
         let receivers = program.class(route.to).mesh.size();
         for receiver in 0..receivers {
@@ -585,6 +596,34 @@ fn every_program_reads_what_is_written_frees_what_it_writes_and_reduces_every_gr
                             microbatches: 4,
                             recompute,
                             schedule: ScheduleKind::PLAIN[pp % 2],
+                            sync: Sync { zero, ..Sync::default() },
+                            ..single()
+                        };
+                        check_invariants(&program(&graph, &uniform));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_program_of_every_schedule_reads_what_is_written_and_frees_what_it_writes() {
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    let kinds: Vec<ScheduleKind> = kinds.collect();
+    for graph in [gpt(true), gpt(false), llama()] {
+        for &schedule in &kinds {
+            for mesh in [mesh(1, 1, 1), mesh(2, 1, 1), mesh(2, 2, 2)] {
+                for zero in 0..if mesh.dp > 1 { 4 } else { 1 } {
+                    for recompute in Recompute::ALL {
+                        let uniform = Uniform {
+                            pp: 2,
+                            mesh,
+                            sequence_parallel: mesh.tp > 1 && zero % 2 == 0,
+                            global_batch: 8,
+                            microbatches: 4,
+                            recompute,
+                            schedule,
                             sync: Sync { zero, ..Sync::default() },
                             ..single()
                         };

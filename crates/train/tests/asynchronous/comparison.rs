@@ -11,15 +11,13 @@ use shardloom_train::RunClock;
 
 use crate::formulas::{Corrections, Prediction, Rule};
 use crate::reference::{Reference, Run};
+use crate::support::trained::{Trained, movement};
 use crate::support::{Samples, graph, serial, trainer_with_clock};
 
 const STEPS: u32 = 12;
 
 /// Largest allowed relative difference between two losses, and between two norms of what moved a parameter.
 const TOLERANCE: f64 = 1e-5;
-
-/// What rounding of weights around 1 makes of the latter besides, in a parameter that hardly moves.
-const ROUNDING: f64 = 2e-6;
 
 const NONE: Corrections = Corrections {
     anneal_steps: None,
@@ -113,20 +111,23 @@ impl Case {
         plan
     }
 
-    /// What the trainer and the reference come to, from the same weights.
+    /// What the trainer comes to, and the reference's run from the same weights.
     fn train(&self, graph: &Graph, clock: RunClock) -> [Trained; 2] {
         let plan = self.plan(graph);
         let rate = self.learning_rate();
         let mut trainer = trainer_with_clock(graph, &plan, samples(), rate, clock);
         let initial = trainer.weights().unwrap_or_else(|error| panic!("{error}"));
-        let mut losses = vec![];
-        for &row in &self.rows {
-            let steps = trainer.train_steps(row).unwrap_or_else(|error| panic!("{error}"));
-            losses.extend(steps.iter().map(|step| step.loss));
-        }
-        let moved = movement(&initial, trainer.weights().unwrap_or_else(|error| panic!("{error}")));
-        let trained = Trained { losses, moved };
+        let trained = Trained::in_rows(&mut trainer, &self.rows);
+        [trained, self.reference(graph, &plan, &initial)]
+    }
 
+    /// What the reference comes to.
+    fn reference(
+        &self,
+        graph: &Graph,
+        plan: &Plan,
+        initial: &BTreeMap<String, Vec<f32>>,
+    ) -> Trained {
         let samples = samples();
         let sample = |input: &str, position: u64| {
             let rows = if input == "tokens" { &samples.inputs } else { &samples.targets };
@@ -134,66 +135,31 @@ impl Case {
         };
         let run = Run {
             graph,
-            stages: blocks(&plan),
+            stages: blocks(plan),
             sample: &sample,
             seed: 7,
             global_batch: self.global_batch(),
             microbatches: self.microbatches,
             recompute: self.recompute == Recompute::Full,
-            learning_rate: rate,
+            learning_rate: self.learning_rate(),
             optimizer: self.optimizer,
             rule: self.rule,
         };
-        let mut reference = Reference::new(run, &initial);
+        let mut reference = Reference::new(run, initial);
         let rows = self.rows.iter();
         let losses = rows.flat_map(|&row| reference.train(row.into())).collect();
-        let moved = movement(&initial, reference.weights());
-        [trained, Trained { losses, moved }]
+        Trained { losses, moved: movement(initial, reference.weights()) }
     }
 
     fn check(&self, graph: &Graph, clock: RunClock) {
         let [trained, reference] = self.train(graph, clock);
-        let losses = (&trained.losses, &reference.losses);
-        assert_eq!(losses.0.len(), losses.1.len());
-        for (step, (loss, expected)) in losses.0.iter().zip(losses.1).enumerate() {
-            let difference = (loss - expected).abs() / expected;
-            assert!(
-                difference < TOLERANCE,
-                "{}, step {step}: {loss} instead of {expected}, off by {difference:e}, in {self:?}",
-                graph.name()
-            );
-        }
+        let of = format!("{} in {self:?}", graph.name());
+        trained.assert_losses(&reference, TOLERANCE, &of);
         // AdamW makes steps out of rounding errors where a gradient is zero but for these.
         if let Optimizer::Sgd(_) = self.optimizer {
-            for (name, moved) in &reference.moved {
-                let pairs = trained.moved[name].iter().zip(moved);
-                let apart = norm(pairs.map(|(moved, expected)| moved - expected));
-                let most = TOLERANCE * norm(moved.iter().copied()) + ROUNDING;
-                assert!(apart < most, "{name} of {} is {apart:e} apart: {self:?}", graph.name());
-            }
+            trained.assert_moved(&reference, TOLERANCE, &of);
         }
     }
-}
-
-fn norm(values: impl Iterator<Item = f32>) -> f64 {
-    values.map(|it| f64::from(it).powi(2)).sum::<f64>().sqrt()
-}
-
-/// What training comes to.
-struct Trained {
-    losses: Vec<f64>,
-    /// How far each parameter moved, by name.
-    moved: BTreeMap<String, Vec<f32>>,
-}
-
-fn movement(
-    from: &BTreeMap<String, Vec<f32>>,
-    mut to: BTreeMap<String, Vec<f32>>,
-) -> BTreeMap<String, Vec<f32>> {
-    for (name, weights) in &mut to {
-        weights.iter_mut().zip(&from[name]).for_each(|(to, from)| *to -= from);
-    }
-    to
 }
 
 fn samples() -> Samples {

@@ -1,6 +1,8 @@
 //! What tests of training share: small models, data, and runs.
 #![allow(dead_code, reason = "each test file uses another part")]
 
+pub mod trained;
+
 use std::time::Duration;
 
 use shardloom_graph::{Graph, ModelSpec};
