@@ -4,7 +4,7 @@
 mod support;
 
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, Recompute, Sync, Uniform};
+use shardloom_plan::{Arrangement, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Program, Rank, lower};
 use support::{Samples, graph, losses, mesh, serial, trainer};
 
@@ -83,6 +83,30 @@ fn every_rank_sends_what_the_program_says_in_every_step() {
                 };
                 check_counted(graph, &uniform);
             }
+        }
+    }
+}
+
+fn kinds() -> impl Iterator<Item = ScheduleKind> {
+    ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table)
+}
+
+#[test]
+fn every_schedule_sends_what_the_program_says_in_every_step() {
+    let graph = gpt(2, true);
+    for (index, schedule) in kinds().enumerate() {
+        for zero in 0..4 {
+            let uniform = Uniform {
+                pp: 2,
+                mesh: mesh(2, 1, 2),
+                microbatches: 4,
+                sequence_parallel: zero % 2 == 0,
+                schedule,
+                recompute: Recompute::ALL[(index + usize::from(zero)) % 3],
+                sync: Sync { zero, bucket_bytes: 10_000, ..Sync::default() },
+                ..single()
+            };
+            check_counted(&graph, &uniform);
         }
     }
 }
@@ -224,5 +248,78 @@ fn a_pipeline_sends_bsh_down_and_bsh_up_at_every_boundary() {
         let share = if sequence_parallel { bsh / 2 } else { bsh };
         assert_eq!(stages[0] + stages[2] - whole[0], 2 * share);
         assert_eq!(stages[1] + stages[3] - whole[1], 2 * share);
+    }
+}
+
+/// What device `device` sends to stages on others in one step, in units of the activations of all samples
+/// at one boundary; a gradient has their size.
+fn boundaries(schedule: ScheduleKind, devices: usize, chunks: usize, device: usize) -> f64 {
+    let is_end = |device: usize, of: usize| device == 0 || device == of - 1;
+    let end = is_end(device, devices);
+    match schedule.arrangement().unwrap_or(Arrangement::Chain) {
+        Arrangement::Chain => {
+            if end {
+                1.0
+            } else {
+                2.0
+            }
+        }
+        // p v - 1 boundaries between p v stages; the first sends no gradient, the last no activation.
+        Arrangement::RoundRobin => (2 * chunks - usize::from(end)) as f64,
+        // p - 1 boundaries on each way down or up, as a turn is on one device.
+        Arrangement::ZigZag => (if end { chunks } else { 2 * chunks }) as f64,
+        // As many as one pipeline's; in two of the pipelines a device is first or last if it is where
+        // pipelines of one direction begin.
+        Arrangement::Bidirectional => {
+            let ends =
+                if is_end(device % (2 * devices / chunks), 2 * devices / chunks) { 2 } else { 0 };
+            (2 * chunks - ends) as f64 / chunks as f64
+        }
+    }
+}
+
+/// Parameters of a stage.
+fn elements(graph: &Graph, blocks: (usize, usize)) -> usize {
+    let inside = |op| (blocks.0..blocks.1).contains(&graph.op(op).block.index());
+    let own = graph.parameters().filter(|(_, value)| value.consumers.iter().any(|&op| inside(op)));
+    let one = shardloom_graph::Extents::global(graph, 1);
+    own.map(|(_, value)| one.elements(&value.axes)).sum()
+}
+
+/// What device `device` sends so that copies of its stages get each other's gradients: a ring over all
+/// that have one.
+fn copies(graph: &Graph, plan: &Plan, device: usize) -> usize {
+    let pipelines = plan.pipeline.len();
+    let stages = plan.pipeline.iter().flat_map(|pipeline| &pipeline.stage);
+    let own = stages.filter(|stage| stage.devices.0 == [device as u32]);
+    let own: usize = own.map(|stage| elements(graph, stage.blocks)).sum();
+    2 * (pipelines - 1) * own / pipelines
+}
+
+#[test]
+fn every_schedule_sends_the_published_boundaries_and_copies() {
+    let bsh = (SAMPLES * SEQ * HIDDEN) as f64;
+    let graph = gpt(14, false);
+    for schedule in kinds() {
+        let chunks: &[usize] = match schedule {
+            ScheduleKind::Interleaved => &[2, 3, 4],
+            ScheduleKind::Hanayo | ScheduleKind::Chimera => &[2, 4],
+            _ => &[schedule.arrangement().map_or(1, Arrangement::least_chunks)],
+        };
+        for &chunks in chunks {
+            let devices = 4;
+            let uniform = Uniform { pp: devices, microbatches: 8, schedule, ..single() };
+            let plan = uniform
+                .plan_in_chunks(&graph, "model", "local", chunks)
+                .unwrap_or_else(|error| panic!("{error}"));
+            let mut trainer = trainer(&graph, &plan, Samples::patterned(32, SEQ, 64), 1e-3);
+            trainer.train_steps(3).unwrap_or_else(|error| panic!("{error}"));
+            let expected = (0..devices).map(|device| {
+                let messages = bsh * boundaries(schedule, devices, chunks, device);
+                3 * (REAL * (messages as usize + copies(&graph, &plan, device))) as u64
+            });
+            let expected: Vec<u64> = expected.collect();
+            assert_eq!(trainer.sent_bytes_per_rank(), expected, "{schedule:?} in {chunks}");
+        }
     }
 }
