@@ -77,11 +77,12 @@ impl ScheduleKind {
     pub fn arrangement(self) -> Option<Arrangement> {
         match self {
             ScheduleKind::Afab | ScheduleKind::Table => None,
-            ScheduleKind::OneForwardOneBackward
-            | ScheduleKind::ZeroBubbleH1
-            | ScheduleKind::ZeroBubbleH2
-            | ScheduleKind::PipeDream
-            | ScheduleKind::PipeMare => Some(Arrangement::Chain),
+            ScheduleKind::ZeroBubbleH1 | ScheduleKind::ZeroBubbleH2 | ScheduleKind::PipeMare => {
+                Some(Arrangement::Chain)
+            }
+            ScheduleKind::OneForwardOneBackward | ScheduleKind::PipeDream => {
+                Some(Arrangement::TakingTurns)
+            }
             ScheduleKind::Interleaved => Some(Arrangement::RoundRobin),
             ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling | ScheduleKind::DualPipe => {
                 Some(Arrangement::Bidirectional)
@@ -122,6 +123,9 @@ impl ScheduleKind {
 pub enum Arrangement {
     /// One pipeline, one stage per device.
     Chain,
+    /// Likewise, or with several devices for a stage, which take whole micro-batches in turn
+    /// (1F1B-RR, Narayanan et al. 2019, section 3.2): [`Arrangement::taking_turns`].
+    TakingTurns,
     /// One pipeline that goes through the devices several times in the same direction: stage `k` on
     /// device `k mod p`.
     RoundRobin,
@@ -136,9 +140,48 @@ impl Arrangement {
     /// The fewest stages that a device holds.
     pub fn least_chunks(self) -> usize {
         match self {
-            Arrangement::Chain => 1,
+            Arrangement::Chain | Arrangement::TakingTurns => 1,
             Arrangement::RoundRobin | Arrangement::ZigZag | Arrangement::Bidirectional => 2,
         }
+    }
+
+    /// For each pipeline the device of each stage, where stages have as many replicas as `replicas` says
+    /// and micro-batch `k` of all goes to a stage's replica `k mod r`, forward and backward: as many
+    /// pipelines as the least common multiple of all numbers of replicas, which get micro-batches in
+    /// turn. Devices are numbered stage by stage.
+    ///
+    /// # Errors
+    /// If a stage has no replica, or there are more than 1,024 pipelines.
+    pub fn taking_turns(replicas: &[usize]) -> Result<Vec<Vec<usize>>, PlanError> {
+        let listed = || {
+            let numbers: Vec<String> = replicas.iter().map(usize::to_string).collect();
+            numbers.join(",")
+        };
+        if replicas.is_empty() || replicas.contains(&0) {
+            let rule = "at least one stage, and at least one replica of each";
+            return Err(PlanError::field("replicas", listed(), rule));
+        }
+        let common = replicas.iter().try_fold(1, |common: usize, &replicas| {
+            let multiple = common.checked_mul(replicas / greatest_common_divisor(common, replicas));
+            multiple.filter(|&it| it <= MOST_TURNS)
+        });
+        let Some(pipelines) = common else {
+            let rule = format!(
+                "micro-batches meet the same replicas again after the least common multiple of these \
+                 numbers, which is at most {MOST_TURNS}"
+            );
+            return Err(PlanError::field("replicas", listed(), rule));
+        };
+        let place = |pipeline: usize| {
+            let mut first = 0;
+            let stage = |&replicas: &usize| {
+                let device = first + pipeline % replicas;
+                first += replicas;
+                device
+            };
+            replicas.iter().map(stage).collect()
+        };
+        Ok((0..pipelines).map(place).collect())
     }
 
     /// For each pipeline the device of each stage, on `devices` devices that hold `chunks` stages each.
@@ -152,10 +195,10 @@ impl Arrangement {
         }
         let down = 0..devices;
         Ok(match self {
-            Arrangement::Chain if chunks > 1 => {
+            Arrangement::Chain | Arrangement::TakingTurns if chunks > 1 => {
                 return refuse("this schedule has one stage on each device");
             }
-            Arrangement::Chain => vec![down.collect()],
+            Arrangement::Chain | Arrangement::TakingTurns => vec![down.collect()],
             Arrangement::RoundRobin => vec![(0..chunks).flat_map(|_| down.clone()).collect()],
             Arrangement::ZigZag => {
                 let way = |chunk: usize| -> Vec<usize> {
@@ -186,6 +229,13 @@ impl Arrangement {
             }
         })
     }
+}
+
+/// The most pipelines that replicas taking turns are written as.
+const MOST_TURNS: usize = 1024;
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// What the passes of one micro-batch take on a whole device, in any unit. Schedules that fill gaps are

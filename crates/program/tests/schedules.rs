@@ -20,6 +20,8 @@ mod pipemare;
 mod single_stage;
 #[path = "schedules/table.rs"]
 mod table;
+#[path = "schedules/taking_turns.rs"]
+mod taking_turns;
 #[path = "schedules/v_shape.rs"]
 mod v_shape;
 #[path = "schedules/zero_bubble.rs"]
@@ -90,14 +92,12 @@ fn delays(schedule: &Schedule) -> Vec<usize> {
     let delay = |order: Vec<Turn>| {
         let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
         let at = |pass, microbatch| {
-            let found =
-                cells.iter().position(|cell| (cell.pass, cell.microbatch) == (pass, microbatch));
-            found.expect("a pass of every micro-batch")
+            cells.iter().position(|cell| (cell.pass, cell.microbatch) == (pass, microbatch))
         };
         let delays: Vec<usize> = (full..full + microbatches)
-            .map(|microbatch| {
-                let between = at(Pass::Forward, microbatch) + 1..at(Pass::Backward, microbatch);
-                cells[between].iter().filter(|cell| cell.pass == Pass::Backward).count()
+            .filter_map(|microbatch| {
+                let between = at(Pass::Forward, microbatch)? + 1..at(Pass::Backward, microbatch)?;
+                Some(cells[between].iter().filter(|cell| cell.pass == Pass::Backward).count())
             })
             .collect();
         assert!(delays.iter().all(|delay| *delay == delays[0]), "{delays:?}");

@@ -138,6 +138,31 @@ fn stages_in_any_place_train_like_the_serial_run() {
     }
 }
 
+#[test]
+fn replicas_that_take_micro_batches_in_turn_train_like_the_serial_run() {
+    use ScheduleKind::{Afab, OneForwardOneBackward};
+    for graph in graphs() {
+        let reference = reference(&graph, &serial());
+        for replicas in [&[2, 1][..], &[1, 2], &[2, 2], &[2, 1, 2], &[4, 2], &[1, 4]] {
+            let places = Arrangement::taking_turns(replicas).expect("few turns");
+            for (mesh, zero, sequence_parallel) in meshes() {
+                if mesh.size() > 1 && replicas.iter().sum::<usize>() > 3 {
+                    continue;
+                }
+                let uniform = Uniform {
+                    mesh,
+                    sequence_parallel,
+                    microbatches: 4,
+                    schedule: if zero == 3 { Afab } else { OneForwardOneBackward },
+                    sync: Sync { zero, ..serial().sync },
+                    ..serial()
+                };
+                assert_like_serial(&graph, &placed(&graph, &uniform, &places), &reference);
+            }
+        }
+    }
+}
+
 fn flushing_kinds() -> impl Iterator<Item = ScheduleKind> {
     let kinds = ScheduleKind::ALL.into_iter();
     kinds.filter(|kind| kind.flushes() && *kind != ScheduleKind::Table)

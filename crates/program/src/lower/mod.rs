@@ -103,16 +103,18 @@ fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
     Err(ProgramError::Schedule(format!("weights.rule = {name}: {rule}")))
 }
 
-/// The device lists that stages live on, in order of first appearance: one per class.
+/// The device lists that stages live on, one per class: by the stage that they appear at first, and by
+/// pipeline where several do at the same, so that a pipeline runs from lower classes to higher.
 fn device_lists(plan: &Plan) -> Vec<&DeviceList> {
-    let mut lists: Vec<&DeviceList> = vec![];
-    for (_, stage) in plan.stages() {
+    let mut lists: Vec<(usize, &DeviceList)> = vec![];
+    for ((_, index), stage) in plan.stages() {
         // Lists are equal or share nothing.
-        if lists.iter().all(|known| known.0.first() != stage.devices.0.first()) {
-            lists.push(&stage.devices);
+        if lists.iter().all(|(_, known)| known.0.first() != stage.devices.0.first()) {
+            lists.push((index, &stage.devices));
         }
     }
-    lists
+    lists.sort_by_key(|&(index, _)| index);
+    lists.into_iter().map(|(_, list)| list).collect()
 }
 
 fn stage_models(

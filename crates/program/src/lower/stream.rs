@@ -157,7 +157,7 @@ impl Assembly<'_> {
         let instance = self.stages[stage].1.place;
         let reverse = self.map.chain(instance).is_reverse();
         let chunks = self.map.chunks(self.device, reverse);
-        let chunk = chunks.iter().position(|it| *it == instance).map(|it| it as u32);
+        let chunk = chunks.iter().position(|it| it.contains(&instance)).map(|it| it as u32);
         Part { chunk: chunk.filter(|_| chunks.len() > 1), reverse }
     }
 }

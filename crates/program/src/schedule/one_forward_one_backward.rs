@@ -2,27 +2,28 @@
 //! section 3.2; Megatron-LM, arXiv 2104.04473, section 2.2.1).
 //!
 //! Stage `s` of `p` runs `min(p - 1 - s, m)` forwards, then pairs of forward and backward, then the
-//! remaining backwards; `min(p - s, m)` are in flight, however many micro-batches there are.
+//! remaining backwards; `min(p - s, m)` are in flight, however many micro-batches there are. Where stages
+//! have replicas that take micro-batches in turn, each of them does so with its own micro-batches, after
+//! as many forwards as [without flush](super::pipedream).
 
-use super::{Instance, Pass, StageMap, Turn, turns};
+use super::{Cell, Pass, StageMap, Turn, pipedream};
 
 /// The orders on a map of one stage per device.
 pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
-    let device = |device| map.instances_on(device).flat_map(|it| order(map, it)).collect();
-    (0..map.devices()).map(device).collect()
+    (0..map.devices()).map(|device| order(map, device)).collect()
 }
 
-fn order(map: &StageMap, instance: Instance) -> Vec<Turn> {
-    let microbatches = map.microbatches_of(instance);
-    let after = map.chain(instance).stages() - 1 - usize::from(instance.stage);
-    let warmup = after.min(microbatches.len());
-    let forward = |range: &[u32]| turns(Pass::Forward, instance, range.to_vec()).collect();
-    let mut order: Vec<Turn> = forward(&microbatches[..warmup]);
-    for (steady, &microbatch) in microbatches[warmup..].iter().enumerate() {
-        order.extend(turns(Pass::Forward, instance, [microbatch]));
-        order.extend(turns(Pass::Backward, instance, [microbatches[steady]]));
-    }
-    let drain = microbatches[microbatches.len() - warmup..].to_vec();
-    order.extend(turns(Pass::Backward, instance, drain));
-    order
+fn order(map: &StageMap, device: usize) -> Vec<Turn> {
+    let work = map.work_on(device);
+    let stage = work.first().map_or(0, |(instance, _)| usize::from(instance.stage));
+    let warmup = pipedream::warm_up(map, stage).min(work.len());
+    let turn = |pass, place: usize| {
+        let (instance, microbatch) = work[place];
+        Turn::Alone(Cell { pass, instance, microbatch })
+    };
+    let forward = |place| turn(Pass::Forward, place);
+    let backward = |place| turn(Pass::Backward, place);
+    let steady = (warmup..work.len()).flat_map(|it| [forward(it), backward(it - warmup)]);
+    let drain = (work.len() - warmup..work.len()).map(backward);
+    (0..warmup).map(forward).chain(steady).chain(drain).collect()
 }

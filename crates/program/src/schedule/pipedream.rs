@@ -6,27 +6,53 @@
 //! one run between a forward and its own backward: that is the delay in micro-batches. PipeDream has
 //! one micro-batch in a step, and so `p - s` versions of weights; PipeDream-2BW has at least `p - 1`, so
 //! that a stage runs ahead into the next step only and two versions do. One message on each way is enough.
+//!
+//! Where stages have replicas that take micro-batches in turn (1F1B-RR), each replica is ahead by the
+//! devices of later stages, divided by the replicas of its own and rounded up: at the input stage that
+//! and one more are the paper's NOAM, `ceil(workers / replicas of the input stage)`.
 
-use super::{Cell, Pass, StageMap, Turn};
+use super::{Cell, Instance, Pass, StageMap, Turn};
 
 /// The orders on a map of one stage per device.
 pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
-    alternating(map, |after| after)
+    alternating(map, |ahead| ahead)
 }
 
-/// Forward and backward in turn, the forwards ahead of the backwards by what `ahead` says of the number of
-/// stages after.
-pub(super) fn alternating(map: &StageMap, ahead: impl Fn(u32) -> u32) -> Vec<Vec<Turn>> {
-    let mut orders = vec![vec![]; map.devices()];
-    for instance in map.instances() {
-        let after = map.chain(instance).stages() - 1 - usize::from(instance.stage);
-        // A chain has at most as many stages as fit a stage's number.
-        let ahead = ahead(after as u32);
-        for microbatch in map.microbatches_of(instance) {
-            let turn = |pass, microbatch| Turn::Alone(Cell { pass, instance, microbatch });
-            let pair = [turn(Pass::Forward, microbatch + ahead), turn(Pass::Backward, microbatch)];
-            orders[map.device(instance)].extend(pair);
-        }
-    }
-    orders
+/// Forward and backward in turn, the forwards ahead of the backwards by what `ahead` makes of
+/// [`warm_up`].
+pub(super) fn alternating(map: &StageMap, ahead: impl Fn(usize) -> usize) -> Vec<Vec<Turn>> {
+    let pipelines = map.chains().len() as u32;
+    let order = |device: usize| {
+        let work = map.work_on(device);
+        let Some(&(first, _)) = work.first() else { return vec![] };
+        let replicas = replicas(map, usize::from(first.stage)) as u32;
+        // A device has as many micro-batches ahead of it as fit the number of one.
+        let further = ahead(warm_up(map, usize::from(first.stage))) as u32 * replicas;
+        let pair = |(instance, microbatch)| {
+            let turn =
+                |pass, instance, microbatch| Turn::Alone(Cell { pass, instance, microbatch });
+            let later = microbatch + further;
+            let pipeline = (later % pipelines) as u16;
+            [
+                turn(Pass::Forward, Instance { pipeline, ..instance }, later),
+                turn(Pass::Backward, instance, microbatch),
+            ]
+        };
+        work.into_iter().flat_map(pair).collect()
+    };
+    (0..map.devices()).map(order).collect()
+}
+
+/// How many micro-batches a device of `stage` takes in before the first comes back. Between a micro-batch's
+/// forward and its backward pass, the devices of this stage together take in as many others as the next
+/// stage's hold: their own warm-up and one more each.
+pub(super) fn warm_up(map: &StageMap, stage: usize) -> usize {
+    let earlier = (stage..map.chains()[0].stages() - 1).rev();
+    earlier.fold(0, |warm_up, stage| {
+        ((warm_up + 1) * replicas(map, stage + 1)).div_ceil(replicas(map, stage))
+    })
+}
+
+fn replicas(map: &StageMap, stage: usize) -> usize {
+    map.replicas().map_or(1, |replicas| replicas[stage])
 }

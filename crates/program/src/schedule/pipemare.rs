@@ -11,5 +11,5 @@ use super::{StageMap, Turn, pipedream};
 
 /// The orders on a map of one stage per device.
 pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
-    pipedream::alternating(map, |after| 2 * after)
+    pipedream::alternating(map, |ahead| 2 * ahead)
 }

@@ -1,5 +1,7 @@
 //! Which stages live on which device, and which micro-batches they get.
 
+use std::collections::BTreeSet;
+
 use shardloom_plan::{Arrangement, ScheduleKind};
 
 use super::{Cell, Instance, Pass, Turn};
@@ -28,6 +30,8 @@ pub struct StageMap {
     devices: usize,
     chains: Vec<Chain>,
     microbatches: u32,
+    /// For each stage the devices that take turns at it, if the pipelines are such turns.
+    turns: Option<Vec<usize>>,
 }
 
 impl StageMap {
@@ -54,8 +58,9 @@ impl StageMap {
             );
             return refuse(message);
         }
+        let turns = turns(&places);
         let chains = places.into_iter().map(Chain).collect();
-        Ok(StageMap { devices, chains, microbatches: microbatches as u32 })
+        Ok(StageMap { devices, chains, microbatches: microbatches as u32, turns })
     }
 
     /// The usual places of `arrangement` on `devices` devices with `chunks` stages each.
@@ -77,8 +82,14 @@ impl StageMap {
         kind: ScheduleKind,
         arrangement: Arrangement,
     ) -> Result<(), ProgramError> {
+        if arrangement == Arrangement::TakingTurns && self.turns.is_some() {
+            return Ok(());
+        }
         let chunks = self.instances_on(0).count();
-        let wanted = arrangement.places(self.devices, chunks)?;
+        let wanted = match arrangement {
+            Arrangement::TakingTurns => arrangement.places(self.devices, 1)?,
+            _ => arrangement.places(self.devices, chunks)?,
+        };
         if self.chains.iter().map(|chain| &chain.0).eq(&wanted) {
             return Ok(());
         }
@@ -89,8 +100,14 @@ impl StageMap {
             chains.iter().map(stages).collect::<Vec<_>>().join("; ")
         };
         let given: Vec<Vec<usize>> = self.chains.iter().map(|chain| chain.0.clone()).collect();
+        let or_turns = match arrangement {
+            Arrangement::TakingTurns => {
+                ", or, with devices of its own for each stage, pipeline p on the stage's device p mod r"
+            }
+            _ => "",
+        };
         Err(ProgramError::Schedule(format!(
-            "{} wants its stages on devices {}, and they are on {}",
+            "{} wants its stages on devices {}{or_turns}, and they are on {}",
             kind.name(),
             text(&wanted),
             text(&given)
@@ -146,10 +163,38 @@ impl StageMap {
         self.instances().filter(move |&it| self.device(it) == device)
     }
 
-    /// The instances on `device` whose pipelines run the same way, in order: its chunks.
-    pub fn chunks(&self, device: usize, reverse: bool) -> Vec<Instance> {
+    /// How many devices take turns at each stage: micro-batch `k` goes to device `k mod r` of them. One
+    /// everywhere on a plain chain; none where devices hold several stages.
+    pub fn replicas(&self) -> Option<&[usize]> {
+        self.turns.as_deref()
+    }
+
+    /// The chunks of a device: the different stages it holds of pipelines that run the same way, in order,
+    /// each with its instances. Several are of pipelines that come to this device in turn.
+    pub fn chunks(&self, device: usize, reverse: bool) -> Vec<Vec<Instance>> {
         let same = |it: &Instance| self.chain(*it).is_reverse() == reverse;
-        self.instances_on(device).filter(same).collect()
+        let mut chunks: Vec<Vec<Instance>> = vec![];
+        for instance in self.instances_on(device).filter(same) {
+            let known = chunks.iter_mut().find(|chunk| {
+                let other = chunk[0];
+                self.turns.is_some() && other.stage == instance.stage
+            });
+            match known {
+                Some(chunk) => chunk.push(instance),
+                None => chunks.push(vec![instance]),
+            }
+        }
+        chunks
+    }
+
+    /// The instances on `device` with the micro-batches that they get in one step, in order of these.
+    pub fn work_on(&self, device: usize) -> Vec<(Instance, u32)> {
+        let of = |instance: Instance| {
+            self.microbatches_of(instance).into_iter().map(move |it| (instance, it))
+        };
+        let mut work: Vec<(Instance, u32)> = self.instances_on(device).flat_map(of).collect();
+        work.sort_by_key(|&(_, microbatch)| microbatch);
+        work
     }
 
     /// The micro-batches of an instance in one step.
@@ -164,9 +209,13 @@ impl StageMap {
     }
 
     /// What share of a whole device's work on a micro-batch an instance does, if every pipeline has
-    /// equal stages and each device as many stages of each pipeline.
+    /// equal stages and each device as many stages of each pipeline. Where devices take turns, stages are
+    /// such that all devices have as much to do: a stage with `r` of them takes `r` times as long.
     pub fn share(&self, instance: Instance) -> f64 {
-        self.devices as f64 / self.chain(instance).stages() as f64
+        match &self.turns {
+            Some(replicas) => replicas[instance.stage as usize] as f64,
+            None => self.devices as f64 / self.chain(instance).stages() as f64,
+        }
     }
 
     /// A cell as people write it on `device`: pass, micro-batch, `@chunk` where the device holds several
@@ -176,7 +225,7 @@ impl StageMap {
         let chunks = self.chunks(device, reverse);
         let mut text = format!("{}{}", cell.pass.letter(), cell.microbatch);
         if chunks.len() > 1 {
-            let chunk = chunks.iter().position(|it| *it == cell.instance);
+            let chunk = chunks.iter().position(|it| it.contains(&cell.instance));
             text += &chunk.map_or_else(|| "@?".into(), |chunk| format!("@{chunk}"));
         }
         if reverse {
@@ -231,13 +280,36 @@ impl StageMap {
         };
         let microbatch: u32 = microbatch.parse().map_err(|_| refuse(form))?;
         let chunks = self.chunks(device, reverse);
-        let instance = *chunks.get(chunk).ok_or_else(|| match chunks.len() {
+        let chunk = chunks.get(chunk).ok_or_else(|| match chunks.len() {
             0 => refuse("the device holds no stage of that direction"),
             _ => refuse("the device holds fewer chunks of that direction"),
         })?;
-        if !self.feeds(instance, microbatch) {
-            return Err(refuse("that micro-batch does not go through that stage"));
-        }
+        let fed = chunk.iter().copied().find(|&it| self.feeds(it, microbatch));
+        let instance =
+            fed.ok_or_else(|| refuse("that micro-batch does not go through that stage"))?;
         Ok(Cell { pass, instance, microbatch })
     }
+}
+
+/// For each stage how many devices take turns at it: stages have devices of their own, each of which runs
+/// in every so-manieth pipeline, and no two pipelines are alike.
+fn turns(places: &[Vec<usize>]) -> Option<Vec<usize>> {
+    let stages = places.first()?.len();
+    if places.iter().any(|chain| chain.len() != stages) {
+        return None;
+    }
+    let mut taken = BTreeSet::new();
+    let mut replicas = vec![];
+    for stage in 0..stages {
+        let devices: Vec<usize> = places.iter().map(|chain| chain[stage]).collect();
+        let different: BTreeSet<usize> = devices.iter().copied().collect();
+        let count = different.len();
+        let in_turn = (0..devices.len()).all(|it| devices[it] == devices[it % count]);
+        if !in_turn || different.iter().any(|&device| !taken.insert(device)) {
+            return None;
+        }
+        replicas.push(count);
+    }
+    let pipelines = Arrangement::taking_turns(&replicas).ok()?.len();
+    (pipelines == places.len()).then_some(replicas)
 }

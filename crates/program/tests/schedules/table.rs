@@ -15,7 +15,7 @@ fn read(places: &[usize], microbatches: usize, orders: &[&str]) -> Result<Schedu
 fn every_schedule_is_read_as_it_is_written() {
     for kind in ScheduleKind::ALL.into_iter().filter(|&kind| kind != ScheduleKind::Table) {
         let stages = match kind.arrangement() {
-            None | Some(Arrangement::Chain) => 1,
+            None | Some(Arrangement::Chain | Arrangement::TakingTurns) => 1,
             Some(_) => 2,
         };
         let built = schedule(kind, 4, stages, 8, &ALIKE);
