@@ -16,6 +16,7 @@ mod schedule;
 mod text;
 mod turns;
 mod uniform;
+mod updates;
 mod validate;
 mod weights;
 
@@ -30,4 +31,5 @@ pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind};
 pub use turns::{StageReplicas, pipelines_in_turn};
 pub use uniform::Uniform;
+pub use updates::Updates;
 pub use weights::{Corrections, Prediction, Weights};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
 use crate::{
-    DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Precision, ScheduleKind, Weights,
+    DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Precision, ScheduleKind, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -37,6 +37,9 @@ pub struct Plan {
     /// Which version of the weights passes run with.
     #[serde(default, skip_serializing_if = "Weights::is_default")]
     pub weights: Weights,
+    /// When stages update their weights.
+    #[serde(default, skip_serializing_if = "Updates::is_default")]
+    pub updates: Updates,
     /// Which activations are computed twice instead of kept.
     pub recompute: Recompute,
     /// Which dimension is split over which mesh axis.

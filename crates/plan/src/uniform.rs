@@ -4,7 +4,7 @@ use shardloom_graph::Graph;
 
 use crate::{
     Arrangement, Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync,
+    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates,
 };
 
 /// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
@@ -96,6 +96,7 @@ impl Uniform {
             order: vec![],
             pass_times: PassTimes::default(),
             weights: self.schedule.usual_weights(),
+            updates: Updates::default(),
             recompute: self.recompute,
             layout: default_rules(graph, self.sequence_parallel),
             clip_norm: self.clip_norm,

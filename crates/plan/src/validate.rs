@@ -85,6 +85,7 @@ impl Plan {
             return Err(PlanError::field("order", format!("{:?}", self.order), rule));
         }
         self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;
+        self.updates.validate(self)?;
         self.pass_times.validate()
     }
 

@@ -8,7 +8,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_plan::{
     Axis, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer,
     PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage,
-    Sync, Weights,
+    Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -108,13 +108,14 @@ fn plan() -> impl Strategy<Value = Plan> {
         message,
     });
     let times = prop_oneof![Just(PassTimes::default()), times];
-    (numbers, words, layout(), rest, (order, times, weights(), pipeline)).prop_map(
+    let updates = select(vec![Updates::Step, Updates::Round]);
+    (numbers, words, layout(), rest, (order, times, weights(), updates, pipeline)).prop_map(
         |(
             (model, cluster, global_batch, microbatches),
             (schedule, recompute),
             layout,
             (clip_norm, skip_non_finite, sync, precision, optimizer),
-            (order, pass_times, weights, pipeline),
+            (order, pass_times, weights, updates, pipeline),
         )| Plan {
             format: FORMAT,
             model,
@@ -125,6 +126,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             order,
             pass_times,
             weights,
+            updates,
             recompute,
             layout,
             clip_norm,

@@ -3,7 +3,7 @@
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Corrections, DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Pipeline, Plan, PlanError,
-    Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -302,4 +302,37 @@ fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
         newest(Corrections { anneal_steps: Some(0), ..Corrections::default() }),
         "weights.anneal_steps = 0: at least 1 step"
     );
+}
+
+#[test]
+fn rounds_of_replicas_update_without_a_flush_and_without_a_norm_of_all_gradients() {
+    fn endless(plan: &mut Plan) {
+        plan.schedule = ScheduleKind::PipeDream;
+        plan.weights = Weights::Stash;
+        plan.clip_norm = None;
+        plan.updates = Updates::Round;
+    }
+    let mut plan = plan();
+    endless(&mut plan);
+    assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
+    let complaint = |change: fn(&mut Plan)| {
+        complaint(|it| {
+            endless(it);
+            change(it);
+        })
+    };
+    let flushed = complaint(|it| {
+        it.schedule = ScheduleKind::OneForwardOneBackward;
+        it.weights = Weights::Flush;
+    });
+    assert!(flushed.starts_with("updates = round: "), "{flushed}");
+    assert!(flushed.contains("which has no flush"), "{flushed}");
+    let buffered = complaint(|it| it.weights = Weights::DoubleBuffer);
+    assert!(buffered.contains("\"stash\" or \"vertical-sync\""), "{buffered}");
+    for change in
+        [|it: &mut Plan| it.clip_norm = Some(1.0), |it: &mut Plan| it.skip_non_finite = true]
+    {
+        let clipped = complaint(change);
+        assert!(clipped.contains("no norm of all gradients"), "{clipped}");
+    }
 }

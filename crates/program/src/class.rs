@@ -175,6 +175,8 @@ pub struct StreamItem {
 pub struct Class {
     /// The stages that its ranks hold.
     pub stages: Vec<Instance>,
+    /// Which of the replicas of its stage it is, where several take micro-batches in turn.
+    pub replica: Option<u32>,
     /// The mesh of its ranks.
     pub mesh: Mesh,
     /// Its first rank; position p of the mesh is `first_rank + p`.
@@ -191,6 +193,8 @@ pub struct Class {
     pub bodies: Vec<Body>,
     /// One step.
     pub stream: Vec<StreamItem>,
+    /// How often a step updates the weights, each time with the gradients since the last.
+    pub updates: u32,
     /// How many updates there are, on average over a step's micro-batches, between a forward pass and
     /// the update with its gradient.
     pub delay: f64,
@@ -316,16 +320,20 @@ impl Program {
 
 impl Class {
     /// The stages that its ranks hold, for people: `stage 2`, `stages 0, 7`, or with several pipelines
-    /// `stage 0, stage 3<`, those that run the reverse way marked so.
+    /// `stages 0, 3<`, those that run the reverse way marked so; with replicas that take micro-batches in
+    /// turn `stage 0, replica 1`.
     pub fn place(&self) -> String {
         let reverse = |instance: &Instance| {
             self.bodies.iter().any(|body| body.part.reverse) && instance.pipeline > 0
         };
         let stages = self.stages.iter();
         let name = |it: &Instance| format!("{}{}", it.stage, if reverse(it) { "<" } else { "" });
-        let names: Vec<String> = stages.map(name).collect();
+        let mut names: Vec<String> = stages.map(name).collect();
+        // Several pipelines may come to the same stage.
+        names.dedup();
         let noun = if names.len() > 1 { "stages" } else { "stage" };
-        format!("{noun} {}", names.join(", "))
+        let replica = self.replica.map_or_else(String::new, |it| format!(", replica {it}"));
+        format!("{noun} {}{replica}", names.join(", "))
     }
 
     /// One slot.

@@ -307,16 +307,18 @@ impl Trainer {
         }
         let writer = Arc::new(Writer::create(root, self.next_step)?);
         let shared_writer = Arc::clone(&writer);
-        let updates = Arc::new(Mutex::new(0));
+        let updates: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
         let shared_updates = Arc::clone(&updates);
         self.visit(move |rank, index| {
-            *shared_updates.lock().unwrap_or_else(PoisonError::into_inner) = *rank.updates_mut();
+            let mut updates = shared_updates.lock().unwrap_or_else(PoisonError::into_inner);
+            updates.extend(rank.updates());
+            drop(updates);
             let pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
             shared_writer.shard(index, pieces)
         })?;
         let mut meta = meta;
-        let updates = *updates.lock().unwrap_or_else(PoisonError::into_inner);
-        meta.extra.insert(UPDATES.into(), updates.to_string());
+        let updates = std::mem::take(&mut *updates.lock().unwrap_or_else(PoisonError::into_inner));
+        note_updates(&mut meta, &updates);
         let writer = Arc::into_inner(writer).expect("all ranks have answered and dropped theirs");
         writer.finish(meta, keep)
     }
@@ -327,11 +329,9 @@ impl Trainer {
     /// If it does not hold this model.
     pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<()> {
         let step = checkpoint.step();
-        let updates = checkpoint.meta().extra.get(UPDATES).and_then(|text| text.parse().ok());
-        let updates = updates.unwrap_or(step);
         let checkpoint = Arc::new(checkpoint);
         self.visit(move |rank, _| {
-            *rank.updates_mut() = updates;
+            rank.set_updates(|name| updates_of(checkpoint.meta(), name).unwrap_or(step));
             rank.restore(&checkpoint, true)
         })?;
         self.next_step = step;
@@ -417,5 +417,23 @@ impl Trainer {
     }
 }
 
-/// Key of the number of updates in a checkpoint's extra entries.
+/// Key of the number of updates in a checkpoint's extra entries; of a parameter that has had fewer than
+/// others it is followed by a slash and the name.
 const UPDATES: &str = "updates";
+
+/// Notes how many updates each parameter has had. Most often all have had as many.
+fn note_updates(meta: &mut Meta, updates: &BTreeMap<String, u64>) {
+    let of_one = format!("{UPDATES}/");
+    meta.extra.retain(|key, _| !key.starts_with(&of_one));
+    let most = updates.values().copied().max().unwrap_or(0);
+    meta.extra.insert(UPDATES.into(), most.to_string());
+    for (name, updates) in updates.iter().filter(|&(_, updates)| *updates < most) {
+        meta.extra.insert(format!("{of_one}{name}"), updates.to_string());
+    }
+}
+
+/// How many updates a parameter has had, where that was noted.
+fn updates_of(meta: &Meta, name: &str) -> Option<u64> {
+    let of_one = meta.extra.get(&format!("{UPDATES}/{name}"));
+    of_one.or_else(|| meta.extra.get(UPDATES))?.parse().ok()
+}

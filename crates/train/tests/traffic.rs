@@ -257,7 +257,7 @@ fn boundaries(schedule: ScheduleKind, devices: usize, chunks: usize, device: usi
     let is_end = |device: usize, of: usize| device == 0 || device == of - 1;
     let end = is_end(device, devices);
     match schedule.arrangement().unwrap_or(Arrangement::Chain) {
-        Arrangement::Chain => {
+        Arrangement::Chain | Arrangement::TakingTurns => {
             if end {
                 1.0
             } else {

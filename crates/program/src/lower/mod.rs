@@ -71,6 +71,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
         };
         classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
     }
+    require_common_updates(&classes)?;
     Ok(Program {
         classes,
         routes: boundaries.routes,
@@ -101,6 +102,27 @@ fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
     };
     let name = plan.weights.name();
     Err(ProgramError::Schedule(format!("weights.rule = {name}: {rule}")))
+}
+
+/// Makes sure that all homes of a parameter update it equally often.
+fn require_common_updates(classes: &[Class]) -> Result<(), ProgramError> {
+    for class in classes {
+        for bucket in &class.buckets {
+            let homes = bucket.homes.iter().map(|home| &classes[home.0 as usize]);
+            if let Some(other) = homes.into_iter().find(|other| other.updates != class.updates) {
+                return Err(ProgramError::Schedule(format!(
+                    "updates = round: {} is a parameter of {} and of {}, which update {} and {} times \
+                     a step; give these stages as many replicas, or do not tie the parameter",
+                    bucket.name,
+                    class.place(),
+                    other.place(),
+                    class.updates,
+                    other.updates
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The device lists that stages live on, one per class: by the stage that they appear at first, and by
@@ -184,7 +206,9 @@ impl ClassLowering<'_> {
         }
         let mesh = stages[0].1.mesh;
         let places: Vec<Instance> = stages.iter().map(|(_, model, _)| model.place).collect();
-        let versions = Versions { rule: plan.weights, schedule };
+        let versions = Versions { rule: plan.weights, updates: plan.updates, schedule };
+        let updates = versions.each_step(places[0]);
+        let replica = schedule.map.replica(places[0]);
         let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
         let delay = delay / places.len() as f64;
         let assembly = stream::Assembly {
@@ -200,6 +224,7 @@ impl ClassLowering<'_> {
         let stream = assembly.stream(order, epilogue::body(&parameters, plan, early))?;
         Ok(Class {
             stages: places,
+            replica,
             mesh,
             first_rank,
             devices: devices.0.iter().map(|&device| DeviceId(device)).collect(),
@@ -208,6 +233,7 @@ impl ClassLowering<'_> {
             buckets: parameters.buckets,
             bodies: stream.bodies,
             stream: stream.items,
+            updates,
             delay,
             evaluation: stream.evaluation,
         })

@@ -48,31 +48,38 @@ impl Assembly<'_> {
         let completed = self.completed(&cells);
         let mut bodies: Vec<Body> = vec![];
         let mut known: BTreeMap<(usize, Pass, &BTreeSet<BucketId>), BodyId> = BTreeMap::new();
+        let add = |bodies: &mut Vec<Body>, body: Body| {
+            bodies.push(body);
+            BodyId(bodies.len() as u32 - 1)
+        };
         let mut items = vec![];
+        let mut updates = vec![];
         let mut completed = completed.iter();
         for (index, turn) in order.iter().enumerate() {
             for (cell, completes) in turn.cells().zip(&mut completed) {
                 let stage = self.stage(cell);
-                let body = *known.entry((stage, cell.pass, completes)).or_insert_with(|| {
-                    bodies.push(self.body(stage, cell.pass, completes));
-                    BodyId(bodies.len() as u32 - 1)
-                });
+                let key = (stage, cell.pass, completes);
+                let new = || add(&mut bodies, self.body(stage, cell.pass, completes));
+                let body = *known.entry(key).or_insert_with(new);
                 let lag = self.versions.lag(cell)?;
                 items.push(StreamItem { body, microbatch: Some(cell.microbatch), lag });
+                updates.extend(self.versions.ends_round(cell).then_some(items.len()));
             }
             if let Some(body) = self.synchronisation(index) {
-                bodies.push(body);
-                let body = BodyId(bodies.len() as u32 - 1);
+                let body = add(&mut bodies, body);
                 items.push(StreamItem { body, microbatch: None, lag: 0 });
             }
         }
-        let mut add = |body: Body| {
-            bodies.push(body);
-            BodyId(bodies.len() as u32 - 1)
-        };
         let part = Part::default();
-        let body = add(Body { kind: BodyKind::Epilogue, part, instructions: epilogue });
-        items.push(StreamItem { body, microbatch: None, lag: 0 });
+        let epilogue = Body { kind: BodyKind::Epilogue, part, instructions: epilogue };
+        let body = add(&mut bodies, epilogue);
+        let update = StreamItem { body, microbatch: None, lag: 0 };
+        if updates.last() != Some(&items.len()) {
+            updates.push(items.len());
+        }
+        for &at in updates.iter().rev() {
+            items.insert(at, update);
+        }
         // One pipeline holds the whole model.
         let first = |(_, (_, model, _)): &(usize, &(StageId, &StageModel, StageBodies))| {
             model.place.pipeline == 0
@@ -81,7 +88,8 @@ impl Assembly<'_> {
         let evaluation = evaluated.map(|(stage, (_, _, passes))| {
             let mut instructions = passes.evaluation.clone();
             self.gather(&mut instructions);
-            add(Body { kind: BodyKind::Evaluation, part: self.part(stage), instructions })
+            let part = self.part(stage);
+            add(&mut bodies, Body { kind: BodyKind::Evaluation, part, instructions })
         });
         let evaluation = evaluation.collect();
         Ok(Stream { bodies, items, evaluation })
@@ -106,13 +114,16 @@ impl Assembly<'_> {
         sharding::written(self.stages[stage].2.pass(pass), self.parameters)
     }
 
-    /// For each cell the buckets to which no later cell of the step adds.
+    /// For each cell the buckets to which no later cell adds before the next update.
     fn completed(&self, cells: &[Cell]) -> Vec<BTreeSet<BucketId>> {
         let mut written: BTreeMap<(usize, Pass), BTreeSet<BucketId>> = BTreeMap::new();
-        let mut open: BTreeSet<BucketId> =
-            (0..self.parameters.buckets.len() as u32).map(BucketId).collect();
+        let all = || (0..self.parameters.buckets.len() as u32).map(BucketId).collect();
+        let mut open: BTreeSet<BucketId> = all();
         let mut completed = vec![];
         for cell in cells.iter().rev() {
+            if self.versions.ends_round(*cell) {
+                open = all();
+            }
             let key = (self.stage(*cell), cell.pass);
             let writes = written.entry(key).or_insert_with(|| self.written(key.0, key.1));
             let completes: BTreeSet<BucketId> = writes.intersection(&open).copied().collect();

@@ -1,9 +1,10 @@
 //! Which version of the weights each pass runs with.
 //!
-//! The weights are updated once a step. A pass that runs ahead, or whose forward did, may need them as
-//! they were some updates ago; how many is the same in every step.
+//! A pass that runs ahead, or whose forward did, may need the weights as they were some updates ago; how
+//! many is the same in every step. Updates are counted from the first of a micro-batch's own step, and
+//! those before it are negative.
 
-use shardloom_plan::Weights;
+use shardloom_plan::{Updates, Weights};
 
 use crate::ProgramError;
 use crate::schedule::{Cell, Instance, Pass, Schedule};
@@ -12,26 +13,42 @@ use crate::schedule::{Cell, Instance, Pass, Schedule};
 #[derive(Clone, Copy)]
 pub(super) struct Versions<'a> {
     pub rule: Weights,
+    pub updates: Updates,
     pub schedule: &'a Schedule,
 }
 
 impl Versions<'_> {
+    /// How often the device of `instance` updates its weights in a step.
+    pub fn each_step(&self, instance: Instance) -> u32 {
+        let map = &self.schedule.map;
+        match (self.updates, map.replicas()) {
+            (Updates::Round, Some(replicas)) => {
+                map.microbatches() / replicas[usize::from(instance.stage)] as u32
+            }
+            // PipeDream's order, which rounds are for, has replicas.
+            (Updates::Step | Updates::Round, _) => 1,
+        }
+    }
+
+    /// Whether an update follows `cell` within the step: its device has had its micro-batch of the round.
+    pub fn ends_round(&self, cell: Cell) -> bool {
+        self.updates == Updates::Round && cell.pass.ends()
+    }
+
     /// How many updates old the weights are that `cell` runs with.
     ///
     /// # Errors
     /// If the rule has no version for it.
     pub fn lag(&self, cell: Cell) -> Result<u32, ProgramError> {
         let map = &self.schedule.map;
-        let own = self.ahead(cell.instance, cell.microbatch);
         let forward = cell.pass == Pass::Forward;
         Ok(match self.rule {
             Weights::Flush | Weights::Newest { .. } => 0,
             Weights::Stash if forward => 0,
-            Weights::Stash => own,
+            Weights::Stash => self.updates_since_forward(cell),
             Weights::VerticalSync => {
-                let input = self.ahead(Instance { stage: 0, ..cell.instance }, cell.microbatch);
-                let passed = if forward { own } else { 0 };
-                input.checked_sub(passed).ok_or_else(|| {
+                let lag = self.before(cell) - self.of_input_stage(cell);
+                u32::try_from(lag).map_err(|_| {
                     let device = map.device(cell.instance);
                     ProgramError::Schedule(format!(
                         "device {device} runs {} before the first stage does",
@@ -40,10 +57,11 @@ impl Versions<'_> {
                 })?
             }
             Weights::DoubleBuffer if !forward => 1,
-            Weights::DoubleBuffer => 1u32.checked_sub(own).ok_or_else(|| {
+            Weights::DoubleBuffer => u32::try_from(1 + self.before(cell)).map_err(|_| {
                 ProgramError::Schedule(format!(
-                    "two versions of weights do not suffice: some stage runs {own} steps ahead; give a \
-                     step at least as many micro-batches as there are stages"
+                    "two versions of weights do not suffice: some stage runs {} steps ahead; give a \
+                     step at least as many micro-batches as there are stages",
+                    -self.before(cell)
                 ))
             })?,
         })
@@ -52,21 +70,45 @@ impl Versions<'_> {
     /// How many updates there are, on average, between the forward passes of `instance` and the updates
     /// with their gradients.
     pub fn delay(&self, instance: Instance) -> f64 {
-        let microbatches = self.schedule.map.microbatches_of(instance);
-        let ahead = microbatches.iter().map(|&it| f64::from(self.ahead(instance, it)));
-        ahead.sum::<f64>() / microbatches.len() as f64
+        let order = &self.schedule.orders[self.schedule.map.device(instance)];
+        let ends = order.iter().flat_map(|turn| turn.cells());
+        let ends = ends.filter(|cell| cell.instance == instance && cell.pass.ends());
+        let delays: Vec<u32> = ends.map(|cell| self.updates_since_forward(cell)).collect();
+        f64::from(delays.iter().sum::<u32>()) / delays.len() as f64
     }
 
-    /// How many steps before a micro-batch's own `instance` runs its forward pass.
-    fn ahead(&self, instance: Instance, microbatch: u32) -> u32 {
+    /// How many updates its device makes between the forward pass of a micro-batch and `cell`, a pass of
+    /// its backward.
+    fn updates_since_forward(&self, cell: Cell) -> u32 {
+        let forward = Cell { pass: Pass::Forward, ..cell };
+        let updates = self.before(cell) - self.before(forward);
+        u32::try_from(updates).expect("a forward comes before its backward")
+    }
+
+    /// The version that stands for the one with which the first stage ran the forward pass of `cell`'s
+    /// micro-batch: with the gradients of the same earlier micro-batches, and no others.
+    fn of_input_stage(&self, cell: Cell) -> i64 {
+        let first = Instance { stage: 0, ..cell.instance };
+        let version = self.before(Cell { pass: Pass::Forward, instance: first, ..cell });
+        let [there, here] = [first, cell.instance].map(|it| i64::from(self.each_step(it)));
+        (version * here).div_euclid(there)
+    }
+
+    /// How many updates the device of `cell` makes before it.
+    fn before(&self, cell: Cell) -> i64 {
         let microbatches = self.schedule.map.microbatches();
-        let order = &self.schedule.orders[self.schedule.map.device(instance)];
-        let same = |cell: &Cell| {
-            cell.pass == Pass::Forward
-                && cell.instance == instance
-                && cell.microbatch % microbatches == microbatch % microbatches
-        };
-        let forward = order.iter().flat_map(|turn| turn.cells()).find(same);
-        forward.map_or(0, |cell| cell.microbatch / microbatches)
+        let order = &self.schedule.orders[self.schedule.map.device(cell.instance)];
+        let mut updates = 0;
+        for other in order.iter().flat_map(|turn| turn.cells()) {
+            let same = other.pass == cell.pass
+                && other.instance == cell.instance
+                && other.microbatch % microbatches == cell.microbatch % microbatches;
+            if same {
+                let ahead = i64::from(other.microbatch / microbatches);
+                return updates - ahead * i64::from(self.each_step(cell.instance));
+            }
+            updates += i64::from(self.ends_round(other));
+        }
+        unreachable!("the order has every pass of the device's micro-batches: {cell:?}")
     }
 }

@@ -169,6 +169,12 @@ impl StageMap {
         self.turns.as_deref()
     }
 
+    /// Which of the devices that take turns at its stage an instance lives on, if there are several.
+    pub fn replica(&self, instance: Instance) -> Option<u32> {
+        let count = *self.turns.as_ref()?.get(usize::from(instance.stage))? as u32;
+        (count > 1).then(|| u32::from(instance.pipeline) % count)
+    }
+
     /// The chunks of a device: the different stages it holds of pipelines that run the same way, in order,
     /// each with its instances. Several are of pipelines that come to this device in turn.
     pub fn chunks(&self, device: usize, reverse: bool) -> Vec<Vec<Instance>> {

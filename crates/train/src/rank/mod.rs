@@ -138,7 +138,7 @@ impl Rank {
     pub fn begin_step(&mut self, number: u32) {
         self.now.step = self.now.first_step + u64::from(number);
         self.outcome = StepOutcome::default();
-        self.parameters.begin_step();
+        self.parameters.forget_gradients();
     }
 
     /// Prepares for an entry of the stream that runs with weights as they were `lag` updates ago.

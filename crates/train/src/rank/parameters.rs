@@ -24,8 +24,6 @@ pub(crate) struct Parameters {
     /// Per bucket, the parts of parameters that this rank updates, with their optimizer state.
     pub(super) owned: Vec<Vec<Owned>>,
     pub(super) corrections: Corrections,
-    /// Updates made so far.
-    pub(super) updates: u64,
 }
 
 /// The part of a parameter that this rank updates.
@@ -37,6 +35,8 @@ pub(crate) struct Owned {
     pub state: Vec<Buffer>,
     /// Sums over all owners of the statistics of the last round.
     pub statistics: Vec<f32>,
+    /// Updates made so far.
+    pub updates: u64,
 }
 
 /// Weights by bucket.
@@ -128,11 +128,11 @@ impl Parameters {
         // Initialisation passed through whole buckets; training need not.
         memory.release_free();
         memory.reset_peak();
-        Parameters { weights, gradients, optimizer, owned, corrections, updates: 0 }
+        Parameters { weights, gradients, optimizer, owned, corrections }
     }
 
-    /// Forgets last step's gradients.
-    pub fn begin_step(&mut self) {
+    /// Forgets the gradients that weights were updated with.
+    pub fn forget_gradients(&mut self) {
         self.gradients.fresh.fill(true);
         self.gradients.shard_fresh.fill(true);
     }
@@ -308,7 +308,7 @@ fn pieces(
             _ => optimizer.state_lens(&piece),
         };
         let state = lens.into_iter().map(|len| memory.alloc_zeroed(DType::F32, len)).collect();
-        owned.push(Owned { param, piece, at, state, statistics: vec![] });
+        owned.push(Owned { param, piece, at, state, statistics: vec![], updates: 0 });
     }
     owned
 }

@@ -193,9 +193,20 @@ impl Rank {
         Ok(())
     }
 
-    /// Updates made so far; a run that resumes sets it.
-    pub fn updates_mut(&mut self) -> &mut u64 {
-        &mut self.parameters.updates
+    /// The parameters of which this rank updates a part, by name, and how many updates they have had.
+    pub fn updates(&self) -> Vec<(String, u64)> {
+        let owned = self.parameters.owned.iter().flatten().filter(|it| it.piece.elements() > 0);
+        owned.map(|it| (self.site(it.param).name, it.updates)).collect()
+    }
+
+    /// Goes on from so many updates of each parameter.
+    pub fn set_updates(&mut self, updates: impl Fn(&str) -> u64) {
+        let names: Vec<ParamId> =
+            self.parameters.owned.iter().flatten().map(|it| it.param).collect();
+        let names: Vec<String> = names.into_iter().map(|param| self.site(param).name).collect();
+        for (owned, name) in self.parameters.owned.iter_mut().flatten().zip(names) {
+            owned.updates = updates(&name);
+        }
     }
 }
 

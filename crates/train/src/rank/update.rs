@@ -57,15 +57,17 @@ impl Rank {
         self.outcome.skipped = self.shared.skip_non_finite && !squared.is_finite();
     }
 
-    fn step(&self) -> Step {
+    /// The update of weights that have had so many.
+    fn step(&self, updates: u64) -> Step {
         let clipped = match (self.shared.program.clip_norm, self.outcome.gradient_norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
             _ => 1.0,
         };
         Step {
-            number: self.parameters.updates + 1,
+            number: updates + 1,
             learning_rate: self.learning_rate(),
-            gradient_scale: clipped as f32,
+            // Gradients are the mean's over the step, of which each update has as large a part.
+            gradient_scale: (clipped * f64::from(self.class().updates)) as f32,
         }
     }
 
@@ -76,7 +78,6 @@ impl Rank {
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
     pub(super) fn own_statistics(&mut self, bucket: BucketId, round: usize) -> Buffer {
-        let step = self.step();
         let optimizer = self.parameters.optimizer;
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
         let lens: Vec<usize> =
@@ -89,6 +90,7 @@ impl Rank {
             if part.piece.elements() == 0 || self.outcome.skipped {
                 continue;
             }
+            let step = self.step(part.updates);
             let gradient = self.gradient(bucket, &part.at);
             let weights = self.weights(bucket, part);
             // What is left of the step before is no round of this one.
@@ -125,7 +127,6 @@ impl Rank {
     /// Updates the part of a bucket's weights that this rank owns.
     pub(super) fn update(&mut self, bucket: BucketId) {
         let index = bucket.0 as usize;
-        let step = self.step();
         let last = index + 1 == self.class().buckets.len();
         self.parameters.weights.keep(&self.memory, index);
         if !self.outcome.skipped {
@@ -137,7 +138,7 @@ impl Rank {
             let mut weights =
                 std::mem::replace(&mut self.parameters.weights.resident[index], nothing);
             self.parameters.corrections.before(index, weights.as_f32(), decay, acts);
-            for Owned { param, piece, at, state, statistics } in &mut owned {
+            for Owned { param, piece, at, state, statistics, updates } in &mut owned {
                 if piece.elements() == 0 {
                     continue;
                 }
@@ -152,14 +153,16 @@ impl Rank {
                     true => optimizer,
                     false => optimizer.without_weight_decay(),
                 };
+                let step = self.step(*updates);
                 optimizer.apply(step, piece, weights, gradient, &mut state, statistics);
+                *updates += 1;
             }
             self.parameters.corrections.after(index, weights.as_f32(), decay, acts);
             self.parameters.weights.resident[index] = weights;
             self.parameters.owned[index] = owned;
         }
-        if last && !self.outcome.skipped {
-            self.parameters.updates += 1;
+        if last {
+            self.parameters.forget_gradients();
         }
     }
 }

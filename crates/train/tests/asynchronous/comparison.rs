@@ -6,7 +6,10 @@ use std::ops::Range;
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_kernels::optimizer::{AdamW, Optimizer, Sgd};
-use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform, Weights};
+use shardloom_plan::{
+    DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas, Sync, Uniform,
+    Updates, Weights, pipelines_in_turn,
+};
 use shardloom_train::RunClock;
 
 use crate::formulas::{Corrections, Prediction, Rule};
@@ -17,7 +20,7 @@ use crate::support::{Samples, graph, serial, trainer_with_clock};
 const STEPS: u32 = 12;
 
 /// Largest allowed relative difference between two losses, and between two norms of what moved a parameter.
-const TOLERANCE: f64 = 1e-5;
+pub const TOLERANCE: f64 = 1e-5;
 
 const NONE: Corrections = Corrections {
     anneal_steps: None,
@@ -33,25 +36,30 @@ const ALONG_UPDATE: Corrections = Corrections { prediction: Some(Prediction::Wei
 
 /// A way of training.
 #[derive(Clone, Debug)]
-struct Case {
-    rule: Rule,
-    stages: usize,
-    /// Of every stage.
-    mesh: Mesh,
-    zero: u8,
-    recompute: Recompute,
-    microbatches: usize,
-    optimizer: Optimizer,
+pub struct Case {
+    pub rule: Rule,
+    pub stages: usize,
+    /// Of each stage, those that take micro-batches in turn.
+    pub replicas: Vec<u64>,
+    pub updates: Updates,
+    /// Of every replica.
+    pub mesh: Mesh,
+    pub zero: u8,
+    pub recompute: Recompute,
+    pub microbatches: usize,
+    pub optimizer: Optimizer,
     /// Steps between one filling of the pipeline and the next.
-    rows: Vec<u32>,
+    pub rows: Vec<u32>,
 }
 
 impl Case {
     /// With momentum, each stage on one device, in one row.
-    fn new(rule: Rule, stages: usize, microbatches: usize) -> Case {
+    pub fn new(rule: Rule, stages: usize, microbatches: usize) -> Case {
         Case {
             rule,
             stages,
+            replicas: vec![1; stages],
+            updates: Updates::Step,
             mesh: Mesh::SINGLE,
             zero: 0,
             recompute: Recompute::None,
@@ -108,11 +116,28 @@ impl Case {
                 },
             },
         };
+        plan.updates = self.updates;
+        plan.pipeline = self.pipelines(&plan);
         plan
     }
 
+    /// The pipelines whose stages' replicas take micro-batches in turn.
+    fn pipelines(&self, plan: &Plan) -> Vec<Pipeline> {
+        let size = self.mesh.size() as u32;
+        let mut devices = 0u32..;
+        let mut replica = || DeviceList(devices.by_ref().take(size as usize).collect());
+        let stage = |(stage, &count): (&Stage, &u64)| StageReplicas {
+            blocks: stage.blocks,
+            mesh: self.mesh,
+            replicas: (0..count).map(|_| replica()).collect(),
+        };
+        let stages: Vec<StageReplicas> =
+            plan.pipeline[0].stage.iter().zip(&self.replicas).map(stage).collect();
+        pipelines_in_turn(&stages).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// What the trainer comes to, and the reference's run from the same weights.
-    fn train(&self, graph: &Graph, clock: RunClock) -> [Trained; 2] {
+    pub fn train(&self, graph: &Graph, clock: RunClock) -> [Trained; 2] {
         let plan = self.plan(graph);
         let rate = self.learning_rate();
         let mut trainer = trainer_with_clock(graph, &plan, samples(), rate, clock);
@@ -136,6 +161,8 @@ impl Case {
         let run = Run {
             graph,
             stages: blocks(plan),
+            replicas: self.replicas.clone(),
+            in_rounds: self.updates == Updates::Round,
             sample: &sample,
             seed: 7,
             global_batch: self.global_batch(),
@@ -151,7 +178,7 @@ impl Case {
         Trained { losses, moved: movement(initial, reference.weights()) }
     }
 
-    fn check(&self, graph: &Graph, clock: RunClock) {
+    pub fn check(&self, graph: &Graph, clock: RunClock) {
         let [trained, reference] = self.train(graph, clock);
         let of = format!("{} in {self:?}", graph.name());
         trained.assert_losses(&reference, TOLERANCE, &of);
@@ -191,12 +218,12 @@ fn sgd() -> Optimizer {
     Optimizer::Sgd(Sgd::new(0.9, 0.01))
 }
 
-fn adamw() -> Optimizer {
+pub fn adamw() -> Optimizer {
     Optimizer::AdamW(AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 })
 }
 
 /// Two blocks between embedding and head, so that there can be four stages.
-fn models() -> [Graph; 2] {
+pub fn models() -> [Graph; 2] {
     let sizes = "layers=2,hidden=32,heads=4,seq=16,vocab=64";
     [graph(&format!("gpt:{sizes},dropout=0.1")), graph(&format!("llama:{sizes},kv_heads=2,ffn=64"))]
 }
@@ -369,7 +396,7 @@ fn reference_losses(rule: Rule) -> Vec<f64> {
 }
 
 /// The largest relative difference.
-fn apart(losses: &[f64], others: &[f64]) -> f64 {
+pub fn apart(losses: &[f64], others: &[f64]) -> f64 {
     losses.iter().zip(others).map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max)
 }
 

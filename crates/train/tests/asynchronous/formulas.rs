@@ -43,13 +43,13 @@ pub enum Prediction {
 
 /// One stage of a pipeline.
 #[derive(Clone, Copy, Debug)]
-pub struct Stage {
+pub struct Stage<'a> {
     /// Its number.
-    pub index: u64,
-    /// How many there are.
-    pub of: u64,
-    /// Micro-batches between two updates.
-    pub microbatches: u64,
+    pub index: usize,
+    /// For each stage the replicas that take micro-batches in turn.
+    pub replicas: &'a [u64],
+    /// For each stage the micro-batches between two updates: whole rounds of its replicas.
+    pub microbatches: &'a [u64],
 }
 
 /// The versions of one micro-batch's two passes.
@@ -67,30 +67,48 @@ impl Rule {
         }
     }
 
-    /// The versions for micro-batch `microbatch` of the whole run, in a pipeline that was empty when the
-    /// weights had version `filled`: nothing older was ever used since.
+    /// The versions for micro-batch `microbatch` of the whole run, in a pipeline that was empty before
+    /// micro-batch `filled`: nothing older was ever used since.
     pub fn versions(self, stage: Stage, microbatch: u64, filled: u64) -> Versions {
-        let after = stage.of - 1 - stage.index;
-        let newest = microbatch / stage.microbatches;
+        let own = stage.microbatches[stage.index];
+        let newest = microbatch / own;
+        let filled_version = filled / own;
         // As it was so many micro-batches ago.
-        let late = |by: u64| (microbatch.saturating_sub(by) / stage.microbatches).max(filled);
+        let late = |by: u64| (microbatch.saturating_sub(by) / own).max(filled_version);
         let same = |version| Versions { forward: version, backward: version };
         match self {
             Rule::Flush => same(newest),
-            Rule::Stash => same(late(after)),
-            Rule::VerticalSync => same(late(stage.of - 1)),
-            Rule::DoubleBuffer => same(newest.saturating_sub(1).max(filled)),
+            Rule::Stash => same(late(stage.ahead())),
+            Rule::VerticalSync => {
+                // The first stage has the gradients of all micro-batches before this one.
+                let first = Stage { index: 0, ..stage };
+                let each = stage.microbatches[0];
+                let whole = microbatch.saturating_sub(first.ahead()) / each * each;
+                same(whole.max(filled) / own)
+            }
+            Rule::DoubleBuffer => same(newest.saturating_sub(1).max(filled_version)),
             // A slot has a forward pass before the backward pass of the micro-batch 2 * after earlier,
             // and an update follows every backward pass that ends a step.
-            Rule::Newest(_) => Versions { forward: late(2 * after), backward: newest },
+            Rule::Newest(_) => Versions { forward: late(2 * stage.ahead()), backward: newest },
         }
     }
 }
 
-impl Stage {
+impl Stage<'_> {
+    /// How many micro-batches a forward pass is ahead of the backward pass that follows it on the same
+    /// replica. One that goes round the later stages comes back when all that they take in meanwhile has
+    /// been taken in: what the next stage's replicas are ahead, and one more for each of them; in
+    /// whole rounds of the own replicas. Without replicas that is the number of stages after.
+    pub fn ahead(self) -> u64 {
+        let last = self.replicas.len() - 1;
+        (self.index..last).rev().fold(0, |ahead, stage| {
+            (ahead + self.replicas[stage + 1]).next_multiple_of(self.replicas[stage])
+        })
+    }
+
     /// Updates between a forward pass and its gradient's, on average, if passes run with the newest.
     pub fn delay(self) -> f64 {
-        2.0 * (self.of - 1 - self.index) as f64 / self.microbatches as f64
+        2.0 * self.ahead() as f64 / self.microbatches[self.index] as f64
     }
 }
 

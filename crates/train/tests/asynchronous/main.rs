@@ -8,3 +8,4 @@ mod formulas;
 mod oracle;
 mod passage;
 mod reference;
+mod taking_turns;

@@ -42,6 +42,8 @@ fn reference(
     };
     let run = Run {
         graph,
+        replicas: vec![1; stages.len()],
+        in_rounds: false,
         stages,
         sample: &sample,
         seed: 7,
@@ -160,8 +162,9 @@ fn in_slots(ahead: u64, microbatches: u64, slots: u64) -> Vec<Versions> {
 fn versions_are_those_of_stages_that_work_slot_by_slot() {
     for (of, microbatches) in [(1, 1), (3, 1), (4, 3), (8, 1), (8, 3), (8, 8), (5, 16)] {
         for index in 0..of {
-            let stage = Stage { index, of, microbatches };
-            let after = of - 1 - index;
+            let (replicas, between) = (vec![1; of], vec![microbatches; of]);
+            let stage = Stage { index, replicas: &replicas, microbatches: &between };
+            let after = (of - 1 - index) as u64;
             let versions = |rule: Rule| -> Vec<Versions> {
                 (0..60).map(|microbatch| rule.versions(stage, microbatch, 0)).collect()
             };

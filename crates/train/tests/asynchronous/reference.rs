@@ -16,6 +16,11 @@ pub struct Run<'a> {
     pub graph: &'a Graph,
     /// The blocks of each stage.
     pub stages: Vec<Range<usize>>,
+    /// For each stage the replicas that take micro-batches in turn.
+    pub replicas: Vec<u64>,
+    /// Whether each stage updates its weights after every round of its replicas, with the mean gradient of
+    /// that round's micro-batches, and not once a step with the step's.
+    pub in_rounds: bool,
     /// The indices of an input, by name, of the sample at a position of the whole run.
     pub sample: &'a dyn Fn(&str, u64) -> Vec<u32>,
     pub seed: u64,
@@ -31,97 +36,116 @@ pub struct Run<'a> {
 /// A run and all versions of its weights.
 pub struct Reference<'a> {
     run: Run<'a>,
-    /// By the number of updates before them.
-    versions: Vec<Version>,
+    /// For each stage the micro-batches between two updates.
+    between: Vec<u64>,
+    /// Steps trained so far.
+    steps: u64,
+    /// Of each parameter by the number of updates before them.
+    versions: BTreeMap<ValueId, Vec<Version>>,
     /// What T2 knows of each parameter's movement.
     mean_velocity: Tensors,
 }
 
 #[derive(Clone)]
 struct Version {
-    weights: Tensors,
-    state: BTreeMap<ValueId, Vec<Vec<f32>>>,
+    weights: Vec<f32>,
+    state: Vec<Vec<f32>>,
 }
 
 impl<'a> Reference<'a> {
     /// A run from given weights by name.
     pub fn new(run: Run<'a>, weights: &BTreeMap<String, Vec<f32>>) -> Reference<'a> {
         let parameters = || run.graph.parameters();
-        let weights = parameters().map(|(id, value)| (id, weights[&value.name].clone())).collect();
-        let state = parameters().map(|(id, value)| {
+        let versions = parameters().map(|(id, value)| {
             let lens = run.optimizer.state_lens(&piece(run.graph, value));
-            (id, lens.into_iter().map(|len| vec![0.0; len]).collect())
+            let state = lens.into_iter().map(|len| vec![0.0; len]).collect();
+            (id, vec![Version { weights: weights[&value.name].clone(), state }])
         });
-        let first = Version { weights, state: state.collect() };
-        let zeros = first.weights.iter().map(|(&id, weights)| (id, vec![0.0; weights.len()]));
+        let versions = versions.collect();
+        let zeros = parameters().map(|(id, value)| (id, vec![0.0; weights[&value.name].len()]));
         let mean_velocity = zeros.collect();
-        Reference { run, versions: vec![first], mean_velocity }
+        let between = run.replicas.iter().map(|&replicas| match run.in_rounds {
+            true => replicas,
+            false => run.microbatches as u64,
+        });
+        let between = between.collect();
+        Reference { run, between, steps: 0, versions, mean_velocity }
     }
 
     /// The newest weights by name.
     pub fn weights(&self) -> BTreeMap<String, Vec<f32>> {
-        let newest = &self.versions[self.updates() as usize].weights;
         let name = |id: &ValueId| self.run.graph.value(*id).name.clone();
-        newest.iter().map(|(id, weights)| (name(id), weights.clone())).collect()
+        let newest = |versions: &Vec<Version>| versions[versions.len() - 1].weights.clone();
+        self.versions.iter().map(|(id, versions)| (name(id), newest(versions))).collect()
     }
 
     /// Trains steps in a row, from an empty pipeline to an empty one. Returns their losses.
     pub fn train(&mut self, steps: u64) -> Vec<f64> {
-        let mut filled = self.updates();
+        let microbatches = self.run.microbatches as u64;
+        let mut filled = self.steps * microbatches;
         let mut losses = vec![];
         for _ in 0..steps {
-            let step = self.updates();
             // T3: after each synchronous step the pipeline is empty.
-            if step <= self.synchronous_steps() {
-                filled = step;
+            if self.steps <= self.synchronous_steps() {
+                filled = self.steps * microbatches;
             }
-            let (loss, gradients) = self.gradients(step, filled);
-            losses.push(loss);
-            self.update(step, &gradients);
+            losses.push(self.step(filled));
+            self.steps += 1;
         }
         losses
-    }
-
-    fn updates(&self) -> u64 {
-        self.versions.len() as u64 - 1
     }
 
     fn synchronous_steps(&self) -> u64 {
         self.run.rule.corrections().synchronous_steps
     }
 
-    /// The mean loss of a step, and its gradients summed up over micro-batches.
-    fn gradients(&self, step: u64, filled: u64) -> (f64, Tensors) {
-        let Run { graph, global_batch, microbatches, seed, .. } = self.run;
-        let samples = global_batch / microbatches;
+    /// One step, in a pipeline that was empty before micro-batch `filled`. Returns its mean loss.
+    fn step(&mut self, filled: u64) -> f64 {
+        let Run { graph, global_batch, microbatches, .. } = self.run;
         let (mut loss, mut sums) = (0.0, Tensors::new());
         for microbatch in 0..microbatches {
-            let first_sample = microbatch * samples;
-            let place = Place { seed, step, global_batch, samples, first_sample };
-            let first = step * global_batch as u64 + first_sample as u64;
-            let positions = first..first + samples as u64;
-            let indices = |input: &str| -> Vec<u32> {
-                positions.clone().flat_map(|position| (self.run.sample)(input, position)).collect()
-            };
-            let number = step * microbatches as u64 + microbatch as u64;
-            let of_stages = (0..self.run.stages.len())
-                .map(|stage| self.weights_of(stage, step, number, filled))
-                .collect::<Vec<_>>();
-            let mut passage = Passage::new(graph, place, &indices);
-            loss += passage.forward(|op: &Op, id| &of_stages[self.stage_of(op)].forward[&id][..]);
-            let backward = |op: &Op, id| &of_stages[self.stage_of(op)].backward[&id][..];
-            if self.run.recompute {
-                passage.recompute(backward);
-            }
-            let gradients = passage.backward(backward);
+            let number = self.steps * microbatches as u64 + microbatch as u64;
+            let (own_loss, gradients) = self.gradients(microbatch, number, filled);
+            loss += own_loss;
             for (id, gradient) in gradients {
                 let sum = sums.entry(id).or_insert_with(|| vec![0.0; gradient.len()]);
                 for (sum, gradient) in sum.iter_mut().zip(gradient) {
                     *sum += gradient;
                 }
             }
+            for (id, value) in graph.parameters() {
+                if (number + 1).is_multiple_of(self.between[self.home(value)])
+                    && let Some(sum) = sums.remove(&id)
+                {
+                    self.update(id, value, &sum);
+                }
+            }
         }
-        (loss / (global_batch * graph.targets_per_sample()) as f64, sums)
+        assert!(sums.is_empty(), "a step is whole rounds");
+        loss / (global_batch * graph.targets_per_sample()) as f64
+    }
+
+    /// The loss of a step's micro-batch, `number` of the whole run, and its gradients.
+    fn gradients(&self, microbatch: usize, number: u64, filled: u64) -> (f64, Tensors) {
+        let Run { graph, global_batch, microbatches, seed, .. } = self.run;
+        let samples = global_batch / microbatches;
+        let (step, first_sample) = (self.steps, microbatch * samples);
+        let place = Place { seed, step, global_batch, samples, first_sample };
+        let first = step * global_batch as u64 + first_sample as u64;
+        let positions = first..first + samples as u64;
+        let indices = |input: &str| -> Vec<u32> {
+            positions.clone().flat_map(|position| (self.run.sample)(input, position)).collect()
+        };
+        let of_stages = (0..self.run.stages.len())
+            .map(|stage| self.weights_of(stage, step, number, filled))
+            .collect::<Vec<_>>();
+        let mut passage = Passage::new(graph, place, &indices);
+        let loss = passage.forward(|op: &Op, id| &of_stages[self.stage_of(op)].forward[&id][..]);
+        let backward = |op: &Op, id| &of_stages[self.stage_of(op)].backward[&id][..];
+        if self.run.recompute {
+            passage.recompute(backward);
+        }
+        (loss, passage.backward(backward))
     }
 
     /// What a stage's two passes of a micro-batch take for its weights.
@@ -130,8 +154,8 @@ impl<'a> Reference<'a> {
         let synchronous = step < self.synchronous_steps();
         let rule = if synchronous { Rule::Flush } else { self.run.rule };
         let versions = rule.versions(stage, microbatch, filled);
-        let [mut forward, mut backward] = [versions.forward, versions.backward]
-            .map(|version| self.versions[version as usize].weights.clone());
+        let [mut forward, mut backward] =
+            [versions.forward, versions.backward].map(|version| self.version_in(index, version));
         let (corrections, delay) = (rule.corrections(), stage.delay());
         if let Some(prediction) = corrections.prediction {
             let version = versions.forward as usize;
@@ -149,6 +173,16 @@ impl<'a> Reference<'a> {
         Passes { forward, backward }
     }
 
+    /// A stage's parameters in one version.
+    fn version_in(&self, stage: usize, version: u64) -> Tensors {
+        let here = |id: &ValueId| {
+            let value = self.run.graph.value(*id);
+            value.consumers.iter().any(|&op| self.stage_of(self.run.graph.op(op)) == stage)
+        };
+        let own = self.versions.iter().filter(|(id, _)| here(id));
+        own.map(|(&id, versions)| (id, versions[version as usize].weights.clone())).collect()
+    }
+
     /// Extrapolates one parameter of a version over the delay.
     fn predict(
         &self,
@@ -164,13 +198,13 @@ impl<'a> Reference<'a> {
                 assert!(matches!(self.run.optimizer, Optimizer::Sgd(_)), "only SGD has a velocity");
                 // The rate of the update to come.
                 let rate = self.rate(stage, version as u64);
-                for (w, &velocity) in weights.iter_mut().zip(&self.versions[version].state[&id][0])
+                for (w, &velocity) in weights.iter_mut().zip(&self.versions[&id][version].state[0])
                 {
                     *w = formulas::along_velocity(*w, rate, delay, velocity);
                 }
             }
             Prediction::Weights => {
-                let before = &self.versions[version.saturating_sub(1)].weights[&id];
+                let before = &self.versions[&id][version.saturating_sub(1)].weights;
                 for (w, &before) in weights.iter_mut().zip(before) {
                     *w = formulas::along_last_update(*w, delay, before);
                 }
@@ -178,46 +212,44 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// Adds the version after `step`.
-    fn update(&mut self, step: u64, gradients: &Tensors) {
-        let graph = self.run.graph;
-        let asynchronous = step >= self.synchronous_steps();
+    /// Adds the version after an update of a parameter with gradients summed up over micro-batches.
+    fn update(&mut self, id: ValueId, value: &Value, gradient: &[f32]) {
+        let (graph, step) = (self.run.graph, self.steps);
         let corrections = self.run.rule.corrections();
-        let mut version = self.versions[step as usize].clone();
-        for (id, value) in graph.parameters() {
-            let stage = self.home(value);
-            let delay = if asynchronous { self.stage(stage).delay() } else { 0.0 };
-            let mut optimizer = match value.parameter().is_some_and(|parameter| parameter.decays) {
-                true => self.run.optimizer,
-                false => self.run.optimizer.without_weight_decay(),
-            };
-            if let (Some(times), Optimizer::Sgd(sgd)) = (corrections.spike, &mut optimizer) {
-                let (velocity, gradient) =
-                    formulas::spike_shares(f64::from(sgd.momentum), times * delay);
-                (sgd.velocity_share, sgd.gradient_share) = (velocity as f32, gradient as f32);
-            }
-            let update = Step {
-                number: step + 1,
-                learning_rate: self.rate(stage, step) as f32,
-                gradient_scale: 1.0,
-            };
-            let (Some(weights), Some(state)) =
-                (version.weights.get_mut(&id), version.state.get_mut(&id))
-            else {
-                unreachable!("a version has all parameters")
-            };
-            let before = weights.clone();
-            let mut state: Vec<&mut [f32]> = state.iter_mut().map(|it| &mut it[..]).collect();
-            let piece = piece(graph, value);
-            optimizer.apply(update, &piece, weights, &gradients[&id], &mut state, &[]);
-            if let (Some(share), true) = (corrections.discrepancy, delay > 0.0) {
-                let means = self.mean_velocity.get_mut(&id).expect("one for each parameter");
-                for ((mean, w), before) in means.iter_mut().zip(&*weights).zip(before) {
-                    *mean = formulas::mean_velocity(*mean, w - before, delay, share);
-                }
+        let stage = self.home(value);
+        let delay = match step >= self.synchronous_steps() {
+            true => self.stage(stage).delay(),
+            false => 0.0,
+        };
+        let mut optimizer = match value.parameter().is_some_and(|parameter| parameter.decays) {
+            true => self.run.optimizer,
+            false => self.run.optimizer.without_weight_decay(),
+        };
+        if let (Some(times), Optimizer::Sgd(sgd)) = (corrections.spike, &mut optimizer) {
+            let (velocity, gradient) =
+                formulas::spike_shares(f64::from(sgd.momentum), times * delay);
+            (sgd.velocity_share, sgd.gradient_share) = (velocity as f32, gradient as f32);
+        }
+        let rate = self.rate(stage, step) as f32;
+        let versions = self.versions.get_mut(&id).expect("one for each parameter");
+        let update = Step {
+            number: versions.len() as u64,
+            learning_rate: rate,
+            // Gradients are parts of the step's mean.
+            gradient_scale: self.run.microbatches as f32 / self.between[stage] as f32,
+        };
+        let before = versions[versions.len() - 1].clone();
+        let Version { mut weights, mut state } = before.clone();
+        let mut slices: Vec<&mut [f32]> = state.iter_mut().map(|it| &mut it[..]).collect();
+        let piece = piece(graph, value);
+        optimizer.apply(update, &piece, &mut weights, gradient, &mut slices, &[]);
+        if let (Some(share), true) = (corrections.discrepancy, delay > 0.0) {
+            let means = self.mean_velocity.get_mut(&id).expect("one for each parameter");
+            for ((mean, w), before) in means.iter_mut().zip(&weights).zip(before.weights) {
+                *mean = formulas::mean_velocity(*mean, w - before, delay, share);
             }
         }
-        self.versions.push(version);
+        versions.push(Version { weights, state });
     }
 
     /// The learning rate of a stage's update after `step`.
@@ -232,9 +264,8 @@ impl<'a> Reference<'a> {
         }
     }
 
-    fn stage(&self, index: usize) -> Stage {
-        let of = self.run.stages.len() as u64;
-        Stage { index: index as u64, of, microbatches: self.run.microbatches as u64 }
+    fn stage(&self, index: usize) -> Stage<'_> {
+        Stage { index, replicas: &self.run.replicas, microbatches: &self.between }
     }
 
     /// The stage of an operator.
@@ -248,8 +279,9 @@ impl<'a> Reference<'a> {
     fn home(&self, value: &Value) -> usize {
         let mut homes = value.consumers.iter().map(|&op| self.stage_of(self.run.graph.op(op)));
         let first = homes.next().expect("parameters are read");
-        let corrected = self.run.rule.corrections() != formulas::Corrections::default();
-        assert!(!corrected || homes.all(|it| it == first), "{} has several delays", value.name);
+        let differs =
+            self.run.in_rounds || self.run.rule.corrections() != formulas::Corrections::default();
+        assert!(!differs || homes.all(|it| it == first), "{} has several delays", value.name);
         first
     }
 }
