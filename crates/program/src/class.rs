@@ -146,7 +146,7 @@ pub struct Part {
     pub reverse: bool,
 }
 
-/// A run of instructions.
+/// A run of instructions: a pass, or a piece of one that overlaps with another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Body {
     /// What it is for.

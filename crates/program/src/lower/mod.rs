@@ -16,6 +16,7 @@ mod forward;
 mod halves;
 mod homes;
 mod liveness;
+mod overlap;
 mod sharding;
 mod stage;
 mod stream;

@@ -7,6 +7,7 @@ use shardloom_graph::Graph;
 use super::bodies::StageBodies;
 use super::buckets::Parameters;
 use super::homes::Early;
+use super::overlap::{Side, interleaved};
 use super::stage::{StageId, StageModel};
 use super::versions::Versions;
 use super::{epilogue, sharding};
@@ -37,6 +38,64 @@ pub(super) struct Assembly<'a> {
     pub early: &'a Early,
 }
 
+/// What distinguishes bodies: the stage, the pass, and the buckets to which no later pass adds.
+type Key<'a> = (usize, Pass, &'a BTreeSet<BucketId>);
+
+/// The bodies made so far.
+#[derive(Default)]
+struct Made<'a> {
+    bodies: Vec<Body>,
+    whole: BTreeMap<Key<'a>, BodyId>,
+    /// The pieces of passes that overlap, in order; none where they run one after the other.
+    overlapped: BTreeMap<[Key<'a>; 2], Option<Vec<(Side, BodyId)>>>,
+}
+
+impl<'a> Made<'a> {
+    fn add(&mut self, body: Body) -> BodyId {
+        self.bodies.push(body);
+        BodyId(self.bodies.len() as u32 - 1)
+    }
+
+    fn whole(&mut self, assembly: &Assembly<'_>, key: Key<'a>) -> BodyId {
+        if let Some(&known) = self.whole.get(&key) {
+            return known;
+        }
+        let body = self.add(assembly.body(key));
+        self.whole.insert(key, body);
+        body
+    }
+
+    /// What a turn of these passes runs, with whose cell.
+    fn turn(&mut self, assembly: &Assembly<'_>, passes: &[(Cell, Key<'a>)]) -> Vec<(Cell, BodyId)> {
+        if let &[(first, one), (second, other)] = passes
+            && let Some(pieces) = self.overlapped(assembly, [one, other])
+        {
+            let cell = |side| match side {
+                Side::First => first,
+                Side::Second => second,
+            };
+            return pieces.iter().map(|&(side, body)| (cell(side), body)).collect();
+        }
+        passes.iter().map(|&(cell, key)| (cell, self.whole(assembly, key))).collect()
+    }
+
+    fn overlapped(
+        &mut self,
+        assembly: &Assembly<'_>,
+        keys: [Key<'a>; 2],
+    ) -> Option<&[(Side, BodyId)]> {
+        if !self.overlapped.contains_key(&keys) {
+            let [first, second] = keys.map(|key| assembly.body(key));
+            let pieces = interleaved([&first, &second], assembly.parameters);
+            let pieces = pieces.map(|pieces| {
+                pieces.into_iter().map(|(side, body)| (side, self.add(body))).collect()
+            });
+            self.overlapped.insert(keys, pieces);
+        }
+        self.overlapped[&keys].as_deref()
+    }
+}
+
 impl Assembly<'_> {
     /// The stream that runs passes in `order` and ends with `epilogue`.
     pub fn stream(
@@ -46,34 +105,29 @@ impl Assembly<'_> {
     ) -> Result<Stream, ProgramError> {
         let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
         let completed = self.completed(&cells);
-        let mut bodies: Vec<Body> = vec![];
-        let mut known: BTreeMap<(usize, Pass, &BTreeSet<BucketId>), BodyId> = BTreeMap::new();
-        let add = |bodies: &mut Vec<Body>, body: Body| {
-            bodies.push(body);
-            BodyId(bodies.len() as u32 - 1)
-        };
+        let mut completed = completed.iter();
+        let mut made = Made::default();
         let mut items = vec![];
         let mut updates = vec![];
-        let mut completed = completed.iter();
         for (index, turn) in order.iter().enumerate() {
-            for (cell, completes) in turn.cells().zip(&mut completed) {
-                let stage = self.stage(cell);
-                let key = (stage, cell.pass, completes);
-                let new = || add(&mut bodies, self.body(stage, cell.pass, completes));
-                let body = *known.entry(key).or_insert_with(new);
+            let passes = turn.cells().zip(&mut completed);
+            let passes: Vec<(Cell, Key<'_>)> = passes
+                .map(|(cell, completes)| (cell, (self.stage(cell), cell.pass, completes)))
+                .collect();
+            for (cell, body) in made.turn(self, &passes) {
                 let lag = self.versions.lag(cell)?;
                 items.push(StreamItem { body, microbatch: Some(cell.microbatch), lag });
-                updates.extend(self.versions.ends_round(cell).then_some(items.len()));
+            }
+            if turn.cells().any(|cell| self.versions.ends_round(cell)) {
+                updates.push(items.len());
             }
             if let Some(body) = self.synchronisation(index) {
-                let body = add(&mut bodies, body);
-                items.push(StreamItem { body, microbatch: None, lag: 0 });
+                items.push(StreamItem { body: made.add(body), microbatch: None, lag: 0 });
             }
         }
         let part = Part::default();
         let epilogue = Body { kind: BodyKind::Epilogue, part, instructions: epilogue };
-        let body = add(&mut bodies, epilogue);
-        let update = StreamItem { body, microbatch: None, lag: 0 };
+        let update = StreamItem { body: made.add(epilogue), microbatch: None, lag: 0 };
         if updates.last() != Some(&items.len()) {
             updates.push(items.len());
         }
@@ -89,10 +143,10 @@ impl Assembly<'_> {
             let mut instructions = passes.evaluation.clone();
             self.gather(&mut instructions);
             let part = self.part(stage);
-            add(&mut bodies, Body { kind: BodyKind::Evaluation, part, instructions })
+            made.add(Body { kind: BodyKind::Evaluation, part, instructions })
         });
         let evaluation = evaluation.collect();
-        Ok(Stream { bodies, items, evaluation })
+        Ok(Stream { bodies: made.bodies, items, evaluation })
     }
 
     /// What is synchronised between a turn and the next.
@@ -134,7 +188,7 @@ impl Assembly<'_> {
         completed
     }
 
-    fn body(&self, stage: usize, pass: Pass, completes: &BTreeSet<BucketId>) -> Body {
+    fn body(&self, (stage, pass, completes): Key<'_>) -> Body {
         let mut instructions = self.stages[stage].2.pass(pass).to_vec();
         // A shard takes in each micro-batch once, after the last pass that adds to it.
         let later = match pass {
