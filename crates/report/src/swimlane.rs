@@ -19,7 +19,8 @@ const NARROWEST_PLOT: usize = 10;
 /// than ten columns for time), followed by a time axis, the totals and a legend.
 ///
 /// Every rank is one row; a folded class of ranks is one row marked `×` and how many it stands for.
-/// Each column shows what fills most of it. Communication is shown where no computing hides it.
+/// Each column shows what fills most of it; passes that overlap, piece by piece, take columns in
+/// proportion to their time. Communication is shown where no computing hides it.
 /// A block carries its label where that fits, else its letter with micro-batch and chunk, else its
 /// letter, which is small for the reverse direction; later chunks are paler, and the reverse direction is
 /// dark. The figure at the end of a row is the share of time in which its compute lane is busy.
@@ -148,6 +149,7 @@ fn draw_row(
 fn column_intervals(track: &Track, span: Span, columns: usize) -> Vec<Option<usize>> {
     let segments = visible(track);
     let mut first = 0;
+    let mut passes = Passes::default();
     let mut shown = Vec::with_capacity(columns);
     for column in 0..columns {
         let (start, end) = (span.edge(column, columns), span.edge(column + 1, columns));
@@ -155,42 +157,84 @@ fn column_intervals(track: &Track, span: Span, columns: usize) -> Vec<Option<usi
             first += 1;
         }
         let inside = segments[first..].iter().take_while(|segment| segment.start < end);
-        shown.push(fullest(inside, start, end));
+        shown.push(fullest(inside, start, end, &mut passes));
     }
     shown
 }
 
 /// Decides first between computing, communicating and idling, each with all its time together, so
-/// that a column of many short passes does not look idle; then for the longest interval of that kind.
+/// that a column of many short passes does not look idle; then for the pass with the most time that is
+/// not shown yet, or the longest communication.
 fn fullest<'a>(
     segments: impl Iterator<Item = &'a Segment<'a>>,
     start: Picos,
     end: Picos,
+    passes: &mut Passes<'a>,
 ) -> Option<usize> {
-    /// Time in the column, and the interval with the most of it.
-    #[derive(Default)]
-    struct Share {
-        total: Picos,
-        longest: Picos,
-        index: Option<usize>,
-    }
-    let (mut compute, mut communication) = (Share::default(), Share::default());
+    let mut communication = Share::default();
+    let mut compute: Vec<(&str, Share)> = vec![];
     for segment in segments {
         let inside = segment.end.min(end).since(segment.start.max(start));
-        let share = if segment.is_compute() { &mut compute } else { &mut communication };
+        let label = segment.interval.label.as_str();
+        let share = match segment.is_compute() {
+            false => &mut communication,
+            true => match compute.iter().position(|(known, _)| *known == label) {
+                Some(known) => &mut compute[known].1,
+                None => {
+                    compute.push((label, Share::default()));
+                    &mut compute.last_mut().expect("it was just put there").1
+                }
+            },
+        };
         share.total += inside;
         if inside > share.longest {
             share.longest = inside;
             share.index = Some(segment.index);
         }
     }
-    let idle = end.since(start).since(compute.total + communication.total);
-    if compute.total >= communication.total && compute.total >= idle {
-        compute.index
+    let computing = compute.iter().fold(Picos::ZERO, |sum, (_, share)| sum + share.total);
+    let idle = end.since(start).since(computing + communication.total);
+    let most = passes.most(&compute, computing);
+    if computing >= communication.total && computing >= idle {
+        most
     } else if communication.total >= idle {
         communication.index
     } else {
         None
+    }
+}
+
+/// Time in a column, and the interval with the most of it.
+#[derive(Default)]
+struct Share {
+    total: Picos,
+    longest: Picos,
+    index: Option<usize>,
+}
+
+/// Passes that take turns in column after column, as overlapped ones do, and how much of each columns
+/// have failed to show so far, or shown too much: so that each gets columns in proportion to its time.
+#[derive(Default)]
+struct Passes<'a> {
+    unshown: Vec<(&'a str, i128)>,
+}
+
+impl<'a> Passes<'a> {
+    /// The interval to show of passes that fill a column with `computing` together.
+    fn most(&mut self, column: &[(&'a str, Share)], computing: Picos) -> Option<usize> {
+        let before = |label: &str| {
+            let known = self.unshown.iter().find(|(known, _)| *known == label);
+            known.map_or(0, |&(_, time)| time)
+        };
+        let due = |(label, share): &(&'a str, Share)| before(label) + i128::from(share.total.0);
+        let mut unshown: Vec<(&'a str, i128)> =
+            column.iter().map(|pass| (pass.0, due(pass))).collect();
+        let most = unshown.iter().map(|&(_, due)| due).max()?;
+        let shown = unshown.iter().position(|&(_, due)| due == most)?;
+        unshown[shown].1 -= i128::from(computing.0);
+        // A pass that has a column to itself owes nothing and is owed nothing.
+        self.unshown = if unshown.len() > 1 { unshown } else { vec![] };
+        column[shown].1.index
     }
 }
 
@@ -322,6 +366,21 @@ mod tests {
         });
         let timeline = simulated(vec![track(0, "", all.collect())]);
         insta::assert_snapshot!(swimlane(&timeline, 138, Colour::Plain));
+    }
+
+    #[test]
+    fn overlapped_passes_are_both_shown_in_proportion() {
+        let piece = |at: u64| match at % 3 {
+            2 => interval(Activity::Forward, "F1", at, at + 1),
+            _ => interval(Activity::Backward, "B0", at, at + 1),
+        };
+        // Ten pieces to a column: twice as much of the one as of the other.
+        let timeline = simulated(vec![track(0, "", (0..300).map(piece).collect())]);
+        let text = swimlane(&timeline, 41, Colour::Plain);
+        let row = text.lines().next().unwrap_or_default();
+        let count = |letter| row.chars().filter(|&it| it == letter).count();
+        assert_eq!((count('B'), count('F')), (20, 10), "{row}");
+        assert!(!row.contains("FF") && !row.contains("BBB"), "{row}");
     }
 
     /// Two devices with two chunks each, or with a stage of a pipeline each way.
