@@ -198,6 +198,55 @@ fn every_schedule_with_a_flush_trains_like_the_serial_run() {
 }
 
 #[test]
+fn more_pipelines_more_stages_and_fewer_microbatches_train_like_the_serial_run() {
+    use ScheduleKind::{Chimera, ChimeraDoubling, DualPipe, Hanayo, Interleaved};
+    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    // Devices, stages on each, micro-batches, the mesh of each.
+    let cases = [
+        // More than one pair of pipelines, one unit or two, and micro-batches for half a unit.
+        (Chimera, 4, 4, 4, mesh(1, 1)),
+        (Chimera, 4, 4, 8, mesh(1, 1)),
+        (Chimera, 8, 4, 8, mesh(1, 1)),
+        (Chimera, 8, 8, 8, mesh(1, 1)),
+        (Chimera, 8, 4, 4, mesh(1, 1)),
+        (ChimeraDoubling, 4, 4, 8, mesh(1, 1)),
+        // Fewer micro-batches than devices.
+        (Chimera, 4, 2, 2, mesh(1, 1)),
+        (Chimera, 8, 2, 4, mesh(1, 1)),
+        // Copies with replicas.
+        (Chimera, 4, 2, 4, mesh(2, 1)),
+        (Chimera, 4, 4, 4, mesh(2, 1)),
+        (Chimera, 4, 2, 4, mesh(1, 2)),
+        (Chimera, 2, 2, 4, mesh(2, 2)),
+        (ChimeraDoubling, 2, 2, 4, mesh(2, 2)),
+        (DualPipe, 2, 2, 4, mesh(2, 2)),
+        (DualPipe, 4, 2, 8, mesh(1, 2)),
+        (Hanayo, 2, 4, 4, mesh(2, 2)),
+        (Interleaved, 2, 4, 4, mesh(2, 2)),
+    ];
+    for graph in graphs() {
+        let serial = with_momentum(serial());
+        let reference = reference(&graph, &serial);
+        for (schedule, pp, chunks, microbatches, mesh) in cases {
+            for zero in 0..if mesh.dp > 1 { 4 } else { 1 } {
+                let uniform = Uniform {
+                    pp,
+                    mesh,
+                    sequence_parallel: mesh.tp > 1 && zero % 2 == 1,
+                    microbatches,
+                    schedule,
+                    sync: Sync { zero, ..serial.sync },
+                    ..serial.clone()
+                };
+                let plan = uniform.plan_in_chunks(&graph, "model", "local", chunks);
+                let plan = plan.unwrap_or_else(|error| panic!("{error}"));
+                assert_like_serial(&graph, &plan, &reference);
+            }
+        }
+    }
+}
+
+#[test]
 fn any_order_that_can_run_trains_like_the_serial_run() {
     let [graph, _] = graphs();
     let serial = with_momentum(serial());

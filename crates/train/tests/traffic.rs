@@ -6,7 +6,7 @@ mod support;
 use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Program, Rank, lower};
-use support::{Samples, graph, losses, mesh, serial, trainer};
+use support::{Samples, graph, losses, mesh, serial, stage_parameters, trainer};
 
 const SEQ: usize = 16;
 const HIDDEN: usize = 32;
@@ -278,21 +278,13 @@ fn boundaries(schedule: ScheduleKind, devices: usize, chunks: usize, device: usi
     }
 }
 
-/// Parameters of a stage.
-fn elements(graph: &Graph, blocks: (usize, usize)) -> usize {
-    let inside = |op| (blocks.0..blocks.1).contains(&graph.op(op).block.index());
-    let own = graph.parameters().filter(|(_, value)| value.consumers.iter().any(|&op| inside(op)));
-    let one = shardloom_graph::Extents::global(graph, 1);
-    own.map(|(_, value)| one.elements(&value.axes)).sum()
-}
-
 /// What device `device` sends so that copies of its stages get each other's gradients: a ring over all
 /// that have one.
 fn copies(graph: &Graph, plan: &Plan, device: usize) -> usize {
     let pipelines = plan.pipeline.len();
     let stages = plan.pipeline.iter().flat_map(|pipeline| &pipeline.stage);
     let own = stages.filter(|stage| stage.devices.0 == [device as u32]);
-    let own: usize = own.map(|stage| elements(graph, stage.blocks)).sum();
+    let own: usize = own.map(|stage| stage_parameters(graph, stage)).sum();
     2 * (pipelines - 1) * own / pipelines
 }
 

@@ -5,8 +5,10 @@ pub mod trained;
 
 use std::time::Duration;
 
-use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_graph::{Extents, Graph, ModelSpec};
+use shardloom_plan::{
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Stage, Sync, Uniform,
+};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
 
@@ -27,6 +29,14 @@ pub fn llama() -> Graph {
 
 pub fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
     Mesh { dp, cp, tp }
+}
+
+/// How many parameters the blocks of a stage read, elements of tensors.
+pub fn stage_parameters(graph: &Graph, stage: &Stage) -> usize {
+    let blocks = stage.blocks.0..stage.blocks.1;
+    let inside = |op| blocks.contains(&graph.op(op).block.index());
+    let own = graph.parameters().filter(|(_, value)| value.consumers.iter().any(|&op| inside(op)));
+    own.map(|(_, value)| Extents::global(graph, 1).elements(&value.axes)).sum()
 }
 
 /// All on one rank, in one micro-batch: what other plans are compared with, or differ from in some
