@@ -7,7 +7,7 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{BlockId, Graph, ModelSpec, Op, OpId, OpKind, Role, ValueId};
 use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
-    Stage, Sync, Uniform,
+    Stage, Sync, Uniform, Weights,
 };
 use shardloom_program::{
     Action, Body, BodyKind, Class, ClassId, Instruction, Operand, Program, Route, RouteId, SlotId,
@@ -101,25 +101,28 @@ fn spread(graph: &Graph, recompute: Recompute) -> (Program, Vec<Skip>) {
 }
 
 /// The stage of each block.
-fn stage_of(plan: &Plan, block: BlockId) -> usize {
+fn stage_of(pipeline: &Pipeline, block: BlockId) -> usize {
     let holds = |stage: &Stage| (stage.blocks.0..stage.blocks.1).contains(&block.index());
-    plan.pipeline[0].stage.iter().position(holds).expect("every block is in a stage")
+    pipeline.stage.iter().position(holds).expect("every block is in a stage")
 }
 
-/// How often each way of a value (`gradient` or not, from device to device) is needed, from nothing but
-/// the graph and the places of the stages: once to each other stage that reads it, and once back, but
-/// for stages on the producer's own device.
-fn needed(graph: &Graph, plan: &Plan, places: &[usize]) -> BTreeMap<Way, usize> {
+/// How often each way of a value (`gradient` or not, from device to device) is needed in one step, from
+/// nothing but the graph and the places of the stages: for every micro-batch of a pipeline once to each
+/// other stage that reads it, and once back, but for stages on the producer's own device.
+fn needed(graph: &Graph, plan: &Plan) -> BTreeMap<Way, usize> {
     let mut needed = BTreeMap::new();
-    for (value, node) in graph.values().filter(|(_, node)| node.role == Role::Activation) {
-        let Some(producer) = node.producer else { continue };
-        let from = stage_of(plan, graph.op(producer).block);
-        let readers: BTreeSet<usize> =
-            node.consumers.iter().map(|&op| stage_of(plan, graph.op(op).block)).collect();
-        for to in readers.into_iter().filter(|&to| places[to] != places[from]) {
-            let (here, there) = (places[from] as u32, places[to] as u32);
-            *needed.entry((value, false, here, there)).or_insert(0) += 1;
-            *needed.entry((value, true, there, here)).or_insert(0) += 1;
+    let microbatches = plan.microbatches / plan.pipeline.len();
+    for pipeline in &plan.pipeline {
+        let stage = |op: OpId| stage_of(pipeline, graph.op(op).block);
+        let device = |stage: usize| pipeline.stage[stage].devices.0[0];
+        for (value, node) in graph.values().filter(|(_, node)| node.role == Role::Activation) {
+            let Some(producer) = node.producer else { continue };
+            let here = device(stage(producer));
+            let readers: BTreeSet<usize> = node.consumers.iter().map(|&op| stage(op)).collect();
+            for there in readers.into_iter().map(device).filter(|&there| there != here) {
+                *needed.entry((value, false, here, there)).or_insert(0) += microbatches;
+                *needed.entry((value, true, there, here)).or_insert(0) += microbatches;
+            }
         }
     }
     needed
@@ -148,36 +151,56 @@ fn runs(program: &Program, wanted: impl Fn(&Action) -> Option<RouteId>) -> BTree
     runs
 }
 
+/// Plans of AFAB in all places, and of every other schedule, and rule for weights, in its own.
+fn plans(graph: &Graph, recompute: Recompute) -> Vec<Plan> {
+    let mut plans: Vec<Plan> =
+        places().iter().map(|places| placed(graph, recompute, places)).collect();
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    for (schedule, pp) in kinds.flat_map(|kind| [(kind, 2), (kind, 4)]) {
+        // DualPipe wants two for each device.
+        let uniform = Uniform {
+            global_batch: SAMPLES * 2 * MICROBATCHES,
+            microbatches: 2 * MICROBATCHES,
+            schedule,
+            ..uniform(pp, recompute)
+        };
+        let plan = uniform.plan(graph, "model", "local");
+        if schedule == ScheduleKind::PipeDream {
+            for weights in [Weights::VerticalSync, Weights::DoubleBuffer] {
+                plans.push(Plan { weights, ..plan.clone() });
+            }
+        }
+        plans.push(plan);
+    }
+    plans
+}
+
 #[test]
 fn every_skip_is_sent_once_each_way_straight_between_its_stages_for_every_microbatch() {
     let graph = graph();
     let bytes = (4 * SAMPLES * SEQ * HIDDEN) as u64;
-    for places in places() {
-        for recompute in Recompute::ALL {
-            let plan = placed(&graph, recompute, &places);
-            let program = lowered(&graph, &plan);
-            let once = needed(&graph, &plan, &places);
-            let routes = program.routes.iter();
-            let mut found: BTreeMap<Way, usize> = BTreeMap::new();
-            for route in routes {
-                *found.entry(way(&program, route)).or_insert(0) += 1;
-                let [message] = &route.messages[..] else { panic!("one device to one device") };
-                assert_eq!(route.message_bytes(message, 4), bytes, "{places:?}");
-            }
-            assert_eq!(found, once, "routes for {places:?}");
-            let each: BTreeMap<Way, usize> =
-                once.into_iter().map(|(way, times)| (way, times * MICROBATCHES)).collect();
-            let sends = runs(&program, |action| match *action {
-                Action::Send { route } => Some(route),
-                _ => None,
-            });
-            assert_eq!(sends, each, "sends for {places:?} with {recompute:?}");
-            let receives = runs(&program, |action| match *action {
-                Action::Receive { route } => Some(route),
-                _ => None,
-            });
-            assert_eq!(receives, each, "receives for {places:?} with {recompute:?}");
+    for plan in Recompute::ALL.into_iter().flat_map(|recompute| plans(&graph, recompute)) {
+        let program = lowered(&graph, &plan);
+        let needed = needed(&graph, &plan);
+        let text = plan.to_toml();
+        let each = plan.microbatches / plan.pipeline.len();
+        let mut found: BTreeMap<Way, usize> = BTreeMap::new();
+        for route in &program.routes {
+            *found.entry(way(&program, route)).or_insert(0) += each;
+            let [message] = &route.messages[..] else { panic!("one device to one device") };
+            assert_eq!(route.message_bytes(message, 4), bytes, "{text}");
         }
+        assert_eq!(found, needed, "routes of\n{text}");
+        let sends = runs(&program, |action| match *action {
+            Action::Send { route } => Some(route),
+            _ => None,
+        });
+        assert_eq!(sends, needed, "sends of\n{text}");
+        let receives = runs(&program, |action| match *action {
+            Action::Receive { route } => Some(route),
+            _ => None,
+        });
+        assert_eq!(receives, needed, "receives of\n{text}");
     }
 }
 
@@ -193,7 +216,8 @@ fn a_skip_crosses_one_boundary_instead_of_all_between() {
         let (mut direct, mut handed_on) = (0, 0);
         for Skip { value: skip, encoder, decoder } in skips(&graph) {
             let block = |layer: usize| BlockId(layer as u32 + 1);
-            let [from, to] = [encoder, decoder].map(|layer| stage_of(&plan, block(layer)));
+            let [from, to] =
+                [encoder, decoder].map(|layer| stage_of(&plan.pipeline[0], block(layer)));
             let arrives = |it: &&Route| {
                 it.value == skip && !it.gradient && program.class(it.to).devices[0].0 == to as u32
             };

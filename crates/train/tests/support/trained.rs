@@ -25,6 +25,11 @@ impl Trained {
         Trained { losses, moved: movement(&initial, last) }
     }
 
+    /// How far all parameters together moved.
+    pub fn distance(&self) -> f64 {
+        norm(self.moved.values().flatten().copied())
+    }
+
     /// Checks that losses differ by less than a share of themselves.
     pub fn assert_losses(&self, expected: &Trained, tolerance: f64, of: &str) {
         assert_eq!(self.losses.len(), expected.losses.len());
