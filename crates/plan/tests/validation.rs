@@ -3,7 +3,7 @@
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Corrections, DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Pipeline, Plan, PlanError,
-    Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
+    Precision, Prediction, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -283,17 +283,30 @@ fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
         "weights.rule = flush: pipedream has no flush, so \"stash\", \"vertical-sync\", \
          \"double-buffer\" or \"newest\""
     );
-    let newest = |corrections: Corrections| {
-        complaint(|it| {
-            it.schedule = ScheduleKind::PipeMare;
-            it.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
-            it.weights = Weights::Newest { corrections };
-        })
+    let pipemare = |it: &mut Plan, corrections: Corrections| {
+        it.schedule = ScheduleKind::PipeMare;
+        it.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+        it.weights = Weights::Newest { corrections };
     };
+    let newest = |corrections: Corrections| complaint(|it| pipemare(it, corrections));
     assert_eq!(
         newest(Corrections { discrepancy: Some(1.5), ..Corrections::default() }),
         "weights.discrepancy = 1.5: a share is above 0 and below 1"
     );
+    let moved = "weights that are moved along their velocity are whole: zero = 0";
+    for zero in 1..=3 {
+        for corrections in [
+            Corrections { discrepancy: Some(0.1), ..Corrections::default() },
+            Corrections { prediction: Some(Prediction::Velocity), ..Corrections::default() },
+            Corrections { prediction: Some(Prediction::Weights), ..Corrections::default() },
+        ] {
+            let refused = complaint(|it| {
+                pipemare(it, corrections);
+                it.sync.zero = zero;
+            });
+            assert_eq!(refused, format!("sync.zero = {zero}: {moved}"));
+        }
+    }
     assert_eq!(
         newest(Corrections { spike: Some(-1.0), ..Corrections::default() }),
         "weights.spike = -1: finite and above 0"

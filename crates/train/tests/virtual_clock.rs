@@ -4,7 +4,9 @@ mod support;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{
+    Corrections, Mesh, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
+};
 use shardloom_program::timeline::Clock;
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::{RunClock, Trainer};
@@ -14,17 +16,66 @@ fn deep() -> Graph {
     graph("gpt:layers=6,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
 }
 
-/// Every schedule on four and on eight devices, for sixteen blocks or more.
+/// Every schedule on four and on eight devices, on meshes of devices, with more stages and pipelines than
+/// it has at least, and under every rule for weights; for sixteen blocks or more.
 fn of_every_schedule(graph: &Graph) -> Vec<Plan> {
+    let uniform = |schedule: ScheduleKind, pp: usize| Uniform {
+        pp,
+        global_batch: 16,
+        microbatches: 16,
+        schedule,
+        ..serial()
+    };
+    let plan = |uniform: Uniform| uniform.plan(graph, "model", "a100-40g:8");
     let mut plans = vec![];
     for schedule in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
-        for pp in [4, 8] {
-            let uniform = Uniform { pp, global_batch: 16, microbatches: 16, schedule, ..serial() };
-            plans.push(uniform.plan(graph, "model", "a100-40g:8"));
-        }
+        plans.extend([4, 8].map(|pp| plan(uniform(schedule, pp))));
+        plans.push(plan(Uniform {
+            mesh: Mesh { dp: 2, cp: 1, tp: 2 },
+            sequence_parallel: true,
+            microbatches: 8,
+            recompute: Recompute::Selective,
+            sync: Sync { zero: (plans.len() % 4) as u8, ..Sync::default() },
+            ..uniform(schedule, 2)
+        }));
+    }
+    for (schedule, pp) in [
+        (ScheduleKind::Interleaved, 4),
+        (ScheduleKind::Hanayo, 4),
+        (ScheduleKind::Chimera, 4),
+        (ScheduleKind::Chimera, 8),
+        (ScheduleKind::ChimeraDoubling, 4),
+    ] {
+        let plan = uniform(schedule, pp).plan_in_chunks(graph, "model", "a100-40g:8", 4);
+        plans.push(plan.unwrap_or_else(|error| panic!("{error}")));
+    }
+    for weights in [
+        Weights::VerticalSync,
+        Weights::DoubleBuffer,
+        Weights::Newest { corrections: EVERYTHING },
+        Weights::Newest {
+            corrections: Corrections { prediction: Some(Prediction::Weights), ..EVERYTHING },
+        },
+    ] {
+        let schedule = match weights {
+            Weights::Newest { .. } => ScheduleKind::PipeMare,
+            _ => ScheduleKind::PipeDream,
+        };
+        let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+        let plan = plan(Uniform { optimizer, microbatches: 4, ..uniform(schedule, 4) });
+        plans.push(Plan { weights, ..plan });
     }
     plans
 }
+
+/// All that makes up for delayed gradients.
+const EVERYTHING: Corrections = Corrections {
+    anneal_steps: Some(4),
+    discrepancy: Some(0.135),
+    synchronous_steps: 2,
+    spike: Some(1.0),
+    prediction: Some(Prediction::Velocity),
+};
 
 fn plan(graph: &Graph, pp: usize, dp: u32, tp: u32, zero: u8, schedule: ScheduleKind) -> Plan {
     let uniform = Uniform {
@@ -57,12 +108,14 @@ fn cluster() -> Cluster {
     Cluster::parse("a100-40g:8").expect("a preset")
 }
 
-/// Trains some steps in a row, twice, and simulates them with the durations they had.
+/// Trains some steps in a row, twice, after those that a plan without flush has synchronous, each a row of
+/// its own; and simulates them with the durations they had.
 fn assert_simulated_as_executed(graph: &Graph, plan: &Plan, steps: u32) {
     let samples = Samples::patterned(64, 16, 64);
     let clock = RunClock::Virtual(cluster());
     let mut trainer = trainer_with_clock(graph, plan, samples, 1e-3, clock);
-    for _ in 0..2 {
+    let synchronous = vec![1; plan.weights.corrections().synchronous_steps as usize];
+    for steps in synchronous.into_iter().chain([steps; 2]) {
         let (_, executed) = trainer.train_steps_recorded(steps).expect("steps");
         assert_eq!(executed.clock, Clock::Virtual);
         let recording = trainer.recording().expect("the virtual clock records");

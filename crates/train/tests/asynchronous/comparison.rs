@@ -329,12 +329,17 @@ fn every_correction_trains_by_its_formula_on_meshes_of_devices() {
     }
 }
 
+/// Where weights are moved along their velocity they are not in shards: plans that say so are refused.
 #[test]
-fn every_rule_trains_by_its_formula_in_shards() {
+fn every_rule_that_moves_no_weights_trains_by_its_formula_in_shards() {
     let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    let all = [corrections(), corrections_of_momentum()].concat();
+    let in_place = |it: &Corrections| it.discrepancy.is_none() && it.prediction.is_none();
+    let in_place: Vec<Corrections> = all.into_iter().filter(in_place).collect();
+    assert_eq!(in_place.len(), 4, "{in_place:?}");
     for graph in models() {
         for zero in 1..=3 {
-            for (rule, microbatches) in rules(3) {
+            for (rule, microbatches) in rules(3).into_iter().chain(corrected(&in_place)) {
                 let case = Case { mesh, zero, ..Case::new(rule, 3, microbatches) };
                 case.check(&graph, RunClock::Wall);
             }
