@@ -50,6 +50,12 @@ pub struct Plan {
     /// Whether a step whose gradients are not all finite is skipped by all ranks alike.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skip_non_finite: bool,
+    /// Whether stages update before they know the norm of all gradients, and validate that in the next
+    /// step, which undoes it and begins anew if it was wrong (Qi et al. 2024, arXiv 2401.10241, section 4).
+    /// Training is the same. Without a norm to wait for, or with stages on one device only, it changes
+    /// nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub post_validation: bool,
     /// How replicas stay equal.
     pub sync: Sync,
     /// Number formats.
@@ -138,6 +144,12 @@ impl Plan {
     pub fn device_count(&self) -> usize {
         let devices = self.stages().flat_map(|(_, stage)| &stage.devices.0);
         devices.collect::<BTreeSet<_>>().len()
+    }
+
+    /// Whether a step ends with the norm of all its gradients: to clip them, or to see whether they are
+    /// finite.
+    pub fn looks_at_norm(&self) -> bool {
+        self.clip_norm.is_some() || self.skip_non_finite
     }
 
     /// Samples in one micro-batch, over all replicas of a stage.

@@ -101,6 +101,7 @@ impl Uniform {
             layout: default_rules(graph, self.sequence_parallel),
             clip_norm: self.clip_norm,
             skip_non_finite: false,
+            post_validation: false,
             sync: self.sync,
             precision: self.precision,
             optimizer: self.optimizer,

@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Plan, PlanError, ScheduleKind, Stage};
+use crate::{Axis, Plan, PlanError, ScheduleKind, Stage, Weights};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -86,6 +86,11 @@ impl Plan {
         }
         self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;
         self.updates.validate(self)?;
+        if self.post_validation && self.weights != Weights::Flush {
+            let rule = "updates are validated before the next step goes backward, which weights.rule = \
+                        \"flush\" has a time for";
+            return Err(PlanError::field("post_validation", true, rule));
+        }
         self.pass_times.validate()
     }
 

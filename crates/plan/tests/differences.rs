@@ -53,6 +53,7 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.clip_norm = Some(0.5), "clip_norm: absent -> 0.5"),
         (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
         (|it| it.updates = Updates::Round, "updates: absent -> \"round\""),
+        (|it| it.post_validation = true, "post_validation: absent -> true"),
         (|it| it.sync.zero = 2, "sync.zero: 0 -> 2"),
         (|it| it.precision.master = true, "precision.master: false -> true"),
         (|it| it.pipeline[0].stage[1].mesh.tp = 4, "pipeline.0.stage.1.mesh.tp: 1 -> 4"),

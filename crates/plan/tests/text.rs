@@ -96,7 +96,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     let name = "[ -~\n\"\\\\é]{0,20}";
     let numbers = (name, name, 1..1usize << 40, 1..1usize << 40);
     let words = (select(ScheduleKind::PLAIN.to_vec()), select(Recompute::ALL.to_vec()));
-    let rest = (proptest::option::of(1e-9..1e9f64), any::<bool>(), sync(), precision, optimizer());
+    let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>());
+    let rest = (norm, sync(), precision, optimizer());
     let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
     let order = vec("[FBIW0-9@<+. ]{0,9}", 0..3);
     let time = || 0.0..1e3f64;
@@ -114,7 +115,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             (model, cluster, global_batch, microbatches),
             (schedule, recompute),
             layout,
-            (clip_norm, skip_non_finite, sync, precision, optimizer),
+            ((clip_norm, skip_non_finite, post_validation), sync, precision, optimizer),
             (order, pass_times, weights, updates, pipeline),
         )| Plan {
             format: FORMAT,
@@ -131,6 +132,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             layout,
             clip_norm,
             skip_non_finite,
+            post_validation,
             sync,
             precision,
             optimizer,

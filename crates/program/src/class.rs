@@ -135,6 +135,10 @@ pub enum BodyKind {
     Epilogue,
     /// A stage's forward pass that keeps nothing.
     Evaluation,
+    /// Early in a step: whether the update that ended the step before was right.
+    Validation,
+    /// The update of the step before once more, with what was not known when it was made.
+    Amendment,
 }
 
 /// Which of a device's stages a body belongs to.
@@ -168,6 +172,18 @@ pub struct StreamItem {
     /// With the weights as they were so many updates ago, or as they were when the pipeline was filled
     /// if that is later.
     pub lag: u32,
+    /// Whether it ends the step before the one that it stands in: it is left out of the first step, and
+    /// run once more after the last.
+    pub late: bool,
+    /// Whether it is run only where the update of the step before turned out wrong.
+    pub amends: bool,
+}
+
+impl StreamItem {
+    /// An entry of every step, with the newest weights.
+    pub fn new(body: BodyId, microbatch: Option<u32>) -> StreamItem {
+        StreamItem { body, microbatch, lag: 0, late: false, amends: false }
+    }
 }
 
 /// Ranks that run the same instructions on different parts.
@@ -200,6 +216,8 @@ pub struct Class {
     pub delay: f64,
     /// The forward passes that keep nothing, for validation, in the order of the pipeline.
     pub evaluation: Vec<BodyId>,
+    /// Whether it updates before it knows the norm of all gradients, and validates that later.
+    pub updates_early: bool,
 }
 
 /// What each device does, in which order, to train one step after another.
@@ -234,18 +252,19 @@ pub struct Program {
 impl Program {
     /// The items of `class`'s stream that belong to `steps` steps in a row, with their micro-batches
     /// counted from the first of all: what is run ahead of the first step comes first, and nothing of
-    /// steps after the last is run.
+    /// steps after the last is run. Those that [amend](StreamItem::amends) are among them.
     pub fn unrolled<'a>(
         &self,
         class: &'a Class,
         steps: u32,
     ) -> impl Iterator<Item = (i64, StreamItem)> + use<'a> {
         let (microbatches, ahead) = (self.microbatches as i64, i64::from(self.ahead));
-        let end = i64::from(steps) * microbatches;
-        (-ahead..i64::from(steps)).flat_map(move |round| {
+        let (steps, end) = (i64::from(steps), i64::from(steps) * microbatches);
+        (-ahead..steps + i64::from(class.ends_late())).flat_map(move |round| {
             class.stream.iter().filter_map(move |&item| {
                 let microbatch = match item.microbatch {
-                    None if round >= 0 => None,
+                    None if item.late && round > 0 => None,
+                    None if !item.late && (0..steps).contains(&round) => None,
                     None => return None,
                     Some(it) => {
                         let at = round * microbatches + i64::from(it);
@@ -255,6 +274,13 @@ impl Program {
                 Some((round, StreamItem { microbatch, ..item }))
             })
         })
+    }
+
+    /// Whether an update that was made without looking at a step's norm, whose square this is, is wrong:
+    /// gradients are not finite, or have to be clipped. If it holds of the gradients of some stages, it
+    /// holds of all.
+    pub fn amends(&self, squared_norm: f64) -> bool {
+        !squared_norm.is_finite() || self.clip_norm.is_some_and(|most| squared_norm.sqrt() > most)
     }
 
     /// The number of ranks.
@@ -346,6 +372,11 @@ impl Class {
         &self.params[id.0 as usize]
     }
 
+    /// Whether something of a step is left to do in the next.
+    pub fn ends_late(&self) -> bool {
+        self.stream.iter().any(|item| item.late)
+    }
+
     /// How many versions of its weights a rank holds.
     pub fn versions(&self) -> u32 {
         1 + self.stream.iter().map(|item| item.lag).max().unwrap_or(0)
@@ -397,6 +428,7 @@ impl Class {
         match operand {
             Operand::Slot(slot) => &self.slot(slot).shape,
             Operand::Weight(param) | Operand::Gradient(param) => &self.param(param).shape,
+            Operand::Norm => &[],
         }
     }
 }

@@ -15,6 +15,14 @@ pub enum Operand {
     Weight(ParamId),
     /// A weight's accumulated gradient, in its bucket.
     Gradient(ParamId),
+    /// The squared norm of the step's gradients, of as many stages as are known: a number in double
+    /// precision, which moves as [`Operand::NORM_WORDS`] words.
+    Norm,
+}
+
+impl Operand {
+    /// How many 4-byte words a norm moves as.
+    pub const NORM_WORDS: usize = 2;
 }
 
 /// A tensor that an instruction writes.
@@ -134,9 +142,22 @@ pub enum Action {
         /// Whether each member keeps only its shard.
         scatter: bool,
     },
-    /// The global norm of all gradients: each rank's own share, then a sum over all ranks; clips, and
-    /// decides whether the step is taken.
-    Norm,
+    /// The squared norm of gradients: each rank's own share, then a sum over `group`. That of all ranks
+    /// clips, and decides whether the step is taken.
+    Norm {
+        /// Over whom: all ranks, or those of one class, whose norm goes on to other classes.
+        group: Group,
+    },
+    /// Keeps a copy of what the update of a bucket is about to change, because the norm of all gradients
+    /// is not known yet.
+    Backup {
+        /// The bucket.
+        bucket: BucketId,
+    },
+    /// With the norm of all gradients known, decides whether the update that was made before is right.
+    /// If it is not, weights and optimizer state are put back, and whatever this step has computed is
+    /// dropped. The copies are freed in either case.
+    Validate,
     /// One round of the optimizer's statistics of a bucket: each owner's share, then a sum over owners.
     Statistics {
         /// The bucket.

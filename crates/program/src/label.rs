@@ -12,7 +12,7 @@ impl BodyKind {
             BodyKind::BackwardInput => Activity::BackwardInput,
             BodyKind::BackwardWeight => Activity::BackwardWeight,
             BodyKind::Synchronisation => Activity::Collective,
-            BodyKind::Epilogue => Activity::Update,
+            BodyKind::Epilogue | BodyKind::Validation | BodyKind::Amendment => Activity::Update,
         }
     }
 }
@@ -28,6 +28,8 @@ impl Body {
             BodyKind::Evaluation => "V",
             BodyKind::Synchronisation => "synchronise",
             BodyKind::Epilogue => "update",
+            BodyKind::Validation => "validate",
+            BodyKind::Amendment => "amend",
         };
         let mut label = letter.to_owned();
         if let Some(microbatch) = microbatch {
@@ -57,7 +59,7 @@ impl Instruction {
             | Action::Receive { .. }
             | Action::Gather { .. }
             | Action::Reduce { .. }
-            | Action::Norm
+            | Action::Norm { .. }
             | Action::Statistics { .. } => Lane::CommunicationIn,
             Action::Send { .. } => Lane::CommunicationOut,
             Action::Load { .. }
@@ -66,6 +68,8 @@ impl Instruction {
             | Action::Copy
             | Action::Loss
             | Action::Release { .. }
+            | Action::Backup { .. }
+            | Action::Validate
             | Action::Update { .. } => Lane::Compute,
         }
     }
@@ -87,6 +91,7 @@ impl Instruction {
         let bucket = |bucket| &class.bucket(bucket).name;
         let slot = |operand: Option<&Operand>| match operand {
             Some(Operand::Slot(slot)) => class.slot(*slot).name.clone(),
+            Some(Operand::Norm) => "gradient norm".into(),
             _ => String::new(),
         };
         match &self.action {
@@ -109,7 +114,7 @@ impl Instruction {
                 format!("reduce-scatter {}", bucket(*id))
             }
             Action::Reduce { bucket: id, .. } => format!("all-reduce {}", bucket(*id)),
-            Action::Norm => "gradient norm".into(),
+            Action::Norm { .. } => "gradient norm".into(),
             Action::Statistics { bucket: id, .. } => format!("statistics {}", bucket(*id)),
             _ => body.label(microbatch),
         }

@@ -31,5 +31,5 @@ pub use instruction::{Action, Change, Group, Instruction, Operand, Write};
 pub use layout::{Layout, Placement};
 pub use lower::lower;
 pub use memory::{Ledger, MemoryUse, PersistentBytes};
-pub use route::{Message, Route, RouteId};
+pub use route::{Cargo, Message, Route, RouteId};
 pub use traffic::Exchange;

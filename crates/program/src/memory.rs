@@ -1,12 +1,13 @@
 //! How much memory a rank needs, by walking its stream.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use shardloom_plan::Prediction;
 
 use crate::{
-    Action, BucketId, Change, Class, Instruction, Message, Operand, ParamId, Placement, Program,
-    RouteId, SlotId, StreamItem,
+    Action, Bucket, BucketId, Change, Class, Instruction, Message, Operand, ParamId, Placement,
+    Program, RouteId, SlotId, StreamItem,
 };
 
 /// What a rank holds all the time.
@@ -46,6 +47,8 @@ enum Tenant {
     Moved,
     Weights(BucketId),
     Gradients(BucketId),
+    /// What an update has changed, as it was before.
+    Backup(BucketId),
 }
 
 /// Tracks the bytes that live while instructions run in order.
@@ -100,7 +103,7 @@ impl<'a> Ledger<'a> {
                     self.move_in(Tenant::Slot(slot, microbatch), bytes);
                 }
                 Operand::Gradient(param) => self.gradient_written(param),
-                Operand::Weight(_) => {}
+                Operand::Weight(_) | Operand::Norm => {}
             }
         }
         if let Action::Gather { bucket } = instruction.action
@@ -109,13 +112,17 @@ impl<'a> Ledger<'a> {
             let bytes = self.bytes(bucket, self.program.precision.compute.bytes());
             self.move_in(Tenant::Weights(bucket), bytes);
         }
+        if let Action::Backup { bucket } = instruction.action {
+            let bytes = self.class.backup_bytes(self.program, bucket, self.position);
+            self.move_in(Tenant::Backup(bucket), bytes);
+        }
         if let Some((slot, bytes)) = self.staging(instruction) {
             self.move_in(Tenant::Staging(slot, microbatch), bytes);
         }
         if self.program.extrapolates(self.class, instruction).is_some() {
             let elements = |read: &Operand| match *read {
                 Operand::Weight(param) => self.class.param(param).elements(),
-                Operand::Slot(_) | Operand::Gradient(_) => 0,
+                Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => 0,
             };
             let elements: usize = instruction.reads.iter().map(elements).sum();
             let bytes = elements * self.program.precision.compute.bytes();
@@ -205,8 +212,18 @@ impl<'a> Ledger<'a> {
             Action::Reduce { bucket, scatter: true, .. } => {
                 self.move_out(Tenant::Gradients(bucket));
             }
+            Action::Validate => {
+                self.class.buckets().for_each(|(id, _)| self.move_out(Tenant::Backup(id)));
+            }
             _ => {}
         }
+    }
+
+    /// Counts that all micro-batches under way are dropped, to be begun again.
+    pub fn drop_microbatches(&mut self) {
+        let dropped: Vec<Tenant> = self.tenants.keys().copied().collect();
+        let of_microbatch = |tenant: &Tenant| matches!(tenant, Tenant::Slot(..));
+        dropped.into_iter().filter(of_microbatch).for_each(|tenant| self.move_out(tenant));
     }
 
     fn gradient_written(&mut self, param: ParamId) {
@@ -264,12 +281,35 @@ impl Class {
             bytes.gradients += held(program.shard.gradients()) * precision.gradients.bytes() as u64;
             let per_parameter = program.optimizer.state_bytes_per_parameter() + master;
             bytes.state += held(program.shard.state()) * per_parameter as u64;
-            let share = if sharded && program.shard.state() { shard } else { 0..bucket.elements };
-            for &param in &bucket.params {
-                bytes.state += 4 * self.factored_elements(program, param, &share) as u64;
-            }
+            bytes.state += self.factored_bytes(program, bucket, position);
         }
         bytes
+    }
+
+    /// What `position` copies before it updates a bucket, to be able to undo that: its share of the
+    /// optimizer's state and of the weights, or of their master copy.
+    pub fn backup_bytes(&self, program: &Program, bucket: BucketId, position: usize) -> u64 {
+        let bucket = self.bucket(bucket);
+        let precision = program.precision;
+        let weight = if precision.master { 4 } else { precision.compute.bytes() };
+        let per_parameter = program.optimizer.state_bytes_per_parameter() + weight;
+        let elements = self.updated(program, bucket, position).len();
+        (elements * per_parameter) as u64 + self.factored_bytes(program, bucket, position)
+    }
+
+    /// The elements of `bucket` that `position` updates.
+    fn updated(&self, program: &Program, bucket: &Bucket, position: usize) -> Range<usize> {
+        match self.replicated(bucket) && program.shard.state() {
+            true => self.shard_range(bucket, position),
+            false => 0..bucket.elements,
+        }
+    }
+
+    /// Bytes of optimizer state that are not so many per parameter.
+    fn factored_bytes(&self, program: &Program, bucket: &Bucket, position: usize) -> u64 {
+        let share = self.updated(program, bucket, position);
+        let elements = |&param: &ParamId| self.factored_elements(program, param, &share);
+        4 * bucket.params.iter().map(elements).sum::<usize>() as u64
     }
 
     /// How many tensors like the weights make up for delayed gradients.
@@ -282,12 +322,7 @@ impl Class {
 
     /// Elements of optimizer state that are not one per parameter, for a parameter of which the
     /// elements in `share` (of its bucket) are updated here.
-    fn factored_elements(
-        &self,
-        program: &Program,
-        param: ParamId,
-        share: &std::ops::Range<usize>,
-    ) -> usize {
+    fn factored_elements(&self, program: &Program, param: ParamId, share: &Range<usize>) -> usize {
         let param = self.param(param);
         let end = param.offset + param.elements();
         let owned = share.end.min(end).saturating_sub(share.start.max(param.offset));
@@ -300,10 +335,10 @@ impl Class {
     /// The memory of `position` over one step.
     pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
         let mut ledger = Ledger::new(program, self, position);
-        // Enough steps for the pipeline to be full once.
-        for (_, StreamItem { body, microbatch, .. }) in
-            program.unrolled(self, 2 * program.ahead + 1)
-        {
+        // Enough steps for the pipeline to be full once, and to begin with what another left behind.
+        let steps = 2 * program.ahead + 1 + u32::from(self.ends_late());
+        let usual = program.unrolled(self, steps).filter(|(_, item)| !item.amends);
+        for (_, StreamItem { body, microbatch, .. }) in usual {
             for instruction in &self.body(body).instructions {
                 ledger.begin(instruction, microbatch);
                 ledger.end(instruction, microbatch);

@@ -3,7 +3,7 @@
 use shardloom_graph::{DType, ValueId};
 use shardloom_plan::Mesh;
 
-use crate::{ClassId, Layout, Placement};
+use crate::{ClassId, Layout, Operand, Placement};
 
 /// Identifies a route of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,13 +22,22 @@ pub struct Message {
     pub target: Placement,
 }
 
-/// How one value (or its gradient) goes from one class to another, for every micro-batch.
+/// What goes from one class to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cargo {
+    /// A value, for every micro-batch.
+    Value(ValueId),
+    /// The gradient of a value, for every micro-batch.
+    Gradient(ValueId),
+    /// The squared norm of gradients, once in a step.
+    Norm,
+}
+
+/// How something goes from one class to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The value.
-    pub value: ValueId,
-    /// Whether its gradient is meant.
-    pub gradient: bool,
+    /// What.
+    pub cargo: Cargo,
     /// The sending class.
     pub from: ClassId,
     /// The receiving class.
@@ -99,6 +108,17 @@ pub(crate) fn messages(global: &[usize], from: Cell<'_>, to: Cell<'_>) -> Vec<Me
 }
 
 impl Route {
+    /// The way of a norm: every position of a mesh of `receivers` gets it from one of `senders`.
+    pub(crate) fn of_norm(
+        (from, senders): (ClassId, usize),
+        (to, receivers): (ClassId, usize),
+    ) -> Route {
+        let words = || Placement { start: vec![0], extent: vec![Operand::NORM_WORDS] };
+        let message = |to| Message { from: to % senders, to, source: words(), target: words() };
+        let messages = (0..receivers).map(message).collect();
+        Route { cargo: Cargo::Norm, from, to, dtype: DType::Index, messages }
+    }
+
     /// Bytes of one message where a real number takes `real_bytes`.
     pub fn message_bytes(&self, message: &Message, real_bytes: usize) -> u64 {
         (message.source.elements() * self.dtype.bytes(real_bytes)) as u64

@@ -94,7 +94,7 @@ impl Program {
                 };
                 Some(exchange(kind, group.clone(), elements, bytes))
             }
-            Action::Norm => Some(direct(exchange(Kind::AllReduce, Group::World, 1, 8))),
+            Action::Norm { group } => Some(direct(exchange(Kind::AllReduce, group.clone(), 1, 8))),
             Action::Statistics { bucket, round, owners } => {
                 let params = &class.bucket(*bucket).params;
                 let elements = params
@@ -110,12 +110,21 @@ impl Program {
         }
     }
 
-    /// Bytes that `position` of class `id` sends in one step.
+    /// Bytes that `position` of class `id` sends in one step whose weights need no amendment.
     pub fn sent_bytes(&self, id: ClassId, position: usize) -> u64 {
+        self.bytes_of(id, position, |item| !item.amends)
+    }
+
+    /// Bytes that `position` of class `id` sends besides where the update of the step before is amended.
+    pub fn amending_bytes(&self, id: ClassId, position: usize) -> u64 {
+        self.bytes_of(id, position, |item| item.amends)
+    }
+
+    fn bytes_of(&self, id: ClassId, position: usize, of: fn(&StreamItem) -> bool) -> u64 {
         let class = self.class(id);
         let mut per_body: Vec<Option<u64>> = vec![None; class.bodies.len()];
         let mut total = 0;
-        for StreamItem { body, .. } in &class.stream {
+        for StreamItem { body, .. } in class.stream.iter().filter(|item| of(item)) {
             total += *per_body[body.0 as usize].get_or_insert_with(|| {
                 let instructions = &class.body(*body).instructions;
                 instructions.iter().map(|it| self.instruction_sent_bytes(id, position, it)).sum()

@@ -11,8 +11,8 @@ use shardloom_plan::{
     ScheduleKind, Stage, Sync, Uniform,
 };
 use shardloom_program::{
-    Action, BodyKind, BucketId, Change, Class, ClassId, Group, Instruction, Operand, Program,
-    SlotId, StreamItem, lower,
+    Action, BodyKind, BucketId, Cargo, Change, Class, ClassId, Group, Instruction, Operand,
+    Program, SlotId, StreamItem, lower,
 };
 
 const LAYERS: usize = 3;
@@ -530,7 +530,7 @@ fn check_invariants(program: &Program) {
                             assert!(live.contains(&at(slot)), "{} is read unwritten", name(slot));
                         }
                         Operand::Weight(_) => {}
-                        Operand::Gradient(_) => panic!("nothing reads a weight's gradient"),
+                        Operand::Gradient(_) | Operand::Norm => panic!("passes read neither"),
                     }
                 }
                 for write in &instruction.writes {
@@ -543,7 +543,7 @@ fn check_invariants(program: &Program) {
                             assert!(write.accumulate);
                             written.insert(param);
                         }
-                        Operand::Weight(_) => panic!("only updates write weights"),
+                        Operand::Weight(_) | Operand::Norm => panic!("no pass writes either"),
                     }
                 }
                 for &slot in &instruction.frees {
@@ -666,7 +666,8 @@ fn stages_of_different_meshes_send_each_receiver_its_part_once() {
                 let [forward, backward] = &program.routes[..] else {
                     panic!("one value crosses, and its gradient goes back")
                 };
-                assert!(!forward.gradient && backward.gradient);
+                assert!(matches!(forward.cargo, Cargo::Value(_)));
+                assert!(matches!(backward.cargo, Cargo::Gradient(_)));
                 assert_eq!((forward.from, forward.to), (ClassId(0), ClassId(1)));
                 assert_eq!((backward.from, backward.to), (ClassId(1), ClassId(0)));
             }

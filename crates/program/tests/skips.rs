@@ -10,8 +10,8 @@ use shardloom_plan::{
     Stage, Sync, Uniform, Weights,
 };
 use shardloom_program::{
-    Action, Body, BodyKind, Class, ClassId, Instruction, Operand, Program, Route, RouteId, SlotId,
-    StreamItem, lower,
+    Action, Body, BodyKind, Cargo, Class, ClassId, Instruction, Operand, Program, Route, RouteId,
+    SlotId, StreamItem, lower,
 };
 
 const LAYERS: usize = 6;
@@ -131,9 +131,21 @@ fn needed(graph: &Graph, plan: &Plan) -> BTreeMap<Way, usize> {
 /// A value, whether its gradient is meant, from which device, to which.
 type Way = (ValueId, bool, u32, u32);
 
+/// The value that goes this way, or whose gradient does.
+fn valued(route: &Route) -> ValueId {
+    match route.cargo {
+        Cargo::Value(value) | Cargo::Gradient(value) => value,
+        Cargo::Norm => panic!("no norm goes from stage to stage in these plans"),
+    }
+}
+
+fn is_gradient(route: &Route) -> bool {
+    matches!(route.cargo, Cargo::Gradient(_))
+}
+
 fn way(program: &Program, route: &Route) -> Way {
     let device = |class: ClassId| program.class(class).devices[0].0;
-    (route.value, route.gradient, device(route.from), device(route.to))
+    (valued(route), is_gradient(route), device(route.from), device(route.to))
 }
 
 /// How often `wanted` instructions run in one step, by the way of their route.
@@ -219,7 +231,7 @@ fn a_skip_crosses_one_boundary_instead_of_all_between() {
             let [from, to] =
                 [encoder, decoder].map(|layer| stage_of(&plan.pipeline[0], block(layer)));
             let arrives = |it: &&Route| {
-                it.value == skip && !it.gradient && program.class(it.to).devices[0].0 == to as u32
+                it.cargo == Cargo::Value(skip) && program.class(it.to).devices[0].0 == to as u32
             };
             let crossing: Vec<&Route> = program.routes.iter().filter(arrives).collect();
             assert_eq!(crossing.len(), usize::from(from != to), "{pp} stages");
@@ -274,7 +286,7 @@ fn end_of_way(program: &Program, class: &Class, skip: ValueId, from: usize) -> S
         Action::Receive { route } => {
             let route = program.route(route);
             let sender = program.class(route.from);
-            let found = route.value == skip && sender.devices == class_of(program, from).devices;
+            let found = valued(route) == skip && sender.devices == class_of(program, from).devices;
             found.then_some(instruction.writes[0].to)
         }
         _ => None,

@@ -5,7 +5,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Program};
+use shardloom_program::{Action, Instruction, Operand, Program};
 use shardloom_sim::{Call, Driver, Modelled, Options, SimError, Simulation, run};
 
 use crate::SearchError;
@@ -24,13 +24,16 @@ pub(crate) enum Traffic {
 impl Traffic {
     pub(crate) const ALL: [Traffic; 3] = [Traffic::Tensor, Traffic::Replicas, Traffic::Stages];
 
-    fn of(action: &Action) -> Option<Traffic> {
-        match action {
+    fn of(instruction: &Instruction) -> Option<Traffic> {
+        let norm = instruction.reads.contains(&Operand::Norm)
+            || instruction.writes.iter().any(|write| write.to == Operand::Norm);
+        match instruction.action {
+            Action::Send { .. } | Action::Receive { .. } if norm => Some(Traffic::Replicas),
             Action::Redistribute { .. } => Some(Traffic::Tensor),
             Action::Send { .. } | Action::Receive { .. } => Some(Traffic::Stages),
             Action::Gather { .. }
             | Action::Reduce { .. }
-            | Action::Norm
+            | Action::Norm { .. }
             | Action::Statistics { .. } => Some(Traffic::Replicas),
             Action::Load { .. }
             | Action::Compute { .. }
@@ -38,6 +41,8 @@ impl Traffic {
             | Action::Copy
             | Action::Loss
             | Action::Release { .. }
+            | Action::Backup { .. }
+            | Action::Validate
             | Action::Update { .. } => None,
         }
     }
@@ -51,7 +56,7 @@ struct Without<'d, 'a> {
 
 impl Without<'_, '_> {
     fn is_free(&self, call: &Call<'_>) -> bool {
-        Traffic::of(&call.instruction.action).is_some_and(|it| self.free.contains(&it))
+        Traffic::of(call.instruction).is_some_and(|it| self.free.contains(&it))
     }
 }
 

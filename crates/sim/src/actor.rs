@@ -27,8 +27,11 @@ pub(crate) struct ActorState<'s, 'p> {
     /// Micro-batches of one step, and the number of steps.
     microbatches: u32,
     steps: u32,
-    /// The step, from 0; below it what runs ahead of the first.
+    /// The step, from 0; below it what runs ahead of the first, after the last what is left to do of it.
     round: i64,
+    /// Whether the update of the step before was wrong, and how often one was.
+    amending: bool,
+    amendments: u32,
     item: usize,
     index: usize,
 }
@@ -65,6 +68,8 @@ impl<'s, 'p> ActorState<'s, 'p> {
             microbatches: program.microbatches as u32,
             steps,
             round: -i64::from(program.ahead),
+            amending: false,
+            amendments: 0,
             item: 0,
             index: 0,
         }
@@ -162,15 +167,27 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.find_item()
     }
 
-    /// Ends the current step. Whether it was one, and not what runs ahead of the first.
+    /// Ends the current step. Whether it was one, and not what runs ahead of the first or is left of the
+    /// last.
     pub fn end_round(&mut self) -> bool {
         self.round += 1;
-        self.round > 0
+        (1..=i64::from(self.steps)).contains(&self.round)
+    }
+
+    /// Whether what amends the update of the step before is to be run.
+    pub fn amend(&mut self, amending: bool) {
+        self.amending = amending;
+        self.amendments += u32::from(amending);
+    }
+
+    /// How many updates were amended.
+    pub fn amendments(&self) -> u32 {
+        self.amendments
     }
 
     /// Whether all steps are over.
     pub fn is_through(&self) -> bool {
-        self.round >= i64::from(self.steps)
+        self.round >= i64::from(self.steps) + i64::from(self.script.ends_late())
     }
 
     /// The step, from 0.
@@ -197,9 +214,14 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// Whether an entry belongs to one of the steps.
     fn belongs(&self, item: &Item) -> bool {
-        let end = i64::from(self.steps) * i64::from(self.microbatches);
+        let steps = i64::from(self.steps);
+        let end = steps * i64::from(self.microbatches);
+        if item.amends && !self.amending {
+            return false;
+        }
         match item.microbatch {
-            None => self.round >= 0,
+            None if item.late => self.round > 0,
+            None => (0..steps).contains(&self.round),
             Some(microbatch) => (0..end).contains(&self.absolute(microbatch)),
         }
     }

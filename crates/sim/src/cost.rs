@@ -94,7 +94,7 @@ impl<'a> CostModel<'a> {
                 let (elements, bytes) = written();
                 moved("copy", elements, 2 * bytes)
             }
-            Action::Norm => {
+            Action::Norm { .. } => {
                 let owned = |bucket: &Bucket| self.owned_elements(class, bucket, position);
                 let elements = class.buckets.iter().map(owned).sum();
                 moved("norm", elements, elements * gradient_bytes)
@@ -103,6 +103,11 @@ impl<'a> CostModel<'a> {
                 let elements = self.owned_elements(class, class.bucket(*bucket), position);
                 let each = gradient_bytes + self.program.optimizer.state_bytes_per_parameter();
                 moved(&format!("statistics.{}", self.optimizer_name()), elements, elements * each)
+            }
+            Action::Backup { bucket } => {
+                let bytes = class.backup_bytes(self.program, *bucket, position) as usize;
+                let elements = self.owned_elements(class, class.bucket(*bucket), position);
+                moved("copy", elements, 2 * bytes)
             }
             Action::Update { bucket } => {
                 let elements = self.owned_elements(class, class.bucket(*bucket), position);
@@ -127,6 +132,7 @@ impl<'a> CostModel<'a> {
             | Action::Loss
             | Action::Gather { .. }
             | Action::Release { .. }
+            | Action::Validate
             | Action::Reduce { .. } => 0.0,
         })
     }
@@ -293,6 +299,7 @@ impl<'a> CostModel<'a> {
             Operand::Slot(slot) => class.slot(slot).bytes,
             Operand::Weight(_) => elements * self.program.precision.compute.bytes(),
             Operand::Gradient(_) => elements * self.program.precision.gradients.bytes(),
+            Operand::Norm => 4 * Operand::NORM_WORDS,
         };
         (elements, bytes)
     }

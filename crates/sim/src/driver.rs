@@ -74,6 +74,16 @@ pub trait Driver {
     /// Whatever goes wrong in it.
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
 
+    /// Whether the update of the step before, which the actor has just
+    /// [validated](shardloom_program::Action::Validate), has to be amended. That depends on numbers, so a
+    /// driver without any takes updates for right.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn amends(&mut self, _call: &Call<'_>) -> Result<bool, Self::Error> {
+        Ok(false)
+    }
+
     /// Runs a collective whose members have all arrived, `members` in the order of the group; all of
     /// them are occupied for the result. The group may have one member. A folded class that the group
     /// lies within is one member.

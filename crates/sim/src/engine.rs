@@ -20,7 +20,7 @@ use std::collections::BinaryHeap;
 
 use shardloom_cluster::Cluster;
 use shardloom_program::timeline::{Picos, Timeline};
-use shardloom_program::{Class, Program, Rank, RouteId};
+use shardloom_program::{Action, Class, Program, Rank, RouteId};
 
 use crate::actor::{ActorState, Moved};
 use crate::mail::{Delivery, Mail};
@@ -159,6 +159,9 @@ impl<'s, 'p> Engine<'s, 'p> {
             let runs_on = match line.doing {
                 Doing::Local => {
                     self.compute(index, line, driver)?;
+                    if matches!(line.instruction.action, Action::Validate) {
+                        self.validate(index, driver)?;
+                    }
                     self.advance(index)
                 }
                 Doing::Collective { group, share } => {
@@ -213,6 +216,17 @@ impl<'s, 'p> Engine<'s, 'p> {
         Ok(())
     }
 
+    /// Has the driver say whether the update of the step before has to be amended.
+    fn validate<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
+        let actor = &mut self.actors[index];
+        let amends = driver.amends(&actor.call(actor.clock()))?;
+        actor.amend(amends);
+        if amends {
+            self.tracks[index].drop_microbatches();
+        }
+        Ok(())
+    }
+
     fn send<D: Driver>(
         &mut self,
         index: usize,
@@ -241,10 +255,11 @@ impl<'s, 'p> Engine<'s, 'p> {
             arrival += self.durations[message];
             let receiver = self.mail.receivers(route, call.actor.position)[message];
             let address = (route, receiver, microbatch(&self.actors[index]));
-            if self.mail.post(address, Delivery { begun, arrival }) {
+            if self.mail.post(address, call.actor.position, Delivery { begun, arrival }) {
                 self.wake(to as usize + receiver);
             }
         }
+        self.mail.end_send(route, call.actor.position, microbatch(&self.actors[index]));
         let actor = &mut self.actors[index];
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         actor.occupy(Queue::SENDS, arrival);
@@ -372,10 +387,12 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 
     fn finish<D: Driver>(self, driver: &D) -> Simulation {
-        let actors = self.actors.iter().map(|state| state.actor);
-        let tracks = self.tracks.into_iter().zip(actors).map(|(track, actor)| {
-            let each_step = self.program.sent_bytes(actor.class, actor.position);
-            track.finish(each_step * u64::from(self.options.steps))
+        let tracks = self.tracks.into_iter().zip(&self.actors).map(|(track, state)| {
+            let Actor { class, position, .. } = state.actor;
+            let each_step = self.program.sent_bytes(class, position);
+            let each_amendment = self.program.amending_bytes(class, position);
+            let amended = each_amendment * u64::from(state.amendments());
+            track.finish(each_step * u64::from(self.options.steps) + amended)
         });
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
         let draining = self.program.ahead as usize;
@@ -383,8 +400,10 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 }
 
+/// The micro-batch that messages between stages belong to; a norm belongs to none, and is the only thing
+/// that goes its way.
 fn microbatch(actor: &ActorState<'_, '_>) -> u32 {
-    actor.microbatch().expect("messages between stages belong to a micro-batch")
+    actor.microbatch().unwrap_or(0)
 }
 
 fn lanes_overlap(cluster: &Cluster, class: &Class, actor: Actor) -> Result<bool, SimError> {

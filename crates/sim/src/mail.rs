@@ -27,6 +27,9 @@ pub(crate) struct Mail {
     routes: Vec<RouteMail>,
     /// How many micro-batches in a row can be under way at a time.
     microbatches: usize,
+    /// How many deliveries of one micro-batch can be under way at a time: where a step may begin anew,
+    /// what was sent for nothing and what is sent instead.
+    deliveries: usize,
 }
 
 struct RouteMail {
@@ -34,8 +37,11 @@ struct RouteMail {
     receivers: Vec<Vec<usize>>,
     /// How many messages make each receiver's delivery.
     expected: Vec<u32>,
-    /// Per receiver, per micro-batch.
+    /// Per receiver, per micro-batch, as many as there are deliveries.
     letters: Vec<Letter>,
+    /// Which of them is next, per sender, per micro-batch, and per receiver, per micro-batch.
+    posted: Vec<usize>,
+    taken: Vec<usize>,
 }
 
 impl Mail {
@@ -46,6 +52,8 @@ impl Mail {
                 0 => 1,
                 ahead => ahead as usize + 2,
             };
+        let begins_anew = program.classes.iter().any(|class| class.ends_late());
+        let deliveries = if begins_anew { 2 } else { 1 };
         let routes = program.routes.iter().map(|route| {
             let size = |class| if folded { 1 } else { program.class(class).mesh.size() };
             let mut receivers = vec![vec![]; size(route.from)];
@@ -59,10 +67,12 @@ impl Mail {
                     expected[message.to] += 1;
                 }
             }
-            let letters = vec![Letter::default(); expected.len() * microbatches];
-            RouteMail { receivers, expected, letters }
+            let letters = vec![Letter::default(); expected.len() * microbatches * deliveries];
+            let posted = vec![0; receivers.len() * microbatches];
+            let taken = vec![0; expected.len() * microbatches];
+            RouteMail { receivers, expected, letters, posted, taken }
         });
-        Mail { routes: routes.collect(), microbatches }
+        Mail { routes: routes.collect(), microbatches, deliveries }
     }
 
     /// To whom `sender` sends, in order.
@@ -70,14 +80,17 @@ impl Mail {
         &self.routes[route.0 as usize].receivers[sender]
     }
 
-    /// A message has been sent. Whether the receiver has been waiting and now has all of them.
+    /// A message of `sender` has been sent. Whether the receiver has been waiting and now has all of them.
     pub fn post(
         &mut self,
         (route, receiver, microbatch): (RouteId, usize, u32),
+        sender: usize,
         sent: Delivery,
     ) -> bool {
         let expected = self.routes[route.0 as usize].expected[receiver];
-        let letter = self.letter(route, receiver, microbatch);
+        let place = self.place(sender, microbatch);
+        let next = self.routes[route.0 as usize].posted[place];
+        let letter = self.letter(route, receiver, microbatch, next);
         assert!(
             letter.arrived < expected,
             "a stage has received a micro-batch of one step before it is sent that of the next"
@@ -88,22 +101,45 @@ impl Mail {
         letter.awaited && letter.arrived == expected
     }
 
+    /// All of `sender`'s messages of one send have been posted.
+    pub fn end_send(&mut self, route: RouteId, sender: usize, microbatch: u32) {
+        let place = self.place(sender, microbatch);
+        let next = &mut self.routes[route.0 as usize].posted[place];
+        *next = (*next + 1) % self.deliveries;
+    }
+
     /// The delivery, if it is complete; otherwise the receiver waits from now on.
     pub fn look(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> Option<Delivery> {
         let expected = self.routes[route.0 as usize].expected[receiver];
-        let letter = self.letter(route, receiver, microbatch);
+        let next = self.routes[route.0 as usize].taken[self.place(receiver, microbatch)];
+        let letter = self.letter(route, receiver, microbatch, next);
         letter.awaited = letter.arrived < expected;
         let begun = letter.begun.unwrap_or_default();
         (!letter.awaited).then_some(Delivery { begun, arrival: letter.arrival })
     }
 
-    /// The delivery has been taken in; the place is free for the next step's.
+    /// The delivery has been taken in; the place is free for another.
     pub fn clear(&mut self, route: RouteId, receiver: usize, microbatch: u32) {
-        *self.letter(route, receiver, microbatch) = Letter::default();
+        let place = self.place(receiver, microbatch);
+        let deliveries = self.deliveries;
+        let next = &mut self.routes[route.0 as usize].taken[place];
+        let taken = std::mem::replace(next, (*next + 1) % deliveries);
+        *self.letter(route, receiver, microbatch, taken) = Letter::default();
     }
 
-    fn letter(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> &mut Letter {
-        &mut self.routes[route.0 as usize].letters
-            [receiver * self.microbatches + microbatch as usize % self.microbatches]
+    /// The place of one micro-batch of one sender or receiver.
+    fn place(&self, position: usize, microbatch: u32) -> usize {
+        position * self.microbatches + microbatch as usize % self.microbatches
+    }
+
+    fn letter(
+        &mut self,
+        route: RouteId,
+        receiver: usize,
+        microbatch: u32,
+        delivery: usize,
+    ) -> &mut Letter {
+        let place = self.place(receiver, microbatch) * self.deliveries + delivery;
+        &mut self.routes[route.0 as usize].letters[place]
     }
 }

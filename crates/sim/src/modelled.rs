@@ -235,7 +235,10 @@ impl Driver for Modelled<'_> {
         // Shards differ by position; everything else only by device.
         let by_position = matches!(
             call.instruction.action,
-            Action::Update { .. } | Action::Norm | Action::Statistics { .. }
+            Action::Backup { .. }
+                | Action::Update { .. }
+                | Action::Norm { .. }
+                | Action::Statistics { .. }
         );
         match by_position {
             true => {

@@ -18,6 +18,8 @@ struct Durations {
     spans: Vec<Picos>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
+    /// Whether updates had to be amended.
+    amends: Vec<bool>,
 }
 
 /// Passes calls on to another driver and writes down what it answers.
@@ -74,6 +76,12 @@ impl<D: Driver> Driver for Recorder<D> {
         Ok(span)
     }
 
+    fn amends(&mut self, call: &Call<'_>) -> Result<bool, D::Error> {
+        let amends = self.driver.amends(call)?;
+        self.of(call.actor).amends.push(amends);
+        Ok(amends)
+    }
+
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, D::Error> {
         let span = self.driver.collective(members)?;
         self.of(members[0].actor).spans.push(span);
@@ -85,20 +93,27 @@ impl<D: Driver> Driver for Recorder<D> {
 #[derive(Clone, Debug)]
 pub struct Recorded<'a> {
     recording: &'a Recording,
-    /// How many spans and sends of each actor have been used.
-    used: Vec<(usize, usize)>,
+    /// How many answers to each actor have been used.
+    used: Vec<Used>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    spans: usize,
+    sends: usize,
+    amends: usize,
 }
 
 impl<'a> Recorded<'a> {
     /// Repeats `recording` from its beginning.
     pub fn new(recording: &'a Recording) -> Recorded<'a> {
-        Recorded { recording, used: vec![(0, 0); recording.actors.len()] }
+        Recorded { recording, used: vec![Used::default(); recording.actors.len()] }
     }
 
     fn span(&mut self, actor: Actor) -> Result<Picos, SimError> {
         let index = actor.index as usize;
         let spans = self.recording.actors.get(index).map_or(&[][..], |it| &it.spans);
-        let span = self.used.get_mut(index).and_then(|(used, _)| next(spans, used));
+        let span = self.used.get_mut(index).and_then(|used| next(spans, &mut used.spans));
         span.copied().ok_or_else(|| ends(actor, spans.len()))
     }
 }
@@ -117,13 +132,20 @@ impl Driver for Recorded<'_> {
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
         let index = call.actor.index as usize;
         let sends = self.recording.actors.get(index).map_or(&[][..], |it| &it.sends);
-        let send = self.used.get_mut(index).and_then(|(_, used)| next(sends, used));
+        let send = self.used.get_mut(index).and_then(|used| next(sends, &mut used.sends));
         durations.extend(send.ok_or_else(|| ends(call.actor, sends.len()))?);
         Ok(())
     }
 
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         self.span(call.actor)
+    }
+
+    fn amends(&mut self, call: &Call<'_>) -> Result<bool, SimError> {
+        let index = call.actor.index as usize;
+        let amends = self.recording.actors.get(index).map_or(&[][..], |it| &it.amends);
+        let used = self.used.get_mut(index).and_then(|used| next(amends, &mut used.amends));
+        used.copied().ok_or_else(|| ends(call.actor, amends.len()))
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {

@@ -124,6 +124,10 @@ pub(crate) struct Item {
     pub first: bool,
     /// Whether no later entry works on this micro-batch.
     pub last: bool,
+    /// Whether it ends the step before.
+    pub late: bool,
+    /// Whether it is run only where the update of the step before was wrong.
+    pub amends: bool,
     /// What its computation is.
     pub activity: Activity,
     /// The chunk of the model, where the device holds several.
@@ -161,6 +165,11 @@ impl<'p> Script<'p> {
         script
     }
 
+    /// Whether something of a step is left to do in the next.
+    pub fn ends_late(&self) -> bool {
+        self.class.ends_late()
+    }
+
     /// How many queues an actor has.
     pub fn queues(&self) -> usize {
         Queue::of_group(self.groups.len()).index()
@@ -178,6 +187,7 @@ impl<'p> Script<'p> {
             Operand::Slot(slot) => Cell(slot.0),
             Operand::Weight(param) => lasting.weights(class.param(param).bucket),
             Operand::Gradient(param) => lasting.gradients(class.param(param).bucket),
+            Operand::Norm => lasting.norm(),
         };
         let mut sets: Vec<Cell> = instruction.writes.iter().map(|write| cell(write.to)).collect();
         let mut waits: Vec<Cell> = instruction.reads.iter().map(|&read| cell(read)).collect();
@@ -191,7 +201,7 @@ impl<'p> Script<'p> {
                 waits.push(lasting.gradients(bucket));
                 sets.push(lasting.gradients(bucket));
             }
-            Action::Norm => {
+            Action::Norm { .. } => {
                 waits.extend(class.buckets().map(|(bucket, _)| lasting.gradients(bucket)));
                 waits.push(lasting.norm());
                 sets.push(lasting.norm());
@@ -201,6 +211,10 @@ impl<'p> Script<'p> {
                 waits.extend([lasting.gradients(bucket), lasting.norm(), statistics]);
                 sets.push(statistics);
             }
+            Action::Backup { bucket } => {
+                waits.extend([lasting.weights(bucket), lasting.norm()]);
+            }
+            Action::Validate => waits.push(lasting.norm()),
             Action::Update { bucket } => {
                 waits.extend([
                     lasting.weights(bucket),
@@ -223,7 +237,7 @@ impl<'p> Script<'p> {
             (&Action::Receive { route }, _) => Doing::Receive(route),
             (action, Some(exchange)) => Doing::Collective {
                 group: self.group(&exchange.group),
-                share: matches!(action, Action::Norm | Action::Statistics { .. }),
+                share: matches!(action, Action::Norm { .. } | Action::Statistics { .. }),
             },
             (_, None) => Doing::Local,
         };
@@ -249,7 +263,8 @@ fn items(program: &Program, class: &Class) -> Vec<Item> {
     // to, and the place in it.
     let when = |index: usize, microbatch: u32| (-i64::from(microbatch / microbatches), index);
     let mut ends = BTreeMap::new();
-    for (index, item) in class.stream.iter().enumerate() {
+    // What amends comes between.
+    for (index, item) in class.stream.iter().enumerate().filter(|(_, item)| !item.amends) {
         if let Some(microbatch) = item.microbatch {
             let at = when(index, microbatch);
             let ends = ends.entry(microbatch % microbatches).or_insert((at, at));
@@ -260,7 +275,11 @@ fn items(program: &Program, class: &Class) -> Vec<Item> {
         let (first, last) = item.microbatch.map_or((true, true), |microbatch| {
             let (first, last) = ends[&(microbatch % microbatches)];
             let at = when(index, microbatch);
-            (at == first, at == last)
+            match item.amends {
+                // Of a micro-batch that is under way, or only to drop something of one that is not.
+                true => (at < first, at < first),
+                false => (at == first, at == last),
+            }
         });
         let body = class.body(item.body);
         Item {
@@ -269,6 +288,8 @@ fn items(program: &Program, class: &Class) -> Vec<Item> {
             lag: item.lag,
             first,
             last,
+            late: item.late,
+            amends: item.amends,
             activity: body.kind.activity(),
             chunk: body.part.chunk,
         }

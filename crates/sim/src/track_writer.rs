@@ -102,6 +102,11 @@ impl<'p> TrackWriter<'p> {
         self.ledger.end(instruction, microbatch);
     }
 
+    /// All micro-batches under way are dropped.
+    pub fn drop_microbatches(&mut self) {
+        self.ledger.drop_microbatches();
+    }
+
     /// A stream entry ends at `time`.
     pub fn end_item(&mut self, time: Picos) {
         self.track.intervals.extend(self.computing.take());

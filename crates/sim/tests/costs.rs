@@ -9,7 +9,7 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{Optimizer, Precision, Uniform};
 use shardloom_program::timeline::{Activity, Picos};
-use shardloom_program::{Action, ClassId, Exchange, Group, Instruction, Program};
+use shardloom_program::{Action, Cargo, ClassId, Exchange, Group, Instruction, Program};
 use shardloom_sim::{CostModel, Options, SimError, simulate};
 
 /// What `cores` move per second.
@@ -152,7 +152,7 @@ fn an_update_passes_gradient_weights_and_state_of_the_owned_elements() {
 fn the_norm_reads_each_owned_gradient_once() {
     for zero in [0, 2] {
         let (graph, program) = two_cores(zero, Optimizer::default());
-        let norm = find(&program, |action| matches!(action, Action::Norm));
+        let norm = find(&program, |action| matches!(action, Action::Norm { .. }));
         let owned = |elements: usize| if zero == 0 { elements } else { elements.div_ceil(2) };
         let buckets = program.classes[0].buckets.iter();
         let elements: usize = buckets.map(|bucket| owned(bucket.elements)).sum();
@@ -257,6 +257,7 @@ fn what_leaves_a_node_together_shares_its_uplink() {
     let bytes = route.message_bytes(&route.messages[0], 2) as f64;
     let path = cluster.link(DeviceId(0), DeviceId(16)).expect("devices").expect("two of them");
     let message = Picos::from_seconds(path.transfer_seconds(bytes, 8));
-    let label = format!("send {}", graph.value(route.value).name);
+    let Cargo::Value(value) = route.cargo else { panic!("activations go first") };
+    let label = format!("send {}", graph.value(value).name);
     assert_eq!(lengths(Activity::Send, &label), [message; 2]);
 }

@@ -6,7 +6,7 @@ use shardloom_graph::{Extents, Graph, ValueId};
 
 use super::stage::{StageId, StageModel};
 use crate::route::{self, Cell};
-use crate::{ClassId, Layout, ProgramError, Route, RouteId, SlotId};
+use crate::{Cargo, ClassId, Layout, ProgramError, Route, RouteId, SlotId};
 
 /// A value made in one stage and read in a later one of the same pipeline.
 pub(super) struct Crossing {
@@ -105,14 +105,14 @@ impl Boundaries {
             let upstream = Cell { layout: &handed, mesh: &producer.mesh };
             let downstream = Cell { layout: &received, mesh: &consumer.mesh };
             let dtype = graph.value(value).dtype;
-            let mut route = |gradient: bool, from: ClassId, to: ClassId, messages| {
-                self.routes.push(Route { value, gradient, from, to, dtype, messages });
+            let mut route = |cargo: Cargo, from: ClassId, to: ClassId, messages| {
+                self.routes.push(Route { cargo, from, to, dtype, messages });
                 RouteId(self.routes.len() as u32 - 1)
             };
             let there = route::messages(&global, upstream, downstream);
             let back = route::messages(&global, downstream, upstream);
-            let forward = route(false, producer.class, consumer.class, there);
-            let backward = route(true, consumer.class, producer.class, back);
+            let forward = route(Cargo::Value(value), producer.class, consumer.class, there);
+            let backward = route(Cargo::Gradient(value), consumer.class, producer.class, back);
             Way::Messages { forward, backward }
         };
         self.crossings.push(Crossing { value, from, to, handed, received, way });

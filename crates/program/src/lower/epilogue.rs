@@ -5,21 +5,38 @@ use shardloom_plan::Plan;
 
 use super::buckets::Parameters;
 use super::homes::Early;
+use crate::class::Bucket;
 use crate::{Action, BucketId, Group, Instruction};
 
-/// The instructions that end a step in which what is in `early` was reduced over its homes before.
-pub(super) fn body(parameters: &Parameters, plan: &Plan, early: &Early) -> Vec<Instruction> {
-    let buckets = || {
-        let ids = (0..parameters.buckets.len() as u32).map(BucketId);
-        ids.zip(&parameters.buckets)
-    };
+/// The instructions that end a step in which what is in `early` was reduced over its homes before; `norm`
+/// are those that find the norm of its gradients.
+pub(super) fn body(
+    parameters: &Parameters,
+    plan: &Plan,
+    early: &Early,
+    norm: Vec<Instruction>,
+) -> Vec<Instruction> {
+    let late = buckets(parameters).filter(|&(bucket, _)| !early.contains(bucket));
+    let reductions = late.filter_map(|(bucket, _)| over_homes(parameters, bucket));
+    let reductions = reductions.map(Instruction::bare);
+    reductions.chain(norm).chain(updates(parameters, plan)).collect()
+}
+
+/// The norm of all gradients, for which all ranks wait, where the plan asks for it.
+pub(super) fn awaited_norm(plan: &Plan) -> Vec<Instruction> {
+    let norm = plan.looks_at_norm().then_some(Action::Norm { group: Group::World });
+    norm.into_iter().map(Instruction::bare).collect()
+}
+
+/// All buckets with their ids.
+pub(super) fn buckets(parameters: &Parameters) -> impl Iterator<Item = (BucketId, &Bucket)> {
+    (0u32..).map(BucketId).zip(&parameters.buckets)
+}
+
+/// The update of all buckets.
+pub(super) fn updates(parameters: &Parameters, plan: &Plan) -> Vec<Instruction> {
     let mut actions = vec![];
-    let late = |&(bucket, _): &(BucketId, _)| !early.contains(bucket);
-    actions.extend(buckets().filter(late).filter_map(|(bucket, _)| over_homes(parameters, bucket)));
-    if plan.clip_norm.is_some() || plan.skip_non_finite {
-        actions.push(Action::Norm);
-    }
-    for (bucket, spec) in buckets() {
+    for (bucket, spec) in buckets(parameters) {
         let sharded = plan.sync.zero >= 1 && !spec.replicas.is_empty();
         let mut owners = spec.splits.clone();
         if sharded {

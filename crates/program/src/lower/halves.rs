@@ -54,6 +54,6 @@ pub(super) fn split(
 fn slots(operands: impl Iterator<Item = Operand> + Clone) -> impl Iterator<Item = SlotId> + Clone {
     operands.filter_map(|operand| match operand {
         Operand::Slot(slot) => Some(slot),
-        Operand::Weight(_) | Operand::Gradient(_) => None,
+        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
     })
 }

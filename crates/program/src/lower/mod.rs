@@ -17,6 +17,7 @@ mod halves;
 mod homes;
 mod liveness;
 mod overlap;
+mod post_validation;
 mod sharding;
 mod stage;
 mod stream;
@@ -33,6 +34,7 @@ use crate::schedule::{Instance, Pass, Schedule, StageMap};
 use crate::{ClassId, Layout, ProgramError, SlotId};
 use bodies::StageBodies;
 use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
+use post_validation::PostValidation;
 use stage::{StageId, StageModel};
 use versions::Versions;
 
@@ -45,13 +47,14 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     plan.validate(graph, devices)?;
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
-    let boundaries = Boundaries::find(graph, &stages)?;
+    let mut boundaries = Boundaries::find(graph, &stages)?;
     let map = stage_map(plan, &stages)?;
     let schedule = match plan.schedule {
         ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
         kind => Schedule::build(kind, map, &plan.pass_times)?,
     };
     require_rule(plan, &schedule)?;
+    let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);
     let units = buckets::Units::of(graph, plan);
     let ids = || (0u32..lists.len() as u32).map(ClassId);
     let parameters: Vec<buckets::Parameters> = ids()
@@ -68,6 +71,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
             early: &early,
             boundaries: &boundaries,
             schedule: &schedule,
+            post_validation: post_validation.as_ref(),
             id,
         };
         classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
@@ -171,6 +175,7 @@ struct ClassLowering<'a> {
     early: &'a homes::Early,
     boundaries: &'a Boundaries,
     schedule: &'a Schedule,
+    post_validation: Option<&'a PostValidation<'a>>,
     id: ClassId,
 }
 
@@ -222,7 +227,14 @@ impl ClassLowering<'_> {
             versions,
             early,
         };
-        let stream = assembly.stream(order, epilogue::body(&parameters, plan, early))?;
+        let norm = match self.post_validation {
+            Some(later) => later.norm(self.id, &parameters),
+            None => epilogue::awaited_norm(plan),
+        };
+        let mut stream = assembly.stream(order, epilogue::body(&parameters, plan, early, norm))?;
+        if let Some(later) = self.post_validation {
+            later.weave(&mut stream, self.id, &parameters, boundaries, self.stages);
+        }
         Ok(Class {
             stages: places,
             replica,
@@ -237,6 +249,7 @@ impl ClassLowering<'_> {
             updates,
             delay,
             evaluation: stream.evaluation,
+            updates_early: self.post_validation.is_some_and(|later| !later.knows_all(self.id)),
         })
     }
 

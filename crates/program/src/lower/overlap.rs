@@ -103,7 +103,7 @@ impl Buckets {
             buckets.used.extend(operands.filter_map(|operand| match operand {
                 Operand::Weight(param) => Some(Content::Weights(bucket(param))),
                 Operand::Gradient(param) => Some(Content::Gradients(bucket(param))),
-                Operand::Slot(_) => None,
+                Operand::Slot(_) | Operand::Norm => None,
             }));
         }
         buckets.used.extend(&buckets.synchronised);

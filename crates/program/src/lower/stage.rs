@@ -118,7 +118,7 @@ pub(super) fn awaited(instructions: &[Instruction]) -> BTreeSet<SlotId> {
     let mut written = BTreeSet::new();
     let mut awaited = BTreeSet::new();
     for instruction in instructions {
-        debug_assert!(!matches!(instruction.action, Action::Norm));
+        debug_assert!(!matches!(instruction.action, Action::Norm { .. }));
         for read in &instruction.reads {
             if let Operand::Slot(slot) = read
                 && !written.contains(slot)

@@ -19,6 +19,8 @@ use crate::{Instruction, ProgramError};
 pub(super) struct Stream {
     pub bodies: Vec<Body>,
     pub items: Vec<StreamItem>,
+    /// For each item the pass that it is, or a piece of.
+    pub passes: Vec<Option<Cell>>,
     pub evaluation: Vec<BodyId>,
 }
 
@@ -108,6 +110,7 @@ impl Assembly<'_> {
         let mut completed = completed.iter();
         let mut made = Made::default();
         let mut items = vec![];
+        let mut ran = vec![];
         let mut updates = vec![];
         for (index, turn) in order.iter().enumerate() {
             let passes = turn.cells().zip(&mut completed);
@@ -116,23 +119,26 @@ impl Assembly<'_> {
                 .collect();
             for (cell, body) in made.turn(self, &passes) {
                 let lag = self.versions.lag(cell)?;
-                items.push(StreamItem { body, microbatch: Some(cell.microbatch), lag });
+                items.push(StreamItem { lag, ..StreamItem::new(body, Some(cell.microbatch)) });
+                ran.push(Some(cell));
             }
             if turn.cells().any(|cell| self.versions.ends_round(cell)) {
                 updates.push(items.len());
             }
             if let Some(body) = self.synchronisation(index) {
-                items.push(StreamItem { body: made.add(body), microbatch: None, lag: 0 });
+                items.push(StreamItem::new(made.add(body), None));
+                ran.push(None);
             }
         }
         let part = Part::default();
         let epilogue = Body { kind: BodyKind::Epilogue, part, instructions: epilogue };
-        let update = StreamItem { body: made.add(epilogue), microbatch: None, lag: 0 };
+        let update = StreamItem::new(made.add(epilogue), None);
         if updates.last() != Some(&items.len()) {
             updates.push(items.len());
         }
         for &at in updates.iter().rev() {
             items.insert(at, update);
+            ran.insert(at, None);
         }
         // One pipeline holds the whole model.
         let first = |(_, (_, model, _)): &(usize, &(StageId, &StageModel, StageBodies))| {
@@ -146,7 +152,7 @@ impl Assembly<'_> {
             made.add(Body { kind: BodyKind::Evaluation, part, instructions })
         });
         let evaluation = evaluation.collect();
-        Ok(Stream { bodies: made.bodies, items, evaluation })
+        Ok(Stream { bodies: made.bodies, items, passes: ran, evaluation })
     }
 
     /// What is synchronised between a turn and the next.

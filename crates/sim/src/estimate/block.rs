@@ -117,7 +117,7 @@ impl Queues {
 fn slot(operand: Operand) -> Option<usize> {
     match operand {
         Operand::Slot(slot) => Some(slot.0 as usize),
-        Operand::Weight(_) | Operand::Gradient(_) => None,
+        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
     }
 }
 

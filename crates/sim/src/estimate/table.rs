@@ -67,7 +67,7 @@ fn received_bytes(class: &Class, samples: u32) -> Vec<f64> {
     let received = received.map(|(_, instruction)| instruction);
     let written = received.flat_map(|it| &it.writes).filter_map(|write| match write.to {
         Operand::Slot(slot) => Some(class.slot(slot).bytes),
-        Operand::Weight(_) | Operand::Gradient(_) => None,
+        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
     });
     written.map(|bytes| bytes as f64 / f64::from(samples)).collect()
 }

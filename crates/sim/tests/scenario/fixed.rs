@@ -37,7 +37,7 @@ impl Driver for Fixed<'_> {
         let first = body.instructions.iter().position(|it| computes(&it.action));
         let [input, weight] = self.backward;
         Ok(Picos(match (body.kind, &call.instruction.action) {
-            (_, Action::Norm) => self.norm_share,
+            (_, Action::Norm { .. }) => self.norm_share,
             (BodyKind::Forward, _) if first == Some(call.index) => self.forward,
             (BodyKind::Backward, _) if first == Some(call.index) => input + weight,
             (BodyKind::BackwardInput, _) if first == Some(call.index) => input,
@@ -60,7 +60,7 @@ impl Driver for Fixed<'_> {
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
         Ok(Picos(match members[0].instruction.action {
             Action::Reduce { .. } => self.reduce,
-            Action::Norm => self.norm,
+            Action::Norm { .. } => self.norm,
             _ => 0,
         }))
     }

@@ -42,9 +42,11 @@ impl Threads {
         let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
         Error::unless_threads(ranks)?;
         // A sender runs at most a step ahead of its receiver, so a channel never needs to hold more
-        // than all messages of one step.
+        // than all messages of one step, or of one that is begun twice.
+        let begun = 1 + usize::from(shared.program.classes.iter().any(|class| class.ends_late()));
         let most = shared.program.microbatches
             * (shared.program.ahead as usize + 1)
+            * begun
             * shared.program.routes.len().max(1);
         let channel_capacity = NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
         let settings = Settings { channel_capacity, timeout };
@@ -180,14 +182,17 @@ impl Worker<'_> {
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step);
+                let mut step = 0;
                 for (round, item) in shared.program.unrolled(class, *count) {
-                    if round > steps.len() as i64 {
-                        steps.push(self.rank.end_step());
-                        self.rank.begin_step(steps.len() as u32);
+                    if round > i64::from(step) {
+                        step += 1;
+                        self.rank.begin_step(step);
                     }
-                    self.run(item, &mut recorder)?;
+                    if !item.amends || self.rank.amends() {
+                        self.run(item, &mut recorder)?;
+                    }
                 }
-                steps.push(self.rank.end_step());
+                steps = self.rank.end_steps(*count);
                 let sent = self.sent_bytes() - sent;
                 let peak = self.rank.memory().peak_bytes() as u64;
                 track = recorder.map(|recorder| recorder.finish(peak, sent));
@@ -199,7 +204,7 @@ impl Worker<'_> {
                 for microbatch in 0..*microbatches {
                     self.rank.begin_evaluation(microbatch * samples);
                     for &body in &bodies {
-                        self.run(StreamItem { body, microbatch: Some(0), lag: 0 }, &mut None)?;
+                        self.run(StreamItem::new(body, Some(0)), &mut None)?;
                     }
                     if let Some(loss) = self.rank.end_step().loss_sum {
                         *step.loss_sum.get_or_insert(0.0) += loss;
@@ -225,13 +230,13 @@ impl Worker<'_> {
 
     fn run(
         &mut self,
-        StreamItem { body, microbatch, lag }: StreamItem,
+        StreamItem { body: id, microbatch, lag, .. }: StreamItem,
         recorder: &mut Option<Recorder>,
     ) -> Result<()> {
         let shared = Arc::clone(self.rank.shared());
         let class = shared.program.class(self.rank.class_id());
-        let body = class.body(body);
-        self.rank.begin_item(lag);
+        let body = class.body(id);
+        self.rank.begin_item(id, lag);
         for instruction in &body.instructions {
             let start = recorder.as_ref().map(|_| Instant::now());
             self.execute(instruction, microbatch.unwrap_or(0))?;

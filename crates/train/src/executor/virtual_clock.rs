@@ -4,7 +4,7 @@
 //! So a program with more ranks than this machine has cores runs in the order it would have on the
 //! modelled machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,14 +61,13 @@ impl VirtualCrew {
                     rank.begin_steps(*first_step);
                 }
                 let shared = Arc::clone(&self.shared);
-                let (simulation, recording) =
-                    self.follow(&shared.program, *steps, &mut outcomes)?;
+                let (simulation, recording) = self.follow(&shared.program, *steps)?;
                 self.recording = Some(recording);
                 for (track, slot) in simulation.timeline.tracks.into_iter().zip(&mut tracks) {
                     *slot = Some(track);
                 }
                 for (rank, outcomes) in self.ranks.iter_mut().zip(&mut outcomes) {
-                    outcomes.push(rank.end_step());
+                    *outcomes = rank.end_steps(*steps);
                 }
             }
             Command::Evaluate { microbatches } => {
@@ -79,7 +78,7 @@ impl VirtualCrew {
                     for rank in &mut self.ranks {
                         rank.begin_evaluation(microbatch * samples);
                     }
-                    self.follow(&program, 1, &mut outcomes)?;
+                    self.follow(&program, 1)?;
                     for (rank, outcome) in self.ranks.iter_mut().zip(&mut sums) {
                         if let Some(loss) = rank.end_step().loss_sum {
                             *outcome.loss_sum.get_or_insert(0.0) += loss;
@@ -109,19 +108,12 @@ impl VirtualCrew {
             .collect())
     }
 
-    /// Runs the streams of `program` for so many steps; what all but the last come to on each rank is
-    /// added to `outcomes`.
-    fn follow(
-        &mut self,
-        program: &Program,
-        steps: u32,
-        outcomes: &mut [Vec<StepOutcome>],
-    ) -> Result<(Simulation, Recording)> {
+    /// Runs the streams of `program` for so many steps.
+    fn follow(&mut self, program: &Program, steps: u32) -> Result<(Simulation, Recording)> {
         let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
         let driver = Executing {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
-            outcomes,
             ranks: &mut self.ranks,
             sent_bytes: &mut self.sent_bytes,
             model,
@@ -139,7 +131,7 @@ impl VirtualCrew {
 fn evaluation(program: &Program) -> Program {
     let mut program = program.clone();
     for class in &mut program.classes {
-        let item = |&body: &BodyId| StreamItem { body, microbatch: Some(0), lag: 0 };
+        let item = |&body: &BodyId| StreamItem::new(body, Some(0));
         class.stream = class.evaluation.iter().map(item).collect();
     }
     program
@@ -151,11 +143,10 @@ struct Executing<'a> {
     ranks: &'a mut [Rank],
     /// The step that each rank is at.
     at: Vec<u32>,
-    outcomes: &'a mut [Vec<StepOutcome>],
     sent_bytes: &'a mut [u64],
     model: Modelled<'a>,
     /// Messages under way, by route, sender, receiver and micro-batch.
-    letters: BTreeMap<(RouteId, RankId, RankId, u32), Buffer>,
+    letters: BTreeMap<(RouteId, RankId, RankId, u32), VecDeque<Buffer>>,
     /// What ranks have computed for a collective that is still to come.
     pending: BTreeMap<RankId, Contribution>,
 }
@@ -166,11 +157,10 @@ impl Executing<'_> {
         let index = call.actor.rank.0 as usize;
         let rank = &mut self.ranks[index];
         if call.step > self.at[index] {
-            self.outcomes[index].push(rank.end_step());
             self.at[index] = call.step;
             rank.begin_step(call.step);
         }
-        rank.begin_item(call.lag);
+        rank.begin_item(call.body, call.lag);
         rank
     }
 
@@ -193,7 +183,7 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         let start = ThreadTime::now();
         match call.instruction.action {
-            Action::Norm | Action::Statistics { .. } => {
+            Action::Norm { .. } | Action::Statistics { .. } => {
                 let contribution = self.rank(call).contribute(call.instruction, microbatch);
                 self.pending.insert(call.actor.rank, contribution);
             }
@@ -209,7 +199,7 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         for message in self.rank(call).outgoing(route, call.instruction, microbatch) {
             let key = (route, call.actor.rank, message.to, microbatch);
-            self.letters.insert(key, message.payload);
+            self.letters.entry(key).or_default().push_back(message.payload);
         }
         self.count(call);
         Ok(self.model.send(call, durations)?)
@@ -223,11 +213,16 @@ impl Driver for Executing<'_> {
         let receiver = call.actor.rank;
         let mut payloads = vec![];
         for sender in self.rank(call).senders(route) {
-            let letter = self.letters.remove(&(route, sender, receiver, microbatch));
+            let letters = self.letters.get_mut(&(route, sender, receiver, microbatch));
+            let letter = letters.and_then(VecDeque::pop_front);
             payloads.push(letter.expect("the engine delivers after the send"));
         }
         self.rank(call).incoming(route, call.instruction, microbatch, payloads);
         Ok(self.model.receive(call)?)
+    }
+
+    fn amends(&mut self, call: &Call<'_>) -> Result<bool> {
+        Ok(self.ranks[call.actor.rank.0 as usize].amends())
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos> {

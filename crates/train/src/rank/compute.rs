@@ -52,7 +52,9 @@ impl Rank {
                     gradient_writes.push((index, write));
                     None
                 }
-                Operand::Weight(_) => unreachable!("only an update writes weights"),
+                Operand::Weight(_) | Operand::Norm => {
+                    unreachable!("only an update writes weights, and no operator a norm")
+                }
             });
         }
         let params: Vec<_> = gradient_writes
@@ -75,7 +77,9 @@ impl Rank {
                         Some(moved) => moved.as_f32(),
                         None => weights.of(class, param),
                     }),
-                    Operand::Gradient(_) => unreachable!("no operator reads a weight's gradient"),
+                    Operand::Gradient(_) | Operand::Norm => {
+                        unreachable!("no operator reads a weight's gradient or a norm")
+                    }
                 },
             })
             .collect();

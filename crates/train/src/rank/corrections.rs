@@ -114,7 +114,7 @@ impl Rank {
         let moved = |read: &Operand| match *read {
             Operand::Weight(param) if forward => self.predicted(param, rules.prediction?),
             Operand::Weight(param) => Some(self.moved_back(param)),
-            Operand::Slot(_) | Operand::Gradient(_) => None,
+            Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => None,
         };
         reads.map(moved).collect()
     }

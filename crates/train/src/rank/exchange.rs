@@ -32,7 +32,7 @@ impl Rank {
             }
             Action::Gather { bucket } => self.bring_weights(*bucket),
             Action::Reduce { bucket, group, .. } => self.bring_gradient(*bucket, group),
-            Action::Norm => return Contribution::Scalar(self.own_squared_norm()),
+            Action::Norm { .. } => return Contribution::Scalar(self.own_squared_norm()),
             Action::Statistics { bucket, round, .. } => self.own_statistics(*bucket, *round),
             other => unreachable!("{other:?} is no collective"),
         })
@@ -49,7 +49,7 @@ impl Rank {
             Action::Reduce { bucket, group, scatter } => {
                 self.settle_gradient(*bucket, group, *scatter, result.reals());
             }
-            Action::Norm => match result {
+            Action::Norm { .. } => match result {
                 Contribution::Scalar(squared) => self.settle_norm(squared),
                 Contribution::Reals(_) => unreachable!("a norm is a scalar"),
             },

@@ -13,6 +13,7 @@ mod redistribute;
 mod routes;
 mod slots;
 mod update;
+mod validation;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use shardloom_graph::Graph;
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
-use shardloom_program::{Action, Class, ClassId, Instruction, Program};
+use shardloom_program::{Action, BodyId, BodyKind, Class, ClassId, Instruction, Program};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -30,6 +31,7 @@ pub(crate) use exchange::Contribution;
 use parameters::Parameters;
 use slots::Slots;
 pub(crate) use update::StepOutcome;
+use validation::Norm;
 
 /// What all ranks of a run have in common.
 pub(crate) struct Shared {
@@ -53,6 +55,9 @@ pub(crate) struct Rank {
     parameters: Parameters,
     now: Now,
     outcome: StepOutcome,
+    /// What the steps before in the row came to.
+    outcomes: Vec<StepOutcome>,
+    norm: Norm,
     /// This rank's part of the loss of steps that it has begun.
     losses: BTreeMap<u64, f64>,
 }
@@ -81,8 +86,19 @@ impl Rank {
         let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
-        let losses = BTreeMap::new();
-        Rank { shared, class, position, memory, slots, parameters, now, outcome, losses }
+        Rank {
+            shared,
+            class,
+            position,
+            memory,
+            slots,
+            parameters,
+            now,
+            outcome,
+            outcomes: vec![],
+            norm: Norm::default(),
+            losses: BTreeMap::new(),
+        }
     }
 
     pub fn program(&self) -> &Program {
@@ -130,19 +146,35 @@ impl Rank {
             first_sample: first_step * samples,
         };
         self.losses.clear();
+        self.outcomes.clear();
         self.parameters.weights.forget();
         self.begin_step(0);
     }
 
-    /// Prepares for the n-th of these steps.
+    /// Prepares for the n-th of these steps, or for what is left to do of the last.
     pub fn begin_step(&mut self, number: u32) {
+        if number > 0 {
+            let outcome = self.end_step();
+            self.outcomes.push(outcome);
+        }
         self.now.step = self.now.first_step + u64::from(number);
         self.outcome = StepOutcome::default();
         self.parameters.forget_gradients();
     }
 
-    /// Prepares for an entry of the stream that runs with weights as they were `lag` updates ago.
-    pub fn begin_item(&mut self, lag: u32) {
+    /// What each of `steps` steps in a row came to on this rank.
+    pub fn end_steps(&mut self, steps: u32) -> Vec<StepOutcome> {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        if outcomes.len() < steps as usize {
+            outcomes.push(self.end_step());
+        }
+        outcomes
+    }
+
+    /// Prepares for an entry of the stream, which runs `body` with weights as they were `lag` updates
+    /// ago.
+    pub fn begin_item(&mut self, body: BodyId, lag: u32) {
+        self.norm.amending = self.class().body(body).kind == BodyKind::Amendment;
         self.parameters.weights.go_back(lag);
     }
 
@@ -177,11 +209,13 @@ impl Rank {
             Action::Loss => self.note_loss(instruction, microbatch),
             Action::Release { bucket } => self.parameters.release(*bucket),
             Action::Update { bucket } => self.update(*bucket),
+            Action::Backup { bucket } => self.back_up(*bucket),
+            Action::Validate => self.validate(),
             Action::Send { .. }
             | Action::Receive { .. }
             | Action::Gather { .. }
             | Action::Reduce { .. }
-            | Action::Norm
+            | Action::Norm { .. }
             | Action::Statistics { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)
             }

@@ -24,12 +24,18 @@ impl Rank {
         instruction: &Instruction,
         microbatch: u32,
     ) -> Vec<Outgoing> {
-        let Operand::Slot(slot) = instruction.reads[0] else {
-            unreachable!("slots are sent, parameters stay")
-        };
-        let shape = self.class().slot(slot).shape.clone();
         let messages: Vec<Message> = self.route(route).sent_by(self.position).cloned().collect();
         let first = self.shared.program.class(self.route(route).to).first_rank.0;
+        let slot = match instruction.reads[0] {
+            Operand::Slot(slot) => slot,
+            Operand::Norm => {
+                let to = |message: &Message| RankId(first + message.to as u32);
+                let norm = |message| Outgoing { to: to(message), payload: self.norm_in_words() };
+                return messages.iter().map(norm).collect();
+            }
+            Operand::Weight(_) | Operand::Gradient(_) => unreachable!("parameters stay"),
+        };
+        let shape = self.class().slot(slot).shape.clone();
         let whole = |message: &Message| message.source.extent == shape;
         let mut outgoing = vec![];
         let last = messages.len().saturating_sub(1);
@@ -69,8 +75,12 @@ impl Rank {
         microbatch: u32,
         payloads: Vec<Buffer>,
     ) {
-        let Operand::Slot(slot) = instruction.writes[0].to else {
-            unreachable!("messages arrive in slots")
+        let slot = match instruction.writes[0].to {
+            Operand::Slot(slot) => slot,
+            Operand::Norm => {
+                return self.hear_of_norm(&payloads[0], instruction.writes[0].accumulate);
+            }
+            Operand::Weight(_) | Operand::Gradient(_) => unreachable!("parameters stay"),
         };
         let shape = self.class().slot(slot).shape.clone();
         let messages: Vec<Message> =

@@ -36,6 +36,11 @@ impl Slots {
         self.held[row][slot.0 as usize] = Some(buffer);
     }
 
+    /// Drops everything.
+    pub fn clear(&mut self) {
+        self.held.iter_mut().flatten().for_each(|slot| *slot = None);
+    }
+
     fn row(&self, microbatch: u32) -> usize {
         microbatch as usize % self.held.len()
     }

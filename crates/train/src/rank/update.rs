@@ -20,6 +20,14 @@ pub(crate) struct StepOutcome {
     pub skipped: bool,
 }
 
+impl StepOutcome {
+    /// Takes in the squared norm of all gradients.
+    pub(super) fn decide(&mut self, squared_norm: f64, skip_non_finite: bool) {
+        self.gradient_norm = Some(squared_norm.sqrt());
+        self.skipped = skip_non_finite && !squared_norm.is_finite();
+    }
+}
+
 impl Rank {
     /// The squared norm of the gradients this rank answers for.
     pub(super) fn own_squared_norm(&self) -> f64 {
@@ -52,14 +60,10 @@ impl Rank {
         }
     }
 
-    pub(super) fn settle_norm(&mut self, squared: f64) {
-        self.outcome.gradient_norm = Some(squared.sqrt());
-        self.outcome.skipped = self.shared.skip_non_finite && !squared.is_finite();
-    }
-
     /// The update of weights that have had so many.
     fn step(&self, updates: u64) -> Step {
-        let clipped = match (self.shared.program.clip_norm, self.outcome.gradient_norm) {
+        let norm = self.norm.squared.map(f64::sqrt);
+        let clipped = match (self.shared.program.clip_norm, norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
             _ => 1.0,
         };
@@ -71,13 +75,15 @@ impl Rank {
         }
     }
 
-    /// The learning rate of the current step.
+    /// The learning rate of the step that is updated for.
     pub(super) fn learning_rate(&self) -> f32 {
-        (self.shared.learning_rate.at(self.now.step) * self.learning_rate_share()) as f32
+        let step = self.now.step - u64::from(self.norm.amending);
+        (self.shared.learning_rate.at(step) * self.learning_rate_share()) as f32
     }
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
     pub(super) fn own_statistics(&mut self, bucket: BucketId, round: usize) -> Buffer {
+        let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
         let lens: Vec<usize> =
@@ -87,7 +93,7 @@ impl Rank {
         for (part, len) in owned.iter_mut().zip(lens) {
             let (out, tail) = rest.split_at_mut(len);
             rest = tail;
-            if part.piece.elements() == 0 || self.outcome.skipped {
+            if part.piece.elements() == 0 || left_out {
                 continue;
             }
             let step = self.step(part.updates);
@@ -129,7 +135,8 @@ impl Rank {
         let index = bucket.0 as usize;
         let last = index + 1 == self.class().buckets.len();
         self.parameters.weights.keep(&self.memory, index);
-        if !self.outcome.skipped {
+        let left_out = self.leaves_out();
+        if !left_out {
             let optimizer = self.compensated(self.parameters.optimizer);
             let (acts, decay) = self.velocity_decay();
             let mut owned = std::mem::take(&mut self.parameters.owned[index]);

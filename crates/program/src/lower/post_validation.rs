@@ -1,0 +1,262 @@
+//! Updates that are made before the norm of all gradients is known, and validated in the next step (Qi et
+//! al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, arXiv 2401.10241, section 4, and the order of the
+//! authors' code, sail-sg/zero-bubble-pipeline-parallelism).
+//!
+//! At the end of a step the squared norm goes from class to class, each adding its own, and each updates
+//! with what it has got. The last class knows all of it and sends it back, from class to class, while the
+//! others are at the first forward passes of the next step. There each of them validates. Where gradients
+//! had to be clipped or were not finite, which all classes see alike, the update is undone and made again,
+//! and the step begins anew.
+//!
+//! What has run before the validation must not rest on anything that runs after it on another class, or
+//! classes would wait for each other. So validations *cut* the step: the passes before them are forward
+//! passes, each with all those of the same micro-batch in the stages before it. Messages may cross the cut;
+//! those that were sent before it for nothing are received and dropped.
+
+use std::collections::BTreeMap;
+
+use shardloom_plan::{Axis, Plan};
+
+use super::boundary::{Boundaries, Way};
+use super::buckets::Parameters;
+use super::epilogue;
+use super::stage::StageModel;
+use super::stream::Stream;
+use crate::class::{Body, BodyId, BodyKind, Part, StreamItem};
+use crate::schedule::{Cell, Instance, Pass, Schedule, Turn};
+use crate::{Action, ClassId, Group, Instruction, Operand, Route, RouteId, Write};
+
+/// How the norm goes round the classes, and how far each gets before it is back.
+pub(super) struct PostValidation<'a> {
+    plan: &'a Plan,
+    /// The passes of each class, in order.
+    cells: Vec<Vec<Cell>>,
+    /// How many of them run before the validation.
+    cuts: Vec<usize>,
+    /// Where each forward pass stands: the class and the place in its order.
+    places: BTreeMap<(Instance, u32), (usize, usize)>,
+    /// From each class but the last to the next.
+    onward: Vec<RouteId>,
+    /// From each class but the first to the one before.
+    back: Vec<RouteId>,
+}
+
+impl<'a> PostValidation<'a> {
+    /// How updates are validated afterwards, where the plan wants that and there is anything to wait for:
+    /// a norm, and a second class. Adds the ways of the norm to those of values.
+    pub fn of(
+        plan: &'a Plan,
+        schedule: &Schedule,
+        stages: &[StageModel],
+        boundaries: &mut Boundaries,
+    ) -> Option<PostValidation<'a>> {
+        let classes = schedule.orders.len();
+        if !plan.post_validation || !plan.looks_at_norm() || classes < 2 {
+            return None;
+        }
+        let cells: Vec<Vec<Cell>> = schedule
+            .orders
+            .iter()
+            .map(|order| order.iter().flat_map(|turn| turn.cells()).collect())
+            .collect();
+        let mut places = BTreeMap::new();
+        for (class, cells) in cells.iter().enumerate() {
+            for (index, cell) in cells.iter().enumerate() {
+                if cell.pass == Pass::Forward {
+                    places.insert((cell.instance, cell.microbatch), (class, index));
+                }
+            }
+        }
+        let end = |class: usize| {
+            let id = ClassId(class as u32);
+            let stage = stages.iter().find(|stage| stage.class == id);
+            (id, stage.expect("a class holds a stage").mesh.size())
+        };
+        let mut route = |from: usize, to: usize| {
+            boundaries.routes.push(Route::of_norm(end(from), end(to)));
+            RouteId(boundaries.routes.len() as u32 - 1)
+        };
+        let onward = (1..classes).map(|class| route(class - 1, class)).collect();
+        let back = (1..classes).map(|class| route(class, class - 1)).collect();
+        let cuts = cuts(schedule, &cells, &places);
+        Some(PostValidation { plan, cells, cuts, places, onward, back })
+    }
+
+    /// Whether a class knows the norm of all gradients when it updates.
+    pub fn knows_all(&self, class: ClassId) -> bool {
+        class.0 as usize + 1 == self.cells.len()
+    }
+
+    /// The instructions that find the norm as far as it is known at the end of a step, and keep what they
+    /// may have to go back to.
+    pub fn norm(&self, class: ClassId, parameters: &Parameters) -> Vec<Instruction> {
+        let index = class.0 as usize;
+        let group = Group::Mesh(Axis::ALL.to_vec());
+        let mut instructions = vec![Instruction::bare(Action::Norm { group })];
+        if let Some(before) = index.checked_sub(1) {
+            instructions.push(receive(self.onward[before], true));
+        }
+        if !self.knows_all(class) {
+            instructions.push(send(self.onward[index]));
+            let keep = |(bucket, _)| Instruction::bare(Action::Backup { bucket });
+            instructions.extend(epilogue::buckets(parameters).map(keep));
+        } else if let Some(before) = index.checked_sub(1) {
+            instructions.push(send(self.back[before]));
+        }
+        instructions
+    }
+
+    /// Adds the validation to a class's stream, and what follows if the update was wrong.
+    pub fn weave(
+        &self,
+        stream: &mut Stream,
+        class: ClassId,
+        parameters: &Parameters,
+        boundaries: &Boundaries,
+        stages: &[StageModel],
+    ) {
+        let index = class.0 as usize;
+        let mut validation = vec![];
+        if !self.knows_all(class) {
+            validation.push(receive(self.back[index], false));
+            validation.extend(index.checked_sub(1).map(|before| send(self.back[before])));
+        }
+        validation.push(Instruction::bare(Action::Validate));
+        let cut = self.cuts[index];
+        // Until the cut each turn is one pass, and nothing stands between.
+        let (before, after) = stream.items.split_at(cut);
+        let repeated = before.iter().map(|&item| StreamItem { amends: true, ..item }).collect();
+        let after: Vec<(Cell, BodyId)> = stream.passes[cut..]
+            .iter()
+            .zip(after)
+            .filter_map(|(cell, item)| Some(((*cell)?, item.body)))
+            .collect();
+
+        let mut woven = vec![];
+        let mut add = |kind, instructions| {
+            stream.bodies.push(Body { kind, part: Part::default(), instructions });
+            BodyId(stream.bodies.len() as u32 - 1)
+        };
+        let late = |body| StreamItem { late: true, ..StreamItem::new(body, None) };
+        woven.push(late(add(BodyKind::Validation, validation)));
+        if !self.knows_all(class) {
+            let update = epilogue::updates(parameters, self.plan);
+            let update = late(add(BodyKind::Amendment, update));
+            woven.push(StreamItem { amends: true, ..update });
+        }
+        let dropped = self.dropped(&after, boundaries, stages);
+        woven.extend(discards(stream, dropped));
+        woven.extend::<Vec<StreamItem>>(repeated);
+        stream.items.splice(cut..cut, woven);
+    }
+
+    /// What the passes after a class's cut receive that was sent before the sender's: the body of the
+    /// pass, the micro-batch and the routes.
+    fn dropped(
+        &self,
+        after: &[(Cell, BodyId)],
+        boundaries: &Boundaries,
+        stages: &[StageModel],
+    ) -> Vec<(BodyId, u32, Vec<RouteId>)> {
+        let mut dropped = vec![];
+        for (cell, body) in after.iter().filter(|(cell, _)| cell.pass == Pass::Forward) {
+            let crossings = boundaries.crossings().filter_map(|(_, crossing)| {
+                let Way::Messages { forward, .. } = crossing.way else { return None };
+                let sender = stages[crossing.from.0].place;
+                let (class, place) = self.places.get(&(sender, cell.microbatch)).copied()?;
+                let arrives = stages[crossing.to.0].place == cell.instance;
+                (arrives && place < self.cuts[class]).then_some(forward)
+            });
+            let routes: Vec<RouteId> = crossings.collect();
+            if !routes.is_empty() {
+                dropped.push((*body, cell.microbatch, routes));
+            }
+        }
+        dropped
+    }
+}
+
+/// How many passes of each class run before its validation: as many forward passes as the authors have,
+/// two for each class that the norm still has to come back from (for each of its stages), but none that
+/// needs one of another class's that is not among those; and fewer than in the class before, which would
+/// otherwise wait for this one to hand the norm on.
+fn cuts(
+    schedule: &Schedule,
+    cells: &[Vec<Cell>],
+    places: &BTreeMap<(Instance, u32), (usize, usize)>,
+) -> Vec<usize> {
+    let most = |class: usize| {
+        let order = schedule.orders[class].iter();
+        let is_forward = |turn: &&Turn| matches!(turn, Turn::Alone(it) if it.pass == Pass::Forward);
+        let forwards = order.take_while(is_forward).count();
+        let stages = schedule.map.instances_on(class).count();
+        forwards.min(2 * (schedule.orders.len() - 1 - class) * stages)
+    };
+    let mut cuts: Vec<usize> = (0..cells.len()).map(most).collect();
+    loop {
+        let mut shorter = cuts.clone();
+        for (cells, cut) in cells.iter().zip(&mut shorter) {
+            let needs = |cell: &Cell| {
+                let before = schedule.map.before(cell.instance)?;
+                places.get(&(before, cell.microbatch))
+            };
+            let early = |cell: &Cell| needs(cell).is_none_or(|&(class, at)| at < cuts[class]);
+            *cut = cells[..*cut].iter().take_while(|cell| early(cell)).count();
+        }
+        for class in 1..shorter.len() {
+            shorter[class] = shorter[class].min(shorter[class - 1].saturating_sub(1));
+        }
+        if shorter == cuts {
+            return cuts;
+        }
+        cuts = shorter;
+    }
+}
+
+/// Entries that receive and drop what bodies would receive by the given routes.
+fn discards(stream: &mut Stream, dropped: Vec<(BodyId, u32, Vec<RouteId>)>) -> Vec<StreamItem> {
+    let mut known: BTreeMap<(BodyId, Vec<RouteId>), BodyId> = BTreeMap::new();
+    let mut items = vec![];
+    for (body, microbatch, routes) in dropped {
+        let key = (body, routes);
+        let discard = match known.get(&key) {
+            Some(&discard) => discard,
+            None => {
+                let Body { part, instructions, .. } = &stream.bodies[body.0 as usize];
+                let those = instructions.iter().filter(|instruction| {
+                    matches!(instruction.action, Action::Receive { route } if key.1.contains(&route))
+                });
+                let instructions: Vec<Instruction> = those.map(freed).collect();
+                // Another piece of the pass receives it.
+                if instructions.is_empty() {
+                    continue;
+                }
+                let part = *part;
+                stream.bodies.push(Body { kind: BodyKind::Forward, part, instructions });
+                let discard = BodyId(stream.bodies.len() as u32 - 1);
+                known.insert(key, discard);
+                discard
+            }
+        };
+        items.push(StreamItem { amends: true, ..StreamItem::new(discard, Some(microbatch)) });
+    }
+    items
+}
+
+/// A receive of something that nobody wants any more.
+fn freed(receive: &Instruction) -> Instruction {
+    let slots = receive.writes.iter().filter_map(|write| match write.to {
+        Operand::Slot(slot) => Some(slot),
+        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
+    });
+    Instruction { frees: slots.collect(), ..receive.clone() }
+}
+
+fn send(route: RouteId) -> Instruction {
+    Instruction { reads: vec![Operand::Norm], ..Instruction::bare(Action::Send { route }) }
+}
+
+fn receive(route: RouteId, accumulate: bool) -> Instruction {
+    let write = Write { to: Operand::Norm, accumulate };
+    Instruction { writes: vec![write], ..Instruction::bare(Action::Receive { route }) }
+}

@@ -1,0 +1,147 @@
+//! Where updates are validated, and what a step does over if one was wrong.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+};
+use shardloom_program::{Action, BodyKind, Class, Program, RouteId, StreamItem, lower};
+
+const STAGES: usize = 4;
+
+fn graph() -> Graph {
+    let spec = ModelSpec::parse("gpt:layers=14,hidden=16,heads=2,seq=16,vocab=64");
+    spec.and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn plan(graph: &Graph, schedule: ScheduleKind, mesh: Mesh) -> Plan {
+    let uniform = Uniform {
+        pp: STAGES,
+        mesh,
+        sequence_parallel: false,
+        global_batch: 16,
+        microbatches: 8,
+        schedule,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    };
+    Plan { post_validation: true, ..uniform.plan(graph, "gpt", "cluster") }
+}
+
+fn lowered(graph: &Graph, plan: &Plan) -> Program {
+    lower(graph, plan, plan.device_count()).expect("the plan fits")
+}
+
+fn flushing() -> impl Iterator<Item = ScheduleKind> {
+    let kinds = ScheduleKind::ALL.into_iter().filter(|it| *it != ScheduleKind::Table);
+    kinds.filter(|it| it.flushes())
+}
+
+/// The place of the validation in a class's stream.
+fn validation(class: &Class) -> usize {
+    let validates = |item: &StreamItem| class.body(item.body).kind == BodyKind::Validation;
+    let mut found = class.stream.iter().enumerate().filter(|(_, item)| validates(item));
+    match (found.next(), found.next()) {
+        (Some((at, item)), None) if item.late && !item.amends => at,
+        other => panic!("validations: {other:?}"),
+    }
+}
+
+/// How often each route is gone for each micro-batch.
+type Runs = BTreeMap<(RouteId, Option<u32>), usize>;
+
+#[test]
+fn a_step_that_begins_anew_receives_all_that_is_sent() {
+    let graph = graph();
+    for schedule in flushing() {
+        let program = lowered(&graph, &plan(&graph, schedule, Mesh::SINGLE));
+        let (mut sent, mut received) = (Runs::new(), Runs::new());
+        for class in &program.classes {
+            for item in &class.stream {
+                for instruction in &class.body(item.body).instructions {
+                    let (runs, route) = match instruction.action {
+                        Action::Send { route } => (&mut sent, route),
+                        Action::Receive { route } => (&mut received, route),
+                        _ => continue,
+                    };
+                    *runs.entry((route, item.microbatch)).or_default() += 1;
+                }
+            }
+        }
+        assert_eq!(sent, received, "{schedule:?}");
+        assert!(sent.values().any(|&runs| runs == 2), "{schedule:?} sends nothing twice");
+    }
+}
+
+#[test]
+fn only_forward_passes_run_before_the_validation_and_again_after_it() {
+    let graph = graph();
+    for schedule in flushing() {
+        let program = lowered(&graph, &plan(&graph, schedule, Mesh::SINGLE));
+        for (index, class) in program.classes.iter().enumerate() {
+            let at = validation(class);
+            let before = &class.stream[..at];
+            assert!(before.len() <= 2 * (STAGES - 1 - index) * class.stages.len());
+            assert!(before.iter().all(|item| class.body(item.body).kind == BodyKind::Forward));
+            let again = class.stream[at + 1..].iter().filter(|item| item.amends && !item.late);
+            let receives = |action: &Action| matches!(action, Action::Receive { .. });
+            let whole = again.filter(|item| {
+                !class.body(item.body).instructions.iter().all(|it| receives(&it.action))
+            });
+            let whole: Vec<StreamItem> =
+                whole.map(|item| StreamItem { amends: false, ..*item }).collect();
+            assert_eq!(whole, before, "{schedule:?}");
+        }
+        // The first waits longest for the norm to come back.
+        assert!(validation(&program.classes[0]) > 0, "{schedule:?}");
+    }
+}
+
+#[test]
+fn all_classes_but_the_last_keep_what_they_update_until_the_norm_is_back() {
+    let graph = graph();
+    let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    let program = lowered(&graph, &plan(&graph, ScheduleKind::ZeroBubbleH2, mesh));
+    for (index, class) in program.classes.iter().enumerate() {
+        let last = index + 1 == program.classes.len();
+        let count = |wanted: fn(&Action) -> bool| {
+            let items = class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
+            items.filter(|it| wanted(&it.action)).count()
+        };
+        let buckets = class.buckets.len();
+        assert_eq!(class.updates_early, !last);
+        let copies = count(|action| matches!(action, Action::Backup { .. }));
+        assert_eq!(copies, if last { 0 } else { buckets });
+        let updates = count(|action| matches!(action, Action::Update { .. }));
+        assert_eq!(updates, if last { buckets } else { 2 * buckets });
+        let ends = class.stream.last().map(|item| class.body(item.body).kind);
+        assert_eq!(ends, Some(BodyKind::Epilogue));
+    }
+}
+
+#[test]
+fn without_a_norm_or_a_second_class_there_is_nothing_to_validate() {
+    let graph = graph();
+    let plain = |plan: &Plan| Plan { post_validation: false, ..plan.clone() };
+    let pipeline = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh::SINGLE);
+    let unclipped = Plan { clip_norm: None, ..pipeline.clone() };
+    assert_eq!(lowered(&graph, &unclipped), lowered(&graph, &plain(&unclipped)));
+    let mut single = pipeline;
+    single.schedule = ScheduleKind::OneForwardOneBackward;
+    single.pipeline[0].stage.truncate(1);
+    single.pipeline[0].stage[0].blocks = (0, graph.blocks().len());
+    assert_eq!(lowered(&graph, &single), lowered(&graph, &plain(&single)));
+}
+
+#[test]
+fn without_flush_there_is_no_time_to_validate() {
+    let graph = graph();
+    let plan = plan(&graph, ScheduleKind::PipeDream, Mesh::SINGLE);
+    assert_eq!(plan.weights, Weights::Stash);
+    let error = lower(&graph, &plan, STAGES).expect_err("it has no flush").to_string();
+    assert!(error.starts_with("post_validation = true: "), "{error}");
+}
