@@ -205,6 +205,7 @@ impl<'a> Task<'a> {
         let (graph, model) = (self.graph, &request.model);
         let mut plan = uniform.plan_in_chunks(graph, model, &request.cluster, chunks)?;
         plan.weights = configuration.weights;
+        plan.post_validation = configuration.post_validation || request.post_validation;
         if mesh.tp > 1 {
             plan.layout = layout(configuration, graph);
         }

@@ -43,6 +43,8 @@ pub(crate) struct Configuration {
     pub recompute: Vec<Recompute>,
     /// Whether the schedule is made for the times of passes.
     pub timed: bool,
+    /// Whether updates do not wait for the norm of all gradients.
+    pub post_validation: bool,
 }
 
 impl Configuration {
@@ -126,6 +128,8 @@ pub(crate) struct Pipelines {
     pub even: bool,
     /// Whether the schedule is made for the times of passes.
     pub timed: bool,
+    /// Whether updates do not wait for the norm of all gradients.
+    pub post_validation: bool,
 }
 
 impl Pipelines {
@@ -142,6 +146,7 @@ impl Pipelines {
             counts: |_| Counts::ANY,
             even: false,
             timed: false,
+            post_validation: false,
         }
     }
 
@@ -192,6 +197,7 @@ impl Pipelines {
                         cut: self.cut.clone(),
                         recompute: self.recompute.to_vec(),
                         timed: self.timed,
+                        post_validation: self.post_validation,
                     });
                 }
             }

@@ -73,6 +73,16 @@ pub struct Finalist {
     pub judgement: Judgement,
 }
 
+/// Refuses what estimates know nothing of.
+fn require_estimate(request: &Request) -> Result<(), SearchError> {
+    if !request.post_validation {
+        return Ok(());
+    }
+    let rule = "estimates that a search goes by wait for the norm; take a method by name, or write it \
+                into the plan that was found";
+    Err(SearchError::Request { key: "post_validation", value: "true".into(), rule: rule.into() })
+}
+
 /// Finds the fastest plan for `graph` on `cluster`.
 ///
 /// A cluster of several kinds of device is planned for as if all were like the slowest and had the memory
@@ -82,6 +92,7 @@ pub struct Finalist {
 /// If the request asks for what cannot be, no plan divides, or none fits in memory.
 pub fn auto(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
+    require_estimate(request)?;
     let mut estimator = Estimator::new(graph, cluster, request.settings())?;
     let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
     let mut spaces = vec![Space::new(graph, cluster, request)?];

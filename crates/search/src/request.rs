@@ -22,6 +22,8 @@ pub struct Request {
     pub optimizer: Optimizer,
     /// Global norm to which gradients are clipped.
     pub clip_norm: Option<f64>,
+    /// Whether updates do not wait for the norm of all gradients, and are validated afterwards.
+    pub post_validation: bool,
     /// The collectives' algorithm.
     pub algorithm: Algorithm,
     /// Bytes of gradient up to which consecutive blocks share a collective.
@@ -51,6 +53,7 @@ impl Request {
             precision: Precision::MIXED,
             optimizer: Optimizer::default(),
             clip_norm: Some(1.0),
+            post_validation: false,
             algorithm,
             bucket_bytes,
             schedules: vec![ScheduleKind::OneForwardOneBackward, ScheduleKind::Afab],
@@ -65,6 +68,7 @@ impl Request {
             precision: plan.precision,
             optimizer: plan.optimizer,
             clip_norm: plan.clip_norm,
+            post_validation: plan.post_validation,
             algorithm: plan.sync.algorithm,
             bucket_bytes: plan.sync.bucket_bytes,
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
@@ -134,6 +138,7 @@ impl Request {
         };
         let mut plan = uniform.plan(graph, &self.model, &self.cluster);
         plan.layout = candidate.layout(graph);
+        plan.post_validation = self.post_validation;
         let stages = plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage);
         for (stage, cut) in stages.zip(cuts.windows(2)) {
             stage.blocks = (cut[0], cut[1]);

@@ -219,9 +219,11 @@ impl Session {
         Ok(self.trainer.train_steps_recorded(steps)?)
     }
 
-    /// Whether steps follow each other without a flush.
+    /// Whether steps run into each other, as they do without a flush, and where an update is validated in
+    /// the next step.
     pub fn runs_ahead(&self) -> bool {
-        self.trainer.program().ahead > 0
+        let program = self.trainer.program();
+        program.ahead > 0 || program.classes.iter().any(|class| class.ends_late())
     }
 
     /// Mean loss over the first samples that were kept for validation, at most `most` micro-batches of

@@ -74,7 +74,7 @@ fn at_once(mut program: Program) -> Program {
                 part: Default::default(),
                 instructions: vec![reduction],
             });
-            let item = StreamItem { body, microbatch: None, lag: 0 };
+            let item = StreamItem::new(body, None);
             class.stream.insert(last.expect("every bucket gets a gradient") + 1, item);
         }
     }

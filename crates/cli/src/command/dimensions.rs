@@ -65,6 +65,11 @@ pub struct Dimensions {
     /// Do not clip gradients
     #[arg(long)]
     no_clip: bool,
+
+    /// Let stages update before the norm of all gradients is known, and check that in the next step,
+    /// which begins anew if gradients had to be clipped
+    #[arg(long)]
+    post_validation: bool,
 }
 
 /// Samples of a step, where nothing else is said.
@@ -119,6 +124,7 @@ impl Dimensions {
             ("--optimizer", self.optimizer.is_some()),
             ("--clip-norm", self.clip_norm.is_some()),
             ("--no-clip", self.no_clip),
+            ("--post-validation", self.post_validation),
         ];
         options.into_iter().find(|&(_, given)| given).map(|(name, _)| name)
     }
@@ -146,6 +152,11 @@ impl Dimensions {
     /// Global norm to which gradients are clipped.
     pub fn clip_norm(&self) -> Option<f64> {
         (!self.no_clip).then(|| self.clip_norm.unwrap_or(1.0))
+    }
+
+    /// Whether updates are validated afterwards.
+    pub fn post_validation(&self) -> bool {
+        self.post_validation
     }
 
     /// Ranks in all, unless no cluster has so many.
@@ -186,8 +197,11 @@ impl Dimensions {
     ) -> Result<Plan, Failure> {
         let numbers = self.numbers(order.kind, microbatches, place)?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
+        plan.post_validation = self.post_validation;
         if let Some(weights) = order.versions {
             plan.weights = weights;
+        }
+        if self.post_validation || order.versions.is_some() {
             plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
         }
         Ok(plan)
@@ -252,6 +266,7 @@ mod tests {
             optimizer: None,
             clip_norm: None,
             no_clip: false,
+            post_validation: false,
         }
     }
 

@@ -59,6 +59,11 @@ pub struct Plan {
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     optimizer: String,
 
+    /// Let stages update before the norm of all gradients is known, and check that in the next step; only
+    /// with a method, as the search's estimate waits for the norm
+    #[arg(long, requires = "method")]
+    post_validation: bool,
+
     /// Compute in 32 bits even where devices have 16-bit formats
     #[arg(long)]
     fp32: bool,
@@ -140,6 +145,7 @@ impl Plan {
         let cluster = super::load_cluster(&self.cluster, &self.profile.local()?, terminal)?;
         let mut request = usual_request(&model, &cluster, &self.cluster, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
+        request.post_validation = self.post_validation;
         if self.fp32 {
             request.precision = Precision::FP32;
         }

@@ -44,6 +44,7 @@ pub(super) fn equal(
         cut: Cut::At((0..=stages).map(|stage| stage * blocks / stages).collect()),
         recompute: vec![if recompute { Recompute::Full } else { Recompute::None }],
         timed: false,
+        post_validation: false,
     }
 }
 

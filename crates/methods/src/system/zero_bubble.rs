@@ -42,7 +42,8 @@ pub(crate) const V: Method = Method {
     chooser: |task| filled(task, ScheduleKind::ZeroBubbleV, &[2]),
 };
 
-/// The fastest plan with weight gradients that fill the gaps which the passes' simulated times leave.
+/// The fastest plan with weight gradients that fill the gaps which the passes' simulated times leave, and
+/// with updates that are validated afterwards.
 pub(super) fn filled(
     task: &mut Task<'_>,
     schedule: ScheduleKind,
@@ -54,13 +55,8 @@ pub(super) fn filled(
         zero: 1,
         counts: |depth| Counts { at_least: depth, ..Counts::ANY },
         timed: true,
+        post_validation: true,
         ..Pipelines::of(schedule)
     };
-    let mut choice = pipelines.choose(task)?;
-    if choice.plan.clip_norm.is_some() {
-        let note = "clipping makes all stages wait for the norm at the end of a step; the paper's \
-                    optimizer step that is checked afterwards, which avoids that, is not here";
-        choice.notes.push(note.into());
-    }
-    Ok(choice)
+    pipelines.choose(task)
 }

@@ -76,6 +76,7 @@ impl Shape {
             precision: Precision::FP32,
             optimizer: self.dimensions.optimizer()?,
             clip_norm: self.dimensions.clip_norm(),
+            post_validation: self.dimensions.post_validation(),
             ..usual_request(model, &cluster, &text, self.dimensions.global_batch())
         };
         let plan = find_plan(model, &cluster, &request)?.outcome.plan;
