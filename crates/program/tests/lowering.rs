@@ -534,6 +534,7 @@ fn check_invariants(program: &Program) {
                     }
                 }
                 for write in &instruction.writes {
+                    assert!(!instruction.reads.contains(&write.to), "{instruction:?}");
                     match write.to {
                         Operand::Slot(slot) => {
                             let fresh = live.insert(at(slot));
@@ -632,6 +633,36 @@ fn the_program_of_every_schedule_reads_what_is_written_and_frees_what_it_writes(
                     }
                 }
             }
+        }
+    }
+}
+
+/// A value twice in one sum, and twice in two sums one after the other, in one block or in two.
+fn added_twice(apart: bool) -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("twice");
+    let (model, vocab) = (net.dim("model", 8)?, net.dim("vocab", 16)?);
+    let normal = Init::Normal { std: 0.1 };
+    net.block("first");
+    let x = net.features("features", &[model])?;
+    let targets = net.targets("targets", &[])?;
+    let w = net.parameter("first", &[model, vocab], 1, normal)?;
+    let x = net.contract("contracted", x, w, None)?;
+    if apart {
+        net.block("second");
+    }
+    let twice = net.add("twice", x, x)?;
+    let thrice = net.add("thrice", twice, x)?;
+    let loss = net.cross_entropy("loss", thrice, targets)?;
+    net.finish(loss)
+}
+
+#[test]
+fn what_a_value_passes_on_twice_is_added_up_apart() {
+    for apart in [false, true] {
+        let graph = added_twice(apart).expect("a valid model");
+        for recompute in Recompute::ALL {
+            let uniform = Uniform { pp: 1 + usize::from(apart), recompute, ..single() };
+            check_invariants(&program(&graph, &uniform));
         }
     }
 }

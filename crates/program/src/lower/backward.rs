@@ -118,13 +118,15 @@ impl Builder<'_> {
                     .weight
                     .as_ref()
                     .is_some_and(|it| it.reads.contains(&gradient::Operand::OutputGradient));
-            if !read_later {
-                self.leave(slot);
-            }
+            // A value may come in twice, or have got this very gradient on another way: while it is
+            // handed on nothing is added to it in place.
             for &index in &rule.passes {
                 if differentiable_activation(graph, node.inputs[index]) {
                     self.contribute(node.inputs[index], layout.clone(), slot);
                 }
+            }
+            if !read_later {
+                self.leave(slot);
             }
         }
         Ok(())
