@@ -54,10 +54,13 @@ fn converges(sgd: Sgd, rate_by_curvature: f64, delay: usize) -> bool {
 /// The threshold of Yang et al., "PipeMare" (MLSys 2021, arXiv 1910.05124).
 #[test]
 fn descent_with_late_gradients_is_stable_below_pipemares_threshold_only() {
-    let published = [(1, 1.0), (2, 0.618), (5, 0.2846), (10, 0.1495)];
-    for (delay, expected) in published {
-        let threshold = 2.0 * (PI / (4.0 * delay as f64 + 2.0)).sin();
-        assert!((threshold - expected).abs() < 5e-5, "{threshold} for a delay of {delay}");
+    let threshold = |delay: usize| 2.0 * (PI / (4.0 * delay as f64 + 2.0)).sin();
+    for (delay, published) in [(1, 1.0), (2, 0.618), (5, 0.2846), (10, 0.1495)] {
+        let threshold = threshold(delay);
+        assert!((threshold - published).abs() < 5e-5, "{threshold} for a delay of {delay}");
+    }
+    for delay in 1..=30 {
+        let threshold = threshold(delay);
         let plain = Sgd::new(0.0, 0.0);
         assert!(converges(plain, 0.99 * threshold, delay), "a delay of {delay} below {threshold}");
         assert!(!converges(plain, 1.01 * threshold, delay), "a delay of {delay} above {threshold}");

@@ -9,3 +9,4 @@ mod oracle;
 mod passage;
 mod reference;
 mod taking_turns;
+mod threshold;
