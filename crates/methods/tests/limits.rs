@@ -1,10 +1,12 @@
 //! Methods where their plans end: too few devices, blocks, samples or bytes.
 
+use std::collections::BTreeSet;
+
 use shardloom_cluster::{Cluster, NodeGroup, Profile};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, MethodError, all, named};
-use shardloom_plan::{Axis, Optimizer, Prediction, Recompute, ScheduleKind};
+use shardloom_plan::{Optimizer, Prediction, Recompute, ScheduleKind, Updates};
 use shardloom_search::Request;
 
 fn graph(text: &str) -> Graph {
@@ -125,9 +127,14 @@ fn pipedream_replicates_stages_unequally_where_that_is_a_plan() {
     let group = NodeGroup { profile, nodes: 1, devices_per_node: 6 };
     let cluster = Cluster::new(vec![group]).expect("a cluster");
     let found = ask("pipedream", model, &cluster, 60).expect("a plan");
-    let stages = found.plan.stages();
-    let widths: Vec<usize> = stages.map(|(_, stage)| stage.mesh.width(Axis::Dp)).collect();
-    assert_eq!(widths, [1, 4, 1]);
+    let devices = |stage: usize| -> BTreeSet<u32> {
+        let stages = found.plan.pipeline.iter().map(|pipeline| &pipeline.stage[stage]);
+        stages.flat_map(|stage| stage.devices.0.clone()).collect()
+    };
+    let replicas = [0, 1, 2].map(|stage| devices(stage).len());
+    assert_eq!(replicas, [1, 4, 1]);
+    assert_eq!((found.plan.pipeline.len(), found.plan.microbatches), (4, 4));
+    assert_eq!(found.plan.updates, Updates::Round);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! Harlap et al. 2018, arXiv 1806.03377).
 
 use shardloom_plan::{
-    DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, Uniform, Weights,
+    DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas, Uniform,
+    Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::ProgramError;
 use shardloom_search::partition::{Interconnect, Level, Partition, StageTime, pipedream};
@@ -19,18 +20,34 @@ pub(crate) const METHOD: Method = Method {
     family: Family::AsynchronousPipeline,
     paper: "Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP, \
             arXiv 1806.03377",
-    about: "1F1B without flush: every minibatch is a step, and keeps the weights that it went forward \
-            with until it has gone backward; stages and their replicas by the paper's dynamic program.",
+    about: "1F1B without flush: a minibatch keeps the weights that it went forward with until it has gone \
+            backward; stages and their replicas, which take minibatches in turn, by the paper's dynamic \
+            program.",
     supports: Supports::ALL,
     chooser: choose,
 };
 
-/// The partition's plan if there is one; otherwise the fastest of equally replicated stages.
+/// The fastest of the partitions' plans if there is one; otherwise the fastest of equally replicated stages.
 fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
-    let partition = partition(task)?;
-    let reason = match replicated(task, &partition)? {
-        Ok(choice) => return Ok(choice.unclipped(task)),
-        Err(reason) => reason,
+    let partitions = partitions(task)?;
+    let (mut best, mut reason) = (None::<Choice>, None);
+    for partition in &partitions {
+        match replicated(task, partition)? {
+            Ok(choice) => {
+                let seconds = choice.judgement.step_seconds;
+                if best.as_ref().is_none_or(|it| seconds < it.judgement.step_seconds) {
+                    best = Some(choice);
+                }
+            }
+            Err(why) => reason = reason.or(Some((partition, why))),
+        }
+    }
+    let (partition, reason) = match (best, reason) {
+        (Some(choice), _) => {
+            let (space, simulated) = (partitions.len(), partitions.len());
+            return Ok(Choice { space, simulated, ..choice }.unclipped(task));
+        }
+        (None, reason) => reason.expect("a partition without a plan has a reason"),
     };
     let pipelines = Pipelines {
         weights: Weights::Stash,
@@ -48,8 +65,31 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     Ok(choice)
 }
 
-/// The paper's partition of the whole minibatch.
-fn partition(task: &mut Task<'_>) -> Result<Partition, MethodError> {
+/// How many partitions are tried.
+const MOST_PARTITIONS: usize = 4;
+
+/// The paper's partition for minibatches of the whole global batch. A step has as many minibatches as its
+/// replicas take turns; so next the one for minibatches of that share, which may have other replicas,
+/// until one has come before.
+fn partitions(task: &mut Task<'_>) -> Result<Vec<Partition>, MethodError> {
+    let global_batch = task.request.global_batch;
+    let mut found = vec![partition_of(task, global_batch)?];
+    while found.len() < MOST_PARTITIONS {
+        let turns = turns(task, &found[found.len() - 1]).unwrap_or(1);
+        if !global_batch.is_multiple_of(turns) {
+            break;
+        }
+        let next = partition_of(task, global_batch / turns)?;
+        if found.iter().any(|known| known.stages == next.stages) {
+            break;
+        }
+        found.push(next);
+    }
+    Ok(found)
+}
+
+/// The paper's partition for minibatches of so many samples.
+fn partition_of(task: &mut Task<'_>, samples: usize) -> Result<Partition, MethodError> {
     let links = Interconnect::of(task.cluster);
     let nodes = task.cluster.node_count() as usize;
     let level = |components: usize, bytes_per_second: f64| Level { components, bytes_per_second };
@@ -58,8 +98,17 @@ fn partition(task: &mut Task<'_>) -> Result<Partition, MethodError> {
     if nodes > 1 {
         levels.push(level(nodes, links.across.reachable_bytes_per_second()));
     }
-    let layers = task.layers(task.request.global_batch)?;
+    let layers = task.layers(samples)?;
     Ok(pipedream(layers, &levels, StageTime::Published)?)
+}
+
+/// The minibatches of a step: as many as bring all stages to their first replica again. None if they are
+/// too many to be planned.
+fn turns(task: &Task<'_>, partition: &Partition) -> Option<usize> {
+    match partition.stages[..] {
+        [_] => Some(1),
+        _ => Some(pipelines_in_turn(&stages(task, partition)).ok()?.len()),
+    }
 }
 
 /// The plan of a partition with the least recomputation that fits, or why there is none.
@@ -69,11 +118,14 @@ fn replicated(
 ) -> Result<Result<Choice, String>, MethodError> {
     let mut closest = String::new();
     for recompute in Recompute::ALL {
-        let plan = plan(task, partition, recompute);
+        let plan = match plan(task, partition, recompute) {
+            Ok(plan) => plan,
+            Err(reason) => return Ok(Err(reason)),
+        };
         let judgement = match judge(task.graph, task.cluster, &plan) {
             Ok(judgement) => judgement,
             Err(SearchError::Program(
-                reason @ (ProgramError::Plan(_) | ProgramError::SharedMeshes { .. }),
+                reason @ (ProgramError::Plan(_) | ProgramError::Schedule(_)),
             )) => return Ok(Err(reason.to_string())),
             Err(other) => return Err(other.into()),
         };
@@ -86,7 +138,8 @@ fn replicated(
     Ok(Err(closest))
 }
 
-fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Plan {
+/// The plan of a partition, or why there is none.
+fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<Plan, String> {
     let uniform = Uniform {
         schedule: ScheduleKind::PipeDream,
         recompute,
@@ -94,14 +147,32 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Plan {
         ..task.uniform(1, Mesh::SINGLE, 1)
     };
     let mut plan = uniform.plan(task.graph, &task.request.model, &task.request.cluster);
+    let stages = stages(task, partition);
+    if let [stage] = &stages[..] {
+        // All replicas of one stage update together: as if each had a part of one minibatch.
+        let devices = stage.replicas.iter().flat_map(|list| &list.0).copied().collect();
+        let mesh = Mesh { dp: stage.replicas.len() as u32, ..Mesh::SINGLE };
+        let stage = Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices) };
+        plan.pipeline = vec![Pipeline { stage: vec![stage] }];
+        return Ok(plan);
+    }
+    plan.pipeline = pipelines_in_turn(&stages).map_err(|error| error.to_string())?;
+    plan.microbatches = plan.pipeline.len();
+    if plan.microbatches > 1 {
+        plan.updates = Updates::Round;
+    }
+    Ok(plan)
+}
+
+/// The stages of a partition with each replica's device.
+fn stages(task: &Task<'_>, partition: &Partition) -> Vec<StageReplicas> {
     let devices = workers(task);
-    let stages = partition.stages.iter().map(|stage| Stage {
+    let stages = partition.stages.iter().map(|stage| StageReplicas {
         blocks: (stage.layers.start, stage.layers.end),
-        mesh: Mesh { dp: stage.replicas() as u32, ..Mesh::SINGLE },
-        devices: DeviceList(stage.workers.iter().map(|&worker| devices[worker]).collect()),
+        mesh: Mesh::SINGLE,
+        replicas: stage.workers.iter().map(|&it| DeviceList(vec![devices[it]])).collect(),
     });
-    plan.pipeline = vec![Pipeline { stage: stages.collect() }];
-    plan
+    stages.collect()
 }
 
 /// The device of each worker: as many of every node as the smallest has.
