@@ -47,10 +47,11 @@ pub mod rotary;
 pub mod tier;
 pub mod window;
 
+mod arena;
 mod elementary;
 mod gemm;
 mod memory;
 mod simd;
 
-pub use memory::{Buffer, DType, Memory};
+pub use memory::{Buffer, DType, Memory, Occupied};
 pub use tier::{Tier, TierError};

@@ -1,14 +1,18 @@
-//! The storage of tensors: one [`Memory`] per rank hands out [`Buffer`]s, counts their bytes, and
-//! keeps freed blocks for reuse, so that a training step past the first asks the system for
-//! nothing.
+//! The storage of tensors: one [`Memory`] per rank hands out [`Buffer`]s and counts their bytes.
+//!
+//! A buffer lies at a place of the memory's arena, if whoever wants it has assigned one ahead, or in a
+//! block of its own that is kept for reuse.
 
 use std::collections::HashMap;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::arena::{Arena, Taken};
 
 /// A cache line, the unit blocks are aligned to and rounded up to.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+pub(crate) struct Line(pub [u8; 64]);
 
 type Block = Vec<Line>;
 
@@ -37,6 +41,7 @@ impl DType {
 struct Pool {
     /// Blocks nobody uses, by their length in lines.
     free: HashMap<usize, Vec<Block>>,
+    arena: Option<Arc<Arena>>,
     live_bytes: usize,
     peak_bytes: usize,
     system_allocations: usize,
@@ -62,9 +67,7 @@ impl Memory {
     /// If their bytes cannot be counted.
     pub fn alloc(&self, dtype: DType, elements: usize) -> Buffer {
         // The views of a buffer rely on its block being as long as this says.
-        let bytes = elements.checked_mul(dtype.bytes());
-        let bytes = bytes.unwrap_or_else(|| panic!("{elements} elements are more than memory has"));
-        let lines = bytes.div_ceil(size_of::<Line>());
+        let (bytes, lines) = size(dtype, elements);
         let reused = {
             let mut pool = self.pool();
             pool.count_in(bytes);
@@ -73,13 +76,62 @@ impl Memory {
             reused
         };
         let block = reused.unwrap_or_else(|| vec![Line([0; 64]); lines]);
-        Buffer { block, dtype, len: elements, account: self.clone(), home: self.clone() }
+        let storage = Storage::Block { block, home: self.clone() };
+        Buffer { storage, dtype, len: elements, account: self.clone() }
+    }
+
+    /// As [`Memory::alloc`], but only from freed blocks of just this size; none if there is none.
+    pub fn reuse(&self, dtype: DType, elements: usize) -> Option<Buffer> {
+        let (bytes, lines) = size(dtype, elements);
+        let mut pool = self.pool();
+        let block = match lines {
+            0 => vec![],
+            _ => pool.free.get_mut(&lines)?.pop()?,
+        };
+        pool.count_in(bytes);
+        drop(pool);
+        let storage = Storage::Block { block, home: self.clone() };
+        Some(Buffer { storage, dtype, len: elements, account: self.clone() })
+    }
+
+    /// Asks the system once for all that will be taken from places: an arena of so many bytes, instead of
+    /// the one there is.
+    pub fn reserve(&self, bytes: usize) {
+        let arena = Arena::new(bytes);
+        let mut pool = self.pool();
+        pool.system_allocations += usize::from(bytes > 0);
+        pool.arena = Some(Arc::new(arena));
+    }
+
+    /// A buffer of `elements` elements, contents unspecified, that begins `offset` bytes into the arena.
+    /// `tenant` is whatever identifies it to the caller.
+    ///
+    /// # Errors
+    /// The tenant who is there already, even if only in part.
+    ///
+    /// # Panics
+    /// If the place does not lie in the arena, or does not begin at a multiple of 64 bytes.
+    pub fn take(
+        &self,
+        offset: usize,
+        tenant: u64,
+        dtype: DType,
+        elements: usize,
+    ) -> Result<Buffer, Occupied> {
+        let (bytes, _) = size(dtype, elements);
+        let arena = self.pool().arena.clone();
+        let arena = arena.expect("places are taken in an arena that was reserved");
+        let taken = arena.take(offset, bytes, tenant).map_err(|by| Occupied { by })?;
+        self.pool().count_in(bytes);
+        Ok(Buffer { storage: Storage::Place(taken), dtype, len: elements, account: self.clone() })
     }
 
     /// A buffer of `elements` zeros.
     pub fn alloc_zeroed(&self, dtype: DType, elements: usize) -> Buffer {
         let mut buffer = self.alloc(dtype, elements);
-        buffer.block.fill(Line([0; 64]));
+        if let Storage::Block { block, .. } = &mut buffer.storage {
+            block.fill(Line([0; 64]));
+        }
         buffer
     }
 
@@ -100,7 +152,7 @@ impl Memory {
         pool.peak_bytes = pool.live_bytes;
     }
 
-    /// How often a request could not be served from a freed block.
+    /// How often the system was asked: for an arena, and for what could not be served from a freed block.
     pub fn system_allocations(&self) -> usize {
         self.pool().system_allocations
     }
@@ -135,19 +187,43 @@ impl Pool {
     }
 }
 
+/// Who is at a place that was to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Occupied {
+    /// What the one there was called when it took the place.
+    pub by: u64,
+}
+
+/// Bytes and whole lines of some elements. The views of a buffer rely on its storage being as long.
+fn size(dtype: DType, elements: usize) -> (usize, usize) {
+    let bytes = elements.checked_mul(dtype.bytes());
+    let bytes = bytes.unwrap_or_else(|| panic!("{elements} elements are more than memory has"));
+    (bytes, bytes.div_ceil(size_of::<Line>()))
+}
+
 /// A tensor's storage: `len` elements of one type, aligned to 64 bytes.
 ///
-/// Dropping it gives the block back to the memory it was allocated from, on whichever thread that
-/// happens.
+/// Dropping it gives back its place, or its block to the memory it was allocated from, on whichever
+/// thread that happens.
 pub struct Buffer {
-    block: Block,
+    storage: Storage,
     dtype: DType,
     len: usize,
     /// Who counts the bytes.
     account: Memory,
-    /// Whose free list the block returns to. It stays the allocating memory when a buffer is
-    /// adopted: a rank that only sends would otherwise allocate anew every step.
-    home: Memory,
+}
+
+/// Where the elements lie: at least as many bytes as they have, initialised and aligned to 64.
+enum Storage {
+    /// In a block of its own.
+    Block {
+        block: Block,
+        /// Whose free list the block returns to. It stays the allocating memory when a buffer is adopted:
+        /// a rank that only sends would otherwise allocate anew every step.
+        home: Memory,
+    },
+    /// At a place of an arena.
+    Place(Taken),
 }
 
 impl Buffer {
@@ -247,16 +323,25 @@ impl Buffer {
     /// # Safety
     /// `T` must be the Rust type of `self.dtype`.
     unsafe fn elements<T>(&self) -> &[T] {
-        // SAFETY: the block holds at least `len` elements of `dtype`'s size, all initialised,
-        // aligned to 64 bytes, borrowed as long as `self` is.
-        unsafe { std::slice::from_raw_parts(self.block.as_ptr().cast(), self.len) }
+        let start: NonNull<u8> = match &self.storage {
+            Storage::Block { block, .. } => NonNull::from(block.as_slice()).cast(),
+            Storage::Place(taken) => taken.start(),
+        };
+        // SAFETY: the storage holds at least `len` elements of `dtype`'s size, all initialised,
+        // aligned to 64 bytes, borrowed as long as `self` is; what is taken of an arena is this
+        // buffer's alone.
+        unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), self.len) }
     }
 
     /// # Safety
     /// `T` must be the Rust type of `self.dtype`.
     unsafe fn elements_mut<T>(&mut self) -> &mut [T] {
+        let start: NonNull<u8> = match &mut self.storage {
+            Storage::Block { block, .. } => NonNull::from(block.as_mut_slice()).cast(),
+            Storage::Place(taken) => taken.start(),
+        };
         // SAFETY: as in `elements`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.block.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(start.cast().as_ptr(), self.len) }
     }
 }
 
@@ -264,9 +349,11 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = self.bytes();
         self.account.pool().live_bytes -= bytes;
-        let block = std::mem::take(&mut self.block);
-        if !block.is_empty() {
-            self.home.pool().free.entry(block.len()).or_default().push(block);
+        if let Storage::Block { block, home } = &mut self.storage {
+            let block = std::mem::take(block);
+            if !block.is_empty() {
+                home.pool().free.entry(block.len()).or_default().push(block);
+            }
         }
     }
 }
