@@ -149,7 +149,7 @@ fn subject(program: &Program, stream: &Stream) -> Subject {
         Action::Reduce { bucket: id, group: Group::Homes(_), .. } => {
             Subject::Bucket(bucket(*id), class.bucket(*id).elements)
         }
-        Action::Norm => Subject::Norm,
+        Action::Norm { .. } => Subject::Norm,
         _ => Subject::Instruction(stream.class, stream.next),
     }
 }
