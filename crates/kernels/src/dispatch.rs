@@ -141,6 +141,28 @@ pub fn run(
     }
 }
 
+/// How many elements [`run`] takes from its memory, as fp32 and in one buffer, for tensors of these
+/// shapes; what it takes it gives back.
+pub fn scratch_elements(
+    kind: &OpKind,
+    pass: Pass,
+    reads: &[&[usize]],
+    writes: &[&[usize]],
+) -> usize {
+    match (kind, pass, reads) {
+        (OpKind::AttentionContext { .. }, Pass::Forward, [probs, values]) => {
+            scratch(&attention_shape(probs, values, Visibility::All), writes.len() > 1)
+        }
+        (OpKind::AttentionContext { .. }, Pass::Input, [masks @ .., probs, values, _]) => {
+            scratch(&attention_shape(probs, values, Visibility::All), !masks.is_empty())
+        }
+        (OpKind::AttentionProbs { .. }, Pass::Input, [_, keys, probs, _]) => {
+            attention_shape(probs, keys, Visibility::All).scratch_elements()
+        }
+        _ => 0,
+    }
+}
+
 fn forward(
     kind: &OpKind,
     reads: &[Input<'_>],

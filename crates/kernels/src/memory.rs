@@ -94,6 +94,16 @@ impl Memory {
         Some(Buffer { storage, dtype, len: elements, account: self.clone() })
     }
 
+    /// Asks the system for `count` blocks that buffers of `elements` elements can be served from.
+    pub fn stock(&self, dtype: DType, elements: usize, count: usize) {
+        let (_, lines) = size(dtype, elements);
+        let blocks = (0..if lines > 0 { count } else { 0 }).map(|_| vec![Line([0; 64]); lines]);
+        let blocks: Vec<Block> = blocks.collect();
+        let mut pool = self.pool();
+        pool.system_allocations += blocks.len();
+        pool.free.entry(lines).or_default().extend(blocks);
+    }
+
     /// Asks the system once for all that will be taken from places: an arena of so many bytes, instead of
     /// the one there is.
     pub fn reserve(&self, bytes: usize) {

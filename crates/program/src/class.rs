@@ -377,6 +377,12 @@ impl Class {
         self.stream.iter().any(|item| item.late)
     }
 
+    /// Whether an entry runs a pass of its stream once more, after what it has computed was dropped.
+    pub fn repeats(&self, item: &StreamItem) -> bool {
+        let same = |it: &StreamItem| (it.body, it.microbatch) == (item.body, item.microbatch);
+        item.amends && self.stream.iter().any(|it| !it.amends && same(it))
+    }
+
     /// How many versions of its weights a rank holds.
     pub fn versions(&self) -> u32 {
         1 + self.stream.iter().map(|item| item.lag).max().unwrap_or(0)

@@ -5,6 +5,7 @@
 //! `stream` orders bodies over a step. Ranks that do the same on different data are one [`Class`] with
 //! as many positions, so 16,384 replicas cost as much as one.
 
+pub mod buffers;
 pub mod quantity;
 pub mod schedule;
 pub mod timeline;
@@ -19,6 +20,7 @@ mod lower;
 mod memory;
 mod redistribution;
 mod route;
+mod tenant;
 mod traffic;
 
 pub use assignment::Assignment;
@@ -32,4 +34,5 @@ pub use layout::{Layout, Placement};
 pub use lower::lower;
 pub use memory::{Ledger, MemoryUse, PersistentBytes};
 pub use route::{Cargo, Message, Route, RouteId};
+pub use tenant::Tenant;
 pub use traffic::Exchange;

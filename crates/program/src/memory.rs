@@ -5,10 +5,8 @@ use std::ops::Range;
 
 use shardloom_plan::Prediction;
 
-use crate::{
-    Action, Bucket, BucketId, Change, Class, Instruction, Message, Operand, ParamId, Placement,
-    Program, RouteId, SlotId, StreamItem,
-};
+use crate::tenant::{Arrival, Tenancy, Tenant};
+use crate::{Bucket, BucketId, Class, Instruction, ParamId, Program, StreamItem};
 
 /// What a rank holds all the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,20 +35,6 @@ pub struct MemoryUse {
     pub peak_bytes: u64,
 }
 
-/// Something whose bytes come and go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Tenant {
-    Slot(SlotId, Option<u32>),
-    /// What a collective or a message needs, while it runs, beside the slot that it reads or writes.
-    Staging(SlotId, Option<u32>),
-    /// Weights moved along their velocity for the instruction that runs.
-    Moved,
-    Weights(BucketId),
-    Gradients(BucketId),
-    /// What an update has changed, as it was before.
-    Backup(BucketId),
-}
-
 /// Tracks the bytes that live while instructions run in order.
 ///
 /// The simulator and the memory bound of a search both count with it, and an executor that allocates
@@ -59,9 +43,7 @@ enum Tenant {
 /// their way depends on when others run, which no order of one rank's instructions can tell.
 #[derive(Clone, Debug)]
 pub struct Ledger<'a> {
-    program: &'a Program,
-    class: &'a Class,
-    position: usize,
+    tenancy: Tenancy<'a>,
     tenants: BTreeMap<Tenant, u64>,
     live_bytes: u64,
     peak_bytes: u64,
@@ -72,9 +54,7 @@ impl<'a> Ledger<'a> {
     pub fn new(program: &'a Program, class: &'a Class, position: usize) -> Ledger<'a> {
         let live_bytes = class.persistent_bytes(program, position).total();
         Ledger {
-            program,
-            class,
-            position,
+            tenancy: Tenancy { program, class, position },
             tenants: BTreeMap::new(),
             live_bytes,
             peak_bytes: live_bytes,
@@ -93,130 +73,19 @@ impl<'a> Ledger<'a> {
 
     /// Counts what `instruction` allocates, before it runs.
     pub fn begin(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
-        if let Some(slot) = moved(instruction) {
-            self.move_out(Tenant::Slot(slot, microbatch));
-        }
-        for write in &instruction.writes {
-            match write.to {
-                Operand::Slot(slot) => {
-                    let bytes = self.class.slot(slot).bytes as u64;
-                    self.move_in(Tenant::Slot(slot, microbatch), bytes);
-                }
-                Operand::Gradient(param) => self.gradient_written(param),
-                Operand::Weight(_) | Operand::Norm => {}
+        let tenancy = self.tenancy;
+        tenancy.arrivals(instruction, microbatch, |Arrival { tenant, bytes, from }| {
+            if let Some(from) = from {
+                self.move_out(from);
             }
-        }
-        if let Action::Gather { bucket } = instruction.action
-            && self.program.shard.weights()
-        {
-            let bytes = self.bytes(bucket, self.program.precision.compute.bytes());
-            self.move_in(Tenant::Weights(bucket), bytes);
-        }
-        if let Action::Backup { bucket } = instruction.action {
-            let bytes = self.class.backup_bytes(self.program, bucket, self.position);
-            self.move_in(Tenant::Backup(bucket), bytes);
-        }
-        if let Some((slot, bytes)) = self.staging(instruction) {
-            self.move_in(Tenant::Staging(slot, microbatch), bytes);
-        }
-        if self.program.extrapolates(self.class, instruction).is_some() {
-            let elements = |read: &Operand| match *read {
-                Operand::Weight(param) => self.class.param(param).elements(),
-                Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => 0,
-            };
-            let elements: usize = instruction.reads.iter().map(elements).sum();
-            let bytes = elements * self.program.precision.compute.bytes();
-            self.move_in(Tenant::Moved, bytes as u64);
-        }
-    }
-
-    /// The bytes that `instruction` needs only while it runs, booked under the slot that it is about.
-    fn staging(&self, instruction: &Instruction) -> Option<(SlotId, u64)> {
-        let read = || instruction.reads.first().copied();
-        let written = || instruction.writes.first().map(|write| write.to);
-        match instruction.action {
-            Action::Redistribute { change, .. } => match (read()?, written()?) {
-                (Operand::Slot(read), Operand::Slot(written)) => {
-                    Some((written, self.staging_bytes(change, read, written)))
-                }
-                _ => None,
-            },
-            Action::Send { route } => match read()? {
-                Operand::Slot(slot) => {
-                    let sent = self.program.route(route).sent_by(self.position).collect();
-                    let moves = instruction.frees.contains(&slot);
-                    Some((slot, self.copied_bytes(route, sent, |it| &it.source, slot, moves)))
-                }
-                _ => None,
-            },
-            Action::Receive { route } => match written()? {
-                Operand::Slot(slot) => {
-                    let received = self.program.route(route).received_by(self.position).collect();
-                    Some((slot, self.copied_bytes(route, received, |it| &it.target, slot, true)))
-                }
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    /// The largest of `messages` that is copied out of or into `slot`. One that is all of the slot is
-    /// handed on as it is if the slot `moves`; of several such only the last.
-    fn copied_bytes(
-        &self,
-        route: RouteId,
-        messages: Vec<&Message>,
-        part: impl Fn(&Message) -> &Placement,
-        slot: SlotId,
-        moves: bool,
-    ) -> u64 {
-        let shape = &self.class.slot(slot).shape;
-        let last = messages.len().saturating_sub(1);
-        let copied = messages.iter().enumerate().filter(|&(index, message)| {
-            !(moves && index == last && part(message).extent == *shape)
+            self.move_in(tenant, bytes);
         });
-        let real_bytes = self.program.precision.compute.bytes();
-        let route = self.program.route(route);
-        copied.map(|(_, message)| route.message_bytes(message, real_bytes)).max().unwrap_or(0)
-    }
-
-    /// Bytes that a change of layout needs only while it runs. Collectives take and leave parts side by
-    /// side: a tensor that is joined along an axis inside it is copied, and one that is cut is cut and
-    /// reduced in a copy.
-    fn staging_bytes(&self, change: Change, read: SlotId, written: SlotId) -> u64 {
-        let (read, written) = (self.class.slot(read), self.class.slot(written));
-        let inside = |axis: usize| written.shape[..axis].iter().any(|&extent| extent > 1);
-        match change {
-            Change::ReduceScatter { .. } => read.bytes as u64,
-            Change::AllGather { axis } | Change::AllToAll { from: axis, .. } if inside(axis) => {
-                written.bytes as u64
-            }
-            Change::AllGather { .. }
-            | Change::AllToAll { .. }
-            | Change::Slice { .. }
-            | Change::AllReduce(_) => 0,
-        }
     }
 
     /// Counts what `instruction` frees, after it ran.
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
-        for &slot in &instruction.frees {
-            self.move_out(Tenant::Slot(slot, microbatch));
-        }
-        if let Some((slot, _)) = self.staging(instruction) {
-            self.move_out(Tenant::Staging(slot, microbatch));
-        }
-        self.move_out(Tenant::Moved);
-        match instruction.action {
-            Action::Release { bucket } => self.move_out(Tenant::Weights(bucket)),
-            Action::Reduce { bucket, scatter: true, .. } => {
-                self.move_out(Tenant::Gradients(bucket));
-            }
-            Action::Validate => {
-                self.class.buckets().for_each(|(id, _)| self.move_out(Tenant::Backup(id)));
-            }
-            _ => {}
-        }
+        let tenancy = self.tenancy;
+        tenancy.departures(instruction, microbatch, |tenant| self.move_out(tenant));
     }
 
     /// Counts that all micro-batches under way are dropped, to be begun again.
@@ -224,19 +93,6 @@ impl<'a> Ledger<'a> {
         let dropped: Vec<Tenant> = self.tenants.keys().copied().collect();
         let of_microbatch = |tenant: &Tenant| matches!(tenant, Tenant::Slot(..));
         dropped.into_iter().filter(of_microbatch).for_each(|tenant| self.move_out(tenant));
-    }
-
-    fn gradient_written(&mut self, param: ParamId) {
-        let bucket = self.class.param(param).bucket;
-        let sharded = self.class.replicated(self.class.bucket(bucket));
-        if self.program.shard.gradients() && sharded {
-            let bytes = self.bytes(bucket, self.program.precision.gradients.bytes());
-            self.move_in(Tenant::Gradients(bucket), bytes);
-        }
-    }
-
-    fn bytes(&self, bucket: BucketId, element_bytes: usize) -> u64 {
-        (self.class.bucket(bucket).elements * element_bytes) as u64
     }
 
     fn move_in(&mut self, tenant: Tenant, bytes: u64) {
@@ -250,16 +106,6 @@ impl<'a> Ledger<'a> {
         if let Some(bytes) = self.tenants.remove(&tenant) {
             self.live_bytes -= bytes;
         }
-    }
-}
-
-/// The slot that an all-reduce or a copy turns into its result, because nobody reads it afterwards.
-fn moved(instruction: &Instruction) -> Option<SlotId> {
-    let moves = instruction.is_move()
-        || matches!(instruction.action, Action::Redistribute { change: Change::AllReduce(_), .. });
-    match instruction.reads.first() {
-        Some(Operand::Slot(slot)) if moves && instruction.frees.contains(slot) => Some(*slot),
-        _ => None,
     }
 }
 

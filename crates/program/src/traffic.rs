@@ -2,7 +2,10 @@
 
 use shardloom_collectives::{Algorithm, Kind, Member, bytes_sent_per_member, plan};
 
-use crate::{Action, Change, Class, ClassId, Group, Instruction, Operand, Program, StreamItem};
+use crate::{
+    Action, BucketId, Change, Class, ClassId, Group, Instruction, Operand, Program, StreamItem,
+    WeightParam,
+};
 
 /// A collective as the fabric sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,18 +99,25 @@ impl Program {
             }
             Action::Norm { group } => Some(direct(exchange(Kind::AllReduce, group.clone(), 1, 8))),
             Action::Statistics { bucket, round, owners } => {
-                let params = &class.bucket(*bucket).params;
-                let elements = params
-                    .iter()
-                    .map(|&param| {
-                        let param = class.param(param);
-                        self.optimizer.statistics_elements(param.rows, param.columns, *round)
-                    })
-                    .sum();
+                let elements = self.statistics_elements(class, *bucket, *round);
                 Some(direct(exchange(Kind::AllReduce, owners.clone(), elements, 4)))
             }
             _ => None,
         }
+    }
+
+    /// Numbers in one round of the optimizer's statistics of a bucket.
+    pub(crate) fn statistics_elements(
+        &self,
+        class: &Class,
+        bucket: BucketId,
+        round: usize,
+    ) -> usize {
+        let params = class.bucket(bucket).params.iter().map(|&param| class.param(param));
+        let of = |param: &WeightParam| {
+            self.optimizer.statistics_elements(param.rows, param.columns, round)
+        };
+        params.map(of).sum()
     }
 
     /// Bytes that `position` of class `id` sends in one step whose weights need no amendment.

@@ -13,6 +13,7 @@ mod sampler;
 mod source;
 mod system_memory;
 mod trainer;
+mod transit;
 
 pub use error::{Error, Result};
 pub use sampler::Sampler;

@@ -4,21 +4,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
-use shardloom_kernels::{Memory, Tier};
+use shardloom_kernels::Tier;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Action, Instruction, Operand, Rank as RankId, lower};
+use shardloom_program::buffers::BufferPlan;
+use shardloom_program::{Action, BodyId, Instruction, Operand, Rank as RankId, lower};
 
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared};
 use crate::source::{Field, Part, Source};
+use crate::transit::Transit;
 use crate::{Error, Result};
 
 /// A causal language model, ready to say what comes next. One sample at a time, on one rank.
 pub struct Sampler {
     rank: Rank,
     seq: usize,
-    /// The forward pass up to the logits.
-    instructions: Vec<Instruction>,
+    /// The forward pass up to the logits, each with its place in the body.
+    instructions: Vec<(u32, Instruction)>,
+    /// The body that they are of.
+    body: BodyId,
     logits: Operand,
 }
 
@@ -62,19 +66,21 @@ impl Sampler {
         let plan = uniform.plan(&graph, graph.name(), "one device");
         let program = lower(&graph, &plan, 1)?;
         let class = &program.classes[0];
-        let mut instructions = class.body(class.evaluation[0]).instructions.clone();
-        let first_of_loss = |instruction: &Instruction| match instruction.action {
+        let body = class.evaluation[0];
+        let instructions = class.body(body).instructions.iter().cloned();
+        let mut instructions: Vec<(u32, Instruction)> = (0u32..).zip(instructions).collect();
+        let first_of_loss = |(_, instruction): &(u32, Instruction)| match instruction.action {
             Action::Compute { op, .. } => graph.op(op).kind == OpKind::LogitMax,
             _ => false,
         };
         let no_logits = || unfit("sampling needs a model that ends in logits".to_owned());
         let end = instructions.iter().position(first_of_loss).ok_or_else(no_logits)?;
-        let logits = instructions[end].reads[0];
-        if let Action::Compute { op, .. } = instructions[end].action {
+        let logits = instructions[end].1.reads[0];
+        if let Action::Compute { op, .. } = instructions[end].1.action {
             require_positions(&graph, graph.op(op).inputs[0], "logits").map_err(unfit)?;
         }
         instructions.truncate(end);
-        for instruction in &instructions {
+        for (_, instruction) in &instructions {
             let Action::Compute { op, .. } = instruction.action else { continue };
             let is_input = |id: ValueId| graph.value(id).role == Role::Input;
             let mut read = graph.op(op).inputs.iter().copied();
@@ -87,23 +93,25 @@ impl Sampler {
             }
         }
         // What only the loss reads, its targets, nobody has.
-        instructions.retain(|instruction| match instruction.action {
+        instructions.retain(|(_, instruction)| match instruction.action {
             Action::Load { value, .. } => value == tokens,
             _ => true,
         });
+        let buffers = vec![BufferPlan::new(&program, class)];
         let shared = Arc::new(Shared {
+            buffers,
+            transit: Transit::new(&program),
             program,
             source: Box::new(Nothing),
             seed: 0,
             learning_rate: LearningRate::new(Curve::Constant { peak: 1.0 })?,
             skip_non_finite: false,
-            in_transit: Memory::new(),
             graph,
         });
         let mut rank = Rank::new(&shared, RankId(0));
         rank.set_weights(&|name| weights.get(name).cloned())?;
         rank.begin_evaluation(0);
-        Ok(Sampler { rank, seq, instructions, logits })
+        Ok(Sampler { rank, seq, instructions, body, logits })
     }
 
     /// The most tokens that the model looks back on.
@@ -124,7 +132,8 @@ impl Sampler {
         };
         let mut padded = seen.to_vec();
         padded.resize(self.seq, 0);
-        for instruction in &self.instructions {
+        for (index, instruction) in &self.instructions {
+            self.rank.go_to(self.body, *index, Some(0));
             match (&instruction.action, instruction.writes.first()) {
                 (Action::Load { .. }, Some(write)) => self.rank.write_indices(write.to, &padded),
                 _ => self.rank.execute(instruction, 0)?,
@@ -132,7 +141,10 @@ impl Sampler {
         }
         let logits = self.rank.reals(self.logits);
         let vocab = logits.len() / self.seq;
-        Ok(logits[last * vocab..(last + 1) * vocab].to_vec())
+        let last = logits[last * vocab..(last + 1) * vocab].to_vec();
+        // What the rest of the pass would have read, and freed.
+        self.rank.clear();
+        Ok(last)
     }
 }
 

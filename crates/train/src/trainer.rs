@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_kernels::{Memory, Tier};
+use shardloom_kernels::Tier;
 use shardloom_plan::{Axis, Number, Plan};
+use shardloom_program::buffers::BufferPlan;
 use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, Program, lower};
 use shardloom_sim::Recording;
@@ -19,6 +20,7 @@ use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Rank, Shared, StepOutcome};
 use crate::source::Source;
+use crate::transit::Transit;
 use crate::{Error, Result};
 
 /// What to do about a loss or gradient that is not finite.
@@ -85,6 +87,7 @@ pub struct Trainer {
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
+    system_allocations: usize,
 }
 
 impl Trainer {
@@ -111,14 +114,17 @@ impl Trainer {
         }
         plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
         let program = lower(&graph, &plan, devices)?;
+        let plan_of = |class| BufferPlan::new(&program, class);
+        let buffers = program.classes.iter().map(plan_of).collect();
         let shared = Arc::new(Shared {
+            buffers,
+            transit: Transit::new(&program),
             graph,
             program,
             source,
             seed: settings.seed,
             learning_rate: settings.learning_rate,
             skip_non_finite: plan.skip_non_finite,
-            in_transit: Memory::new(),
         });
         let crew = match settings.clock {
             RunClock::Wall => executor::start_threads(&shared, settings.timeout)?,
@@ -132,6 +138,7 @@ impl Trainer {
             next_step: 0,
             sent_bytes: vec![0; ranks],
             peak_bytes: vec![0; ranks],
+            system_allocations: 0,
         })
     }
 
@@ -163,7 +170,14 @@ impl Trainer {
 
     /// The most bytes that were on their way between ranks at once, sent and not yet received.
     pub fn peak_in_transit_bytes(&self) -> u64 {
-        self.shared.in_transit.peak_bytes() as u64
+        self.shared.transit.peak_bytes()
+    }
+
+    /// How often ranks have asked the system for a buffer since they were built. Every buffer of training
+    /// and evaluation has its place from the start, so it is 0, unless a stage that nothing comes back to
+    /// sends ahead.
+    pub fn system_allocations(&self) -> usize {
+        self.system_allocations + self.shared.transit.system_allocations()
     }
 
     /// Trains one step.
@@ -395,6 +409,7 @@ impl Trainer {
     }
 
     fn note(&mut self, done: &[Done]) {
+        self.system_allocations = done.iter().map(|done| done.system_allocations).sum();
         for ((done, sent), peak) in done.iter().zip(&mut self.sent_bytes).zip(&mut self.peak_bytes)
         {
             (*sent, *peak) = (done.sent_bytes, done.peak_bytes);

@@ -96,6 +96,41 @@ impl<P: Payload> Endpoint<P> {
         Ok(())
     }
 
+    /// What `poll` gives, waiting until rank `to` does something that makes it give something and then
+    /// [nudges](Self::nudge) this one: before a message of this tag is sent there.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub fn wait_before_send<T>(
+        &self,
+        to: u32,
+        tag: u64,
+        mut poll: impl FnMut() -> Option<T>,
+    ) -> Result<T, FabricError> {
+        self.check(to)?;
+        let operation = || Operation::Send { to, tag };
+        let roster = &self.shared.roster;
+        let outcome = roster.bell(self.rank).wait(Some(roster.settings().timeout), || {
+            // Asked before: what a rank did before it left counts.
+            let gone = roster.gone(to);
+            let found = poll().map(Ok);
+            found.or_else(|| gone.map(|reason| Err(self.peer_gone(operation(), to, reason))))
+        });
+        outcome.unwrap_or_else(|| Err(self.timeout(operation(), to)))
+    }
+
+    /// Has rank `peer` look again, if it [waits before a send](Self::wait_before_send) to this one.
+    ///
+    /// # Errors
+    ///
+    /// [`FabricError::NoSuchRank`].
+    pub fn nudge(&self, peer: u32) -> Result<(), FabricError> {
+        self.check(peer)?;
+        self.shared.roster.bell(peer).ring();
+        Ok(())
+    }
+
     /// The next message of this tag from rank `from`, waiting for it.
     ///
     /// Messages of one tag arrive in the order sent. Messages of other tags that come

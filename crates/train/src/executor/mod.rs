@@ -40,6 +40,8 @@ pub(crate) struct Done {
     /// Bytes sent to other ranks since the start of the run.
     pub sent_bytes: u64,
     pub peak_bytes: u64,
+    /// How often the system was asked for a buffer since the rank was built.
+    pub system_allocations: usize,
 }
 
 /// All ranks of a run.

@@ -215,7 +215,8 @@ impl Worker<'_> {
             Command::Visit(visit) => visit(&mut self.rank)?,
         }
         let peak_bytes = self.rank.memory().peak_bytes() as u64;
-        Ok(Done { steps, track, sent_bytes: self.sent_bytes(), peak_bytes })
+        let (sent_bytes, system_allocations) = (self.sent_bytes(), self.rank.system_allocations());
+        Ok(Done { steps, track, sent_bytes, peak_bytes, system_allocations })
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -237,7 +238,8 @@ impl Worker<'_> {
         let class = shared.program.class(self.rank.class_id());
         let body = class.body(id);
         self.rank.begin_item(id, lag);
-        for instruction in &body.instructions {
+        for (index, instruction) in (0u32..).zip(&body.instructions) {
+            self.rank.go_to(id, index, microbatch);
             let start = recorder.as_ref().map(|_| Instant::now());
             self.execute(instruction, microbatch.unwrap_or(0))?;
             if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {
@@ -252,17 +254,23 @@ impl Worker<'_> {
         let tag = |route: u32| u64::from(route) << 32 | u64::from(microbatch);
         match instruction.action {
             Action::Send { route } => {
-                for message in self.rank.outgoing(route, instruction, microbatch) {
-                    let parcel = Parcel(message.payload);
-                    self.endpoint.send(message.to.0, tag(route.0), parcel)?;
+                let shared = Arc::clone(self.rank.shared());
+                for (message, to) in shared.sent(route, self.rank.position()) {
+                    // Only evaluation, which nothing is sent back from, ever waits here.
+                    let pack = || self.rank.pack(route, message, instruction, microbatch);
+                    let payload = self.endpoint.wait_before_send(to.0, tag(route.0), pack)?;
+                    self.endpoint.send(to.0, tag(route.0), Parcel(payload))?;
                 }
+                self.rank.conclude_messages(instruction, microbatch);
             }
             Action::Receive { route } => {
-                let mut payloads = vec![];
-                for sender in self.rank.senders(route) {
-                    payloads.push(self.endpoint.receive(sender.0, tag(route.0))?.0);
+                let shared = Arc::clone(self.rank.shared());
+                for (message, sender) in shared.received(route, self.rank.position()) {
+                    let payload = self.endpoint.receive(sender.0, tag(route.0))?.0;
+                    self.rank.unpack(route, message, instruction, microbatch, payload);
+                    self.endpoint.nudge(sender.0)?;
                 }
-                self.rank.incoming(route, instruction, microbatch, payloads);
+                self.rank.conclude_messages(instruction, microbatch);
             }
             _ if instruction.involves_others() => {
                 let mut contribution = self.rank.contribute(instruction, microbatch);

@@ -103,7 +103,8 @@ impl VirtualCrew {
             .zip(&self.sent_bytes)
             .map(|(((rank, steps), track), &sent_bytes)| {
                 let peak_bytes = rank.memory().peak_bytes() as u64;
-                Done { steps, track, sent_bytes, peak_bytes }
+                let system_allocations = rank.system_allocations();
+                Done { steps, track, sent_bytes, peak_bytes, system_allocations }
             })
             .collect())
     }
@@ -139,7 +140,7 @@ fn evaluation(program: &Program) -> Program {
 
 /// The driver that really executes.
 struct Executing<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     ranks: &'a mut [Rank],
     /// The step that each rank is at.
     at: Vec<u32>,
@@ -161,6 +162,7 @@ impl Executing<'_> {
             rank.begin_step(call.step);
         }
         rank.begin_item(call.body, call.lag);
+        rank.go_to(call.body, call.index as u32, call.microbatch);
         rank
     }
 
@@ -197,10 +199,14 @@ impl Driver for Executing<'_> {
             unreachable!("the engine sends what is to be sent")
         };
         let microbatch = call.microbatch.unwrap_or(0);
-        for message in self.rank(call).outgoing(route, call.instruction, microbatch) {
-            let key = (route, call.actor.rank, message.to, microbatch);
-            self.letters.entry(key).or_default().push_back(message.payload);
+        let shared = Arc::clone(self.shared);
+        for (message, to) in shared.sent(route, call.actor.position) {
+            let payload = self.rank(call).pack(route, message, call.instruction, microbatch);
+            let payload = payload.expect("a ring holds as many as can be under way");
+            let key = (route, call.actor.rank, to, microbatch);
+            self.letters.entry(key).or_default().push_back(payload);
         }
+        self.rank(call).conclude_messages(call.instruction, microbatch);
         self.count(call);
         Ok(self.model.send(call, durations)?)
     }
@@ -211,13 +217,14 @@ impl Driver for Executing<'_> {
         };
         let microbatch = call.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
-        let mut payloads = vec![];
-        for sender in self.rank(call).senders(route) {
+        let shared = Arc::clone(self.shared);
+        for (message, sender) in shared.received(route, call.actor.position) {
             let letters = self.letters.get_mut(&(route, sender, receiver, microbatch));
             let letter = letters.and_then(VecDeque::pop_front);
-            payloads.push(letter.expect("the engine delivers after the send"));
+            let payload = letter.expect("the engine delivers after the send");
+            self.rank(call).unpack(route, message, call.instruction, microbatch, payload);
         }
-        self.rank(call).incoming(route, call.instruction, microbatch, payloads);
+        self.rank(call).conclude_messages(call.instruction, microbatch);
         Ok(self.model.receive(call)?)
     }
 

@@ -8,7 +8,9 @@ use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::window::Window;
 use shardloom_kernels::{Buffer, reduce};
-use shardloom_program::{Assignment, Instruction, Layout, Operand, Placement, SlotId, Write};
+use shardloom_program::{
+    Assignment, Instruction, Layout, Operand, Placement, SlotId, Tenant, Write,
+};
 
 use super::Rank;
 use crate::source::{Field, Part};
@@ -29,7 +31,7 @@ impl Rank {
             true => instruction.reads.iter().map(|_| None).collect(),
             false => self.moved_weights(instruction),
         };
-        let Rank { shared, class, memory, slots, parameters, .. } = self;
+        let Rank { shared, class, memory, arena, slots, parameters, .. } = self;
         let class = shared.program.class(*class);
         let kind = match setting.evaluating {
             true => without_dropout(shared.graph.op(op).kind),
@@ -44,7 +46,8 @@ impl Rank {
                 Operand::Slot(slot) => {
                     let spec = class.slot(slot);
                     let buffer = slots.take(slot, microbatch).unwrap_or_else(|| {
-                        memory.alloc(kernel_type(spec.dtype), spec.shape.iter().product())
+                        let tenant = Tenant::Slot(slot, Some(microbatch));
+                        arena.take(tenant, kernel_type(spec.dtype), spec.shape.iter().product())
                     });
                     Some((slot, buffer))
                 }
@@ -64,7 +67,7 @@ impl Rank {
                 _ => unreachable!("collected above"),
             })
             .collect();
-        let (weights, gradients) = parameters.weights_and_gradients(class, memory, &params);
+        let (weights, gradients) = parameters.weights_and_gradients(class, arena, &params);
         let reads: Vec<Input<'_>> = instruction
             .reads
             .iter()
@@ -192,7 +195,8 @@ impl Rank {
             unreachable!("data is loaded into slots")
         };
         let dtype = kernel_type(node.dtype);
-        let mut buffer = self.memory.alloc(dtype, placement.elements());
+        let tenant = Tenant::Slot(slot, Some(microbatch));
+        let mut buffer = self.arena.take(tenant, dtype, placement.elements());
         let row = placement.elements() / placement.extent[0];
         let first = match self.now.part {
             Part::Training => microbatch as u64 * program.microbatch_samples as u64,
@@ -226,7 +230,8 @@ impl Rank {
     /// Writes an input of the first micro-batch by hand.
     pub(crate) fn write_indices(&mut self, to: Operand, indices: &[u32]) {
         let Operand::Slot(slot) = to else { unreachable!("data is loaded into slots") };
-        let mut buffer = self.memory.alloc(shardloom_kernels::DType::U32, indices.len());
+        let dtype = shardloom_kernels::DType::U32;
+        let mut buffer = self.arena.take(Tenant::Slot(slot, Some(0)), dtype, indices.len());
         buffer.as_u32_mut().copy_from_slice(indices);
         self.slots.put(slot, 0, buffer);
     }
@@ -252,7 +257,10 @@ impl Rank {
         let elements = self.slots.get(from, microbatch).len();
         let mut target = match self.slots.take(to, microbatch) {
             Some(buffer) => buffer,
-            None => self.memory.alloc(shardloom_kernels::DType::F32, elements),
+            None => {
+                let tenant = Tenant::Slot(to, Some(microbatch));
+                self.arena.take(tenant, shardloom_kernels::DType::F32, elements)
+            }
         };
         let source = self.slots.get(from, microbatch).as_f32();
         match instruction.writes[0].accumulate {
@@ -315,7 +323,7 @@ pub(super) fn stream(name: &str) -> u64 {
 }
 
 /// How the kernels store a graph's elements: all real numbers are fp32.
-pub(super) fn kernel_type(dtype: DType) -> shardloom_kernels::DType {
+pub(crate) fn kernel_type(dtype: DType) -> shardloom_kernels::DType {
     match dtype {
         DType::Real | DType::Float => shardloom_kernels::DType::F32,
         DType::Index => shardloom_kernels::DType::U32,

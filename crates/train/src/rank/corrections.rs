@@ -7,7 +7,7 @@
 use shardloom_kernels::optimizer::Optimizer;
 use shardloom_kernels::{Buffer, DType, Memory};
 use shardloom_plan::{Corrections as Rules, Prediction};
-use shardloom_program::{BucketId, Class, Instruction, Operand, ParamId, Program};
+use shardloom_program::{BucketId, Class, Instruction, Operand, ParamId, Program, Tenant};
 
 use super::Rank;
 
@@ -105,41 +105,43 @@ impl Rank {
     /// moved weight.
     pub(super) fn moved_weights(&self, instruction: &Instruction) -> Vec<Option<Buffer>> {
         let program = self.program();
-        let reads = instruction.reads.iter();
+        let reads = (0u32..).zip(&instruction.reads);
         let rules = match program.extrapolates(self.class(), instruction) {
             Some(forward) => self.rules().map(|rules| (rules, forward)),
             None => None,
         };
         let Some((rules, forward)) = rules else { return reads.map(|_| None).collect() };
-        let moved = |read: &Operand| match *read {
-            Operand::Weight(param) if forward => self.predicted(param, rules.prediction?),
-            Operand::Weight(param) => Some(self.moved_back(param)),
+        let moved = |(index, read): (u32, &Operand)| match *read {
+            Operand::Weight(param) if forward => self.predicted(index, param, rules.prediction?),
+            Operand::Weight(param) => Some(self.moved_back(index, param)),
             Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => None,
         };
         reads.map(moved).collect()
     }
 
     /// A weight moved back along its mean velocity by the delay (PipeMare's T2).
-    fn moved_back(&self, param: ParamId) -> Buffer {
+    fn moved_back(&self, read: u32, param: ParamId) -> Buffer {
         let delay = self.class().delay as f32;
         let velocity = self.part(&self.parameters.corrections.velocity, param);
-        self.combined(param, |index, weight| weight - delay * velocity[index])
+        self.combined(read, param, |index, weight| weight - delay * velocity[index])
     }
 
     /// A weight as it is expected to be after the delay.
-    fn predicted(&self, param: ParamId, prediction: Prediction) -> Option<Buffer> {
+    fn predicted(&self, read: u32, param: ParamId, prediction: Prediction) -> Option<Buffer> {
         let delay = self.class().delay as f32;
         Some(match prediction {
             Prediction::Weights => {
                 let previous = self.part(&self.parameters.corrections.previous, param);
-                self.combined(param, |index, weight| weight + delay * (weight - previous[index]))
+                self.combined(read, param, |index, weight| {
+                    weight + delay * (weight - previous[index])
+                })
             }
             Prediction::Velocity => {
                 let bucket = self.class().param(param).bucket.0 as usize;
                 let owned = self.parameters.owned[bucket].iter().find(|it| it.param == param)?;
                 let velocity = owned.state.first()?.as_f32();
                 let rate = self.learning_rate() * delay;
-                self.combined(param, |index, weight| weight - rate * velocity[index])
+                self.combined(read, param, |index, weight| weight - rate * velocity[index])
             }
         })
     }
@@ -150,9 +152,10 @@ impl Rank {
         &buckets[bucket.0 as usize].as_f32()[spec.offset..spec.offset + spec.elements()]
     }
 
-    fn combined(&self, param: ParamId, value: impl Fn(usize, f32) -> f32) -> Buffer {
+    /// The weight that the current instruction reads at place `read`, each element made another.
+    fn combined(&self, read: u32, param: ParamId, value: impl Fn(usize, f32) -> f32) -> Buffer {
         let weights = self.parameters.weights.of(self.class(), param);
-        let mut combined = self.memory.alloc(DType::F32, weights.len());
+        let mut combined = self.arena.take(Tenant::Moved(read), DType::F32, weights.len());
         for (index, (to, &weight)) in combined.as_f32_mut().iter_mut().zip(weights).enumerate() {
             *to = value(index, weight);
         }

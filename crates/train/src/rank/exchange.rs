@@ -1,7 +1,7 @@
 //! What a rank brings into a collective and what it does with the result.
 
 use shardloom_kernels::{Buffer, DType, reduce};
-use shardloom_program::{Action, BucketId, Group, Instruction};
+use shardloom_program::{Action, BucketId, Group, Instruction, Tenant};
 
 use super::Rank;
 use super::parameters::shards;
@@ -71,7 +71,7 @@ impl Rank {
                 self.memory.alloc(DType::F32, 0),
             );
         }
-        let mut buffer = self.memory.alloc(DType::F32, elements);
+        let mut buffer = self.arena.take(Tenant::Weights(bucket), DType::F32, elements);
         let own = weights.ranges[index].clone();
         buffer.as_f32_mut()[own].copy_from_slice(weights.held(index).as_f32());
         buffer
@@ -98,7 +98,7 @@ impl Rank {
         if homes && scattered && gradients.shards[index].is_none() {
             // ZeRO-1 leaves the reduced shard in place.
             let full = gradients.full[index].as_ref().expect("gradients are whole under ZeRO-1");
-            let mut part = self.memory.alloc(DType::F32, own.len());
+            let mut part = self.arena.take(Tenant::Share(bucket), DType::F32, own.len());
             part.as_f32_mut().copy_from_slice(&full.as_f32()[own]);
             return part;
         }

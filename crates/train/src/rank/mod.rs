@@ -4,6 +4,7 @@
 //! and what it does with the result ([`Rank::conclude`]), so that threads with a fabric and a single
 //! event-driven loop run the very same code.
 
+mod arena;
 mod compute;
 mod corrections;
 mod exchange;
@@ -21,12 +22,16 @@ use std::sync::Arc;
 use shardloom_graph::Graph;
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
+use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{Action, BodyId, BodyKind, Class, ClassId, Instruction, Program};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
 use crate::source::{Part, Source};
+use crate::transit::Transit;
 
+use arena::Arena;
+pub(crate) use compute::kernel_type;
 pub(crate) use exchange::Contribution;
 use parameters::Parameters;
 use slots::Slots;
@@ -41,8 +46,10 @@ pub(crate) struct Shared {
     pub seed: u64,
     pub learning_rate: LearningRate,
     pub skip_non_finite: bool,
-    /// Counts the bytes of messages between their send and their receive.
-    pub in_transit: Memory,
+    /// Where what comes and goes on the ranks of each class lies.
+    pub buffers: Vec<BufferPlan>,
+    /// Messages between their send and their receive.
+    pub transit: Transit,
 }
 
 /// One rank of a run.
@@ -51,6 +58,7 @@ pub(crate) struct Rank {
     class: ClassId,
     position: usize,
     memory: Memory,
+    arena: Arena,
     slots: Slots,
     parameters: Parameters,
     now: Now,
@@ -83,6 +91,7 @@ impl Rank {
         let in_flight = shared.program.microbatches * (shared.program.ahead as usize + 1);
         let slots = Slots::new(node.slots.len(), in_flight);
         let parameters = Parameters::new(shared, class, position, &memory);
+        let arena = Arena::new(shared, class, &memory);
         let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
@@ -91,6 +100,7 @@ impl Rank {
             class,
             position,
             memory,
+            arena,
             slots,
             parameters,
             now,
@@ -119,6 +129,11 @@ impl Rank {
 
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// How often the system was asked for a buffer since the rank was built.
+    pub fn system_allocations(&self) -> usize {
+        self.arena.system_allocations()
     }
 
     pub fn shared(&self) -> &Arc<Shared> {
@@ -176,6 +191,17 @@ impl Rank {
     pub fn begin_item(&mut self, body: BodyId, lag: u32) {
         self.norm.amending = self.class().body(body).kind == BodyKind::Amendment;
         self.parameters.weights.go_back(lag);
+    }
+
+    /// Prepares for the n-th instruction of a body, which is the next that the rank takes part in.
+    pub fn go_to(&mut self, body: BodyId, instruction: u32, microbatch: Option<u32>) {
+        let step = (self.now.step - self.now.first_step) as u32;
+        self.arena.go_to(body, instruction, microbatch, step);
+    }
+
+    /// Frees all values of micro-batches.
+    pub fn clear(&mut self) {
+        self.slots.clear();
     }
 
     /// What the step came to on this rank.

@@ -9,9 +9,10 @@ use shardloom_kernels::optimizer::{Block, Optimizer, Piece};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::window::Window;
 use shardloom_kernels::{Buffer, DType, Memory};
-use shardloom_program::{BucketId, Class, ClassId, ParamId, Shard};
+use shardloom_program::{BucketId, Class, ClassId, ParamId, Shard, Tenant};
 
 use super::Shared;
+use super::arena::Arena;
 use super::compute::stream;
 use super::corrections::Corrections;
 use crate::optimizer;
@@ -45,8 +46,8 @@ pub(crate) struct Weights {
     pub(super) resident: Vec<Buffer>,
     /// Earlier versions of what is resident, the latest first.
     older: Vec<VecDeque<Buffer>>,
-    /// How many earlier versions are kept.
-    keeps: usize,
+    /// Room for earlier versions that there are not yet.
+    spare: Vec<Vec<Buffer>>,
     /// Which of them the current entry of the stream runs with: 0 is the newest.
     lag: usize,
     /// All of a sharded bucket, while it is gathered.
@@ -81,7 +82,7 @@ impl Parameters {
         let mut weights = Weights {
             resident: vec![],
             older: vec![],
-            keeps: class.versions() as usize - 1,
+            spare: vec![],
             lag: 0,
             gathered: vec![],
             ranges: vec![],
@@ -113,7 +114,10 @@ impl Parameters {
                 full = resident;
             }
             weights.resident.push(full);
-            weights.older.push(VecDeque::new());
+            let keeps = class.versions() as usize - 1;
+            let room = || memory.alloc(DType::F32, range.len());
+            weights.spare.push(std::iter::repeat_with(room).take(keeps).collect());
+            weights.older.push(VecDeque::with_capacity(keeps));
             weights.gathered.push(None);
             weights.ranges.push(range);
 
@@ -141,7 +145,7 @@ impl Parameters {
     pub fn weights_and_gradients(
         &mut self,
         class: &Class,
-        memory: &Memory,
+        arena: &Arena,
         params: &[ParamId],
     ) -> (&Weights, Vec<(&mut [f32], bool)>) {
         let gradients = &mut self.gradients;
@@ -158,7 +162,8 @@ impl Parameters {
                 continue;
             }
             let elements = class.bucket(id).elements;
-            let full = full.get_or_insert_with(|| memory.alloc(DType::F32, elements));
+            let full =
+                full.get_or_insert_with(|| arena.take(Tenant::Gradients(id), DType::F32, elements));
             let (mut rest, mut passed) = (full.as_f32_mut(), 0);
             while let Some((index, param, accumulate)) =
                 wanted.next_if(|&(_, param, _)| class.param(param).bucket == id)
@@ -229,18 +234,18 @@ impl Weights {
 
     /// Forgets all versions but the newest.
     pub(super) fn forget(&mut self) {
-        self.older.iter_mut().for_each(VecDeque::clear);
+        for (older, spare) in self.older.iter_mut().zip(&mut self.spare) {
+            spare.extend(older.drain(..));
+        }
         self.lag = 0;
     }
 
     /// Keeps the newest version of a bucket, which is about to be updated.
-    pub(super) fn keep(&mut self, memory: &Memory, bucket: usize) {
-        if self.keeps == 0 {
-            return;
-        }
+    pub(super) fn keep(&mut self, bucket: usize) {
         let (resident, older) = (&self.resident[bucket], &mut self.older[bucket]);
-        let spare = if older.len() == self.keeps { older.pop_back() } else { None };
-        let mut copy = spare.unwrap_or_else(|| memory.alloc(DType::F32, resident.len()));
+        let room = self.spare[bucket].pop().or_else(|| older.pop_back());
+        // A class whose passes all run with the newest keeps none.
+        let Some(mut copy) = room else { return };
         copy.as_f32_mut().copy_from_slice(resident.as_f32());
         older.push_front(copy);
     }

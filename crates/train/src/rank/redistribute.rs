@@ -2,9 +2,9 @@
 //! interleaved along any axis.
 
 use shardloom_kernels::window::copy_box;
-use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_kernels::{Buffer, DType};
 use shardloom_plan::Axis;
-use shardloom_program::{Change, Instruction, Operand, SlotId};
+use shardloom_program::{Change, Instruction, Operand, SlotId, Tenant};
 
 use super::Rank;
 
@@ -25,7 +25,8 @@ impl Rank {
         let mut start = vec![0; shape.len()];
         start[along] = self.class().mesh.coordinate(self.position, axis) * shape[along];
         let whole = &self.class().slot(from).shape;
-        let mut part = self.memory.alloc(DType::F32, shape.iter().product());
+        let tenant = Tenant::Slot(to, Some(microbatch));
+        let mut part = self.arena.take(tenant, DType::F32, shape.iter().product());
         let zeros = vec![0; shape.len()];
         let source = self.slots.get(from, microbatch).as_f32();
         copy_box(source, whole, &start, part.as_f32_mut(), shape, &zeros, shape);
@@ -45,28 +46,38 @@ impl Rank {
         let index = self.class().mesh.coordinate(self.position, axis);
         let read = self.class().slot(from).shape.clone();
         let written = self.class().slot(to).shape.clone();
+        let (result, staging) = tenants(to, microbatch);
+        // What is made whole as it lies needs no staging: it becomes the result.
+        let brought = if self.arena.expects(staging) { staging } else { result };
         match change {
             Change::Slice { .. } => unreachable!("slices are local"),
             Change::AllReduce(_) => match instruction.frees.contains(&from) {
                 true => self.slots.take(from, microbatch).expect("read slots are held"),
-                false => copy(&self.memory, self.slots.get(from, microbatch)),
+                false => {
+                    let source = self.slots.get(from, microbatch);
+                    let mut copy = self.arena.take(result, DType::F32, source.len());
+                    copy.as_f32_mut().copy_from_slice(source.as_f32());
+                    copy
+                }
             },
             Change::AllGather { .. } => {
                 let source = self.slots.get(from, microbatch);
-                let mut buffer = self.memory.alloc(DType::F32, source.len() * width);
+                let mut buffer = self.arena.take(brought, DType::F32, source.len() * width);
                 let own = index * source.len()..(index + 1) * source.len();
                 buffer.as_f32_mut()[own].copy_from_slice(source.as_f32());
                 buffer
             }
             Change::ReduceScatter { axis: along, .. } => {
                 let source = self.slots.get(from, microbatch);
-                split(&self.memory, source, &read, &written, along)
+                let buffer = self.arena.take(brought, DType::F32, source.len());
+                split(buffer, source, &read, &written, along)
             }
             Change::AllToAll { to: along, .. } => {
                 let source = self.slots.get(from, microbatch);
                 let mut chunk = read.clone();
                 chunk[along] /= width;
-                split(&self.memory, source, &read, &chunk, along)
+                let buffer = self.arena.take(brought, DType::F32, source.len());
+                split(buffer, source, &read, &chunk, along)
             }
         }
     }
@@ -85,13 +96,18 @@ impl Rank {
         let index = class.mesh.coordinate(self.position, axis);
         let read = &class.slot(from).shape;
         let written = &class.slot(to).shape;
+        let (tenant, staging) = tenants(to, microbatch);
+        let elements = written.iter().product();
+        let place = || self.arena.take(tenant, DType::F32, elements);
         let result = match change {
             Change::Slice { .. } => unreachable!("slices are local"),
             Change::AllReduce(_) => buffer,
-            Change::AllGather { axis: along } => join(&self.memory, buffer, read, written, along),
+            Change::AllGather { .. } | Change::AllToAll { .. } if !self.arena.expects(staging) => {
+                buffer
+            }
+            Change::AllGather { axis: along } => join(place(), buffer, read, written, along),
             Change::ReduceScatter { .. } => {
-                let elements: usize = written.iter().product();
-                let mut own = self.memory.alloc(DType::F32, elements);
+                let mut own = place();
                 let at = index * elements..(index + 1) * elements;
                 own.as_f32_mut().copy_from_slice(&buffer.as_f32()[at]);
                 own
@@ -100,7 +116,7 @@ impl Rank {
                 let mut chunk = written.clone();
                 chunk[along] = read[along];
                 debug_assert_eq!(chunk[apart] * class.mesh.width(axis), read[apart]);
-                join(&self.memory, buffer, &chunk, written, along)
+                join(place(), buffer, &chunk, written, along)
             }
         };
         self.slots.put(to, microbatch, result);
@@ -114,21 +130,19 @@ fn ends(instruction: &Instruction) -> (SlotId, SlotId) {
     }
 }
 
-pub(super) fn copy(memory: &Memory, source: &Buffer) -> Buffer {
-    let mut copy = memory.alloc(DType::F32, source.len());
-    copy.as_f32_mut().copy_from_slice(source.as_f32());
-    copy
+/// The tenants of the slot that a change of layout writes, and of what it needs beside.
+fn tenants(written: SlotId, microbatch: u32) -> (Tenant, Tenant) {
+    (Tenant::Slot(written, Some(microbatch)), Tenant::Staging(written, Some(microbatch)))
 }
 
-/// Cuts a tensor of shape `whole` along one axis into chunks of shape `chunk`, side by side.
+/// Cuts a tensor of shape `whole` along one axis into chunks of shape `chunk`, side by side in `buffer`.
 fn split(
-    memory: &Memory,
+    mut buffer: Buffer,
     source: &Buffer,
     whole: &[usize],
     chunk: &[usize],
     along: usize,
 ) -> Buffer {
-    let mut buffer = memory.alloc(DType::F32, source.len());
     let zeros = vec![0; whole.len()];
     let elements: usize = chunk.iter().product();
     for (index, part) in buffer.as_f32_mut().chunks_exact_mut(elements).enumerate() {
@@ -139,12 +153,14 @@ fn split(
     buffer
 }
 
-/// Joins chunks of shape `chunk`, side by side in `buffer`, along one axis.
-fn join(memory: &Memory, buffer: Buffer, chunk: &[usize], whole: &[usize], along: usize) -> Buffer {
-    if whole[..along].iter().all(|&extent| extent == 1) {
-        return buffer;
-    }
-    let mut joined = memory.alloc(DType::F32, buffer.len());
+/// Joins chunks of shape `chunk`, side by side in `buffer`, along one axis into `joined`.
+fn join(
+    mut joined: Buffer,
+    buffer: Buffer,
+    chunk: &[usize],
+    whole: &[usize],
+    along: usize,
+) -> Buffer {
     let zeros = vec![0; whole.len()];
     let elements: usize = chunk.iter().product();
     for (index, part) in buffer.as_f32().chunks_exact(elements).enumerate() {

@@ -1,106 +1,101 @@
-//! Messages between stages.
+//! Messages between stages: a part of a slot is packed into a buffer of its route, and copied out of it.
 
 use shardloom_kernels::window::copy_box;
 use shardloom_kernels::{Buffer, DType};
-use shardloom_program::{Instruction, Message, Operand, Rank as RankId, Route, RouteId};
+use shardloom_program::{Instruction, Operand, Rank as RankId, RouteId, Tenant};
 
-use super::Rank;
+use super::{Rank, Shared};
 
-/// A message to be sent.
-pub(crate) struct Outgoing {
-    pub to: RankId,
-    pub payload: Buffer,
+impl Shared {
+    /// The messages that `position` of a route's first class sends, by their number in the route, and to
+    /// whom.
+    pub fn sent(&self, route: RouteId, position: usize) -> impl Iterator<Item = (usize, RankId)> {
+        let route = self.program.route(route);
+        let first = self.program.class(route.to).first_rank.0;
+        let messages = route.messages.iter().enumerate();
+        let own = messages.filter(move |(_, message)| message.from == position);
+        own.map(move |(index, message)| (index, RankId(first + message.to as u32)))
+    }
+
+    /// The messages that `position` of a route's second class receives, and from whom.
+    pub fn received(
+        &self,
+        route: RouteId,
+        position: usize,
+    ) -> impl Iterator<Item = (usize, RankId)> {
+        let route = self.program.route(route);
+        let first = self.program.class(route.from).first_rank.0;
+        let messages = route.messages.iter().enumerate();
+        let own = messages.filter(move |(_, message)| message.to == position);
+        own.map(move |(index, message)| (index, RankId(first + message.from as u32)))
+    }
 }
 
 impl Rank {
-    fn route(&self, route: RouteId) -> &Route {
-        self.shared.program.route(route)
-    }
-
-    /// The messages of a send, in the route's order.
-    pub fn outgoing(
-        &mut self,
+    /// A message of a send; none while all buffers of its ring are under way.
+    pub fn pack(
+        &self,
         route: RouteId,
+        message: usize,
         instruction: &Instruction,
         microbatch: u32,
-    ) -> Vec<Outgoing> {
-        let messages: Vec<Message> = self.route(route).sent_by(self.position).cloned().collect();
-        let first = self.shared.program.class(self.route(route).to).first_rank.0;
+    ) -> Option<Buffer> {
+        let mut payload = self.shared.transit.take(route, message)?;
         let slot = match instruction.reads[0] {
             Operand::Slot(slot) => slot,
             Operand::Norm => {
-                let to = |message: &Message| RankId(first + message.to as u32);
-                let norm = |message| Outgoing { to: to(message), payload: self.norm_in_words() };
-                return messages.iter().map(norm).collect();
+                payload.as_u32_mut().copy_from_slice(&self.norm_in_words());
+                return Some(payload);
             }
             Operand::Weight(_) | Operand::Gradient(_) => unreachable!("parameters stay"),
         };
-        let shape = self.class().slot(slot).shape.clone();
-        let whole = |message: &Message| message.source.extent == shape;
-        let mut outgoing = vec![];
-        let last = messages.len().saturating_sub(1);
-        for (index, message) in messages.iter().enumerate() {
-            let moves = index == last && whole(message) && instruction.frees.contains(&slot);
-            let payload = match moves {
-                true => self.slots.take(slot, microbatch).expect("read slots are held"),
-                false => {
-                    let source = self.slots.get(slot, microbatch);
-                    let mut part = self.memory.alloc(DType::F32, message.source.elements());
-                    let zeros = vec![0; shape.len()];
-                    let (start, extent) = (&message.source.start, &message.source.extent);
-                    let target = part.as_f32_mut();
-                    copy_box(source.as_f32(), &shape, start, target, extent, &zeros, extent);
-                    part
-                }
-            };
-            let payload = payload.adopt(&self.shared.in_transit);
-            outgoing.push(Outgoing { to: RankId(first + message.to as u32), payload });
+        let part = &self.shared.program.route(route).messages[message].source;
+        let shape = &self.class().slot(slot).shape;
+        let source = self.slots.get(slot, microbatch).as_f32();
+        if part.extent == *shape {
+            payload.as_f32_mut().copy_from_slice(source);
+        } else {
+            let zeros = vec![0; shape.len()];
+            let (start, extent) = (&part.start, &part.extent);
+            copy_box(source, shape, start, payload.as_f32_mut(), extent, &zeros, extent);
         }
-        self.slots.free(instruction, microbatch);
-        outgoing
+        Some(payload)
     }
 
-    /// From whom a receive's messages come, in the order [`Rank::incoming`] takes them.
-    pub fn senders(&self, route: RouteId) -> Vec<RankId> {
-        let route = self.route(route);
-        let first = self.shared.program.class(route.from).first_rank.0;
-        route.received_by(self.position).map(|it| RankId(first + it.from as u32)).collect()
-    }
-
-    /// Puts together what was received.
-    pub fn incoming(
+    /// Copies a message of a receive to where it belongs; its buffer is free then.
+    pub fn unpack(
         &mut self,
         route: RouteId,
+        message: usize,
         instruction: &Instruction,
         microbatch: u32,
-        payloads: Vec<Buffer>,
+        payload: Buffer,
     ) {
         let slot = match instruction.writes[0].to {
             Operand::Slot(slot) => slot,
-            Operand::Norm => {
-                return self.hear_of_norm(&payloads[0], instruction.writes[0].accumulate);
-            }
+            Operand::Norm => return self.hear_of_norm(&payload, instruction.writes[0].accumulate),
             Operand::Weight(_) | Operand::Gradient(_) => unreachable!("parameters stay"),
         };
-        let shape = self.class().slot(slot).shape.clone();
-        let messages: Vec<Message> =
-            self.route(route).received_by(self.position).cloned().collect();
-        let mut tensor: Option<Buffer> = None;
-        for (message, payload) in messages.iter().zip(payloads) {
-            let payload = payload.adopt(&self.memory);
-            if message.target.extent == shape {
-                tensor = Some(payload);
-                continue;
-            }
-            let whole =
-                tensor.get_or_insert_with(|| self.memory.alloc(DType::F32, shape.iter().product()));
-            let (start, extent) = (&message.target.start, &message.target.extent);
+        let Rank { shared, class, arena, slots, .. } = self;
+        let part = &shared.program.route(route).messages[message].target;
+        let shape = &shared.program.class(*class).slot(slot).shape;
+        let mut tensor = slots.take(slot, microbatch).unwrap_or_else(|| {
+            let tenant = Tenant::Slot(slot, Some(microbatch));
+            arena.take(tenant, DType::F32, shape.iter().product())
+        });
+        let target = tensor.as_f32_mut();
+        if part.extent == *shape {
+            target.copy_from_slice(payload.as_f32());
+        } else {
             let zeros = vec![0; shape.len()];
-            let target = whole.as_f32_mut();
-            copy_box(payload.as_f32(), extent, &zeros, target, &shape, start, extent);
+            let (start, extent) = (&part.start, &part.extent);
+            copy_box(payload.as_f32(), extent, &zeros, target, shape, start, extent);
         }
-        let tensor = tensor.expect("a route brings something to each of its receivers");
-        self.slots.put(slot, microbatch, tensor);
+        slots.put(slot, microbatch, tensor);
+    }
+
+    /// Frees what a send or a receive, all messages done, says is dead.
+    pub fn conclude_messages(&mut self, instruction: &Instruction, microbatch: u32) {
         self.slots.free(instruction, microbatch);
     }
 }

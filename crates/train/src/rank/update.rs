@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shardloom_kernels::optimizer::{Piece, Step};
 use shardloom_kernels::{Buffer, DType, reduce};
-use shardloom_program::BucketId;
+use shardloom_program::{BucketId, Tenant};
 
 use super::Rank;
 use super::parameters::{Owned, answered_for};
@@ -88,7 +88,9 @@ impl Rank {
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
         let lens: Vec<usize> =
             owned.iter().map(|it| optimizer.statistics_len(&it.piece.block, round)).collect();
-        let mut all = self.memory.alloc_zeroed(DType::F32, lens.iter().sum());
+        let tenant = Tenant::Statistics(bucket);
+        let mut all = self.arena.take(tenant, DType::F32, lens.iter().sum());
+        all.as_f32_mut().fill(0.0);
         let mut rest = all.as_f32_mut();
         for (part, len) in owned.iter_mut().zip(lens) {
             let (out, tail) = rest.split_at_mut(len);
@@ -100,13 +102,10 @@ impl Rank {
             let gradient = self.gradient(bucket, &part.at);
             let weights = self.weights(bucket, part);
             // What is left of the step before is no round of this one.
-            let previous = match round {
-                0 => vec![],
-                _ => std::mem::take(&mut part.statistics),
-            };
-            let Owned { piece, state, .. } = part;
+            let Owned { piece, state, statistics, .. } = part;
+            let previous = if round == 0 { &[][..] } else { statistics };
             let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
-            optimizer.statistics(step, round, piece, weights, gradient, &mut state, &previous, out);
+            optimizer.statistics(step, round, piece, weights, gradient, &mut state, previous, out);
         }
         self.parameters.owned[bucket.0 as usize] = owned;
         all
@@ -119,7 +118,8 @@ impl Rank {
             let len = optimizer.statistics_len(&part.piece.block, round);
             let (own, tail) = rest.split_at(len);
             rest = tail;
-            part.statistics = own.to_vec();
+            part.statistics.clear();
+            part.statistics.extend_from_slice(own);
         }
     }
 
@@ -134,7 +134,7 @@ impl Rank {
     pub(super) fn update(&mut self, bucket: BucketId) {
         let index = bucket.0 as usize;
         let last = index + 1 == self.class().buckets.len();
-        self.parameters.weights.keep(&self.memory, index);
+        self.parameters.weights.keep(index);
         let left_out = self.leaves_out();
         if !left_out {
             let optimizer = self.compensated(self.parameters.optimizer);

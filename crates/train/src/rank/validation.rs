@@ -6,10 +6,9 @@
 //! some is. So whether an update is amended is the same on all ranks, whichever of them had left it out.
 
 use shardloom_kernels::{Buffer, DType};
-use shardloom_program::{BucketId, Operand};
+use shardloom_program::{BucketId, Operand, Tenant};
 
 use super::Rank;
-use super::parameters::Owned;
 
 /// What is known of a norm, and of the update that was made with it.
 #[derive(Default)]
@@ -27,9 +26,8 @@ pub(super) struct Norm {
 /// Weights and optimizer state that a rank updates of one bucket.
 struct Backup {
     bucket: BucketId,
-    weights: Buffer,
-    /// By parameter.
-    state: Vec<Vec<Buffer>>,
+    /// The weights, then the state, parameter by parameter.
+    kept: Buffer,
 }
 
 impl Rank {
@@ -42,12 +40,9 @@ impl Rank {
     }
 
     /// The squared norm as a message.
-    pub(super) fn norm_in_words(&self) -> Buffer {
+    pub(super) fn norm_in_words(&self) -> [u32; Operand::NORM_WORDS] {
         let bits = self.norm.squared.expect("a norm is sent after it is summed up").to_bits();
-        // Too small to count for either rank.
-        let mut words = self.shared.in_transit.alloc(DType::U32, Operand::NORM_WORDS);
-        words.as_u32_mut().copy_from_slice(&[(bits >> 32) as u32, bits as u32]);
-        words
+        [(bits >> 32) as u32, bits as u32]
     }
 
     /// Takes in a squared norm that other ranks have sent: that of ranks to add to, or that of all.
@@ -74,16 +69,17 @@ impl Rank {
             return;
         }
         let index = bucket.0 as usize;
-        let memory = &self.memory;
-        let copy = |from: &[f32]| {
-            let mut copy = memory.alloc(DType::F32, from.len());
-            copy.as_f32_mut().copy_from_slice(from);
-            copy
-        };
-        let weights = copy(self.updated_weights(index));
-        let state = |owned: &Owned| owned.state.iter().map(|it| copy(it.as_f32())).collect();
-        let state = self.parameters.owned[index].iter().map(state).collect();
-        self.norm.backups.push(Backup { bucket, weights, state });
+        let state = self.parameters.owned[index].iter().flat_map(|owned| &owned.state);
+        let parts = [self.updated_weights(index)].into_iter().chain(state.map(Buffer::as_f32));
+        let elements = parts.clone().map(<[f32]>::len).sum();
+        let mut kept = self.arena.take(Tenant::Backup(bucket), DType::F32, elements);
+        let mut rest = kept.as_f32_mut();
+        for part in parts {
+            let (to, tail) = rest.split_at_mut(part.len());
+            to.copy_from_slice(part);
+            rest = tail;
+        }
+        self.norm.backups.push(Backup { bucket, kept });
     }
 
     /// Decides about the update of the step before, with the norm of all gradients.
@@ -96,11 +92,17 @@ impl Rank {
         if !self.norm.amends {
             return;
         }
-        for Backup { bucket, weights, state } in backups {
+        for Backup { bucket, kept } in backups {
             let index = bucket.0 as usize;
-            self.updated_weights_mut(index).copy_from_slice(weights.as_f32());
-            for (owned, state) in self.parameters.owned[index].iter_mut().zip(state) {
-                owned.state = state;
+            let weights = self.updated_weights_mut(index);
+            let (from, mut rest) = kept.as_f32().split_at(weights.len());
+            weights.copy_from_slice(from);
+            for owned in &mut self.parameters.owned[index] {
+                for state in &mut owned.state {
+                    let (from, tail) = rest.split_at(state.len());
+                    state.as_f32_mut().copy_from_slice(from);
+                    rest = tail;
+                }
                 owned.updates -= u64::from(owned.piece.elements() > 0);
             }
         }

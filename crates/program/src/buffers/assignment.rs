@@ -1,0 +1,179 @@
+//! Where each of many stays lies in one arena, so that stays that meet in time do not overlap in space.
+//!
+//! Greedy by size with the best-fitting gap (Pisarchyk and Lee 2020, arXiv 2001.03288, section 5,
+//! offsets), on a circle of time: what runs ahead is alive across the border of a step, and then the
+//! steps repeat. Deciding on the least arena is NP-hard (dynamic storage allocation).
+
+use std::cmp::Reverse;
+
+/// Something that needs bytes for some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    /// When it moves in, below the period.
+    pub start: u64,
+    /// For how long, at least 1 and at most the period.
+    pub length: u64,
+    /// How much it needs.
+    pub bytes: u64,
+}
+
+/// Places for stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Where each begins, in the order given.
+    pub offsets: Vec<u64>,
+    /// Where the last ends.
+    pub arena_bytes: u64,
+}
+
+impl Stay {
+    /// Whether both are there at some moment, in time that repeats after `period`.
+    pub fn meets(&self, other: &Stay, period: u64) -> bool {
+        let after = |a: &Stay, b: &Stay| match b.start >= a.start {
+            true => b.start - a.start,
+            false => b.start + period - a.start,
+        };
+        after(self, other) < self.length || after(other, self) < other.length
+    }
+}
+
+/// The most bytes that are there at once: no arena is smaller.
+pub fn peak_bytes(stays: &[Stay], period: u64) -> u64 {
+    let mut changes: Vec<(u64, bool, u64)> = vec![];
+    let mut live = 0;
+    for stay in stays {
+        let end = stay.start + stay.length;
+        if end > period || stay.length == period {
+            live += stay.bytes;
+        }
+        if stay.length < period {
+            // What ends at a moment is gone for what starts at it.
+            changes.push((stay.start, true, stay.bytes));
+            changes.push((if end > period { end - period } else { end }, false, stay.bytes));
+        }
+    }
+    changes.sort_unstable();
+    let mut peak = live;
+    for (_, starts, bytes) in changes {
+        match starts {
+            true => live += bytes,
+            false => live -= bytes,
+        }
+        peak = peak.max(live);
+    }
+    peak
+}
+
+/// Assigns every stay a place. `borders` are the moments, ascending from 0, that most stays do not last
+/// across.
+pub fn assign(stays: &[Stay], period: u64, borders: &[u64]) -> Assignment {
+    let block = |moment: u64| borders.partition_point(|&border| border <= moment) - 1;
+    let spans: Vec<Span> = stays
+        .iter()
+        .map(|stay| {
+            let end = stay.start + stay.length;
+            match end <= period && block(stay.start) == block(end - 1) {
+                true => Span::Within(block(stay.start)),
+                false => Span::Across,
+            }
+        })
+        .collect();
+    let mut by_size: Vec<usize> = (0..stays.len()).collect();
+    by_size.sort_by_key(|&it| (Reverse(stays[it].bytes), stays[it].start));
+    // What lasts packs best among its like; short stays fit around it.
+    let mut lasting_first = by_size.clone();
+    lasting_first.sort_by_key(|&it| matches!(spans[it], Span::Within(_)));
+    let pack = |order: Vec<usize>| {
+        let mut packing = Packing::new(stays, &spans, period, borders.len());
+        order.into_iter().for_each(|it| packing.place(it, borders));
+        packing.assignment
+    };
+    let first = pack(lasting_first);
+    if is_tight(first.arena_bytes, peak_bytes(stays, period)) {
+        return first;
+    }
+    let second = pack(by_size);
+    if second.arena_bytes < first.arena_bytes { second } else { first }
+}
+
+/// Whether so little of an arena is never used that another try is not worth its time: one percent.
+pub(super) fn is_tight(arena_bytes: u64, peak_bytes: u64) -> bool {
+    arena_bytes - peak_bytes <= peak_bytes / 100
+}
+
+/// Whether a stay lasts across a border.
+#[derive(Clone, Copy)]
+enum Span {
+    /// It does not, and lies in this block.
+    Within(usize),
+    Across,
+}
+
+/// A stay that has its place.
+#[derive(Clone, Copy)]
+struct Placed {
+    offset: u64,
+    end: u64,
+    stay: Stay,
+}
+
+/// Stays placed so far, in ascending order of offset.
+struct Packing<'a> {
+    stays: &'a [Stay],
+    spans: &'a [Span],
+    period: u64,
+    all: Vec<Placed>,
+    /// Those that are there in each block.
+    blocks: Vec<Vec<Placed>>,
+    assignment: Assignment,
+}
+
+impl<'a> Packing<'a> {
+    fn new(stays: &'a [Stay], spans: &'a [Span], period: u64, blocks: usize) -> Packing<'a> {
+        let assignment = Assignment { offsets: vec![0; stays.len()], arena_bytes: 0 };
+        Packing { stays, spans, period, all: vec![], blocks: vec![vec![]; blocks], assignment }
+    }
+
+    fn place(&mut self, index: usize, borders: &[u64]) {
+        let (stay, period) = (self.stays[index], self.period);
+        let near = match self.spans[index] {
+            Span::Within(block) => &self.blocks[block],
+            Span::Across => &self.all,
+        };
+        let offset = best_fit(near, &stay, period);
+        let placed = Placed { offset, end: offset + stay.bytes, stay };
+        let insert = |list: &mut Vec<Placed>| {
+            let at = list.partition_point(|it| it.offset <= offset);
+            list.insert(at, placed);
+        };
+        match self.spans[index] {
+            Span::Within(block) => insert(&mut self.blocks[block]),
+            Span::Across => {
+                for (number, &start) in borders.iter().enumerate() {
+                    let end = borders.get(number + 1).copied().unwrap_or(period);
+                    let block = Stay { start, length: end - start, bytes: 0 };
+                    if end > start && block.meets(&stay, period) {
+                        insert(&mut self.blocks[number]);
+                    }
+                }
+            }
+        }
+        insert(&mut self.all);
+        self.assignment.offsets[index] = offset;
+        self.assignment.arena_bytes = self.assignment.arena_bytes.max(placed.end);
+    }
+}
+
+/// The start of the smallest gap between those of `placed` that meet `stay` which has room for it, or
+/// where the last of them ends.
+fn best_fit(placed: &[Placed], stay: &Stay, period: u64) -> u64 {
+    let (mut best, mut reach) = (None, 0);
+    for it in placed.iter().filter(|it| it.stay.meets(stay, period)) {
+        let gap = it.offset.saturating_sub(reach);
+        if gap >= stay.bytes && best.is_none_or(|(least, _)| gap < least) {
+            best = Some((gap, reach));
+        }
+        reach = reach.max(it.end);
+    }
+    best.map_or(reach, |(_, offset)| offset)
+}

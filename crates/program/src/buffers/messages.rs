@@ -1,0 +1,386 @@
+//! How many buffers the messages of a route need, so that a sender never waits for one.
+//!
+//! A message takes a buffer when it is sent and gives it back when it has been received. In some
+//! execution everything that need not have happened before a send has not: so the most that can be under
+//! way at a send are the messages sent so far less those whose receive happens before it, by the order
+//! of each rank's instructions and by other messages (Lamport 1978; vector clocks: Mattern 1989). Where
+//! that is not enough, as between stages of unlike meshes, by collectives within a replica, too; what
+//! collectives between replicas order is not counted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use shardloom_plan::Axis;
+
+use crate::{
+    Action, Change, Class, ClassId, Group, Instruction, Program, Rank, Route, RouteId, StreamItem,
+};
+
+/// For every message of every route, how many can be under way at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessagePlan {
+    most: Vec<Vec<Option<u32>>>,
+}
+
+/// Who sends a message to whom, for every micro-batch.
+#[derive(Clone, Copy, Debug)]
+struct Channel {
+    route: RouteId,
+    message: usize,
+    from: usize,
+    to: usize,
+}
+
+/// Ranks that exchange messages, directly or through others, and their channels. Ranks are numbered
+/// within it.
+struct Web {
+    classes: Vec<ClassId>,
+    channels: Vec<Channel>,
+    /// With whom each rank meets in collectives along some mesh axes; itself included.
+    groups: BTreeMap<(usize, Vec<Axis>), Vec<usize>>,
+}
+
+/// What webs have in common that differ in the names of ranks only: the classes of ranks, who sends what
+/// to whom, and who meets.
+type Shape = (Vec<ClassId>, Vec<(RouteId, usize, usize)>, Vec<((usize, Vec<Axis>), Vec<usize>)>);
+
+impl MessagePlan {
+    /// The plan of all routes of `program`.
+    pub fn new(program: &Program) -> MessagePlan {
+        let of_route = |route: &Route| vec![None; route.messages.len()];
+        let mut most: Vec<Vec<Option<u32>>> = program.routes.iter().map(of_route).collect();
+        // Webs are smaller without collectives.
+        for with_collectives in [false, true] {
+            let events = Events::new(program, with_collectives);
+            // Replicas have equal webs.
+            let mut known: HashMap<Shape, Vec<Option<u32>>> = HashMap::new();
+            for web in webs(program, with_collectives) {
+                let shape = web.channels.iter().map(|it| (it.route, it.from, it.to)).collect();
+                let groups = web.groups.clone().into_iter().collect();
+                let found = known
+                    .entry((web.classes.clone(), shape, groups))
+                    .or_insert_with(|| events.most_under_way(&web));
+                for (channel, found) in web.channels.iter().zip(found) {
+                    most[channel.route.0 as usize][channel.message] = *found;
+                }
+            }
+            if most.iter().flatten().all(Option::is_some) {
+                break;
+            }
+        }
+        // Where passes are run once more, what they sent at first may still be under way.
+        for route in repeated(program) {
+            most[route.0 as usize].iter_mut().flatten().for_each(|most| *most *= 2);
+        }
+        MessagePlan { most }
+    }
+
+    /// The most of the n-th message of a route that can be under way at once, over micro-batches and
+    /// steps; none if nothing that the receiver does holds the sender back.
+    pub fn most_under_way(&self, route: RouteId, message: usize) -> Option<u32> {
+        self.most[route.0 as usize][message]
+    }
+
+    /// Bytes of all buffers, of messages that have a most.
+    pub fn bytes(&self, program: &Program) -> u64 {
+        let real_bytes = program.precision.compute.bytes();
+        let of_route = |(route, most): (&Route, &Vec<Option<u32>>)| -> u64 {
+            let messages = route.messages.iter().zip(most);
+            let bytes = messages.map(|(message, most)| {
+                u64::from(most.unwrap_or(0)) * route.message_bytes(message, real_bytes)
+            });
+            bytes.sum()
+        };
+        program.routes.iter().zip(&self.most).map(of_route).sum()
+    }
+}
+
+/// The ways of what is sent again where an update turns out wrong.
+fn repeated(program: &Program) -> BTreeSet<RouteId> {
+    let of_class = |class: &Class| -> Vec<RouteId> {
+        let again = class.stream.iter().filter(|item| class.repeats(item));
+        let instructions = again.flat_map(|item| &class.body(item.body).instructions);
+        let sends = instructions.filter_map(|it| match it.action {
+            Action::Send { route } => Some(route),
+            _ => None,
+        });
+        sends.collect()
+    };
+    program.classes.iter().flat_map(of_class).collect()
+}
+
+/// The axes of an instruction's collective within a replica.
+fn meeting<'a>(class: &Class, action: &'a Action) -> Option<&'a [Axis]> {
+    let axes = match action {
+        Action::Redistribute { change: Change::Slice { .. }, .. } => return None,
+        Action::Redistribute { axis, .. } => std::slice::from_ref(axis),
+        Action::Reduce { group: Group::Mesh(axes), .. } => axes,
+        _ => return None,
+    };
+    (!axes.contains(&Axis::Dp) && class.mesh.span(axes) > 1).then_some(axes)
+}
+
+/// The groups of a class's collectives within a replica, as mesh axes.
+fn meetings(class: &Class) -> BTreeSet<&[Axis]> {
+    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+    instructions.filter_map(|instruction| meeting(class, &instruction.action)).collect()
+}
+
+/// The webs of a program's messages, of ranks that are also held together by collectives within a
+/// replica, if those count.
+fn webs(program: &Program, with_collectives: bool) -> Vec<Web> {
+    let mut leader: Vec<usize> = (0..program.ranks()).collect();
+    fn lead(leader: &mut [usize], rank: usize) -> usize {
+        let mut rank = rank;
+        while leader[rank] != rank {
+            leader[rank] = leader[leader[rank]];
+            rank = leader[rank];
+        }
+        rank
+    }
+    let mut channels = vec![];
+    for (route, spec) in (0u32..).map(RouteId).zip(&program.routes) {
+        let first = |class: ClassId| program.class(class).first_rank.0 as usize;
+        for (message, it) in spec.messages.iter().enumerate() {
+            let (from, to) = (first(spec.from) + it.from, first(spec.to) + it.to);
+            channels.push(Channel { route, message, from, to });
+            let (one, other) = (lead(&mut leader, from), lead(&mut leader, to));
+            leader[one.max(other)] = one.min(other);
+        }
+    }
+    let mut groups = vec![];
+    for (id, class) in program.classes().filter(|_| with_collectives) {
+        for axes in meetings(class) {
+            for position in 0..class.mesh.size() {
+                let group = program.members(id, position, &Group::Mesh(axes.to_vec()));
+                let group: Vec<usize> = group.into_iter().map(|rank| rank.0 as usize).collect();
+                let rank = class.first_rank.0 as usize + position;
+                let (one, other) = (lead(&mut leader, rank), lead(&mut leader, group[0]));
+                leader[one.max(other)] = one.min(other);
+                groups.push((rank, axes, group));
+            }
+        }
+    }
+    let mut members: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut number = vec![0; leader.len()];
+    for (rank, number) in number.iter_mut().enumerate() {
+        let web = members.entry(lead(&mut leader, rank)).or_default();
+        *number = web.len();
+        web.push(rank);
+    }
+    let mut webs: BTreeMap<usize, Web> = BTreeMap::new();
+    for channel in channels {
+        let leader = lead(&mut leader, channel.from);
+        let web = webs.entry(leader).or_insert_with(|| {
+            let class = |&rank: &usize| program.locate(Rank(rank as u32)).0;
+            let classes = members[&leader].iter().map(class).collect();
+            Web { classes, channels: vec![], groups: BTreeMap::new() }
+        });
+        let (from, to) = (number[channel.from], number[channel.to]);
+        web.channels.push(Channel { from, to, ..channel });
+    }
+    for (rank, axes, group) in groups {
+        // Who sends nothing holds nobody back.
+        if let Some(web) = webs.get_mut(&lead(&mut leader, rank)) {
+            let group = group.into_iter().map(|rank| number[rank]).collect();
+            web.groups.insert((number[rank], axes.to_vec()), group);
+        }
+    }
+    webs.into_values().collect()
+}
+
+/// Something that happens between ranks.
+#[derive(Clone, Debug, PartialEq)]
+enum Event {
+    Send(RouteId, u32),
+    Receive(RouteId, u32),
+    /// A collective along these axes.
+    Meet(Vec<Axis>),
+}
+
+/// What each class sends and receives in rows of so many steps, in order.
+struct Events {
+    /// By number of steps, from 1, and class.
+    rows: Vec<Vec<Vec<Event>>>,
+}
+
+impl Events {
+    fn new(program: &Program, with_collectives: bool) -> Events {
+        // Rows that fill and drain, with a full pipeline in between in the last, and one step more to
+        // see whether it makes a difference.
+        let longest = program.ahead + 3;
+        let of = |class, steps| events(program, class, steps, with_collectives);
+        let row = |steps| program.classes.iter().map(|class| of(class, steps)).collect();
+        Events { rows: (1..=longest).map(row).collect() }
+    }
+
+    fn most_under_way(&self, web: &Web) -> Vec<Option<u32>> {
+        let mut most = vec![0; web.channels.len()];
+        let (longest, shorter) = self.rows.split_last().expect("there are rows");
+        for row in shorter {
+            for (most, found) in most.iter_mut().zip(Execution::new(web, row).run()) {
+                *most = found.max(*most);
+            }
+        }
+        let longest = Execution::new(web, longest).run();
+        let bounded = |(&most, longest): (&u32, u32)| (longest <= most).then_some(most);
+        most.iter().zip(longest).map(bounded).collect()
+    }
+}
+
+fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) -> Vec<Event> {
+    let mut events = vec![];
+    // What belongs to a step is numbered as it comes: the n-th that is sent is the n-th received.
+    let mut numbers: HashMap<RouteId, u32> = HashMap::new();
+    let mut number = |route: RouteId, microbatch: Option<u32>| {
+        microbatch.unwrap_or_else(|| {
+            let next = numbers.entry(route).or_default();
+            *next += 1;
+            *next
+        })
+    };
+    let usual = program.unrolled(class, steps).filter(|(_, item)| !item.amends);
+    for (_, StreamItem { body, microbatch, .. }) in usual {
+        for Instruction { action, .. } in &class.body(body).instructions {
+            let event = match *action {
+                Action::Send { route } => Event::Send(route, number(route, microbatch)),
+                Action::Receive { route } => Event::Receive(route, number(route, microbatch)),
+                _ => match meeting(class, action).filter(|_| with_collectives) {
+                    Some(axes) => Event::Meet(axes.to_vec()),
+                    None => continue,
+                },
+            };
+            // Who has just met learns nothing by meeting again.
+            if !matches!(event, Event::Meet(_)) || events.last() != Some(&event) {
+                events.push(event);
+            }
+        }
+    }
+    events
+}
+
+/// How many events of each rank are known to have happened.
+type Clock = Vec<u32>;
+
+/// One order of all events in a web, with what each is known to come after.
+struct Execution<'a> {
+    web: &'a Web,
+    row: &'a [Vec<Event>],
+    /// By rank and route: channels that it sends on, and receives from.
+    sends: HashMap<(usize, RouteId), Vec<usize>>,
+    receives: HashMap<(usize, RouteId), Vec<usize>>,
+    clocks: Vec<Clock>,
+    /// Messages under way, by channel and micro-batch.
+    letters: HashMap<(usize, u32), Rc<Clock>>,
+    /// By channel: messages sent, and of each receive which event of its rank it was.
+    sent: Vec<u32>,
+    received: Vec<Vec<u32>>,
+    most: Vec<u32>,
+}
+
+impl<'a> Execution<'a> {
+    fn new(web: &'a Web, row: &'a [Vec<Event>]) -> Execution<'a> {
+        let (ranks, channels) = (web.classes.len(), web.channels.len());
+        let mut sends: HashMap<_, Vec<usize>> = HashMap::new();
+        let mut receives: HashMap<_, Vec<usize>> = HashMap::new();
+        for (index, channel) in web.channels.iter().enumerate() {
+            sends.entry((channel.from, channel.route)).or_default().push(index);
+            receives.entry((channel.to, channel.route)).or_default().push(index);
+        }
+        Execution {
+            web,
+            row,
+            sends,
+            receives,
+            clocks: vec![vec![0; ranks]; ranks],
+            letters: HashMap::new(),
+            sent: vec![0; channels],
+            received: vec![vec![]; channels],
+            most: vec![0; channels],
+        }
+    }
+
+    /// The most under way on each channel.
+    fn run(mut self) -> Vec<u32> {
+        let mut moved = true;
+        while moved {
+            moved = false;
+            for rank in 0..self.web.classes.len() {
+                while self.advance(rank) {
+                    moved = true;
+                }
+            }
+        }
+        let through = |(rank, class): (usize, &ClassId)| {
+            self.clocks[rank][rank] as usize == self.row[class.0 as usize].len()
+        };
+        let all = self.web.classes.iter().enumerate().all(through);
+        assert!(all, "a program whose schedule was checked runs to its end");
+        self.most
+    }
+
+    /// Carries out the next event of a rank, if there is one that can happen.
+    fn advance(&mut self, rank: usize) -> bool {
+        let events = &self.row[self.web.classes[rank].0 as usize];
+        match events.get(self.clocks[rank][rank] as usize) {
+            Some(&Event::Send(route, microbatch)) => {
+                self.send(rank, route, microbatch);
+                true
+            }
+            Some(&Event::Receive(route, microbatch)) => self.receive(rank, route, microbatch),
+            Some(Event::Meet(axes)) => {
+                let web = self.web;
+                self.meet(&web.groups[&(rank, axes.clone())])
+            }
+            None => false,
+        }
+    }
+
+    fn send(&mut self, rank: usize, route: RouteId, microbatch: u32) {
+        self.clocks[rank][rank] += 1;
+        let clock = Rc::new(self.clocks[rank].clone());
+        for &channel in self.sends.get(&(rank, route)).into_iter().flatten() {
+            let known = clock[self.web.channels[channel].to];
+            let back = self.received[channel].partition_point(|&event| event < known) as u32;
+            self.sent[channel] += 1;
+            self.most[channel] = self.most[channel].max(self.sent[channel] - back);
+            self.letters.insert((channel, microbatch), Rc::clone(&clock));
+        }
+    }
+
+    /// Whether the messages are there.
+    fn receive(&mut self, rank: usize, route: RouteId, microbatch: u32) -> bool {
+        let number = self.clocks[rank][rank];
+        let channels = self.receives.get(&(rank, route)).map_or(&[][..], Vec::as_slice);
+        if !channels.iter().all(|&channel| self.letters.contains_key(&(channel, microbatch))) {
+            return false;
+        }
+        for &channel in channels {
+            let letter = self.letters.remove(&(channel, microbatch)).expect("was just seen");
+            for (own, &known) in self.clocks[rank].iter_mut().zip(&*letter) {
+                *own = known.max(*own);
+            }
+            self.received[channel].push(number);
+        }
+        self.clocks[rank][rank] = number + 1;
+        true
+    }
+
+    /// Whether all are there. Ranks of one class follow the same events, so it is the same collective
+    /// where their numbers are.
+    fn meet(&mut self, group: &[usize]) -> bool {
+        let number = self.clocks[group[0]][group[0]];
+        if group.iter().any(|&rank| self.clocks[rank][rank] != number) {
+            return false;
+        }
+        let mut all = vec![0; self.clocks.len()];
+        for &rank in group {
+            for (all, &known) in all.iter_mut().zip(&self.clocks[rank]) {
+                *all = known.max(*all);
+            }
+        }
+        group.iter().for_each(|&rank| all[rank] = number + 1);
+        group.iter().for_each(|&rank| self.clocks[rank].clone_from(&all));
+        true
+    }
+}

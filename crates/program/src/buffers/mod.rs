@@ -1,0 +1,149 @@
+//! The static buffer plan: where on a rank each tensor that comes and goes lies, assigned ahead from the
+//! program's lifetimes, so that a run allocates nothing while it trains.
+//!
+//! A rank runs the same instructions in every step, so what is born when and freed when is known. A
+//! program with flush starts and ends each step empty, and one step is the plan. One that runs ahead
+//! repeats after as many steps as can be under way; filling and draining only leave some of it out.
+
+mod assignment;
+mod lifetimes;
+mod messages;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use assignment::is_tight;
+pub use assignment::{Assignment, Stay, assign, peak_bytes};
+use lifetimes::{Life, Timeline};
+pub use messages::MessagePlan;
+
+use crate::{BodyId, Class, Program, Tenant};
+
+/// Places begin at multiples of this many bytes, a cache line.
+pub const LINE_BYTES: u64 = 64;
+
+/// Up to how many times the steps that can be under way are planned for as a whole, and up to how many
+/// places, to find a tighter plan.
+const MOST_TIMES: u32 = 16;
+const MOST_PLACES: usize = 30_000;
+
+/// Where a tenant that an instruction brings in lies in its rank's arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where it begins, in bytes; a multiple of [`LINE_BYTES`].
+    pub offset: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// Identifies what moves in when: the instruction of a body, the [row](BufferPlan::row) that it runs in,
+/// and the tenant without its micro-batch.
+type Key = (BodyId, u32, u32, Tenant);
+
+/// Identifies a place of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PlaceId(pub u32);
+
+/// The places of all that comes and goes on a rank of one class. All its ranks have the same.
+#[derive(Clone, Debug)]
+pub struct BufferPlan {
+    places: Vec<(Key, Place)>,
+    known: HashMap<Key, PlaceId>,
+    rows: Rows,
+    /// Size of the arena.
+    pub arena_bytes: u64,
+    /// The most that is in use at once, each tenant rounded up to whole lines; the arena is at least as
+    /// large.
+    pub peak_bytes: u64,
+}
+
+/// How many runs of a body, and of what belongs to the step, have places of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rows {
+    microbatches: u32,
+    steps: u32,
+}
+
+impl BufferPlan {
+    /// The plan of the ranks of `class`, for training and for evaluation, which take turns.
+    pub fn new(program: &Program, class: &Class) -> BufferPlan {
+        let evaluation = Timeline::evaluation(program, class);
+        let least = program.ahead + 1;
+        let mut best: Option<BufferPlan> = None;
+        for times in 1.. {
+            let steps = least * times;
+            let rows = Rows { microbatches: program.microbatches as u32 * steps, steps };
+            let (places, known) = (vec![], HashMap::new());
+            let mut plan = BufferPlan { places, known, rows, arena_bytes: 0, peak_bytes: 0 };
+            plan.add(&Timeline::training(program, class, steps));
+            plan.add(&evaluation);
+            let next = plan.places.len() / times as usize * (times as usize + 1);
+            let tight = is_tight(plan.arena_bytes, plan.peak_bytes);
+            if best.as_ref().is_none_or(|best| plan.arena_bytes < best.arena_bytes) {
+                best = Some(plan);
+            }
+            // Where as many micro-batches take turns as do not divide those of the steps, the last of
+            // them need places of their own, and more steps in turn do not. In a program with flush all
+            // steps are alike.
+            if program.ahead == 0 || tight || times == MOST_TIMES || next > MOST_PLACES {
+                break;
+            }
+        }
+        best.expect("one is tried at least")
+    }
+
+    fn add(&mut self, timeline: &Timeline) {
+        let stays: Vec<Stay> = timeline.lives.iter().map(|life| life.stay).collect();
+        let assignment = assign(&stays, timeline.period, &timeline.borders);
+        self.arena_bytes = self.arena_bytes.max(assignment.arena_bytes);
+        self.peak_bytes = self.peak_bytes.max(peak_bytes(&stays, timeline.period));
+        for (Life { birth, bytes, .. }, offset) in timeline.lives.iter().zip(assignment.offsets) {
+            let row = self.row(birth.microbatch, birth.step);
+            let key = (birth.body, row, birth.instruction, unnumbered(birth.tenant));
+            self.known.insert(key, PlaceId(self.places.len() as u32));
+            self.places.push((key, Place { offset, bytes: *bytes }));
+        }
+    }
+
+    /// The row of places of a run of a body: micro-batches in flight take turns, and so do steps.
+    pub fn row(&self, microbatch: Option<u32>, step: u32) -> u32 {
+        match microbatch {
+            Some(microbatch) => microbatch % self.rows.microbatches,
+            None => step % self.rows.steps,
+        }
+    }
+
+    /// The place of `tenant` where the n-th instruction of `body` brings it in; none if it does not, or
+    /// the tenant takes over another's place.
+    pub fn find(
+        &self,
+        body: BodyId,
+        row: u32,
+        instruction: u32,
+        tenant: Tenant,
+    ) -> Option<PlaceId> {
+        self.known.get(&(body, row, instruction, unnumbered(tenant))).copied()
+    }
+
+    /// A place.
+    pub fn place(&self, id: PlaceId) -> Place {
+        self.places[id.0 as usize].1
+    }
+
+    /// Who has a place, and since when, for people.
+    pub fn place_text(&self, class: &Class, id: PlaceId) -> String {
+        let (body, row, instruction, tenant) = self.places[id.0 as usize].0;
+        let body = class.body(body).label(Some(row));
+        format!("{}, from instruction {instruction} of {body} on", class.tenant_text(tenant))
+    }
+}
+
+/// The tenant without its micro-batch, which the row says.
+fn unnumbered(tenant: Tenant) -> Tenant {
+    match tenant {
+        Tenant::Slot(slot, _) => Tenant::Slot(slot, None),
+        Tenant::Staging(slot, _) => Tenant::Staging(slot, None),
+        other => other,
+    }
+}

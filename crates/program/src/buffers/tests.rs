@@ -1,0 +1,234 @@
+//! The plan against an execution: whoever is there at the same time lies apart, in rows of any length.
+
+use std::collections::{BTreeMap, HashMap};
+
+use proptest::prelude::*;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    Corrections, Mesh, Optimizer, Precision, Prediction, Recompute, ScheduleKind, Sync, Uniform,
+    Weights,
+};
+
+use super::{BufferPlan, Place, Stay, assign, peak_bytes};
+use crate::tenant::{Arrival, Tenancy};
+use crate::{BodyId, Class, Program, StreamItem, Tenant, lower};
+
+fn graph(spec: &str) -> Graph {
+    ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+fn uniform() -> Uniform {
+    Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: 16,
+        microbatches: 8,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: Some(1.0),
+    }
+}
+
+/// Runs a row of steps and an evaluation on the arena.
+struct Replay<'a> {
+    plan: &'a BufferPlan,
+    tenancy: Tenancy<'a>,
+    held: HashMap<Tenant, Place>,
+    /// Ends of what is in use, by start.
+    used: BTreeMap<u64, u64>,
+}
+
+impl Replay<'_> {
+    fn run(&mut self, body: BodyId, microbatch: Option<u32>, step: u32) {
+        let row = self.plan.row(microbatch, step);
+        let Tenancy { class, .. } = self.tenancy;
+        for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
+            self.tenancy.arrivals(instruction, microbatch, |Arrival { tenant, bytes, from }| {
+                if let Some(place) = from.and_then(|from| self.held.remove(&from)) {
+                    self.held.insert(tenant, place);
+                    return;
+                }
+                if self.held.contains_key(&tenant) {
+                    return;
+                }
+                let place = self.plan.find(body, row, index, tenant);
+                let place = place.unwrap_or_else(|| panic!("{tenant:?} has no place"));
+                let place = self.plan.place(place);
+                assert_eq!(place.bytes, bytes);
+                let end = place.offset + place.bytes;
+                assert!(end <= self.plan.arena_bytes);
+                let before = self.used.range(..end.max(place.offset + 1)).next_back();
+                if let Some((_, &taken)) = before {
+                    assert!(taken <= place.offset, "{} lies on another", class.tenant_text(tenant));
+                }
+                self.used.insert(place.offset, end);
+                self.held.insert(tenant, place);
+            });
+            self.tenancy.departures(instruction, microbatch, |tenant| {
+                if let Some(place) = self.held.remove(&tenant) {
+                    self.used.remove(&place.offset);
+                }
+            });
+        }
+    }
+}
+
+fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
+    let plan = BufferPlan::new(program, class);
+    assert!(plan.arena_bytes >= plan.peak_bytes);
+    let tenancy = Tenancy { program, class, position: 0 };
+    let (held, used) = (HashMap::new(), BTreeMap::new());
+    let mut replay = Replay { plan: &plan, tenancy, held, used };
+    for (round, StreamItem { body, microbatch, .. }) in program.unrolled(class, steps) {
+        replay.run(body, microbatch, round.max(0) as u32);
+    }
+    assert!(replay.held.is_empty(), "{:?}", replay.held);
+    class.evaluation.iter().for_each(|&body| replay.run(body, Some(0), 0));
+    assert!(replay.held.is_empty(), "{:?}", replay.held);
+    plan
+}
+
+/// How much larger than the peak arenas may be, in percent. Over these plans it was up to 13.3 with
+/// DualPipeV, 3.7 with other schedules whose backward passes run in halves, and 0.9 with the rest; the
+/// mean was 2.4, 1.2 and 0.2.
+fn allowed_percent(schedule: ScheduleKind) -> u64 {
+    match schedule {
+        ScheduleKind::DualPipeV => 14,
+        ScheduleKind::ZeroBubbleH1
+        | ScheduleKind::ZeroBubbleH2
+        | ScheduleKind::ZeroBubbleV
+        | ScheduleKind::VHalf
+        | ScheduleKind::VMin
+        | ScheduleKind::DualPipe => 4,
+        _ => 1,
+    }
+}
+
+/// Plans that differ in what is alive when.
+fn variants(schedule: ScheduleKind) -> Vec<Uniform> {
+    let sharded = |zero| Sync { zero, bucket_bytes: 20_000, ..Sync::default() };
+    let variant = |pp, (dp, tp), zero, recompute| Uniform {
+        pp,
+        schedule,
+        mesh: Mesh { dp, cp: 1, tp },
+        sequence_parallel: tp > 1,
+        sync: sharded(zero),
+        recompute,
+        clip_norm: schedule.flushes().then_some(1.0),
+        ..uniform()
+    };
+    vec![
+        variant(2, (1, 1), 0, Recompute::None),
+        variant(2, (2, 1), 2, Recompute::Selective),
+        variant(2, (2, 1), 3, Recompute::None),
+        variant(2, (1, 2), 1, Recompute::Full),
+        variant(4, (1, 1), 0, Recompute::None),
+    ]
+}
+
+#[test]
+fn what_is_there_at_the_same_time_lies_apart_and_the_arena_is_close_to_the_peak() {
+    let size = "hidden=32,heads=2,seq=16,vocab=64";
+    let models = [
+        graph(&format!("gpt:layers=14,{size},dropout=0.1,tied=true")),
+        graph(&format!("llama:layers=14,{size},kv_heads=1,ffn=64")),
+    ];
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    for schedule in kinds {
+        let mut plans = 0;
+        for (graph, uniform) in
+            models.iter().flat_map(|it| variants(schedule).into_iter().map(move |u| (it, u)))
+        {
+            let plan = uniform.plan(graph, "model", "local");
+            // Some schedules exist for some numbers of devices only.
+            let Ok(program) = lower(graph, &plan, plan.device_count()) else { continue };
+            plans += 1;
+            for class in &program.classes {
+                let planned = check_class(&program, class, program.ahead + 3);
+                let percent = allowed_percent(schedule);
+                let most = planned.peak_bytes + planned.peak_bytes * percent / 100;
+                let (arena, peak) = (planned.arena_bytes, planned.peak_bytes);
+                assert!(arena <= most, "{uniform:?}: {arena} bytes for {peak}");
+            }
+        }
+        assert!(plans >= 2, "{schedule:?}");
+    }
+}
+
+#[test]
+fn rows_of_any_length_find_their_places() {
+    let graph = graph("gpt:layers=6,hidden=16,heads=2,seq=8,vocab=32");
+    for schedule in [ScheduleKind::PipeDream, ScheduleKind::PipeMare] {
+        for microbatches in [1, 2, 3, 4, 6] {
+            for pp in [2, 4] {
+                let uniform = Uniform {
+                    pp,
+                    schedule,
+                    microbatches,
+                    global_batch: microbatches,
+                    clip_norm: None,
+                    ..uniform()
+                };
+                let mut plan = uniform.plan(&graph, "model", "local");
+                if schedule == ScheduleKind::PipeMare {
+                    plan.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+                    plan.weights = Weights::Newest {
+                        corrections: Corrections {
+                            discrepancy: Some(0.135),
+                            prediction: Some(Prediction::Velocity),
+                            ..Corrections::default()
+                        },
+                    };
+                }
+                let program = lower(&graph, &plan, pp).unwrap_or_else(|error| panic!("{error}"));
+                for class in &program.classes {
+                    for steps in 1..2 * program.ahead + 4 {
+                        check_class(&program, class, steps);
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn stays_that_meet_lie_apart_in_an_arena_no_smaller_than_the_peak(
+        period in 1u64..40,
+        stays in prop::collection::vec((0u64..40, 1u64..40, 0u64..6), 1..60),
+        border in 1u64..20,
+    ) {
+        let stays: Vec<Stay> = stays
+            .into_iter()
+            .map(|(start, length, bytes)| Stay {
+                start: start % period,
+                length: length.min(period),
+                bytes: 64 * bytes,
+            })
+            .collect();
+        let borders: Vec<u64> = (0..period).step_by(border as usize).collect();
+        let assignment = assign(&stays, period, &borders);
+        // Moment by moment, what is there.
+        let mut peak = 0;
+        for now in 0..period {
+            let mut there: Vec<(u64, u64)> = stays
+                .iter()
+                .zip(&assignment.offsets)
+                .filter(|(stay, _)| (now + period - stay.start) % period < stay.length)
+                .map(|(stay, &offset)| (offset, offset + stay.bytes))
+                .filter(|(start, end)| start < end)
+                .collect();
+            there.sort_unstable();
+            prop_assert!(there.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+            peak = peak.max(there.iter().map(|(start, end)| end - start).sum());
+        }
+        prop_assert_eq!(peak_bytes(&stays, period), peak);
+        prop_assert!(assignment.arena_bytes >= peak);
+        let ends = stays.iter().zip(&assignment.offsets).map(|(stay, offset)| stay.bytes + offset);
+        prop_assert_eq!(assignment.arena_bytes, ends.max().unwrap_or(0));
+    }
+}

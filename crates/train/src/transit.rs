@@ -1,0 +1,73 @@
+//! Messages between ranks, from the end of their send to their receive.
+//!
+//! Each message of a route has a ring of buffers of its own, as many as can be under way at once. The
+//! sender packs into one of them what the receiver copies out, which gives it back.
+
+use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_program::buffers::MessagePlan;
+use shardloom_program::{Program, RouteId};
+
+use crate::rank::kernel_type;
+
+/// All rings of a run.
+pub(crate) struct Transit {
+    /// Counts what is under way.
+    account: Memory,
+    /// By route and message.
+    rings: Vec<Vec<Ring>>,
+    /// How often the system had been asked when all rings were full.
+    stocked: usize,
+}
+
+struct Ring {
+    memory: Memory,
+    dtype: DType,
+    elements: usize,
+    /// Whether there is a most that can be under way. If not, the receiver does nothing that the sender
+    /// waits for, and buffers are asked for as needed: a stage without gradients may run as far ahead as
+    /// the channel between the ranks has room.
+    bounded: bool,
+}
+
+impl Transit {
+    /// The rings of `program`.
+    pub fn new(program: &Program) -> Transit {
+        let plan = MessagePlan::new(program);
+        let routes = (0u32..).map(RouteId).zip(&program.routes);
+        let rings = routes.map(|(id, route)| {
+            let dtype = kernel_type(route.dtype);
+            let ring = |(index, message): (usize, &shardloom_program::Message)| {
+                let (memory, elements) = (Memory::new(), message.source.elements());
+                let most = plan.most_under_way(id, index);
+                memory.stock(dtype, elements, most.unwrap_or(0) as usize);
+                Ring { memory, dtype, elements, bounded: most.is_some() }
+            };
+            route.messages.iter().enumerate().map(ring).collect()
+        });
+        let rings = rings.collect();
+        let mut transit = Transit { account: Memory::new(), rings, stocked: 0 };
+        transit.stocked = transit.system_allocations();
+        transit
+    }
+
+    /// A buffer for the n-th message of a route; none while all are under way.
+    pub fn take(&self, route: RouteId, message: usize) -> Option<Buffer> {
+        let Ring { memory, dtype, elements, bounded } = &self.rings[route.0 as usize][message];
+        let buffer = match bounded {
+            true => memory.reuse(*dtype, *elements)?,
+            false => memory.alloc(*dtype, *elements),
+        };
+        Some(buffer.adopt(&self.account))
+    }
+
+    /// The most bytes that were under way at once.
+    pub fn peak_bytes(&self) -> u64 {
+        self.account.peak_bytes() as u64
+    }
+
+    /// How often the system was asked for a buffer after the rings were made.
+    pub fn system_allocations(&self) -> usize {
+        let rings = self.rings.iter().flatten();
+        rings.map(|ring| ring.memory.system_allocations()).sum::<usize>() - self.stocked
+    }
+}
