@@ -7,6 +7,7 @@ use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync,
     Uniform,
 };
+use shardloom_program::{Body, BodyKind, lower};
 use support::trained::Trained;
 use support::{Samples, graph, trainer};
 
@@ -242,6 +243,29 @@ fn more_pipelines_more_stages_and_fewer_microbatches_train_like_the_serial_run()
                 let plan = plan.unwrap_or_else(|error| panic!("{error}"));
                 assert_like_serial(&graph, &plan, &reference);
             }
+        }
+    }
+}
+
+#[test]
+fn copies_of_sharded_stages_are_added_up_between_passes() {
+    for graph in graphs() {
+        let reference = reference(&graph, &serial());
+        for zero in 0..4 {
+            let uniform = Uniform {
+                pp: 4,
+                mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+                microbatches: 4,
+                schedule: ScheduleKind::Chimera,
+                sync: Sync { zero, ..serial().sync },
+                ..serial()
+            };
+            let plan = uniform.plan(&graph, "model", "local");
+            let program = lower(&graph, &plan, 8);
+            let program = program.unwrap_or_else(|error| panic!("{error}"));
+            let between = |body: &Body| body.kind == BodyKind::Synchronisation;
+            assert!(program.classes.iter().any(|class| class.bodies.iter().any(between)));
+            assert_like_serial(&graph, &plan, &reference);
         }
     }
 }
