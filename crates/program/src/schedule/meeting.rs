@@ -62,20 +62,21 @@ pub(crate) fn meetings(
     for (index, &(device, turn)) in order.iter().enumerate() {
         rank[device][turn] = index;
     }
+    let entries = entries(schedule, times, &order);
     let latest =
         |not_before: &[Place]| not_before.iter().map(|&(device, turn)| rank[device][turn]).max();
     let mut groups: Vec<&[Place]> = alike.keys().copied().collect();
     groups.sort_by_key(|it| latest(it));
 
     let mut stands = vec![order.len(); groups.len()];
-    let mut shortest = makespan(schedule, times, &order, &groups, &stands);
+    let mut shortest = makespan(&entries, turns.len(), moment(times), &groups, &stands);
     let mut found = vec![];
     for (group, &not_before) in groups.iter().enumerate() {
         let Some(latest) = latest(not_before).filter(|_| can_be_early(not_before)) else {
             continue;
         };
         stands[group] = latest + 1;
-        let length = makespan(schedule, times, &order, &groups, &stands);
+        let length = makespan(&entries, turns.len(), moment(times), &groups, &stands);
         if length > shortest + ROUNDING * moment(times) {
             stands[group] = order.len();
             continue;
@@ -97,65 +98,95 @@ fn moment(times: &PassTimes) -> f64 {
     1e-3 * (times.forward + times.input + times.weight)
 }
 
-/// How long a step takes in which devices do one thing at a time: the turns of `order`, and each group's
-/// meeting before the turn at which it `stands`.
+/// A turn in the one order.
+struct Entry {
+    device: usize,
+    duration: f64,
+    /// The entries that it waits for, and how long after their ends.
+    needs: Vec<(usize, f64)>,
+}
+
+fn entries(schedule: &Schedule, times: &PassTimes, order: &[Place]) -> Vec<Entry> {
+    let map = &schedule.map;
+    let mut known: BTreeMap<Cell, usize> = BTreeMap::new();
+    let mut entries = vec![];
+    for (index, &(device, turn)) in order.iter().enumerate() {
+        let turn = schedule.orders[device][turn];
+        let needed = turn.cells().flat_map(|cell| requirements(map, cell)).flatten();
+        let needs = needed.filter_map(|needed| {
+            let found = needed.as_slice().iter().find_map(|it| Some((it, *known.get(it)?)));
+            let (cell, entry) = found?;
+            let travels = map.device(cell.instance) != device;
+            Some((entry, if travels { times.message } else { 0.0 }))
+        });
+        let needs = needs.collect();
+        let duration = turn.cells().map(|cell| cell_time(map, times, cell)).sum();
+        known.extend(turn.cells().map(|cell| (cell, index)));
+        entries.push(Entry { device, duration, needs });
+    }
+    entries
+}
+
+/// How long a step takes in which devices do one thing at a time: their turns, and each group's meeting
+/// of a `moment` before the turn at which it `stands`.
 fn makespan(
-    schedule: &Schedule,
-    times: &PassTimes,
-    order: &[Place],
+    entries: &[Entry],
+    devices: usize,
+    moment: f64,
     groups: &[&[Place]],
     stands: &[usize],
 ) -> f64 {
-    let map = &schedule.map;
-    let mut ends: BTreeMap<Cell, f64> = BTreeMap::new();
-    let mut clocks = vec![0.0f64; schedule.orders.len()];
+    let mut ends: Vec<f64> = Vec::with_capacity(entries.len());
+    let mut clocks = vec![0.0f64; devices];
     let mut meetings: Vec<(usize, &[Place])> =
         stands.iter().copied().zip(groups.iter().copied()).collect();
     meetings.sort_by_key(|&(at, _)| at);
     let mut meetings = meetings.into_iter().peekable();
-    for index in 0..=order.len() {
+    for index in 0..=entries.len() {
         while let Some((_, group)) = meetings.next_if(|&(at, _)| at == index) {
-            let end = group.iter().map(|&(device, _)| clocks[device]).fold(0.0, f64::max);
-            group.iter().for_each(|&(device, _)| clocks[device] = end + moment(times));
+            let begin = group.iter().map(|&(device, _)| clocks[device]).fold(0.0, f64::max);
+            group.iter().for_each(|&(device, _)| clocks[device] = begin + moment);
         }
-        let Some(&(device, turn)) = order.get(index) else { break };
-        let turn = schedule.orders[device][turn];
-        let mut start = clocks[device];
-        for needed in turn.cells().flat_map(|cell| requirements(map, cell)).flatten() {
-            let Some((cell, end)) =
-                needed.as_slice().iter().find_map(|it| Some((it, ends.get(it)?)))
-            else {
-                continue;
-            };
-            let travels = map.device(cell.instance) != device;
-            start = start.max(if travels { end + times.message } else { *end });
-        }
-        let end = start + turn.cells().map(|cell| cell_time(map, times, cell)).sum::<f64>();
-        ends.extend(turn.cells().map(|cell| (cell, end)));
-        clocks[device] = end;
+        let Some(Entry { device, duration, needs }) = entries.get(index) else { break };
+        let ready = needs.iter().map(|&(entry, after)| ends[entry] + after);
+        let end = ready.fold(clocks[*device], f64::max) + duration;
+        ends.push(end);
+        clocks[*device] = end;
     }
     clocks.into_iter().fold(0.0, f64::max)
 }
 
 /// All turns, each after what it needs; among those that can be next the one that ends first.
 fn one_order(schedule: &Schedule, turns: &[Vec<Timed>]) -> Vec<Place> {
+    let map = &schedule.map;
     let mut done: BTreeSet<Cell> = BTreeSet::new();
     let mut next = vec![0; turns.len()];
+    // The devices whose next turn can run.
+    let mut ready: Vec<usize> = vec![];
     let mut order = vec![];
+    let mut asked: Vec<usize> = (0..turns.len()).collect();
     loop {
-        let can_run = |&device: &usize| {
-            turns[device].get(next[device]).is_some_and(|timed| {
-                let needed = timed.turn.cells().flat_map(|it| requirements(&schedule.map, it));
+        for device in asked {
+            let can_run = turns[device].get(next[device]).is_some_and(|timed| {
+                let needed = timed.turn.cells().flat_map(|it| requirements(map, it));
                 needed.flatten().all(|it| it.as_slice().iter().any(|cell| done.contains(cell)))
-            })
-        };
-        let end = |device: &usize| turns[*device][next[*device]].end;
-        let ready = (0..turns.len()).filter(can_run);
-        let Some(device) = ready.min_by(|one, other| end(one).total_cmp(&end(other))) else {
-            return order;
-        };
-        done.extend(turns[device][next[device]].turn.cells());
+            });
+            if can_run && !ready.contains(&device) {
+                ready.push(device);
+            }
+        }
+        let end = |device: usize| turns[device][next[device]].end;
+        let first = ready.iter().enumerate().min_by(|(_, one), (_, other)| {
+            end(**one).total_cmp(&end(**other)).then(one.cmp(other))
+        });
+        let Some((place, &device)) = first else { return order };
+        ready.swap_remove(place);
+        let turn = turns[device][next[device]].turn;
+        done.extend(turn.cells());
         order.push((device, next[device]));
         next[device] += 1;
+        // Only its own next turn and those of the stages around can have waited for it.
+        let around = turn.cells().flat_map(|it| [map.before(it.instance), map.after(it.instance)]);
+        asked = around.flatten().map(|it| map.device(it)).chain([device]).collect();
     }
 }
