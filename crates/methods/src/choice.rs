@@ -205,13 +205,14 @@ impl<'a> Task<'a> {
         let (graph, model) = (self.graph, &request.model);
         let mut plan = uniform.plan_in_chunks(graph, model, &request.cluster, chunks)?;
         plan.weights = configuration.weights;
+        plan.recompute_last = configuration.recompute_last || recompute == Recompute::None;
         plan.post_validation = configuration.post_validation || request.post_validation;
         if mesh.tp > 1 {
             plan.layout = layout(configuration, graph);
         }
         let stages = plan.pipeline.first().map_or(0, |pipeline| pipeline.stage.len());
         let samples = request.global_batch / microbatches / mesh.dp as usize;
-        let again = recompute == Recompute::Full;
+        let again = matches!(recompute, Recompute::Full | Recompute::Stage);
         let cuts = configuration.cut.blocks(self.layers(samples.max(1))?, stages, again)?;
         for pipeline in &mut plan.pipeline {
             for (stage, run) in pipeline.stage.iter_mut().zip(cuts.windows(2)) {

@@ -41,6 +41,8 @@ pub(crate) struct Configuration {
     pub cut: Cut,
     /// From least to most.
     pub recompute: Vec<Recompute>,
+    /// Whether the last micro-batch is computed twice, too.
+    pub recompute_last: bool,
     /// Whether the schedule is made for the times of passes.
     pub timed: bool,
     /// Whether updates do not wait for the norm of all gradients.
@@ -58,7 +60,10 @@ impl Configuration {
             zero: self.zero,
             microbatch: self.samples as u32,
             microbatches: self.microbatches as u32,
-            recompute,
+            recompute: match recompute {
+                Recompute::Stage => Recompute::Full,
+                by_block => by_block,
+            },
             schedule: ScheduleKind::OneForwardOneBackward,
             cut: EstimatedCut::Balanced,
         }
@@ -121,6 +126,8 @@ pub(crate) struct Pipelines {
     pub zero: u8,
     /// From least to most.
     pub recompute: &'static [Recompute],
+    /// Whether the last micro-batch is computed twice, too.
+    pub recompute_last: bool,
     pub cut: Cut,
     /// Micro-batches for a depth.
     pub counts: fn(usize) -> Counts,
@@ -141,7 +148,8 @@ impl Pipelines {
             chunks: &[1],
             tensor: false,
             zero: 0,
-            recompute: &Recompute::ALL,
+            recompute: &Recompute::BY_BLOCK,
+            recompute_last: true,
             cut: Cut::LeastSlowest,
             counts: |_| Counts::ANY,
             even: false,
@@ -196,6 +204,7 @@ impl Pipelines {
                         zero: if shape.dp > 1 && task.request.shards() { self.zero } else { 0 },
                         cut: self.cut.clone(),
                         recompute: self.recompute.to_vec(),
+                        recompute_last: self.recompute_last,
                         timed: self.timed,
                         post_validation: self.post_validation,
                     });

@@ -97,7 +97,7 @@ fn zero_wants_an_algorithm_that_scatters() {
 fn memory_decides_how_much_is_recomputed() {
     // Two samples for two stages leave nothing else to choose.
     let model = "gpt:layers=6,hidden=128,heads=4,seq=1024,vocab=512";
-    for method in ["torchgpipe", "zb-h1", "pipemare"] {
+    for method in ["hanayo", "zb-h1", "pipemare"] {
         let on = |memory_bytes| ask(method, model, &h100(2, memory_bytes), 2).expect("a plan");
         let roomy = on(PLENTY);
         assert_eq!(roomy.plan.recompute, Recompute::None);
@@ -105,6 +105,14 @@ fn memory_decides_how_much_is_recomputed() {
         let tight = on(peak * 9 / 10);
         assert_ne!(tight.plan.recompute, Recompute::None, "{method}");
         assert!(tight.judgement.step_seconds > roomy.judgement.step_seconds, "{method}");
+    }
+}
+
+#[test]
+fn gpipe_computes_stages_again_and_torchgpipe_spares_the_last_micro_batch_whatever_the_memory() {
+    for (method, recompute_last) in [("gpipe", true), ("torchgpipe", false)] {
+        let plan = ask(method, GPT, &h100(2, PLENTY), 4).expect("a plan").plan;
+        assert_eq!((plan.recompute, plan.recompute_last), (Recompute::Stage, recompute_last));
     }
 }
 

@@ -34,12 +34,14 @@ fn words(plan: &Plan) -> String {
     };
     let mesh = plan.stages().next().map(|(_, stage)| stage.mesh).expect("a stage");
     let mut text = format!(
-        "{} x {}, {mesh}, {} weights, recompute {}, zero {}",
+        "{} x {}, {mesh}, {} weights, recompute {}{}, zero {}{}",
         plan.schedule.name(),
         plan.microbatches,
         plan.weights.name(),
         plan.recompute.name(),
-        plan.sync.zero
+        if plan.recompute_last { "" } else { " except the last" },
+        plan.sync.zero,
+        if plan.post_validation { ", post-validation" } else { "" }
     );
     for pipeline in &plan.pipeline {
         write!(text, "\n    {}", chain(&pipeline.stage)).expect("memory");

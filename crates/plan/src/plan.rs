@@ -42,6 +42,11 @@ pub struct Plan {
     pub updates: Updates,
     /// Which activations are computed twice instead of kept.
     pub recompute: Recompute,
+    /// Whether that goes for the last micro-batch of each pipeline in a step too. In torchgpipe (Kim et al.
+    /// 2020, arXiv 2004.09910) it usually keeps everything (`except_last`), as it is the first to go
+    /// backward.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub recompute_last: bool,
     /// Which dimension is split over which mesh axis.
     pub layout: LayoutRules,
     /// Global norm to which gradients are clipped; none for no clipping.
@@ -64,6 +69,14 @@ pub struct Plan {
     pub optimizer: Optimizer,
     /// The pipelines. Stages with equal devices share them; data parallelism is inside the stages.
     pub pipeline: Vec<Pipeline>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 /// A chain of stages that samples flow through.
@@ -94,13 +107,23 @@ pub enum Recompute {
     None,
     /// The core of attention (Korthikanti et al. 2022, section 5).
     Selective,
-    /// Everything but the inputs of blocks (Chen et al. 2016, arXiv 1604.06174).
+    /// Everything but the inputs of blocks (Chen et al. 2016, arXiv 1604.06174), and the block that ends in
+    /// the loss.
     Full,
+    /// Everything but the inputs of stages (Huang et al. 2019, arXiv 1811.06965, section 2.3): a micro-batch
+    /// in flight takes no more than what crosses into the stage, and one that goes backward all that the
+    /// stage makes. With few in flight that is more than [`Recompute::Full`] takes.
+    Stage,
 }
 
 impl Recompute {
-    /// All policies, from most memory to least.
-    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+    /// All policies, from what is kept of a micro-batch in flight the most to the least.
+    pub const ALL: [Recompute; 4] =
+        [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Stage];
+
+    /// Those under which what a block needs does not depend on its stage, so that searches can estimate
+    /// plans by block.
+    pub const BY_BLOCK: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
     /// The name in plans and on the command line.
     pub fn name(self) -> &'static str {
@@ -108,6 +131,7 @@ impl Recompute {
             Recompute::None => "none",
             Recompute::Selective => "selective",
             Recompute::Full => "full",
+            Recompute::Stage => "stage",
         }
     }
 }

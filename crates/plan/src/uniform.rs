@@ -98,6 +98,7 @@ impl Uniform {
             weights: self.schedule.usual_weights(),
             updates: Updates::default(),
             recompute: self.recompute,
+            recompute_last: true,
             layout: default_rules(graph, self.sequence_parallel),
             clip_norm: self.clip_norm,
             skip_non_finite: false,

@@ -50,6 +50,7 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.microbatches = 2, "microbatches: 4 -> 2"),
         (|it| it.schedule = ScheduleKind::OneForwardOneBackward, "schedule: \"afab\" -> \"1f1b\""),
         (|it| it.recompute = Recompute::Full, "recompute: \"none\" -> \"full\""),
+        (|it| it.recompute_last = false, "recompute_last: absent -> false"),
         (|it| it.clip_norm = Some(0.5), "clip_norm: absent -> 0.5"),
         (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
         (|it| it.updates = Updates::Round, "updates: absent -> \"round\""),

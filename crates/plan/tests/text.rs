@@ -95,7 +95,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     // Names may hold anything a path or a description does.
     let name = "[ -~\n\"\\\\é]{0,20}";
     let numbers = (name, name, 1..1usize << 40, 1..1usize << 40);
-    let words = (select(ScheduleKind::PLAIN.to_vec()), select(Recompute::ALL.to_vec()));
+    let recompute = (select(Recompute::ALL.to_vec()), any::<bool>());
+    let words = (select(ScheduleKind::PLAIN.to_vec()), recompute);
     let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>());
     let rest = (norm, sync(), precision, optimizer());
     let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
@@ -113,7 +114,7 @@ fn plan() -> impl Strategy<Value = Plan> {
     (numbers, words, layout(), rest, (order, times, weights(), updates, pipeline)).prop_map(
         |(
             (model, cluster, global_batch, microbatches),
-            (schedule, recompute),
+            (schedule, (recompute, recompute_last)),
             layout,
             ((clip_norm, skip_non_finite, post_validation), sync, precision, optimizer),
             (order, pass_times, weights, updates, pipeline),
@@ -129,6 +130,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             weights,
             updates,
             recompute,
+            recompute_last,
             layout,
             clip_norm,
             skip_non_finite,

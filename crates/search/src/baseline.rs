@@ -116,7 +116,7 @@ fn by(
     let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
     let candidates = match rule {
         Rule::DataParallel => replicated(cluster, request, 0, &[Recompute::None]),
-        Rule::Zero(stage) => replicated(cluster, request, stage, &Recompute::ALL),
+        Rule::Zero(stage) => replicated(cluster, request, stage, &Recompute::BY_BLOCK),
         Rule::Megatron => megatron(graph, cluster, request)?,
     };
     let mut chosen = None;

@@ -81,7 +81,7 @@ impl Space {
             let stages = self.schedules_of(shape).len() * self.cuts_of(shape).len();
             let zeros = self.zeros_of(shape).len();
             let sequences = self.sequences_of(shape).len();
-            microbatches * stages * zeros * sequences * Recompute::ALL.len()
+            microbatches * stages * zeros * sequences * Recompute::BY_BLOCK.len()
         };
         self.shapes.iter().map(of_shape).sum()
     }
@@ -100,7 +100,7 @@ impl Space {
         let mut candidates = vec![];
         for &sequence_parallel in sequences {
             for microbatch in divisors(share) {
-                for recompute in Recompute::ALL {
+                for recompute in Recompute::BY_BLOCK {
                     for &schedule in schedules {
                         for &cut in cuts {
                             candidates.extend(zeros.iter().map(|&zero| Candidate {

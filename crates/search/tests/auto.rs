@@ -188,3 +188,13 @@ fn llama_3_405b_on_16384_h100s_is_planned_as_its_makers_did() {
     assert_ne!(plan.recompute, shardloom_plan::Recompute::Full);
     assert_eq!(plan.device_count(), 16_384);
 }
+
+#[test]
+fn a_search_with_updates_that_are_validated_afterwards_is_refused_by_name() {
+    let text = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128";
+    let cluster = Cluster::parse("h100-80g:8").expect("a preset");
+    let request = Request { post_validation: true, ..Request::new(text, "h100-80g:8", 16) };
+    let error = auto(&model(text), &cluster, &request).expect_err("it has no estimate");
+    let refused = matches!(&error, SearchError::Request { key: "post_validation", .. });
+    assert!(refused, "{error}");
+}

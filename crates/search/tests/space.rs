@@ -20,7 +20,7 @@ fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usi
                 let zeros = if dp > 1 { 4 } else { 1 };
                 let (cuts, schedules) =
                     if pp > 1 { (2, ScheduleKind::PLAIN.len()) } else { (1, 1) };
-                count += sequences * zeros * cuts * schedules * Recompute::ALL.len();
+                count += sequences * zeros * cuts * schedules * Recompute::BY_BLOCK.len();
             }
         }
     }

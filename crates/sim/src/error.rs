@@ -32,11 +32,13 @@ pub enum SimError {
         /// How many more wait.
         others: usize,
     },
-    /// A schedule that is only simulated.
-    #[error("schedule {schedule} has no estimate; simulate its program")]
+    /// Something that is only simulated.
+    #[error("{what} {name} has no estimate; simulate its program")]
     NoEstimate {
+        /// What it is.
+        what: &'static str,
         /// Its name.
-        schedule: &'static str,
+        name: &'static str,
     },
     /// A simulation of no step.
     #[error("a simulation needs at least 1 step, not 0")]

@@ -67,7 +67,7 @@ fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
             let dp = devices / pp / tp;
             for microbatch in widths((global_batch / dp).min(4)) {
                 for zero in 0..if dp > 1 { 4 } else { 1 } {
-                    for recompute in Recompute::ALL {
+                    for recompute in Recompute::BY_BLOCK {
                         for schedule in ScheduleKind::PLAIN {
                             for cut in [Cut::Even, Cut::Balanced] {
                                 for sequence_parallel in [false, true] {
@@ -250,7 +250,7 @@ proptest! {
         microbatch in 1u32..4,
         rounds in 1u32..4,
         zero in 0u8..4,
-        recompute in prop::sample::select(&Recompute::ALL[..]),
+        recompute in prop::sample::select(&Recompute::BY_BLOCK[..]),
         schedule in prop::sample::select(&ScheduleKind::PLAIN[..]),
         cut in prop::sample::select(&[Cut::Even, Cut::Balanced][..]),
         sequence_parallel: bool,
@@ -292,7 +292,8 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
     let llama = "llama:layers=6,hidden=64,heads=4,kv_heads=2,seq=32,vocab=128,ffn=96";
     let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama)];
     let widths = [(1, false), (2, false), (2, true)];
-    for (graph, recompute) in graphs.iter().flat_map(|it| Recompute::ALL.map(|policy| (it, policy)))
+    for (graph, recompute) in
+        graphs.iter().flat_map(|it| Recompute::BY_BLOCK.map(|policy| (it, policy)))
     {
         for (zero, (tp, sequence_parallel)) in (0..4).flat_map(|it| widths.map(|width| (it, width)))
         {
@@ -364,6 +365,18 @@ fn a_schedule_that_has_no_estimate_is_refused_by_name() {
             }
         }
     }
+}
+
+#[test]
+fn recomputation_that_depends_on_the_stage_is_refused_by_name() {
+    let graph = gpt(6, false);
+    let cluster = h100(4);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let candidate = candidates(4, 8).swap_remove(0);
+    let staged = Candidate { recompute: Recompute::Stage, ..candidate };
+    let message = estimator.estimate(&staged).expect_err("no estimate").to_string();
+    assert_eq!(message, "recomputation stage has no estimate; simulate its program");
+    assert!(estimator.least_bytes(&staged).is_err() && estimator.least_seconds(&staged).is_err());
 }
 
 #[test]

@@ -45,9 +45,14 @@ pub struct Dimensions {
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     microbatches: Option<usize>,
 
-    /// Activations that are computed twice instead of kept: none, selective or full [default: none]
+    /// Activations that are computed twice instead of kept: none, selective, full (all but the inputs of
+    /// blocks) or stage (all but the inputs of stages) [default: none]
     #[arg(long, value_name = "POLICY", value_parser = recompute)]
     recompute: Option<Recompute>,
+
+    /// Keep all activations of each pipeline's last micro-batch in a step
+    #[arg(long)]
+    recompute_except_last: bool,
 
     /// How collectives are carried out: direct, ring or halving-doubling [default: direct where ranks
     /// are cores of one machine, else ring]
@@ -120,6 +125,7 @@ impl Dimensions {
             ("--global-batch", self.global_batch.is_some()),
             ("--microbatches", self.microbatches.is_some()),
             ("--recompute", self.recompute.is_some()),
+            ("--recompute-except-last", self.recompute_except_last),
             ("--algorithm", self.algorithm.is_some()),
             ("--optimizer", self.optimizer.is_some()),
             ("--clip-norm", self.clip_norm.is_some()),
@@ -198,6 +204,7 @@ impl Dimensions {
         let numbers = self.numbers(order.kind, microbatches, place)?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
+        plan.recompute_last = !self.recompute_except_last;
         if let Some(weights) = order.versions {
             plan.weights = weights;
         }
@@ -262,6 +269,7 @@ mod tests {
             global_batch: Some(global_batch),
             microbatches: None,
             recompute: None,
+            recompute_except_last: false,
             algorithm: None,
             optimizer: None,
             clip_norm: None,

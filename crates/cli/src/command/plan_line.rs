@@ -16,7 +16,7 @@ pub fn plan_line(plan: &Plan) -> String {
         _ => format!("{} with ", plan.schedule.name()),
     };
     format!(
-        "{}: {}{} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}",
+        "{}: {}{} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -28,7 +28,8 @@ pub fn plan_line(plan: &Plan) -> String {
         plan.sync.zero,
         counted(plan.microbatches, "micro-batch"),
         counted(plan.microbatch_samples(), "sample"),
-        plan.recompute.name()
+        plan.recompute.name(),
+        if plan.recompute_last { "" } else { " except the last" }
     )
 }
 

@@ -43,6 +43,7 @@ pub(super) fn equal(
         zero: 0,
         cut: Cut::At((0..=stages).map(|stage| stage * blocks / stages).collect()),
         recompute: vec![if recompute { Recompute::Full } else { Recompute::None }],
+        recompute_last: true,
         timed: false,
         post_validation: false,
     }

@@ -117,7 +117,7 @@ fn replicated(
     partition: &Partition,
 ) -> Result<Result<Choice, String>, MethodError> {
     let mut closest = String::new();
-    for recompute in Recompute::ALL {
+    for recompute in Recompute::BY_BLOCK {
         let plan = match plan(task, partition, recompute) {
             Ok(plan) => plan,
             Err(reason) => return Ok(Err(reason)),

@@ -7,31 +7,24 @@ use crate::configuration::Pipelines;
 use crate::cut::Cut;
 use crate::method::{Family, Method, Supports};
 
-/// GPipe's schedule with torchgpipe's block partition.
-///
-/// Of torchgpipe's words for checkpointing, `never` and `always` are plans' `none` and `full`; its usual
-/// `except_last`, which spares the last micro-batch, has no word in plans, as they recompute the same of
-/// every micro-batch.
+/// GPipe's schedule with torchgpipe's block partition and its usual checkpointing, `except_last`: stages
+/// are computed again from their inputs, but for the last micro-batch. Its `always` and `never` are the
+/// plan's `recompute_last = true` and `recompute = "none"`.
 pub(crate) const METHOD: Method = Method {
     name: "torchgpipe",
     family: Family::SynchronousPipeline,
     paper: "Kim et al. 2020, torchgpipe: On-the-fly Pipeline Parallelism for Training Giant Models, arXiv \
             2004.09910",
-    about: "GPipe's order with stages cut by block partition, and recomputation only where memory asks \
-            for it.",
+    about: "GPipe's order with stages cut by block partition; activations are computed again from the \
+            inputs of stages, except those of the last micro-batch.",
     supports: Supports::ALL,
     chooser: |task| {
         let pipelines = Pipelines {
-            recompute: &[Recompute::None, Recompute::Full],
+            recompute: &[Recompute::Stage],
+            recompute_last: false,
             cut: Cut::BlockPartition,
             ..Pipelines::of(ScheduleKind::Afab)
         };
-        let mut choice = pipelines.choose(task)?;
-        if choice.plan.recompute == Recompute::Full {
-            let note =
-                "torchgpipe would not recompute the last micro-batch; plans recompute all alike";
-            choice.notes.push(note.into());
-        }
-        Ok(choice)
+        pipelines.choose(task)
     },
 };

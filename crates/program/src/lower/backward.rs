@@ -21,16 +21,19 @@ pub(super) struct Backward {
 }
 
 /// The instructions of a backward pass: input gradients and weight gradients of every operator, in
-/// reverse. If weight gradients `are_put_off` to a body of their own, what they read stays as it is.
+/// reverse. What `policy` does not keep is computed again. If weight gradients `are_put_off` to a body of
+/// their own, what they read stays as it is.
 pub(super) fn body(
     context: &Context<'_>,
     slots: &mut Vec<Slot>,
+    policy: Recompute,
     are_put_off: bool,
 ) -> Result<Backward, ProgramError> {
     let forward_forms = forward::forms(context)?;
     let emitter = Emitter::new(context, slots);
     let mut builder = Builder {
         emitter,
+        policy,
         are_put_off,
         forward_forms,
         kept: Kept::new(),
@@ -73,6 +76,7 @@ pub(super) fn body(
 
 struct Builder<'a> {
     emitter: Emitter<'a>,
+    policy: Recompute,
     are_put_off: bool,
     forward_forms: BTreeMap<ValueId, Vec<Form>>,
     kept: Kept,
@@ -263,7 +267,7 @@ impl Builder<'_> {
         let context = self.emitter.context;
         let producer = context.graph.value(value).producer.filter(|&op| context.model.holds(op));
         match producer {
-            Some(op) if !keeps(context.graph, context.plan.recompute, value) => {
+            Some(op) if !keeps(context.graph, self.policy, value) => {
                 let node = context.graph.op(op);
                 for (index, &input) in node.inputs.iter().enumerate() {
                     let layout = context.model.assignment(op).input(context.graph, op, index);
@@ -314,6 +318,8 @@ fn keeps(graph: &Graph, policy: Recompute, value: ValueId) -> bool {
             let leaves = |&op: &OpId| graph.op(op).block != node.block;
             Some(node.block) == last || graph.value(value).consumers.iter().any(leaves)
         }
+        // What other stages made is not theirs to make again.
+        Recompute::Stage => false,
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use shardloom_plan::Recompute;
+
 use super::forward::{self, Kept};
 use super::stage::{Context, awaited};
 use super::{backward, halves, liveness};
@@ -12,8 +14,15 @@ use crate::{Instruction, ProgramError, SlotId};
 
 /// The bodies of one stage.
 pub(super) struct StageBodies {
-    pub forward: Vec<Instruction>,
+    usual: Passes,
+    /// Those of a micro-batch that is spared recomputation, where they differ.
+    spared: Option<Passes>,
     pub evaluation: Vec<Instruction>,
+}
+
+/// The passes of one micro-batch.
+struct Passes {
+    forward: Vec<Instruction>,
     backward: Vec<Instruction>,
     halves: Option<(Vec<Instruction>, Vec<Instruction>)>,
 }
@@ -25,24 +34,53 @@ impl StageBodies {
         slots: &mut Vec<Slot>,
         in_halves: bool,
     ) -> Result<StageBodies, ProgramError> {
-        let backward = backward::body(context, slots, in_halves)?;
-        let mut forward = forward::body(context, slots, &backward.kept)?;
+        let plan = context.plan;
+        let usual = Passes::of(context, slots, plan.recompute, in_halves)?;
+        let spared = match plan.recompute_last || plan.recompute == Recompute::None {
+            true => None,
+            false => Some(Passes::of(context, slots, Recompute::None, in_halves)?),
+        };
         let mut evaluation = forward::body(context, slots, &Kept::new())?;
+        liveness::mark(&mut evaluation, slots, &handed_on(context));
+        Ok(StageBodies { usual, spared, evaluation })
+    }
+
+    /// Whether some micro-batches are spared recomputation.
+    pub fn spares(&self) -> bool {
+        self.spared.is_some()
+    }
+
+    /// The body of a pass of a micro-batch that `is_spared` recomputation or not.
+    pub fn pass(&self, pass: Pass, is_spared: bool) -> &[Instruction] {
+        let passes = self.spared.as_ref().filter(|_| is_spared).unwrap_or(&self.usual);
+        let halves = || passes.halves.as_ref().expect("halves are made where a schedule has them");
+        match pass {
+            Pass::Forward => &passes.forward,
+            Pass::Backward => &passes.backward,
+            Pass::BackwardInput => &halves().0,
+            Pass::BackwardWeight => &halves().1,
+        }
+    }
+}
+
+impl Passes {
+    fn of(
+        context: &Context<'_>,
+        slots: &mut Vec<Slot>,
+        policy: Recompute,
+        in_halves: bool,
+    ) -> Result<Passes, ProgramError> {
+        let backward = backward::body(context, slots, policy, in_halves)?;
+        let mut forward = forward::body(context, slots, &backward.kept)?;
         let mut backward = backward.instructions;
 
-        let boundaries = context.boundaries;
-        let handover = |id| context.handovers.get(&id);
-        let handed_on: BTreeSet<SlotId> = boundaries
-            .out_of(context.stage)
-            .filter_map(|(id, _)| Some(handover(id)?.value))
-            .collect();
-        let handed_back: BTreeSet<SlotId> = boundaries
+        let handed_back: BTreeSet<SlotId> = context
+            .boundaries
             .into(context.stage)
-            .filter_map(|(id, _)| Some(handover(id)?.gradient))
+            .filter_map(|(id, _)| Some(context.handovers.get(&id)?.gradient))
             .collect();
-        let kept = awaited(&backward).union(&handed_on).copied().collect();
+        let kept = awaited(&backward).union(&handed_on(context)).copied().collect();
         liveness::mark(&mut forward, slots, &kept);
-        liveness::mark(&mut evaluation, slots, &handed_on);
         let halves = in_halves.then(|| {
             let (mut input, mut weight) = halves::split(context.graph, backward.clone());
             let kept = awaited(&weight).union(&handed_back).copied().collect();
@@ -51,17 +89,12 @@ impl StageBodies {
             (input, weight)
         });
         liveness::mark(&mut backward, slots, &handed_back);
-        Ok(StageBodies { forward, evaluation, backward, halves })
+        Ok(Passes { forward, backward, halves })
     }
+}
 
-    /// The body of a pass.
-    pub fn pass(&self, pass: Pass) -> &[Instruction] {
-        let halves = || self.halves.as_ref().expect("halves are made where a schedule has them");
-        match pass {
-            Pass::Forward => &self.forward,
-            Pass::Backward => &self.backward,
-            Pass::BackwardInput => &halves().0,
-            Pass::BackwardWeight => &halves().1,
-        }
-    }
+/// The slots that the stage's forward pass leaves to other stages of its class.
+fn handed_on(context: &Context<'_>) -> BTreeSet<SlotId> {
+    let handovers = context.boundaries.out_of(context.stage);
+    handovers.filter_map(|(id, _)| Some(context.handovers.get(&id)?.value)).collect()
 }

@@ -40,8 +40,17 @@ pub(super) struct Assembly<'a> {
     pub early: &'a Early,
 }
 
-/// What distinguishes bodies: the stage, the pass, and the buckets to which no later pass adds.
-type Key<'a> = (usize, Pass, &'a BTreeSet<BucketId>);
+/// What distinguishes bodies.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key<'a> {
+    /// Among the class's.
+    stage: usize,
+    pass: Pass,
+    /// Whether the micro-batch is spared recomputation.
+    spared: bool,
+    /// The buckets to which no later pass adds.
+    completes: &'a BTreeSet<BucketId>,
+}
 
 /// The bodies made so far.
 #[derive(Default)]
@@ -114,9 +123,8 @@ impl Assembly<'_> {
         let mut updates = vec![];
         for (index, turn) in order.iter().enumerate() {
             let passes = turn.cells().zip(&mut completed);
-            let passes: Vec<(Cell, Key<'_>)> = passes
-                .map(|(cell, completes)| (cell, (self.stage(cell), cell.pass, completes)))
-                .collect();
+            let passes: Vec<(Cell, Key<'_>)> =
+                passes.map(|(cell, completes)| (cell, self.key(cell, completes))).collect();
             for (cell, body) in made.turn(self, &passes) {
                 let lag = self.versions.lag(cell)?;
                 items.push(StreamItem { lag, ..StreamItem::new(body, Some(cell.microbatch)) });
@@ -171,7 +179,7 @@ impl Assembly<'_> {
     }
 
     fn written(&self, stage: usize, pass: Pass) -> BTreeSet<BucketId> {
-        sharding::written(self.stages[stage].2.pass(pass), self.parameters)
+        sharding::written(self.stages[stage].2.pass(pass, false), self.parameters)
     }
 
     /// For each cell the buckets to which no later cell adds before the next update.
@@ -194,8 +202,21 @@ impl Assembly<'_> {
         completed
     }
 
-    fn body(&self, (stage, pass, completes): Key<'_>) -> Body {
-        let mut instructions = self.stages[stage].2.pass(pass).to_vec();
+    fn key<'a>(&self, cell: Cell, completes: &'a BTreeSet<BucketId>) -> Key<'a> {
+        let stage = self.stage(cell);
+        let spared = self.stages[stage].2.spares() && self.is_last(cell);
+        Key { stage, pass: cell.pass, spared, completes }
+    }
+
+    /// Whether a cell's micro-batch is the last of its pipeline in its step.
+    fn is_last(&self, cell: Cell) -> bool {
+        let microbatches = self.map.microbatches();
+        cell.microbatch % microbatches + self.map.chains().len() as u32 >= microbatches
+    }
+
+    fn body(&self, key: Key<'_>) -> Body {
+        let Key { stage, pass, spared, completes } = key;
+        let mut instructions = self.stages[stage].2.pass(pass, spared).to_vec();
         // A shard takes in each micro-batch once, after the last pass that adds to it.
         let later = match pass {
             Pass::BackwardInput => self.written(stage, Pass::BackwardWeight),

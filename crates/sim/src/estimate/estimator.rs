@@ -132,10 +132,11 @@ impl<'a> Estimator<'a> {
     }
 
     /// The estimate of `candidate`; none if its layout is impossible for the model, it has more stages
-    /// than there are blocks, or its schedule is none of [`ScheduleKind::PLAIN`].
+    /// than there are blocks.
     ///
     /// # Errors
-    /// As [`CostModel`](crate::CostModel), or if its schedule has no estimate.
+    /// As [`CostModel`](crate::CostModel), or if its schedule is none of [`ScheduleKind::PLAIN`] or its
+    /// recomputation none of [`Recompute::BY_BLOCK`].
     pub fn estimate(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
         if !self.evaluate(candidate)? {
             return Ok(None);
@@ -202,7 +203,8 @@ impl<'a> Estimator<'a> {
     /// Fills in the stages and sends of `candidate`. Whether its layout is possible.
     fn evaluate(&mut self, candidate: &Candidate) -> Result<bool, SimError> {
         if !ScheduleKind::PLAIN.contains(&candidate.schedule) {
-            return Err(SimError::NoEstimate { schedule: candidate.schedule.name() });
+            let name = candidate.schedule.name();
+            return Err(SimError::NoEstimate { what: "schedule", name });
         }
         let Some(id) = self.table(candidate)? else { return Ok(false) };
         self.balance(candidate, id);
@@ -326,6 +328,10 @@ impl<'a> Estimator<'a> {
     fn table(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
         if candidate.pp as usize > self.graph.blocks().len() {
             return Ok(None);
+        }
+        if !Recompute::BY_BLOCK.contains(&candidate.recompute) {
+            let name = candidate.recompute.name();
+            return Err(SimError::NoEstimate { what: "recomputation", name });
         }
         let key = block_key(candidate);
         match self.block_ids.get(&key) {

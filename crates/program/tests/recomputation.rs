@@ -1,0 +1,197 @@
+//! What is computed twice, and what that saves: GPipe's stages (Huang et al. 2019, arXiv 1811.06965, section
+//! 2.3) and torchgpipe's last micro-batch (Kim et al. 2020, arXiv 2004.09910).
+
+use shardloom_graph::work::{self, Pass};
+use shardloom_graph::{Graph, ModelSpec, OpId};
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::{Action, Class, Program, lower};
+
+const STAGES: usize = 4;
+const HIDDEN: usize = 32;
+const SEQ: usize = 16;
+
+fn graph(layers: usize) -> Graph {
+    let text =
+        format!("gpt:layers={layers},hidden={HIDDEN},heads=4,seq={SEQ},vocab=64,dropout=0.1");
+    ModelSpec::parse(&text).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn gpipe(global_batch: usize, microbatches: usize) -> Uniform {
+    Uniform {
+        pp: STAGES,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch,
+        microbatches,
+        schedule: ScheduleKind::Afab,
+        recompute: Recompute::Stage,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    }
+}
+
+/// The program with or without recomputation of the last micro-batch.
+fn program(graph: &Graph, uniform: &Uniform, recompute_last: bool) -> Program {
+    let plan = Plan { recompute_last, ..uniform.plan(graph, "gpt", "cluster") };
+    lower(graph, &plan, STAGES).expect("the plan fits")
+}
+
+/// Bytes that a rank of `class` holds at most, besides what it always holds.
+fn activation_bytes(program: &Program, class: &Class) -> usize {
+    let found = class.memory_use(program, 0);
+    (found.peak_bytes - found.persistent.total()) as usize
+}
+
+/// The second stage holds only layers, and as many as the third.
+fn inner(program: &Program) -> &Class {
+    &program.classes[1]
+}
+
+/// What a sample takes at the boundary of a stage.
+const INPUT_BYTES: usize = 4 * SEQ * HIDDEN;
+
+#[test]
+fn a_micro_batch_in_flight_takes_the_input_of_its_stage_and_no_more() {
+    let graph = graph(14);
+    for in_flight in [[4, 8], [8, 32]] {
+        let [few, many] = in_flight.map(|microbatches| {
+            let program = program(&graph, &gpipe(2 * microbatches, microbatches), true);
+            activation_bytes(&program, inner(&program))
+        });
+        // Two samples each.
+        assert_eq!(many - few, 2 * (in_flight[1] - in_flight[0]) * INPUT_BYTES);
+    }
+}
+
+/// N + (L / K) (N / M): inputs of all samples, and the layers of one micro-batch.
+#[test]
+fn the_most_activations_are_gpipes_formula() {
+    let batch = 32;
+    let beside_inputs = |layers: usize, microbatches: usize| {
+        let program = program(&graph(layers), &gpipe(batch, microbatches), true);
+        (activation_bytes(&program, inner(&program)) - batch * INPUT_BYTES) as f64
+    };
+    let near =
+        |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found}");
+    for layers in [14, 30] {
+        for microbatches in [4, 8, 16] {
+            near(
+                beside_inputs(layers, microbatches) / beside_inputs(layers, 2 * microbatches),
+                2.0,
+            );
+        }
+    }
+    // Four blocks to a stage, and eight.
+    let layers = |layers: usize| {
+        let graph = graph(layers);
+        let program = program(&graph, &gpipe(batch, 8), true);
+        let products = inner(&program).params.iter().filter(|it| it.rows > 1 && it.columns > 1);
+        products.count() as f64
+    };
+    let deeper = layers(30) / layers(14);
+    near(beside_inputs(30, 8) / beside_inputs(14, 8), deeper);
+}
+
+#[test]
+fn from_a_stages_input_every_operator_runs_again_once_but_those_that_only_leave() {
+    let graph = graph(14);
+    let program = program(&graph, &gpipe(8, 4), true);
+    for class in &program.classes {
+        let again = again(class, |microbatch| microbatch == 0);
+        let forward: Vec<OpId> = forwards(class);
+        let last = *forward.last().expect("a stage computes");
+        for op in forward {
+            let runs = again.iter().filter(|&&it| it == op).count();
+            assert!(runs <= 1, "{} runs {runs} times", graph.op(op).name);
+            let read = graph.op(op).outputs.iter().flat_map(|&it| &graph.value(it).consumers);
+            let inside = read.clone().any(|reader| again.contains(reader));
+            // Whatever something that runs again reads does so too.
+            assert!(runs == 1 || !inside || op == last, "{}", graph.op(op).name);
+        }
+        // Far more than half of the stage's work, in any case.
+        assert!(flops(&graph, &program, &again) > 0.5 * flops(&graph, &program, &forwards(class)));
+    }
+}
+
+/// The operators that run again for micro-batches.
+fn again(class: &Class, of: impl Fn(u32) -> bool) -> Vec<OpId> {
+    let mut found = vec![];
+    for item in class.stream.iter().filter(|item| item.microbatch.is_some_and(&of)) {
+        for instruction in &class.body(item.body).instructions {
+            if let Action::Compute { op, again: true, .. } = instruction.action {
+                found.push(op);
+            }
+        }
+    }
+    found
+}
+
+/// The operators of a stage's forward pass.
+fn forwards(class: &Class) -> Vec<OpId> {
+    let first = class.stream.first().expect("a stage goes forward");
+    let instructions = class.body(first.body).instructions.iter();
+    instructions
+        .filter_map(|it| match it.action {
+            Action::Compute { op, pass: Pass::Forward, .. } => Some(op),
+            _ => None,
+        })
+        .collect()
+}
+
+fn flops(graph: &Graph, program: &Program, ops: &[OpId]) -> f64 {
+    let extents = program.microbatch_extents(graph);
+    let work = |&op: &OpId| work::work(graph, op, Pass::Forward, &extents, 4);
+    ops.iter().map(|op| work(op).expect("it goes forward").flops).sum()
+}
+
+/// `always`, `except_last` and `never` compute the share M, M - 1 and none of M micro-batches again, of each
+/// pipeline.
+#[test]
+fn except_last_computes_all_but_one_micro_batch_of_each_pipeline_again() {
+    let graph = graph(14);
+    for (schedule, pipelines) in
+        [(ScheduleKind::Afab, 1), (ScheduleKind::ZeroBubbleH1, 1), (ScheduleKind::Chimera, 2)]
+    {
+        for recompute in [Recompute::Selective, Recompute::Full, Recompute::Stage] {
+            let uniform = Uniform { schedule, recompute, ..gpipe(16, 8) };
+            let repeated = |uniform: &Uniform, recompute_last| -> f64 {
+                let program = program(&graph, uniform, recompute_last);
+                let of = |class| flops(&graph, &program, &again(class, |_| true));
+                program.classes.iter().map(of).sum()
+            };
+            let never = Uniform { recompute: Recompute::None, ..uniform.clone() };
+            let (always, except_last) = (repeated(&uniform, true), repeated(&uniform, false));
+            assert_eq!(repeated(&never, true), 0.0);
+            let expected = f64::from(8 - pipelines) / 8.0;
+            assert!((except_last / always - expected).abs() < 1e-12, "{schedule:?} {recompute:?}");
+            let program = program(&graph, &uniform, false);
+            for class in &program.classes {
+                let last = |microbatch| microbatch >= 8 - pipelines as u32;
+                assert_eq!(again(class, last), [], "{schedule:?} {recompute:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_recomputation_there_is_nothing_to_spare() {
+    let graph = graph(14);
+    let uniform = Uniform { recompute: Recompute::None, ..gpipe(8, 4) };
+    assert_eq!(program(&graph, &uniform, true), program(&graph, &uniform, false));
+}
+
+/// The last micro-batch goes backward first, so that what it keeps is what the others compute again.
+#[test]
+fn in_gpipes_order_sparing_the_last_micro_batch_takes_hardly_more_memory() {
+    let graph = graph(14);
+    let most = |recompute, recompute_last| {
+        let uniform = Uniform { recompute, ..gpipe(32, 8) };
+        let program = program(&graph, &uniform, recompute_last);
+        activation_bytes(&program, inner(&program)) as f64
+    };
+    let (always, except_last) = (most(Recompute::Stage, true), most(Recompute::Stage, false));
+    assert!((except_last / always - 1.0).abs() < 0.1, "{except_last} against {always}");
+    assert!(except_last < 0.4 * most(Recompute::None, true));
+}
