@@ -37,6 +37,7 @@ fn json_has_a_cell_for_every_slot() {
     let expected = json!({
         "kind": "afab",
         "stages": 2,
+        "replicas": null,
         "microbatches": 2,
         "chunks": 1,
         "steps": 1,
@@ -248,6 +249,18 @@ fn a_drawn_order_can_be_trained_as_a_table() {
 }
 
 #[test]
+fn replicas_take_micro_batches_in_turn() {
+    let place = Place::new();
+    let arguments = "schedule pipedream --replicas 2,1 --microbatches 2 --backward 1 --steps 3";
+    insta::assert_snapshot!(place.run(arguments).succeeds().stdout);
+    let found = place.run(&format!("{arguments} --json")).succeeds().object();
+    assert_eq!(found["replicas"], json!([2, 1]));
+    assert_eq!((&found["stages"], &found["steady_utilisation"]), (&json!(2), &json!(1.0)));
+    let flushed = place.run("schedule 1f1b --replicas 1,3 --microbatches 6 --json").succeeds();
+    assert_eq!(flushed.object()["peak_in_flight"], json!([4, 1, 1, 1]));
+}
+
+#[test]
 fn numbers_that_are_none_are_refused() {
     let place = Place::new();
     for (arguments, hint) in [
@@ -261,6 +274,9 @@ fn numbers_that_are_none_are_refused() {
         ("1f1b --stages 4", "--microbatches"),
         ("1f1b --stages 4 --microbatches 4 --chunks 0", "--chunks 0"),
         ("pipedream --stages 4 --microbatches 4 --steps 0", "--steps 0"),
+        ("pipedream --replicas 2,0 --microbatches 4", "--replicas 0"),
+        ("pipedream --replicas 2;1 --microbatches 4", "--replicas"),
+        ("pipedream --replicas 2,1 --stages 2 --microbatches 4", "--stages"),
         ("pipedream --stages 4 --microbatches 4 --steps 4000000000", "at most"),
         ("interleaved --stages 4 --microbatches 4 --chunks 4000000000", "at most"),
         ("1f1b --stages 4 --microbatches 4 --forward nan", "--forward NaN"),
@@ -284,6 +300,9 @@ fn schedules_that_do_not_exist_say_what_would_be_right() {
         ("interleaved --stages 4 --microbatches 8 --chunks 1", "at least two stages"),
         ("1f1b --stages 4 --microbatches 8 --chunks 2", "one stage on each device"),
         ("chimera --stages 3 --microbatches 6", "half of the devices"),
+        ("pipedream --replicas 2,1 --microbatches 3", "evenly to 2 pipelines"),
+        ("pipedream --replicas 1021,1023 --microbatches 4", "at most 1024"),
+        ("zb-h1 --replicas 2,1 --microbatches 4", "zb-h1 wants its stages on devices"),
         ("chimera --stages 4 --microbatches 3", "evenly to 2 pipelines"),
         ("hanayo --stages 4 --microbatches 4 --chunks 3", "even number of stages"),
     ] {

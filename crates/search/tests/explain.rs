@@ -44,6 +44,19 @@ fn shares_of_a_step_add_up_to_about_all_of_it() {
 }
 
 #[test]
+fn a_step_without_flush_takes_what_it_takes_in_a_full_pipeline() {
+    let mut endless = plan(4, 2, 1, 1);
+    endless.schedule = shardloom_plan::ScheduleKind::PipeDream;
+    endless.weights = shardloom_plan::Weights::Stash;
+    endless.clip_norm = None;
+    let judgement = judge(&model(TEXT), &h100(2, 4, 80_000_000_000), &endless);
+    let explanation = explained(&endless, &[]);
+    assert_eq!(explanation.step_seconds, judgement.expect("it can be simulated").step_seconds);
+    let shares = about(&explanation, Topic::Share);
+    assert!(shares.iter().all(|it| it.number < 1.0), "{shares:?}");
+}
+
+#[test]
 fn a_pipeline_with_few_microbatches_waits_for_other_stages() {
     let explanation = explained(&plan(8, 1, 1, 8), &[]);
     let bottlenecks = about(&explanation, Topic::Bottleneck);

@@ -1,10 +1,16 @@
 //! A plan in one line.
 
-use shardloom::plan::{Axis, Plan};
+use std::collections::BTreeSet;
+
+use shardloom::plan::{Arrangement, Axis, Plan, Updates};
 
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
 pub fn plan_line(plan: &Plan) -> String {
-    let (stages, pipelines) = (plan.stages().count(), plan.pipeline.len());
+    let turns = turns(plan);
+    let (stages, pipelines) = match &turns {
+        Some(replicas) => (replicas.len(), 1),
+        None => (plan.stages().count(), plan.pipeline.len()),
+    };
     let meshes: Vec<String> = plan.stages().map(|(_, stage)| stage.mesh.to_string()).collect();
     let mesh = match meshes.split_first() {
         Some((first, rest)) if rest.iter().all(|each| each == first) => first.clone(),
@@ -15,8 +21,16 @@ pub fn plan_line(plan: &Plan) -> String {
         1 => String::new(),
         _ => format!("{} with ", plan.schedule.name()),
     };
+    let replicas = turns.map_or_else(String::new, |replicas| {
+        let counts: Vec<String> = replicas.iter().map(usize::to_string).collect();
+        let updates = match plan.updates {
+            Updates::Step => "",
+            Updates::Round => ", updated after each round",
+        };
+        format!(" with {} replicas that take turns{updates}, each", counts.join("-"))
+    });
     format!(
-        "{}: {}{} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}{}",
+        "{}: {}{}{replicas} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -31,6 +45,19 @@ pub fn plan_line(plan: &Plan) -> String {
         plan.recompute.name(),
         if plan.recompute_last { "" } else { " except the last" }
     )
+}
+
+/// How many replicas each stage has that take micro-batches in turn, if some stage has several.
+fn turns(plan: &Plan) -> Option<Vec<usize>> {
+    let takes_turns = plan.schedule.arrangement() == Some(Arrangement::TakingTurns);
+    if !takes_turns || plan.pipeline.len() < 2 {
+        return None;
+    }
+    let devices = |stage: usize| -> BTreeSet<&[u32]> {
+        let stages = plan.pipeline.iter().filter_map(|it| it.stage.get(stage));
+        stages.map(|stage| &stage.devices.0[..]).collect()
+    };
+    Some((0..plan.pipeline[0].stage.len()).map(|stage| devices(stage).len()).collect())
 }
 
 /// `1 stage`, `2 stages`.

@@ -18,12 +18,14 @@ const EXAMPLES: &str = "Examples:
   shardloom schedule 1f1b --stages 4 --microbatches 8
   shardloom schedule interleaved --stages 4 --microbatches 8 --chunks 2
   shardloom schedule pipedream --stages 4 --microbatches 4 --steps 3
+  shardloom schedule pipedream --replicas 2,1 --microbatches 4
   shardloom schedule hanayo --stages 4 --microbatches 4 --backward 1 --message 0.25 --json";
 
 /// Draw a pipeline schedule as a table of cells
 ///
 /// All devices take the same times for a micro-batch; where a device holds several stages, each takes
-/// its share of them. Columns are slots of one length, as long as possible with every pass in whole slots.
+/// its share of them, and where r devices take turns at a stage, it takes each of them r times as long.
+/// Columns are slots of one length, as long as possible with every pass in whole slots.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
@@ -43,8 +45,15 @@ pub struct Schedule {
     kind: ScheduleKind,
 
     /// Devices that the pipeline goes through
-    #[arg(long, value_name = "P", value_parser = whole::<u32>)]
-    stages: u32,
+    #[arg(long, value_name = "P", value_parser = whole::<u32>, required_unless_present = "replicas")]
+    stages: Option<u32>,
+
+    /// Devices of each stage that take its micro-batches in turn: 2,1 for two and then one
+    #[arg(
+        long, value_name = "R,R", value_parser = whole::<u32>, value_delimiter = ',',
+        conflicts_with_all = ["stages", "chunks"]
+    )]
+    replicas: Option<Vec<u32>>,
 
     /// Micro-batches of a step
     #[arg(long, value_name = "M", value_parser = whole::<u32>)]
@@ -93,7 +102,9 @@ pub struct Schedule {
 #[derive(Serialize)]
 struct Answer {
     kind: &'static str,
-    stages: u32,
+    stages: usize,
+    /// Of each stage; null where none has several.
+    replicas: Option<Vec<u32>>,
     microbatches: u32,
     chunks: usize,
     steps: u32,
@@ -168,15 +179,14 @@ impl Schedule {
         let arrangement = self.kind.arrangement().unwrap_or(Arrangement::Chain);
         let chunks = self.chunks.map_or(arrangement.least_chunks(), |chunks| chunks as usize);
         self.require_few_passes(chunks, self.steps.unwrap_or(1))?;
-        let (devices, microbatches) = (self.stages as usize, self.microbatches as usize);
-        let map =
-            StageMap::arranged(arrangement, devices, chunks, microbatches).map_err(program)?;
+        let (devices, microbatches) = (self.devices(), self.microbatches as usize);
+        let map = self.map(arrangement, chunks).map_err(program)?;
         let WholeTimes { times, scale } = WholeTimes::of(self.times(), chunks);
         let schedule = self.schedule(map, &times)?;
         let ahead = schedule.ahead();
         let steps = self.steps.unwrap_or(match ahead {
             0 => 1,
-            ahead => ahead + self.stages.saturating_mul(2).div_ceil(self.microbatches).max(2),
+            ahead => ahead + devices.saturating_mul(2).div_ceil(self.microbatches).max(2),
         });
         self.require_few_passes(chunks, steps)?;
         let timing = schedule::time(&schedule, steps, &times).map_err(program)?;
@@ -188,7 +198,7 @@ impl Schedule {
         };
         let slots = Slots::of(&timing, &schedule.map, MOST_CELLS).ok_or_else(|| {
             let message = format!(
-                "--stages {devices}: with {microbatches} micro-batches and these times there are over \
+                "{devices} devices: with {microbatches} micro-batches and these times there are over \
                  {MOST_CELLS} cells; at most {MOST_CELLS} are drawn"
             );
             Failure::usage("--stages", message)
@@ -206,7 +216,8 @@ impl Schedule {
         let turns = turns.map(|(device, turns)| turns.iter().map(|it| turn(device, it)).collect());
         Ok(Answer {
             kind: self.kind.name(),
-            stages: self.stages,
+            stages: self.replicas.as_ref().map_or(devices as usize, Vec::len),
+            replicas: self.replicas.clone(),
             microbatches: self.microbatches,
             chunks,
             steps,
@@ -250,7 +261,7 @@ impl Schedule {
         chunks: usize,
     ) -> Result<f64, Failure> {
         // As many steps as fill the pipeline several times over; then as many again.
-        let fill = self.stages.saturating_mul(4).div_ceil(self.microbatches);
+        let fill = self.devices().saturating_mul(4).div_ceil(self.microbatches);
         let steps = (schedule.ahead() + 2).max(fill);
         self.require_few_passes(chunks, steps.saturating_mul(2))?;
         let timing = |steps| schedule::time(schedule, steps, times).map_err(program);
@@ -258,8 +269,28 @@ impl Schedule {
         let busy = |timing: &schedule::Timing| {
             (1.0 - timing.bubble_fraction) * timing.makespan * timing.turns.len() as f64
         };
-        let devices = f64::from(self.stages);
+        let devices = f64::from(self.devices());
         Ok((busy(&both) - busy(&one)) / (devices * (both.makespan - one.makespan)))
+    }
+
+    /// Devices in all.
+    fn devices(&self) -> u32 {
+        match &self.replicas {
+            Some(replicas) => replicas.iter().fold(0, |sum: u32, &it| sum.saturating_add(it)),
+            None => self.stages.unwrap_or(0),
+        }
+    }
+
+    /// Where stages live.
+    fn map(&self, arrangement: Arrangement, chunks: usize) -> Result<StageMap, ProgramError> {
+        let microbatches = self.microbatches as usize;
+        match &self.replicas {
+            Some(replicas) => {
+                let replicas: Vec<usize> = replicas.iter().map(|&it| it as usize).collect();
+                StageMap::new(Arrangement::taking_turns(&replicas)?, microbatches)
+            }
+            None => StageMap::arranged(arrangement, self.devices() as usize, chunks, microbatches),
+        }
     }
 
     fn times(&self) -> PassTimes {
@@ -274,7 +305,8 @@ impl Schedule {
 
     fn require_numbers(&self) -> Result<(), Failure> {
         let counts = [
-            ("--stages", Some(self.stages)),
+            ("--stages", self.stages),
+            ("--replicas", self.replicas.iter().flatten().copied().min()),
             ("--microbatches", Some(self.microbatches)),
             ("--chunks", self.chunks),
             ("--in-flight", self.in_flight),
@@ -304,16 +336,17 @@ impl Schedule {
     }
 
     fn require_few_passes(&self, chunks: usize, steps: u32) -> Result<(), Failure> {
-        let factors = [u64::from(self.microbatches), u64::from(self.stages), chunks as u64];
+        let factors = [u64::from(self.microbatches), u64::from(self.devices()), chunks as u64];
         let each = factors.iter().fold(2u64, |product, &factor| product.saturating_mul(factor));
         let passes = each.saturating_mul(u64::from(steps));
         if passes <= MOST_CELLS {
             return Ok(());
         }
         let message = format!(
-            "{} stages with {} micro-batches, {chunks} chunks and {steps} steps have about {passes} \
+            "{} devices with {} micro-batches, {chunks} chunks and {steps} steps have about {passes} \
              passes; at most {MOST_CELLS} are drawn",
-            self.stages, self.microbatches
+            self.devices(),
+            self.microbatches
         );
         Err(Failure::usage("--stages", message))
     }

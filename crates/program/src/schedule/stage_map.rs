@@ -87,7 +87,9 @@ impl StageMap {
         }
         let chunks = self.instances_on(0).count();
         let wanted = match arrangement {
-            Arrangement::TakingTurns => arrangement.places(self.devices, 1)?,
+            Arrangement::TakingTurns if self.chains.len() > 1 => {
+                arrangement.places(self.devices, 1)?
+            }
             _ => arrangement.places(self.devices, chunks)?,
         };
         if self.chains.iter().map(|chain| &chain.0).eq(&wanted) {

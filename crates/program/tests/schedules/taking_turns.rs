@@ -179,7 +179,6 @@ fn pipelines_that_are_no_turns_are_refused() {
         vec![vec![0, 1], vec![1, 2]],
         // Replicas that do not come round evenly.
         vec![vec![0, 3], vec![1, 3], vec![1, 3], vec![2, 3]],
-        vec![vec![0, 1, 0]],
     ];
     for places in refused {
         let map = StageMap::new(places.clone(), 12).expect("a map");
@@ -189,6 +188,9 @@ fn pipelines_that_are_no_turns_are_refused() {
             assert!(error.to_string().contains("device p mod r"), "{error}");
         }
     }
+    let twice = StageMap::new(vec![vec![0, 1, 0]], 2).expect("a map");
+    let error = Schedule::build(ENDLESS, twice, &EQUAL).expect_err("a device of two stages");
+    assert!(error.to_string().contains("one stage on each device"), "{error}");
     let turns = map(&[2, 1], 1);
     let error = Schedule::build(ScheduleKind::PipeMare, turns, &EQUAL).expect_err("one pipeline");
     assert!(error.to_string().contains("wants its stages on devices"), "{error}");
