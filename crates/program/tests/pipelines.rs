@@ -1,10 +1,13 @@
 //! What lowering makes of pipelines: who sends what to whom, what waits on a device, what the halves of a
 //! backward pass do, and on how old weights passes run.
 
+use std::collections::BTreeSet;
+
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom_program::{
     Action, Body, BodyKind, Class, ClassId, Group, Program, StreamItem, lower,
@@ -266,4 +269,59 @@ fn a_written_order_that_runs_ahead_has_a_rule_for_old_weights_and_no_other_has()
     assert!(message.contains("weights.rule = stash: no device runs ahead"), "{message}");
     let message = refusal(["F4000000000 B0", "F0 B0"], Weights::Stash);
     assert!(message.contains("runs 4000000000 steps ahead"), "{message}");
+}
+
+/// Stages whose replicas take micro-batches in turn, updated after each round, of a model whose head may
+/// be tied to the embedding.
+fn in_turns(replicas: &[usize], tied: bool) -> Result<Program, String> {
+    let spec = format!("gpt:layers=4,hidden={HIDDEN},heads=2,seq={SEQ},vocab=32,tied={tied}");
+    let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a valid model");
+    let places = Arrangement::taking_turns(replicas).expect("few turns");
+    let uniform = uniform(ScheduleKind::PipeDream, replicas.len());
+    let uniform = Uniform { microbatches: 12, global_batch: 12, ..uniform };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    let mut chain = plan.pipeline.remove(0);
+    for devices in &places {
+        for (stage, &device) in chain.stage.iter_mut().zip(devices) {
+            stage.devices = DeviceList(vec![device as u32]);
+        }
+        plan.pipeline.push(chain.clone());
+    }
+    plan.updates = Updates::Round;
+    lower(&graph, &plan, plan.device_count()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_stage_in_several_pipelines_is_one_copy_and_replicas_add_up_their_gradients() {
+    for replicas in [&[2, 1][..], &[1, 2], &[2, 3, 1]] {
+        let program = in_turns(replicas, false).expect("a program");
+        assert_eq!(program.ranks(), replicas.iter().sum::<usize>());
+        let mut classes = program.classes();
+        for (stage, &count) in replicas.iter().enumerate() {
+            let copies: Vec<(ClassId, &Class)> = classes.by_ref().take(count).collect();
+            let ids: Vec<ClassId> = copies.iter().map(|&(id, _)| id).collect();
+            for (replica, (_, class)) in copies.iter().enumerate() {
+                let place = match count {
+                    1 => format!("stage {stage}"),
+                    _ => format!("stage {stage}, replica {replica}"),
+                };
+                assert_eq!(class.place(), place);
+                assert_eq!(class.updates as usize, 12 / count);
+                let different: BTreeSet<_> = class.params.iter().map(|it| it.value).collect();
+                assert_eq!(different.len(), class.params.len(), "{place} has one copy");
+                for bucket in &class.buckets {
+                    assert_eq!(bucket.homes, if count > 1 { ids.clone() } else { vec![] });
+                }
+                let updates = class.stream.iter().filter(|item| item.microbatch.is_none());
+                assert_eq!(updates.count(), 12 / count);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_parameter_of_stages_that_update_at_different_times_is_refused() {
+    assert!(in_turns(&[2, 2], true).is_ok());
+    let error = in_turns(&[1, 2], true).expect_err("12 and 6 updates a step");
+    assert!(error.contains("embedding") && error.contains("12 and 6 times"), "{error}");
 }
