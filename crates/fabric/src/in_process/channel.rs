@@ -1,5 +1,5 @@
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -15,13 +15,16 @@ pub(super) struct Channel<T> {
     /// Messages ever accepted; lets a waiting receiver poll without the lock.
     accepted: AtomicU64,
     contents: Mutex<Contents<T>>,
+    /// What messages were in that have been received, for the sender to use again.
+    empties: Mutex<Vec<T>>,
 }
 
 #[derive(Debug)]
 struct Contents<T> {
     queue: VecDeque<(u64, T)>,
-    /// Taken from the queue while looking for another tag; no deque is empty.
-    aside: HashMap<u64, VecDeque<T>>,
+    /// Taken from the queue while looking for another tag, in the order sent. Few at a time, so that
+    /// looking through them is cheap, and in one list, which allocates nothing once it has its size.
+    aside: VecDeque<(u64, T)>,
 }
 
 /// What a receiver remembers between two polls: the messages it has looked at.
@@ -40,12 +43,23 @@ impl<T> Channel<T> {
         Self {
             capacity,
             accepted: AtomicU64::new(0),
-            contents: Mutex::new(Contents { queue: VecDeque::new(), aside: HashMap::new() }),
+            contents: Mutex::new(Contents { queue: VecDeque::new(), aside: VecDeque::new() }),
+            empties: Mutex::new(Vec::new()),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents<T>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the sender back what a message was in. There are never more than were under way at once.
+    pub(super) fn give_back(&self, empty: T) {
+        self.empties.lock().unwrap_or_else(PoisonError::into_inner).push(empty);
+    }
+
+    /// Something that was given back, if there is any.
+    pub(super) fn empty(&self) -> Option<T> {
+        self.empties.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
     /// Puts a message in, or gives it back if the queue is full.
@@ -79,12 +93,8 @@ impl<T> Channel<T> {
 
 impl<T> Contents<T> {
     fn take_aside(&mut self, tag: u64) -> Option<T> {
-        let waiting = self.aside.get_mut(&tag)?;
-        let message = waiting.pop_front();
-        if waiting.is_empty() {
-            self.aside.remove(&tag);
-        }
-        message
+        let first = self.aside.iter().position(|&(found, _)| found == tag)?;
+        self.aside.remove(first).map(|(_, message)| message)
     }
 
     fn take_queued(&mut self, tag: u64) -> Option<T> {
@@ -92,7 +102,7 @@ impl<T> Contents<T> {
             if found == tag {
                 return Some(message);
             }
-            self.aside.entry(found).or_default().push_back(message);
+            self.aside.push_back((found, message));
         }
         None
     }

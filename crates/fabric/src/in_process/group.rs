@@ -38,12 +38,11 @@ pub struct Group {
     seat: Seat,
     counters: Arc<LiveCounters>,
     scripts: HashMap<(Kind, Algorithm, usize), Arc<Script>>,
-    spare: Vec<Vec<f32>>,
 }
 
 impl Group {
     pub(super) fn new(seat: Seat, counters: Arc<LiveCounters>) -> Self {
-        Self { seat, counters, scripts: HashMap::new(), spare: Vec::new() }
+        Self { seat, counters, scripts: HashMap::new() }
     }
 
     /// Ranks of the group, by position.
@@ -120,7 +119,7 @@ impl Group {
         let script = script?;
         let Seat { participant, channels } = &self.seat;
         let messaging = Messaging { participant, channels, call, reduction };
-        script.follow(&messaging, &mut self.spare, buffer)?;
+        script.follow(&messaging, buffer)?;
         self.counters.count_collective((script.sent_elements * size_of::<f32>()) as u64);
         Ok(())
     }

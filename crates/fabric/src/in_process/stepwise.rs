@@ -9,10 +9,6 @@ use super::{
 };
 use crate::{Call, FabricError};
 
-/// Message buffers kept for the next messages; a member that mostly receives would
-/// otherwise gather them without end.
-const SPARE_BUFFERS: usize = 4;
-
 /// One member's part of a step list.
 #[derive(Debug)]
 pub(super) struct Script {
@@ -69,15 +65,11 @@ impl Script {
     pub(super) fn follow(
         &self,
         members: &Messaging<'_>,
-        spare: &mut Vec<Vec<f32>>,
         buffer: &mut [f32],
     ) -> Result<(), FabricError> {
         for turn in &self.steps {
             for send in &turn.sends {
-                let mut message = spare.pop().unwrap_or_default();
-                message.clear();
-                message.extend_from_slice(&buffer[send.source.clone()]);
-                members.send(send.to, message);
+                members.send(send.to, &buffer[send.source.clone()]);
             }
             for receive in &turn.receives {
                 let message = members.receive(receive.from)?;
@@ -86,9 +78,7 @@ impl Script {
                     Combine::Overwrite => target.copy_from_slice(&message),
                     Combine::Reduce => reduce_into(target, &message, members.reduction),
                 }
-                if spare.len() < SPARE_BUFFERS {
-                    spare.push(message);
-                }
+                members.give_back(receive.from, message);
             }
         }
         Ok(())
@@ -107,13 +97,23 @@ pub(super) struct Messaging<'a> {
 const UNTAGGED: u64 = 0;
 
 impl Messaging<'_> {
-    fn send(&self, to: usize, message: Vec<f32>) {
+    /// Sends a copy of `values`, in a buffer that the receiver gave back if there is one: who calls the
+    /// same collectives again and again allocates nothing.
+    fn send(&self, to: usize, values: &[f32]) {
         let own = self.participant.position();
-        let sent = self.channels.between(own, to).offer(UNTAGGED, message);
+        let channel = self.channels.between(own, to);
+        let mut message = channel.empty().unwrap_or_default();
+        message.clear();
+        message.extend_from_slice(values);
+        let sent = channel.offer(UNTAGGED, message);
         assert!(sent.is_ok(), "the channels of a group have no bound");
         if to != own {
             self.participant.roster().bell(self.participant.members()[to]).ring();
         }
+    }
+
+    fn give_back(&self, from: usize, message: Vec<f32>) {
+        self.channels.between(from, self.participant.position()).give_back(message);
     }
 
     fn receive(&self, from: usize) -> Result<Vec<f32>, FabricError> {
@@ -139,7 +139,7 @@ impl Messaging<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, thread, time::Duration};
+    use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
 
     use shardloom_collectives::{Algorithm, Kind, plan};
 
@@ -174,7 +174,7 @@ mod tests {
         let script = Script::new(&plan(Kind::AllReduce, Algorithm::Ring, 2, 4).unwrap(), 0);
         let error = thread::scope(|scope| {
             scope.spawn(|| instead(&roster));
-            script.follow(&messaging, &mut Vec::new(), &mut [1.0; 4]).unwrap_err()
+            script.follow(&messaging, &mut [1.0; 4]).unwrap_err()
         });
         let later = both[1].meet(Published { call: CALL, buffer: std::ptr::null_mut() });
         (error, later.unwrap_err())
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn few_message_buffers_are_kept() {
+    fn what_messages_were_in_is_used_again() {
         let roster = Arc::new(Roster::new(1, Settings::default()));
         let participant = &rendezvous(&roster, &[0])[0];
         let channels = &Channels::new(1, usize::MAX);
@@ -215,8 +215,18 @@ mod tests {
                 .map(|_| Receive { from: 0, target: 0..4, combine: Combine::Overwrite })
                 .collect(),
         }];
-        let mut spare = Vec::new();
-        Script { steps, sent_elements: 0 }.follow(&messaging, &mut spare, &mut [1.0; 4]).unwrap();
-        assert_eq!(spare.len(), SPARE_BUFFERS);
+        let script = Script { steps, sent_elements: 0 };
+        let empties = || {
+            let channel = channels.between(0, 0);
+            let all: Vec<Vec<f32>> = std::iter::from_fn(|| channel.empty()).collect();
+            let addresses: BTreeSet<usize> = all.iter().map(|it| it.as_ptr().addr()).collect();
+            all.into_iter().for_each(|it| channel.give_back(it));
+            addresses
+        };
+        script.follow(&messaging, &mut [1.0; 4]).unwrap();
+        let first = empties();
+        assert_eq!(first.len(), 9);
+        script.follow(&messaging, &mut [1.0; 4]).unwrap();
+        assert_eq!(empties(), first);
     }
 }

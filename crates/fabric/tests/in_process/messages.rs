@@ -103,3 +103,32 @@ fn ranks_that_do_not_exist_are_refused() {
     assert_eq!(ranks[0].receive(2, 0), Err(error.clone()));
     assert_eq!(ranks[0].try_receive(2, 0), Err(error));
 }
+
+#[test]
+fn who_waits_before_a_send_goes_on_when_nudged() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static ROOM: AtomicBool = AtomicBool::new(false);
+    on_ranks(2, PATIENT, |endpoint| {
+        if endpoint.rank() == 0 {
+            let room = || ROOM.load(Ordering::Relaxed).then_some("room");
+            assert_eq!(endpoint.wait_before_send(1, 0, room), Ok("room"));
+            endpoint.send(1, 0, vec![1.0]).unwrap();
+        } else {
+            ROOM.store(true, Ordering::Relaxed);
+            endpoint.nudge(0).unwrap();
+            assert_eq!(endpoint.receive(0, 0).unwrap(), [1.0]);
+        }
+    });
+}
+
+#[test]
+fn who_waits_before_a_send_hears_that_the_receiver_is_gone_or_late() {
+    let ranks = InProcess::<Vec<f32>>::new(2, IMPATIENT);
+    let error = ranks[0].wait_before_send(1, 3, || None::<()>).unwrap_err();
+    assert!(matches!(error, FabricError::Timeout { .. }), "{error}");
+    ranks[1].fail("out of order");
+    let error = ranks[0].wait_before_send(1, 3, || None::<()>).unwrap_err();
+    assert!(matches!(error, FabricError::PeerGone { .. }), "{error}");
+    // What is there already needs nobody.
+    assert_eq!(ranks[0].wait_before_send(1, 3, || Some(7)), Ok(7));
+}
