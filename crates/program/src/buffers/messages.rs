@@ -7,6 +7,9 @@
 //! that is not enough, as between stages of unlike meshes, by collectives within a replica, too; what
 //! collectives between replicas order is not counted.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
