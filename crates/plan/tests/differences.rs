@@ -43,7 +43,7 @@ fn equal_plans_do_not_differ() {
 #[test]
 fn every_changed_field_is_listed_once_with_both_values() {
     let before = plan(2);
-    let changes: [(Change, &str); 16] = [
+    let changes: [(Change, &str); 17] = [
         (|it| it.model = "other".into(), "model: \"model\" -> \"other\""),
         (|it| it.cluster = "far".into(), "cluster: \"local\" -> \"far\""),
         (|it| it.global_batch = 16, "global_batch: 8 -> 16"),

@@ -87,7 +87,7 @@ fn gpipe_and_1f1b_need_what_their_orders_let_pile_up() {
             for (id, route) in (0u32..).map(RouteId).zip(&program.routes) {
                 let sender = route.from.0 as usize;
                 let most = planned.most_under_way(id, 0).expect("gradients come back");
-                if !route.gradient {
+                if matches!(route.cargo, crate::Cargo::Value(_)) {
                     // A stage has as many in flight before it waits for a gradient.
                     let in_flight = if schedule == ScheduleKind::Afab {
                         ahead
