@@ -124,7 +124,7 @@ fn in_a_pipeline_the_peak_is_the_programs_to_the_byte() {
 }
 
 #[test]
-fn between_stages_of_different_meshes_copied_messages_are_counted() {
+fn between_stages_of_different_meshes_the_peak_is_the_programs_to_the_byte() {
     let [_, graph] = &graphs(2);
     let uniform = Uniform { pp: 2, mesh: Mesh { dp: 2, cp: 1, tp: 1 }, ..single() };
     for (first, second) in [((2, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 1), (2, 1)), ((2, 1), (1, 1))]

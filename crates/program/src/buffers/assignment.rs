@@ -68,24 +68,22 @@ pub fn peak_bytes(stays: &[Stay], period: u64) -> u64 {
 /// across.
 pub fn assign(stays: &[Stay], period: u64, borders: &[u64]) -> Assignment {
     let block = |moment: u64| borders.partition_point(|&border| border <= moment) - 1;
-    let spans: Vec<Span> = stays
-        .iter()
-        .map(|stay| {
-            let end = stay.start + stay.length;
-            match end <= period && block(stay.start) == block(end - 1) {
-                true => Span::Within(block(stay.start)),
-                false => Span::Across,
-            }
-        })
-        .collect();
+    let span = |stay: &Stay| {
+        let (first, last) = (block(stay.start), block((stay.start + stay.length - 1) % period));
+        // A stay may go round and end in the block that it begins in.
+        let round = last < first || (last == first && stay.start + stay.length > period);
+        let blocks = if round { borders.len() - first + last + 1 } else { last - first + 1 };
+        Span { first, blocks: blocks.min(borders.len()) }
+    };
+    let spans: Vec<Span> = stays.iter().map(span).collect();
     let mut by_size: Vec<usize> = (0..stays.len()).collect();
     by_size.sort_by_key(|&it| (Reverse(stays[it].bytes), stays[it].start));
     // What lasts packs best among its like; short stays fit around it.
     let mut lasting_first = by_size.clone();
-    lasting_first.sort_by_key(|&it| matches!(spans[it], Span::Within(_)));
+    lasting_first.sort_by_key(|&it| spans[it].blocks == 1);
     let pack = |order: Vec<usize>| {
         let mut packing = Packing::new(stays, &spans, period, borders.len());
-        order.into_iter().for_each(|it| packing.place(it, borders));
+        order.into_iter().for_each(|it| packing.place(it));
         packing.assignment
     };
     let first = pack(lasting_first);
@@ -101,12 +99,18 @@ pub(super) fn is_tight(arena_bytes: u64, peak_bytes: u64) -> bool {
     arena_bytes - peak_bytes <= peak_bytes / 100
 }
 
-/// Whether a stay lasts across a border.
+/// The blocks between borders that a stay touches.
 #[derive(Clone, Copy)]
-enum Span {
-    /// It does not, and lies in this block.
-    Within(usize),
-    Across,
+struct Span {
+    first: usize,
+    blocks: usize,
+}
+
+impl Span {
+    /// The blocks, of `all` that there are.
+    fn over(self, all: usize) -> impl Iterator<Item = usize> {
+        (self.first..self.first + self.blocks).map(move |block| block % all)
+    }
 }
 
 /// A stay that has its place.
@@ -117,52 +121,62 @@ struct Placed {
     stay: Stay,
 }
 
-/// Stays placed so far, in ascending order of offset.
+/// Placed stays, by when they are there.
 struct Packing<'a> {
     stays: &'a [Stay],
     spans: &'a [Span],
     period: u64,
+    /// Those that touch each block, in ascending order of offset.
+    there: Vec<Vec<Placed>>,
+    /// Those that begin in each block.
+    begun: Vec<Vec<Placed>>,
+    /// All of them, in ascending order of offset up to those placed since somebody last looked.
     all: Vec<Placed>,
-    /// Those that are there in each block.
-    blocks: Vec<Vec<Placed>>,
     assignment: Assignment,
 }
 
 impl<'a> Packing<'a> {
     fn new(stays: &'a [Stay], spans: &'a [Span], period: u64, blocks: usize) -> Packing<'a> {
         let assignment = Assignment { offsets: vec![0; stays.len()], arena_bytes: 0 };
-        Packing { stays, spans, period, all: vec![], blocks: vec![vec![]; blocks], assignment }
+        let empty = || vec![vec![]; blocks];
+        Packing { stays, spans, period, there: empty(), begun: empty(), all: vec![], assignment }
     }
 
-    fn place(&mut self, index: usize, borders: &[u64]) {
-        let (stay, period) = (self.stays[index], self.period);
-        let near = match self.spans[index] {
-            Span::Within(block) => &self.blocks[block],
-            Span::Across => &self.all,
-        };
-        let offset = best_fit(near, &stay, period);
+    fn place(&mut self, index: usize) {
+        let (stay, span) = (self.stays[index], self.spans[index]);
+        let offset = self.best_offset(&stay, span);
         let placed = Placed { offset, end: offset + stay.bytes, stay };
-        let insert = |list: &mut Vec<Placed>| {
-            let at = list.partition_point(|it| it.offset <= offset);
-            list.insert(at, placed);
-        };
-        match self.spans[index] {
-            Span::Within(block) => insert(&mut self.blocks[block]),
-            Span::Across => {
-                for (number, &start) in borders.iter().enumerate() {
-                    let end = borders.get(number + 1).copied().unwrap_or(period);
-                    let block = Stay { start, length: end - start, bytes: 0 };
-                    if end > start && block.meets(&stay, period) {
-                        insert(&mut self.blocks[number]);
-                    }
-                }
-            }
+        for block in span.over(self.there.len()) {
+            let there = &mut self.there[block];
+            let at = there.partition_point(|it| it.offset <= offset);
+            there.insert(at, placed);
         }
-        insert(&mut self.all);
+        self.begun[span.first].push(placed);
+        self.all.push(placed);
         self.assignment.offsets[index] = offset;
         self.assignment.arena_bytes = self.assignment.arena_bytes.max(placed.end);
     }
+
+    fn best_offset(&mut self, stay: &Stay, span: Span) -> u64 {
+        let blocks = self.there.len();
+        if span.blocks == 1 {
+            return best_fit(&self.there[span.first], stay, self.period);
+        }
+        if span.blocks > blocks / WIDE {
+            // Sorting is fast where little was added.
+            self.all.sort_by_key(|it| it.offset);
+            return best_fit(&self.all, stay, self.period);
+        }
+        let later = span.over(blocks).skip(1).flat_map(|block| &self.begun[block]);
+        let mut near: Vec<Placed> = self.there[span.first].iter().chain(later).copied().collect();
+        near.sort_unstable_by_key(|it| it.offset);
+        best_fit(&near, stay, self.period)
+    }
 }
+
+/// From which share of all blocks on, one in so many, a stay is compared with all others rather than with
+/// those sought out that touch its blocks.
+const WIDE: usize = 4;
 
 /// The start of the smallest gap between those of `placed` that meet `stay` which has room for it, or
 /// where the last of them ends.

@@ -160,6 +160,7 @@ impl Rank {
             first_step,
             first_sample: first_step * samples,
         };
+        self.clear();
         self.losses.clear();
         self.outcomes.clear();
         self.parameters.weights.forget();
@@ -199,9 +200,10 @@ impl Rank {
         self.arena.go_to(body, instruction, microbatch, step);
     }
 
-    /// Frees all values of micro-batches.
+    /// Frees all that comes and goes: what is left of a pass that was not finished.
     pub fn clear(&mut self) {
         self.slots.clear();
+        self.parameters.clear_passing();
     }
 
     /// What the step came to on this rank.
@@ -214,6 +216,7 @@ impl Rank {
     pub fn begin_evaluation(&mut self, first_sample: u64) {
         self.now = Now { part: Part::Validation, first_sample, ..self.now };
         self.now.first_step = self.now.step;
+        self.clear();
         self.losses.clear();
         self.outcome = StepOutcome::default();
         self.parameters.weights.go_back(0);

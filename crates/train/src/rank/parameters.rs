@@ -186,6 +186,16 @@ impl Parameters {
         self.weights.gathered[bucket.0 as usize] = None;
     }
 
+    /// Drops what is there only while a micro-batch passes: gathered weights and whole gradients of sharded
+    /// buckets.
+    pub(super) fn clear_passing(&mut self) {
+        self.weights.gathered.fill_with(|| None);
+        let Gradients { full, shards, .. } = &mut self.gradients;
+        for (full, _) in full.iter_mut().zip(shards).filter(|(_, shard)| shard.is_some()) {
+            *full = None;
+        }
+    }
+
     /// Makes the gradients of a bucket zero for parameters to which nothing was added: another stage of
     /// the class uses them.
     pub(super) fn clear_unwritten(&mut self, class: &Class, bucket: BucketId) {
