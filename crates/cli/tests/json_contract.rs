@@ -52,6 +52,19 @@ fn plan_simulate_and_explain() {
     let ranks = unfolded["ranks"].as_array().map_or(0, Vec::len);
     outcome.check(ranks == devices, "not every rank by itself");
 
+    let outcome = place.run("simulate p.toml --buffers --json").succeeds();
+    let buffers = &outcome.object()["buffers"];
+    has(&outcome, buffers, &["ranks", "message_bytes"]);
+    let ranks = buffers["ranks"].as_array().cloned().unwrap_or_default();
+    let number = |rank: &Value, key: &str| rank[key].as_u64().unwrap_or(0);
+    let all: u64 = ranks.iter().map(|rank| number(rank, "multiplicity")).sum();
+    outcome.check(all == devices as u64, "not the buffers of every rank");
+    for rank in &ranks {
+        let used = number(rank, "used_bytes");
+        outcome.check(used > 0, "nothing is ever in use");
+        outcome.check(used <= number(rank, "arena_bytes"), "more is in use than there is");
+    }
+
     let outcome = place.run("explain p.toml --json").succeeds();
     let explained = outcome.object();
     has(&outcome, &explained, &["step_seconds", "facts"]);

@@ -23,6 +23,7 @@
 //! calls are made of.
 
 mod arithmetic;
+mod buffers;
 mod data;
 mod error;
 mod generator;
@@ -36,6 +37,7 @@ mod prediction;
 mod saved;
 mod session;
 
+pub use buffers::{Buffers, RankBuffers};
 pub use data::{Data, Sampling, TextTokenizer};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};

@@ -12,7 +12,7 @@ use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safeten
 use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{OnNonFinite, Settings, Step, SystemMemory, Trainer};
 
-use crate::{Data, Error, Model, Result, lower};
+use crate::{Buffers, Data, Error, Model, Result, lower};
 
 /// A model in training.
 ///
@@ -311,10 +311,12 @@ fn require_memory(program: &Program) -> Result<()> {
     let Some(SystemMemory { available_bytes, .. }) = SystemMemory::of_this_process() else {
         return Ok(());
     };
-    let class_bytes = program.classes.iter().map(|class| {
-        class.memory_use(program, 0).peak_bytes.saturating_mul(class.mesh.size() as u64)
+    let buffers = Buffers::of(program);
+    let class_bytes = program.classes.iter().zip(&buffers.ranks).map(|(class, ranks)| {
+        let held = class.persistent_bytes(program, 0).total().saturating_add(ranks.arena_bytes);
+        held.saturating_mul(ranks.multiplicity)
     });
-    let needed_bytes = class_bytes.fold(0, u64::saturating_add);
+    let needed_bytes = class_bytes.fold(buffers.message_bytes, u64::saturating_add);
     if needed_bytes > available_bytes {
         return Err(Error::Memory { needed_bytes, ranks: program.ranks(), available_bytes });
     }

@@ -8,7 +8,9 @@ use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{bytes, percent, seconds};
 use shardloom::sim::{Fit, Summary};
-use shardloom::{Defaults, Model, Prediction, read_plan_and_model, simulate, usual_request};
+use shardloom::{
+    Buffers, Defaults, Model, Prediction, RankBuffers, read_plan_and_model, simulate, usual_request,
+};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::dimensions::{Dimensions, Place};
@@ -25,7 +27,7 @@ use crate::terminal::Terminal;
 #[command(after_help = "Examples:
   shardloom simulate plan.toml
   shardloom simulate plan.toml --html report.html --trace step.perfetto-trace
-  shardloom simulate plan.toml --json
+  shardloom simulate plan.toml --buffers --json
   shardloom simulate gpt-2 --cluster a100-80g:4 --pp 4 --schedule interleaved --global-batch 32")]
 pub struct Simulate {
     /// A plan file, as `shardloom plan -o` writes it, or a model, with --cluster and what else makes a
@@ -44,6 +46,11 @@ pub struct Simulate {
     /// Simulate every rank by itself instead of ranks that do the same at once
     #[arg(long)]
     unfolded: bool,
+
+    /// Assign every rank's buffers, too, as training would, and show how close they come to what is in
+    /// use at once
+    #[arg(long)]
+    buffers: bool,
 
     /// Write a report as one HTML page
     #[arg(long, value_name = "FILE")]
@@ -80,6 +87,8 @@ struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
     fit: Fit,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    buffers: Option<&'a Buffers>,
 }
 
 impl Simulate {
@@ -114,14 +123,21 @@ impl Simulate {
             file.write(report.html())?;
         }
         let fit = prediction.memory.iter().map(|memory| memory.fit()).max().unwrap_or(Fit::Fits);
+        let buffers = self.buffers.then(|| Buffers::of(&prediction.program));
         if terminal.json() {
-            return terminal.object(&Answer { summary: &prediction.summary, fit });
+            let (summary, buffers) = (&prediction.summary, buffers.as_ref());
+            return terminal.object(&Answer { summary, fit, buffers });
         }
         terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
         for (name, value) in figures(&prediction) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
         terminal.text(table(&MEMORY, &memory_rows(&prediction)))?;
+        if let Some(buffers) = &buffers {
+            terminal.text(table(&BUFFERS, &buffer_rows(buffers)))?;
+            let messages = bytes(buffers.message_bytes);
+            terminal.line(format_args!("Messages between stages: {messages} over all ranks"))?;
+        }
         match fit {
             Fit::Fits => Ok(()),
             Fit::Close => terminal.line("It fits, but with less than 5% of the memory to spare."),
@@ -167,6 +183,16 @@ impl Simulate {
 
 const MEMORY: [&str; 7] =
     ["rank", "ranks alike", "peak", "of", "computing", "communicating", "sent"];
+
+const BUFFERS: [&str; 4] = ["rank", "ranks alike", "arena", "in use at once"];
+
+fn buffer_rows(buffers: &Buffers) -> Vec<Vec<String>> {
+    let row = |it: &RankBuffers| {
+        let (arena, used) = (bytes(it.arena_bytes), bytes(it.used_bytes));
+        vec![it.rank.to_string(), it.multiplicity.to_string(), arena, used]
+    };
+    buffers.ranks.iter().map(row).collect()
+}
 
 /// What a step is once steps follow each other; the timeline beside it shows one that begins with all
 /// ranks idle, which takes a little longer.
