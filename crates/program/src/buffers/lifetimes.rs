@@ -93,7 +93,8 @@ struct Open {
 
 impl<'a> Walk<'a> {
     fn new(program: &'a Program, class: &'a Class) -> Walk<'a> {
-        // Shares differ by an element at most, and the first position's are the largest.
+        // Shares differ by an element at most, and the first position's are the largest, but for factored
+        // optimizer state.
         let tenancy = Tenancy { program, class, position: 0 };
         let (open, lives, entries) = (HashMap::new(), vec![], vec![]);
         Walk { tenancy, now: 0, recording: false, open, lives, entries }
@@ -109,6 +110,7 @@ impl<'a> Walk<'a> {
                     return;
                 }
                 let birth = Birth { body, microbatch, step, instruction, tenant };
+                let bytes = self.most_bytes(tenant, bytes);
                 let open = || Open { birth, since: self.now, bytes, recorded: self.recording };
                 self.open.entry(tenant).or_insert_with(open);
             });
@@ -124,6 +126,14 @@ impl<'a> Walk<'a> {
                 }
             });
         }
+    }
+
+    /// What a tenant needs that needs `bytes` at the first position, at any.
+    fn most_bytes(&self, tenant: Tenant, bytes: u64) -> u64 {
+        let Tenancy { program, class, .. } = self.tenancy;
+        let Tenant::Backup(bucket) = tenant else { return bytes };
+        let positions = 0..class.mesh.size();
+        positions.map(|it| class.backup_bytes(program, bucket, it)).fold(bytes, u64::max)
     }
 
     /// All lives, on a circle of `period` instructions.

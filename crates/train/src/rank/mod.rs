@@ -163,6 +163,8 @@ impl Rank {
         self.clear();
         self.losses.clear();
         self.outcomes.clear();
+        // The last step of the row before was validated after it; nothing of it is left to amend.
+        self.norm = Norm::default();
         self.parameters.weights.forget();
         self.begin_step(0);
     }
