@@ -1,0 +1,9 @@
+//! What lowering makes of a plan: which collectives, how often, over how many elements; what is kept
+//! and what runs again; and what must hold of every program.
+
+mod activations;
+mod buckets;
+mod invariants;
+mod layers;
+mod meshes;
+mod model;

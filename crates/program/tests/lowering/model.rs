@@ -1,0 +1,82 @@
+//! A GPT and a Llama, plans for them, and what their programs hold.
+
+use shardloom_graph::{Graph, ModelSpec, Reduction};
+use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::{Action, BodyKind, Change, Class, Instruction, Operand, Program, lower};
+
+pub const LAYERS: usize = 3;
+pub const SEQ: usize = 16;
+pub const HIDDEN: usize = 32;
+pub const HEADS: usize = 4;
+pub const VOCAB: usize = 64;
+pub const SAMPLES: usize = 2;
+
+pub fn graph(spec: &str) -> Graph {
+    let spec = ModelSpec::parse(spec).expect("a valid model");
+    spec.graph().expect("a valid model")
+}
+
+pub fn gpt(tied: bool) -> Graph {
+    graph(&format!(
+        "gpt:layers={LAYERS},hidden={HIDDEN},heads={HEADS},seq={SEQ},vocab={VOCAB},dropout=0.1,tied={tied}"
+    ))
+}
+
+pub fn llama() -> Graph {
+    graph("llama:layers=3,hidden=32,heads=8,kv_heads=4,ffn=64,seq=16,vocab=64")
+}
+
+pub fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
+    Mesh { dp, cp, tp }
+}
+
+pub fn single() -> Uniform {
+    Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: SAMPLES,
+        microbatches: 1,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync { bucket_bytes: 1, ..Sync::default() },
+        precision: Precision::MIXED,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    }
+}
+
+pub fn program(graph: &Graph, uniform: &Uniform) -> Program {
+    let plan = uniform.plan(graph, "model", "local");
+    lower(graph, &plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn body(class: &Class, kind: BodyKind) -> &[Instruction] {
+    let found = class.bodies.iter().find(|body| body.kind == kind);
+    &found.expect("every class has a body of each kind").instructions
+}
+
+/// The changes of layout in a body whose tensor's name begins with `prefix`.
+pub fn changes(class: &Class, kind: BodyKind, prefix: &str) -> Vec<Change> {
+    let read = |instruction: &Instruction| match instruction.reads[0] {
+        Operand::Slot(slot) => class.slot(slot).name.clone(),
+        other => panic!("{other:?} changes its layout"),
+    };
+    body(class, kind)
+        .iter()
+        .filter_map(|instruction| match instruction.action {
+            Action::Redistribute { change, .. } => Some((change, read(instruction))),
+            _ => None,
+        })
+        .filter(|(_, name)| name.starts_with(prefix))
+        .map(|(change, _)| change)
+        .collect()
+}
+
+pub fn count(changes: &[Change], wanted: impl Fn(&Change) -> bool) -> usize {
+    changes.iter().filter(|change| wanted(change)).count()
+}
+
+pub const SUM: Change = Change::AllReduce(Reduction::Sum);
+pub const SCATTER: Change = Change::ReduceScatter { axis: 1, reduction: Reduction::Sum };
+pub const GATHER: Change = Change::AllGather { axis: 1 };
