@@ -282,6 +282,7 @@ fn numbers_that_are_none_are_refused() {
         ("1f1b --stages 4 --microbatches 4 --forward nan", "--forward NaN"),
         ("1f1b --stages 4 --microbatches 4 --in-flight 3", "only zb-h1 and zb-h2"),
         ("zb-h1 --stages 4 --microbatches 4 --in-flight 0", "--in-flight 0"),
+        ("chimera --replicas 2,1 --microbatches 4", "afab, 1f1b and pipedream"),
         ("1f1b --stages 4 --microbatches 4 --backward 1e300", "1000000"),
         ("1f1b --stages 4 --microbatches 4 --message -1", "--message -1"),
         ("1f1b --stages 4 --microbatches 4 --input 1", "--weight"),

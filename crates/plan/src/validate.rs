@@ -87,8 +87,8 @@ impl Plan {
         self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;
         self.updates.validate(self)?;
         if self.post_validation && self.weights != Weights::Flush {
-            let rule = "updates are validated before the next step goes backward, which weights.rule = \
-                        \"flush\" has a time for";
+            let rule = "an update is validated before any of the next step's gradients is there; only a \
+                        schedule with flush (weights.rule = \"flush\") keeps them apart";
             return Err(PlanError::field("post_validation", true, rule));
         }
         self.pass_times.validate()

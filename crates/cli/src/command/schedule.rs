@@ -315,6 +315,14 @@ impl Schedule {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
             return Err(Failure::usage(name, format!("{name} 0: at least 1 is needed")));
         }
+        let takes_turns = matches!(self.kind.arrangement(), None | Some(Arrangement::TakingTurns));
+        if self.replicas.is_some() && !takes_turns {
+            let message = format!(
+                "--replicas: replicas take micro-batches in turn in afab, 1f1b and pipedream, not in {}",
+                self.kind.name()
+            );
+            return Err(Failure::usage("--replicas", message));
+        }
         let times = [
             ("--forward", Some(self.forward)),
             ("--backward", Some(self.backward)),
