@@ -283,6 +283,7 @@ fn numbers_that_are_none_are_refused() {
         ("1f1b --stages 4 --microbatches 4 --in-flight 3", "only zb-h1 and zb-h2"),
         ("zb-h1 --stages 4 --microbatches 4 --in-flight 0", "--in-flight 0"),
         ("chimera --replicas 2,1 --microbatches 4", "afab, 1f1b and pipedream"),
+        ("zb-h1 --replicas 2,1 --microbatches 4", "not in zb-h1"),
         ("1f1b --stages 4 --microbatches 4 --backward 1e300", "1000000"),
         ("1f1b --stages 4 --microbatches 4 --message -1", "--message -1"),
         ("1f1b --stages 4 --microbatches 4 --input 1", "--weight"),
@@ -303,7 +304,6 @@ fn schedules_that_do_not_exist_say_what_would_be_right() {
         ("chimera --stages 3 --microbatches 6", "half of the devices"),
         ("pipedream --replicas 2,1 --microbatches 3", "evenly to 2 pipelines"),
         ("pipedream --replicas 1021,1023 --microbatches 4", "at most 1024"),
-        ("zb-h1 --replicas 2,1 --microbatches 4", "zb-h1 wants its stages on devices"),
         ("chimera --stages 4 --microbatches 3", "evenly to 2 pipelines"),
         ("hanayo --stages 4 --microbatches 4 --chunks 3", "even number of stages"),
     ] {
