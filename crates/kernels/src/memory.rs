@@ -257,7 +257,8 @@ impl Buffer {
         self.len * self.dtype.bytes()
     }
 
-    /// The same buffer counted by `memory` from now on: what a rank does with a tensor it received.
+    /// The same buffer counted by `memory` from now on: that of messages under way, whose rings' blocks these
+    /// are.
     pub fn adopt(mut self, memory: &Memory) -> Buffer {
         let bytes = self.bytes();
         self.account.pool().live_bytes -= bytes;

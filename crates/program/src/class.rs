@@ -216,8 +216,6 @@ pub struct Class {
     pub delay: f64,
     /// The forward passes that keep nothing, for validation, in the order of the pipeline.
     pub evaluation: Vec<BodyId>,
-    /// Whether it updates before it knows the norm of all gradients, and validates that later.
-    pub updates_early: bool,
 }
 
 /// What each device does, in which order, to train one step after another.
@@ -375,6 +373,11 @@ impl Class {
     /// Whether something of a step is left to do in the next.
     pub fn ends_late(&self) -> bool {
         self.stream.iter().any(|item| item.late)
+    }
+
+    /// Whether it updates before it knows the norm of all gradients, and may have to amend that.
+    pub fn updates_early(&self) -> bool {
+        self.bodies.iter().any(|body| body.kind == BodyKind::Amendment)
     }
 
     /// Whether an entry runs a pass of its stream once more, after what it has computed was dropped.

@@ -113,7 +113,7 @@ fn all_classes_but_the_last_keep_what_they_update_until_the_norm_is_back() {
             items.filter(|it| wanted(&it.action)).count()
         };
         let buckets = class.buckets.len();
-        assert_eq!(class.updates_early, !last);
+        assert_eq!(class.updates_early(), !last);
         let copies = count(|action| matches!(action, Action::Backup { .. }));
         assert_eq!(copies, if last { 0 } else { buckets });
         let updates = count(|action| matches!(action, Action::Update { .. }));

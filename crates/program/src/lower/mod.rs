@@ -249,7 +249,6 @@ impl ClassLowering<'_> {
             updates,
             delay,
             evaluation: stream.evaluation,
-            updates_early: self.post_validation.is_some_and(|later| !later.knows_all(self.id)),
         })
     }
 

@@ -36,8 +36,9 @@ pub(super) fn collective(
     })
 }
 
-/// Seconds from the sending of a tensor of `elements` until its receiver has made it its own. Ranks
-/// play in pairs; one without a partner, with itself.
+/// Seconds from the sending of a tensor of `elements` until its receiver has it: copied into the
+/// message's buffer and out of it, as between stages. Ranks play in pairs; one without a partner, with
+/// itself.
 ///
 /// # Errors
 /// If communication fails.
@@ -46,18 +47,21 @@ pub(super) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
     let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
     let partner = if rank ^ 1 < ranks { rank ^ 1 } else { rank };
     let memory = bench.memory.clone();
+    let mut tensor = memory.alloc_zeroed(DType::F32, elements);
     // The rank with the ball begins.
-    let mut ball = (rank <= partner).then(|| memory.alloc(DType::F32, elements));
+    let mut ball = (rank <= partner).then(|| memory.alloc_zeroed(DType::F32, elements));
     let own = std::sync::Arc::clone(&bench.endpoint);
     let there_and_back = bench.seconds(Clock::Wall, |_| {
         for _ in 0..2 {
-            match ball.take() {
-                Some(buffer) if partner == rank => {
-                    own.send(partner, TAG, Parcel(buffer))?;
-                    ball = Some(own.receive(partner, TAG)?.0.adopt(&memory));
-                }
-                Some(buffer) => own.send(partner, TAG, Parcel(buffer))?,
-                None => ball = Some(own.receive(partner, TAG)?.0.adopt(&memory)),
+            let throws = ball.is_some();
+            if let Some(mut buffer) = ball.take() {
+                buffer.as_f32_mut().copy_from_slice(tensor.as_f32());
+                own.send(partner, TAG, Parcel(buffer))?;
+            }
+            if !throws || partner == rank {
+                let buffer = own.receive(partner, TAG)?.0;
+                tensor.as_f32_mut().copy_from_slice(buffer.as_f32());
+                ball = Some(buffer);
             }
         }
         Ok(())

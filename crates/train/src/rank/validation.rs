@@ -57,7 +57,7 @@ impl Rank {
     /// clipped or skipped.
     pub(super) fn leaves_out(&self) -> bool {
         let Some(squared) = self.norm.squared else { return false };
-        match self.class().updates_early && !self.norm.amending {
+        match self.class().updates_early() && !self.norm.amending {
             true => self.program().amends(squared),
             false => self.shared.skip_non_finite && !squared.is_finite(),
         }
