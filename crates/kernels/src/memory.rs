@@ -66,18 +66,14 @@ impl Memory {
     /// # Panics
     /// If their bytes cannot be counted.
     pub fn alloc(&self, dtype: DType, elements: usize) -> Buffer {
-        // The views of a buffer rely on its block being as long as this says.
-        let (bytes, lines) = size(dtype, elements);
-        let reused = {
+        self.reuse(dtype, elements).unwrap_or_else(|| {
+            let (bytes, lines) = size(dtype, elements);
             let mut pool = self.pool();
             pool.count_in(bytes);
-            let reused = pool.free.get_mut(&lines).and_then(Vec::pop);
-            pool.system_allocations += usize::from(reused.is_none() && lines > 0);
-            reused
-        };
-        let block = reused.unwrap_or_else(|| vec![Line([0; 64]); lines]);
-        let storage = Storage::Block { block, home: self.clone() };
-        Buffer { storage, dtype, len: elements, account: self.clone() }
+            pool.system_allocations += 1;
+            drop(pool);
+            self.buffer(vec![Line([0; 64]); lines], dtype, elements)
+        })
     }
 
     /// As [`Memory::alloc`], but only from freed blocks of just this size; none if there is none.
@@ -90,8 +86,13 @@ impl Memory {
         };
         pool.count_in(bytes);
         drop(pool);
+        Some(self.buffer(block, dtype, elements))
+    }
+
+    /// A buffer in a block of its own, which is long enough.
+    fn buffer(&self, block: Block, dtype: DType, elements: usize) -> Buffer {
         let storage = Storage::Block { block, home: self.clone() };
-        Some(Buffer { storage, dtype, len: elements, account: self.clone() })
+        Buffer { storage, dtype, len: elements, account: self.clone() }
     }
 
     /// Asks the system for `count` blocks that buffers of `elements` elements can be served from.

@@ -320,6 +320,15 @@ impl Program {
         (moves && reads && class.delay > 0.0).then_some(forward)
     }
 
+    /// The messages of a route by their number in it, each with who sends it to whom.
+    pub fn crossings(&self, route: RouteId) -> impl Iterator<Item = (usize, Rank, Rank)> {
+        let Route { from, to, messages, .. } = self.route(route);
+        let [from, to] = [from, to].map(|&class| self.class(class).first_rank.0);
+        let rank = |first, position: usize| Rank(first + position as u32);
+        let messages = messages.iter().enumerate();
+        messages.map(move |(index, it)| (index, rank(from, it.from), rank(to, it.to)))
+    }
+
     /// The ranks of the group that `position` of `class` belongs to, in the group's order.
     pub fn members(&self, class: ClassId, position: usize, group: &Group) -> Vec<Rank> {
         let at = |class: &Class, position: usize| Rank(class.first_rank.0 + position as u32);

@@ -165,13 +165,13 @@ pub enum Error {
         step: u64,
     },
 
-    /// The weights are no numbers any more, and nothing that could be gone on from.
+    /// Weights or optimizer state are no numbers any more, and nothing that could be gone on from.
     #[error(
         "{name} holds values that are not finite, so no checkpoint is written; lower the learning rate \
          and go on from the one before, or choose to continue on such steps"
     )]
     NonFiniteWeights {
-        /// The parameter.
+        /// The parameter or its state.
         name: String,
     },
 

@@ -97,7 +97,7 @@ impl Sampler {
             Action::Load { value, .. } => value == tokens,
             _ => true,
         });
-        let buffers = vec![BufferPlan::new(&program, class)];
+        let buffers = vec![BufferPlan::for_evaluation(&program, class)];
         let shared = Arc::new(Shared {
             buffers,
             transit: Transit::new(&program),
@@ -106,11 +106,11 @@ impl Sampler {
             seed: 0,
             learning_rate: LearningRate::new(Curve::Constant { peak: 1.0 })?,
             skip_non_finite: false,
+            stops: false,
             graph,
         });
         let mut rank = Rank::new(&shared, RankId(0));
         rank.set_weights(&|name| weights.get(name).cloned())?;
-        rank.begin_evaluation(0);
         Ok(Sampler { rank, seq, instructions, body, logits })
     }
 
@@ -132,6 +132,8 @@ impl Sampler {
         };
         let mut padded = seen.to_vec();
         padded.resize(self.seq, 0);
+        // A pass ends at the logits here, so what the rest would have read and freed is still there.
+        self.rank.begin_evaluation(0);
         for (index, instruction) in &self.instructions {
             self.rank.go_to(self.body, *index, Some(0));
             match (&instruction.action, instruction.writes.first()) {
@@ -141,10 +143,7 @@ impl Sampler {
         }
         let logits = self.rank.reals(self.logits);
         let vocab = logits.len() / self.seq;
-        let last = logits[last * vocab..(last + 1) * vocab].to_vec();
-        // What the rest of the pass would have read, and freed.
-        self.rank.clear();
-        Ok(last)
+        Ok(logits[last * vocab..(last + 1) * vocab].to_vec())
     }
 }
 

@@ -27,7 +27,8 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnNonFinite {
     /// Stop with an error; checkpoints from before stay. If the plan guards against gradients that are
-    /// not finite (`skip_non_finite`), before the update with one, else at the loss after it.
+    /// not finite (`skip_non_finite`), the weights are as before the step with one, though it was in the
+    /// middle of a row; else they have been updated with what led to such a loss.
     #[default]
     Stop,
     /// Leave the update out on all ranks alike and go on.
@@ -125,6 +126,7 @@ impl Trainer {
             seed: settings.seed,
             learning_rate: settings.learning_rate,
             skip_non_finite: plan.skip_non_finite,
+            stops: settings.on_non_finite == OnNonFinite::Stop,
         });
         let crew = match settings.clock {
             RunClock::Wall => executor::start_threads(&shared, settings.timeout)?,
@@ -308,30 +310,32 @@ impl Trainer {
     /// Writes a checkpoint under `root` and deletes all but the latest `keep`.
     ///
     /// # Errors
-    /// If a file cannot be written, or weights are not finite and the setting is not to go on regardless.
+    /// If a file cannot be written, or weights or optimizer state are not finite and the setting is not to go on regardless.
     pub fn save(&mut self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
         if self.on_non_finite != OnNonFinite::Continue {
-            self.visit(|rank, _| {
+            // Ranks that fail do no more, and these have not failed.
+            let broken = self.collect(|rank, broken: &mut Option<String>| {
                 let finite = |piece: &Piece<'_>| piece.data.iter().all(|value| value.is_finite());
-                match rank.weight_pieces().iter().find(|piece| !finite(piece)) {
-                    Some(piece) => Err(Error::NonFiniteWeights { name: piece.name.clone() }),
-                    None => Ok(()),
-                }
+                let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
+                let name = pieces.find(|piece| !finite(piece)).map(|piece| piece.name);
+                *broken = broken.take().or(name);
+                Ok(())
             })?;
+            if let Some(name) = broken {
+                return Err(Error::NonFiniteWeights { name });
+            }
         }
+        let updates = self.collect(|rank, updates: &mut BTreeMap<String, u64>| {
+            updates.extend(rank.updates());
+            Ok(())
+        })?;
         let writer = Arc::new(Writer::create(root, self.next_step)?);
         let shared_writer = Arc::clone(&writer);
-        let updates: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
-        let shared_updates = Arc::clone(&updates);
         self.visit(move |rank, index| {
-            let mut updates = shared_updates.lock().unwrap_or_else(PoisonError::into_inner);
-            updates.extend(rank.updates());
-            drop(updates);
             let pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
             shared_writer.shard(index, pieces)
         })?;
         let mut meta = meta;
-        let updates = std::mem::take(&mut *updates.lock().unwrap_or_else(PoisonError::into_inner));
         note_updates(&mut meta, &updates);
         let writer = Arc::into_inner(writer).expect("all ranks have answered and dropped theirs");
         writer.finish(meta, keep)
@@ -365,19 +369,14 @@ impl Trainer {
     /// # Errors
     /// If a rank fails.
     pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
-        let whole: Arc<Mutex<BTreeMap<String, Vec<f32>>>> = Arc::default();
-        let collected = Arc::clone(&whole);
-        self.visit(move |rank, _| {
-            let mut whole = collected.lock().unwrap_or_else(PoisonError::into_inner);
+        self.collect(|rank, whole: &mut BTreeMap<String, Vec<f32>>| {
             for piece in rank.weight_pieces() {
                 let elements = piece.global_shape.iter().product();
                 let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
                 piece.place(tensor)?;
             }
             Ok(())
-        })?;
-        let mut whole = whole.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(std::mem::take(&mut *whole))
+        })
     }
 
     /// A digest (BLAKE3) of all weights by name, independent of how they are sharded.
@@ -394,6 +393,20 @@ impl Trainer {
             }
         }
         Ok(digest.finalize().to_hex().to_string())
+    }
+
+    /// What all ranks add to, one after the other.
+    fn collect<T: Default + Send + 'static>(
+        &mut self,
+        add: impl Fn(&mut Rank, &mut T) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<T> {
+        let all: Arc<Mutex<T>> = Arc::default();
+        let shared = Arc::clone(&all);
+        self.visit(move |rank, _| {
+            add(rank, &mut shared.lock().unwrap_or_else(PoisonError::into_inner))
+        })?;
+        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *all))
     }
 
     fn visit(

@@ -3,9 +3,11 @@
 //! Each message of a route has a ring of buffers of its own, as many as can be under way at once. The
 //! sender packs into one of them what the receiver copies out, which gives it back.
 
+use std::collections::BTreeMap;
+
 use shardloom_kernels::{Buffer, DType, Memory};
 use shardloom_program::buffers::MessagePlan;
-use shardloom_program::{Program, RouteId};
+use shardloom_program::{Program, Rank, RouteId};
 
 use crate::rank::kernel_type;
 
@@ -17,6 +19,9 @@ pub(crate) struct Transit {
     rings: Vec<Vec<Ring>>,
     /// How often the system had been asked when all rings were full.
     stocked: usize,
+    /// The most messages that can be under way from one rank to another; of those that have no most, as
+    /// many as a step has.
+    pub most_between_two: usize,
 }
 
 struct Ring {
@@ -34,18 +39,26 @@ impl Transit {
     pub fn new(program: &Program) -> Transit {
         let plan = MessagePlan::new(program);
         let routes = (0u32..).map(RouteId).zip(&program.routes);
+        let in_a_step = (program.microbatches * (program.ahead as usize + 1)) as u32;
+        let mut between: BTreeMap<(Rank, Rank), usize> = BTreeMap::new();
         let rings = routes.map(|(id, route)| {
+            for (index, from, to) in program.crossings(id) {
+                let most = plan.most_under_way(id, index).unwrap_or(in_a_step);
+                *between.entry((from, to)).or_default() += most as usize;
+            }
             let dtype = kernel_type(route.dtype);
             let ring = |(index, message): (usize, &shardloom_program::Message)| {
                 let (memory, elements) = (Memory::new(), message.source.elements());
-                let most = plan.most_under_way(id, index);
+                // One at least, for what is sent only in evaluation.
+                let most = plan.most_under_way(id, index).map(|most| most.max(1));
                 memory.stock(dtype, elements, most.unwrap_or(0) as usize);
                 Ring { memory, dtype, elements, bounded: most.is_some() }
             };
             route.messages.iter().enumerate().map(ring).collect()
         });
         let rings = rings.collect();
-        let mut transit = Transit { account: Memory::new(), rings, stocked: 0 };
+        let most_between_two = between.into_values().max().unwrap_or(0);
+        let mut transit = Transit { account: Memory::new(), rings, stocked: 0, most_between_two };
         transit.stocked = transit.system_allocations();
         transit
     }

@@ -7,9 +7,9 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::Rank;
 use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::learning_rate::{Curve, LearningRate};
+use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Field, OnNonFinite, Part, RunClock, Settings, Source, Step, Trainer};
-use support::{Samples, graph, serial, trainer, trainer_with_clock};
+use support::{Samples, graph, serial, settings, trainer, trainer_with, trainer_with_clock};
 
 const STEPS: u32 = 10;
 
@@ -58,10 +58,15 @@ fn assert_close(found: &[f32], expected: &[f32], text: &str) {
     }
 }
 
-/// Trains with waiting and with validating, under both clocks and in rows of one step and of many.
+/// Trains with waiting and with validating, under both clocks and in rows of one step and of many. Each
+/// step has another learning rate, and an update that is made again has that of its step.
 fn assert_trains_alike(graph: &Graph, plan: &Plan) -> usize {
-    let samples = || Samples::patterned(64, 16, 64);
-    let (expected, weights) = trained(&mut trainer(graph, plan, samples(), 3e-3), &[STEPS]);
+    let warmup = Curve::Warmup { peak: 6e-3, warmup_steps: u64::from(STEPS) };
+    let warming = |plan: &Plan, clock: RunClock| {
+        let settings = Settings { clock, ..settings(warmup) };
+        trainer_with(graph, plan, Samples::patterned(64, 16, 64), settings)
+    };
+    let (expected, weights) = trained(&mut warming(plan, RunClock::Wall), &[STEPS]);
     let most = plan.clip_norm.expect("it clips");
     let clipped = expected.iter().filter(|step| step.gradient_norm > Some(most)).count();
     let later = later(plan);
@@ -73,7 +78,7 @@ fn assert_trains_alike(graph: &Graph, plan: &Plan) -> usize {
         (virtually, vec![3, STEPS - 3]),
     ];
     for (clock, rows) in runs {
-        let mut trainer = trainer_with_clock(graph, &later, samples(), 3e-3, clock);
+        let mut trainer = warming(&later, clock);
         let (steps, found) = trained(&mut trainer, &rows);
         assert_eq!(steps.len(), expected.len());
         for (step, expected) in steps.iter().zip(&expected) {
@@ -196,17 +201,9 @@ impl Source for Broken {
 }
 
 fn on_broken(graph: &Graph, plan: &Plan, on_non_finite: OnNonFinite) -> Trainer {
-    let settings = Settings {
-        seed: 7,
-        learning_rate: LearningRate::new(Curve::Constant { peak: 1e-2 }).expect("a positive rate"),
-        on_non_finite,
-        timeout: std::time::Duration::from_secs(60),
-        clock: RunClock::Wall,
-    };
+    let settings = Settings { on_non_finite, ..settings(Curve::Constant { peak: 1e-2 }) };
     // The fourth step of eight samples.
-    let source = Box::new(Broken::new(16, 8, 27));
-    Trainer::new(graph.clone(), plan, plan.device_count(), source, settings)
-        .unwrap_or_else(|error| panic!("{error}"))
+    trainer_with(graph, plan, Broken::new(16, 8, 27), settings)
 }
 
 /// A sample that is no number spoils the gradients of some stages and not of all: those behind its first
@@ -242,17 +239,25 @@ fn a_step_that_is_skipped_leaves_no_trace() {
     }
 }
 
+/// The steps behind it in its row are run, and update nothing.
 #[test]
-fn a_gradient_that_is_not_finite_stops_the_run_before_its_update() {
+fn a_gradient_that_is_not_finite_ends_the_run_with_the_weights_from_before() {
     let graph = graph("mlp:inputs=16,hidden=24,layers=6,classes=8");
     let waits = Plan {
         skip_non_finite: true,
         ..plan(&graph, &Uniform { clip_norm: None, ..piped(4, ScheduleKind::ZeroBubbleH2) })
     };
-    let mut trainer = on_broken(&graph, &later(&waits), OnNonFinite::Stop);
-    let error = trainer.train_steps(STEPS).expect_err("a sample is no number");
-    assert!(error.to_string().contains("step 3"), "{error}");
-    assert!(weights(&mut trainer).iter().all(|weight| weight.is_finite()));
+    let (_, expected) = trained(&mut on_broken(&graph, &waits, OnNonFinite::Stop), &[3]);
+    for plan in [later(&waits), waits] {
+        for rows in [vec![STEPS], vec![2, STEPS]] {
+            let mut trainer = on_broken(&graph, &plan, OnNonFinite::Stop);
+            let mut train = |&steps: &u32| trainer.train_steps(steps).err();
+            let error = rows.iter().find_map(&mut train).expect("a sample is no number");
+            assert!(error.to_string().contains("step 3"), "{error}");
+            assert_eq!(trainer.next_step(), 3);
+            assert_eq!(weights(&mut trainer), expected, "rows of {rows:?}: {}", plan.to_toml());
+        }
+    }
 }
 
 /// The copies are held from an update to its validation, while the next step's first passes run.

@@ -15,15 +15,15 @@ pub(super) struct Channel<T> {
     /// Messages ever accepted; lets a waiting receiver poll without the lock.
     accepted: AtomicU64,
     contents: Mutex<Contents<T>>,
-    /// What messages were in that have been received, for the sender to use again.
-    empties: Mutex<Vec<T>>,
 }
 
 #[derive(Debug)]
 struct Contents<T> {
     queue: VecDeque<(u64, T)>,
-    /// Taken from the queue while looking for another tag, in the order sent. Few at a time, so that
-    /// looking through them is cheap, and in one list, which allocates nothing once it has its size.
+    /// Taken from the queue while looking for another tag, in the order sent. As many as the sender sends
+    /// before a message that is waited for: in training those under way between two ranks, a handful for
+    /// each micro-batch in flight. So it is one list, looked through from the start, which allocates
+    /// nothing once it has its size.
     aside: VecDeque<(u64, T)>,
 }
 
@@ -44,22 +44,11 @@ impl<T> Channel<T> {
             capacity,
             accepted: AtomicU64::new(0),
             contents: Mutex::new(Contents { queue: VecDeque::new(), aside: VecDeque::new() }),
-            empties: Mutex::new(Vec::new()),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents<T>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives the sender back what a message was in. There are never more than were under way at once.
-    pub(super) fn give_back(&self, empty: T) {
-        self.empties.lock().unwrap_or_else(PoisonError::into_inner).push(empty);
-    }
-
-    /// Something that was given back, if there is any.
-    pub(super) fn empty(&self) -> Option<T> {
-        self.empties.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
     /// Puts a message in, or gives it back if the queue is full.

@@ -72,25 +72,15 @@ impl<P: Payload> Endpoint<P> {
     /// [`FabricError::NoSuchRank`], [`FabricError::PeerGone`], [`FabricError::Timeout`];
     /// the message is then dropped.
     pub fn send(&self, to: u32, tag: u64, payload: P) -> Result<(), FabricError> {
-        self.check(to)?;
-        let operation = || Operation::Send { to, tag };
         let bytes = if to == self.rank { 0 } else { payload.bytes() };
         let roster = &self.shared.roster;
-        let channel = self.shared.channels.between(self.rank as usize, to as usize);
         let mut unsent = Some(payload);
-        let outcome = roster.bell(self.rank).wait(Some(roster.settings().timeout), || {
-            if let Some(reason) = roster.gone(to) {
-                return Some(Err(self.peer_gone(operation(), to, reason)));
-            }
-            match channel.offer(tag, unsent.take()?) {
-                Ok(()) => Some(Ok(())),
-                Err(refused) => {
-                    unsent = Some(refused);
-                    None
-                }
-            }
-        });
-        outcome.unwrap_or_else(|| Err(self.timeout(operation(), to)))?;
+        self.wait_before_send(to, tag, || {
+            // Whoever is gone receives nothing more.
+            let payload = unsent.take_if(|_| roster.gone(to).is_none())?;
+            let channel = self.shared.channels.between(self.rank as usize, to as usize);
+            channel.offer(tag, payload).map_err(|refused| unsent = Some(refused)).ok()
+        })?;
         roster.bell(to).ring();
         self.counters.count_message(bytes);
         Ok(())

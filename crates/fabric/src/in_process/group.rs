@@ -117,8 +117,8 @@ impl Group {
         let script = self.script(kind, algorithm, buffer.len());
         self.agree(call, ptr::null_mut())?;
         let script = script?;
-        let Seat { participant, channels } = &self.seat;
-        let messaging = Messaging { participant, channels, call, reduction };
+        let Seat { participant, channels, empties } = &self.seat;
+        let messaging = Messaging { participant, channels, empties, call, reduction };
         script.follow(&messaging, buffer)?;
         self.counters.count_collective((script.sent_elements * size_of::<f32>()) as u64);
         Ok(())

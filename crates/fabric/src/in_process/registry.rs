@@ -31,6 +31,8 @@ pub(super) struct Seat {
     pub(super) participant: Participant,
     /// Messages of step lists, between positions.
     pub(super) channels: Arc<Channels<Vec<f32>>>,
+    /// What they were in, on its way back from who received them.
+    pub(super) empties: Arc<Channels<Vec<f32>>>,
 }
 
 impl Registry {
@@ -54,9 +56,10 @@ impl Registry {
 fn seats(roster: &Arc<Roster>, members: &[u32]) -> Vec<Option<Seat>> {
     // The step list bounds what can be under way, and one of its steps may put
     // several messages into a channel before anyone receives: no further bound.
-    let channels = Arc::new(Channels::new(members.len(), usize::MAX));
-    rendezvous(roster, members)
-        .into_iter()
-        .map(|participant| Some(Seat { participant, channels: Arc::clone(&channels) }))
-        .collect()
+    let [channels, empties] = [(), ()].map(|()| Arc::new(Channels::new(members.len(), usize::MAX)));
+    let seat = |participant| {
+        let (channels, empties) = (Arc::clone(&channels), Arc::clone(&empties));
+        Some(Seat { participant, channels, empties })
+    };
+    rendezvous(roster, members).into_iter().map(seat).collect()
 }

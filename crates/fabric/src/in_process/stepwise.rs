@@ -3,7 +3,7 @@ use std::ops::Range;
 use shardloom_collectives::{Combine, Member, Reduction, StepList};
 
 use super::{
-    channel::{Channels, Looked},
+    channel::{Channel, Channels, Looked},
     reduce::reduce_into,
     rendezvous::Participant,
 };
@@ -89,6 +89,8 @@ impl Script {
 pub(super) struct Messaging<'a> {
     pub(super) participant: &'a Participant,
     pub(super) channels: &'a Channels<Vec<f32>>,
+    /// What received messages were in, on its way back to who sent them.
+    pub(super) empties: &'a Channels<Vec<f32>>,
     pub(super) call: Call,
     pub(super) reduction: Reduction,
 }
@@ -101,19 +103,18 @@ impl Messaging<'_> {
     /// same collectives again and again allocates nothing.
     fn send(&self, to: usize, values: &[f32]) {
         let own = self.participant.position();
-        let channel = self.channels.between(own, to);
-        let mut message = channel.empty().unwrap_or_default();
+        let empty = self.empties.between(to, own).take(UNTAGGED, &mut Looked::default());
+        let mut message = empty.message.unwrap_or_default();
         message.clear();
         message.extend_from_slice(values);
-        let sent = channel.offer(UNTAGGED, message);
-        assert!(sent.is_ok(), "the channels of a group have no bound");
+        put(self.channels.between(own, to), message);
         if to != own {
             self.participant.roster().bell(self.participant.members()[to]).ring();
         }
     }
 
     fn give_back(&self, from: usize, message: Vec<f32>) {
-        self.channels.between(from, self.participant.position()).give_back(message);
+        put(self.empties.between(self.participant.position(), from), message);
     }
 
     fn receive(&self, from: usize) -> Result<Vec<f32>, FabricError> {
@@ -135,6 +136,11 @@ impl Messaging<'_> {
             Err(participant.break_off(participant.timeout(self.call, vec![peer])))
         })
     }
+}
+
+fn put(channel: &Channel<Vec<f32>>, message: Vec<f32>) {
+    let put = channel.offer(UNTAGGED, message);
+    assert!(put.is_ok(), "the channels of a group have no bound");
 }
 
 #[cfg(test)]
@@ -168,6 +174,7 @@ mod tests {
         let messaging = Messaging {
             participant: &both[0],
             channels: &Channels::new(2, usize::MAX),
+            empties: &Channels::new(2, usize::MAX),
             call: CALL,
             reduction: Reduction::Sum,
         };
@@ -207,8 +214,9 @@ mod tests {
     fn what_messages_were_in_is_used_again() {
         let roster = Arc::new(Roster::new(1, Settings::default()));
         let participant = &rendezvous(&roster, &[0])[0];
-        let channels = &Channels::new(1, usize::MAX);
-        let messaging = Messaging { participant, channels, call: CALL, reduction: Reduction::Sum };
+        let [channels, empties] = &[(), ()].map(|()| Channels::new(1, usize::MAX));
+        let (call, reduction) = (CALL, Reduction::Sum);
+        let messaging = Messaging { participant, channels, empties, call, reduction };
         let steps = vec![Turn {
             sends: (0..9).map(|_| Send { to: 0, source: 0..4 }).collect(),
             receives: (0..9)
@@ -216,17 +224,18 @@ mod tests {
                 .collect(),
         }];
         let script = Script { steps, sent_elements: 0 };
-        let empties = || {
-            let channel = channels.between(0, 0);
-            let all: Vec<Vec<f32>> = std::iter::from_fn(|| channel.empty()).collect();
+        let addresses = || {
+            let channel = empties.between(0, 0);
+            let next = || channel.take(UNTAGGED, &mut Looked::default()).message;
+            let all: Vec<Vec<f32>> = std::iter::from_fn(next).collect();
             let addresses: BTreeSet<usize> = all.iter().map(|it| it.as_ptr().addr()).collect();
-            all.into_iter().for_each(|it| channel.give_back(it));
+            all.into_iter().for_each(|it| messaging.give_back(0, it));
             addresses
         };
         script.follow(&messaging, &mut [1.0; 4]).unwrap();
-        let first = empties();
+        let first = addresses();
         assert_eq!(first.len(), 9);
         script.follow(&messaging, &mut [1.0; 4]).unwrap();
-        assert_eq!(empties(), first);
+        assert_eq!(addresses(), first);
     }
 }

@@ -142,10 +142,9 @@ fn webs(program: &Program, with_collectives: bool) -> Vec<Web> {
         rank
     }
     let mut channels = vec![];
-    for (route, spec) in (0u32..).map(RouteId).zip(&program.routes) {
-        let first = |class: ClassId| program.class(class).first_rank.0 as usize;
-        for (message, it) in spec.messages.iter().enumerate() {
-            let (from, to) = (first(spec.from) + it.from, first(spec.to) + it.to);
+    for route in (0..program.routes.len() as u32).map(RouteId) {
+        for (message, from, to) in program.crossings(route) {
+            let (from, to) = (from.0 as usize, to.0 as usize);
             channels.push(Channel { route, message, from, to });
             let (one, other) = (lead(&mut leader, from), lead(&mut leader, to));
             leader[one.max(other)] = one.min(other);

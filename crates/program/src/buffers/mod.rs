@@ -73,9 +73,7 @@ impl BufferPlan {
         let mut best: Option<BufferPlan> = None;
         for times in 1.. {
             let steps = least * times;
-            let rows = Rows { microbatches: program.microbatches as u32 * steps, steps };
-            let (places, known) = (vec![], HashMap::new());
-            let mut plan = BufferPlan { places, known, rows, arena_bytes: 0, peak_bytes: 0 };
+            let mut plan = BufferPlan::empty(program, steps);
             plan.add(&Timeline::training(program, class, steps));
             plan.add(&evaluation);
             let next = plan.places.len() / times as usize * (times as usize + 1);
@@ -91,6 +89,19 @@ impl BufferPlan {
             }
         }
         best.expect("one is tried at least")
+    }
+
+    /// The plan of ranks of `class` that only evaluate.
+    pub fn for_evaluation(program: &Program, class: &Class) -> BufferPlan {
+        let mut plan = BufferPlan::empty(program, 1);
+        plan.add(&Timeline::evaluation(program, class));
+        plan
+    }
+
+    /// A plan without places for so many steps that take turns.
+    fn empty(program: &Program, steps: u32) -> BufferPlan {
+        let rows = Rows { microbatches: program.microbatches as u32 * steps, steps };
+        BufferPlan { places: vec![], known: HashMap::new(), rows, arena_bytes: 0, peak_bytes: 0 }
     }
 
     fn add(&mut self, timeline: &Timeline) {

@@ -17,6 +17,9 @@ use crate::rank::{Rank, StepOutcome};
 use threads::Threads;
 use virtual_clock::VirtualCrew;
 
+/// The rule that the rings of messages keep in training.
+const FULL_RING: &str = "a ring holds as many messages as can be under way";
+
 /// Something to do on one rank.
 pub(crate) type Visit = Arc<dyn Fn(&mut Rank) -> Result<()> + Send + Sync>;
 

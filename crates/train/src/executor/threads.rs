@@ -12,7 +12,7 @@ use shardloom_program::{Action, Instruction, Rank as RankId, StreamItem};
 
 use super::communicators::{Communicators, Parcel};
 use super::recorder::Recorder;
-use super::{Command, Crew, Done};
+use super::{Command, Crew, Done, FULL_RING};
 use crate::rank::{Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
@@ -41,13 +41,8 @@ impl Threads {
     fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Threads> {
         let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
         Error::unless_threads(ranks)?;
-        // A sender runs at most a step ahead of its receiver, so a channel never needs to hold more
-        // than all messages of one step, or of one that is begun twice.
-        let begun = 1 + usize::from(shared.program.classes.iter().any(|class| class.ends_late()));
-        let most = shared.program.microbatches
-            * (shared.program.ahead as usize + 1)
-            * begun
-            * shared.program.routes.len().max(1);
+        // What has no most is held back by its channel.
+        let most = shared.transit.most_between_two;
         let channel_capacity = NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
         let settings = Settings { channel_capacity, timeout };
         let endpoints = InProcess::<Parcel>::new(ranks, settings);
@@ -255,22 +250,30 @@ impl Worker<'_> {
         match instruction.action {
             Action::Send { route } => {
                 let shared = Arc::clone(self.rank.shared());
-                for (message, to) in shared.sent(route, self.rank.position()) {
-                    // Only evaluation, which nothing is sent back from, ever waits here.
-                    let pack = || self.rank.pack(route, message, instruction, microbatch);
+                let own = RankId(self.endpoint.rank());
+                let crossings = shared.program.crossings(route);
+                for (message, _, to) in crossings.filter(|&(_, from, _)| from == own) {
+                    let pack = || {
+                        let packed = self.rank.pack(route, message, instruction, microbatch);
+                        // Nothing is sent back in evaluation, so that a rank may run far ahead there.
+                        assert!(packed.is_some() || self.rank.evaluates(), "{FULL_RING}");
+                        packed
+                    };
                     let payload = self.endpoint.wait_before_send(to.0, tag(route.0), pack)?;
                     self.endpoint.send(to.0, tag(route.0), Parcel(payload))?;
                 }
-                self.rank.conclude_messages(instruction, microbatch);
+                self.rank.free(instruction, microbatch);
             }
             Action::Receive { route } => {
                 let shared = Arc::clone(self.rank.shared());
-                for (message, sender) in shared.received(route, self.rank.position()) {
+                let own = RankId(self.endpoint.rank());
+                let crossings = shared.program.crossings(route);
+                for (message, sender, _) in crossings.filter(|&(_, _, to)| to == own) {
                     let payload = self.endpoint.receive(sender.0, tag(route.0))?.0;
                     self.rank.unpack(route, message, instruction, microbatch, payload);
                     self.endpoint.nudge(sender.0)?;
                 }
-                self.rank.conclude_messages(instruction, microbatch);
+                self.rank.free(instruction, microbatch);
             }
             _ if instruction.involves_others() => {
                 let mut contribution = self.rank.contribute(instruction, microbatch);

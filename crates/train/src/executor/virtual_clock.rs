@@ -17,7 +17,7 @@ use shardloom_program::{Action, BodyId, Program, Rank as RankId, RouteId, Stream
 use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
 
 use super::communicators::reduction;
-use super::{Command, Crew, Done};
+use super::{Command, Crew, Done, FULL_RING};
 use crate::rank::{Contribution, Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
@@ -200,13 +200,15 @@ impl Driver for Executing<'_> {
         };
         let microbatch = call.microbatch.unwrap_or(0);
         let shared = Arc::clone(self.shared);
-        for (message, to) in shared.sent(route, call.actor.position) {
+        let sender = call.actor.rank;
+        let crossings = shared.program.crossings(route);
+        for (message, _, to) in crossings.filter(|&(_, from, _)| from == sender) {
             let payload = self.rank(call).pack(route, message, call.instruction, microbatch);
-            let payload = payload.expect("a ring holds as many as can be under way");
-            let key = (route, call.actor.rank, to, microbatch);
+            let payload = payload.expect(FULL_RING);
+            let key = (route, sender, to, microbatch);
             self.letters.entry(key).or_default().push_back(payload);
         }
-        self.rank(call).conclude_messages(call.instruction, microbatch);
+        self.rank(call).free(call.instruction, microbatch);
         self.count(call);
         Ok(self.model.send(call, durations)?)
     }
@@ -218,13 +220,18 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
         let shared = Arc::clone(self.shared);
-        for (message, sender) in shared.received(route, call.actor.position) {
-            let letters = self.letters.get_mut(&(route, sender, receiver, microbatch));
-            let letter = letters.and_then(VecDeque::pop_front);
-            let payload = letter.expect("the engine delivers after the send");
+        let crossings = shared.program.crossings(route);
+        for (message, sender, _) in crossings.filter(|&(_, _, to)| to == receiver) {
+            let key = (route, sender, receiver, microbatch);
+            let letters = self.letters.get_mut(&key);
+            let letters = letters.expect("the engine delivers after the send");
+            let payload = letters.pop_front().expect("what is empty is removed");
+            if letters.is_empty() {
+                self.letters.remove(&key);
+            }
             self.rank(call).unpack(route, message, call.instruction, microbatch, payload);
         }
-        self.rank(call).conclude_messages(call.instruction, microbatch);
+        self.rank(call).free(call.instruction, microbatch);
         Ok(self.model.receive(call)?)
     }
 

@@ -46,6 +46,9 @@ pub(crate) struct Shared {
     pub seed: u64,
     pub learning_rate: LearningRate,
     pub skip_non_finite: bool,
+    /// Whether a step that is skipped ends the run, so that later ones of its row leave their updates
+    /// out too.
+    pub stops: bool,
     /// Where what comes and goes on the ranks of each class lies.
     pub buffers: Vec<BufferPlan>,
     /// Messages between their send and their receive.
@@ -136,6 +139,11 @@ impl Rank {
         self.arena.system_allocations()
     }
 
+    /// Whether it evaluates, or last did, rather than trains.
+    pub fn evaluates(&self) -> bool {
+        self.now.part == Part::Validation
+    }
+
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -163,8 +171,6 @@ impl Rank {
         self.clear();
         self.losses.clear();
         self.outcomes.clear();
-        // The last step of the row before was validated after it; nothing of it is left to amend.
-        self.norm = Norm::default();
         self.parameters.weights.forget();
         self.begin_step(0);
     }
@@ -202,10 +208,12 @@ impl Rank {
         self.arena.go_to(body, instruction, microbatch, step);
     }
 
-    /// Frees all that comes and goes: what is left of a pass that was not finished.
-    pub fn clear(&mut self) {
+    /// Frees all that comes and goes: what is left of a pass that was not finished. Nothing is left to
+    /// amend either, as the last step of a row is validated in it.
+    fn clear(&mut self) {
         self.slots.clear();
         self.parameters.clear_passing();
+        self.norm = Norm::default();
     }
 
     /// What the step came to on this rank.
@@ -222,6 +230,11 @@ impl Rank {
         self.losses.clear();
         self.outcome = StepOutcome::default();
         self.parameters.weights.go_back(0);
+    }
+
+    /// Frees what an instruction of messages, all of them sent or received, says is dead.
+    pub fn free(&mut self, instruction: &Instruction, microbatch: u32) {
+        self.slots.free(instruction, microbatch);
     }
 
     /// Executes an instruction that needs nobody else.

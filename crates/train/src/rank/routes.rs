@@ -2,34 +2,9 @@
 
 use shardloom_kernels::window::copy_box;
 use shardloom_kernels::{Buffer, DType};
-use shardloom_program::{Instruction, Operand, Rank as RankId, RouteId, Tenant};
+use shardloom_program::{Instruction, Operand, RouteId, Tenant};
 
-use super::{Rank, Shared};
-
-impl Shared {
-    /// The messages that `position` of a route's first class sends, by their number in the route, and to
-    /// whom.
-    pub fn sent(&self, route: RouteId, position: usize) -> impl Iterator<Item = (usize, RankId)> {
-        let route = self.program.route(route);
-        let first = self.program.class(route.to).first_rank.0;
-        let messages = route.messages.iter().enumerate();
-        let own = messages.filter(move |(_, message)| message.from == position);
-        own.map(move |(index, message)| (index, RankId(first + message.to as u32)))
-    }
-
-    /// The messages that `position` of a route's second class receives, and from whom.
-    pub fn received(
-        &self,
-        route: RouteId,
-        position: usize,
-    ) -> impl Iterator<Item = (usize, RankId)> {
-        let route = self.program.route(route);
-        let first = self.program.class(route.from).first_rank.0;
-        let messages = route.messages.iter().enumerate();
-        let own = messages.filter(move |(_, message)| message.to == position);
-        own.map(move |(index, message)| (index, RankId(first + message.from as u32)))
-    }
-}
+use super::Rank;
 
 impl Rank {
     /// A message of a send; none while all buffers of its ring are under way.
@@ -92,10 +67,5 @@ impl Rank {
             copy_box(payload.as_f32(), extent, &zeros, target, shape, start, extent);
         }
         slots.put(slot, microbatch, tensor);
-    }
-
-    /// Frees what a send or a receive, all messages done, says is dead.
-    pub fn conclude_messages(&mut self, instruction: &Instruction, microbatch: u32) {
-        self.slots.free(instruction, microbatch);
     }
 }

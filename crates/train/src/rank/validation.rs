@@ -19,6 +19,8 @@ pub(super) struct Norm {
     pub amending: bool,
     /// Whether the update that was validated last has to be made again.
     amends: bool,
+    /// Whether a step of this row was skipped and that ends the run.
+    stopped: bool,
     /// What the last update changed, as it was before.
     backups: Vec<Backup>,
 }
@@ -36,6 +38,7 @@ impl Rank {
         self.norm.squared = Some(squared);
         if !self.class().ends_late() {
             self.outcome.decide(squared, self.shared.skip_non_finite);
+            self.norm.stopped |= self.outcome.skipped && self.shared.stops;
         }
     }
 
@@ -49,13 +52,19 @@ impl Rank {
     pub(super) fn hear_of_norm(&mut self, words: &Buffer, add: bool) {
         let [high, low] = [0, 1].map(|word: usize| u64::from(words.as_u32()[word]));
         let heard = f64::from_bits(high << 32 | low);
-        let own = self.norm.squared.filter(|_| add).unwrap_or(0.0);
+        let own = match add {
+            true => self.norm.squared.expect("a rank sums its own up before it adds others'"),
+            false => 0.0,
+        };
         self.norm.squared = Some(own + heard);
     }
 
-    /// Whether the update is left out: the step is skipped, or so far it is only known that it must be
-    /// clipped or skipped.
+    /// Whether the update is left out: the step is skipped or one before it has ended the run, or so far
+    /// it is only known that it must be clipped or skipped.
     pub(super) fn leaves_out(&self) -> bool {
+        if self.norm.stopped {
+            return true;
+        }
         let Some(squared) = self.norm.squared else { return false };
         match self.class().updates_early() && !self.norm.amending {
             true => self.program().amends(squared),
@@ -87,6 +96,7 @@ impl Rank {
         let squared = self.norm.squared.expect("the norm has come back");
         let outcome = self.outcomes.last_mut().expect("a step has ended");
         outcome.decide(squared, self.shared.skip_non_finite);
+        self.norm.stopped |= outcome.skipped && self.shared.stops;
         self.norm.amends = self.program().amends(squared);
         let backups = std::mem::take(&mut self.norm.backups);
         if !self.norm.amends {
@@ -116,7 +126,7 @@ impl Rank {
         self.norm.amends
     }
 
-    /// The part of a bucket's weights that this rank updates, and where it begins in what is held.
+    /// The part of a bucket's weights that this rank updates.
     fn updated_weights(&self, bucket: usize) -> &[f32] {
         let range = self.updated_range(bucket);
         &self.parameters.weights.resident[bucket].as_f32()[range]

@@ -126,14 +126,28 @@ pub fn trainer_with_clock(
     learning_rate: f64,
     clock: RunClock,
 ) -> Trainer {
-    let settings = Settings {
+    let settings = Settings { clock, ..settings(Curve::Constant { peak: learning_rate }) };
+    trainer_with(graph, plan, source, settings)
+}
+
+/// Settings of a run in real time that stops where a number is not finite.
+pub fn settings(curve: Curve) -> Settings {
+    Settings {
         seed: 7,
-        learning_rate: LearningRate::new(Curve::Constant { peak: learning_rate })
-            .expect("a positive rate"),
+        learning_rate: LearningRate::new(curve).expect("a positive rate"),
         on_non_finite: OnNonFinite::Stop,
         timeout: Duration::from_secs(60),
-        clock,
-    };
+        clock: RunClock::Wall,
+    }
+}
+
+/// A trainer with settings of choice.
+pub fn trainer_with(
+    graph: &Graph,
+    plan: &Plan,
+    source: impl Source + Send + 'static,
+    settings: Settings,
+) -> Trainer {
     let devices = plan.device_count();
     Trainer::new(graph.clone(), plan, devices, Box::new(source), settings)
         .unwrap_or_else(|error| panic!("{error}"))
