@@ -29,6 +29,13 @@ fn piped(pp: usize, schedule: ScheduleKind) -> Uniform {
     Uniform { pp, microbatches: 8, schedule, ..serial() }
 }
 
+/// A trainer whose learning rate is another in each step.
+fn warming(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
+    let warmup = Curve::Warmup { peak: 6e-3, warmup_steps: u64::from(STEPS) };
+    let settings = Settings { clock, ..settings(warmup) };
+    trainer_with(graph, plan, Samples::patterned(64, 16, 64), settings)
+}
+
 /// What rows of these lengths come to, and the weights after them.
 fn trained(trainer: &mut Trainer, rows: &[u32]) -> (Vec<Step>, Vec<f32>) {
     let row = |&steps: &u32| trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error}"));
@@ -43,7 +50,7 @@ fn weights(trainer: &mut Trainer) -> Vec<f32> {
 /// A bound that some steps' norms exceed and others do not.
 fn bound(graph: &Graph, plan: &Plan) -> f64 {
     let unclipped = Plan { clip_norm: Some(1e9), ..plan.clone() };
-    let mut trainer = trainer(graph, &unclipped, Samples::patterned(64, 16, 64), 3e-3);
+    let mut trainer = warming(graph, &unclipped, RunClock::Wall);
     let (steps, _) = trained(&mut trainer, &[STEPS]);
     let mut norms: Vec<f64> = steps.iter().filter_map(|step| step.gradient_norm).collect();
     norms.sort_by(f64::total_cmp);
@@ -58,15 +65,10 @@ fn assert_close(found: &[f32], expected: &[f32], text: &str) {
     }
 }
 
-/// Trains with waiting and with validating, under both clocks and in rows of one step and of many. Each
-/// step has another learning rate, and an update that is made again has that of its step.
+/// Trains with waiting and with validating, under both clocks and in rows of one step and of many. An
+/// update that is made again has its own step's learning rate.
 fn assert_trains_alike(graph: &Graph, plan: &Plan) -> usize {
-    let warmup = Curve::Warmup { peak: 6e-3, warmup_steps: u64::from(STEPS) };
-    let warming = |plan: &Plan, clock: RunClock| {
-        let settings = Settings { clock, ..settings(warmup) };
-        trainer_with(graph, plan, Samples::patterned(64, 16, 64), settings)
-    };
-    let (expected, weights) = trained(&mut warming(plan, RunClock::Wall), &[STEPS]);
+    let (expected, weights) = trained(&mut warming(graph, plan, RunClock::Wall), &[STEPS]);
     let most = plan.clip_norm.expect("it clips");
     let clipped = expected.iter().filter(|step| step.gradient_norm > Some(most)).count();
     let later = later(plan);
@@ -78,7 +80,7 @@ fn assert_trains_alike(graph: &Graph, plan: &Plan) -> usize {
         (virtually, vec![3, STEPS - 3]),
     ];
     for (clock, rows) in runs {
-        let mut trainer = warming(&later, clock);
+        let mut trainer = warming(graph, &later, clock);
         let (steps, found) = trained(&mut trainer, &rows);
         assert_eq!(steps.len(), expected.len());
         for (step, expected) in steps.iter().zip(&expected) {
