@@ -6,7 +6,8 @@ use std::collections::HashSet;
 
 use crate::{
     Block, BlockId, DType, Dim, DimId, Extents, Graph, GraphError, Init, Op, OpId, OpKind,
-    Parameter, Role, Signature, Value, ValueId, gradient,
+    Parameter, Role, Signature, Value, ValueId,
+    gradient::{self, Rule},
 };
 
 /// No tensor of one sample, and no model, has more elements: products of a real batch, a number of
@@ -186,17 +187,16 @@ impl GraphBuilder {
             });
         }
         for (id, op) in self.graph.ops() {
-            let gradient = gradient::rule(&self.graph, id).input;
-            let of: Vec<ValueId> = gradient
-                .iter()
-                .flat_map(|it| &it.produces)
-                .map(|&index| op.inputs[index])
-                .collect();
-            let twice = of.iter().enumerate().find(|(at, value)| of[..*at].contains(value));
-            if let Some((_, &value)) = twice {
-                let rule = "one gradient pass would write two gradients of it, so it may be read \
-                            only once";
-                return Err(self.axes_error(&op.name, value, rule));
+            let Rule { input, weight, .. } = gradient::rule(&self.graph, id);
+            for gradient in [input, weight].into_iter().flatten() {
+                let of: Vec<ValueId> =
+                    gradient.produces.iter().map(|&index| op.inputs[index]).collect();
+                let twice = of.iter().enumerate().find(|(at, value)| of[..*at].contains(value));
+                if let Some((_, &value)) = twice {
+                    let rule = "one gradient pass would write two gradients of it, so it may be \
+                                read only once";
+                    return Err(self.axes_error(&op.name, value, rule));
+                }
             }
         }
         self.graph.loss = loss;

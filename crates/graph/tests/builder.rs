@@ -224,6 +224,12 @@ fn an_operator_with_a_gradient_of_each_operand_does_not_read_one_twice() {
     let twice = net.concat("twice", &[a, a], 1, pair).unwrap();
     refused(finish(net, twice, pair, y), needle);
 
+    let Start { mut net, wide, x, y, .. } = start();
+    let both = net.parameter("both", &[wide], 0, ZEROS).unwrap();
+    let twice = net.layer_norm("twice", x, both, both, 1e-5).unwrap();
+    let needle = "both has axes [wide], but one gradient pass would write two gradients of it";
+    refused(finish(net, twice, wide, y), needle);
+
     // A sum passes its gradient on, which is then added up.
     let Start { mut net, wide, x, y, .. } = start();
     let a = net.pointwise("a", x, Activation::Relu).unwrap();

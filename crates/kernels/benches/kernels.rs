@@ -243,7 +243,7 @@ mod per_element {
                 &dy,
                 &mut dgain,
                 &mut dbias,
-                true,
+                [true; 2],
             );
         });
     }

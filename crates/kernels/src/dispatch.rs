@@ -378,9 +378,8 @@ fn weight_gradient(
         (OpKind::LayerNorm { .. }, [x, stats, dy], [dgain, dbias]) => {
             let (x, stats, dy) = (x.f32(), stats.f32(), dy.f32());
             let (dgain, dbias) = (dgain.f32(), dbias.f32());
-            // Both are written for the first time, or neither.
-            debug_assert_eq!(accumulate[0], accumulate[1]);
-            layer_norm::layer_norm_weight_grad(x, stats, dy, dgain, dbias, accumulate[0]);
+            let accumulate = [accumulate[0], accumulate[1]];
+            layer_norm::layer_norm_weight_grad(x, stats, dy, dgain, dbias, accumulate);
         }
         (OpKind::RmsNorm { .. }, [x, stats, dy], [dgain]) => {
             let (x, stats, dy) = (x.f32(), stats.f32(), dy.f32());

@@ -69,20 +69,21 @@ simd! {
         }
     }
 
-    /// Weight gradients of [`layer_norm`]: of the gain and of the bias.
+    /// Weight gradients of [`layer_norm`]: of the gain and of the bias, each of which is added to what is
+    /// there if so `accumulate` says.
     pub fn layer_norm_weight_grad(
         x: &[f32],
         stats: &[f32],
         dy: &[f32],
         dgain: &mut [f32],
         dbias: &mut [f32],
-        accumulate: bool,
+        accumulate: [bool; 2],
     ) {
         check(dgain.len(), x.len(), stats.len());
         let of_row = |row| (stats[2 * row], stats[2 * row + 1]);
-        column_sums(x, dy, dgain, accumulate, of_row, |(mean, inverse), x, dy| {
+        column_sums(x, dy, dgain, accumulate[0], of_row, |(mean, inverse), x, dy| {
             (x - mean) * inverse * dy
         });
-        column_sums(dy, dy, dbias, accumulate, |_| (), |(), dy, _| dy);
+        column_sums(dy, dy, dbias, accumulate[1], |_| (), |(), dy, _| dy);
     }
 }

@@ -6,7 +6,8 @@ mod support;
 
 use std::time::Duration;
 
-use shardloom_graph::Graph;
+use shardloom_graph::op::Activation;
+use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{
     DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync,
     Uniform,
@@ -289,6 +290,45 @@ fn a_gradient_that_is_partial_without_replicas_is_reduced_once() {
         })
         .collect();
     check(&graph, &plans, 3e-3);
+}
+
+/// A network of which two normalisations share their gain, and each has its own bias.
+fn shared_gain() -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("shared gain");
+    let [seq, vocab, model] =
+        [("seq", 16), ("vocab", 64), ("model", 32)].map(|(name, size)| net.dim(name, size));
+    let (seq, vocab, model) = (seq?, vocab?, model?);
+    net.block("embedding");
+    let tokens = net.targets("tokens", &[seq])?;
+    let targets = net.targets("targets", &[seq])?;
+    let table = net.parameter("table", &[vocab, model], 1, Init::Normal { std: 0.2 })?;
+    let embedded = net.embed("embedded", tokens, table)?;
+    net.block("first");
+    let gain = net.parameter("gain", &[model], 0, Init::Constant(1.0))?;
+    let bias = net.parameter("first bias", &[model], 0, Init::Constant(0.0))?;
+    let first = net.layer_norm("first", embedded, gain, bias, 1e-5)?;
+    let active = net.pointwise("active", first, Activation::Gelu)?;
+    net.block("second");
+    let bias = net.parameter("second bias", &[model], 0, Init::Constant(0.0))?;
+    let second = net.layer_norm("second", active, gain, bias, 1e-5)?;
+    net.block("head");
+    let head = net.parameter("head", &[model, vocab], 1, Init::Normal { std: 0.2 })?;
+    let logits = net.contract("logits", second, head, None)?;
+    let loss = net.cross_entropy("loss", logits, targets)?;
+    net.finish(loss)
+}
+
+#[test]
+fn a_gain_that_two_normalisations_share_without_their_biases() {
+    let graph = shared_gain().expect("a valid model");
+    let plans: Vec<(String, Plan)> = [(1, 2), (2, 2), (4, 4)]
+        .map(|(pp, microbatches)| {
+            let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+            let uniform = Uniform { pp, microbatches, optimizer, clip_norm: None, ..serial() };
+            (format!("{uniform:?}"), plan(&graph, &uniform))
+        })
+        .into();
+    check(&graph, &plans, 2.0);
 }
 
 /// Plans that split GPT over these meshes by these rules, under every ZeRO stage.

@@ -80,7 +80,7 @@ fn digest() -> u64 {
     });
     let mut dbias = vec![0.0; COLUMNS];
     result(COLUMNS, &mut |dgain| {
-        layer_norm::layer_norm_weight_grad(&x, &stats, &dy, dgain, &mut dbias, false);
+        layer_norm::layer_norm_weight_grad(&x, &stats, &dy, dgain, &mut dbias, [false; 2]);
     });
     let key = Key { seed: 1, stream: 2, step: 3 };
     result(x.len(), &mut |y| normal_fill(key, &Window::whole(&[y.len()]), 0.5, 2.0, y));
