@@ -210,10 +210,10 @@ impl<'a> Task<'a> {
         if mesh.tp > 1 {
             plan.layout = layout(configuration, graph);
         }
-        let stages = plan.pipeline.first().map_or(0, |pipeline| pipeline.stage.len());
         let samples = request.global_batch / microbatches / mesh.dp as usize;
         let again = matches!(recompute, Recompute::Full | Recompute::Stage);
-        let cuts = configuration.cut.blocks(self.layers(samples.max(1))?, stages, again)?;
+        let layers = self.layers(samples.max(1))?;
+        let cuts = configuration.cut.blocks(layers, &plan.pipeline, again)?;
         for pipeline in &mut plan.pipeline {
             for (stage, run) in pipeline.stage.iter_mut().zip(cuts.windows(2)) {
                 stage.blocks = (run[0], run[1]);

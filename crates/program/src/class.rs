@@ -186,11 +186,20 @@ impl StreamItem {
     }
 }
 
+/// A stage that ranks hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldStage {
+    /// Which.
+    pub instance: Instance,
+    /// Whether its pipeline runs towards lower devices.
+    pub reverse: bool,
+}
+
 /// Ranks that run the same instructions on different parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
     /// The stages that its ranks hold.
-    pub stages: Vec<Instance>,
+    pub stages: Vec<HeldStage>,
     /// Which of the replicas of its stage it is, where several take micro-batches in turn.
     pub replica: Option<u32>,
     /// The mesh of its ranks.
@@ -356,12 +365,10 @@ impl Class {
     /// `stages 0, 3<`, those that run the reverse way marked so; with replicas that take micro-batches in
     /// turn `stage 0, replica 1`.
     pub fn place(&self) -> String {
-        let reverse = |instance: &Instance| {
-            self.bodies.iter().any(|body| body.part.reverse) && instance.pipeline > 0
+        let name = |HeldStage { instance, reverse }: &HeldStage| {
+            format!("{}{}", instance.stage, if *reverse { "<" } else { "" })
         };
-        let stages = self.stages.iter();
-        let name = |it: &Instance| format!("{}{}", it.stage, if reverse(it) { "<" } else { "" });
-        let mut names: Vec<String> = stages.map(name).collect();
+        let mut names: Vec<String> = self.stages.iter().map(name).collect();
         // Several pipelines may come to the same stage.
         names.dedup();
         let noun = if names.len() > 1 { "stages" } else { "stage" };

@@ -25,8 +25,8 @@ mod traffic;
 
 pub use assignment::Assignment;
 pub use class::{
-    Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, ParamId, Part, Program, Rank, Shard,
-    Slot, SlotId, StreamItem, WeightParam,
+    Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part, Program,
+    Rank, Shard, Slot, SlotId, StreamItem, WeightParam,
 };
 pub use error::ProgramError;
 pub use instruction::{Action, Change, Group, Instruction, Operand, Write};

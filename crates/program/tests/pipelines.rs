@@ -96,6 +96,21 @@ fn pipelines_in_both_directions_send_no_more_between_stages() {
     }
 }
 
+/// Of four pipelines two run each way, whatever their numbers.
+#[test]
+fn a_class_names_the_stages_of_pipelines_that_run_the_reverse_way() {
+    let places = |schedule, chunks| -> Vec<String> {
+        let program = program(schedule, 4, chunks);
+        program.classes().map(|(_, class)| class.place()).collect()
+    };
+    let four = ["0, 2, 3<, 1<", "1, 3, 2<, 0<", "2, 0, 1<, 3<", "3, 1, 0<, 2<"];
+    assert_eq!(places(ScheduleKind::Chimera, 4), four.map(|names| format!("stages {names}")));
+    let two = ["0, 3<", "1, 2<", "2, 1<", "3, 0<"];
+    assert_eq!(places(ScheduleKind::Chimera, 2), two.map(|names| format!("stages {names}")));
+    let waves = ["0, 7", "1, 6", "2, 5", "3, 4"];
+    assert_eq!(places(ScheduleKind::ZeroBubbleV, 2), waves.map(|names| format!("stages {names}")));
+}
+
 #[test]
 fn both_copies_of_a_stage_add_up_their_gradients_once_a_step() {
     let program = program(ScheduleKind::Chimera, 4, 2);

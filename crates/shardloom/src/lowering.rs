@@ -6,7 +6,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::{Extents, Graph};
 use shardloom_plan::{Plan, Uniform};
 use shardloom_program::Program;
-use shardloom_sim::estimate::balanced_cut;
+use shardloom_sim::estimate::balanced_stages;
 
 use crate::arithmetic::sample_flops;
 use crate::{Error, Model, Result, model};
@@ -115,13 +115,13 @@ pub fn uniform_plan_in_chunks(
     }
     let mut plan = numbers.plan_in_chunks(model.graph(), &model.text(), cluster, chunks)?;
     let before = flops_before(model.graph());
+    let stages = plan.pipeline[0].stage.len();
+    if stages > blocks {
+        let rule = format!("with pp = {} these are {stages} stages; {rule}", numbers.pp);
+        return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
+    }
+    let cut = balanced_stages(&before, &plan.pipeline);
     for pipeline in &mut plan.pipeline {
-        let stages = pipeline.stage.len();
-        if stages > blocks {
-            let rule = format!("with pp = {} these are {stages} stages; {rule}", numbers.pp);
-            return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
-        }
-        let cut = balanced_cut(&before, stages);
         for (stage, blocks) in pipeline.stage.iter_mut().zip(cut.windows(2)) {
             stage.blocks = (blocks[0], blocks[1]);
         }

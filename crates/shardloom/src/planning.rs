@@ -1,5 +1,6 @@
 //! Finding a plan, and explaining one.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
@@ -155,9 +156,11 @@ fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
         Number::Bf16 => Format::Bf16,
         Number::Fp16 => Format::Fp16,
     };
-    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0);
+    // A device that holds several stages is one.
+    let devices: BTreeSet<u32> =
+        plan.stages().flat_map(|(_, stage)| stage.devices.0.iter().copied()).collect();
     let peak = |&device| cluster.kind_of(DeviceId(device)).ok()?.peak_flops(format).ok();
-    devices.map(peak).sum()
+    devices.iter().map(peak).sum()
 }
 
 /// Each stage's peak for each of its ranks.

@@ -84,7 +84,7 @@ fn critical_path(graph: &Graph, cluster: &Cluster, program: &Program) -> f64 {
     };
     let mut total = 0.0;
     for (id, class) in program.classes() {
-        let chunks = class.stages.iter().filter(|instance| instance.pipeline == 0).count();
+        let chunks = class.stages.iter().filter(|held| held.instance.pipeline == 0).count();
         for chunk in (0..chunks).map(|chunk| (chunks > 1).then_some(chunk)) {
             total += pass(id, chunk, &[BodyKind::Forward]);
             total += pass(id, chunk, &[BodyKind::Backward, BodyKind::BackwardInput]);

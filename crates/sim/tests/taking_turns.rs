@@ -30,7 +30,7 @@ impl Driver for Stages<'_> {
         let first = body.instructions.iter().position(|it| computes(&it.action));
         Ok(Picos(match body.kind {
             BodyKind::Forward | BodyKind::Backward if first == Some(call.index) => {
-                self.seconds[usize::from(class.stages[0].stage)]
+                self.seconds[usize::from(class.stages[0].instance.stage)]
             }
             _ => 0,
         }))

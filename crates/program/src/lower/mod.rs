@@ -29,7 +29,7 @@ use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Plan, ScheduleKind, Weights};
 
-use crate::class::{Class, Program, Rank, Shard, Slot};
+use crate::class::{Class, HeldStage, Program, Rank, Shard, Slot};
 use crate::schedule::{Instance, Pass, Schedule, StageMap};
 use crate::{ClassId, Layout, ProgramError, SlotId};
 use bodies::StageBodies;
@@ -217,6 +217,10 @@ impl ClassLowering<'_> {
         let replica = schedule.map.replica(places[0]);
         let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
         let delay = delay / places.len() as f64;
+        let held = |&instance: &Instance| {
+            let reverse = schedule.map.chain(instance).is_reverse();
+            HeldStage { instance, reverse }
+        };
         let assembly = stream::Assembly {
             graph,
             parameters: &parameters,
@@ -236,7 +240,7 @@ impl ClassLowering<'_> {
             later.weave(&mut stream, self.id, &parameters, boundaries, self.stages);
         }
         Ok(Class {
-            stages: places,
+            stages: places.iter().map(held).collect(),
             replica,
             mesh,
             first_rank,

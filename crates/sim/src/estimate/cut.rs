@@ -1,5 +1,10 @@
 //! Where stages begin.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use shardloom_plan::Pipeline;
+
 /// The first block of each of `stages` stages over `blocks` blocks, dealt as
 /// [`Uniform`](shardloom_plan::Uniform) does: lengths differ by at most one, longer stages in the middle.
 pub(super) fn even(blocks: usize, stages: usize, stage: usize) -> usize {
@@ -34,6 +39,109 @@ pub fn balanced_cut(before: &[f64], stages: usize) -> Vec<usize> {
     }
 }
 
+/// Cuts blocks for `pipelines`, which are cut alike and have a stage or more each, such that devices have
+/// equal work: the first block of each stage, then the number of blocks. `before` is as for
+/// [`balanced_cut`].
+///
+/// With a stage for each device that is [`balanced_cut`]. Where devices hold several, one pipeline's or
+/// several's, their sum is what they work on. The cut is then the better of two that no block taken from
+/// one stage and given to another makes better: by the largest sum of a device, and if that stays by how
+/// much sums of devices, and then of stages, differ.
+pub fn balanced_stages(before: &[f64], pipelines: &[Pipeline]) -> Vec<usize> {
+    let stages = pipelines[0].stage.len();
+    let mut held: BTreeMap<&[u32], Vec<usize>> = BTreeMap::new();
+    for pipeline in pipelines {
+        for (index, stage) in pipeline.stage.iter().enumerate() {
+            held.entry(&stage.devices.0).or_default().push(index);
+        }
+    }
+    let balanced = balanced_cut(before, stages);
+    let devices: Vec<Vec<usize>> = held.into_values().collect();
+    if devices.iter().all(|stages| stages.len() == 1) {
+        return balanced;
+    }
+    let even = (0..=stages).map(|stage| even(before.len() - 1, stages, stage)).collect();
+    let dealing = Dealing::new(before, devices);
+    let [even, balanced] = [even, balanced].map(|cut| dealing.improved(cut));
+    std::cmp::min_by_key(even, balanced, |cut| dealing.cost(cut))
+}
+
+/// Blocks to be dealt to devices.
+struct Dealing {
+    /// The sum of all blocks before each one, and of all, in parts of all: whole numbers, so that equal
+    /// sums are equal.
+    before: Vec<u64>,
+    /// The stages of each device.
+    devices: Vec<Vec<usize>>,
+}
+
+/// What a cut is judged by: the largest sum of a device, and the squares of the sums of devices and of
+/// stages.
+type Cost = (u64, u128, u128);
+
+impl Dealing {
+    fn new(before: &[f64], devices: Vec<Vec<usize>>) -> Dealing {
+        const PARTS: f64 = (1u64 << 40) as f64;
+        let all = before[before.len() - 1];
+        let weights = before.windows(2).map(|it| ((it[1] - it[0]) / all * PARTS).round() as u64);
+        let mut sums = vec![0];
+        weights.for_each(|weight| sums.push(sums[sums.len() - 1] + weight));
+        Dealing { before: sums, devices }
+    }
+
+    fn stage(&self, cut: &[usize], stage: usize) -> u64 {
+        self.before[cut[stage + 1]] - self.before[cut[stage]]
+    }
+
+    fn device(&self, cut: &[usize], stages: &[usize]) -> u64 {
+        stages.iter().map(|&stage| self.stage(cut, stage)).sum()
+    }
+
+    fn cost(&self, cut: &[usize]) -> Cost {
+        let square = |sum: u64| u128::from(sum) * u128::from(sum);
+        let sums = self.devices.iter().map(|stages| self.device(cut, stages));
+        let stages = (0..cut.len() - 1).map(|stage| self.stage(cut, stage));
+        let largest = sums.clone().max().unwrap_or(0);
+        (largest, sums.map(square).sum(), stages.map(square).sum())
+    }
+
+    /// Moves blocks from stage to stage as long as that makes the cut better.
+    fn improved(&self, mut cut: Vec<usize>) -> Vec<usize> {
+        while let Some(better) = self.better(&cut) {
+            cut = better;
+        }
+        cut
+    }
+
+    /// The best cut with one block of the fullest device moved that has one whose move is for the better.
+    fn better(&self, cut: &[usize]) -> Option<Vec<usize>> {
+        let cost = self.cost(cut);
+        let mut giving: Vec<&Vec<usize>> = self.devices.iter().collect();
+        giving.sort_by_key(|stages| Reverse(self.device(cut, stages)));
+        giving.into_iter().find_map(|stages| {
+            let moves = stages
+                .iter()
+                .flat_map(|&from| (0..cut.len() - 1).filter_map(move |to| moved(cut, from, to)));
+            let better = moves.map(|cut| (self.cost(&cut), cut)).filter(|(new, _)| *new < cost);
+            better.min_by_key(|(new, _)| *new).map(|(_, cut)| cut)
+        })
+    }
+}
+
+/// `cut` with one block fewer in stage `from` and one more in `to`; the stages between move along. None if
+/// `from` has no block to give.
+fn moved(cut: &[usize], from: usize, to: usize) -> Option<Vec<usize>> {
+    if from == to || cut[from + 1] - cut[from] < 2 {
+        return None;
+    }
+    let mut moved = cut.to_vec();
+    match from < to {
+        true => moved[from + 1..=to].iter_mut().for_each(|first| *first -= 1),
+        false => moved[to + 1..=from].iter_mut().for_each(|first| *first += 1),
+    }
+    Some(moved)
+}
+
 /// Runs from the end, each as long as its sum stays below `bound` and every stage before keeps a block.
 fn greedy(before: &[f64], stages: usize, bound: f64) -> Option<Vec<usize>> {
     let mut end = before.len() - 1;
@@ -58,6 +166,22 @@ mod tests {
     use shardloom_graph::ModelSpec;
     use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 
+    fn uniform(pp: usize) -> Uniform {
+        Uniform {
+            pp,
+            mesh: Mesh::SINGLE,
+            sequence_parallel: false,
+            global_batch: 1,
+            microbatches: 1,
+            schedule: ScheduleKind::Afab,
+            recompute: Recompute::None,
+            sync: Sync::default(),
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        }
+    }
+
     /// The largest sum of the best cut, by trying all.
     fn exhaustive(weights: &[f64], stages: usize) -> f64 {
         if stages == 1 {
@@ -78,14 +202,82 @@ mod tests {
             stages in 1usize..6,
         ) {
             prop_assume!(stages <= weights.len());
+            let before = sums(&weights);
             let weights: Vec<f64> = weights.into_iter().map(f64::from).collect();
-            let mut before = vec![0.0];
-            weights.iter().for_each(|weight| before.push(before[before.len() - 1] + weight));
             let cut = balanced_cut(&before, stages);
             prop_assert_eq!((cut[0], cut[stages]), (0, weights.len()));
             prop_assert!(cut.windows(2).all(|run| run[0] < run[1]));
             let largest = cut.windows(2).map(|run| before[run[1]] - before[run[0]]);
             prop_assert_eq!(largest.fold(0.0, f64::max), exhaustive(&weights, stages));
+        }
+    }
+
+    fn sums(weights: &[u32]) -> Vec<f64> {
+        let mut before = vec![0.0];
+        weights.iter().for_each(|&it| before.push(before[before.len() - 1] + f64::from(it)));
+        before
+    }
+
+    fn pipelines(schedule: ScheduleKind, devices: usize, chunks: usize) -> Vec<Pipeline> {
+        let spec = ModelSpec::parse("gpt:layers=62,hidden=8,heads=2,seq=4,vocab=8");
+        let graph = spec.expect("a model").graph().expect("its graph");
+        let plan = Uniform { schedule, ..uniform(devices) };
+        let plan = plan.plan_in_chunks(&graph, "m", "c", chunks).expect("a plan");
+        plan.pipeline
+    }
+
+    /// The sums of devices.
+    fn of_devices(before: &[f64], pipelines: &[Pipeline], cut: &[usize]) -> Vec<f64> {
+        let mut sums: BTreeMap<&[u32], f64> = BTreeMap::new();
+        for (stage, run) in pipelines.iter().flat_map(|it| it.stage.iter().zip(cut.windows(2))) {
+            *sums.entry(&stage.devices.0).or_default() += before[run[1]] - before[run[0]];
+        }
+        sums.into_values().collect()
+    }
+
+    /// Blocks alike, a light embedding and a heavy head. The largest stage cannot be less than four, with
+    /// which a cut from the end leaves the first devices next to nothing.
+    #[test]
+    fn devices_with_several_stages_get_equal_work() {
+        let mut weights = vec![100; 50];
+        (weights[0], weights[49]) = (1, 260);
+        let before = sums(&weights);
+        let average = before[50] / 8.0;
+        for (schedule, chunks, pipelines_alike) in [
+            (ScheduleKind::Interleaved, 2, 1.0),
+            (ScheduleKind::Interleaved, 3, 1.0),
+            (ScheduleKind::ZeroBubbleV, 2, 1.0),
+            (ScheduleKind::Hanayo, 4, 1.0),
+            (ScheduleKind::Chimera, 2, 2.0),
+        ] {
+            let pipelines = pipelines(schedule, 8, chunks);
+            let cut = balanced_stages(&before, &pipelines);
+            let sums = of_devices(&before, &pipelines, &cut);
+            let largest = sums.iter().copied().fold(0.0, f64::max) / pipelines_alike;
+            // Less than a block above the average.
+            assert!(largest < average + 100.0, "{schedule:?} {chunks}: {cut:?} gives {sums:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn stages_in_balance_are_no_worse_than_an_even_cut_or_one_with_the_least_largest_stage(
+            weights in prop::collection::vec(1u32..9, 16..64),
+            chunks in 1usize..4,
+        ) {
+            let before = sums(&weights);
+            let pipelines = pipelines(ScheduleKind::Interleaved, 4, chunks);
+            let stages = 4 * chunks;
+            let cut = balanced_stages(&before, &pipelines);
+            prop_assert_eq!((cut.len(), cut[0], cut[stages]), (stages + 1, 0, weights.len()));
+            prop_assert!(cut.windows(2).all(|run| run[0] < run[1]));
+            let largest = |cut: &[usize]| {
+                of_devices(&before, &pipelines, cut).into_iter().fold(0.0, f64::max)
+            };
+            let even: Vec<usize> =
+                (0..=stages).map(|stage| even(weights.len(), stages, stage)).collect();
+            prop_assert!(largest(&cut) <= largest(&even));
+            prop_assert!(largest(&cut) <= largest(&balanced_cut(&before, stages)));
         }
     }
 
@@ -95,20 +287,7 @@ mod tests {
             ModelSpec::parse("gpt:layers=9,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
         let graph = spec.graph().expect("its graph");
         for pp in 1..=graph.blocks().len() {
-            let plan = Uniform {
-                pp,
-                mesh: Mesh::SINGLE,
-                sequence_parallel: false,
-                global_batch: 1,
-                microbatches: 1,
-                schedule: ScheduleKind::Afab,
-                recompute: Recompute::None,
-                sync: Sync::default(),
-                precision: Precision::FP32,
-                optimizer: Optimizer::default(),
-                clip_norm: None,
-            };
-            let plan = plan.plan(&graph, "m", "c");
+            let plan = uniform(pp).plan(&graph, "m", "c");
             for ((_, stage), planned) in plan.stages() {
                 let of = |stage| even(graph.blocks().len(), pp, stage);
                 assert_eq!(planned.blocks, (of(stage), of(stage + 1)), "stage {stage} of {pp}");

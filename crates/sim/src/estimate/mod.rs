@@ -24,5 +24,5 @@ mod stage;
 mod table;
 
 pub use candidate::{Candidate, Cut};
-pub use cut::balanced_cut;
+pub use cut::{balanced_cut, balanced_stages};
 pub use estimator::{Estimate, Estimator, Settings};
