@@ -27,6 +27,7 @@ fn cells_are_those_of_the_published_figure() {
     1 │ ·  F0 B0 F1 B1 F2 B2 ·
     F forward  B backward  · idle
     makespan 8, bubble 25.0%, utilisation 75.0%
+    largest bubble between a device's own first and last pass: 25.0%
     most micro-batches in flight, by device: 2, 1
     ");
 }
@@ -43,6 +44,7 @@ fn json_has_a_cell_for_every_slot() {
         "steps": 1,
         "makespan": 9.0,
         "bubble_fraction": 1.0 - 12.0 / 18.0,
+        "span_bubble_fraction": 1.0 - 6.0 / 9.0,
         "utilisation": 12.0 / 18.0,
         "steady_utilisation": null,
         "peak_in_flight": [2, 2],
@@ -55,7 +57,7 @@ fn json_has_a_cell_for_every_slot() {
         "order": ["F0 F1 B1 B0", "F0 F1 B1 B0"],
     });
     let mut found = outcome.object();
-    for key in ["bubble_fraction", "utilisation"] {
+    for key in ["bubble_fraction", "span_bubble_fraction", "utilisation"] {
         let near =
             (found[key].as_f64().unwrap_or(f64::NAN) - expected[key].as_f64().unwrap()).abs();
         outcome.check(near < 1e-12, key);
@@ -65,6 +67,18 @@ fn json_has_a_cell_for_every_slot() {
     let last = json!({ "cells": "B0", "start": 7.0, "end": 9.0 });
     outcome.check(turns.is_some_and(|turns| turns[0][3] == last), "another last turn");
     outcome.check(found == expected, "another object");
+}
+
+/// Zero bubble is a device's own: the first device begins early and the last ends late.
+#[test]
+fn zero_bubble_schedules_have_none_between_a_device_s_own_first_and_last_pass() {
+    for (kind, own) in [("zb-h2", 0.0), ("zb-v", 0.0), ("zb-h1", 1.0 / 9.0), ("1f1b", 3.0 / 11.0)] {
+        let times = "--forward 1 --input 1 --weight 1";
+        let answer = drawn(&format!("{kind} --stages 4 --microbatches 8 {times}"));
+        let found = answer["span_bubble_fraction"].as_f64().expect("a number");
+        assert!((found - own).abs() < 1e-9, "{kind}: {found}");
+        assert!(answer["bubble_fraction"].as_f64() > Some(0.05), "{kind} has one over all devices");
+    }
 }
 
 /// What a schedule of these arguments is, as JSON.
@@ -83,6 +97,7 @@ fn chunks_have_their_share_of_the_time() {
     F forward  B backward  · idle
     @0 chunk 0  @1 chunk 1
     makespan 5, bubble 20.0%, utilisation 80.0%
+    largest bubble between a device's own first and last pass: 20.0%
     most micro-batches in flight, each stage's counted, by device: 4, 4
     ");
     // Bubble over ideal time (p - 1) / (v m), whatever the number of chunks.
@@ -110,6 +125,7 @@ fn pipelines_both_ways_mark_the_reverse_one() {
     F forward  B backward  · idle
     < pipeline the reverse way
     makespan 4, bubble 0.0%, utilisation 100.0%
+    largest bubble between a device's own first and last pass: 0.0%
     most micro-batches in flight, each stage's counted, by device: 2, 2
     ");
 }

@@ -110,6 +110,8 @@ struct Answer {
     steps: u32,
     makespan: f64,
     bubble_fraction: f64,
+    /// The largest of a device, between its own first start and last end.
+    span_bubble_fraction: f64,
     utilisation: f64,
     /// Once steps follow each other without a flush; null for a schedule with one.
     steady_utilisation: Option<f64>,
@@ -160,11 +162,15 @@ impl Schedule {
             percent(answer.bubble_fraction),
             percent(answer.utilisation)
         ))?;
-        if let Some(steady) = answer.steady_utilisation {
-            terminal.line(format_args!(
+        match answer.steady_utilisation {
+            Some(steady) => terminal.line(format_args!(
                 "utilisation once steps follow each other: {}",
                 percent(steady)
-            ))?;
+            ))?,
+            None => terminal.line(format_args!(
+                "largest bubble between a device's own first and last pass: {}",
+                percent(answer.span_bubble_fraction)
+            ))?,
         }
         let peaks: Vec<String> = answer.peak_in_flight.iter().map(usize::to_string).collect();
         let what = match answer.chunks {
@@ -223,6 +229,7 @@ impl Schedule {
             steps,
             makespan: timing.makespan / scale,
             bubble_fraction: timing.bubble_fraction,
+            span_bubble_fraction: timing.span_bubble_fraction(),
             utilisation: 1.0 - timing.bubble_fraction,
             steady_utilisation,
             peak_in_flight: peaks,

@@ -32,9 +32,24 @@ pub struct Timing {
 impl Timing {
     /// The longest time that a device takes from its own first start to its own last end.
     pub fn longest_span(&self) -> f64 {
-        let span = |turns: &Vec<Timed>| Some(turns.last()?.end - turns.first()?.start);
-        self.turns.iter().filter_map(span).fold(0.0, f64::max)
+        self.turns.iter().filter_map(|turns| span(turns)).fold(0.0, f64::max)
     }
+
+    /// The largest share of a device's own span, from its first start to its last end, in which it stands
+    /// idle: what is left of the bubble where devices begin their next step without waiting for others,
+    /// which is how Qi et al. (zero bubble, arXiv 2401.10241, section 2.3) count it.
+    pub fn span_bubble_fraction(&self) -> f64 {
+        let idle = |turns: &Vec<Timed>| {
+            let busy: f64 = turns.iter().map(|turn| turn.end - turn.start).sum();
+            span(turns).filter(|&span| span > 0.0).map(|span| 1.0 - busy / span)
+        };
+        self.turns.iter().filter_map(idle).fold(0.0, f64::max)
+    }
+}
+
+/// From the first start to the last end.
+fn span(turns: &[Timed]) -> Option<f64> {
+    Some(turns.last()?.end - turns.first()?.start)
 }
 
 /// Times `steps` steps of `schedule` in a row, with the same times on all stages: `times` are a whole
