@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use shardloom_plan::PassTimes;
 
+use super::timing::best;
 use super::timing::time_with;
-use super::weight_filling::{best, fill, without_weights};
+use super::weight_filling::{fill, without_weights};
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 
 /// Slots after which the block repeats: as many as a device has passes for one micro-batch.

@@ -1,21 +1,24 @@
 //! Hanayo (Liu et al. 2023, arXiv 2308.15762, section 3).
 //!
 //! One pipeline of `2 W P` stages goes to and fro over `P` devices, `W` waves down and up again, so that
-//! each device holds `2 W` stages and parameters are held once. The order is greedy for the given times:
-//! what can start first starts, and of what a device could start a backward pass comes before a forward
-//! pass, then the older micro-batch.
+//! each device holds `2 W` stages and parameters are held once. Orders are greedy: what can start first
+//! starts, and of what a device could start a backward pass comes before a forward pass, then the older
+//! micro-batch. One is made as if backward passes took as long as forward passes, and one for the given
+//! times; the better under these is taken.
 //!
 //! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
 //! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
-//! With `b = 2 f` and `P` micro-batches the bubble is `2 (P - 1) f / W` with one wave and up to a twelfth
-//! more with several. More micro-batches keep up to nearly twice as many in flight, and slow messages
-//! more still, so the order is made for two messages on each way, which holds forwards back: without a
-//! limit, backward passes that are much slower than forward passes would let them pile up.
+//! With `b = 2 f` and `P` micro-batches that order has a bubble of `2 (P - 1) f / W`; with `k P` of them,
+//! `k` at least 2, of `((k + 1) (P - 1) - 1/2) f / W`. The order for the given times then often has a
+//! smaller one, with up to nearly twice as many in flight. Slow messages keep more still in flight, so
+//! orders are made for two messages on each way, which holds forwards back: without a limit, backward
+//! passes that are much slower than forward passes would let them pile up.
 
 use std::collections::BTreeMap;
 
 use shardloom_plan::PassTimes;
 
+use super::timing::best;
 use super::{Cell, Instance, Pass, StageMap, Turn};
 use crate::ProgramError;
 
@@ -35,12 +38,19 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>
         let message = format!("passes and messages take finite times from 0, not {all:?}");
         return Err(ProgramError::Schedule(message));
     }
+    let pass = (times.forward + times.input + times.weight) / 2.0;
+    let alike = PassTimes { forward: pass, input: pass / 2.0, weight: pass / 2.0, ..*times };
+    Ok(best(map, times, [alike, *times].map(|times| greedy(map, &times))))
+}
+
+/// The greedy orders for some times.
+fn greedy(map: &StageMap, times: &PassTimes) -> Vec<Vec<Turn>> {
     let mut ready = Ready::new(map, times);
     let mut orders = vec![vec![]; map.devices()];
     while let Some((device, cell)) = ready.run_next() {
         orders[device].push(Turn::Alone(cell));
     }
-    Ok(orders)
+    orders
 }
 
 /// What each device could run, and since when. Times are in units of which a whole device's are given, so

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use shardloom_plan::PassTimes;
 
 use super::timing::cell_time;
-use super::{Cell, Pass, Schedule, StageMap, Turn, time};
+use super::{Cell, Pass, StageMap, Turn};
 
 /// A device on the way through its order.
 #[derive(Default)]
@@ -176,29 +176,4 @@ pub(super) fn without_weights(orders: &[Vec<Turn>]) -> Vec<Vec<Cell>> {
         cells.filter(|cell| cell.pass != Pass::BackwardWeight).collect()
     };
     orders.iter().map(order).collect()
-}
-
-/// The orders whose slowest device takes the least time from its own start to its own end, of equals
-/// those with the least makespan, of equals the first.
-///
-/// That is what counts when steps follow each other: without a barrier between them the devices that
-/// start late also end late.
-pub(super) fn best(
-    map: &StageMap,
-    times: &PassTimes,
-    candidates: impl IntoIterator<Item = Vec<Vec<Turn>>>,
-) -> Vec<Vec<Turn>> {
-    let mut best: Option<(f64, f64, Vec<Vec<Turn>>)> = None;
-    for orders in candidates {
-        let schedule = Schedule { map: map.clone(), orders };
-        let Ok(timing) = time(&schedule, 1, times) else { continue };
-        let span = timing.longest_span();
-        let better = best.as_ref().is_none_or(|(least, makespan, _)| {
-            span < *least || (span == *least && timing.makespan < *makespan)
-        });
-        if better {
-            best = Some((span, timing.makespan, schedule.orders));
-        }
-    }
-    best.map(|(_, _, orders)| orders).expect("some candidate does not deadlock")
 }

@@ -10,7 +10,8 @@
 
 use shardloom_plan::PassTimes;
 
-use super::weight_filling::{best, fill, without_weights};
+use super::timing::best;
+use super::weight_filling::{fill, without_weights};
 use super::{Cell, Instance, Pass, StageMap, Turn};
 use crate::ProgramError;
 

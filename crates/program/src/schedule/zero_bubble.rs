@@ -17,7 +17,8 @@
 
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 
-use super::weight_filling::{Filling, best};
+use super::timing::best;
+use super::weight_filling::Filling;
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 use crate::ProgramError;
 

@@ -44,19 +44,29 @@ fn with_equal_passes_the_bubble_is_a_waveth_of_devices_less_one_and_one_buffer_i
 }
 
 #[test]
-fn with_slower_backwards_one_wave_has_twice_that_bubble_and_more_waves_a_twelfth_more_at_most() {
+fn with_slower_backwards_as_many_micro_batches_as_devices_have_twice_that_bubble() {
     for devices in 2..=8 {
         for waves in 1..=4 {
             let formula = 2.0 * (devices - 1) as f64 / waves as f64;
             let work = 3.0 * devices as f64;
-            let greedy = schedule(KIND, devices, 2 * waves, devices, &TWICE);
-            let bubble = timing(&greedy, &TWICE).makespan - work;
-            match waves {
-                1 => assert_eq!(bubble, formula, "{devices}"),
-                _ => assert!(
-                    (formula - 1e-9..=formula * 13.0 / 12.0 + 1e-9).contains(&bubble),
-                    "{devices} {waves}: {bubble} and {formula}"
-                ),
+            let built = schedule(KIND, devices, 2 * waves, devices, &TWICE);
+            let bubble = timing(&built, &TWICE).makespan - work;
+            assert!((bubble - formula).abs() < 1e-9, "{devices} {waves}: {bubble} and {formula}");
+        }
+    }
+}
+
+#[test]
+fn with_slower_backwards_more_micro_batches_have_little_more_bubble() {
+    for devices in 2..=8 {
+        for waves in 1..=4 {
+            for times in 2..=4 {
+                let microbatches = times * devices;
+                let most = ((times + 1) * (devices - 1)) as f64 - 0.5;
+                let built = schedule(KIND, devices, 2 * waves, microbatches, &TWICE);
+                let bubble = timing(&built, &TWICE).makespan - 3.0 * microbatches as f64;
+                let size = (devices, waves, microbatches);
+                assert!(bubble <= most / waves as f64 + 1e-9, "{size:?}: {bubble} and {most}");
             }
         }
     }
@@ -64,7 +74,7 @@ fn with_slower_backwards_one_wave_has_twice_that_bubble_and_more_waves_a_twelfth
 
 #[test]
 fn four_and_eight_devices_with_slower_backwards() {
-    for (devices, bubbles) in [(4, [6.0, 3.25, 1.625]), (8, [14.0, 7.5, 3.75])] {
+    for (devices, bubbles) in [(4, [6.0, 3.0, 1.5]), (8, [14.0, 7.0, 3.5])] {
         for (waves, bubble) in [1, 2, 4].into_iter().zip(bubbles) {
             let schedule = schedule(KIND, devices, 2 * waves, devices, &TWICE);
             let makespan = 3.0 * devices as f64 + bubble;
