@@ -111,7 +111,10 @@ fn parallelism() {
         ),
         ("--pp 2 --schedule table", "plan", "a line of cells for each device"),
         ("--schedule chimaera", "usage", "did you mean chimera?"),
-        ("--ranks 2 --chunks 2", "usage", "--ranks"),
+        ("--ranks 2 --chunks 2", "usage", "--chunks cannot be given with --ranks"),
+        ("--ranks 2 --versions stash", "usage", "--versions cannot be given with --ranks"),
+        ("--ranks 2 --schedule gpipe", "usage", "--schedule cannot be given with --ranks"),
+        ("--ranks 2 --recompute-except-last", "usage", "--recompute-except-last cannot"),
         ("--recompute some", "usage", "none, selective, full"),
         ("--microbatches 0", "plan", "microbatches = 0"),
         ("--microbatches 3", "plan", "divide"),
@@ -238,6 +241,14 @@ fn plans() {
     }
     place.run("simulate missing.toml --json").refuses("file", "missing.toml");
     place.run("explain text.txt --json").refuses("plan", "text.txt");
+    for (before, after, hint) in [
+        ("microbatches = 2", "microbatches = 4000000", "2500000 micro-batches"),
+        ("global_batch = 4", "global_batch = 5", "bad.toml"),
+        ("[2, 4]", "[2, 5]", "bad.toml"),
+    ] {
+        place.write("bad.toml", PLAN.replacen(before, after, 1));
+        place.run("explain good.toml --against bad.toml --json").refuses("plan", hint);
+    }
     place.run("simulate gpt-2 --json").refuses("usage", "--cluster");
     let model =
         "simulate gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256 --cluster h100-80g:2 --json";
