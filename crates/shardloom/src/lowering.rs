@@ -166,7 +166,8 @@ pub fn lower(model: &Model, plan: &Plan, devices: usize) -> Result<Program> {
     Ok(shardloom_program::lower(model.graph(), plan, devices)?)
 }
 
-fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
+/// Refuses numbers beyond any machine, before anything is made of them.
+pub(crate) fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
     let stages = plan.stages().count() as u128;
     let passes = stages.saturating_mul(plan.microbatches as u128).saturating_mul(2);
     if passes > MOST_PASSES {
