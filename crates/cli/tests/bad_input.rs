@@ -177,6 +177,9 @@ fn data() {
     place.write("wide.csv", "1,2,3,0\n1,2,3,1\n");
     place.write("many.csv", "1,2,9\n");
     place.write("tokenizer.json", "{}");
+    let words = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel",
+        "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}}"#;
+    place.write("words.json", words);
     std::fs::create_dir(place.path("folder")).expect("a folder");
     let gpt = "gpt:layers=2,hidden=16,heads=2 --seq 8 --steps 2";
     let mlp = "mlp:inputs=2,hidden=4,layers=1,classes=2 --steps 2";
@@ -201,6 +204,7 @@ fn data() {
             (&format!("{mlp} --data many.csv"), "data", "classes=10"),
             (&format!("{mlp} --data wide.csv --data many.csv"), "data", "one table"),
             (&format!("{mlp} --data many.csv --seq 8"), "model", "no sequence"),
+            (&format!("{mlp} --data many.csv --tokenizer words.json"), "usage", "no text"),
         ],
     );
 }

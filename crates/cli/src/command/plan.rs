@@ -77,7 +77,7 @@ pub struct Plan {
     output: Option<PathBuf>,
 
     /// Overwrite the file if it exists
-    #[arg(long)]
+    #[arg(long, requires = "output")]
     force: bool,
 
     #[command(flatten)]
