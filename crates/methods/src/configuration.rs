@@ -257,6 +257,7 @@ impl Pipelines {
         };
         let replicas = match room(shape) {
             1 => String::new(),
+            room if room == dp as usize => format!(" in each of {dp} replicas"),
             room => {
                 format!(" in every replica, and of {room} replicas at most {dp} divide the batch")
             }

@@ -92,6 +92,8 @@ fn samples_that_replicas_cannot_share_are_refused_with_a_batch_that_would_do() {
     // Two stages leave room for five replicas; four divide twelve, but get an odd number of samples.
     let words = ["global_batch = 12", "of 5 replicas at most 4 divide", "a multiple of 10"];
     refuses(ask("interleaved", GPT, &cluster, 12), &words);
+    let words = ["global_batch = 5", "in each of 5 replicas;", "a multiple of 10"];
+    refuses(ask("interleaved", GPT, &cluster, 5), &words);
     for global_batch in [10, 20, 30] {
         assert!(ask("interleaved", GPT, &cluster, global_batch).is_ok(), "{global_batch}");
     }
