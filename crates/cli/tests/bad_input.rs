@@ -111,7 +111,10 @@ fn parallelism() {
         ),
         ("--pp 2 --schedule table", "plan", "a line of cells for each device"),
         ("--schedule chimaera", "usage", "did you mean chimera?"),
-        ("--ranks 2 --chunks 2", "usage", "--ranks"),
+        ("--ranks 2 --chunks 2", "usage", "--chunks cannot be given with --ranks"),
+        ("--ranks 2 --versions stash", "usage", "--versions cannot be given with --ranks"),
+        ("--ranks 2 --schedule gpipe", "usage", "--schedule cannot be given with --ranks"),
+        ("--ranks 2 --recompute-except-last", "usage", "--recompute-except-last cannot"),
         ("--recompute some", "usage", "none, selective, full"),
         ("--microbatches 0", "plan", "microbatches = 0"),
         ("--microbatches 3", "plan", "divide"),
@@ -174,6 +177,9 @@ fn data() {
     place.write("wide.csv", "1,2,3,0\n1,2,3,1\n");
     place.write("many.csv", "1,2,9\n");
     place.write("tokenizer.json", "{}");
+    let words = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel",
+        "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}}"#;
+    place.write("words.json", words);
     std::fs::create_dir(place.path("folder")).expect("a folder");
     let gpt = "gpt:layers=2,hidden=16,heads=2 --seq 8 --steps 2";
     let mlp = "mlp:inputs=2,hidden=4,layers=1,classes=2 --steps 2";
@@ -198,6 +204,7 @@ fn data() {
             (&format!("{mlp} --data many.csv"), "data", "classes=10"),
             (&format!("{mlp} --data wide.csv --data many.csv"), "data", "one table"),
             (&format!("{mlp} --data many.csv --seq 8"), "model", "no sequence"),
+            (&format!("{mlp} --data many.csv --tokenizer words.json"), "usage", "no text"),
         ],
     );
 }
@@ -238,6 +245,14 @@ fn plans() {
     }
     place.run("simulate missing.toml --json").refuses("file", "missing.toml");
     place.run("explain text.txt --json").refuses("plan", "text.txt");
+    for (before, after, hint) in [
+        ("microbatches = 2", "microbatches = 4000000", "2500000 micro-batches"),
+        ("global_batch = 4", "global_batch = 5", "bad.toml"),
+        ("[2, 4]", "[2, 5]", "bad.toml"),
+    ] {
+        place.write("bad.toml", PLAN.replacen(before, after, 1));
+        place.run("explain good.toml --against bad.toml --json").refuses("plan", hint);
+    }
     place.run("simulate gpt-2 --json").refuses("usage", "--cluster");
     let model =
         "simulate gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256 --cluster h100-80g:2 --json";

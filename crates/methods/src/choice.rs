@@ -6,10 +6,11 @@ use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, PassTimes, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_search::partition::{LayerProfile, profile};
-use shardloom_search::{Baseline, Judgement, Request, Rule, SearchError, judge};
+use shardloom_search::{Judgement, Request, Rule, SearchError, judge};
 use shardloom_sim::estimate::Candidate;
 
 use crate::configuration::Configuration;
+use crate::selection::Selection;
 use crate::{MethodError, pass_times};
 
 /// A method's answer.
@@ -21,7 +22,9 @@ pub struct Choice {
     pub judgement: Judgement,
     /// Configurations that the method had to choose from.
     pub space: usize,
-    /// How many of them were simulated.
+    /// Those that turned out to be no plan, such as for a layout that cannot be, before they were simulated.
+    pub impossible: usize,
+    /// How many were simulated; the others are slower by estimate, or by the method's planner.
     pub simulated: usize,
     /// What a reader of the answer should know.
     pub notes: Vec<String>,
@@ -38,17 +41,12 @@ pub(crate) struct Task<'a> {
     profiles: BTreeMap<usize, Vec<LayerProfile>>,
 }
 
-/// The fastest plan so far.
-pub(crate) struct Best {
-    pub plan: Plan,
-    pub judgement: Judgement,
-}
-
-/// The most configurations that are simulated, as long as one of them fits.
+/// How many configurations are simulated before no more are, if one of them fits.
 const MOST_SIMULATED: usize = 24;
 
-/// Micro-batches times blocks that are simulated at most, as long as something fits: what a simulation
-/// takes is proportional to them.
+/// Micro-batches times blocks of configurations that are simulated before no more are, if one of them fits:
+/// what a simulation takes is proportional to them. A configuration counts once, however many policies of
+/// recomputation it is tried with.
 const EFFORT: usize = 50_000;
 
 impl<'a> Task<'a> {
@@ -96,95 +94,53 @@ impl<'a> Task<'a> {
         configuration.microbatches * self.graph.blocks().len()
     }
 
-    /// The fastest plan that fits, of the first [`MOST_SIMULATED`] configurations or as many as
-    /// [`EFFORT`] allows; of later ones the first that fits, if none of those does. Each is tried with the least recomputation that fits.
+    /// The fastest plan that fits of `configurations`, simulated in their order until
+    /// [`MOST_SIMULATED`] or [`EFFORT`] is reached; of later ones the first that fits, if none of those
+    /// does. Each is tried with the least recomputation that fits.
     pub fn fastest(&mut self, configurations: &[Configuration]) -> Result<Choice, MethodError> {
-        let mut best: Option<Best> = None;
-        let mut closest: Option<Best> = None;
+        let mut selection = Selection::new(self.request.memory_share);
         let (mut simulated, mut effort) = (0, 0);
         for configuration in configurations {
-            if best.is_some() && (simulated >= MOST_SIMULATED || effort >= EFFORT) {
+            if selection.fits() && (simulated >= MOST_SIMULATED || effort >= EFFORT) {
                 break;
             }
             simulated += 1;
+            effort += self.effort(configuration);
             for &recompute in &configuration.recompute {
-                effort += self.effort(configuration);
                 let plan = self.plan(configuration, recompute)?;
                 let judgement = judge(self.graph, self.cluster, &plan)?;
-                let found = Best { plan, judgement };
-                if !found.judgement.fits(self.request.memory_share) {
-                    if closest.as_ref().is_none_or(|it| share(&found) < share(it)) {
-                        closest = Some(found);
-                    }
-                    continue;
+                if selection.offer(plan, judgement) {
+                    break;
                 }
-                let seconds = found.judgement.step_seconds;
-                if best.as_ref().is_none_or(|it| seconds < it.judgement.step_seconds) {
-                    best = Some(found);
-                }
-                break;
             }
         }
-        match (best, closest) {
-            (Some(Best { plan, judgement }), _) => {
-                let space = configurations.len();
-                Ok(Choice { plan, judgement, space, simulated, notes: vec![] })
-            }
-            (None, Some(closest)) => Err(self.nothing_fits(&closest, simulated)),
-            (None, None) => {
-                let rule = "no configuration of this model can be lowered";
-                Err(self.impossible("blocks", self.graph.blocks().len(), rule))
-            }
-        }
+        let nothing = || {
+            let rule = "no configuration of this model can be lowered";
+            self.impossible("blocks", self.graph.blocks().len(), rule)
+        };
+        let found = selection.finish(self).map_err(|why| why.unwrap_or_else(nothing))?;
+        Ok(found.choice(configurations.len(), simulated))
     }
 
     /// The fastest of the plans of some rules that fit.
     pub fn by_rules(&self, rules: &[Rule]) -> Result<Choice, MethodError> {
-        let (mut best, mut closest): (Option<Best>, Option<Best>) = (None, None);
+        let mut selection = Selection::new(self.request.memory_share);
+        let mut simulated = 0;
         for rule in rules {
             let found = rule.baseline(self.graph, self.cluster, self.request)?;
-            let Baseline { plan: Some(plan), judgement: Some(judgement), fits, .. } = found else {
-                continue;
-            };
-            let found = Best { plan, judgement };
-            let seconds = found.judgement.step_seconds;
-            match fits {
-                true if best.as_ref().is_none_or(|it| seconds < it.judgement.step_seconds) => {
-                    best = Some(found);
-                }
-                false if closest.as_ref().is_none_or(|it| share(&found) < share(it)) => {
-                    closest = Some(found);
-                }
-                _ => {}
+            if let (Some(plan), Some(judgement)) = (found.plan, found.judgement) {
+                simulated += 1;
+                selection.offer(plan, judgement);
             }
         }
-        let space = rules.len();
-        match (best, closest) {
-            (Some(Best { plan, judgement }), _) => {
-                Ok(Choice { plan, judgement, space, simulated: space, notes: vec![] })
-            }
-            (None, Some(closest)) => Err(self.nothing_fits(&closest, space)),
-            (None, None) => {
-                let rule = "no width of these rules divides the model and the batch; take a global \
-                            batch with more divisors, or another number of devices";
-                Err(self.impossible("global_batch", self.request.global_batch, rule))
-            }
-        }
-    }
-
-    pub fn nothing_fits(&self, closest: &Best, simulated: usize) -> MethodError {
-        let fullest = closest.judgement.fullest();
-        let gigabytes = |bytes: Option<u64>| bytes.unwrap_or(0) as f64 / 1e9;
-        let available = gigabytes(fullest.map(|it| it.memory_bytes)) * self.request.memory_share;
-        MethodError::NothingFits {
-            method: self.method,
-            model: self.graph.name().to_owned(),
-            cluster: self.request.cluster.clone(),
-            simulated,
-            closest: in_words(&closest.plan),
-            needed_gigabytes: gigabytes(fullest.map(|it| it.peak_bytes)),
-            available_gigabytes: available,
-        }
+        let nothing = || {
+            let rule = "no width of these rules divides the model and the batch; take a global \
+                        batch with more divisors, or another number of devices";
+            self.impossible("global_batch", self.request.global_batch, rule)
+        };
+        let found = selection.finish(self).map_err(|why| why.unwrap_or_else(nothing))?;
+        let impossible = rules.len() - simulated;
+        Ok(Choice { impossible, ..found.choice(rules.len(), simulated) })
     }
 
     /// The plan of a configuration.
@@ -205,7 +161,7 @@ impl<'a> Task<'a> {
         let (graph, model) = (self.graph, &request.model);
         let mut plan = uniform.plan_in_chunks(graph, model, &request.cluster, chunks)?;
         plan.weights = configuration.weights;
-        plan.recompute_last = configuration.recompute_last || recompute == Recompute::None;
+        plan.recompute_last = configuration.recompute_last;
         plan.post_validation = configuration.post_validation || request.post_validation;
         if mesh.tp > 1 {
             plan.layout = layout(configuration, graph);
@@ -267,25 +223,9 @@ impl Choice {
     }
 }
 
-/// How full the fullest device is.
-fn share(found: &Best) -> f64 {
-    let fullest = found.judgement.fullest();
-    fullest.map_or(0.0, |it| it.peak_bytes as f64 / it.memory_bytes as f64)
-}
-
 /// Which dimensions are split: as plans of the search do it, so that a vocabulary that tensor parallelism
 /// does not divide stays whole.
 fn layout(configuration: &Configuration, graph: &Graph) -> shardloom_plan::LayoutRules {
     let candidate: Candidate = configuration.candidate(Recompute::None);
     candidate.layout(graph)
-}
-
-fn in_words(plan: &Plan) -> String {
-    let mesh = plan.stages().next().map_or(Mesh::SINGLE, |(_, stage)| stage.mesh);
-    format!(
-        "{} stages of {mesh} with {} micro-batches and recomputation {}",
-        plan.stages().count(),
-        plan.microbatches,
-        plan.recompute.name()
-    )
 }

@@ -8,11 +8,11 @@
 //! | stages on a device | those that the method lists |
 //! | recomputation | the least of those that the method lists with which the plan fits |
 //!
-//! If there are more than 24, or their micro-batches times the model's blocks are more than 50,000 in all,
-//! those that are fastest by the [estimate](shardloom_sim::estimate) of plain 1F1B of the same shape are
-//! simulated up to these numbers, and further ones only until one fits. (An asynchronous or
-//! interleaved schedule is faster than that estimate, so that with many configurations the very best may
-//! be missed.)
+//! If there are more than 24, or their micro-batches times the model's blocks are more than 50,000 in all
+//! (each configuration counted once, with however much recomputation it is tried), they are simulated in
+//! the order of the [estimate](shardloom_sim::estimate) of plain 1F1B of the same shape, fastest first, until
+//! one of these numbers is reached, and further ones only until one fits. (An asynchronous or interleaved
+//! schedule is faster than that estimate, so that with many configurations the very best may be missed.)
 
 use shardloom_plan::{Arrangement, Mesh, Recompute, ScheduleKind, Weights};
 use shardloom_search::{Request, Space};
@@ -20,6 +20,7 @@ use shardloom_sim::estimate::{Candidate, Cut as EstimatedCut, Estimator};
 
 use crate::choice::Task;
 use crate::cut::Cut;
+use crate::depth::require_depth;
 use crate::{Choice, MethodError};
 
 /// One way to fill in what a method leaves open.
@@ -140,7 +141,7 @@ pub(crate) struct Pipelines {
 }
 
 impl Pipelines {
-    /// A plain pipeline of equal stages with whatever recomputation it takes.
+    /// A plain pipeline whose slowest stage takes the least time, with whatever recomputation it takes.
     pub const fn of(schedule: ScheduleKind) -> Pipelines {
         Pipelines {
             schedule,
@@ -160,16 +161,19 @@ impl Pipelines {
 
     /// The fastest plan that fits.
     pub fn choose(&self, task: &mut Task<'_>) -> Result<Choice, MethodError> {
-        let configurations = self.configurations(task)?;
+        let shapes = self.shapes(task)?;
+        let configurations = self.configurations(task, &shapes);
         if configurations.is_empty() {
-            return Err(self.explain_emptiness(task));
+            return Err(self.refusal(task, &shapes));
         }
+        let space = configurations.len();
         let ranked = ranked(task, configurations)?;
-        task.fastest(&ranked)
+        let impossible = space - ranked.len();
+        Ok(Choice { space, impossible, ..task.fastest(&ranked)? })
     }
 
-    fn configurations(&self, task: &Task<'_>) -> Result<Vec<Configuration>, MethodError> {
-        let blocks = task.graph.blocks().len();
+    /// Depths, replicas and widths of tensor parallelism; the rest of these candidates says nothing.
+    fn shapes(&self, task: &Task<'_>) -> Result<Vec<Candidate>, MethodError> {
         let schedules = vec![ScheduleKind::OneForwardOneBackward];
         let request = Request { schedules, ..task.request.clone() };
         let space = Space::new(task.graph, task.cluster, &request)?;
@@ -185,13 +189,17 @@ impl Pipelines {
                 _ => {}
             }
         }
+        Ok(shapes)
+    }
+
+    fn configurations(&self, task: &Task<'_>, shapes: &[Candidate]) -> Vec<Configuration> {
         let mut configurations = vec![];
         for shape in shapes {
             let depth = shape.pp as usize;
             let share = task.request.global_batch / shape.dp as usize;
             let counts = (self.counts)(depth);
             for microbatches in counts.tried(share, depth) {
-                for &chunks in self.chunks.iter().filter(|&&it| self.stages(depth, it) <= blocks) {
+                for &chunks in self.chunks.iter().filter(|&&it| self.has_blocks(task, depth, it)) {
                     configurations.push(Configuration {
                         pp: depth,
                         mesh: Mesh { dp: shape.dp, cp: 1, tp: shape.tp },
@@ -211,7 +219,11 @@ impl Pipelines {
                 }
             }
         }
-        Ok(configurations)
+        configurations
+    }
+
+    fn has_blocks(&self, task: &Task<'_>, depth: usize, chunks: usize) -> bool {
+        self.stages(depth, chunks) <= task.graph.blocks().len()
     }
 
     /// Stages of a pipeline that comes to `depth` devices with `chunks` stages on each.
@@ -224,35 +236,38 @@ impl Pipelines {
     }
 
     /// Which number leaves no configuration.
-    fn explain_emptiness(&self, task: &Task<'_>) -> MethodError {
+    fn refusal(&self, task: &Task<'_>, shapes: &[Candidate]) -> MethodError {
         let devices = task.cluster.device_count() as usize;
-        let blocks = task.graph.blocks().len();
         let chunks = self.chunks.iter().copied().min().unwrap_or(1);
-        if devices < 2 {
-            let rule = "a pipeline needs at least 2; on one there is no pipeline to plan";
-            return task.impossible("devices", devices, rule);
+        let allowed =
+            |depth: usize| devices.is_multiple_of(depth) && (!self.even || depth.is_multiple_of(2));
+        if let Err(refusal) = require_depth(task, allowed, |depth| self.stages(depth, chunks)) {
+            return refusal;
         }
-        let even = if self.even { 2 } else { 1 };
-        let divides = |depth: &usize| devices.is_multiple_of(*depth) && depth.is_multiple_of(even);
-        let depths: Vec<usize> = (2..=devices).filter(divides).collect();
-        if depths.is_empty() {
-            let rule =
-                "its pipelines have an even number of stages; take an even number of devices";
-            return task.impossible("devices", devices, rule);
-        }
-        if !depths.iter().any(|&depth| self.stages(depth, chunks) <= blocks) {
-            let rule = format!(
-                "the shallowest pipeline on {devices} devices has {} stages of at least a block each",
-                self.stages(depths[0], chunks)
-            );
-            return task.impossible("blocks", blocks, rule);
-        }
-        let least = |depth: &usize| (self.counts)(*depth).least();
-        let least = depths.iter().map(least).min().unwrap_or(1);
+        let room = |shape: &Candidate| devices / (shape.tp * shape.pp) as usize;
+        // With this batch all replicas that there is room for have just enough samples.
+        let enough = |shape: &&Candidate| room(shape) * (self.counts)(shape.pp as usize).least();
+        let with_blocks = shapes.iter().filter(|it| self.has_blocks(task, it.pp as usize, chunks));
+        let shape = with_blocks.min_by_key(enough).expect("some depth has blocks for its stages");
+        let Candidate { pp, dp, .. } = *shape;
+        let counts = (self.counts)(pp as usize);
+        let multiples = match counts.multiple_of {
+            1 => String::new(),
+            multiple => format!(", in multiples of {multiple}"),
+        };
+        let replicas = match room(shape) {
+            1 => String::new(),
+            room if room == dp as usize => format!(" in each of {dp} replicas"),
+            room => {
+                format!(" in every replica, and of {room} replicas at most {dp} divide the batch")
+            }
+        };
         let rule = format!(
-            "a step must be cut into at least {least} micro-batches, in the multiples that {} wants; a \
-             global batch of {least} for each replica would do",
-            self.schedule.name()
+            "with {pp} stages {} wants at least {} micro-batches{multiples}{replicas}; a multiple of {} \
+             samples would do",
+            self.schedule.name(),
+            counts.least(),
+            enough(&shape)
         );
         task.impossible("global_batch", task.request.global_batch, rule)
     }

@@ -22,7 +22,7 @@ pub enum MethodError {
     Impossible {
         /// The method.
         method: &'static str,
-        /// What stands in the way: `devices`, `blocks`, `global_batch` or `algorithm`.
+        /// What stands in the way: `devices`, `blocks`, `global_batch`, `algorithm` or `post_validation`.
         key: &'static str,
         /// Its value.
         value: String,

@@ -25,14 +25,16 @@ pub mod configuration;
 
 mod choice;
 mod cut;
+mod depth;
 mod error;
 mod method;
 mod pass_times;
 mod registry;
+mod selection;
 mod system;
 
 pub use choice::Choice;
 pub use error::MethodError;
-pub use method::{Family, Method, Supports};
+pub use method::{Family, Method};
 pub use pass_times::pass_times;
 pub use registry::{all, named};

@@ -2,7 +2,6 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::Plan;
 use shardloom_search::Request;
 
 use crate::choice::Task;
@@ -19,8 +18,6 @@ pub struct Method {
     pub paper: &'static str,
     /// What it does, in a sentence.
     pub about: &'static str,
-    /// What can be done with it here.
-    pub supports: Supports,
     pub(crate) chooser: fn(&mut Task<'_>) -> Result<Choice, MethodError>,
 }
 
@@ -39,22 +36,6 @@ pub enum Family {
     BidirectionalPipeline,
     /// A pipeline that is never emptied, so that some passes run with old weights.
     AsynchronousPipeline,
-}
-
-/// What can be done with a method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Supports {
-    /// It chooses plans.
-    pub plan: bool,
-    /// Its plans can be simulated.
-    pub simulate: bool,
-    /// Its plans can be trained with.
-    pub train: bool,
-}
-
-impl Supports {
-    /// Everything.
-    pub(crate) const ALL: Supports = Supports { plan: true, simulate: true, train: true };
 }
 
 impl Family {
@@ -85,19 +66,12 @@ impl Method {
         request: &Request,
     ) -> Result<Choice, MethodError> {
         request.validate()?;
-        (self.chooser)(&mut Task::new(self.name, graph, cluster, request))
-    }
-
-    /// Only the plan of [`Method::choose`].
-    ///
-    /// # Errors
-    /// As [`Method::choose`].
-    pub fn plan(
-        &self,
-        graph: &Graph,
-        cluster: &Cluster,
-        request: &Request,
-    ) -> Result<Plan, MethodError> {
-        Ok(self.choose(graph, cluster, request)?.plan)
+        let mut task = Task::new(self.name, graph, cluster, request);
+        if request.post_validation && self.family == Family::AsynchronousPipeline {
+            let rule = "an update is validated before any of the next step's gradients is there, which only \
+                        methods with a flush keep apart";
+            return Err(task.impossible("post_validation", true, rule));
+        }
+        (self.chooser)(&mut task)
     }
 }

@@ -45,7 +45,8 @@ fn microseconds(time: Picos) -> f64 {
 
 /// Forward, whole backward, input-gradient and weight-gradient passes of one micro-batch on a device.
 fn passes(track: &Track) -> [f64; 4] {
-    type Pass = (Activity, Option<u32>, String);
+    /// With its chunk, and whether its pipeline is the one in the other direction.
+    type Pass = (Activity, Option<u32>, bool);
     let kinds =
         [Activity::Forward, Activity::Backward, Activity::BackwardInput, Activity::BackwardWeight];
     let mut spans: BTreeMap<String, (Pass, Picos, Picos)> = BTreeMap::new();
@@ -54,8 +55,7 @@ fn passes(track: &Track) -> [f64; 4] {
             continue;
         }
         // The label tells passes, micro-batches, chunks and directions apart.
-        let direction = if it.label.ends_with('<') { "<" } else { "" };
-        let pass = (it.activity, it.chunk, direction.to_owned());
+        let pass = (it.activity, it.chunk, it.label.ends_with('<'));
         let span = spans.entry(it.label.clone()).or_insert((pass, it.start, it.end));
         span.2 = span.2.max(it.end);
     }

@@ -20,7 +20,7 @@ pub fn all() -> &'static [Method] {
         system::controllable_memory::V_MIN,
         system::chimera::METHOD,
         system::dualpipe::METHOD,
-        system::dualpipe_v::METHOD,
+        system::dualpipe::V,
         system::pipedream::METHOD,
         system::pipedream_2bw::METHOD,
         system::pipemare::METHOD,

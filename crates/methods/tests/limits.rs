@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use shardloom_cluster::{Cluster, NodeGroup, Profile};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_methods::{Choice, MethodError, all, named};
+use shardloom_methods::{Choice, Family, MethodError, all, named};
 use shardloom_plan::{Optimizer, Prediction, Recompute, ScheduleKind, Updates};
 use shardloom_search::Request;
 
@@ -47,9 +47,13 @@ fn one_device_has_no_pipeline() {
         let cluster = h100(1, PLENTY);
         let request = Request::new(GPT, "cluster", 8);
         let found = method.choose(&graph(GPT), &cluster, &request);
-        // PipeDream's partition is then data parallelism of width one, a plan like any other.
-        if method.name != "pipedream" {
-            refuses(found, &[method.name, "devices = 1"]);
+        match method.name {
+            // PipeDream's partition is then data parallelism of width one, a plan like any other.
+            "pipedream" => {
+                let plan = found.expect("a plan").plan;
+                assert_eq!((plan.stages().count(), plan.device_count()), (1, 1));
+            }
+            name => refuses(found, &[name, "devices = 1", "at least 2"]),
         }
     }
 }
@@ -74,8 +78,60 @@ fn a_step_needs_micro_batches() {
     let cluster = h100(4, PLENTY);
     refuses(ask("dualpipe", GPT, &cluster, 2), &["global_batch = 2", "at least 4"]);
     refuses(ask("interleaved", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
-    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "multiple"]);
+    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "multiple of 4"]);
+    refuses(ask("pipedream-flush", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
+    refuses(ask("pipedream-2bw", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("gpipe", GPT, &cluster, 0), &["global_batch = 0"]);
+}
+
+#[test]
+fn samples_that_replicas_cannot_share_are_refused_with_a_batch_that_would_do() {
+    let profile = Profile::preset("h100-80g").expect("a preset");
+    let group = NodeGroup { profile, nodes: 5, devices_per_node: 2 };
+    let cluster = Cluster::new(vec![group]).expect("a cluster");
+    // Two stages leave room for five replicas; four divide twelve, but get an odd number of samples.
+    let words = ["global_batch = 12", "of 5 replicas at most 4 divide", "a multiple of 10"];
+    refuses(ask("interleaved", GPT, &cluster, 12), &words);
+    let words = ["global_batch = 5", "in each of 5 replicas;", "a multiple of 10"];
+    refuses(ask("interleaved", GPT, &cluster, 5), &words);
+    for global_batch in [10, 20, 30] {
+        assert!(ask("interleaved", GPT, &cluster, global_batch).is_ok(), "{global_batch}");
+    }
+}
+
+#[test]
+fn planners_that_find_no_room_say_so() {
+    let cluster = h100(4, 2_000_000);
+    for method in ["pipedream-flush", "pipedream-2bw", "chimera"] {
+        refuses(ask(method, GPT, &cluster, 8), &["devices = 4", "room in 0.0 GB"]);
+    }
+}
+
+#[test]
+fn without_flush_nothing_is_validated_afterwards() {
+    for method in all() {
+        let request = Request { post_validation: true, ..Request::new(GPT, "cluster", 16) };
+        let found = method.choose(&graph(GPT), &h100(4, PLENTY), &request);
+        match method.family {
+            Family::AsynchronousPipeline => {
+                refuses(found, &[method.name, "post_validation = true", "flush"]);
+            }
+            _ => assert!(found.expect("a plan").plan.post_validation, "{}", method.name),
+        }
+    }
+}
+
+#[test]
+fn effort_is_counted_once_whatever_is_recomputed() {
+    // 2, 4 and 8 stages with 30, 60 and 120 micro-batches, each through all blocks, are just about as much as
+    // is simulated; with little memory many of them are simulated with several policies of recomputation.
+    let model = "mlp:inputs=64,hidden=64,layers=230,classes=4";
+    assert!((47_000..50_000).contains(&(210 * graph(model).blocks().len())));
+    let roomy = ask("pipemare", model, &h100(8, PLENTY), 512).expect("a plan");
+    let peak = roomy.judgement.fullest().expect("a stage").peak_bytes;
+    let tight = ask("pipemare", model, &h100(8, peak * 9 / 10), 512).expect("a plan");
+    assert_eq!(tight.plan.recompute, Recompute::Full);
+    assert_eq!((tight.space, tight.impossible, tight.simulated), (12, 0, 12));
 }
 
 #[test]

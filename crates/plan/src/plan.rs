@@ -157,6 +157,12 @@ impl Default for Sync {
 }
 
 impl Plan {
+    /// Whether the last micro-batch of each pipeline keeps activations that others compute twice; without
+    /// recomputation [`Plan::recompute_last`] means nothing.
+    pub fn spares_last(&self) -> bool {
+        !self.recompute_last && self.recompute != Recompute::None
+    }
+
     /// All stages with their place as `(pipeline, stage)`.
     pub fn stages(&self) -> impl Iterator<Item = ((usize, usize), &Stage)> {
         self.pipeline.iter().enumerate().flat_map(|(pipeline, each)| {

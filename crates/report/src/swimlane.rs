@@ -1,6 +1,6 @@
 //! A timeline as text: one row per rank, time from left to right.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use shardloom_program::quantity::{percent, seconds};
 use shardloom_program::timeline::{Activity, Interval, Picos, Timeline, Track};
@@ -173,18 +173,20 @@ fn fullest<'a>(
 ) -> Option<usize> {
     let mut communication = Share::default();
     let mut compute: Vec<(&str, Share)> = vec![];
+    // A column of a long run has thousands of passes.
+    let mut positions: HashMap<&str, usize> = HashMap::new();
     for segment in segments {
         let inside = segment.end.min(end).since(segment.start.max(start));
         let label = segment.interval.label.as_str();
         let share = match segment.is_compute() {
             false => &mut communication,
-            true => match compute.iter().position(|(known, _)| *known == label) {
-                Some(known) => &mut compute[known].1,
-                None => {
+            true => {
+                let position = *positions.entry(label).or_insert(compute.len());
+                if position == compute.len() {
                     compute.push((label, Share::default()));
-                    &mut compute.last_mut().expect("it was just put there").1
                 }
-            },
+                &mut compute[position].1
+            }
         };
         share.total += inside;
         if inside > share.longest {
@@ -216,24 +218,24 @@ struct Share {
 /// have failed to show so far, or shown too much: so that each gets columns in proportion to its time.
 #[derive(Default)]
 struct Passes<'a> {
-    unshown: Vec<(&'a str, i128)>,
+    unshown: HashMap<&'a str, i128>,
 }
 
 impl<'a> Passes<'a> {
     /// The interval to show of passes that fill a column with `computing` together.
     fn most(&mut self, column: &[(&'a str, Share)], computing: Picos) -> Option<usize> {
-        let before = |label: &str| {
-            let known = self.unshown.iter().find(|(known, _)| *known == label);
-            known.map_or(0, |&(_, time)| time)
+        let due = |(label, share): &(&'a str, Share)| {
+            self.unshown.get(label).copied().unwrap_or(0) + i128::from(share.total.0)
         };
-        let due = |(label, share): &(&'a str, Share)| before(label) + i128::from(share.total.0);
-        let mut unshown: Vec<(&'a str, i128)> =
-            column.iter().map(|pass| (pass.0, due(pass))).collect();
-        let most = unshown.iter().map(|&(_, due)| due).max()?;
-        let shown = unshown.iter().position(|&(_, due)| due == most)?;
-        unshown[shown].1 -= i128::from(computing.0);
+        let mut dues: Vec<i128> = column.iter().map(due).collect();
+        let most = *dues.iter().max()?;
+        let shown = dues.iter().position(|&due| due == most)?;
+        dues[shown] -= i128::from(computing.0);
+        self.unshown.clear();
         // A pass that has a column to itself owes nothing and is owed nothing.
-        self.unshown = if unshown.len() > 1 { unshown } else { vec![] };
+        if column.len() > 1 {
+            self.unshown.extend(column.iter().map(|(label, _)| *label).zip(dues));
+        }
         column[shown].1.index
     }
 }

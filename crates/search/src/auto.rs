@@ -53,11 +53,13 @@ pub struct SearchCounts {
     pub method: &'static str,
     /// Candidates in all: `evaluated + bounded_away`.
     pub space: usize,
-    /// Candidates whose time and memory were estimated.
+    /// Candidates whose time and memory were estimated, by whatever the searcher goes by.
     pub evaluated: usize,
     /// Candidates that cannot be the answer: their layout is impossible, or a lower bound of their memory
     /// exceeds what there is, or one of their time what the best take.
     pub bounded_away: usize,
+    /// Candidates that were simulated, baselines aside.
+    pub simulated: usize,
     /// How long it took, simulation of finalists and baselines included.
     pub seconds: f64,
 }
@@ -135,6 +137,7 @@ pub fn auto(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outco
         space: counted,
         evaluated: scan.evaluated,
         bounded_away: scan.bounded_away,
+        simulated: finalists.len(),
         seconds: begun.elapsed().as_secs_f64(),
     };
     Ok(Outcome {

@@ -15,6 +15,8 @@ pub struct Judgement {
     pub step_seconds: f64,
     /// Share of all devices' time in which they do not compute.
     pub bubble_fraction: f64,
+    /// Share of it in which they neither compute nor communicate.
+    pub wait_fraction: f64,
     /// What the devices of each stage need and have.
     pub memory: Vec<MemoryFit>,
 }
@@ -40,9 +42,13 @@ pub fn judge(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Judgement,
     let program = lower(graph, plan, cluster.device_count() as usize)?;
     let simulation = simulate(graph, cluster, &program, Options::default())?;
     let summary = simulation.summary();
+    let ranks: f64 = summary.ranks.iter().map(|rank| rank.multiplicity as f64).sum();
+    let idle_seconds: f64 =
+        summary.ranks.iter().map(|rank| rank.multiplicity as f64 * rank.idle_seconds).sum();
     Ok(Judgement {
         step_seconds: summary.step_seconds,
         bubble_fraction: summary.bubble_fraction,
+        wait_fraction: idle_seconds / (ranks * summary.step_seconds),
         memory: simulation.memory_fits(&program, cluster)?,
     })
 }

@@ -19,8 +19,8 @@
 //! # Ok::<(), shardloom::Error>(())
 //! ```
 //!
-//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`methods`], [`sim`] and [`train`] hold the parts that these few
-//! calls are made of.
+//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`methods`], [`sim`] and
+//! [`train`] hold the parts that these few calls are made of.
 
 mod arithmetic;
 mod buffers;
@@ -42,7 +42,9 @@ pub use data::{Data, Sampling, TextTokenizer};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use local_profile::LocalProfile;
-pub use lowering::{lower, read_plan, read_plan_and_model, uniform_plan, uniform_plan_in_chunks};
+pub use lowering::{
+    lower, read_plan, read_plan_and_model, read_plan_of, uniform_plan, uniform_plan_in_chunks,
+};
 pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;

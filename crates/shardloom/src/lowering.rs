@@ -34,21 +34,36 @@ pub fn read_plan_and_model(path: &Path) -> Result<(Plan, Model)> {
     let place = path.display().to_string();
     let plan = Plan::from_toml(&text, &place)?;
     let model = Model::load(&plan.model)?;
-    require_sizes(&model, &plan)?;
+    require_fit(&plan, &text, &place, &model)?;
+    Ok((plan, model))
+}
+
+/// Reads a plan for `model`, whatever model it names, and checks that it fits.
+///
+/// # Errors
+/// If the file cannot be read, or the plan does not fit the model; then with file and line.
+pub fn read_plan_of(path: &Path, model: &Model) -> Result<Plan> {
+    let text = model::read(path)?;
+    let place = path.display().to_string();
+    let plan = Plan::from_toml(&text, &place)?;
+    require_fit(&plan, &text, &place, model)?;
+    Ok(plan)
+}
+
+/// Checks that `plan`, written as `text` in the file `place`, fits `model`.
+fn require_fit(plan: &Plan, text: &str, place: &str, model: &Model) -> Result<()> {
+    require_sizes(model, plan)?;
     // Whether the cluster has so many devices is another question.
     let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
     let devices = devices.map_or(0, |&last| last.saturating_add(1).min(Cluster::MAX_DEVICES));
-    let devices = devices as usize;
-    match plan.validate(model.graph(), devices) {
-        Ok(()) => Ok((plan, model)),
-        Err(error) => Err(Plan::place_error(&text, &place, error).into()),
-    }
+    let fit = plan.validate(model.graph(), devices as usize);
+    fit.map_err(|error| Plan::place_error(text, place, error).into())
 }
 
 /// The plan that a few numbers describe, in full and checked, with as few stages on each device as the
-/// schedule wants. Stages are cut such that the most arithmetic that one has is the least possible: the last holds the head and the loss, which may outweigh many
-/// layers, the first the embedding, which has none to speak of. This depends on the model alone, so it is
-/// the same on every machine, measured or not.
+/// schedule wants. Stages are cut such that the most arithmetic that one has is the least possible: the
+/// last holds the head and the loss, which may outweigh many layers, the first the embedding, which has
+/// none to speak of. This depends on the model alone, so it is the same on every machine, measured or not.
 ///
 /// ```
 /// use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
@@ -151,7 +166,8 @@ pub fn lower(model: &Model, plan: &Plan, devices: usize) -> Result<Program> {
     Ok(shardloom_program::lower(model.graph(), plan, devices)?)
 }
 
-fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
+/// Refuses numbers beyond any machine, before anything is made of them.
+pub(crate) fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
     let stages = plan.stages().count() as u128;
     let passes = stages.saturating_mul(plan.microbatches as u128).saturating_mul(2);
     if passes > MOST_PASSES {

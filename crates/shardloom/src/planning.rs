@@ -102,8 +102,9 @@ pub fn plan_by_method(
     let search = SearchCounts {
         method: method.name,
         space: choice.space,
-        evaluated: choice.simulated,
-        bounded_away: choice.space - choice.simulated,
+        evaluated: choice.space - choice.impossible,
+        bounded_away: choice.impossible,
+        simulated: choice.simulated,
         seconds: begun.elapsed().as_secs_f64(),
     };
     let outcome = Outcome {

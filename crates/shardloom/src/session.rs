@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use shardloom_interop::weights::{self, Tensor};
 use shardloom_plan::{Difference, Optimizer, Plan, diff};
-use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
 use shardloom_train::learning_rate::LearningRate;
-use shardloom_train::{OnNonFinite, Settings, Step, SystemMemory, Trainer};
+use shardloom_train::{Blueprint, OnNonFinite, Settings, Step, SystemMemory, Trainer};
 
-use crate::{Buffers, Data, Error, Model, Result, lower};
+use crate::lowering::require_sizes;
+use crate::{Data, Error, Model, Result};
 
 /// A model in training.
 ///
@@ -99,7 +99,7 @@ impl Session {
         if devices > MOST_RANKS {
             return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
         }
-        require_memory(&lower(model, plan, devices)?)?;
+        require_sizes(model, plan)?;
         let mut meta = Meta {
             sample_position: 0,
             seed: settings.seed,
@@ -115,7 +115,9 @@ impl Session {
         if let Some(tokenizer) = data.tokenizer {
             meta.extra.insert(TOKENIZER.into(), tokenizer);
         }
-        let trainer = Trainer::new(model.graph().clone(), plan, devices, data.source, settings)?;
+        let blueprint = Blueprint::new(model.graph().clone(), plan, devices, settings)?;
+        require_memory(&blueprint)?;
+        let trainer = Trainer::start(blueprint, data.source)?;
         Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta })
     }
 
@@ -307,18 +309,14 @@ fn latest_step(folder: &Path) -> Result<Option<u64>> {
 }
 
 /// Errors if all ranks together need more memory than this machine has left, where it says so.
-fn require_memory(program: &Program) -> Result<()> {
+fn require_memory(blueprint: &Blueprint) -> Result<()> {
     let Some(SystemMemory { available_bytes, .. }) = SystemMemory::of_this_process() else {
         return Ok(());
     };
-    let buffers = Buffers::of(program);
-    let class_bytes = program.classes.iter().zip(&buffers.ranks).map(|(class, ranks)| {
-        let held = class.persistent_bytes(program, 0).total().saturating_add(ranks.arena_bytes);
-        held.saturating_mul(ranks.multiplicity)
-    });
-    let needed_bytes = class_bytes.fold(buffers.message_bytes, u64::saturating_add);
+    let needed_bytes = blueprint.needed_bytes();
     if needed_bytes > available_bytes {
-        return Err(Error::Memory { needed_bytes, ranks: program.ranks(), available_bytes });
+        let ranks = blueprint.program().ranks();
+        return Err(Error::Memory { needed_bytes, ranks, available_bytes });
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Execution of a program with kernels and a fabric: the data that feeds
 //! training, the learning rate, and checkpoints.
 
+mod blueprint;
 pub mod checkpoint;
 pub mod data;
 pub mod error;
@@ -15,6 +16,7 @@ mod system_memory;
 mod trainer;
 mod transit;
 
+pub use blueprint::Blueprint;
 pub use error::{Error, Result};
 pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.

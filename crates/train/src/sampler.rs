@@ -6,7 +6,7 @@ use std::sync::Arc;
 use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
 use shardloom_kernels::Tier;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::buffers::BufferPlan;
+use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{Action, BodyId, Instruction, Operand, Rank as RankId, lower};
 
 use crate::learning_rate::{Curve, LearningRate};
@@ -100,7 +100,7 @@ impl Sampler {
         let buffers = vec![BufferPlan::for_evaluation(&program, class)];
         let shared = Arc::new(Shared {
             buffers,
-            transit: Transit::new(&program),
+            transit: Transit::new(&program, &MessagePlan::new(&program)),
             program,
             source: Box::new(Nothing),
             seed: 0,

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
-use shardloom_plan::{Axis, Number, Plan};
-use shardloom_program::buffers::BufferPlan;
+use shardloom_plan::{Axis, Plan};
 use shardloom_program::timeline::{Clock, Timeline};
-use shardloom_program::{Group, Program, lower};
+use shardloom_program::{Group, Program};
 use shardloom_sim::Recording;
 
+use crate::blueprint::Blueprint;
 use crate::checkpoint::{Checkpoint, Meta, Piece, Writer};
 use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
@@ -104,28 +104,27 @@ impl Trainer {
         source: Box<dyn Source + Send>,
         settings: Settings,
     ) -> Result<Trainer> {
+        Trainer::start(Blueprint::new(graph, plan, devices, settings)?, source)
+    }
+
+    /// Starts all ranks of a blueprint with fresh weights.
+    ///
+    /// # Errors
+    /// If the environment asks for kernels that cannot be had, or there are more ranks than the system has
+    /// threads.
+    pub fn start(blueprint: Blueprint, source: Box<dyn Source + Send>) -> Result<Trainer> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
-        let mut plan = plan.clone();
-        let precision = plan.precision;
-        if precision.compute != Number::Fp32 || precision.gradients != Number::Fp32 {
-            let reason = "training here is in fp32; set precision.compute and \
-                          precision.gradients to \"fp32\", and master to false";
-            return Err(Error::Unsupported { reason: reason.into() });
-        }
-        plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
-        let program = lower(&graph, &plan, devices)?;
-        let plan_of = |class| BufferPlan::new(&program, class);
-        let buffers = program.classes.iter().map(plan_of).collect();
+        let Blueprint { graph, program, buffers, messages, skip_non_finite, settings } = blueprint;
         let shared = Arc::new(Shared {
             buffers,
-            transit: Transit::new(&program),
+            transit: Transit::new(&program, &messages),
             graph,
             program,
             source,
             seed: settings.seed,
             learning_rate: settings.learning_rate,
-            skip_non_finite: plan.skip_non_finite,
+            skip_non_finite,
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
         let crew = match settings.clock {

@@ -35,9 +35,8 @@ struct Ring {
 }
 
 impl Transit {
-    /// The rings of `program`.
-    pub fn new(program: &Program) -> Transit {
-        let plan = MessagePlan::new(program);
+    /// The rings of `program`, as many buffers in each as `plan` says.
+    pub fn new(program: &Program, plan: &MessagePlan) -> Transit {
         let routes = (0u32..).map(RouteId).zip(&program.routes);
         let in_a_step = (program.microbatches * (program.ahead as usize + 1)) as u32;
         let mut between: BTreeMap<(Rank, Rank), usize> = BTreeMap::new();

@@ -12,47 +12,15 @@ use super::{algorithm, recompute};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 
-/// How many devices there are in each direction, what a step has, and how replicas stay equal.
+/// How a model is split, what a step has, and how replicas stay equal.
 #[derive(Debug, Args)]
 pub struct Dimensions {
-    /// Devices, or groups of them, that a pipeline goes through. Stages are cut so that the most
-    /// arithmetic of one is the least possible; other cuts are for a plan file to say [default: 1]
-    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
-    pp: Option<usize>,
-
-    /// Data-parallel replicas [default: 1]
-    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
-    dp: Option<u32>,
-
-    /// Ranks that every operator is split over [default: 1]
-    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
-    tp: Option<u32>,
-
-    /// Split what tensor parallelism leaves whole along the sequence
-    #[arg(long)]
-    sequence_parallel: bool,
-
-    /// ZeRO stage, 0 to 3: what replicas share is nothing, optimizer state, also gradients, also
-    /// weights [default: 0]
-    #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
-    zero: Option<u8>,
+    #[command(flatten)]
+    split: Split,
 
     /// Samples of a step [default: 8]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     global_batch: Option<usize>,
-
-    /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide]
-    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
-    microbatches: Option<usize>,
-
-    /// Activations that are computed twice instead of kept: none, selective, full (all but the inputs of
-    /// blocks) or stage (all but the inputs of stages) [default: none]
-    #[arg(long, value_name = "POLICY", value_parser = recompute)]
-    recompute: Option<Recompute>,
-
-    /// Keep all activations of each pipeline's last micro-batch in a step
-    #[arg(long)]
-    recompute_except_last: bool,
 
     /// How collectives are carried out: direct, ring or halving-doubling [default: direct where ranks
     /// are cores of one machine, else ring]
@@ -75,6 +43,75 @@ pub struct Dimensions {
     /// which begins anew if gradients had to be clipped
     #[arg(long)]
     post_validation: bool,
+}
+
+/// What a search or a method chooses itself, where it is asked instead.
+#[derive(Debug, Default, Args)]
+struct Split {
+    /// Devices, or groups of them, that a pipeline goes through. Stages are cut so that the most
+    /// arithmetic of one is the least possible; other cuts are for a plan file to say [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    pp: Option<usize>,
+
+    /// Data-parallel replicas [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    dp: Option<u32>,
+
+    /// Ranks that every operator is split over [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    tp: Option<u32>,
+
+    /// Split what tensor parallelism leaves whole along the sequence
+    #[arg(long)]
+    sequence_parallel: bool,
+
+    /// ZeRO stage, 0 to 3: what replicas share is nothing, optimizer state, also gradients, also
+    /// weights [default: 0]
+    #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
+    zero: Option<u8>,
+
+    /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    microbatches: Option<usize>,
+
+    /// Activations that are computed twice instead of kept: none, selective, full (all but the inputs of
+    /// blocks) or stage (all but the inputs of stages) [default: none]
+    #[arg(long, value_name = "POLICY", value_parser = recompute)]
+    recompute: Option<Recompute>,
+
+    /// Keep all activations of each pipeline's last micro-batch in a step
+    #[arg(long)]
+    recompute_except_last: bool,
+}
+
+impl Split {
+    fn given(&self) -> Option<&'static str> {
+        // In full, so that no option can be forgotten.
+        let Split {
+            pp,
+            dp,
+            tp,
+            sequence_parallel,
+            zero,
+            microbatches,
+            recompute,
+            recompute_except_last,
+        } = self;
+        first_given([
+            ("--pp", pp.is_some()),
+            ("--dp", dp.is_some()),
+            ("--tp", tp.is_some()),
+            ("--sequence-parallel", *sequence_parallel),
+            ("--zero", zero.is_some()),
+            ("--microbatches", microbatches.is_some()),
+            ("--recompute", recompute.is_some()),
+            ("--recompute-except-last", *recompute_except_last),
+        ])
+    }
+}
+
+fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
+    options.into_iter().find(|&(_, given)| given).map(|(name, _)| name)
 }
 
 /// Samples of a step, where nothing else is said.
@@ -116,28 +153,40 @@ impl Place {
 impl Dimensions {
     /// The first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
-        let options = [
-            ("--pp", self.pp.is_some()),
-            ("--dp", self.dp.is_some()),
-            ("--tp", self.tp.is_some()),
-            ("--sequence-parallel", self.sequence_parallel),
-            ("--zero", self.zero.is_some()),
-            ("--global-batch", self.global_batch.is_some()),
-            ("--microbatches", self.microbatches.is_some()),
-            ("--recompute", self.recompute.is_some()),
-            ("--recompute-except-last", self.recompute_except_last),
-            ("--algorithm", self.algorithm.is_some()),
-            ("--optimizer", self.optimizer.is_some()),
-            ("--clip-norm", self.clip_norm.is_some()),
-            ("--no-clip", self.no_clip),
-            ("--post-validation", self.post_validation),
-        ];
-        options.into_iter().find(|&(_, given)| given).map(|(name, _)| name)
+        let Dimensions {
+            split,
+            global_batch,
+            algorithm,
+            optimizer,
+            clip_norm,
+            no_clip,
+            post_validation,
+        } = self;
+        let others = first_given([
+            ("--global-batch", global_batch.is_some()),
+            ("--algorithm", algorithm.is_some()),
+            ("--optimizer", optimizer.is_some()),
+            ("--clip-norm", clip_norm.is_some()),
+            ("--no-clip", *no_clip),
+            ("--post-validation", *post_validation),
+        ]);
+        split.given().or(others)
+    }
+
+    /// Refuses options that say what `chooser`, an option as well, chooses itself: these or `order`.
+    pub fn leave_choice_to(
+        &self,
+        chooser: &'static str,
+        order: Option<&'static str>,
+    ) -> Result<(), Failure> {
+        let Some(option) = order.or(self.split.given()) else { return Ok(()) };
+        let message = format!("{option} cannot be given with {chooser}, which chooses that itself");
+        Err(Failure::usage(option, message))
     }
 
     /// Devices that a pipeline goes through.
     pub fn pp(&self) -> usize {
-        self.pp.unwrap_or(1)
+        self.split.pp.unwrap_or(1)
     }
 
     /// Samples of a step.
@@ -145,29 +194,35 @@ impl Dimensions {
         self.global_batch.unwrap_or(GLOBAL_BATCH)
     }
 
-    /// How collectives are carried out, where that was said.
-    pub fn algorithm(&self) -> Option<Algorithm> {
-        self.algorithm
+    /// What a search or a method is asked, which is `usual` but for what these options say.
+    ///
+    /// # Errors
+    /// If the optimizer is none.
+    pub fn request(&self, usual: Request) -> Result<Request, Failure> {
+        Ok(Request {
+            global_batch: self.global_batch(),
+            algorithm: self.algorithm.unwrap_or(usual.algorithm),
+            optimizer: self.optimizer()?,
+            clip_norm: self.clip_norm(),
+            post_validation: self.post_validation,
+            ..usual
+        })
     }
 
     /// The optimizer.
-    pub fn optimizer(&self) -> Result<Optimizer, Failure> {
+    fn optimizer(&self) -> Result<Optimizer, Failure> {
         Ok(self.optimizer.as_deref().map_or(Ok(Optimizer::default()), parse_optimizer)?)
     }
 
     /// Global norm to which gradients are clipped.
-    pub fn clip_norm(&self) -> Option<f64> {
+    fn clip_norm(&self) -> Option<f64> {
         (!self.no_clip).then(|| self.clip_norm.unwrap_or(1.0))
-    }
-
-    /// Whether updates are validated afterwards.
-    pub fn post_validation(&self) -> bool {
-        self.post_validation
     }
 
     /// Ranks in all, unless no cluster has so many.
     pub fn ranks(&self) -> Option<usize> {
-        let widths = [self.pp(), self.dp.unwrap_or(1) as usize, self.tp.unwrap_or(1) as usize];
+        let widths =
+            [self.pp(), self.split.dp.unwrap_or(1) as usize, self.split.tp.unwrap_or(1) as usize];
         widths.iter().try_fold(1, |all: usize, &each| {
             all.checked_mul(each).filter(|&all| all <= Cluster::MAX_DEVICES as usize)
         })
@@ -176,7 +231,7 @@ impl Dimensions {
     /// Micro-batches of a step, as given. Otherwise, of a pipeline, with which the most of `orders` exist
     /// for `model`, and among those the most up to four per device that replicas can share.
     pub fn microbatches(&self, model: &Model, orders: &[Order]) -> usize {
-        if let Some(microbatches) = self.microbatches {
+        if let Some(microbatches) = self.split.microbatches {
             return microbatches;
         }
         let pp = self.pp();
@@ -186,7 +241,7 @@ impl Dimensions {
         let existing = |microbatches: usize| {
             orders.iter().filter(few).filter(|order| order.exists(pp, microbatches)).count()
         };
-        let candidates = candidates(self.global_batch(), pp, self.dp.unwrap_or(1));
+        let candidates = candidates(self.global_batch(), pp, self.split.dp.unwrap_or(1));
         candidates.max_by_key(|&microbatches| (existing(microbatches), microbatches)).unwrap_or(1)
     }
 
@@ -204,7 +259,7 @@ impl Dimensions {
         let numbers = self.numbers(order.kind, microbatches, place)?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
-        plan.recompute_last = !self.recompute_except_last;
+        plan.recompute_last = !self.split.recompute_except_last;
         if let Some(weights) = order.versions {
             plan.weights = weights;
         }
@@ -223,15 +278,15 @@ impl Dimensions {
     ) -> Result<Uniform, Failure> {
         Ok(Uniform {
             pp: self.pp(),
-            mesh: Mesh { dp: self.dp.unwrap_or(1), cp: 1, tp: self.tp.unwrap_or(1) },
-            sequence_parallel: self.sequence_parallel,
+            mesh: Mesh { dp: self.split.dp.unwrap_or(1), cp: 1, tp: self.split.tp.unwrap_or(1) },
+            sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,
             schedule,
-            recompute: self.recompute.unwrap_or(Recompute::None),
+            recompute: self.split.recompute.unwrap_or(Recompute::None),
             sync: Sync {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
-                zero: self.zero.unwrap_or(0),
+                zero: self.split.zero.unwrap_or(0),
                 ..Sync::default()
             },
             precision: place.precision,
@@ -261,15 +316,8 @@ mod tests {
 
     fn dimensions(global_batch: usize, pp: usize, dp: u32) -> Dimensions {
         Dimensions {
-            pp: Some(pp),
-            dp: Some(dp),
-            tp: None,
-            sequence_parallel: false,
-            zero: None,
+            split: Split { pp: Some(pp), dp: Some(dp), ..Split::default() },
             global_batch: Some(global_batch),
-            microbatches: None,
-            recompute: None,
-            recompute_except_last: false,
             algorithm: None,
             optimizer: None,
             clip_norm: None,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use shardloom::plan::{Plan, diff};
 use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
-use shardloom::{explain, read_plan, read_plan_and_model};
+use shardloom::{explain, read_plan_and_model, read_plan_of};
 
 use super::ProfileFile;
 use crate::failure::Failure;
@@ -63,7 +63,7 @@ impl Explain {
         let cluster = super::load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
         let mut rivals = vec![];
         for path in &self.against {
-            rivals.push((path.display().to_string(), read_plan(path)?));
+            rivals.push((path.display().to_string(), read_plan_of(path, &model)?));
         }
         let differences = |(name, rival): &(String, Plan)| Against {
             plan: name.clone(),

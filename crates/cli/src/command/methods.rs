@@ -33,13 +33,9 @@ impl Methods {
         if terminal.json() {
             return terminal.object(&all().iter().map(entry).collect::<Vec<_>>());
         }
-        let word = |can: bool| if can { "yes" } else { "no" }.to_owned();
-        let row = |it: Entry| {
-            let can = [it.plan, it.simulate, it.train].map(word);
-            [vec![it.name.to_owned(), it.family.to_owned()], can.into()].concat()
-        };
-        let rows: Vec<Vec<String>> = all().iter().map(entry).map(row).collect();
-        terminal.text(table(&["method", "family", "plan", "simulate", "train"], &rows))?;
+        let row = |it: &Method| vec![it.name.to_owned(), it.family.name().to_owned()];
+        let rows: Vec<Vec<String>> = all().iter().map(row).collect();
+        terminal.text(table(&["method", "family"], &rows))?;
         for method in all() {
             terminal
                 .line(format_args!("\n{}: {}\n  {}", method.name, method.about, method.paper))?;
@@ -54,8 +50,9 @@ fn entry(method: &Method) -> Entry {
         family: method.family.name(),
         paper: method.paper,
         about: method.about,
-        plan: method.supports.plan,
-        simulate: method.supports.simulate,
-        train: method.supports.train,
+        // A method is one by choosing plans, and every plan can be simulated and trained with.
+        plan: true,
+        simulate: true,
+        train: true,
     }
 }

@@ -33,9 +33,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use shardloom::LocalProfile;
 use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::plan::Recompute;
+use shardloom::{Data, LocalProfile, Model, Sampling, TextTokenizer};
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -82,6 +82,22 @@ fn is_plan(path: &Path) -> Result<bool, Failure> {
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::file(path, format!("cannot read {}: {error}", path.display())))?;
     Ok(!text.lines().any(|line| line.trim().starts_with("[model]")))
+}
+
+/// What `model` is trained on: text in the tokens of `tokenizer`, or a table.
+fn open_data(
+    model: &Model,
+    paths: &[PathBuf],
+    tokenizer: &TextTokenizer,
+    sampling: Sampling,
+) -> Result<Data, Failure> {
+    let table = model.graph().inputs().any(|(_, input)| input.name == "features");
+    if table && tokenizer.name() != "bytes" {
+        let (name, model) = (tokenizer.name(), model.spec().name());
+        let message = format!("--tokenizer {name}: {model} learns from a table, which has no text");
+        return Err(Failure::usage("--tokenizer", message));
+    }
+    Ok(Data::open(model, paths, tokenizer, sampling)?)
 }
 
 /// Refuses options that a plan file says itself.

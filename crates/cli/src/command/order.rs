@@ -59,9 +59,10 @@ pub struct OrderOptions {
 impl OrderOptions {
     /// The first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
-        let chunks = self.chunks.map(|_| "--chunks");
-        let versions = self.versions.map(|_| "--versions");
-        self.schedule.map(|_| "--schedule").or(chunks).or(versions)
+        let OrderOptions { schedule, chunks, versions } = self;
+        let chunks = chunks.map(|_| "--chunks");
+        let versions = versions.map(|_| "--versions");
+        schedule.map(|_| "--schedule").or(chunks).or(versions)
     }
 
     /// The order.

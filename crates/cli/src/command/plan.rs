@@ -77,7 +77,7 @@ pub struct Plan {
     output: Option<PathBuf>,
 
     /// Overwrite the file if it exists
-    #[arg(long)]
+    #[arg(long, requires = "output")]
     force: bool,
 
     #[command(flatten)]
@@ -118,6 +118,7 @@ struct Search {
     space: usize,
     evaluated: usize,
     bounded_away: usize,
+    simulated: usize,
     seconds: f64,
 }
 
@@ -187,6 +188,7 @@ impl Plan {
                 space: outcome.search.space,
                 evaluated: outcome.search.evaluated,
                 bounded_away: outcome.search.bounded_away,
+                simulated: outcome.search.simulated,
                 seconds: outcome.search.seconds,
             },
             devices_left_out: outcome.devices_left_out,
@@ -240,10 +242,11 @@ impl Plan {
         }
         let search = &outcome.search;
         terminal.line(format_args!(
-            "{} plans: {} evaluated, {} bounded away, in {}",
+            "{} plans: {} evaluated, {} bounded away, {} simulated, in {}",
             search.space,
             search.evaluated,
             search.bounded_away,
+            search.simulated,
             seconds(search.seconds)
         ))?;
         match &self.output {

@@ -43,7 +43,7 @@ pub fn plan_line(plan: &Plan) -> String {
         counted(plan.microbatches, "micro-batch"),
         counted(plan.microbatch_samples(), "sample"),
         plan.recompute.name(),
-        if plan.recompute_last { "" } else { " except the last" }
+        if plan.spares_last() { " except the last" } else { "" }
     )
 }
 
@@ -75,25 +75,41 @@ mod tests {
     use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
     use shardloom::{Model, uniform_plan};
 
-    use super::plan_line;
+    use super::{Plan, plan_line};
+
+    #[test]
+    fn what_is_not_computed_twice_has_no_exceptions() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let line = |recompute| {
+            let numbers = Uniform { recompute, ..numbers(ScheduleKind::Afab, 2, 4) };
+            let plan = uniform_plan(&model, &numbers, "local:4").expect("a plan");
+            plan_line(&Plan { recompute_last: false, ..plan })
+        };
+        assert!(line(Recompute::None).ends_with("recompute none"));
+        assert!(line(Recompute::Stage).ends_with("recompute stage except the last"));
+    }
+
+    fn numbers(schedule: ScheduleKind, pp: usize, microbatches: usize) -> Uniform {
+        Uniform {
+            pp,
+            mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+            sequence_parallel: false,
+            global_batch: 8,
+            microbatches,
+            schedule,
+            recompute: Recompute::None,
+            sync: Sync::default(),
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        }
+    }
 
     #[test]
     fn one_is_not_many_and_a_single_stage_has_no_schedule() {
         let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
         let line = |schedule, pp, microbatches| {
-            let numbers = Uniform {
-                pp,
-                mesh: Mesh { dp: 2, cp: 1, tp: 1 },
-                sequence_parallel: false,
-                global_batch: 8,
-                microbatches,
-                schedule,
-                recompute: Recompute::None,
-                sync: Sync::default(),
-                precision: Precision::FP32,
-                optimizer: Optimizer::default(),
-                clip_norm: None,
-            };
+            let numbers = numbers(schedule, pp, microbatches);
             plan_line(&uniform_plan(&model, &numbers, "local:4").expect("a plan"))
         };
         assert_eq!(

@@ -4,10 +4,11 @@
 use shardloom_plan::ScheduleKind;
 use shardloom_search::partition::{ChimeraRequest, Interconnect, chimera};
 
-use super::equal_stages::{equal, memory_bytes, state_bytes_per_weight_byte};
+use super::equal_stages::{equal, memory_bytes, no_room, state_bytes_per_weight_byte};
 use crate::choice::Task;
 use crate::configuration::Configuration;
-use crate::method::{Family, Method, Supports};
+use crate::depth::require_depth;
+use crate::method::{Family, Method};
 use crate::{Choice, MethodError};
 
 /// A pair of pipelines in opposite directions.
@@ -18,7 +19,6 @@ pub(crate) const METHOD: Method = Method {
             Bidirectional Pipelines, SC, arXiv 2107.06925",
     about: "Two pipelines in opposite directions fill each other's bubbles; parameters are held twice. \
             Width, depth and micro-batch by the paper's model of time and memory.",
-    supports: Supports::ALL,
     chooser: choose,
 };
 
@@ -44,23 +44,25 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         }
     }
     if configurations.is_empty() {
-        return Err(refusal(task, &request));
+        return Err(refusal(task));
     }
     task.fastest(&configurations)
 }
 
-fn refusal(task: &Task<'_>, request: &ChimeraRequest) -> MethodError {
-    let devices = request.workers;
-    if !devices.is_multiple_of(2) {
-        let rule = "pipelines in both directions have an even number of stages; take an even number of \
-                    devices";
-        return task.impossible("devices", devices, rule);
+fn refusal(task: &Task<'_>) -> MethodError {
+    let devices = task.cluster.device_count() as usize;
+    let allowed = |depth: usize| devices.is_multiple_of(depth) && depth.is_multiple_of(2);
+    if let Err(refusal) = require_depth(task, allowed, |depth| depth) {
+        return refusal;
     }
-    let rule = format!(
-        "no even depth has both micro-batches in multiples of it on each of its replicas and room in \
-         {:.1} GB for what it is taken to hold; a multiple of {devices} samples on larger devices, or on \
-         more, would do",
-        request.memory_bytes / 1e9
-    );
-    task.impossible("global_batch", request.global_batch, rule)
+    // Each replica has micro-batches in multiples of its depth; replicas times depth are the devices.
+    let global_batch = task.request.global_batch;
+    if !global_batch.is_multiple_of(devices) {
+        let rule = format!(
+            "every replica has micro-batches in multiples of its stages, and replicas times stages are \
+             {devices} devices; a multiple of {devices} samples would do"
+        );
+        return task.impossible("global_batch", global_batch, rule);
+    }
+    no_room(task)
 }

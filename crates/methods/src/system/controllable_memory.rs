@@ -4,7 +4,7 @@
 use shardloom_plan::ScheduleKind;
 
 use super::zero_bubble::filled;
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
 
 const PAPER: &str =
     "Qi et al. 2024, Pipeline Parallelism with Controllable Memory, NeurIPS, arXiv 2405.15362";
@@ -15,7 +15,6 @@ pub(crate) const V_HALF: Method = Method {
     family: Family::ZeroBubblePipeline,
     paper: PAPER,
     about: "Down the devices and back up with half the activations of 1F1B.",
-    supports: Supports::ALL,
     chooser: |task| filled(task, ScheduleKind::VHalf, &[2]),
 };
 
@@ -25,6 +24,5 @@ pub(crate) const V_MIN: Method = Method {
     family: Family::ZeroBubblePipeline,
     paper: PAPER,
     about: "Down the devices and back up with a third of the activations of 1F1B, the least there is.",
-    supports: Supports::ALL,
     chooser: |task| filled(task, ScheduleKind::VMin, &[2]),
 };

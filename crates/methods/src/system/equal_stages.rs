@@ -6,6 +6,7 @@ use shardloom_search::partition::{Interconnect, TwoBwRequest, Updates, two_bw};
 use crate::choice::Task;
 use crate::configuration::Configuration;
 use crate::cut::Cut;
+use crate::depth::require_depth;
 use crate::{Choice, MethodError};
 
 /// Bytes of gradients, optimizer state and master weights beside a byte of weights.
@@ -49,6 +50,16 @@ pub(super) fn equal(
     }
 }
 
+/// That by its planner's formulas none of a method's pipelines fits.
+pub(super) fn no_room(task: &Task<'_>) -> MethodError {
+    let rule = format!(
+        "none of its pipelines has room in {:.1} GB for what its planner takes it to hold; take more or \
+         larger devices",
+        memory_bytes(task) / 1e9
+    );
+    task.impossible("devices", task.cluster.device_count(), rule)
+}
+
 /// The fastest of what PipeDream-2BW's planner puts first that has at least two stages and fits.
 pub(super) fn planned(
     task: &mut Task<'_>,
@@ -73,13 +84,13 @@ pub(super) fn planned(
         })
         .collect();
     if configurations.is_empty() {
-        let rule = format!(
-            "its planner finds no pipeline of at least two stages, each with a block, a micro-batch and \
-             room in {:.1} GB for what it is taken to hold; take more devices or blocks, a larger \
-             global batch, or larger devices",
-            request.memory_bytes / 1e9
-        );
-        return Err(task.impossible("devices", request.workers, rule));
+        require_depth(task, |_| true, |depth| depth)?;
+        // Depth 2 is possible, in one pipeline of micro-batches of a sample each.
+        if request.global_batch < 2 {
+            let rule = "a step needs at least 2 micro-batches, as many as a pipeline has stages";
+            return Err(task.impossible("global_batch", request.global_batch, rule));
+        }
+        return Err(no_room(task));
     }
     task.fastest(&configurations)
 }

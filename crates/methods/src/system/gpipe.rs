@@ -5,7 +5,7 @@ use shardloom_plan::{Recompute, ScheduleKind};
 
 use crate::configuration::Pipelines;
 use crate::cut::Cut;
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
 
 /// All forwards, then all backwards, recomputing from the inputs of stages.
 pub(crate) const METHOD: Method = Method {
@@ -13,9 +13,8 @@ pub(crate) const METHOD: Method = Method {
     family: Family::SynchronousPipeline,
     paper: "Huang et al. 2019, GPipe: Efficient Training of Giant Neural Networks using Pipeline \
             Parallelism, NeurIPS, arXiv 1811.06965",
-    about: "All forward passes of a step, then all backward passes; activations are computed again from the inputs of stages; \
-            stages are cut for the least variance of their times.",
-    supports: Supports::ALL,
+    about: "All forward passes of a step, then all backward passes; activations are computed again from \
+            the inputs of stages; stages are cut for the least variance of their times.",
     chooser: |task| {
         let pipelines = Pipelines {
             recompute: &[Recompute::Stage],

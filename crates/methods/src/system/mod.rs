@@ -4,7 +4,6 @@ pub(crate) mod chimera;
 pub(crate) mod controllable_memory;
 pub(crate) mod data_parallel;
 pub(crate) mod dualpipe;
-pub(crate) mod dualpipe_v;
 pub(crate) mod gpipe;
 pub(crate) mod hanayo;
 pub(crate) mod interleaved;

@@ -9,9 +9,10 @@ use shardloom_program::ProgramError;
 use shardloom_search::partition::{Interconnect, Level, Partition, StageTime, pipedream};
 use shardloom_search::{SearchError, judge};
 
-use crate::choice::{Best, Task};
+use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
+use crate::selection::Selection;
 use crate::{Choice, MethodError};
 
 /// 1F1B without flush, weights stashed.
@@ -23,32 +24,29 @@ pub(crate) const METHOD: Method = Method {
     about: "1F1B without flush: a minibatch keeps the weights that it went forward with until it has gone \
             backward; stages and their replicas, which take minibatches in turn, by the paper's dynamic \
             program.",
-    supports: Supports::ALL,
     chooser: choose,
 };
 
 /// The fastest of the partitions' plans if there is one; otherwise the fastest of equally replicated stages.
 fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let partitions = partitions(task)?;
-    let (mut best, mut reason) = (None::<Choice>, None);
+    let mut selection = Selection::new(task.request.memory_share);
+    let mut reasons = vec![];
     for partition in &partitions {
-        match replicated(task, partition)? {
-            Ok(choice) => {
-                let seconds = choice.judgement.step_seconds;
-                if best.as_ref().is_none_or(|it| seconds < it.judgement.step_seconds) {
-                    best = Some(choice);
-                }
-            }
-            Err(why) => reason = reason.or(Some((partition, why))),
+        if let Some(reason) = offer(task, partition, &mut selection)? {
+            reasons.push((partition, reason));
         }
     }
-    let (partition, reason) = match (best, reason) {
-        (Some(choice), _) => {
-            let (space, simulated) = (partitions.len(), partitions.len());
-            return Ok(Choice { space, simulated, ..choice }.unclipped(task));
+    let (space, impossible) = (partitions.len(), reasons.len());
+    let unfit = match selection.finish(task) {
+        Ok(found) => {
+            let choice = found.choice(space, space - impossible);
+            return Ok(Choice { impossible, ..choice }.unclipped(task));
         }
-        (None, reason) => reason.expect("a partition without a plan has a reason"),
+        Err(why) => why.map(|error| (&partitions[0], error.to_string())),
     };
+    let reason = reasons.into_iter().next().or(unfit);
+    let (partition, reason) = reason.expect("a partition without a plan has a reason");
     let pipelines = Pipelines {
         weights: Weights::Stash,
         counts: |_| Counts::SINGLE,
@@ -111,31 +109,29 @@ fn turns(task: &Task<'_>, partition: &Partition) -> Option<usize> {
     }
 }
 
-/// The plan of a partition with the least recomputation that fits, or why there is none.
-fn replicated(
+/// Offers the plan of a partition with the least recomputation that fits; says why where there is none.
+fn offer(
     task: &Task<'_>,
     partition: &Partition,
-) -> Result<Result<Choice, String>, MethodError> {
-    let mut closest = String::new();
+    selection: &mut Selection,
+) -> Result<Option<String>, MethodError> {
     for recompute in Recompute::BY_BLOCK {
         let plan = match plan(task, partition, recompute) {
             Ok(plan) => plan,
-            Err(reason) => return Ok(Err(reason)),
+            Err(reason) => return Ok(Some(reason)),
         };
         let judgement = match judge(task.graph, task.cluster, &plan) {
             Ok(judgement) => judgement,
             Err(SearchError::Program(
                 reason @ (ProgramError::Plan(_) | ProgramError::Schedule(_)),
-            )) => return Ok(Err(reason.to_string())),
+            )) => return Ok(Some(reason.to_string())),
             Err(other) => return Err(other.into()),
         };
-        if judgement.fits(task.request.memory_share) {
-            let notes = vec![];
-            return Ok(Ok(Choice { plan, judgement, space: 1, simulated: 1, notes }));
+        if selection.offer(plan, judgement) {
+            break;
         }
-        closest = task.nothing_fits(&Best { plan, judgement }, 1).to_string();
     }
-    Ok(Err(closest))
+    Ok(None)
 }
 
 /// The plan of a partition, or why there is none.

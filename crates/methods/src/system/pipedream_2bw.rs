@@ -5,7 +5,7 @@ use shardloom_plan::{ScheduleKind, Weights};
 use shardloom_search::partition::Updates;
 
 use super::equal_stages::planned;
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
 
 /// 1F1B without flush and with two versions of the weights.
 pub(crate) const METHOD: Method = Method {
@@ -15,7 +15,6 @@ pub(crate) const METHOD: Method = Method {
             2006.09503",
     about: "1F1B without flush: all micro-batches of a step run with the weights before the newest, so \
             that two versions suffice; equal stages from the paper's planner.",
-    supports: Supports::ALL,
     chooser: |task| {
         let (schedule, weights) = (ScheduleKind::PipeDream, Weights::DoubleBuffer);
         let choice = planned(task, schedule, weights, Updates::DoubleBuffered)?;

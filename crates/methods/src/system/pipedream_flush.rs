@@ -5,7 +5,7 @@ use shardloom_plan::{ScheduleKind, Weights};
 use shardloom_search::partition::Updates;
 
 use super::equal_stages::planned;
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
 
 /// 1F1B with a flush.
 pub(crate) const METHOD: Method = Method {
@@ -15,7 +15,6 @@ pub(crate) const METHOD: Method = Method {
             2006.09503",
     about: "One forward and one backward pass in turn, so that no stage keeps more micro-batches than \
             stages follow it; equal stages from the paper's planner.",
-    supports: Supports::ALL,
     chooser: |task| {
         let schedule = ScheduleKind::OneForwardOneBackward;
         planned(task, schedule, Weights::Flush, Updates::Flush)

@@ -5,7 +5,7 @@ use shardloom_plan::{Corrections, Optimizer, Prediction, ScheduleKind, Weights};
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
 use crate::{Choice, MethodError};
 
 /// Updates after every micro-batch, with spike compensation and linear weight prediction.
@@ -16,7 +16,6 @@ pub(crate) const METHOD: Method = Method {
             Batches, MLSys, arXiv 2003.11666",
     about: "Every micro-batch is a step and no step waits for another; spike compensation and linear \
             weight prediction make up for the delay.",
-    supports: Supports::ALL,
     chooser: choose,
 };
 

@@ -4,7 +4,7 @@
 use shardloom_plan::{Corrections, ScheduleKind, Weights};
 
 use crate::configuration::Pipelines;
-use crate::method::{Family, Method, Supports};
+use crate::method::{Family, Method};
 
 /// Steps over which the learning rate recovers. The paper sets them by model, to a quarter of the first
 /// phase of a step-wise learning rate or to a few times the steps of a linear warm-up; plans do not know
@@ -22,7 +22,6 @@ pub(crate) const METHOD: Method = Method {
             1910.05124",
     about: "A forward and a backward pass in every slot and one version of the weights; the learning \
             rate is lowered by the delay at first, and backward passes move the weights back.",
-    supports: Supports::ALL,
     chooser: |task| {
         let corrections = Corrections {
             anneal_steps: Some(ANNEAL_STEPS),

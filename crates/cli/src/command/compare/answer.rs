@@ -26,37 +26,41 @@ impl Answer {
         let trained = self.rows.iter().any(|row| row.numbers.final_loss.is_some());
         let mut headings = vec![heading, "step", "", "utilisation", "waiting", "peak memory"];
         headings.extend(trained.then_some("loss"));
-        let rows: Vec<Vec<String>> =
-            measured.enumerate().map(|(position, row)| self.cells(position, row)).collect();
+        // Rows are sorted, so that one that can be trained with comes first if there is any.
+        let fastest = self.rows.first().filter(|row| row.usable());
+        let rows: Vec<Vec<String>> = measured.map(|row| cells(row, fastest)).collect();
         terminal.text(table(&headings, &rows))?;
         let plans = self.rows.iter().filter_map(|row| Some((&row.method, row.plan.as_ref()?)));
         list("Their plans:", plans, terminal)?;
+        let notes =
+            self.rows.iter().flat_map(|row| row.notes.iter().map(move |it| (&row.method, it)));
+        list("To know about them:", notes, terminal)?;
         let refused = self.rows.iter().filter_map(|row| Some((&row.method, row.reason.as_ref()?)));
         list("Not with these numbers:", refused, terminal)
     }
+}
 
-    fn cells(&self, position: usize, row: &Row) -> Vec<String> {
-        let fastest = self.rows.iter().find(|row| row.usable());
-        let fastest = fastest.and_then(|row| row.numbers.step_seconds);
-        let numbers = &row.numbers;
-        let step = numbers.step_seconds.unwrap_or(f64::NAN);
-        let beside = match (numbers.fit, fastest) {
-            (Some(Fit::Exceeds), _) => "does not fit".to_owned(),
-            _ if position == 0 => "fastest".to_owned(),
-            (_, Some(fastest)) => signed_percent(step / fastest - 1.0),
-            (_, None) => String::new(),
-        };
-        let mut cells = vec![
-            row.method.clone(),
-            seconds(step),
-            beside,
-            numbers.utilisation.map(percent).unwrap_or_default(),
-            numbers.wait_fraction.map(percent).unwrap_or_default(),
-            numbers.peak_bytes.map(bytes).unwrap_or_default(),
-        ];
-        cells.extend(numbers.final_loss.map(|loss| format!("{loss:.4}")));
-        cells
-    }
+fn cells(row: &Row, fastest: Option<&Row>) -> Vec<String> {
+    let numbers = &row.numbers;
+    let step = numbers.step_seconds.unwrap_or(f64::NAN);
+    let beside = match (numbers.fit, fastest) {
+        (Some(Fit::Exceeds), _) => "does not fit".to_owned(),
+        (_, Some(fastest)) if std::ptr::eq(fastest, row) => "fastest".to_owned(),
+        (_, fastest) => {
+            let fastest = fastest.and_then(|it| it.numbers.step_seconds);
+            fastest.map(|it| signed_percent(step / it - 1.0)).unwrap_or_default()
+        }
+    };
+    let mut cells = vec![
+        row.method.clone(),
+        seconds(step),
+        beside,
+        numbers.utilisation.map(percent).unwrap_or_default(),
+        numbers.wait_fraction.map(percent).unwrap_or_default(),
+        numbers.peak_bytes.map(bytes).unwrap_or_default(),
+    ];
+    cells.extend(numbers.final_loss.map(|loss| format!("{loss:.4}")));
+    cells
 }
 
 /// A heading, and a line of each; nothing if there are none.

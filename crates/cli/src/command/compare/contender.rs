@@ -5,8 +5,8 @@ use std::fmt;
 use shardloom::cluster::Cluster;
 use shardloom::methods::{self, Method};
 use shardloom::plan::{Plan, ScheduleKind};
-use shardloom::search::Request;
-use shardloom::{Model, find_plan, plan_by_method};
+use shardloom::search::{Judgement, Request, auto};
+use shardloom::{Error, Model};
 
 use crate::command::dimensions::{Dimensions, Place};
 use crate::command::order::Order;
@@ -19,6 +19,15 @@ pub enum Chooser {
     Search,
     /// A published system.
     Method(&'static Method),
+}
+
+/// What one of them comes with.
+pub struct Planned {
+    pub plan: Plan,
+    /// How it was simulated, by who chose it.
+    pub judgement: Option<Judgement>,
+    /// What a reader should know.
+    pub notes: Vec<String>,
 }
 
 /// What is compared.
@@ -50,19 +59,25 @@ impl Contenders<'_> {
     ///
     /// # Errors
     /// If it has none for these numbers.
-    pub fn plan(&self, index: usize, model: &Model) -> Result<Plan, Failure> {
-        match self {
+    pub fn plan(&self, index: usize, model: &Model) -> Result<Planned, Failure> {
+        let (plan, judgement, notes) = match self {
             Contenders::Orders { orders, dimensions, microbatches, place } => {
-                dimensions.plan(model, orders[index], *microbatches, place)
+                let plan = dimensions.plan(model, orders[index], *microbatches, place)?;
+                (plan, None, vec![])
             }
-            Contenders::Choosers { choosers, cluster, request } => {
-                let planned = match choosers[index] {
-                    Chooser::Search => find_plan(model, cluster, request)?,
-                    Chooser::Method(method) => plan_by_method(model, cluster, request, method)?,
-                };
-                Ok(planned.outcome.plan)
-            }
-        }
+            Contenders::Choosers { choosers, cluster, request } => match choosers[index] {
+                Chooser::Search => {
+                    let found = auto(model.graph(), cluster, request).map_err(Error::from)?;
+                    (found.plan, Some(found.judgement), found.notes)
+                }
+                Chooser::Method(method) => {
+                    let found = method.choose(model.graph(), cluster, request);
+                    let found = found.map_err(Error::from)?;
+                    (found.plan, Some(found.judgement), found.notes)
+                }
+            },
+        };
+        Ok(Planned { plan, judgement, notes })
     }
 
     /// Micro-batches of a step, where all have the same number.

@@ -7,8 +7,7 @@ mod training;
 
 use clap::Args;
 use shardloom::cluster::Cluster;
-use shardloom::plan::Precision;
-use shardloom::search::Request;
+use shardloom::search::{Request, judge};
 use shardloom::{Defaults, Model, usual_request};
 
 use super::ProfileFile;
@@ -19,7 +18,7 @@ use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
 use answer::Answer;
-use contender::{Choosers, Contenders, choosers, every_order};
+use contender::{Choosers, Contenders, Planned, choosers, every_order};
 use row::{Numbers, Row};
 use training::Training;
 
@@ -58,9 +57,7 @@ pub struct Compare {
 
     /// Methods, separated by commas, instead of schedules: names that `shardloom methods` lists, `auto`
     /// for the search of `shardloom plan`, or `all`
-    #[arg(long, value_name = "METHOD", value_parser = choosers, conflicts_with_all = [
-        "schedules", "pp", "dp", "tp", "sequence_parallel", "zero", "microbatches", "recompute",
-    ])]
+    #[arg(long, value_name = "METHOD", value_parser = choosers, conflicts_with = "schedules")]
     methods: Option<Choosers>,
 
     /// Sequence length [default: the model's]
@@ -80,6 +77,9 @@ pub struct Compare {
 impl Compare {
     /// Compares.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        if self.methods.is_some() {
+            self.dimensions.leave_choice_to("--methods", None)?;
+        }
         let tokenizer = self.training.tokenizer()?;
         let vocabulary = self.training.run.then(|| tokenizer.tokenizer().vocabulary_size());
         let defaults = Defaults { sequence_length: self.seq, vocabulary };
@@ -106,15 +106,21 @@ impl Compare {
             let method = contenders.name(index);
             bar.set_message(method.clone());
             bar.set_position(index as u64 * self.training.steps());
-            let mut row = Row { method, plan: None, numbers: Numbers::default(), reason: None };
-            let numbers = contenders.plan(index, &model).and_then(|plan| {
-                row.plan = self.methods.is_some().then(|| plan_line(&plan));
-                match (&trial, cluster) {
-                    (Some(trial), _) => trial.trained(&plan, virtual_time, &bar),
-                    (None, Some((_, cluster))) => Numbers::simulated(&model, &plan, cluster),
-                    (None, None) => unreachable!("the parser wants a cluster or --run"),
-                }
-            });
+            let mut row = Row::of(method);
+            let numbers =
+                contenders.plan(index, &model).and_then(|Planned { plan, judgement, notes }| {
+                    row.plan = self.methods.is_some().then(|| plan_line(&plan));
+                    row.notes = notes;
+                    match (&trial, judgement, cluster) {
+                        (Some(trial), ..) => trial.trained(&plan, virtual_time, &bar),
+                        (None, Some(judgement), _) => Ok(Numbers::simulated(&judgement)),
+                        (None, None, Some((_, cluster))) => {
+                            let judgement = judge(model.graph(), cluster, &plan);
+                            Ok(Numbers::simulated(&judgement.map_err(shardloom::Error::from)?))
+                        }
+                        (None, None, None) => unreachable!("the parser wants a cluster or --run"),
+                    }
+                });
             match numbers {
                 Ok(numbers) => row.numbers = numbers,
                 Err(failure) => match failure.refusal() {
@@ -182,17 +188,11 @@ impl Compare {
         let (text, cluster) = cluster.expect("methods have this machine's cluster if no other");
         let usual = usual((text, cluster));
         let here = Place::here(&self.dimensions);
-        let (precision, algorithm) = match self.training.run {
-            true => (Precision::FP32, here.algorithm),
-            false => (usual.precision, usual.algorithm),
+        let usual = match self.training.run {
+            true => Request { precision: here.precision, algorithm: here.algorithm, ..usual },
+            false => usual,
         };
-        let request = Request {
-            precision,
-            algorithm: self.dimensions.algorithm().unwrap_or(algorithm),
-            optimizer: self.dimensions.optimizer()?,
-            clip_norm: self.dimensions.clip_norm(),
-            ..usual
-        };
+        let request = self.dimensions.request(usual)?;
         Ok(Contenders::Choosers { choosers: choosers.clone(), cluster, request })
     }
 }

@@ -1,13 +1,9 @@
 //! What comes of one contender.
 
 use serde::Serialize;
-use shardloom::cluster::Cluster;
-use shardloom::plan::Plan;
 use shardloom::program::timeline::{Activity, Picos, Timeline};
+use shardloom::search::Judgement;
 use shardloom::sim::Fit;
-use shardloom::{Model, simulate};
-
-use crate::failure::Failure;
 
 /// What came of a schedule or a method.
 #[derive(Serialize)]
@@ -16,6 +12,9 @@ pub struct Row {
     /// The plan that a method chose, in a line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
+    /// What else a reader of it should know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     #[serde(flatten)]
     pub numbers: Numbers,
     /// Why there are no numbers.
@@ -35,6 +34,12 @@ pub struct Numbers {
 }
 
 impl Row {
+    /// Of what is called so, as long as nothing more is known.
+    pub fn of(method: String) -> Row {
+        let numbers = Numbers::default();
+        Row { method, plan: None, notes: vec![], numbers, reason: None }
+    }
+
     /// Whether it can be trained with on these devices.
     pub fn usable(&self) -> bool {
         self.numbers.step_seconds.is_some() && self.numbers.fit != Some(Fit::Exceeds)
@@ -55,21 +60,16 @@ pub fn sort(rows: &mut [Row]) {
 }
 
 impl Numbers {
-    /// What the simulator says of `plan` on `cluster`.
-    pub fn simulated(model: &Model, plan: &Plan, cluster: &Cluster) -> Result<Numbers, Failure> {
-        let prediction = simulate(model, plan, cluster, true)?;
-        let summary = &prediction.summary;
-        let ranks: f64 = summary.ranks.iter().map(|rank| rank.multiplicity as f64).sum();
-        let idle: f64 =
-            summary.ranks.iter().map(|rank| rank.multiplicity as f64 * rank.idle_seconds).sum();
-        Ok(Numbers {
-            step_seconds: Some(summary.step_seconds),
-            utilisation: Some(1.0 - summary.bubble_fraction),
-            wait_fraction: Some(idle / (ranks * summary.step_seconds)),
-            peak_bytes: summary.ranks.iter().map(|rank| rank.peak_bytes).max(),
+    /// What the simulator says.
+    pub fn simulated(judgement: &Judgement) -> Numbers {
+        Numbers {
+            step_seconds: Some(judgement.step_seconds),
+            utilisation: Some(1.0 - judgement.bubble_fraction),
+            wait_fraction: Some(judgement.wait_fraction),
+            peak_bytes: judgement.memory.iter().map(|it| it.peak_bytes).max(),
             final_loss: None,
-            fit: prediction.memory.iter().map(|memory| memory.fit()).max(),
-        })
+            fit: judgement.memory.iter().map(|it| it.fit()).max(),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Model, Sampling, Session, TextTokenizer};
 
 use super::row::{Numbers, waiting};
+use crate::command::open_data;
 use crate::command::train::run::History;
 use crate::command::train::{DRAIN_EVERY, TIMEOUT};
 use crate::failure::Failure;
@@ -94,7 +95,7 @@ impl Training {
 impl Trial<'_> {
     fn data(&self) -> Result<Data, Failure> {
         let sampling = Sampling { seed: self.training.seed, validation_fraction: 0.0 };
-        Ok(Data::open(self.model, &self.training.data, self.tokenizer, sampling)?)
+        open_data(self.model, &self.training.data, self.tokenizer, sampling)
     }
 
     /// Trains `plan`, in real time or in the virtual time of a cluster, and records the last step.

@@ -186,7 +186,7 @@ impl Train {
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
         let sampling = Sampling { seed: self.seed, validation_fraction };
-        let data = Data::open(&model, &self.data, &tokenizer, sampling)?;
+        let data = super::open_data(&model, &self.data, &tokenizer, sampling)?;
         let plan = match plan_file {
             Some(plan) => plan,
             None => self.shape.plan(&model, &local, terminal)?,

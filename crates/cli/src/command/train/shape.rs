@@ -20,10 +20,7 @@ use crate::terminal::Terminal;
 #[command(next_help_heading = "Plan (of a MODEL; a plan file says all this itself)")]
 pub struct Shape {
     /// Find the fastest plan for this many ranks on this machine, which is measured if it never was
-    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU32>, conflicts_with_all = [
-        "pp", "dp", "tp", "sequence_parallel", "zero", "schedule", "chunks", "microbatches",
-        "recompute", "algorithm",
-    ])]
+    #[arg(long, value_name = "N", value_parser = whole::<NonZeroU32>)]
     ranks: Option<NonZeroU32>,
 
     #[command(flatten)]
@@ -65,6 +62,7 @@ impl Shape {
         local: &LocalProfile,
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
+        self.dimensions.leave_choice_to("--ranks", self.order.given())?;
         let cores = load_cluster("local", local, terminal)?.device_count();
         if ranks > cores {
             let message = format!("--ranks {ranks}: this machine has 1 to {cores} to plan for");
@@ -72,13 +70,8 @@ impl Shape {
         }
         let text = format!("local:{ranks}");
         let cluster = load_cluster(&text, local, terminal)?;
-        let request = Request {
-            precision: Precision::FP32,
-            optimizer: self.dimensions.optimizer()?,
-            clip_norm: self.dimensions.clip_norm(),
-            post_validation: self.dimensions.post_validation(),
-            ..usual_request(model, &cluster, &text, self.dimensions.global_batch())
-        };
+        let usual = usual_request(model, &cluster, &text, self.dimensions.global_batch());
+        let request = self.dimensions.request(Request { precision: Precision::FP32, ..usual })?;
         let plan = find_plan(model, &cluster, &request)?.outcome.plan;
         terminal.note(format_args!("plan: {}", plan_line(&plan)));
         Ok(plan)
