@@ -1,6 +1,6 @@
 //! What a method is asked, and its answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::Graph;
@@ -205,7 +205,7 @@ impl<'a> Task<'a> {
     }
 
     /// What to say where gradients are not clipped although that was asked for.
-    pub fn unclipped_note(&self) -> Option<String> {
+    fn unclipped_note(&self) -> Option<String> {
         let norm = self.request.clip_norm?;
         Some(format!(
             "gradients are not clipped to {norm}: their norm is known only when all stages are through \
@@ -213,12 +213,41 @@ impl<'a> Task<'a> {
             self.method
         ))
     }
+
+    /// What to say where stages that should not wait for each other share a parameter.
+    fn shared_note(&self, plan: &Plan) -> Option<String> {
+        let pipeline = plan.pipeline.first()?;
+        let stage_of = |op| {
+            let block = self.graph.op(op).block.index();
+            pipeline
+                .stage
+                .iter()
+                .position(|stage| (stage.blocks.0..stage.blocks.1).contains(&block))
+        };
+        self.graph.parameters().find_map(|(_, value)| {
+            let stages: BTreeSet<usize> =
+                value.consumers.iter().filter_map(|&op| stage_of(op)).collect();
+            let devices: BTreeSet<&[u32]> =
+                stages.iter().map(|&stage| &pipeline.stage[stage].devices.0[..]).collect();
+            (devices.len() > 1).then(|| {
+                let stages: Vec<String> = stages.iter().map(usize::to_string).collect();
+                format!(
+                    "stages {} share {} and add up its gradients before every update, so they wait for \
+                     each other as after a flush; a model without shared parameters does not",
+                    stages.join(" and "),
+                    value.name
+                )
+            })
+        })
+    }
 }
 
 impl Choice {
-    /// With the note that gradients are not clipped, where that was asked for.
-    pub(crate) fn unclipped(mut self, task: &Task<'_>) -> Choice {
+    /// With what is to be said of a plan without flush: that gradients are not clipped, where that was
+    /// asked for, and that stages wait for each other because of what they share.
+    pub(crate) fn without_flush(mut self, task: &Task<'_>) -> Choice {
         self.notes.extend(task.unclipped_note());
+        self.notes.extend(task.shared_note(&self.plan));
         self
     }
 }

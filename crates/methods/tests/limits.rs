@@ -183,6 +183,19 @@ fn asynchronous_methods_say_that_they_do_not_clip() {
 }
 
 #[test]
+fn asynchronous_methods_say_where_shared_parameters_make_stages_wait() {
+    for tied in [true, false] {
+        let model = format!("{GPT},tied={tied}");
+        for method in ["pipelined-backpropagation", "pipemare"] {
+            let found = ask(method, &model, &h100(4, PLENTY), 8).expect("a plan");
+            assert!(found.plan.stages().count() > 1);
+            let told = found.notes.iter().any(|note| note.contains("stages 0 and"));
+            assert_eq!(told, tied, "{method}: {:?}", found.notes);
+        }
+    }
+}
+
+#[test]
 fn pipedream_replicates_stages_unequally_where_that_is_a_plan() {
     // Embedding and head have weights to exchange over slow links and, of five layers between, less work.
     let model = "gpt:layers=5,hidden=256,heads=4,seq=128,vocab=32000,tied=false";

@@ -31,6 +31,16 @@ pub fn bytes(value: u64) -> String {
     scaled(value as f64, &units)
 }
 
+/// `1 stage`, `2 stages`.
+pub fn counted(number: usize, what: &str) -> String {
+    let ending = match (number, what.ends_with("ch")) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{number} {what}{ending}")
+}
+
 /// A fraction as a percentage with one decimal.
 pub fn percent(fraction: f64) -> String {
     format!("{:.1}%", fraction * 100.0)

@@ -4,7 +4,7 @@
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
-use shardloom_program::quantity::{self, bytes, percent};
+use shardloom_program::quantity::{self, bytes, counted, percent};
 use shardloom_sim::Simulation;
 
 use crate::auto::fastest_estimate;
@@ -164,7 +164,7 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     };
     let activations = fullest.peak_bytes - held.total().min(fullest.peak_bytes);
     let sentence = format!(
-        "{} is fullest with {} of {} ({}), which {verdict}: weights {}, gradients {}, optimizer \
+        "fullest: {}, with {} of {} ({}), which {verdict}: weights {}, gradients {}, optimizer \
          state {}, activations and buffers {}",
         class.place(),
         bytes(fullest.peak_bytes),
@@ -261,12 +261,11 @@ fn roomier(
     let sentence = match saved < 0.0005 {
         true => format!("{condition}, no faster plan would be found"),
         false => format!(
-            "{condition}, a plan that takes {} less would fit: {} stages of {}, {} micro-batches, ZeRO-{}, \
-             recomputation {}",
+            "{condition}, a plan that takes {} less would fit: {} of {}, {}, ZeRO-{}, recomputation {}",
             percent(saved),
-            other.pipeline.iter().map(|it| it.stage.len()).sum::<usize>(),
+            counted(other.stages().count(), "stage"),
             other.stages().next().map(|(_, stage)| stage.mesh.to_string()).unwrap_or_default(),
-            other.microbatches,
+            counted(other.microbatches, "micro-batch"),
             other.sync.zero,
             other.recompute.name(),
         ),

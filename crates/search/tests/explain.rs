@@ -99,7 +99,7 @@ fn memory_that_limits_a_plan_is_said_to() {
     assert_eq!(explanation.step_seconds, outcome.judgement.step_seconds);
     let memory = about(&explanation, Topic::Memory);
     assert!(memory[0].number > 0.0 && memory[0].number <= request.memory_share);
-    assert!(memory[0].sentence.contains("is fullest with"), "{}", memory[0].sentence);
+    assert!(memory[0].sentence.starts_with("fullest: stage"), "{}", memory[0].sentence);
     assert!(memory[1].sentence.contains("more memory"), "{}", memory[1].sentence);
 }
 

@@ -99,7 +99,6 @@ fn without_flush_a_step_takes_what_its_slowest_stage_is_busy() {
     }
 }
 
-/// A single stage of two replicas whose backward pass is over at 4 and whose reductions take 10 each.
 /// The instructions of the first class's last backward pass.
 fn last_backward(program: &Program) -> &[Instruction] {
     let class = &program.classes[0];
@@ -108,6 +107,7 @@ fn last_backward(program: &Program) -> &[Instruction] {
     &backward.next().expect("a step goes backward").instructions
 }
 
+/// A single stage of two replicas whose backward pass is over at 4 and whose reductions take 10 each.
 fn reducing(cluster: &shardloom_cluster::Cluster) -> (usize, Simulation) {
     let plan = uniform(1, 2, 1, 1);
     let program = lowered(&gpt(2, false), &plan);

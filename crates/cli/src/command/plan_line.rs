@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use shardloom::plan::{Arrangement, Axis, Plan, Updates};
+use shardloom::program::quantity::counted;
 
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
 pub fn plan_line(plan: &Plan) -> String {
@@ -58,16 +59,6 @@ fn turns(plan: &Plan) -> Option<Vec<usize>> {
         stages.map(|stage| &stage.devices.0[..]).collect()
     };
     Some((0..plan.pipeline[0].stage.len()).map(|stage| devices(stage).len()).collect())
-}
-
-/// `1 stage`, `2 stages`.
-pub fn counted(number: usize, what: &str) -> String {
-    let ending = match (number, what.ends_with("ch")) {
-        (1, _) => "",
-        (_, true) => "es",
-        (_, false) => "s",
-    };
-    format!("{number} {what}{ending}")
 }
 
 #[cfg(test)]

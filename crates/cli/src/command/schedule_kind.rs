@@ -28,6 +28,9 @@ const ALIASES: [(&str, ScheduleKind); 17] = [
 /// # Errors
 /// All names, and the one that is nearest.
 pub fn schedule_kind(text: &str) -> Result<ScheduleKind, String> {
+    if let Some((name, chunks)) = text.split_once(':') {
+        return Err(format!("write {name} --chunks {chunks} for {chunks} stages on each device"));
+    }
     let asked = plain(text);
     let found = names().find(|(name, _)| plain(name) == asked);
     found.map(|(_, kind)| kind).ok_or_else(|| {

@@ -41,7 +41,7 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let unfit = match selection.finish(task) {
         Ok(found) => {
             let choice = found.choice(space, space - impossible);
-            return Ok(Choice { impossible, ..choice }.unclipped(task));
+            return Ok(Choice { impossible, ..choice }.without_flush(task));
         }
         Err(why) => why.map(|error| (&partitions[0], error.to_string())),
     };
@@ -52,7 +52,7 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         counts: |_| Counts::SINGLE,
         ..Pipelines::of(ScheduleKind::PipeDream)
     };
-    let mut choice = pipelines.choose(task)?.unclipped(task);
+    let mut choice = pipelines.choose(task)?.without_flush(task);
     let replicas: Vec<String> =
         partition.stages.iter().map(|stage| stage.replicas().to_string()).collect();
     choice.notes.push(format!(

@@ -18,6 +18,6 @@ pub(crate) const METHOD: Method = Method {
     chooser: |task| {
         let (schedule, weights) = (ScheduleKind::PipeDream, Weights::DoubleBuffer);
         let choice = planned(task, schedule, weights, Updates::DoubleBuffered)?;
-        Ok(choice.unclipped(task))
+        Ok(choice.without_flush(task))
     },
 };

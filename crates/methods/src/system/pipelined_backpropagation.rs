@@ -38,7 +38,7 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         counts: |_| Counts::SINGLE,
         ..Pipelines::of(ScheduleKind::PipeMare)
     };
-    let mut choice = pipelines.choose(task)?.unclipped(task);
+    let mut choice = pipelines.choose(task)?.without_flush(task);
     if !momentum {
         let note = "spike compensation and prediction along the velocity are defined for SGD with \
                     momentum; with another optimizer weights are predicted along their last update, and \

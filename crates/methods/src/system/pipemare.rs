@@ -32,6 +32,6 @@ pub(crate) const METHOD: Method = Method {
             weights: Weights::Newest { corrections },
             ..Pipelines::of(ScheduleKind::PipeMare)
         };
-        Ok(pipelines.choose(task)?.unclipped(task))
+        Ok(pipelines.choose(task)?.without_flush(task))
     },
 };

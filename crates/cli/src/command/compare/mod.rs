@@ -7,13 +7,14 @@ mod training;
 
 use clap::Args;
 use shardloom::cluster::Cluster;
+use shardloom::program::quantity::counted;
 use shardloom::search::{Request, judge};
 use shardloom::{Defaults, Model, usual_request};
 
 use super::ProfileFile;
 use super::dimensions::{Dimensions, Place};
 use super::order::{Order, order};
-use super::plan_line::{counted, plan_line};
+use super::plan_line::plan_line;
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -35,7 +36,8 @@ use training::Training;
       --schedules 1f1b,interleaved:2,interleaved:4,hanayo,chimera
   shardloom compare gpt:layers=6,hidden=128,heads=4 --seq 128 --pp 2 --schedules gpipe,1f1b \\
       --run --data src
-  shardloom compare gpt-2-xl --cluster a100-80g:8 --global-batch 64 --methods auto,gpipe,zb-v,chimera
+  shardloom compare gpt-2-xl --cluster a100-80g:8 --global-batch 64 \\
+      --methods auto,gpipe,zb-v,chimera
 
 A schedule is a name (`shardloom schedule --help` lists all), with a colon and the stages on each device \
 where they are to be more than the fewest.
