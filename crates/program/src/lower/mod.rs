@@ -114,15 +114,16 @@ fn require_common_updates(classes: &[Class]) -> Result<(), ProgramError> {
     for class in classes {
         for bucket in &class.buckets {
             let homes = bucket.homes.iter().map(|home| &classes[home.0 as usize]);
-            if let Some(other) = homes.into_iter().find(|other| other.updates != class.updates) {
+            if let Some(other) = homes.into_iter().find(|other| other.updates() != class.updates())
+            {
                 return Err(ProgramError::Schedule(format!(
                     "updates = round: {} is a parameter of {} and of {}, which update {} and {} times \
                      a step; give these stages as many replicas, or do not tie the parameter",
                     bucket.name,
                     class.place(),
                     other.place(),
-                    class.updates,
-                    other.updates
+                    class.updates(),
+                    other.updates()
                 )));
             }
         }
@@ -213,7 +214,6 @@ impl ClassLowering<'_> {
         let mesh = stages[0].1.mesh;
         let places: Vec<Instance> = stages.iter().map(|(_, model, _)| model.place).collect();
         let versions = Versions { rule: plan.weights, updates: plan.updates, schedule };
-        let updates = versions.each_step(places[0]);
         let replica = schedule.map.replica(places[0]);
         let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
         let delay = delay / places.len() as f64;
@@ -245,8 +245,7 @@ impl ClassLowering<'_> {
             params: parameters.params,
             buckets: parameters.buckets,
             bodies: stream.bodies,
-            stream: stream.items,
-            updates,
+            stream: stream.entries.into_iter().map(|(item, _)| item).collect(),
             delay,
             evaluation: stream.evaluation,
         })
