@@ -13,7 +13,7 @@
 //! passes, each with all those of the same micro-batch in the stages before it. Messages may cross the cut;
 //! those that were sent before it for nothing are received and dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_plan::{Axis, Plan};
 
@@ -173,9 +173,9 @@ impl<'a> PostValidation<'a> {
 }
 
 /// How many passes of each class run before its validation: as many forward passes as the authors have,
-/// two for each class that the norm still has to come back from (for each of its stages), but none that
-/// needs one of another class's that is not among those; and fewer than in the class before, which would
-/// otherwise wait for this one to hand the norm on.
+/// two for each class that the norm still has to come back from (for each stage that this one holds, by
+/// however many pipelines it is come to), but none that needs one of another class's that is not among
+/// those; and fewer than in the class before, which would otherwise wait for this one to hand the norm on.
 fn cuts(
     schedule: &Schedule,
     cells: &[Vec<Cell>],
@@ -185,7 +185,8 @@ fn cuts(
         let order = schedule.orders[class].iter();
         let is_forward = |turn: &&Turn| matches!(turn, Turn::Alone(it) if it.pass == Pass::Forward);
         let forwards = order.take_while(is_forward).count();
-        let stages = schedule.map.instances_on(class).count();
+        let held = schedule.map.instances_on(class).map(|instance| instance.stage);
+        let stages = held.collect::<BTreeSet<u16>>().len();
         forwards.min(2 * (schedule.orders.len() - 1 - class) * stages)
     };
     let mut cuts: Vec<usize> = (0..cells.len()).map(most).collect();
