@@ -158,7 +158,7 @@ fn memory_decides_how_much_is_recomputed() {
         let roomy = on(PLENTY);
         assert_eq!(roomy.plan.recompute, Recompute::None);
         let peak = roomy.judgement.fullest().expect("a stage").peak_bytes;
-        let tight = on(peak * 9 / 10);
+        let tight = on(peak * 8 / 10);
         assert_ne!(tight.plan.recompute, Recompute::None, "{method}");
         assert!(tight.judgement.step_seconds > roomy.judgement.step_seconds, "{method}");
     }

@@ -177,12 +177,15 @@ pub struct StreamItem {
     pub late: bool,
     /// Whether it is run only where the update of the step before turned out wrong.
     pub amends: bool,
+    /// How many entries of the step before it run the same body on the same micro-batch, as updates in
+    /// rounds do. One that amends has the number of what it runs once more.
+    pub occurrence: u32,
 }
 
 impl StreamItem {
     /// An entry of every step, with the newest weights.
     pub fn new(body: BodyId, microbatch: Option<u32>) -> StreamItem {
-        StreamItem { body, microbatch, lag: 0, late: false, amends: false }
+        StreamItem { body, microbatch, lag: 0, late: false, amends: false, occurrence: 0 }
     }
 }
 
@@ -218,8 +221,6 @@ pub struct Class {
     pub bodies: Vec<Body>,
     /// One step.
     pub stream: Vec<StreamItem>,
-    /// How often a step updates the weights, each time with the gradients since the last.
-    pub updates: u32,
     /// How many updates there are, on average over a step's micro-batches, between a forward pass and
     /// the update with its gradient.
     pub delay: f64,
@@ -384,6 +385,12 @@ impl Class {
     /// One parameter.
     pub fn param(&self, id: ParamId) -> &WeightParam {
         &self.params[id.0 as usize]
+    }
+
+    /// How often a step updates the weights, each time with the gradients since the last.
+    pub fn updates(&self) -> u32 {
+        let kind = |item: &&StreamItem| self.body(item.body).kind == BodyKind::Epilogue;
+        self.stream.iter().filter(kind).count() as u32
     }
 
     /// Whether something of a step is left to do in the next.

@@ -321,7 +321,7 @@ fn a_stage_in_several_pipelines_is_one_copy_and_replicas_add_up_their_gradients(
                     _ => format!("stage {stage}, replica {replica}"),
                 };
                 assert_eq!(class.place(), place);
-                assert_eq!(class.updates as usize, 12 / count);
+                assert_eq!(class.updates() as usize, 12 / count);
                 let different: BTreeSet<_> = class.params.iter().map(|it| it.value).collect();
                 assert_eq!(different.len(), class.params.len(), "{place} has one copy");
                 for bucket in &class.buckets {

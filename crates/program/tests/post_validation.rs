@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, StageReplicas, Sync,
+    Uniform, Weights, pipelines_in_turn,
 };
 use shardloom_program::{Action, BodyKind, Class, Program, RouteId, StreamItem, lower};
 
@@ -99,6 +100,24 @@ fn only_forward_passes_run_before_the_validation_and_again_after_it() {
         // The first waits longest for the norm to come back.
         assert!(validation(&program.classes[0]) > 0, "{schedule:?}");
     }
+}
+
+/// Micro-batches that come by several pipelines come to one stage.
+#[test]
+fn replicas_that_take_turns_get_no_further_before_the_validation_than_stages_of_one_pipeline() {
+    let graph = graph();
+    let replicas = |devices: &[u32]| devices.iter().map(|&it| DeviceList(vec![it])).collect();
+    let stage = |blocks, devices| {
+        let replicas: Vec<DeviceList> = replicas(devices);
+        StageReplicas { blocks, mesh: Mesh::SINGLE, replicas }
+    };
+    let mut plan = plan(&graph, ScheduleKind::Afab, Mesh::SINGLE);
+    plan.pipeline = pipelines_in_turn(&[stage((0, 8), &[0]), stage((8, 16), &[1, 2])])
+        .unwrap_or_else(|error| panic!("{error}"));
+    let program = lowered(&graph, &plan);
+    let before: Vec<usize> = program.classes.iter().map(validation).collect();
+    // Two for each class after it.
+    assert_eq!(before, [4, 2, 0]);
 }
 
 #[test]

@@ -146,6 +146,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             microbatch: self.microbatch(),
             step: self.step(),
             lag: item.lag,
+            occurrence: item.occurrence,
             start,
         }
     }

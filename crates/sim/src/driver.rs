@@ -37,6 +37,8 @@ pub struct Call<'p> {
     pub step: u32,
     /// With the weights as they were so many updates ago.
     pub lag: u32,
+    /// How many entries of the step before it ran the same body on the same micro-batch.
+    pub occurrence: u32,
     /// When it starts.
     pub start: Picos,
 }

@@ -120,6 +120,8 @@ pub(crate) struct Item {
     /// Counted from the first of the step; beyond the step's, one of a later step.
     pub microbatch: Option<u32>,
     pub lag: u32,
+    /// How many entries before it run the same body on the same micro-batch.
+    pub occurrence: u32,
     /// Whether no earlier entry works on this micro-batch.
     pub first: bool,
     /// Whether no later entry works on this micro-batch.
@@ -286,6 +288,7 @@ fn items(program: &Program, class: &Class) -> Vec<Item> {
             body: item.body,
             microbatch: item.microbatch,
             lag: item.lag,
+            occurrence: item.occurrence,
             first,
             last,
             late: item.late,

@@ -7,7 +7,7 @@ use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
 use shardloom_kernels::Tier;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Action, BodyId, Instruction, Operand, Rank as RankId, lower};
+use shardloom_program::{Action, BodyId, Instruction, Operand, Rank as RankId, StreamItem, lower};
 
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared};
@@ -134,8 +134,9 @@ impl Sampler {
         padded.resize(self.seq, 0);
         // A pass ends at the logits here, so what the rest would have read and freed is still there.
         self.rank.begin_evaluation(0);
+        self.rank.begin_item(&StreamItem::new(self.body, Some(0)));
         for (index, instruction) in &self.instructions {
-            self.rank.go_to(self.body, *index, Some(0));
+            self.rank.go_to(*index);
             match (&instruction.action, instruction.writes.first()) {
                 (Action::Load { .. }, Some(write)) => self.rank.write_indices(write.to, &padded),
                 _ => self.rank.execute(instruction, 0)?,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{LINE_BYTES, Stay};
 use crate::tenant::{Arrival, Tenancy};
-use crate::{BodyId, Class, Program, StreamItem, Tenant};
+use crate::{Class, Program, StreamItem, Tenant};
 
 /// A tenant with the time that it stays, however often its bytes change hands.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +19,8 @@ pub(super) struct Life {
 /// What brought a tenant in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Birth {
-    pub body: BodyId,
-    pub microbatch: Option<u32>,
+    /// The entry of the stream, its micro-batch counted from the first of all steps.
+    pub item: StreamItem,
     pub step: u32,
     /// Its place in the body.
     pub instruction: u32,
@@ -51,9 +51,10 @@ impl Timeline {
             class.stream.iter().filter(|item| !class.repeats(item)).collect();
         for round in 0..rounds * passes {
             walk.recording = (filling..filling + rounds).contains(&round);
-            for &&StreamItem { body, microbatch, .. } in &entries {
+            for &&item in &entries {
                 let first = round * program.microbatches as u32;
-                walk.entry(body, microbatch.map(|it| first + it), round);
+                let microbatch = item.microbatch.map(|it| first + it);
+                walk.entry(StreamItem { microbatch, ..item }, round);
             }
         }
         let period = walk.now / u64::from(passes);
@@ -64,7 +65,7 @@ impl Timeline {
     pub fn evaluation(program: &Program, class: &Class) -> Timeline {
         let mut walk = Walk::new(program, class);
         walk.recording = true;
-        class.evaluation.iter().for_each(|&body| walk.entry(body, Some(0), 0));
+        class.evaluation.iter().for_each(|&body| walk.entry(StreamItem::new(body, Some(0)), 0));
         let period = walk.now;
         walk.finish(period, false)
     }
@@ -100,7 +101,8 @@ impl<'a> Walk<'a> {
         Walk { tenancy, now: 0, recording: false, open, lives, entries }
     }
 
-    fn entry(&mut self, body: BodyId, microbatch: Option<u32>, step: u32) {
+    fn entry(&mut self, item: StreamItem, step: u32) {
+        let StreamItem { body, microbatch, .. } = item;
         let tenancy = self.tenancy;
         self.entries.push(self.now);
         for (instruction, each) in (0u32..).zip(&tenancy.class.body(body).instructions) {
@@ -109,7 +111,7 @@ impl<'a> Walk<'a> {
                     self.open.insert(tenant, handed);
                     return;
                 }
-                let birth = Birth { body, microbatch, step, instruction, tenant };
+                let birth = Birth { item, step, instruction, tenant };
                 let bytes = self.most_bytes(tenant, bytes);
                 let open = || Open { birth, since: self.now, bytes, recorded: self.recording };
                 self.open.entry(tenant).or_insert_with(open);

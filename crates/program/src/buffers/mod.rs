@@ -2,8 +2,10 @@
 //! program's lifetimes, so that a run allocates nothing while it trains.
 //!
 //! A rank runs the same instructions in every step, so what is born when and freed when is known. A
-//! program with flush starts and ends each step empty, and one step is the plan. One that runs ahead
-//! repeats after as many steps as can be under way; filling and draining only leave some of it out.
+//! program with flush starts and ends each step empty, and one step is the plan; where updates are
+//! validated in the next step, what they changed is kept until then, and steps follow each other on a
+//! circle. One that runs ahead repeats after as many steps as can be under way; filling and draining only
+//! leave some of it out.
 
 mod assignment;
 mod lifetimes;
@@ -18,7 +20,7 @@ pub use assignment::{Assignment, Stay, assign, peak_bytes};
 use lifetimes::{Life, Timeline};
 pub use messages::MessagePlan;
 
-use crate::{BodyId, Class, Program, Tenant};
+use crate::{BodyId, Class, Program, StreamItem, Tenant};
 
 /// Places begin at multiples of this many bytes, a cache line.
 pub const LINE_BYTES: u64 = 64;
@@ -63,6 +65,8 @@ pub struct BufferPlan {
 struct Rows {
     microbatches: u32,
     steps: u32,
+    /// How often a step runs a body on the same micro-batch, or on none, at most.
+    occurrences: u32,
 }
 
 impl BufferPlan {
@@ -73,7 +77,7 @@ impl BufferPlan {
         let mut best: Option<BufferPlan> = None;
         for times in 1.. {
             let steps = least * times;
-            let mut plan = BufferPlan::empty(program, steps);
+            let mut plan = BufferPlan::empty(program, class, steps);
             plan.add(&Timeline::training(program, class, steps));
             plan.add(&evaluation);
             let next = plan.places.len() / times as usize * (times as usize + 1);
@@ -93,14 +97,17 @@ impl BufferPlan {
 
     /// The plan of ranks of `class` that only evaluate.
     pub fn for_evaluation(program: &Program, class: &Class) -> BufferPlan {
-        let mut plan = BufferPlan::empty(program, 1);
+        let mut plan = BufferPlan::empty(program, class, 1);
         plan.add(&Timeline::evaluation(program, class));
         plan
     }
 
     /// A plan without places for so many steps that take turns.
-    fn empty(program: &Program, steps: u32) -> BufferPlan {
-        let rows = Rows { microbatches: program.microbatches as u32 * steps, steps };
+    fn empty(program: &Program, class: &Class, steps: u32) -> BufferPlan {
+        let microbatches = program.microbatches as u32 * steps;
+        let last = class.stream.iter().map(|item| item.occurrence).max();
+        let occurrences = last.map_or(1, |last| last + 1);
+        let rows = Rows { microbatches, steps, occurrences };
         BufferPlan { places: vec![], known: HashMap::new(), rows, arena_bytes: 0, peak_bytes: 0 }
     }
 
@@ -110,19 +117,22 @@ impl BufferPlan {
         self.arena_bytes = self.arena_bytes.max(assignment.arena_bytes);
         self.peak_bytes = self.peak_bytes.max(peak_bytes(&stays, timeline.period));
         for (Life { birth, bytes, .. }, offset) in timeline.lives.iter().zip(assignment.offsets) {
-            let row = self.row(birth.microbatch, birth.step);
-            let key = (birth.body, row, birth.instruction, unnumbered(birth.tenant));
-            self.known.insert(key, PlaceId(self.places.len() as u32));
+            let row = self.row(&birth.item, birth.step);
+            let key = (birth.item.body, row, birth.instruction, unnumbered(birth.tenant));
+            let earlier = self.known.insert(key, PlaceId(self.places.len() as u32));
+            assert_eq!(earlier, None, "whoever moves in has a place of its own");
             self.places.push((key, Place { offset, bytes: *bytes }));
         }
     }
 
-    /// The row of places of a run of a body: micro-batches in flight take turns, and so do steps.
-    pub fn row(&self, microbatch: Option<u32>, step: u32) -> u32 {
-        match microbatch {
+    /// The row of places of an entry of the stream, whose micro-batch is counted from the first of all
+    /// steps, in a step: micro-batches in flight take turns, and so do steps.
+    pub fn row(&self, item: &StreamItem, step: u32) -> u32 {
+        let turn = match item.microbatch {
             Some(microbatch) => microbatch % self.rows.microbatches,
             None => step % self.rows.steps,
-        }
+        };
+        turn * self.rows.occurrences + item.occurrence
     }
 
     /// The place of `tenant` where the n-th instruction of `body` brings it in; none if it does not, or
@@ -145,7 +155,7 @@ impl BufferPlan {
     /// Who has a place, and since when, for people.
     pub fn place_text(&self, class: &Class, id: PlaceId) -> String {
         let (body, row, instruction, tenant) = self.places[id.0 as usize].0;
-        let body = class.body(body).label(Some(row));
+        let body = class.body(body).label(Some(row / self.rows.occurrences));
         format!("{}, from instruction {instruction} of {body} on", class.tenant_text(tenant))
     }
 }

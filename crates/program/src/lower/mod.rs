@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
-use shardloom_plan::{DeviceList, Plan, ScheduleKind, Weights};
+use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank, Shard, Slot};
 use crate::schedule::{Instance, Pass, Schedule, StageMap};
@@ -96,7 +96,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
 /// Makes sure that the weights' rule fits a written order, which alone says whether devices run ahead.
 fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
     let runs_ahead = schedule.ahead() > 0;
-    if plan.schedule != ScheduleKind::Table || runs_ahead != (plan.weights == Weights::Flush) {
+    if plan.schedule != ScheduleKind::Table || runs_ahead != plan.flushes() {
         return Ok(());
     }
     let rule = match runs_ahead {
@@ -114,15 +114,16 @@ fn require_common_updates(classes: &[Class]) -> Result<(), ProgramError> {
     for class in classes {
         for bucket in &class.buckets {
             let homes = bucket.homes.iter().map(|home| &classes[home.0 as usize]);
-            if let Some(other) = homes.into_iter().find(|other| other.updates != class.updates) {
+            if let Some(other) = homes.into_iter().find(|other| other.updates() != class.updates())
+            {
                 return Err(ProgramError::Schedule(format!(
                     "updates = round: {} is a parameter of {} and of {}, which update {} and {} times \
                      a step; give these stages as many replicas, or do not tie the parameter",
                     bucket.name,
                     class.place(),
                     other.place(),
-                    class.updates,
-                    other.updates
+                    class.updates(),
+                    other.updates()
                 )));
             }
         }
@@ -213,7 +214,6 @@ impl ClassLowering<'_> {
         let mesh = stages[0].1.mesh;
         let places: Vec<Instance> = stages.iter().map(|(_, model, _)| model.place).collect();
         let versions = Versions { rule: plan.weights, updates: plan.updates, schedule };
-        let updates = versions.each_step(places[0]);
         let replica = schedule.map.replica(places[0]);
         let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
         let delay = delay / places.len() as f64;
@@ -249,8 +249,7 @@ impl ClassLowering<'_> {
             params: parameters.params,
             buckets: parameters.buckets,
             bodies: stream.bodies,
-            stream: stream.items,
-            updates,
+            stream: stream.entries.into_iter().map(|(item, _)| item).collect(),
             delay,
             evaluation: stream.evaluation,
         })

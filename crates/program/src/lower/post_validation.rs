@@ -13,7 +13,7 @@
 //! passes, each with all those of the same micro-batch in the stages before it. Messages may cross the cut;
 //! those that were sent before it for nothing are received and dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_plan::{Axis, Plan};
 
@@ -29,9 +29,7 @@ use crate::{Action, ClassId, Group, Instruction, Operand, Route, RouteId, Write}
 /// How the norm goes round the classes, and how far each gets before it is back.
 pub(super) struct PostValidation<'a> {
     plan: &'a Plan,
-    /// The passes of each class, in order.
-    cells: Vec<Vec<Cell>>,
-    /// How many of them run before the validation.
+    /// How many passes of each class run before the validation.
     cuts: Vec<usize>,
     /// Where each forward pass stands: the class and the place in its order.
     places: BTreeMap<(Instance, u32), (usize, usize)>,
@@ -79,12 +77,12 @@ impl<'a> PostValidation<'a> {
         let onward = (1..classes).map(|class| route(class - 1, class)).collect();
         let back = (1..classes).map(|class| route(class, class - 1)).collect();
         let cuts = cuts(schedule, &cells, &places);
-        Some(PostValidation { plan, cells, cuts, places, onward, back })
+        Some(PostValidation { plan, cuts, places, onward, back })
     }
 
     /// Whether a class knows the norm of all gradients when it updates.
     pub fn knows_all(&self, class: ClassId) -> bool {
-        class.0 as usize + 1 == self.cells.len()
+        class.0 as usize + 1 == self.cuts.len()
     }
 
     /// The instructions that find the norm as far as it is known at the end of a step, and keep what they
@@ -124,13 +122,11 @@ impl<'a> PostValidation<'a> {
         validation.push(Instruction::bare(Action::Validate));
         let cut = self.cuts[index];
         // Until the cut each turn is one pass, and nothing stands between.
-        let (before, after) = stream.items.split_at(cut);
-        let repeated = before.iter().map(|&item| StreamItem { amends: true, ..item }).collect();
-        let after: Vec<(Cell, BodyId)> = stream.passes[cut..]
-            .iter()
-            .zip(after)
-            .filter_map(|(cell, item)| Some(((*cell)?, item.body)))
-            .collect();
+        let (before, after) = stream.entries.split_at(cut);
+        let repeated = before.iter().map(|&(item, _)| StreamItem { amends: true, ..item });
+        let repeated: Vec<StreamItem> = repeated.collect();
+        let pass = |&(item, cell): &(StreamItem, Option<Cell>)| Some((cell?, item.body));
+        let after: Vec<(Cell, BodyId)> = after.iter().filter_map(pass).collect();
 
         let mut woven = vec![];
         let mut add = |kind, instructions| {
@@ -146,8 +142,8 @@ impl<'a> PostValidation<'a> {
         }
         let dropped = self.dropped(&after, boundaries, stages);
         woven.extend(discards(stream, dropped));
-        woven.extend::<Vec<StreamItem>>(repeated);
-        stream.items.splice(cut..cut, woven);
+        woven.extend(repeated);
+        stream.entries.splice(cut..cut, woven.into_iter().map(|item| (item, None)));
     }
 
     /// What the passes after a class's cut receive that was sent before the sender's: the body of the
@@ -177,9 +173,9 @@ impl<'a> PostValidation<'a> {
 }
 
 /// How many passes of each class run before its validation: as many forward passes as the authors have,
-/// two for each class that the norm still has to come back from (for each of its stages), but none that
-/// needs one of another class's that is not among those; and fewer than in the class before, which would
-/// otherwise wait for this one to hand the norm on.
+/// two for each class that the norm still has to come back from (for each stage that this one holds, by
+/// however many pipelines it is come to), but none that needs one of another class's that is not among
+/// those; and fewer than in the class before, which would otherwise wait for this one to hand the norm on.
 fn cuts(
     schedule: &Schedule,
     cells: &[Vec<Cell>],
@@ -189,7 +185,8 @@ fn cuts(
         let order = schedule.orders[class].iter();
         let is_forward = |turn: &&Turn| matches!(turn, Turn::Alone(it) if it.pass == Pass::Forward);
         let forwards = order.take_while(is_forward).count();
-        let stages = schedule.map.instances_on(class).count();
+        let held = schedule.map.instances_on(class).map(|instance| instance.stage);
+        let stages = held.collect::<BTreeSet<u16>>().len();
         forwards.min(2 * (schedule.orders.len() - 1 - class) * stages)
     };
     let mut cuts: Vec<usize> = (0..cells.len()).map(most).collect();

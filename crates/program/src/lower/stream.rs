@@ -18,9 +18,8 @@ use crate::{Instruction, ProgramError};
 /// What a class runs.
 pub(super) struct Stream {
     pub bodies: Vec<Body>,
-    pub items: Vec<StreamItem>,
-    /// For each item the pass that it is, or a piece of.
-    pub passes: Vec<Option<Cell>>,
+    /// Its entries, each with the pass that it is, or a piece of.
+    pub entries: Vec<(StreamItem, Option<Cell>)>,
     pub evaluation: Vec<BodyId>,
 }
 
@@ -59,6 +58,7 @@ struct Made<'a> {
     whole: BTreeMap<Key<'a>, BodyId>,
     /// The pieces of passes that overlap, in order; none where they run one after the other.
     overlapped: BTreeMap<[Key<'a>; 2], Option<Vec<(Side, BodyId)>>>,
+    epilogue: Option<BodyId>,
 }
 
 impl<'a> Made<'a> {
@@ -74,6 +74,16 @@ impl<'a> Made<'a> {
         let body = self.add(assembly.body(key));
         self.whole.insert(key, body);
         body
+    }
+
+    /// The entry that runs the epilogue of these instructions, which all updates have.
+    fn update(&mut self, epilogue: &[Instruction]) -> StreamItem {
+        let body = self.epilogue.unwrap_or_else(|| {
+            let instructions = epilogue.to_vec();
+            self.add(Body { kind: BodyKind::Epilogue, part: Part::default(), instructions })
+        });
+        self.epilogue = Some(body);
+        StreamItem::new(body, None)
     }
 
     /// What a turn of these passes runs, with whose cell.
@@ -118,36 +128,29 @@ impl Assembly<'_> {
         let completed = self.completed(&cells);
         let mut completed = completed.iter();
         let mut made = Made::default();
-        let mut items = vec![];
-        let mut ran = vec![];
-        let mut updates = vec![];
+        let mut entries = vec![];
         for (index, turn) in order.iter().enumerate() {
             let passes = turn.cells().zip(&mut completed);
             let passes: Vec<(Cell, Key<'_>)> =
                 passes.map(|(cell, completes)| (cell, self.key(cell, completes))).collect();
             for (cell, body) in made.turn(self, &passes) {
                 let lag = self.versions.lag(cell)?;
-                items.push(StreamItem { lag, ..StreamItem::new(body, Some(cell.microbatch)) });
-                ran.push(Some(cell));
+                let item = StreamItem { lag, ..StreamItem::new(body, Some(cell.microbatch)) };
+                entries.push((item, Some(cell)));
             }
             if turn.cells().any(|cell| self.versions.ends_round(cell)) {
-                updates.push(items.len());
+                entries.push((made.update(&epilogue), None));
             }
             if let Some(body) = self.synchronisation(index) {
-                items.push(StreamItem::new(made.add(body), None));
-                ran.push(None);
+                entries.push((StreamItem::new(made.add(body), None), None));
             }
         }
-        let part = Part::default();
-        let epilogue = Body { kind: BodyKind::Epilogue, part, instructions: epilogue };
-        let update = StreamItem::new(made.add(epilogue), None);
-        if updates.last() != Some(&items.len()) {
-            updates.push(items.len());
+        let update = made.update(&epilogue);
+        // The last round may end with the step.
+        if entries.last().is_none_or(|(item, _)| item.body != update.body) {
+            entries.push((update, None));
         }
-        for &at in updates.iter().rev() {
-            items.insert(at, update);
-            ran.insert(at, None);
-        }
+        count_occurrences(&mut entries);
         // One pipeline holds the whole model.
         let first = |(_, (_, model, _)): &(usize, &(StageId, &StageModel, StageBodies))| {
             model.place.pipeline == 0
@@ -160,7 +163,7 @@ impl Assembly<'_> {
             made.add(Body { kind: BodyKind::Evaluation, part, instructions })
         });
         let evaluation = evaluation.collect();
-        Ok(Stream { bodies: made.bodies, items, passes: ran, evaluation })
+        Ok(Stream { bodies: made.bodies, entries, evaluation })
     }
 
     /// What is synchronised between a turn and the next.
@@ -251,5 +254,15 @@ impl Assembly<'_> {
         let chunks = self.map.chunks(self.device, reverse);
         let chunk = chunks.iter().position(|it| it.contains(&instance)).map(|it| it as u32);
         Part { chunk: chunk.filter(|_| chunks.len() > 1), reverse }
+    }
+}
+
+/// Notes in each entry how many before it run the same body on the same micro-batch.
+fn count_occurrences(entries: &mut [(StreamItem, Option<Cell>)]) {
+    let mut counts = BTreeMap::new();
+    for (item, _) in entries {
+        let count = counts.entry((item.body, item.microbatch)).or_insert(0);
+        item.occurrence = *count;
+        *count += 1;
     }
 }

@@ -19,7 +19,7 @@ pub(super) struct Versions<'a> {
 
 impl Versions<'_> {
     /// How often the device of `instance` updates its weights in a step.
-    pub fn each_step(&self, instance: Instance) -> u32 {
+    fn each_step(&self, instance: Instance) -> u32 {
         let map = &self.schedule.map;
         match (self.updates, map.replicas()) {
             (Updates::Round, Some(replicas)) => {

@@ -224,17 +224,13 @@ impl Worker<'_> {
         counters.message_bytes + counters.collective_bytes
     }
 
-    fn run(
-        &mut self,
-        StreamItem { body: id, microbatch, lag, .. }: StreamItem,
-        recorder: &mut Option<Recorder>,
-    ) -> Result<()> {
+    fn run(&mut self, item: StreamItem, recorder: &mut Option<Recorder>) -> Result<()> {
         let shared = Arc::clone(self.rank.shared());
         let class = shared.program.class(self.rank.class_id());
-        let body = class.body(id);
-        self.rank.begin_item(id, lag);
+        let (body, microbatch) = (class.body(item.body), item.microbatch);
+        self.rank.begin_item(&item);
         for (index, instruction) in (0u32..).zip(&body.instructions) {
-            self.rank.go_to(id, index, microbatch);
+            self.rank.go_to(index);
             let start = recorder.as_ref().map(|_| Instant::now());
             self.execute(instruction, microbatch.unwrap_or(0))?;
             if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {

@@ -161,8 +161,9 @@ impl Executing<'_> {
             self.at[index] = call.step;
             rank.begin_step(call.step);
         }
-        rank.begin_item(call.body, call.lag);
-        rank.go_to(call.body, call.index as u32, call.microbatch);
+        let item = StreamItem::new(call.body, call.microbatch);
+        rank.begin_item(&StreamItem { lag: call.lag, occurrence: call.occurrence, ..item });
+        rank.go_to(call.index as u32);
         rank
     }
 

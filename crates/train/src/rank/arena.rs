@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use shardloom_kernels::{Buffer, DType, Memory, dispatch};
 use shardloom_program::buffers::PlaceId;
-use shardloom_program::{Action, BodyId, ClassId, Instruction, Tenant};
+use shardloom_program::{Action, BodyId, ClassId, Instruction, StreamItem, Tenant};
 
 use super::Shared;
 
@@ -47,10 +47,15 @@ impl Arena {
         self.memory.system_allocations() - self.reserved
     }
 
-    /// Goes to the n-th instruction of a body, which runs on `microbatch` in the n-th step of its row.
-    pub fn go_to(&mut self, body: BodyId, instruction: u32, microbatch: Option<u32>, step: u32) {
-        let row = self.shared.buffers[self.class.0 as usize].row(microbatch, step);
-        self.now = Now { body, row, instruction };
+    /// Comes to an entry of the stream in the n-th step in a row.
+    pub fn begin_item(&mut self, item: &StreamItem, step: u32) {
+        let row = self.shared.buffers[self.class.0 as usize].row(item, step);
+        self.now = Now { body: item.body, row, instruction: 0 };
+    }
+
+    /// Goes to the n-th instruction of the entry's body.
+    pub fn go_to(&mut self, instruction: u32) {
+        self.now.instruction = instruction;
     }
 
     /// Whether the current instruction brings `tenant` in.
@@ -70,8 +75,8 @@ impl Arena {
         let plan = &self.shared.buffers[self.class.0 as usize];
         let class = self.shared.program.class(self.class);
         let Some(id) = plan.find(body, row, instruction, tenant) else {
-            let (tenant, body) = (class.tenant_text(tenant), class.body(body).label(Some(row)));
-            panic!("instruction {instruction} of {body} has no place for {tenant}");
+            let (tenant, body) = (class.tenant_text(tenant), class.body(body).label(None));
+            panic!("instruction {instruction} of {body} in row {row} has no place for {tenant}");
         };
         let place = plan.place(id);
         let bytes = (elements * dtype.bytes()) as u64;

@@ -23,7 +23,7 @@ use shardloom_graph::Graph;
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
 use shardloom_program::buffers::BufferPlan;
-use shardloom_program::{Action, BodyId, BodyKind, Class, ClassId, Instruction, Program};
+use shardloom_program::{Action, BodyKind, Class, ClassId, Instruction, Program, StreamItem};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -195,17 +195,19 @@ impl Rank {
         outcomes
     }
 
-    /// Prepares for an entry of the stream, which runs `body` with weights as they were `lag` updates
-    /// ago.
-    pub fn begin_item(&mut self, body: BodyId, lag: u32) {
-        self.norm.amending = self.class().body(body).kind == BodyKind::Amendment;
-        self.parameters.weights.go_back(lag);
+    /// Prepares for an entry of the stream, whose micro-batch is counted from the first of all steps in
+    /// a row.
+    pub fn begin_item(&mut self, item: &StreamItem) {
+        self.norm.amending = self.class().body(item.body).kind == BodyKind::Amendment;
+        self.parameters.weights.go_back(item.lag);
+        let step = (self.now.step - self.now.first_step) as u32;
+        self.arena.begin_item(item, step);
     }
 
-    /// Prepares for the n-th instruction of a body, which is the next that the rank takes part in.
-    pub fn go_to(&mut self, body: BodyId, instruction: u32, microbatch: Option<u32>) {
-        let step = (self.now.step - self.now.first_step) as u32;
-        self.arena.go_to(body, instruction, microbatch, step);
+    /// Prepares for the n-th instruction of the entry's body, which is the next that the rank takes part
+    /// in.
+    pub fn go_to(&mut self, instruction: u32) {
+        self.arena.go_to(instruction);
     }
 
     /// Frees all that comes and goes: what is left of a pass that was not finished. Nothing is left to

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use shardloom_kernels::optimizer::{Piece, Step};
+use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
 use shardloom_kernels::{Buffer, DType, reduce};
-use shardloom_program::{BucketId, Tenant};
+use shardloom_program::{BucketId, ParamId, Tenant};
 
 use super::Rank;
 use super::parameters::{Owned, answered_for};
@@ -71,7 +71,7 @@ impl Rank {
             number: updates + 1,
             learning_rate: self.learning_rate(),
             // Gradients are the mean's over the step, of which each update has as large a part.
-            gradient_scale: (clipped * f64::from(self.class().updates)) as f32,
+            gradient_scale: (clipped * f64::from(self.class().updates())) as f32,
         }
     }
 
@@ -102,7 +102,8 @@ impl Rank {
             let gradient = self.gradient(bucket, &part.at);
             let weights = self.weights(bucket, part);
             // What is left of the step before is no round of this one.
-            let Owned { piece, state, statistics, .. } = part;
+            let Owned { param, piece, state, statistics, .. } = part;
+            let optimizer = self.decaying(optimizer, *param);
             let previous = if round == 0 { &[][..] } else { statistics };
             let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
             optimizer.statistics(step, round, piece, weights, gradient, &mut state, previous, out);
@@ -120,6 +121,16 @@ impl Rank {
             rest = tail;
             part.statistics.clear();
             part.statistics.extend_from_slice(own);
+        }
+    }
+
+    /// `optimizer` as it is for a parameter, which may be one that does not decay.
+    fn decaying(&self, optimizer: Optimizer, param: ParamId) -> Optimizer {
+        let value = self.class().param(param).value;
+        let parameter = self.shared.graph.value(value).parameter();
+        match parameter.is_some_and(|parameter| parameter.decays) {
+            true => optimizer,
+            false => optimizer.without_weight_decay(),
         }
     }
 
@@ -149,17 +160,11 @@ impl Rank {
                 if piece.elements() == 0 {
                     continue;
                 }
-                let value = self.class().param(*param).value;
-                let parameter = self.shared.graph.value(value).parameter();
-                let decays = parameter.is_some_and(|parameter| parameter.decays);
                 let gradient = self.gradient(bucket, at);
                 let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
                 let weights = &mut weights.as_f32_mut()[at.start - start..at.end - start];
                 let piece: &Piece = piece;
-                let optimizer = match decays {
-                    true => optimizer,
-                    false => optimizer.without_weight_decay(),
-                };
+                let optimizer = self.decaying(optimizer, *param);
                 let step = self.step(*updates);
                 optimizer.apply(step, piece, weights, gradient, &mut state, statistics);
                 *updates += 1;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_kernels::optimizer::{AdamW, Optimizer, Sgd};
+use shardloom_kernels::optimizer::{Adafactor, AdamW, Lamb, Optimizer, Sgd};
 use shardloom_plan::{
     DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas, Sync, Uniform,
     Updates, Weights, pipelines_in_turn,
@@ -182,7 +182,7 @@ impl Case {
         let [trained, reference] = self.train(graph, clock);
         let of = format!("{} in {self:?}", graph.name());
         trained.assert_losses(&reference, TOLERANCE, &of);
-        // AdamW makes steps out of rounding errors where a gradient is zero but for these.
+        // All but SGD make steps out of rounding errors where a gradient is zero but for these.
         if let Optimizer::Sgd(_) = self.optimizer {
             trained.assert_moved(&reference, TOLERANCE, &of);
         }
@@ -210,16 +210,35 @@ fn planned(optimizer: Optimizer) -> shardloom_plan::Optimizer {
             epsilon: adamw.epsilon.into(),
             weight_decay: adamw.weight_decay.into(),
         },
-        other => panic!("{other:?} has statistics of whole parameters"),
+        Optimizer::Lamb(lamb) => shardloom_plan::Optimizer::Lamb {
+            beta1: lamb.beta1.into(),
+            beta2: lamb.beta2.into(),
+            epsilon: lamb.epsilon.into(),
+            weight_decay: lamb.weight_decay.into(),
+        },
+        Optimizer::Adafactor(adafactor) => shardloom_plan::Optimizer::Adafactor {
+            decay_exponent: adafactor.decay_exponent.into(),
+            clip: adafactor.clip.into(),
+            least_parameter_rms: adafactor.least_parameter_rms.into(),
+            weight_decay: adafactor.weight_decay.into(),
+        },
     }
 }
 
-fn sgd() -> Optimizer {
+pub fn sgd() -> Optimizer {
     Optimizer::Sgd(Sgd::new(0.9, 0.01))
 }
 
 pub fn adamw() -> Optimizer {
     Optimizer::AdamW(AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 })
+}
+
+/// Those that need sums over whole parameters before they update.
+pub fn with_statistics() -> [Optimizer; 2] {
+    let lamb = Lamb { beta1: 0.9, beta2: 0.95, epsilon: 1e-6, weight_decay: 0.1 };
+    let (decay_exponent, clip, least_parameter_rms, weight_decay) = (0.8, 1.0, 1e-3, 0.1);
+    let adafactor = Adafactor { decay_exponent, clip, least_parameter_rms, weight_decay };
+    [Optimizer::Lamb(lamb), Optimizer::Adafactor(adafactor)]
 }
 
 /// Two blocks between embedding and head, so that there can be four stages.
@@ -301,6 +320,14 @@ fn every_rule_trains_by_its_formula_with_momentum() {
 #[test]
 fn every_rule_trains_by_its_formula_with_adamw() {
     check_all(Mesh::SINGLE, rules, adamw());
+}
+
+/// Gains and biases do not decay, in these sums either.
+#[test]
+fn every_rule_trains_by_its_formula_with_sums_over_whole_parameters() {
+    for optimizer in with_statistics() {
+        check_all(Mesh::SINGLE, rules, optimizer);
+    }
 }
 
 #[test]

@@ -242,7 +242,15 @@ impl<'a> Reference<'a> {
         let Version { mut weights, mut state } = before.clone();
         let mut slices: Vec<&mut [f32]> = state.iter_mut().map(|it| &mut it[..]).collect();
         let piece = piece(graph, value);
-        optimizer.apply(update, &piece, &mut weights, gradient, &mut slices, &[]);
+        let mut sums = vec![];
+        for round in 0..optimizer.rounds() {
+            let mut next = vec![0.0; optimizer.statistics_len(&piece.block, round)];
+            let state = &mut slices;
+            optimizer
+                .statistics(update, round, &piece, &weights, gradient, state, &sums, &mut next);
+            sums = next;
+        }
+        optimizer.apply(update, &piece, &mut weights, gradient, &mut slices, &sums);
         if let (Some(share), true) = (corrections.discrepancy, delay > 0.0) {
             let means = self.mean_velocity.get_mut(&id).expect("one for each parameter");
             for ((mean, w), before) in means.iter_mut().zip(&weights).zip(before.weights) {

@@ -4,7 +4,7 @@ use shardloom_cluster::Cluster;
 use shardloom_plan::{Mesh, Recompute, Updates};
 use shardloom_train::RunClock;
 
-use crate::comparison::{Case, TOLERANCE, adamw, apart, models};
+use crate::comparison::{Case, TOLERANCE, adamw, apart, models, sgd, with_statistics};
 use crate::formulas::{Rule, Stage, Versions};
 use crate::support::graph;
 
@@ -80,6 +80,40 @@ fn adam_counts_the_updates_of_each_stage() {
             let optimizer = adamw();
             let case = Case { optimizer, ..case(replicas, Rule::Stash, Updates::Round, 4) };
             case.check(&graph, RunClock::Wall);
+        }
+    }
+}
+
+/// The second update of a step has its own memory for what it needs while it runs.
+#[test]
+fn several_updates_a_step_with_sums_over_whole_parameters_train_by_the_formula() {
+    for graph in models() {
+        for optimizer in with_statistics() {
+            for (replicas, microbatches) in [(&[1, 1, 1][..], 4), (&[2, 1], 4), (&[1, 2], 4)] {
+                let updates = Updates::Round;
+                let plain = case(replicas, Rule::Stash, updates, microbatches);
+                let case = Case { optimizer, rows: vec![3, 5], ..plain };
+                let virtual_clock =
+                    RunClock::Virtual(Cluster::parse("a100-40g:8").expect("a preset"));
+                for clock in [RunClock::Wall, virtual_clock] {
+                    case.check(&graph, clock);
+                }
+            }
+        }
+    }
+}
+
+/// Stages with several homes add up shares of their gradients in each update.
+#[test]
+fn several_updates_a_step_of_sharded_state_train_by_the_formula() {
+    let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    for graph in models() {
+        for zero in 1..=3 {
+            for optimizer in [sgd(), with_statistics()[0]] {
+                let plain = case(&[2, 1], Rule::Stash, Updates::Round, 4);
+                let case = Case { mesh, zero, optimizer, rows: vec![3, 5], ..plain };
+                case.check(&graph, RunClock::Wall);
+            }
         }
     }
 }
