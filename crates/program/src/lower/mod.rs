@@ -61,6 +61,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
         .map(|id| buckets::Parameters::of(graph, plan, &stages, &units, id))
         .collect::<Result<_, _>>()?;
     let early = homes::early(&schedule, &plan.pass_times, &stages, &parameters)?;
+    let versions = Versions::new(plan, &schedule);
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -71,6 +72,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
             early: &early,
             boundaries: &boundaries,
             schedule: &schedule,
+            versions: &versions,
             post_validation: post_validation.as_ref(),
             id,
         };
@@ -176,6 +178,7 @@ struct ClassLowering<'a> {
     early: &'a homes::Early,
     boundaries: &'a Boundaries,
     schedule: &'a Schedule,
+    versions: &'a Versions<'a>,
     post_validation: Option<&'a PostValidation<'a>>,
     id: ClassId,
 }
@@ -187,7 +190,7 @@ impl ClassLowering<'_> {
         devices: &DeviceList,
         parameters: buckets::Parameters,
     ) -> Result<Class, ProgramError> {
-        let ClassLowering { graph, plan, boundaries, schedule, early, .. } = *self;
+        let ClassLowering { graph, plan, boundaries, schedule, versions, early, .. } = *self;
         let order = &schedule.orders[self.id.0 as usize];
         let mut slots = vec![];
         let handovers = self.handovers(&mut slots);
@@ -213,7 +216,6 @@ impl ClassLowering<'_> {
         }
         let mesh = stages[0].1.mesh;
         let places: Vec<Instance> = stages.iter().map(|(_, model, _)| model.place).collect();
-        let versions = Versions { rule: plan.weights, updates: plan.updates, schedule };
         let replica = schedule.map.replica(places[0]);
         let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
         let delay = delay / places.len() as f64;

@@ -34,7 +34,7 @@ pub(super) struct Assembly<'a> {
     /// The class's stages with their bodies.
     pub stages: Vec<(StageId, &'a StageModel, StageBodies)>,
     /// Which weights passes run with.
-    pub versions: Versions<'a>,
+    pub versions: &'a Versions<'a>,
     /// What is reduced over its homes between passes.
     pub early: &'a Early,
 }

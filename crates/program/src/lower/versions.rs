@@ -4,20 +4,41 @@
 //! many is the same in every step. Updates are counted from the first of a micro-batch's own step, and
 //! those before it are negative.
 
-use shardloom_plan::{Updates, Weights};
+use std::collections::HashMap;
+
+use shardloom_plan::{Plan, Updates, Weights};
 
 use crate::ProgramError;
 use crate::schedule::{Cell, Instance, Pass, Schedule};
 
 /// The plan's rule on the schedule's order.
-#[derive(Clone, Copy)]
 pub(super) struct Versions<'a> {
-    pub rule: Weights,
-    pub updates: Updates,
-    pub schedule: &'a Schedule,
+    rule: Weights,
+    updates: Updates,
+    schedule: &'a Schedule,
+    /// How many updates a cell's device makes before it, counted from the first of its micro-batch's own
+    /// step; cells by their micro-batch within the step.
+    before: HashMap<Cell, i64>,
 }
 
-impl Versions<'_> {
+impl<'a> Versions<'a> {
+    pub fn new(plan: &Plan, schedule: &'a Schedule) -> Versions<'a> {
+        let (rule, updates) = (plan.weights, plan.updates);
+        let mut versions = Versions { rule, updates, schedule, before: HashMap::new() };
+        let microbatches = schedule.map.microbatches();
+        for order in &schedule.orders {
+            let mut updates = 0;
+            for cell in order.iter().flat_map(|turn| turn.cells()) {
+                let ahead = i64::from(cell.microbatch / microbatches);
+                let before = updates - ahead * i64::from(versions.each_step(cell.instance));
+                let microbatch = cell.microbatch % microbatches;
+                versions.before.insert(Cell { microbatch, ..cell }, before);
+                updates += i64::from(versions.ends_round(cell));
+            }
+        }
+        versions
+    }
+
     /// How often the device of `instance` updates its weights in a step.
     fn each_step(&self, instance: Instance) -> u32 {
         let map = &self.schedule.map;
@@ -96,19 +117,8 @@ impl Versions<'_> {
 
     /// How many updates the device of `cell` makes before it.
     fn before(&self, cell: Cell) -> i64 {
-        let microbatches = self.schedule.map.microbatches();
-        let order = &self.schedule.orders[self.schedule.map.device(cell.instance)];
-        let mut updates = 0;
-        for other in order.iter().flat_map(|turn| turn.cells()) {
-            let same = other.pass == cell.pass
-                && other.instance == cell.instance
-                && other.microbatch % microbatches == cell.microbatch % microbatches;
-            if same {
-                let ahead = i64::from(other.microbatch / microbatches);
-                return updates - ahead * i64::from(self.each_step(cell.instance));
-            }
-            updates += i64::from(self.ends_round(other));
-        }
-        unreachable!("the order has every pass of the device's micro-batches: {cell:?}")
+        let microbatch = cell.microbatch % self.schedule.map.microbatches();
+        let before = self.before.get(&Cell { microbatch, ..cell });
+        *before.expect("orders have every pass of their devices' micro-batches")
     }
 }
