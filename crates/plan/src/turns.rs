@@ -22,12 +22,14 @@ pub struct StageReplicas {
 /// As [`Arrangement::taking_turns`].
 pub fn pipelines_in_turn(stages: &[StageReplicas]) -> Result<Vec<Pipeline>, PlanError> {
     let replicas: Vec<usize> = stages.iter().map(|stage| stage.replicas.len()).collect();
-    let pipelines = Arrangement::taking_turns(&replicas)?.len();
-    let stage = |pipeline: usize, stage: &StageReplicas| Stage {
-        blocks: stage.blocks,
-        mesh: stage.mesh,
-        devices: stage.replicas[pipeline % stage.replicas.len()].clone(),
+    // Replicas are numbered stage by stage.
+    let numbered: Vec<(&StageReplicas, &DeviceList)> =
+        stages.iter().flat_map(|stage| stage.replicas.iter().map(move |it| (stage, it))).collect();
+    let stage = |replica: usize| {
+        let (stage, devices) = numbered[replica];
+        Stage { blocks: stage.blocks, mesh: stage.mesh, devices: devices.clone() }
     };
-    let pipeline = |number| Pipeline { stage: stages.iter().map(|it| stage(number, it)).collect() };
-    Ok((0..pipelines).map(pipeline).collect())
+    let places = Arrangement::taking_turns(&replicas)?;
+    let pipeline = |places: Vec<usize>| Pipeline { stage: places.into_iter().map(stage).collect() };
+    Ok(places.into_iter().map(pipeline).collect())
 }

@@ -30,7 +30,7 @@ pub struct StageMap {
     devices: usize,
     chains: Vec<Chain>,
     microbatches: u32,
-    /// For each stage the devices that take turns at it, if the pipelines are such turns.
+    /// For each stage how many devices take turns at it, if the pipelines are such turns.
     turns: Option<Vec<usize>>,
 }
 
@@ -58,7 +58,9 @@ impl StageMap {
             );
             return refuse(message);
         }
-        let turns = turns(&places);
+        let replicas = replicas(&places);
+        let in_turn = Arrangement::taking_turns(&replicas).is_ok_and(|turns| turns == places);
+        let turns = in_turn.then_some(replicas);
         let chains = places.into_iter().map(Chain).collect();
         Ok(StageMap { devices, chains, microbatches: microbatches as u32, turns })
     }
@@ -82,17 +84,12 @@ impl StageMap {
         kind: ScheduleKind,
         arrangement: Arrangement,
     ) -> Result<(), ProgramError> {
-        if arrangement == Arrangement::TakingTurns && self.turns.is_some() {
-            return Ok(());
-        }
-        let chunks = self.instances_on(0).count();
+        let given: Vec<Vec<usize>> = self.chains.iter().map(|chain| chain.0.clone()).collect();
         let wanted = match arrangement {
-            Arrangement::TakingTurns if self.chains.len() > 1 => {
-                arrangement.places(self.devices, 1)?
-            }
-            _ => arrangement.places(self.devices, chunks)?,
+            Arrangement::TakingTurns => Arrangement::taking_turns(&replicas(&given))?,
+            _ => arrangement.places(self.devices, self.instances_on(0).count())?,
         };
-        if self.chains.iter().map(|chain| &chain.0).eq(&wanted) {
+        if given == wanted {
             return Ok(());
         }
         let text = |chains: &[Vec<usize>]| {
@@ -101,15 +98,8 @@ impl StageMap {
             };
             chains.iter().map(stages).collect::<Vec<_>>().join("; ")
         };
-        let given: Vec<Vec<usize>> = self.chains.iter().map(|chain| chain.0.clone()).collect();
-        let or_turns = match arrangement {
-            Arrangement::TakingTurns => {
-                ", or, with devices of its own for each stage, pipeline p on the stage's device p mod r"
-            }
-            _ => "",
-        };
         Err(ProgramError::Schedule(format!(
-            "{} wants its stages on devices {}{or_turns}, and they are on {}",
+            "{} wants its stages on devices {}, and they are on {}",
             kind.name(),
             text(&wanted),
             text(&given)
@@ -299,25 +289,11 @@ impl StageMap {
     }
 }
 
-/// For each stage how many devices take turns at it: stages have devices of their own, each of which runs
-/// in every so-manieth pipeline, and no two pipelines are alike.
-fn turns(places: &[Vec<usize>]) -> Option<Vec<usize>> {
-    let stages = places.first()?.len();
-    if places.iter().any(|chain| chain.len() != stages) {
-        return None;
-    }
-    let mut taken = BTreeSet::new();
-    let mut replicas = vec![];
-    for stage in 0..stages {
-        let devices: Vec<usize> = places.iter().map(|chain| chain[stage]).collect();
-        let different: BTreeSet<usize> = devices.iter().copied().collect();
-        let count = different.len();
-        let in_turn = (0..devices.len()).all(|it| devices[it] == devices[it % count]);
-        if !in_turn || different.iter().any(|&device| !taken.insert(device)) {
-            return None;
-        }
-        replicas.push(count);
-    }
-    let pipelines = Arrangement::taking_turns(&replicas).ok()?.len();
-    (pipelines == places.len()).then_some(replicas)
+/// For each stage how many devices it is on.
+fn replicas(places: &[Vec<usize>]) -> Vec<usize> {
+    let longest = places.iter().map(Vec::len).max().unwrap_or(0);
+    let devices = |stage: usize| -> BTreeSet<usize> {
+        places.iter().filter_map(|chain| chain.get(stage)).copied().collect()
+    };
+    (0..longest).map(|stage| devices(stage).len()).collect()
 }
