@@ -28,7 +28,7 @@ pub use mesh::{Axis, Mesh};
 pub use optimizer::Optimizer;
 pub use plan::{FORMAT, Pipeline, Plan, Recompute, Stage, Sync};
 pub use precision::{Number, Precision};
-pub use schedule::{Arrangement, PassTimes, ScheduleKind};
+pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use turns::{StageReplicas, pipelines_in_turn};
 pub use uniform::Uniform;
 pub use updates::Updates;

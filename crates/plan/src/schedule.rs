@@ -161,7 +161,8 @@ impl Arrangement {
             let rule = "at least one stage, and at least one replica of each";
             return Err(PlanError::field("replicas", listed(), rule));
         }
-        let common = replicas.iter().try_fold(1, |common: usize, &replicas| {
+        let common = replicas.iter().try_fold(1, |common: u64, &replicas| {
+            let replicas = replicas as u64;
             let multiple = common.checked_mul(replicas / greatest_common_divisor(common, replicas));
             multiple.filter(|&it| it <= MOST_TURNS)
         });
@@ -181,7 +182,7 @@ impl Arrangement {
             };
             replicas.iter().map(stage).collect()
         };
-        Ok((0..pipelines).map(place).collect())
+        Ok((0..pipelines as usize).map(place).collect())
     }
 
     /// For each pipeline the device of each stage, on `devices` devices that hold `chunks` stages each.
@@ -232,9 +233,10 @@ impl Arrangement {
 }
 
 /// The most pipelines that replicas taking turns are written as.
-const MOST_TURNS: usize = 1024;
+const MOST_TURNS: u64 = 1024;
 
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
+/// The greatest number that divides both; the other one where one is 0.
+pub fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 

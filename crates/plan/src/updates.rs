@@ -35,18 +35,17 @@ impl Updates {
     /// Checks that it goes with the rest of `plan`.
     pub(crate) fn validate(self, plan: &Plan) -> Result<(), PlanError> {
         let rule = match self {
-            Updates::Step => return Ok(()),
             Updates::Round if plan.schedule != ScheduleKind::PipeDream => {
                 "\"round\" is for schedule = \"pipedream\", which has no flush at the end of a step"
             }
             Updates::Round if !matches!(plan.weights, Weights::Stash | Weights::VerticalSync) => {
                 "\"round\" is for weights.rule = \"stash\" or \"vertical-sync\""
             }
-            Updates::Round if plan.clip_norm.is_some() || plan.skip_non_finite => {
+            Updates::Round if plan.looks_at_norm() => {
                 "with \"round\" there is no norm of all gradients to clip or look at, as stages update \
                  at different times: leave out clip_norm and skip_non_finite"
             }
-            Updates::Round => return Ok(()),
+            Updates::Step | Updates::Round => return Ok(()),
         };
         Err(PlanError::field("updates", self.name(), rule))
     }

@@ -1,6 +1,6 @@
 //! Columns for a timed schedule.
 
-use shardloom::plan::PassTimes;
+use shardloom::plan::{PassTimes, greatest_common_divisor};
 use shardloom::program::schedule::{StageMap, Timed, Timing};
 
 /// Times in a unit in which they are whole numbers.
@@ -85,13 +85,6 @@ impl Slots {
         };
         let rows = timing.turns.iter().enumerate().map(row).collect();
         Some(Slots { rows, width, exact })
-    }
-}
-
-fn greatest_common_divisor(one: u64, other: u64) -> u64 {
-    match other {
-        0 => one,
-        _ => greatest_common_divisor(other, one % other),
     }
 }
 

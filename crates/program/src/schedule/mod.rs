@@ -64,10 +64,8 @@ impl Schedule {
             ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
             ScheduleKind::PipeDream => pipedream::orders(&map),
             ScheduleKind::PipeMare => pipemare::orders(&map),
-            ScheduleKind::ZeroBubbleH1 => return Schedule::zero_bubble(map, times, devices),
-            ScheduleKind::ZeroBubbleH2 => {
-                return Schedule::zero_bubble(map, times, 2 * devices - 1);
-            }
+            ScheduleKind::ZeroBubbleH1 => zero_bubble::orders(&map, times, devices),
+            ScheduleKind::ZeroBubbleH2 => zero_bubble::orders(&map, times, 2 * devices - 1),
             ScheduleKind::ZeroBubbleV => zb_v::orders(&map, times)?,
             ScheduleKind::VHalf => v_half::orders(&map, times)?,
             ScheduleKind::VMin => v_min::orders(&map, times)?,

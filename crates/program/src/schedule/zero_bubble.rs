@@ -56,7 +56,7 @@ struct Variant {
 }
 
 /// The orders for passes of the given times, with at most `limit` micro-batches in flight on a device.
-fn orders(map: &StageMap, times: &PassTimes, limit: usize) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, times: &PassTimes, limit: usize) -> Vec<Vec<Turn>> {
     let variants = (0..8).map(|bits| Variant {
         overrun: bits & 1 != 0,
         gradients_first: bits & 2 != 0,
