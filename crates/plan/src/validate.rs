@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Plan, PlanError, ScheduleKind, Stage, Weights};
+use crate::{Axis, Plan, PlanError, ScheduleKind, Stage};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -86,7 +86,7 @@ impl Plan {
         }
         self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;
         self.updates.validate(self)?;
-        if self.post_validation && self.weights != Weights::Flush {
+        if self.post_validation && !self.flushes() {
             let rule = "an update is validated before any of the next step's gradients is there; only a \
                         schedule with flush (weights.rule = \"flush\") keeps them apart";
             return Err(PlanError::field("post_validation", true, rule));

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Optimizer, PlanError, ScheduleKind};
+use crate::{Optimizer, Plan, PlanError, ScheduleKind};
 
 /// Which version of the weights a pass runs with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -130,7 +130,8 @@ impl From<Weights> for Written {
 }
 
 impl ScheduleKind {
-    /// Whether every step begins when the one before is done.
+    /// Whether every step begins when the one before is done. [`ScheduleKind::Table`] counts among those
+    /// where it does, and yet its order may run ahead: of a plan, [`Plan::flushes`] knows.
     pub fn flushes(self) -> bool {
         !matches!(self, ScheduleKind::PipeDream | ScheduleKind::PipeMare)
     }
@@ -142,6 +143,13 @@ impl ScheduleKind {
             ScheduleKind::PipeMare => Weights::Newest { corrections: Corrections::default() },
             _ => Weights::Flush,
         }
+    }
+}
+
+impl Plan {
+    /// Whether every step begins when the one before is done, which its rule for weights says.
+    pub fn flushes(&self) -> bool {
+        self.weights == Weights::Flush
     }
 }
 

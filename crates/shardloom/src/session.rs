@@ -265,7 +265,7 @@ impl Session {
 /// to stop looks at its losses only.
 pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
     let guards = match on_non_finite {
-        OnNonFinite::Stop => plan.schedule.flushes(),
+        OnNonFinite::Stop => plan.flushes(),
         OnNonFinite::Skip => true,
         OnNonFinite::Continue => false,
     };

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
-use shardloom_plan::{DeviceList, Plan, ScheduleKind, Weights};
+use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, Program, Rank, Shard, Slot};
 use crate::schedule::{Instance, Pass, Schedule, StageMap};
@@ -96,7 +96,7 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
 /// Makes sure that the weights' rule fits a written order, which alone says whether devices run ahead.
 fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
     let runs_ahead = schedule.ahead() > 0;
-    if plan.schedule != ScheduleKind::Table || runs_ahead != (plan.weights == Weights::Flush) {
+    if plan.schedule != ScheduleKind::Table || runs_ahead != plan.flushes() {
         return Ok(());
     }
     let rule = match runs_ahead {
