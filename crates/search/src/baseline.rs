@@ -13,9 +13,13 @@ use crate::{Judgement, Request, SearchError, judge};
 pub enum Rule {
     /// Replicas on as many devices as the batch can be dealt to, with the largest micro-batches that fit.
     DataParallel,
-    /// Likewise with this ZeRO stage, 1 to 3 (Rajbhandari et al. 2020, arXiv 1910.02054), and with the
-    /// least recomputation that fits.
-    Zero(u8),
+    /// Likewise with ZeRO-1 (Rajbhandari et al. 2020, arXiv 1910.02054), and with the least recomputation
+    /// that fits.
+    Zero1,
+    /// Likewise with ZeRO-2.
+    Zero2,
+    /// Likewise with ZeRO-3.
+    Zero3,
     /// Narayanan et al. 2021, section 3, with sequence parallelism, selective recomputation (Korthikanti
     /// et al. 2022) and a sharded optimizer: tensor parallelism within a node up to what is needed to
     /// fit, then pipeline stages, data parallelism outermost, at least four micro-batches a stage where
@@ -72,7 +76,7 @@ pub(crate) fn all(
 ) -> Result<Vec<Baseline>, SearchError> {
     let mut rules = vec![Rule::DataParallel];
     if request.shards() {
-        rules.push(Rule::Zero(3));
+        rules.push(Rule::Zero3);
     }
     rules.push(Rule::Megatron);
     rules.into_iter().map(|rule| by(rule, graph, cluster, request, estimator)).collect()
@@ -97,9 +101,9 @@ impl Rule {
     fn name(self) -> &'static str {
         match self {
             Rule::DataParallel => "data parallel",
-            Rule::Zero(1) => "zero-1",
-            Rule::Zero(2) => "zero-2",
-            Rule::Zero(_) => "zero-3",
+            Rule::Zero1 => "zero-1",
+            Rule::Zero2 => "zero-2",
+            Rule::Zero3 => "zero-3",
             Rule::Megatron => "megatron rules",
         }
     }
@@ -114,9 +118,12 @@ fn by(
     estimator: &mut Estimator<'_>,
 ) -> Result<Baseline, SearchError> {
     let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
+    let sharded = |stage| replicated(cluster, request, stage, &Recompute::BY_BLOCK);
     let candidates = match rule {
         Rule::DataParallel => replicated(cluster, request, 0, &[Recompute::None]),
-        Rule::Zero(stage) => replicated(cluster, request, stage, &Recompute::BY_BLOCK),
+        Rule::Zero1 => sharded(1),
+        Rule::Zero2 => sharded(2),
+        Rule::Zero3 => sharded(3),
         Rule::Megatron => megatron(graph, cluster, request)?,
     };
     let mut chosen = None;

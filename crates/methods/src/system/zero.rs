@@ -19,6 +19,6 @@ pub(crate) const METHOD: Method = Method {
             let rule = "ZeRO scatters and gathers; ring, direct and halving-doubling do";
             return Err(task.impossible("algorithm", task.request.algorithm, rule));
         }
-        task.by_rules(&[1, 2, 3].map(Rule::Zero))
+        task.by_rules(&[Rule::Zero1, Rule::Zero2, Rule::Zero3])
     },
 };
