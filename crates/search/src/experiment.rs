@@ -127,9 +127,7 @@ impl<'a> Bench<'a> {
     pub fn on(&self, cluster: &Cluster, free: &[Traffic]) -> Result<Simulation, SearchError> {
         let mut modelled = Modelled::new(self.graph, cluster, &self.program)?;
         let mut driver = Without { modelled: &mut modelled, free };
-        // Without a flush further steps fill the pipeline and drain it.
-        let plain = Options::default();
-        let options = Options { steps: plain.steps + 2 * self.program.ahead, ..plain };
+        let options = Options::default().filled(&self.program);
         Ok(run(&self.program, cluster, options, &mut driver)?)
     }
 }

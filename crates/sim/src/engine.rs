@@ -47,6 +47,15 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// With as many further steps before and after these as fill the pipeline of a program that runs ahead
+    /// and drain it.
+    #[must_use]
+    pub fn filled(self, program: &Program) -> Options {
+        Options { steps: self.steps + 2 * program.ahead, ..self }
+    }
+}
+
 /// Runs `program` on `cluster`, which decides whose lanes overlap; all durations are the driver's.
 ///
 /// # Errors
@@ -373,9 +382,8 @@ impl<'s, 'p> Engine<'s, 'p> {
 
     fn deadlock(&self) -> SimError {
         const NAMED: usize = 4;
-        let through = |ends: &Vec<Picos>| ends.len() == self.options.steps as usize;
-        let waiting = self.actors.iter().zip(&self.step_ends).filter(|(_, ends)| !through(ends));
-        let waiting = waiting.map(|(actor, _)| {
+        let waiting = self.actors.iter().filter(|actor| !actor.is_through());
+        let waiting = waiting.map(|actor| {
             let (rank, entry) = (actor.actor.rank.0, actor.label());
             format!("rank {rank} waits at {} in {entry}", actor.line().label)
         });

@@ -31,8 +31,7 @@ pub fn simulate(
     options: Options,
 ) -> Result<Simulation, SimError> {
     let mut driver = Modelled::new(graph, cluster, program)?;
-    let options = Options { steps: options.steps + 2 * program.ahead, ..options };
-    run(program, cluster, options, &mut driver)
+    run(program, cluster, options.filled(program), &mut driver)
 }
 
 impl Simulation {

@@ -4,6 +4,8 @@ mod scenario;
 
 use scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::ClusterError;
+use shardloom_plan::Plan;
+use shardloom_program::{Action, BodyKind, lower};
 use shardloom_sim::{
     Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, run, simulate,
 };
@@ -38,6 +40,22 @@ fn ranks_that_wait_for_each_other_are_named() {
     let text = found.to_string();
     assert!(text.starts_with("deadlock: rank 0 waits at receive "), "{text}");
     assert!(text.contains(", rank 1 waits at receive "), "{text}");
+}
+
+#[test]
+fn a_rank_that_waits_for_what_is_left_to_do_after_the_last_step_is_named() {
+    let graph = gpt(2, false);
+    let plan = uniform(2, 1, 1, 2).plan(&graph, "gpt", "cluster");
+    let mut program = lower(&graph, &Plan { post_validation: true, ..plan }, 2).expect("it fits");
+    // The last stage keeps the norm of all gradients to itself.
+    let last = &mut program.classes[1];
+    let ends = last.bodies.iter_mut().find(|body| body.kind == BodyKind::Epilogue);
+    let ends = &mut ends.expect("a step ends").instructions;
+    let before = ends.len();
+    ends.retain(|instruction| !matches!(instruction.action, Action::Send { .. }));
+    assert_eq!(ends.len() + 1, before);
+    let found = simulate(&graph, &h100(2), &program, ONE).expect_err("nobody sends");
+    assert_eq!(found.to_string(), "deadlock: rank 0 waits at receive gradient norm in validate");
 }
 
 #[test]
