@@ -55,7 +55,8 @@ pub enum Fit {
     Exceeds,
 }
 
-/// What a rank needs and what its device has.
+/// What a rank needs and what its device has. Messages under way are not counted, which belong to neither
+/// end; how many there can be [`MessagePlan`](shardloom_program::buffers::MessagePlan) says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryFit {
     /// The rank; of a folded class the first.
@@ -105,7 +106,7 @@ impl Simulation {
         Summary { step_seconds, bubble_fraction, ranks }
     }
 
-    /// What each rank of `program` needs and what its device has.
+    /// What each rank of `program` needs, but for messages under way, and what its device has.
     ///
     /// # Errors
     /// If the cluster lacks a device of the program.

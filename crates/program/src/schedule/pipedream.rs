@@ -7,9 +7,11 @@
 //! one micro-batch in a step, and so `p - s` versions of weights; PipeDream-2BW has at least `p - 1`, so
 //! that a stage runs ahead into the next step only and two versions do. One message on each way is enough.
 //!
-//! Where stages have replicas that take micro-batches in turn (1F1B-RR), each replica is ahead by the
-//! devices of later stages, divided by the replicas of its own and rounded up: at the input stage that
-//! and one more are the paper's NOAM, `ceil(workers / replicas of the input stage)`.
+//! Where stages have replicas that take micro-batches in turn (1F1B-RR), each replica of a stage is ahead
+//! by `w(s) = ceil((w(s + 1) + 1) r(s + 1) / r(s))` of its own micro-batches, 0 at the last stage: what
+//! the next stage's replicas have in flight, shared out. At the input stage one more is the paper's NOAM,
+//! `ceil(workers / replicas of the input stage)`, if there are two stages or all have as many replicas;
+//! elsewhere rounding up stage by stage may come to more.
 
 use super::{Cell, Instance, Pass, StageMap, Turn};
 

@@ -131,7 +131,7 @@ impl<'a> Estimator<'a> {
         self.place.memory_bytes
     }
 
-    /// The estimate of `candidate`; none if its layout is impossible for the model, it has more stages
+    /// The estimate of `candidate`; none if its layout is impossible for the model, or it has more stages
     /// than there are blocks.
     ///
     /// # Errors
