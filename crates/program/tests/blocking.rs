@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec, ValueId};
 use shardloom_plan::{
-    Arrangement, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind,
+    StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
+use shardloom_program::schedule::{Schedule, StageMap, Turn};
 use shardloom_program::{
     Action, BodyKind, BucketId, Class, ClassId, Group, Instruction, Program, Rank, RouteId,
     StreamItem, lower,
@@ -57,12 +59,19 @@ enum Subject {
 
 /// Runs all ranks of `program`, each as far as it comes, until they are through or wait in a circle.
 fn execute(program: &Program) -> Result<(), String> {
+    execute_amended(program, false)
+}
+
+/// Likewise, where all updates that are validated in the next step were wrong, or none was.
+fn execute_amended(program: &Program, amended: bool) -> Result<(), String> {
     let mut streams: Vec<Stream> = vec![];
     for rank in 0..program.ranks() as u32 {
         let (class, position) = program.locate(Rank(rank));
         let node = program.class(class);
         let items = program.unrolled(node, program.ahead + 2);
-        let instructions = items.flat_map(|(_, item)| {
+        // In the first step there is nothing to validate yet.
+        let runs = |&(step, item): &(i64, StreamItem)| !item.amends || (amended && step > 0);
+        let instructions = items.filter(runs).flat_map(|(_, item)| {
             let body = &node.body(item.body).instructions;
             body.iter().map(move |instruction| (instruction, item.microbatch))
         });
@@ -204,6 +213,106 @@ fn blocking_ranks_come_through_every_schedule_in_every_width() {
         (ScheduleKind::DualPipe, 2),
     ] {
         assert!(meeting.contains(&met), "{met:?} in {meeting:?}");
+    }
+}
+
+/// Widths with ZeRO stages, for what does not depend on more of them.
+fn few_widths() -> [(Mesh, u8); 4] {
+    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    [(mesh(1, 1), 0), (mesh(2, 1), 1), (mesh(2, 2), 2), (mesh(2, 1), 3)]
+}
+
+#[test]
+fn blocking_ranks_come_through_validations_of_right_and_wrong_updates() {
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    for schedule in kinds.filter(|kind| kind.flushes()) {
+        for (tied, pp) in [(false, 2), (true, 4)] {
+            let graph = graph(tied);
+            for (mesh, zero) in few_widths() {
+                let plan = uniform(schedule, pp, mesh, zero).plan(&graph, "model", "local");
+                let plan = Plan { post_validation: true, ..plan };
+                let program = lowered(&graph, &plan);
+                assert!(program.classes.iter().all(Class::ends_late));
+                for amended in [false, true] {
+                    let found = execute_amended(&program, amended);
+                    assert_eq!(found, Ok(()), "{schedule:?} {pp} x {mesh}, amended {amended}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn blocking_ranks_come_through_replicas_in_turn_and_updates_after_every_round() {
+    let graph = graph(false);
+    let cases = [
+        (ScheduleKind::OneForwardOneBackward, Weights::Flush, Updates::Step),
+        (ScheduleKind::PipeDream, Weights::Stash, Updates::Step),
+        (ScheduleKind::PipeDream, Weights::Stash, Updates::Round),
+        (ScheduleKind::PipeDream, Weights::VerticalSync, Updates::Round),
+    ];
+    for replicas in [&[1, 1][..], &[2, 1], &[1, 2], &[2, 3], &[1, 2, 1], &[2, 1, 2]] {
+        for (schedule, weights, updates) in cases {
+            for (mesh, zero) in few_widths() {
+                let plan = in_turn(&graph, replicas, uniform(schedule, replicas.len(), mesh, zero));
+                let program = lowered(&graph, &Plan { weights, updates, ..plan });
+                let text = format!("{replicas:?} x {mesh}, {schedule:?}, {weights:?}, {updates:?}");
+                assert_eq!(execute(&program), Ok(()), "{text}");
+                let most = program.classes.iter().map(Class::updates).max();
+                assert_eq!(most > Some(1), updates == Updates::Round, "{text}");
+            }
+        }
+    }
+}
+
+/// A plan whose stages have replicas that take micro-batches in turn, twice round in a step.
+fn in_turn(graph: &Graph, replicas: &[u32], uniform: Uniform) -> Plan {
+    let mesh = uniform.mesh;
+    let mut plan = uniform.plan(graph, "model", "local");
+    let mut devices = 0u32..;
+    let mut replica = || DeviceList(devices.by_ref().take(mesh.size()).collect());
+    let stages = plan.pipeline[0].stage.iter().zip(replicas);
+    let stages = stages.map(|(stage, &count)| StageReplicas {
+        blocks: stage.blocks,
+        mesh,
+        replicas: (0..count).map(|_| replica()).collect(),
+    });
+    let stages: Vec<StageReplicas> = stages.collect();
+    plan.pipeline = pipelines_in_turn(&stages).unwrap_or_else(|error| panic!("{error}"));
+    plan.microbatches = 2 * plan.pipeline.len();
+    plan.global_batch = plan.microbatches * mesh.dp as usize;
+    plan
+}
+
+#[test]
+fn blocking_ranks_come_through_orders_that_are_written_down() {
+    let kinds = [
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::ZeroBubbleH2,
+        ScheduleKind::Chimera,
+        ScheduleKind::DualPipe,
+        ScheduleKind::Hanayo,
+        ScheduleKind::PipeDream,
+    ];
+    let graph = graph(false);
+    for kind in kinds {
+        for (mesh, zero) in few_widths() {
+            let plan = uniform(kind, 4, mesh, zero).plan(&graph, "model", "local");
+            let chunks = uniform(kind, 4, mesh, zero).least_chunks();
+            let arrangement = kind.arrangement().expect("these say where stages live");
+            let map = StageMap::arranged(arrangement, 4, chunks, plan.microbatches);
+            let built = map.and_then(|map| Schedule::build(kind, map, &plan.pass_times));
+            let built = built.unwrap_or_else(|error| panic!("{error}"));
+            let line = |(device, order): (usize, &Vec<Turn>)| -> String {
+                let turns = order.iter().map(|&turn| built.map.text(device, turn));
+                turns.collect::<Vec<_>>().join(" ")
+            };
+            let order = built.orders.iter().enumerate().map(line).collect();
+            let written = Plan { schedule: ScheduleKind::Table, order, ..plan.clone() };
+            let program = lowered(&graph, &written);
+            assert_eq!(program, lowered(&graph, &plan), "{kind:?}");
+            assert_eq!(execute(&program), Ok(()), "{kind:?} x {mesh}");
+        }
     }
 }
 
