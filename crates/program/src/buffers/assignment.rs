@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 /// Something that needs bytes for some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stay {
+pub(super) struct Stay {
     /// When it moves in, below the period.
     pub start: u64,
     /// For how long, at least 1 and at most the period.
@@ -19,7 +19,7 @@ pub struct Stay {
 
 /// Places for stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assignment {
+pub(super) struct Assignment {
     /// Where each begins, in the order given.
     pub offsets: Vec<u64>,
     /// Where the last ends.
@@ -38,7 +38,7 @@ impl Stay {
 }
 
 /// The most bytes that are there at once: no arena is smaller.
-pub fn peak_bytes(stays: &[Stay], period: u64) -> u64 {
+pub(super) fn peak_bytes(stays: &[Stay], period: u64) -> u64 {
     let mut changes: Vec<(u64, bool, u64)> = vec![];
     let mut live = 0;
     for stay in stays {
@@ -66,7 +66,7 @@ pub fn peak_bytes(stays: &[Stay], period: u64) -> u64 {
 
 /// Assigns every stay a place. `borders` are the moments, ascending from 0, that most stays do not last
 /// across.
-pub fn assign(stays: &[Stay], period: u64, borders: &[u64]) -> Assignment {
+pub(super) fn assign(stays: &[Stay], period: u64, borders: &[u64]) -> Assignment {
     let block = |moment: u64| borders.partition_point(|&border| border <= moment) - 1;
     let span = |stay: &Stay| {
         let (first, last) = (block(stay.start), block((stay.start + stay.length - 1) % period));

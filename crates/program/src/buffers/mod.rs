@@ -15,15 +15,14 @@ mod tests;
 
 use std::collections::HashMap;
 
-use assignment::is_tight;
-pub use assignment::{Assignment, Stay, assign, peak_bytes};
+use assignment::{Stay, assign, is_tight, peak_bytes};
 use lifetimes::{Life, Timeline};
 pub use messages::MessagePlan;
 
 use crate::{BodyId, Class, Program, StreamItem, Tenant};
 
-/// Places begin at multiples of this many bytes, a cache line.
-pub const LINE_BYTES: u64 = 64;
+/// Places begin at multiples of this many bytes, a cache line, as an arena of the kernels asks for.
+const LINE_BYTES: u64 = 64;
 
 /// Up to how many times the steps that can be under way are planned for as a whole, and up to how many
 /// places, to find a tighter plan.
@@ -33,7 +32,7 @@ const MOST_PLACES: usize = 30_000;
 /// Where a tenant that an instruction brings in lies in its rank's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Where it begins, in bytes; a multiple of [`LINE_BYTES`].
+    /// Where it begins, in bytes; a multiple of a cache line's 64.
     pub offset: u64,
     /// Its size in bytes.
     pub bytes: u64,

@@ -186,7 +186,7 @@ impl StageMap {
     }
 
     /// The instances on `device` with the micro-batches that they get in one step, in order of these.
-    pub fn work_on(&self, device: usize) -> Vec<(Instance, u32)> {
+    pub(super) fn work_on(&self, device: usize) -> Vec<(Instance, u32)> {
         let of = |instance: Instance| {
             self.microbatches_of(instance).into_iter().map(move |it| (instance, it))
         };
