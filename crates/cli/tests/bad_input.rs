@@ -228,7 +228,7 @@ fn plans() {
         ("heads:tp", "heads:up", "plan", "heads:up"),
         ("[2, 4]", "[2, 5]", "plan", "blocks"),
         ("[2, 4]", "[3, 4]", "plan", "begins at 2"),
-        ("devices = \"1\"", "devices = \"0\"", "plan", "wants its stages on devices 0 1"),
+        ("devices = \"1\"", "devices = \"0\"", "plan", "0 1, and they are on 0 0"),
         ("devices = \"1\"", "devices = \"4000000000\"", "plan", "devices"),
         ("devices = \"1\"", "devices = \"0..9999999999\"", "plan", "bad.toml"),
         ("devices = \"1\"", "devices = \"1, 2\"", "plan", "devices"),
