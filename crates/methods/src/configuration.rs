@@ -134,6 +134,8 @@ pub(crate) struct Pipelines {
     pub counts: fn(usize) -> Counts,
     /// Whether depths must be even.
     pub even: bool,
+    /// Whether only the deepest pipelines are wanted.
+    pub deepest: bool,
     /// Whether the schedule is made for the times of passes.
     pub timed: bool,
     /// Whether updates do not wait for the norm of all gradients.
@@ -154,6 +156,7 @@ impl Pipelines {
             cut: Cut::LeastSlowest,
             counts: |_| Counts::ANY,
             even: false,
+            deepest: false,
             timed: false,
             post_validation: false,
         }
@@ -188,6 +191,10 @@ impl Pipelines {
                 _ if wanted => shapes.push(it),
                 _ => {}
             }
+        }
+        if self.deepest {
+            let depth = shapes.iter().map(|shape| shape.pp).max();
+            shapes.retain(|shape| Some(shape.pp) == depth);
         }
         Ok(shapes)
     }

@@ -183,6 +183,20 @@ fn asynchronous_methods_say_that_they_do_not_clip() {
 }
 
 #[test]
+fn pipelined_backpropagation_has_a_worker_for_each_of_as_many_stages_as_there_can_be() {
+    let short = "gpt:layers=2,hidden=128,heads=4,seq=64,vocab=512";
+    for (model, devices, batch, stages, dp) in
+        [(GPT, 4, 1, 4, 1), (GPT, 4, 8, 4, 1), (GPT, 8, 8, 8, 1), (short, 8, 8, 4, 2)]
+    {
+        let found = ask("pipelined-backpropagation", model, &h100(devices, PLENTY), batch);
+        let plan = found.expect("a plan").plan;
+        assert_eq!(plan.stages().count(), stages, "{devices} devices");
+        assert!(plan.stages().all(|(_, stage)| stage.mesh.dp == dp), "{devices} devices");
+        assert_eq!((plan.microbatches, plan.global_batch), (1, batch));
+    }
+}
+
+#[test]
 fn asynchronous_methods_say_where_shared_parameters_make_stages_wait() {
     for tied in [true, false] {
         let model = format!("{GPT},tied={tied}");

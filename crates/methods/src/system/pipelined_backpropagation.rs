@@ -8,14 +8,14 @@ use crate::configuration::{Counts, Pipelines};
 use crate::method::{Family, Method};
 use crate::{Choice, MethodError};
 
-/// Updates after every micro-batch, with spike compensation and linear weight prediction.
+/// Updates after every micro-batch in as many stages as there can be, with spike compensation and linear weight prediction.
 pub(crate) const METHOD: Method = Method {
     name: "pipelined-backpropagation",
     family: Family::AsynchronousPipeline,
     paper: "Kosson et al. 2021, Pipelined Backpropagation at Scale: Training Large Models without \
             Batches, MLSys, arXiv 2003.11666",
-    about: "Every micro-batch is a step and no step waits for another; spike compensation and linear \
-            weight prediction make up for the delay.",
+    about: "As many stages as there can be; every micro-batch is a step and no step waits for another; \
+            spike compensation and linear weight prediction make up for the delay.",
     chooser: choose,
 };
 
@@ -36,6 +36,8 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let pipelines = Pipelines {
         weights: Weights::Newest { corrections },
         counts: |_| Counts::SINGLE,
+        // A worker for every layer, as far as there are workers.
+        deepest: true,
         ..Pipelines::of(ScheduleKind::PipeMare)
     };
     let mut choice = pipelines.choose(task)?.without_flush(task);
