@@ -9,6 +9,7 @@ use std::sync::Arc;
 use shardloom_graph::OpKind;
 use shardloom_graph::op::Activation;
 use shardloom_graph::work::Pass;
+use smallvec::SmallVec;
 
 use crate::attention::{Attention, Dropout, Visibility};
 use crate::matmul::{Linear, WeightLayout};
@@ -190,7 +191,7 @@ fn forward(
         (OpKind::Add, [a, b], [y]) => elementwise::add_broadcast(a.f32(), b.f32(), y.f32()),
         (OpKind::Concat { axis }, parts, [y]) => {
             let rows = y.shape[..*axis].iter().product();
-            let parts: Vec<&[f32]> = parts.iter().map(Input::f32).collect();
+            let parts: SmallVec<[&[f32]; 4]> = parts.iter().map(Input::f32).collect();
             concat::concat(&parts, rows, y.f32());
         }
         (OpKind::Dropout { .. }, [x], [y]) => y.f32().copy_from_slice(x.f32()),
@@ -249,7 +250,7 @@ fn input_gradient(
     memory: &Memory,
 ) {
     let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
-    let accumulate: Vec<bool> = writes.iter().map(|write| write.accumulate).collect();
+    let accumulate = accumulates(writes);
     match (kind, reads, writes) {
         (OpKind::Contract { transposed }, [w, dy], [dx]) => {
             let shape = linear(dx.shape, w.shape, dy.shape, *transposed);
@@ -351,7 +352,7 @@ fn weight_gradient(
     setting: &Setting,
 ) {
     let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
-    let accumulate: Vec<bool> = writes.iter().map(|write| write.accumulate).collect();
+    let accumulate = accumulates(writes);
     match (kind, reads, writes) {
         (OpKind::Embed, [tokens, dy], [dtable]) => {
             let (columns, first) = (dy.columns(), setting.first_index);
@@ -389,6 +390,11 @@ fn weight_gradient(
             unreachable!("{} has no weight gradient of {} tensors", kind.name(), reads.len())
         }
     }
+}
+
+/// Whether the first two gradients are added onto what is there; no more than two are told so together.
+fn accumulates(writes: &[Output<'_>]) -> [bool; 2] {
+    [0, 1].map(|index| writes.get(index).is_some_and(|write| write.accumulate))
 }
 
 /// The product of `x` by `w` giving `y`, whose sizes are rows x inputs, inputs x outputs and rows x

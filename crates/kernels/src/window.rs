@@ -1,23 +1,28 @@
 //! Boxes of tensors: walking a box of a larger row-major tensor in contiguous runs, and copying
 //! one, which is what slicing and concatenating along any axis come down to.
 
+use smallvec::{SmallVec, smallvec};
+
+/// One number for each axis of a tensor; on the heap only beyond eight axes, which no operator has.
+pub type PerAxis = SmallVec<[usize; 8]>;
+
 /// A box of a global row-major tensor: what one rank holds of it.
 ///
 /// The three lists have one entry per axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The shape of the box.
-    pub extent: Vec<usize>,
+    pub extent: PerAxis,
     /// Where the box starts in the global tensor.
-    pub start: Vec<usize>,
+    pub start: PerAxis,
     /// The shape of the global tensor.
-    pub global: Vec<usize>,
+    pub global: PerAxis,
 }
 
 impl Window {
     /// The whole of a tensor.
     pub fn whole(shape: &[usize]) -> Window {
-        Window { extent: shape.to_vec(), start: vec![0; shape.len()], global: shape.to_vec() }
+        Window { extent: shape.into(), start: smallvec![0; shape.len()], global: shape.into() }
     }
 
     /// Number of elements in the box.
@@ -31,6 +36,32 @@ impl Window {
         check_box(&self.extent, &self.start, &self.global);
         for_each_run(&self.extent, [(&self.global, &self.start)], |[at], len| visit(at, len));
     }
+}
+
+/// Copies the box of shape `extent` that starts at `start` in `whole`, of shape `shape`, into `part`, which
+/// holds nothing else.
+pub fn cut_box<T: Copy>(
+    whole: &[T],
+    shape: &[usize],
+    start: &[usize],
+    part: &mut [T],
+    extent: &[usize],
+) {
+    let origin: PerAxis = smallvec![0; extent.len()];
+    copy_box(whole, shape, start, part, extent, &origin, extent);
+}
+
+/// Copies `part`, a box of shape `extent`, to where it starts at `start` in `whole`, of shape `shape`: the
+/// way back from [`cut_box`].
+pub fn place_box<T: Copy>(
+    part: &[T],
+    extent: &[usize],
+    whole: &mut [T],
+    shape: &[usize],
+    start: &[usize],
+) {
+    let origin: PerAxis = smallvec![0; extent.len()];
+    copy_box(part, extent, &origin, whole, shape, start, extent);
 }
 
 /// Copies the box of shape `extent` that starts at `source_start` in the tensor `source` of shape
@@ -87,7 +118,7 @@ fn for_each_run<const N: usize>(
     let mut offsets: [usize; N] = std::array::from_fn(|n| {
         tensors[n].1.iter().zip(&strides[n]).map(|(start, stride)| start * stride).sum()
     });
-    let mut index = vec![0; outer];
+    let mut index: PerAxis = smallvec![0; outer];
     loop {
         visit(offsets, run);
         let mut axis = outer;
@@ -111,8 +142,8 @@ fn for_each_run<const N: usize>(
     }
 }
 
-fn strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
+fn strides(shape: &[usize]) -> PerAxis {
+    let mut strides: PerAxis = smallvec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
         strides[axis - 1] = strides[axis] * shape[axis];
     }

@@ -6,6 +6,9 @@ use std::{
     },
 };
 
+/// Messages that a channel has room for from the start, however many more it may hold.
+const MOST_EXPECTED: usize = 1024;
+
 /// A bounded queue of tagged messages from one sender to one receiver.
 ///
 /// It never waits and wakes no one: both ends poll it and ring each other's bell.
@@ -39,12 +42,20 @@ pub(super) struct Taken<T> {
 }
 
 impl<T> Channel<T> {
-    fn new(capacity: usize) -> Self {
+    /// A queue of at most `capacity` messages, with room for `expected` of them from the start.
+    fn new(capacity: usize, expected: usize) -> Self {
+        let [queue, aside] = [(), ()].map(|()| VecDeque::with_capacity(expected));
         Self {
             capacity,
             accepted: AtomicU64::new(0),
-            contents: Mutex::new(Contents { queue: VecDeque::new(), aside: VecDeque::new() }),
+            contents: Mutex::new(Contents { queue, aside }),
         }
+    }
+
+    /// Makes room for so many messages in the queue.
+    pub(super) fn make_room(&self, messages: usize) {
+        let queue = &mut self.lock().queue;
+        queue.reserve(messages.saturating_sub(queue.len()));
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents<T>> {
@@ -102,17 +113,30 @@ impl<T> Contents<T> {
 pub(super) struct Channels<T> {
     ends: usize,
     capacity: usize,
+    expected: usize,
     between: Box<[OnceLock<Box<Channel<T>>>]>,
 }
 
 impl<T> Channels<T> {
-    pub(super) fn new(ends: usize, capacity: usize) -> Self {
+    /// Channels that hold up to `capacity` messages each, and allocate nothing once they are made unless
+    /// they hold very many.
+    pub(super) fn bounded(ends: usize, capacity: usize) -> Self {
+        Self::new(ends, capacity, capacity.min(MOST_EXPECTED))
+    }
+
+    /// Channels that hold any number of messages, and allocate as they grow.
+    pub(super) fn unbounded(ends: usize) -> Self {
+        Self::new(ends, usize::MAX, 0)
+    }
+
+    fn new(ends: usize, capacity: usize, expected: usize) -> Self {
         let between = (0..ends * ends).map(|_| OnceLock::new()).collect();
-        Self { ends, capacity, between }
+        Self { ends, capacity, expected, between }
     }
 
     pub(super) fn between(&self, from: usize, to: usize) -> &Channel<T> {
-        self.between[from * self.ends + to].get_or_init(|| Box::new(Channel::new(self.capacity)))
+        let channel = || Box::new(Channel::new(self.capacity, self.expected));
+        self.between[from * self.ends + to].get_or_init(channel)
     }
 }
 
@@ -126,7 +150,7 @@ mod tests {
 
     #[test]
     fn messages_of_a_tag_stay_in_order_and_others_are_set_aside() {
-        let channel = Channel::new(4);
+        let channel = Channel::new(4, 0);
         for (tag, message) in [(1, "a"), (2, "b"), (1, "c"), (2, "d")] {
             channel.offer(tag, message).unwrap();
         }
@@ -140,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_gives_the_message_back_until_a_look_makes_room() {
-        let channel = Channel::new(2);
+        let channel = Channel::new(2, 2);
         channel.offer(1, "a").unwrap();
         channel.offer(1, "b").unwrap();
         assert_eq!(channel.offer(2, "c"), Err("c"));
@@ -152,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_second_look_sees_what_another_thread_set_aside() {
-        let channel = Channel::new(2);
+        let channel = Channel::new(2, 2);
         let mut looked = Looked::default();
         assert_eq!(channel.take(1, &mut looked).message, None);
         channel.offer(1, "a").unwrap();

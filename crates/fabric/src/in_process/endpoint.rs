@@ -19,7 +19,7 @@ impl<P: Payload> InProcess<P> {
     /// starts with a clean slate.
     #[expect(clippy::new_ret_no_self, reason = "the engine is nothing but its endpoints")]
     pub fn new(ranks: u32, settings: Settings) -> Vec<Endpoint<P>> {
-        let channels = Channels::new(ranks as usize, settings.channel_capacity.get());
+        let channels = Channels::bounded(ranks as usize, settings.channel_capacity.get());
         let shared = Arc::new(Shared {
             channels,
             roster: Arc::new(Roster::new(ranks, settings)),

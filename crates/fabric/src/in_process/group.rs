@@ -10,6 +10,7 @@ use super::{
     rendezvous::Published,
     shared_memory::{LentBuffers, NoUnwinding},
     stepwise::{Messaging, Script},
+    stock::Stock,
 };
 use crate::{Call, FabricError, counters::LiveCounters};
 
@@ -38,11 +39,14 @@ pub struct Group {
     seat: Seat,
     counters: Arc<LiveCounters>,
     scripts: HashMap<(Kind, Algorithm, usize), Arc<Script>>,
+    /// What there is to send messages in, by the position that they go to.
+    stocked: Vec<Stock>,
 }
 
 impl Group {
     pub(super) fn new(seat: Seat, counters: Arc<LiveCounters>) -> Self {
-        Self { seat, counters, scripts: HashMap::new() }
+        let stocked = vec![Stock::default(); seat.participant.members().len()];
+        Self { seat, counters, scripts: HashMap::new(), stocked }
     }
 
     /// Ranks of the group, by position.
@@ -119,7 +123,7 @@ impl Group {
         let script = script?;
         let Seat { participant, channels, empties } = &self.seat;
         let messaging = Messaging { participant, channels, empties, call, reduction };
-        script.follow(&messaging, buffer)?;
+        script.follow(&messaging, &mut self.stocked, buffer)?;
         self.counters.count_collective((script.sent_elements * size_of::<f32>()) as u64);
         Ok(())
     }

@@ -16,6 +16,7 @@ mod rendezvous;
 mod roster;
 mod shared_memory;
 mod stepwise;
+mod stock;
 
 pub use endpoint::{Endpoint, InProcess};
 pub use group::Group;

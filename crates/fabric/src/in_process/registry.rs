@@ -56,7 +56,7 @@ impl Registry {
 fn seats(roster: &Arc<Roster>, members: &[u32]) -> Vec<Option<Seat>> {
     // The step list bounds what can be under way, and one of its steps may put
     // several messages into a channel before anyone receives: no further bound.
-    let [channels, empties] = [(), ()].map(|()| Arc::new(Channels::new(members.len(), usize::MAX)));
+    let [channels, empties] = [(), ()].map(|()| Arc::new(Channels::unbounded(members.len())));
     let seat = |participant| {
         let (channels, empties) = (Arc::clone(&channels), Arc::clone(&empties));
         Some(Seat { participant, channels, empties })

@@ -4,7 +4,7 @@
 //! same one, is in the crate's README.
 #![expect(unsafe_code, reason = "members work in buffers lent to the group as pointers")]
 
-use std::{ops::Range, process, slice, thread};
+use std::{marker::PhantomData, ops::Range, process, slice, thread};
 
 use shardloom_collectives::{Kind, Reduction, chunk};
 
@@ -18,23 +18,22 @@ use super::{
 const BLOCK: usize = 1024;
 
 /// The buffers of all members of one meeting, in order of position.
-pub(super) struct LentBuffers<T> {
-    starts: Vec<*mut T>,
+pub(super) struct LentBuffers<'a, T> {
+    participant: &'a Participant,
     elements: usize,
     own: usize,
+    of: PhantomData<*mut T>,
 }
 
-impl<T: Element> LentBuffers<T> {
+impl<'a, T: Element> LentBuffers<'a, T> {
     /// The buffers published for the meeting that `participant` is in.
     ///
     /// # Safety
     ///
     /// Every member published, for this meeting, a pointer from a `&mut [T]` of
     /// `elements` elements that it lends, untouched, until it has parted.
-    pub(super) unsafe fn of(participant: &Participant, elements: usize) -> Self {
-        let positions = 0..participant.members().len();
-        let starts = positions.map(|position| participant.published(position).buffer.cast());
-        Self { starts: starts.collect(), elements, own: participant.position() }
+    pub(super) unsafe fn of(participant: &'a Participant, elements: usize) -> Self {
+        Self { participant, elements, own: participant.position(), of: PhantomData }
     }
 
     /// Does this member's share of a collective.
@@ -80,7 +79,7 @@ impl<T: Element> LentBuffers<T> {
     }
 
     fn members(&self) -> usize {
-        self.starts.len()
+        self.participant.members().len()
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
@@ -153,13 +152,18 @@ impl<T: Element> LentBuffers<T> {
         }
     }
 
+    /// Where a member's buffer begins.
+    fn start(&self, member: usize) -> *mut T {
+        self.participant.published(member).buffer.cast()
+    }
+
     /// # Safety
     ///
     /// Nobody writes this range of this member's buffer while the slice is in use.
     unsafe fn read(&self, member: usize, range: Range<usize>) -> &[T] {
         debug_assert!(range.start <= range.end && range.end <= self.elements);
         // SAFETY: within the lent buffer; the rest is the caller's promise.
-        unsafe { slice::from_raw_parts(self.starts[member].add(range.start), range.len()) }
+        unsafe { slice::from_raw_parts(self.start(member).add(range.start), range.len()) }
     }
 
     /// # Safety
@@ -170,7 +174,7 @@ impl<T: Element> LentBuffers<T> {
     unsafe fn write(&self, member: usize, range: Range<usize>) -> &mut [T] {
         debug_assert!(range.start <= range.end && range.end <= self.elements);
         // SAFETY: within the lent buffer; the rest is the caller's promise.
-        unsafe { slice::from_raw_parts_mut(self.starts[member].add(range.start), range.len()) }
+        unsafe { slice::from_raw_parts_mut(self.start(member).add(range.start), range.len()) }
     }
 }
 

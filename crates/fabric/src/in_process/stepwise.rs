@@ -6,6 +6,7 @@ use super::{
     channel::{Channel, Channels, Looked},
     reduce::reduce_into,
     rendezvous::Participant,
+    stock::{Stock, stock},
 };
 use crate::{Call, FabricError};
 
@@ -13,6 +14,8 @@ use crate::{Call, FabricError};
 #[derive(Debug)]
 pub(super) struct Script {
     steps: Vec<Turn>,
+    /// What the messages to each member are sent in.
+    needed: Vec<(usize, Stock)>,
     /// Elements this member sends to others.
     pub(super) sent_elements: usize,
 }
@@ -54,10 +57,12 @@ impl Script {
             }
             turn
         });
-        Self { steps: steps.collect(), sent_elements: list.sent_elements(own) }
+        let needed = stock(list, own).into_iter().collect();
+        Self { steps: steps.collect(), needed, sent_elements: list.sent_elements(own) }
     }
 
-    /// Carries the script out over messages.
+    /// Carries the script out over messages, once all members are through with what they did before.
+    /// `stocked` says what there is to send messages in, by receiver.
     ///
     /// All sends of a step are copied out before any of its receives is applied, local
     /// contributions included: they are messages to oneself. So every transfer reads
@@ -65,8 +70,16 @@ impl Script {
     pub(super) fn follow(
         &self,
         members: &Messaging<'_>,
+        stocked: &mut [Stock],
         buffer: &mut [f32],
     ) -> Result<(), FabricError> {
+        for &(to, needed) in &self.needed {
+            let enough = stocked[to].or(needed);
+            if enough != stocked[to] {
+                members.stock(to, enough);
+                stocked[to] = enough;
+            }
+        }
         for turn in &self.steps {
             for send in &turn.sends {
                 members.send(send.to, &buffer[send.source.clone()]);
@@ -99,12 +112,28 @@ pub(super) struct Messaging<'a> {
 const UNTAGGED: u64 = 0;
 
 impl Messaging<'_> {
-    /// Sends a copy of `values`, in a buffer that the receiver gave back if there is one: who calls the
-    /// same collectives again and again allocates nothing.
+    /// Has so much to send messages to one member in, all of which are back. Who calls the same
+    /// collectives again and again allocates nothing, whoever is ahead of whom.
+    fn stock(&self, to: usize, enough: Stock) {
+        let own = self.participant.position();
+        let empties = self.empties.between(to, own);
+        let next = || empties.take(UNTAGGED, &mut Looked::default()).message;
+        let mut messages: Vec<Vec<f32>> = std::iter::from_fn(next).collect();
+        messages.resize_with(enough.messages, Vec::new);
+        empties.make_room(enough.messages);
+        self.channels.between(own, to).make_room(enough.messages);
+        for mut message in messages {
+            message.clear();
+            message.reserve_exact(enough.elements);
+            put(empties, message);
+        }
+    }
+
+    /// Sends a copy of `values`, in a buffer that the receiver gave back.
     fn send(&self, to: usize, values: &[f32]) {
         let own = self.participant.position();
         let empty = self.empties.between(to, own).take(UNTAGGED, &mut Looked::default());
-        let mut message = empty.message.unwrap_or_default();
+        let mut message = empty.message.expect("there are as many as can be under way");
         message.clear();
         message.extend_from_slice(values);
         put(self.channels.between(own, to), message);
@@ -173,15 +202,15 @@ mod tests {
         let mut both = rendezvous(&roster, &[0, 1]);
         let messaging = Messaging {
             participant: &both[0],
-            channels: &Channels::new(2, usize::MAX),
-            empties: &Channels::new(2, usize::MAX),
+            channels: &Channels::unbounded(2),
+            empties: &Channels::unbounded(2),
             call: CALL,
             reduction: Reduction::Sum,
         };
         let script = Script::new(&plan(Kind::AllReduce, Algorithm::Ring, 2, 4).unwrap(), 0);
         let error = thread::scope(|scope| {
             scope.spawn(|| instead(&roster));
-            script.follow(&messaging, &mut [1.0; 4]).unwrap_err()
+            script.follow(&messaging, &mut [Stock::default(); 2], &mut [1.0; 4]).unwrap_err()
         });
         let later = both[1].meet(Published { call: CALL, buffer: std::ptr::null_mut() });
         (error, later.unwrap_err())
@@ -214,7 +243,7 @@ mod tests {
     fn what_messages_were_in_is_used_again() {
         let roster = Arc::new(Roster::new(1, Settings::default()));
         let participant = &rendezvous(&roster, &[0])[0];
-        let [channels, empties] = &[(), ()].map(|()| Channels::new(1, usize::MAX));
+        let [channels, empties] = &[(), ()].map(|()| Channels::unbounded(1));
         let (call, reduction) = (CALL, Reduction::Sum);
         let messaging = Messaging { participant, channels, empties, call, reduction };
         let steps = vec![Turn {
@@ -223,7 +252,9 @@ mod tests {
                 .map(|_| Receive { from: 0, target: 0..4, combine: Combine::Overwrite })
                 .collect(),
         }];
-        let script = Script { steps, sent_elements: 0 };
+        let stock = Stock { messages: 9, elements: 4 };
+        let script = Script { steps, needed: vec![(0, stock)], sent_elements: 0 };
+        let stocked = &mut [Stock::default()];
         let addresses = || {
             let channel = empties.between(0, 0);
             let next = || channel.take(UNTAGGED, &mut Looked::default()).message;
@@ -232,10 +263,10 @@ mod tests {
             all.into_iter().for_each(|it| messaging.give_back(0, it));
             addresses
         };
-        script.follow(&messaging, &mut [1.0; 4]).unwrap();
+        script.follow(&messaging, stocked, &mut [1.0; 4]).unwrap();
         let first = addresses();
         assert_eq!(first.len(), 9);
-        script.follow(&messaging, &mut [1.0; 4]).unwrap();
+        script.follow(&messaging, stocked, &mut [1.0; 4]).unwrap();
         assert_eq!(addresses(), first);
     }
 }

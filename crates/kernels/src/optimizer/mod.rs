@@ -18,6 +18,7 @@ pub use adafactor::Adafactor;
 pub use adamw::AdamW;
 pub use lamb::Lamb;
 pub use sgd::Sgd;
+use smallvec::{SmallVec, smallvec};
 
 /// A block of a parameter seen as a matrix: what one rank holds under tensor parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,11 +136,11 @@ impl Optimizer {
     /// A slice as long as the piece belongs to its elements. Adafactor's slice for a matrix, of
     /// `global_rows + global_cols` elements, belongs to the whole parameter, and each owner of a
     /// piece holds an equal copy.
-    pub fn state_lens(&self, piece: &Piece) -> Vec<usize> {
+    pub fn state_lens(&self, piece: &Piece) -> SmallVec<[usize; 2]> {
         match self {
             Optimizer::Sgd(sgd) => sgd.state_lens(piece),
-            Optimizer::AdamW(_) | Optimizer::Lamb(_) => vec![piece.elements(); 2],
-            Optimizer::Adafactor(_) => vec![Adafactor::state_len(piece)],
+            Optimizer::AdamW(_) | Optimizer::Lamb(_) => smallvec![piece.elements(); 2],
+            Optimizer::Adafactor(_) => smallvec![Adafactor::state_len(piece)],
         }
     }
 

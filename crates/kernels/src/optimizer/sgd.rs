@@ -3,6 +3,8 @@
 //! coefficients of Kosson et al., "Pipelined Backpropagation at Scale" (MLSys 2021, arXiv
 //! 2003.11666), of which Nesterov's step and spike compensation are cases.
 
+use smallvec::{SmallVec, smallvec};
+
 use super::{Piece, Step};
 use crate::simd::simd;
 
@@ -44,8 +46,11 @@ impl Sgd {
         Sgd { velocity_share: kept as f32, gradient_share: missed as f32, ..self }
     }
 
-    pub(super) fn state_lens(&self, piece: &Piece) -> Vec<usize> {
-        if self.momentum == 0.0 { vec![] } else { vec![piece.elements()] }
+    pub(super) fn state_lens(&self, piece: &Piece) -> SmallVec<[usize; 2]> {
+        match self.momentum == 0.0 {
+            true => smallvec![],
+            false => smallvec![piece.elements()],
+        }
     }
 
     pub(super) fn apply(

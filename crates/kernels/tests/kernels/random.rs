@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use shardloom_kernels::random::*;
-use shardloom_kernels::window::{Window, copy_box};
+use shardloom_kernels::window::{Window, cut_box};
+use smallvec::smallvec;
 
 const KEY: Key = Key { seed: 42, stream: 7, step: 3 };
 
@@ -20,16 +21,7 @@ fn both<T: Copy + Default>(window: &Window, fill: impl Fn(&Window, &mut [T])) ->
     let mut filled = vec![T::default(); whole.elements()];
     fill(&whole, &mut filled);
     let mut cut = vec![T::default(); window.elements()];
-    let zero = vec![0; window.extent.len()];
-    copy_box(
-        &filled,
-        &window.global,
-        &window.start,
-        &mut cut,
-        &window.extent,
-        &zero,
-        &window.extent,
-    );
+    cut_box(&filled, &window.global, &window.start, &mut cut, &window.extent);
     (direct, cut)
 }
 
@@ -85,7 +77,8 @@ fn seed_stream_and_step_each_change_the_numbers() {
 #[test]
 fn elements_beyond_the_32_bit_range_have_their_own_numbers() {
     let at = |start: usize| {
-        let window = Window { extent: vec![64], start: vec![start], global: vec![1 << 42] };
+        let window =
+            Window { extent: smallvec![64], start: smallvec![start], global: smallvec![1 << 42] };
         let mut out = vec![0.0; 64];
         uniform_fill(KEY, &window, 0.0, 1.0, &mut out);
         out

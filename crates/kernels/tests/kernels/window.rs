@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use shardloom_kernels::window::copy_box;
+use shardloom_kernels::window::{copy_box, cut_box, place_box};
 
 /// Shapes of both tensors, the extent and both starts, for one to four axes.
 fn boxes() -> impl Strategy<Value = [Vec<usize>; 5]> {
@@ -34,6 +34,21 @@ proptest! {
             }
             want[flat(&index, &to, &to_shape)] = source[flat(&index, &from, &from_shape)];
         }
+        prop_assert_eq!(got, want);
+    }
+
+    #[test]
+    fn a_box_that_is_cut_out_and_placed_elsewhere_is_the_copied_box(
+        [from_shape, to_shape, extent, from, to] in boxes(),
+    ) {
+        let source: Vec<u32> = (0..from_shape.iter().product::<usize>() as u32).collect();
+        let mut want = vec![u32::MAX; to_shape.iter().product()];
+        let mut got = want.clone();
+        copy_box(&source, &from_shape, &from, &mut want, &to_shape, &to, &extent);
+
+        let mut part = vec![0; extent.iter().product()];
+        cut_box(&source, &from_shape, &from, &mut part, &extent);
+        place_box(&part, &extent, &mut got, &to_shape, &to);
         prop_assert_eq!(got, want);
     }
 }

@@ -1,12 +1,12 @@
 //! A rank's communicators, made when first needed.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
-use shardloom_collectives::Reduction;
+use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Endpoint, Group as Communicator, Payload};
 use shardloom_graph::Reduction as Partial;
 use shardloom_kernels::Buffer;
-use shardloom_program::{Action, Change, Exchange, Group, Instruction};
+use shardloom_program::{Action, BodyId, Change, Exchange, Group, Instruction};
 
 use crate::Result;
 use crate::rank::{Contribution, Rank};
@@ -20,14 +20,26 @@ impl Payload for Parcel {
     }
 }
 
-/// Communicators by group.
+/// A rank's communicators, and which of its instructions meet in which of them.
 #[derive(Default)]
 pub(crate) struct Communicators {
-    made: BTreeMap<Group, Communicator>,
+    made: Vec<(Group, Communicator)>,
+    /// By instruction; none where there is nothing to exchange or nobody to exchange it with.
+    meetings: HashMap<(BodyId, u32), Option<Meeting>>,
+}
+
+/// What an instruction does among others, which is the same each time.
+#[derive(Clone, Copy)]
+struct Meeting {
+    /// Among those that are made.
+    communicator: usize,
+    kind: Kind,
+    algorithm: Algorithm,
+    reduction: Reduction,
 }
 
 impl Communicators {
-    /// Runs the collective of `instruction` among its group.
+    /// Runs the collective of `instruction`, which `rank` is at, among its group.
     pub fn exchange(
         &mut self,
         endpoint: &Endpoint<Parcel>,
@@ -35,22 +47,18 @@ impl Communicators {
         instruction: &Instruction,
         contribution: &mut Contribution,
     ) -> Result<()> {
-        let class = rank.class();
-        let Some(exchange) = rank.program().exchange(class, rank.position(), instruction) else {
-            return Ok(());
-        };
-        let members = rank.program().members(rank.class_id(), rank.position(), &exchange.group);
-        if members.len() <= 1 || exchange.elements == 0 {
-            return Ok(());
-        }
-        let Exchange { kind, group, algorithm, .. } = exchange;
-        let communicator = match self.made.entry(group) {
-            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::btree_map::Entry::Vacant(new) => {
-                let members: Vec<u32> = members.iter().map(|member| member.0).collect();
-                new.insert(endpoint.group(&members)?)
+        let meeting = match self.meetings.get(&rank.instruction()) {
+            Some(known) => *known,
+            None => {
+                let meeting = self.meeting(endpoint, rank, instruction)?;
+                self.meetings.insert(rank.instruction(), meeting);
+                meeting
             }
         };
+        let Some(Meeting { communicator, kind, algorithm, reduction }) = meeting else {
+            return Ok(());
+        };
+        let (_, communicator) = &mut self.made[communicator];
         match contribution {
             Contribution::Scalar(number) => {
                 let mut numbers = [*number];
@@ -58,11 +66,38 @@ impl Communicators {
                 *number = numbers[0];
             }
             Contribution::Reals(buffer) => {
-                let (reduction, buffer) = (reduction(instruction), buffer.as_f32_mut());
-                communicator.collective(kind, algorithm, reduction, buffer)?;
+                communicator.collective(kind, algorithm, reduction, buffer.as_f32_mut())?;
             }
         }
         Ok(())
+    }
+
+    fn meeting(
+        &mut self,
+        endpoint: &Endpoint<Parcel>,
+        rank: &Rank,
+        instruction: &Instruction,
+    ) -> Result<Option<Meeting>> {
+        let (program, class, position) = (rank.program(), rank.class(), rank.position());
+        let Some(exchange) = program.exchange(class, position, instruction) else {
+            return Ok(None);
+        };
+        let members = program.members(rank.class_id(), position, &exchange.group);
+        if members.len() <= 1 || exchange.elements == 0 {
+            return Ok(None);
+        }
+        let Exchange { kind, group, algorithm, .. } = exchange;
+        let known = self.made.iter().position(|(known, _)| *known == group);
+        let communicator = match known {
+            Some(known) => known,
+            None => {
+                let members: Vec<u32> = members.iter().map(|member| member.0).collect();
+                self.made.push((group, endpoint.group(&members)?));
+                self.made.len() - 1
+            }
+        };
+        let reduction = reduction(instruction);
+        Ok(Some(Meeting { communicator, kind, algorithm, reduction }))
     }
 }
 

@@ -176,7 +176,7 @@ impl Worker<'_> {
                 let mut recorder = record.map(|origin| self.recorder(origin));
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
-                self.rank.begin_steps(*first_step);
+                self.rank.begin_steps(*first_step, *count);
                 let mut step = 0;
                 for (round, item) in shared.program.unrolled(class, *count) {
                     if round > i64::from(step) {

@@ -58,7 +58,7 @@ impl VirtualCrew {
         match command {
             Command::Train { first_step, steps, .. } => {
                 for rank in &mut self.ranks {
-                    rank.begin_steps(*first_step);
+                    rank.begin_steps(*first_step, *steps);
                 }
                 let shared = Arc::clone(&self.shared);
                 let (simulation, recording) = self.follow(&shared.program, *steps)?;

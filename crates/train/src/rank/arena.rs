@@ -58,6 +58,11 @@ impl Arena {
         self.now.instruction = instruction;
     }
 
+    /// The current instruction, by its body and its number there.
+    pub fn instruction(&self) -> (BodyId, u32) {
+        (self.now.body, self.now.instruction)
+    }
+
     /// Whether the current instruction brings `tenant` in.
     pub fn expects(&self, tenant: Tenant) -> bool {
         let Now { body, row, instruction } = self.now;

@@ -1,20 +1,21 @@
-//! Kernels, loads and local combinations.
-
-use std::collections::BTreeMap;
+//! Kernels and local combinations.
 
 use shardloom_graph::work::Pass;
-use shardloom_graph::{DType, OpId, OpKind, ValueId};
+use shardloom_graph::{DType, OpId, OpKind};
 use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::window::Window;
 use shardloom_kernels::{Buffer, reduce};
-use shardloom_program::{
-    Assignment, Instruction, Layout, Operand, Placement, SlotId, Tenant, Write,
-};
+use shardloom_program::{Assignment, Instruction, Operand, SlotId, Tenant};
+use smallvec::SmallVec;
 
 use super::Rank;
-use crate::source::{Field, Part};
-use crate::{Error, Result};
+use super::corrections::MovedWeights;
+use crate::source::Part;
+
+/// One thing for each tensor that an operator writes; on the heap only beyond four, as the gradients of a
+/// concatenation of many may be.
+pub(super) type FewWrites<T> = SmallVec<[T; 4]>;
 
 impl Rank {
     /// Runs one pass of an operator.
@@ -28,7 +29,7 @@ impl Rank {
     ) {
         let setting = self.setting(op, assignment, microbatch);
         let moved = match setting.evaluating {
-            true => instruction.reads.iter().map(|_| None).collect(),
+            true => MovedWeights::new(),
             false => self.moved_weights(instruction),
         };
         let Rank { shared, class, memory, arena, slots, parameters, .. } = self;
@@ -39,10 +40,10 @@ impl Rank {
         };
 
         // What is written is taken out first, so that the rest can be read meanwhile.
-        let mut written: Vec<Option<(SlotId, Buffer)>> = vec![];
-        let mut gradient_writes: Vec<(usize, &Write)> = vec![];
-        for (index, write) in instruction.writes.iter().enumerate() {
-            written.push(match write.to {
+        let mut written: FewWrites<Option<(SlotId, Buffer)>> = instruction
+            .writes
+            .iter()
+            .map(|write| match write.to {
                 Operand::Slot(slot) => {
                     let spec = class.slot(slot);
                     let buffer = slots.take(slot, microbatch).unwrap_or_else(|| {
@@ -51,55 +52,53 @@ impl Rank {
                     });
                     Some((slot, buffer))
                 }
-                Operand::Gradient(_) => {
-                    gradient_writes.push((index, write));
-                    None
-                }
+                Operand::Gradient(_) => None,
                 Operand::Weight(_) | Operand::Norm => {
                     unreachable!("only an update writes weights, and no operator a norm")
                 }
-            });
-        }
-        let params: Vec<_> = gradient_writes
-            .iter()
-            .map(|(_, write)| match write.to {
-                Operand::Gradient(param) => param,
-                _ => unreachable!("collected above"),
             })
             .collect();
-        let (weights, gradients) = parameters.weights_and_gradients(class, arena, &params);
-        let reads: Vec<Input<'_>> = instruction
-            .reads
-            .iter()
-            .zip(&moved)
-            .map(|(&read, moved)| Input {
+        let params = instruction.writes.iter().filter_map(|write| match write.to {
+            Operand::Gradient(param) => Some(param),
+            _ => None,
+        });
+        let (weights, gradients) = parameters.weights_and_gradients(class, arena, params);
+        let reads: SmallVec<[Input<'_>; 6]> = (0u32..)
+            .zip(&instruction.reads)
+            .map(|(index, &read)| Input {
                 shape: class.shape(read),
                 data: match read {
                     Operand::Slot(slot) => view(slots.get(slot, microbatch)),
-                    Operand::Weight(param) => Data::F32(match moved {
-                        Some(moved) => moved.as_f32(),
-                        None => weights.of(class, param),
-                    }),
+                    Operand::Weight(param) => {
+                        let moved = moved.iter().find(|(moved, _)| *moved == index);
+                        Data::F32(match moved {
+                            Some((_, moved)) => moved.as_f32(),
+                            None => weights.of(class, param),
+                        })
+                    }
                     Operand::Gradient(_) | Operand::Norm => {
                         unreachable!("no operator reads a weight's gradient or a norm")
                     }
                 },
             })
             .collect();
-        let mut gradients: BTreeMap<usize, (&mut [f32], bool)> =
-            gradient_writes.iter().map(|&(index, _)| index).zip(gradients).collect();
-        let mut outputs: Vec<Output<'_>> = vec![];
-        for ((index, write), buffer) in instruction.writes.iter().enumerate().zip(&mut written) {
-            let (data, accumulate) = match buffer {
-                Some((_, buffer)) => (view_mut(buffer), write.accumulate),
-                None => {
-                    let (slice, accumulate) =
-                        gradients.remove(&index).expect("one slice for each gradient written");
-                    (DataMut::F32(slice), accumulate)
-                }
-            };
-            outputs.push(Output { shape: class.shape(write.to), data, accumulate });
-        }
+        let mut gradients = gradients.into_iter();
+        let mut outputs: FewWrites<Output<'_>> = instruction
+            .writes
+            .iter()
+            .zip(&mut written)
+            .map(|(write, buffer)| {
+                let (data, accumulate) = match buffer {
+                    Some((_, buffer)) => (view_mut(buffer), write.accumulate),
+                    None => {
+                        let next = gradients.next();
+                        let (slice, accumulate) = next.expect("one slice for each gradient");
+                        (DataMut::F32(slice), accumulate)
+                    }
+                };
+                Output { shape: class.shape(write.to), data, accumulate }
+            })
+            .collect();
         if setting.evaluating
             && pass == Pass::Forward
             && shared.graph.op(op).kind.dropout().is_some()
@@ -108,7 +107,7 @@ impl Rank {
             outputs.truncate(1);
         }
         dispatch::run(&kind, pass, &reads, &mut outputs, &setting.setting, memory);
-        drop(outputs);
+        drop((reads, outputs));
         for (slot, buffer) in written.into_iter().flatten() {
             slots.put(slot, microbatch, buffer);
         }
@@ -124,15 +123,15 @@ impl Rank {
         let program = &self.shared.program;
         let mesh = &self.class().mesh;
         let node = graph.op(op);
-        let extents = program.microbatch_extents(graph);
+        let extents = &self.extents;
         let samples = program.microbatch_samples;
-        // Where this device's part of each loop begins.
+        // How much of each loop is this device's part, and where that begins.
+        let local = |each: usize| {
+            extents.get(node.signature.loops[each].dim) / mesh.span(&assignment.loops[each])
+        };
         let start = |each: usize| {
-            let axes = &assignment.loops[each];
-            let dim = node.signature.loops[each].dim;
-            let local = extents.get(dim) / mesh.span(axes);
-            let first = mesh.index_along(self.position, axes) * local;
-            match dim == graph.batch() {
+            let first = mesh.index_along(self.position, &assignment.loops[each]) * local(each);
+            match node.signature.loops[each].dim == graph.batch() {
                 true => microbatch as usize % program.microbatches * samples + first,
                 false => first,
             }
@@ -145,30 +144,21 @@ impl Rank {
         let evaluating = self.now.part == Part::Validation;
         let mask = node.kind.dropout().filter(|_| !evaluating).map(|_| {
             let loops = &node.signature.outputs[1];
-            let dims: Vec<_> = loops.iter().map(|&each| node.signature.loops[each].dim).collect();
-            let spans = loops.iter().map(|&each| mesh.span(&assignment.loops[each]));
+            let global = |each: usize| match node.signature.loops[each].dim {
+                dim if dim == graph.batch() => program.global_batch,
+                dim => extents.get(dim),
+            };
             Window {
-                extent: dims
-                    .iter()
-                    .zip(spans)
-                    .map(|(&dim, span)| extents.get(dim) / span)
-                    .collect(),
+                extent: loops.iter().map(|&each| local(each)).collect(),
                 start: loops.iter().map(|&each| start(each)).collect(),
-                global: dims
-                    .iter()
-                    .map(|&dim| match dim == graph.batch() {
-                        true => program.global_batch,
-                        false => extents.get(dim),
-                    })
-                    .collect(),
+                global: loops.iter().map(|&each| global(each)).collect(),
             }
         });
-        let terms = program.global_batch * graph.targets_per_sample();
         let setting = Setting {
             mask,
             first_position: start_of("seq"),
             first_index: start_of("vocab"),
-            loss_scale: 1.0 / terms as f32,
+            loss_scale: 1.0 / self.loss_terms as f32,
             key: Key {
                 seed: self.shared.seed,
                 stream: stream(&node.name),
@@ -176,64 +166,6 @@ impl Rank {
             },
         };
         OpSetting { setting, evaluating }
-    }
-
-    /// Writes this device's part of one input of the micro-batch.
-    pub(super) fn load(
-        &mut self,
-        value: ValueId,
-        layout: &Layout,
-        instruction: &Instruction,
-        microbatch: u32,
-    ) -> Result<()> {
-        let program = &self.shared.program;
-        let graph = &self.shared.graph;
-        let node = graph.value(value);
-        let global = program.microbatch_extents(graph).shape(&node.axes);
-        let placement = layout.placement(&global, &self.class().mesh, self.position);
-        let Operand::Slot(slot) = instruction.writes[0].to else {
-            unreachable!("data is loaded into slots")
-        };
-        let dtype = kernel_type(node.dtype);
-        let tenant = Tenant::Slot(slot, Some(microbatch));
-        let mut buffer = self.arena.take(tenant, dtype, placement.elements());
-        let row = placement.elements() / placement.extent[0];
-        let first = match self.now.part {
-            Part::Training => microbatch as u64 * program.microbatch_samples as u64,
-            Part::Validation => 0,
-        };
-        for (index, sample) in placement.range(0).enumerate() {
-            let position = self.now.first_sample + first + sample as u64;
-            let missing = || Error::Input { input: node.name.clone(), position };
-            let field = self.shared.source.field(self.now.part, position, &node.name);
-            let inner = Placement {
-                start: placement.start[1..].to_vec(),
-                extent: placement.extent[1..].to_vec(),
-            };
-            let at = index * row..(index + 1) * row;
-            match (field.ok_or_else(missing)?, dtype) {
-                (Field::Indices(from), shardloom_kernels::DType::U32) => {
-                    copy_part(from, &global[1..], &inner, &mut buffer.as_u32_mut()[at])
-                        .ok_or_else(missing)?;
-                }
-                (Field::Reals(from), shardloom_kernels::DType::F32) => {
-                    copy_part(from, &global[1..], &inner, &mut buffer.as_f32_mut()[at])
-                        .ok_or_else(missing)?;
-                }
-                _ => return Err(missing()),
-            }
-        }
-        self.slots.put(slot, microbatch, buffer);
-        Ok(())
-    }
-
-    /// Writes an input of the first micro-batch by hand.
-    pub(crate) fn write_indices(&mut self, to: Operand, indices: &[u32]) {
-        let Operand::Slot(slot) = to else { unreachable!("data is loaded into slots") };
-        let dtype = shardloom_kernels::DType::U32;
-        let mut buffer = self.arena.take(Tenant::Slot(slot, Some(0)), dtype, indices.len());
-        buffer.as_u32_mut().copy_from_slice(indices);
-        self.slots.put(slot, 0, buffer);
     }
 
     /// A value of the first micro-batch.
@@ -277,7 +209,10 @@ impl Rank {
         };
         let loss = f64::from(self.slots.get(slot, microbatch).as_f32()[0]);
         let step = self.now.first_step + self.step_of(microbatch);
-        *self.losses.entry(step).or_default() += loss;
+        match self.losses.iter_mut().find(|(of, _)| *of == step) {
+            Some((_, sum)) => *sum += loss,
+            None => self.losses.push((step, loss)),
+        }
     }
 }
 
@@ -296,21 +231,6 @@ fn without_dropout(kind: OpKind) -> OpKind {
         }
         other => other,
     }
-}
-
-/// Copies the part `inner` of a row-major tensor of shape `shape`; none if `from` is shorter.
-fn copy_part<T: Copy>(from: &[T], shape: &[usize], inner: &Placement, to: &mut [T]) -> Option<()> {
-    if from.len() != shape.iter().product::<usize>() {
-        return None;
-    }
-    if shape.is_empty() {
-        to.copy_from_slice(from);
-        return Some(());
-    }
-    let zeros = vec![0; shape.len()];
-    let extent = &inner.extent;
-    shardloom_kernels::window::copy_box(from, shape, &inner.start, to, extent, &zeros, extent);
-    Some(())
 }
 
 /// The random stream of an operator or parameter: a digest of its name, which does not change when a

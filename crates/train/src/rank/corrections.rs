@@ -8,6 +8,7 @@ use shardloom_kernels::optimizer::Optimizer;
 use shardloom_kernels::{Buffer, DType, Memory};
 use shardloom_plan::{Corrections as Rules, Prediction};
 use shardloom_program::{BucketId, Class, Instruction, Operand, ParamId, Program, Tenant};
+use smallvec::SmallVec;
 
 use super::Rank;
 
@@ -18,6 +19,10 @@ pub(super) struct Corrections {
     /// The weights before their last update.
     previous: Vec<Buffer>,
 }
+
+/// Weights that an instruction reads otherwise than they are, with their places among what it reads. An
+/// operator has at most a matrix and a bias.
+pub(super) type MovedWeights = SmallVec<[(u32, Buffer); 2]>;
 
 impl Corrections {
     pub fn new(
@@ -101,22 +106,25 @@ impl Rank {
         }
     }
 
-    /// For each weight that `instruction` reads, where it must be read moved along its velocity, the
-    /// moved weight.
-    pub(super) fn moved_weights(&self, instruction: &Instruction) -> Vec<Option<Buffer>> {
+    /// The weights that `instruction` must read moved along their velocity, moved.
+    pub(super) fn moved_weights(&self, instruction: &Instruction) -> MovedWeights {
         let program = self.program();
-        let reads = (0u32..).zip(&instruction.reads);
         let rules = match program.extrapolates(self.class(), instruction) {
             Some(forward) => self.rules().map(|rules| (rules, forward)),
             None => None,
         };
-        let Some((rules, forward)) = rules else { return reads.map(|_| None).collect() };
-        let moved = |(index, read): (u32, &Operand)| match *read {
-            Operand::Weight(param) if forward => self.predicted(index, param, rules.prediction?),
-            Operand::Weight(param) => Some(self.moved_back(index, param)),
-            Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => None,
+        let Some((rules, forward)) = rules else { return MovedWeights::new() };
+        let moved = |(index, read): (u32, &Operand)| {
+            let moved = match *read {
+                Operand::Weight(param) if forward => {
+                    self.predicted(index, param, rules.prediction?)?
+                }
+                Operand::Weight(param) => self.moved_back(index, param),
+                Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => return None,
+            };
+            Some((index, moved))
         };
-        reads.map(moved).collect()
+        (0u32..).zip(&instruction.reads).filter_map(moved).collect()
     }
 
     /// A weight moved back along its mean velocity by the delay (PipeMare's T2).

@@ -8,6 +8,7 @@ mod arena;
 mod compute;
 mod corrections;
 mod exchange;
+mod inputs;
 mod parameters;
 mod pieces;
 mod redistribute;
@@ -16,14 +17,15 @@ mod slots;
 mod update;
 mod validation;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use shardloom_graph::Graph;
+use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
 use shardloom_program::buffers::BufferPlan;
-use shardloom_program::{Action, BodyKind, Class, ClassId, Instruction, Program, StreamItem};
+use shardloom_program::{
+    Action, BodyId, BodyKind, Class, ClassId, Instruction, Program, StreamItem,
+};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -33,6 +35,7 @@ use crate::transit::Transit;
 use arena::Arena;
 pub(crate) use compute::kernel_type;
 pub(crate) use exchange::Contribution;
+use inputs::Inputs;
 use parameters::Parameters;
 use slots::Slots;
 pub(crate) use update::StepOutcome;
@@ -60,6 +63,11 @@ pub(crate) struct Rank {
     shared: Arc<Shared>,
     class: ClassId,
     position: usize,
+    /// Of one micro-batch over all replicas.
+    extents: Extents,
+    inputs: Inputs,
+    /// How many numbers the loss of a step is the mean of.
+    loss_terms: usize,
     memory: Memory,
     arena: Arena,
     slots: Slots,
@@ -70,7 +78,7 @@ pub(crate) struct Rank {
     outcomes: Vec<StepOutcome>,
     norm: Norm,
     /// This rank's part of the loss of steps that it has begun.
-    losses: BTreeMap<u64, f64>,
+    losses: Vec<(u64, f64)>,
 }
 
 /// What the rank is at.
@@ -95,6 +103,9 @@ impl Rank {
         let slots = Slots::new(node.slots.len(), in_flight);
         let parameters = Parameters::new(shared, class, position, &memory);
         let arena = Arena::new(shared, class, &memory);
+        let extents = shared.program.microbatch_extents(&shared.graph);
+        let inputs = Inputs::new(&shared.graph, &extents, node, position);
+        let loss_terms = shared.program.global_batch * shared.graph.targets_per_sample();
         let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
@@ -102,6 +113,9 @@ impl Rank {
             shared,
             class,
             position,
+            extents,
+            inputs,
+            loss_terms,
             memory,
             arena,
             slots,
@@ -110,7 +124,7 @@ impl Rank {
             outcome,
             outcomes: vec![],
             norm: Norm::default(),
-            losses: BTreeMap::new(),
+            losses: vec![],
         }
     }
 
@@ -158,9 +172,9 @@ impl Rank {
         place
     }
 
-    /// Prepares for steps in a row, from `first_step` on; micro-batches are counted from it. The
+    /// Prepares for `steps` steps in a row, from `first_step` on; micro-batches are counted from it. The
     /// pipeline is empty.
-    pub fn begin_steps(&mut self, first_step: u64) {
+    pub fn begin_steps(&mut self, first_step: u64, steps: u32) {
         let samples = self.shared.program.global_batch as u64;
         self.now = Now {
             step: first_step,
@@ -170,7 +184,7 @@ impl Rank {
         };
         self.clear();
         self.losses.clear();
-        self.outcomes.clear();
+        self.outcomes = Vec::with_capacity(steps as usize);
         self.parameters.weights.forget();
         self.begin_step(0);
     }
@@ -210,6 +224,11 @@ impl Rank {
         self.arena.go_to(instruction);
     }
 
+    /// The instruction that it is at, by its body and its number there.
+    pub fn instruction(&self) -> (BodyId, u32) {
+        self.arena.instruction()
+    }
+
     /// Frees all that comes and goes: what is left of a pass that was not finished. Nothing is left to
     /// amend either, as the last step of a row is validated in it.
     fn clear(&mut self) {
@@ -220,7 +239,8 @@ impl Rank {
 
     /// What the step came to on this rank.
     pub fn end_step(&mut self) -> StepOutcome {
-        let loss_sum = self.losses.remove(&self.now.step);
+        let at = self.losses.iter().position(|&(step, _)| step == self.now.step);
+        let loss_sum = at.map(|at| self.losses.swap_remove(at).1);
         StepOutcome { loss_sum, ..self.outcome }
     }
 
@@ -242,9 +262,7 @@ impl Rank {
     /// Executes an instruction that needs nobody else.
     pub fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
         match &instruction.action {
-            Action::Load { value, layout } => {
-                self.load(*value, layout, instruction, microbatch)?;
-            }
+            Action::Load { value, .. } => self.load(*value, instruction, microbatch)?,
             Action::Compute { op, pass, assignment, .. } => {
                 self.compute(*op, *pass, assignment, instruction, microbatch);
             }

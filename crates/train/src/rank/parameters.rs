@@ -9,11 +9,13 @@ use shardloom_kernels::optimizer::{Block, Optimizer, Piece};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::window::Window;
 use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_plan::Axis;
 use shardloom_program::{BucketId, Class, ClassId, ParamId, Shard, Tenant};
+use smallvec::SmallVec;
 
 use super::Shared;
 use super::arena::Arena;
-use super::compute::stream;
+use super::compute::{FewWrites, stream};
 use super::corrections::Corrections;
 use crate::optimizer;
 
@@ -141,21 +143,26 @@ impl Parameters {
         self.gradients.shard_fresh.fill(true);
     }
 
-    /// The weights, and for each of `params` the gradient to write with whether to add to it.
+    /// The weights, and for each of `params`, in their order, the gradient to write with whether to add to
+    /// it.
     pub fn weights_and_gradients(
         &mut self,
         class: &Class,
         arena: &Arena,
-        params: &[ParamId],
-    ) -> (&Weights, Vec<(&mut [f32], bool)>) {
+        params: impl Iterator<Item = ParamId>,
+    ) -> (&Weights, FewWrites<(&mut [f32], bool)>) {
         let gradients = &mut self.gradients;
-        let mut wanted: Vec<(usize, ParamId, bool)> = vec![];
-        for (index, &param) in params.iter().enumerate() {
-            let fresh = std::mem::replace(&mut gradients.fresh[param.0 as usize], false);
-            wanted.push((index, param, !fresh));
-        }
-        wanted.sort_by_key(|&(_, param, _)| (class.param(param).bucket, class.param(param).offset));
-        let mut slices: Vec<(usize, &mut [f32], bool)> = vec![];
+        let mut wanted: FewWrites<(usize, ParamId, bool)> = params
+            .enumerate()
+            .map(|(index, param)| {
+                let fresh = std::mem::replace(&mut gradients.fresh[param.0 as usize], false);
+                (index, param, !fresh)
+            })
+            .collect();
+        wanted.sort_unstable_by_key(|&(_, param, _)| {
+            (class.param(param).bucket, class.param(param).offset)
+        });
+        let mut slices: FewWrites<(usize, &mut [f32], bool)> = FewWrites::new();
         let mut wanted = wanted.into_iter().peekable();
         for (id, full) in (0u32..).map(BucketId).zip(&mut gradients.full) {
             if wanted.peek().is_none_or(|&(_, param, _)| class.param(param).bucket != id) {
@@ -176,7 +183,7 @@ impl Parameters {
                 slices.push((index, slice, accumulate));
             }
         }
-        slices.sort_by_key(|&(index, ..)| index);
+        slices.sort_unstable_by_key(|&(index, ..)| index);
         let slices = slices.into_iter().map(|(_, slice, add)| (slice, add)).collect();
         (&self.weights, slices)
     }
@@ -271,7 +278,8 @@ fn initialise(shared: &Shared, class: &Class, position: usize, param: ParamId, b
     let local = &mut bucket[spec.offset..spec.offset + spec.elements()];
     match node.parameter().map(|parameter| parameter.init) {
         Some(Init::Normal { std }) => {
-            let window = Window { extent: placement.extent, start: placement.start, global };
+            let (extent, start) = (placement.extent.into(), placement.start.into());
+            let window = Window { extent, start, global: global.into() };
             // Training steps count from 0, so the last one is free for initialisation.
             let key = Key { seed: shared.seed, stream: stream(&node.name), step: u64::MAX };
             normal_fill(key, &window, 0.0, std, local);
@@ -319,7 +327,7 @@ fn pieces(
         let at = range.start + spec.offset..range.end + spec.offset;
         let piece = Piece { block, range };
         let lens = match piece.elements() {
-            0 => vec![],
+            0 => SmallVec::new(),
             _ => optimizer.state_lens(&piece),
         };
         let state = lens.into_iter().map(|len| memory.alloc_zeroed(DType::F32, len)).collect();
@@ -341,7 +349,7 @@ pub(crate) fn answered_for(
         return 0..0;
     }
     let shard = class.shard_range(bucket, position);
-    let others: Vec<_> =
+    let others: SmallVec<[Axis; 3]> =
         bucket.copies.iter().copied().filter(|axis| !bucket.replicas.contains(axis)).collect();
     let part = shardloom_collectives::chunk(
         shard.len(),

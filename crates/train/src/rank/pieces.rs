@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use shardloom_kernels::Buffer;
+use shardloom_kernels::window::cut_box;
 use shardloom_program::{ParamId, Placement};
 
 use super::Rank;
@@ -161,11 +162,7 @@ impl Rank {
                 });
             }
             let mut local = vec![0.0; placement.elements()];
-            let zeros = vec![0; global.len()];
-            let (start, extent) = (&placement.start, &placement.extent);
-            shardloom_kernels::window::copy_box(
-                &values, global, start, &mut local, extent, &zeros, extent,
-            );
+            cut_box(&values, global, &placement.start, &mut local, &placement.extent);
             Ok(local[range].to_vec())
         })
     }

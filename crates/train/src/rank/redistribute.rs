@@ -1,10 +1,11 @@
 //! Changes of layout: what is local of them. Collectives see chunks side by side; tensors may have them
 //! interleaved along any axis.
 
-use shardloom_kernels::window::copy_box;
+use shardloom_kernels::window::{PerAxis, cut_box, place_box};
 use shardloom_kernels::{Buffer, DType};
 use shardloom_plan::Axis;
 use shardloom_program::{Change, Instruction, Operand, SlotId, Tenant};
+use smallvec::smallvec;
 
 use super::Rank;
 
@@ -22,14 +23,13 @@ impl Rank {
         };
         let (from, to) = ends(instruction);
         let shape = &self.class().slot(to).shape;
-        let mut start = vec![0; shape.len()];
+        let mut start: PerAxis = smallvec![0; shape.len()];
         start[along] = self.class().mesh.coordinate(self.position, axis) * shape[along];
         let whole = &self.class().slot(from).shape;
         let tenant = Tenant::Slot(to, Some(microbatch));
         let mut part = self.arena.take(tenant, DType::F32, shape.iter().product());
-        let zeros = vec![0; shape.len()];
         let source = self.slots.get(from, microbatch).as_f32();
-        copy_box(source, whole, &start, part.as_f32_mut(), shape, &zeros, shape);
+        cut_box(source, whole, &start, part.as_f32_mut(), shape);
         self.slots.put(to, microbatch, part);
     }
 
@@ -44,8 +44,8 @@ impl Rank {
         let (from, to) = ends(instruction);
         let width = self.class().mesh.width(axis);
         let index = self.class().mesh.coordinate(self.position, axis);
-        let read = self.class().slot(from).shape.clone();
-        let written = self.class().slot(to).shape.clone();
+        let shape = |slot| PerAxis::from_slice(&self.class().slot(slot).shape);
+        let (read, written) = (shape(from), shape(to));
         let (result, staging) = tenants(to, microbatch);
         // What is made whole as it lies needs no staging: it becomes the result.
         let brought = if self.arena.expects(staging) { staging } else { result };
@@ -113,7 +113,7 @@ impl Rank {
                 own
             }
             Change::AllToAll { from: along, to: apart } => {
-                let mut chunk = written.clone();
+                let mut chunk = PerAxis::from_slice(written);
                 chunk[along] = read[along];
                 debug_assert_eq!(chunk[apart] * class.mesh.width(axis), read[apart]);
                 join(place(), buffer, &chunk, written, along)
@@ -143,12 +143,11 @@ fn split(
     chunk: &[usize],
     along: usize,
 ) -> Buffer {
-    let zeros = vec![0; whole.len()];
+    let mut start: PerAxis = smallvec![0; whole.len()];
     let elements: usize = chunk.iter().product();
     for (index, part) in buffer.as_f32_mut().chunks_exact_mut(elements).enumerate() {
-        let mut start = zeros.clone();
         start[along] = index * chunk[along];
-        copy_box(source.as_f32(), whole, &start, part, chunk, &zeros, chunk);
+        cut_box(source.as_f32(), whole, &start, part, chunk);
     }
     buffer
 }
@@ -161,12 +160,11 @@ fn join(
     whole: &[usize],
     along: usize,
 ) -> Buffer {
-    let zeros = vec![0; whole.len()];
+    let mut start: PerAxis = smallvec![0; whole.len()];
     let elements: usize = chunk.iter().product();
     for (index, part) in buffer.as_f32().chunks_exact(elements).enumerate() {
-        let mut start = zeros.clone();
         start[along] = index * chunk[along];
-        copy_box(part, chunk, &zeros, joined.as_f32_mut(), whole, &start, chunk);
+        place_box(part, chunk, joined.as_f32_mut(), whole, &start);
     }
     joined
 }

@@ -1,6 +1,6 @@
 //! Messages between stages: a part of a slot is packed into a buffer of its route, and copied out of it.
 
-use shardloom_kernels::window::copy_box;
+use shardloom_kernels::window::{cut_box, place_box};
 use shardloom_kernels::{Buffer, DType};
 use shardloom_program::{Instruction, Operand, RouteId, Tenant};
 
@@ -30,9 +30,7 @@ impl Rank {
         if part.extent == *shape {
             payload.as_f32_mut().copy_from_slice(source);
         } else {
-            let zeros = vec![0; shape.len()];
-            let (start, extent) = (&part.start, &part.extent);
-            copy_box(source, shape, start, payload.as_f32_mut(), extent, &zeros, extent);
+            cut_box(source, shape, &part.start, payload.as_f32_mut(), &part.extent);
         }
         Some(payload)
     }
@@ -62,9 +60,7 @@ impl Rank {
         if part.extent == *shape {
             target.copy_from_slice(payload.as_f32());
         } else {
-            let zeros = vec![0; shape.len()];
-            let (start, extent) = (&part.start, &part.extent);
-            copy_box(payload.as_f32(), extent, &zeros, target, shape, start, extent);
+            place_box(payload.as_f32(), &part.extent, target, shape, &part.start);
         }
         slots.put(slot, microbatch, tensor);
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
 use shardloom_kernels::{Buffer, DType, reduce};
 use shardloom_program::{BucketId, ParamId, Tenant};
+use smallvec::SmallVec;
 
 use super::Rank;
 use super::parameters::{Owned, answered_for};
@@ -86,14 +87,13 @@ impl Rank {
         let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
-        let lens: Vec<usize> =
-            owned.iter().map(|it| optimizer.statistics_len(&it.piece.block, round)).collect();
+        let len = |part: &Owned| optimizer.statistics_len(&part.piece.block, round);
         let tenant = Tenant::Statistics(bucket);
-        let mut all = self.arena.take(tenant, DType::F32, lens.iter().sum());
+        let mut all = self.arena.take(tenant, DType::F32, owned.iter().map(len).sum());
         all.as_f32_mut().fill(0.0);
         let mut rest = all.as_f32_mut();
-        for (part, len) in owned.iter_mut().zip(lens) {
-            let (out, tail) = rest.split_at_mut(len);
+        for part in &mut owned {
+            let (out, tail) = rest.split_at_mut(len(part));
             rest = tail;
             if part.piece.elements() == 0 || left_out {
                 continue;
@@ -105,7 +105,7 @@ impl Rank {
             let Owned { param, piece, state, statistics, .. } = part;
             let optimizer = self.decaying(optimizer, *param);
             let previous = if round == 0 { &[][..] } else { statistics };
-            let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
+            let mut state = slices(state);
             optimizer.statistics(step, round, piece, weights, gradient, &mut state, previous, out);
         }
         self.parameters.owned[bucket.0 as usize] = owned;
@@ -161,7 +161,7 @@ impl Rank {
                     continue;
                 }
                 let gradient = self.gradient(bucket, at);
-                let mut state: Vec<&mut [f32]> = state.iter_mut().map(Buffer::as_f32_mut).collect();
+                let mut state = slices(state);
                 let weights = &mut weights.as_f32_mut()[at.start - start..at.end - start];
                 let piece: &Piece = piece;
                 let optimizer = self.decaying(optimizer, *param);
@@ -177,4 +177,9 @@ impl Rank {
             self.parameters.forget_gradients();
         }
     }
+}
+
+/// The state of one parameter; no optimizer has more than two tensors of it.
+fn slices(state: &mut [Buffer]) -> SmallVec<[&mut [f32]; 2]> {
+    state.iter_mut().map(Buffer::as_f32_mut).collect()
 }

@@ -98,11 +98,11 @@ impl Rank {
         outcome.decide(squared, self.shared.skip_non_finite);
         self.norm.stopped |= outcome.skipped && self.shared.stops;
         self.norm.amends = self.program().amends(squared);
-        let backups = std::mem::take(&mut self.norm.backups);
         if !self.norm.amends {
+            self.norm.backups.clear();
             return;
         }
-        for Backup { bucket, kept } in backups {
+        while let Some(Backup { bucket, kept }) = self.norm.backups.pop() {
             let index = bucket.0 as usize;
             let weights = self.updated_weights_mut(index);
             let (from, mut rest) = kept.as_f32().split_at(weights.len());
@@ -118,7 +118,7 @@ impl Rank {
         }
         // What the step has computed so far rests on wrong weights, its losses too.
         self.slots.clear();
-        self.losses.remove(&self.now.step);
+        self.losses.retain(|&(step, _)| step != self.now.step);
     }
 
     /// Whether the update that was validated last has to be made again.

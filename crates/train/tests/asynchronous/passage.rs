@@ -225,12 +225,12 @@ impl<'a> Passage<'a> {
             let batch = self.graph.batch();
             let global = Extents::global(self.graph, global_batch);
             Window {
-                extent: self.extents.shape(axes),
+                extent: self.extents.shape(axes).into(),
                 start: axes
                     .iter()
                     .map(|&dim| if dim == batch { first_sample } else { 0 })
                     .collect(),
-                global: global.shape(axes),
+                global: global.shape(axes).into(),
             }
         });
         let targets = global_batch * self.graph.targets_per_sample();

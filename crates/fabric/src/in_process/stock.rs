@@ -1,0 +1,129 @@
+//! What a member's messages are sent in, at hand before the first is sent.
+
+use std::collections::BTreeMap;
+
+use shardloom_collectives::{Member, StepList};
+
+/// What messages from one member to another are sent in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Stock {
+    /// How many can be under way at once: sent, and not yet given back.
+    pub(super) messages: usize,
+    /// Elements of the longest.
+    pub(super) elements: usize,
+}
+
+impl Stock {
+    /// The least that is enough for either.
+    pub(super) fn or(self, other: Stock) -> Stock {
+        Stock {
+            messages: self.messages.max(other.messages),
+            elements: self.elements.max(other.elements),
+        }
+    }
+}
+
+/// What `own` needs for its messages of a step list to each member that it sends to, whatever the
+/// members' speeds. At its start nothing is under way.
+///
+/// A message is back once its receiver has completed the step it was sent in. How far others are at
+/// least, a member knows from those it has received from, directly or by way of others: vector clocks.
+pub(super) fn stock(list: &StepList, own: Member) -> BTreeMap<usize, Stock> {
+    let members = list.members as usize;
+    // By member: how many steps each has completed at least, as this one begins its next.
+    let mut known = vec![vec![0; members]; members];
+    let mut sent: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut needed: BTreeMap<usize, Stock> = BTreeMap::new();
+    for (number, step) in list.steps.iter().enumerate() {
+        for transfer in step.iter().filter(|transfer| transfer.from == own) {
+            let to = transfer.to.0 as usize;
+            let sent = sent.entry(to).or_default();
+            sent.push(number);
+            let back = known[own.0 as usize][to];
+            let messages = sent.iter().filter(|&&step| step >= back).count();
+            let needed = needed.entry(to).or_default();
+            *needed = needed.or(Stock { messages, elements: transfer.source.len() });
+        }
+        let before = known.clone();
+        for transfer in step {
+            let (from, to) = (transfer.from.0 as usize, transfer.to.0 as usize);
+            let news = before[from].iter();
+            known[to].iter_mut().zip(news).for_each(|(steps, &news)| *steps = (*steps).max(news));
+        }
+        for (member, known) in known.iter_mut().enumerate() {
+            known[member] = number + 1;
+        }
+    }
+    needed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use shardloom_collectives::{Algorithm, Kind, pairs, plan};
+
+    use super::*;
+
+    /// The most messages of each pair that are under way in any order in which members can go on. Each is
+    /// at twice the steps it has completed, and one more once it has sent its messages of the next.
+    fn most_in_any_order(list: &StepList) -> BTreeMap<(u32, u32), usize> {
+        let mut most = BTreeMap::new();
+        let start = vec![0; list.members as usize];
+        let mut seen = BTreeSet::from([start.clone()]);
+        let mut open = vec![start];
+        while let Some(at) = open.pop() {
+            let is_at = |member: Member| at[member.0 as usize];
+            let mut under_way: BTreeMap<(u32, u32), usize> = BTreeMap::new();
+            for (number, step) in list.steps.iter().enumerate() {
+                for transfer in step {
+                    if is_at(transfer.from) > 2 * number && is_at(transfer.to) < 2 * (number + 1) {
+                        *under_way.entry((transfer.from.0, transfer.to.0)).or_default() += 1;
+                    }
+                }
+            }
+            for (pair, messages) in under_way {
+                let most = most.entry(pair).or_default();
+                *most = messages.max(*most);
+            }
+            for (member, &place) in at.iter().enumerate() {
+                let Some(step) = list.steps.get(place / 2) else { continue };
+                let mut arriving = step.iter().filter(|it| it.to.0 as usize == member);
+                if place % 2 == 0 || arriving.all(|it| is_at(it.from) > place - 1) {
+                    let mut next = at.clone();
+                    next[member] += 1;
+                    if seen.insert(next.clone()) {
+                        open.push(next);
+                    }
+                }
+            }
+        }
+        most
+    }
+
+    #[test]
+    fn there_is_one_buffer_for_each_message_that_can_be_under_way() {
+        for members in 2..5 {
+            for (kind, algorithm) in pairs(members, Member(1)) {
+                let list = plan(kind, algorithm, members, 2 * members as usize).unwrap();
+                let most = most_in_any_order(&list);
+                for own in 0..members {
+                    for (to, Stock { messages, .. }) in stock(&list, Member(own)) {
+                        let most = most[&(own, to as u32)];
+                        assert_eq!(messages, most, "{own} to {to}, {kind:?} by {algorithm:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_messages_of_a_ring_take_no_more_than_what_is_reduced() {
+        for members in 2..9 {
+            let ring = plan(Kind::AllReduce, Algorithm::Ring, members, 8 * members as usize);
+            let stock = stock(&ring.unwrap(), Member(0));
+            let messages = members as usize;
+            assert_eq!(stock, BTreeMap::from([(1, Stock { messages, elements: 8 })]));
+        }
+    }
+}

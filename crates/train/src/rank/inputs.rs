@@ -1,0 +1,109 @@
+//! Loads of the data that a micro-batch begins with.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::{Extents, Graph, ValueId};
+use shardloom_kernels::DType;
+use shardloom_kernels::window::cut_box;
+use shardloom_program::{Action, Class, Instruction, Operand, Placement, SlotId, Tenant};
+
+use super::Rank;
+use super::compute::kernel_type;
+use crate::source::{Field, Part};
+use crate::{Error, Result};
+
+/// The parts of inputs that a rank loads, by the slots that they go to.
+pub(super) struct Inputs(BTreeMap<SlotId, Share>);
+
+/// A rank's part of one input of a micro-batch, whose first axis is over samples.
+struct Share {
+    global: Vec<usize>,
+    placement: Placement,
+}
+
+impl Inputs {
+    /// Those of `position` in `class`, of micro-batches of these extents.
+    pub fn new(graph: &Graph, extents: &Extents, class: &Class, position: usize) -> Inputs {
+        let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+        let share = |instruction: &Instruction| {
+            let Action::Load { value, layout } = &instruction.action else { return None };
+            let global = extents.shape(&graph.value(*value).axes);
+            let placement = layout.placement(&global, &class.mesh, position);
+            Some((loaded(instruction), Share { global, placement }))
+        };
+        Inputs(instructions.filter_map(share).collect())
+    }
+}
+
+/// The slot that a load writes.
+fn loaded(instruction: &Instruction) -> SlotId {
+    match instruction.writes[0].to {
+        Operand::Slot(slot) => slot,
+        _ => unreachable!("data is loaded into slots"),
+    }
+}
+
+impl Rank {
+    /// Writes this device's part of one input of the micro-batch.
+    pub(super) fn load(
+        &mut self,
+        value: ValueId,
+        instruction: &Instruction,
+        microbatch: u32,
+    ) -> Result<()> {
+        let node = self.shared.graph.value(value);
+        let slot = loaded(instruction);
+        let Share { global, placement } = &self.inputs.0[&slot];
+        let (start, extent) = (&placement.start[1..], &placement.extent[1..]);
+        let dtype = kernel_type(node.dtype);
+        let tenant = Tenant::Slot(slot, Some(microbatch));
+        let mut buffer = self.arena.take(tenant, dtype, placement.elements());
+        let row = extent.iter().product::<usize>();
+        let first = match self.now.part {
+            Part::Training => u64::from(microbatch) * self.shared.program.microbatch_samples as u64,
+            Part::Validation => 0,
+        };
+        for (index, sample) in placement.range(0).enumerate() {
+            let position = self.now.first_sample + first + sample as u64;
+            let missing = || Error::Input { input: node.name.clone(), position };
+            let field = self.shared.source.field(self.now.part, position, &node.name);
+            let at = index * row..(index + 1) * row;
+            match (field.ok_or_else(missing)?, dtype) {
+                (Field::Indices(from), DType::U32) => {
+                    copy_part(from, &global[1..], start, extent, &mut buffer.as_u32_mut()[at])
+                        .ok_or_else(missing)?;
+                }
+                (Field::Reals(from), DType::F32) => {
+                    copy_part(from, &global[1..], start, extent, &mut buffer.as_f32_mut()[at])
+                        .ok_or_else(missing)?;
+                }
+                _ => return Err(missing()),
+            }
+        }
+        self.slots.put(slot, microbatch, buffer);
+        Ok(())
+    }
+
+    /// Writes an input of the first micro-batch by hand.
+    pub(crate) fn write_indices(&mut self, to: Operand, indices: &[u32]) {
+        let Operand::Slot(slot) = to else { unreachable!("data is loaded into slots") };
+        let mut buffer = self.arena.take(Tenant::Slot(slot, Some(0)), DType::U32, indices.len());
+        buffer.as_u32_mut().copy_from_slice(indices);
+        self.slots.put(slot, 0, buffer);
+    }
+}
+
+/// Copies a part of a row-major tensor of shape `shape`; none if `from` has another size.
+fn copy_part<T: Copy>(
+    from: &[T],
+    shape: &[usize],
+    start: &[usize],
+    extent: &[usize],
+    to: &mut [T],
+) -> Option<()> {
+    if from.len() != shape.iter().product::<usize>() {
+        return None;
+    }
+    cut_box(from, shape, start, to, extent);
+    Some(())
+}

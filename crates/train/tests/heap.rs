@@ -1,0 +1,276 @@
+//! Once a row of steps runs, training asks the heap for nothing at all: not for buffers, and not for short
+//! lists either. Only the row as a whole costs a few calls, however many instructions it has.
+//!
+//! The calls of the whole process are counted, so that all this is one test.
+#![expect(unsafe_code, reason = "only an allocator sees how often it is called")]
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use shardloom_collectives::Algorithm;
+use shardloom_graph::Graph;
+use shardloom_kernels::Tier;
+use shardloom_plan::{
+    Corrections, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
+};
+use shardloom_train::{Field, Part, Source};
+use support::{Samples, graph, mesh, serial, trainer};
+
+/// How often the heap was asked for memory, by whichever thread.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether calls are passed over that are like those of the `gemm` crates. They ask twice for each product:
+/// for what they pack operands into, and for flags of what is packed.
+static LIKE_PRODUCTS_PASSED_OVER: AtomicBool = AtomicBool::new(false);
+
+/// The alignment of what the `gemm` crates pack into, which nothing of our own has.
+const PACKED_ALIGNMENT: usize = 128;
+
+struct Counting;
+
+fn count(layout: Layout, zeroed: bool) {
+    let like_products = layout.align() == PACKED_ALIGNMENT || zeroed && layout.align() == 1;
+    if !(like_products && LIKE_PRODUCTS_PASSED_OVER.load(Ordering::Relaxed)) {
+        CALLS.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the system's allocator does it all.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout, false);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout, true);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(layout, false);
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(block, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn calls() -> usize {
+    CALLS.load(Ordering::SeqCst)
+}
+
+const SAMPLES: usize = 16;
+const SEQ: usize = 16;
+const VOCAB: u32 = 32;
+
+/// Steps of the row that is watched: the first few, in which ranks begin the row at different times and
+/// pipelines fill, and those in which nobody may ask for anything.
+const FIRST_STEPS: u32 = 4;
+const WATCHED_STEPS: u32 = 8;
+
+/// What a row of one step may cost in all, and for each rank: telling the rank, what it answers, and the
+/// sum of the loss.
+const ROW_CALLS: usize = 6;
+const RANK_CALLS: usize = 8;
+
+/// Samples that note how often the heap was asked between two points of a row of steps.
+struct Watched {
+    samples: Samples,
+    watch: Arc<Watch>,
+}
+
+struct Watch {
+    first_sample: AtomicU64,
+    end_sample: AtomicU64,
+    /// The calls counted when the first of these samples was loaded, and the last so far.
+    before: AtomicUsize,
+    after: AtomicUsize,
+}
+
+impl Source for Watched {
+    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+        let [first, end] = [&self.watch.first_sample, &self.watch.end_sample];
+        if (first.load(Ordering::SeqCst)..end.load(Ordering::SeqCst)).contains(&position) {
+            self.watch.before.fetch_min(calls(), Ordering::SeqCst);
+            self.watch.after.fetch_max(calls(), Ordering::SeqCst);
+        }
+        self.samples.field(part, position, input)
+    }
+
+    fn validation_len(&self) -> u64 {
+        self.samples.validation_len()
+    }
+}
+
+/// Trains a few rows of steps, the last but one of which is watched from the inside, the last as a whole.
+fn assert_asks_for_nothing(graph: &Graph, plan: &Plan) {
+    let watch = Arc::new(Watch {
+        first_sample: AtomicU64::new(u64::MAX),
+        end_sample: AtomicU64::new(u64::MAX),
+        before: AtomicUsize::new(usize::MAX),
+        after: AtomicUsize::new(0),
+    });
+    let samples = Samples::patterned(32, SEQ, VOCAB);
+    let source = Watched { samples, watch: Arc::clone(&watch) };
+    let mut trainer = trainer(graph, plan, source, 1e-3);
+    let mut train = |steps| {
+        let trained = trainer.train_steps(steps);
+        trained.unwrap_or_else(|error| panic!("{error}\n{}", plan.to_toml()));
+        trainer.next_step()
+    };
+    let start = train(3) + u64::from(FIRST_STEPS);
+    let end = start + u64::from(WATCHED_STEPS);
+    watch.first_sample.store(start * SAMPLES as u64, Ordering::SeqCst);
+    watch.end_sample.store(end * SAMPLES as u64, Ordering::SeqCst);
+    assert_eq!(train(FIRST_STEPS + WATCHED_STEPS), end);
+    let [before, after] = [&watch.before, &watch.after].map(|calls| calls.load(Ordering::SeqCst));
+    assert!(before <= after, "the watched steps load samples");
+    assert_eq!(after - before, 0, "calls in the midst of a row of\n{}", plan.to_toml());
+
+    let before = calls();
+    train(1);
+    let row = calls() - before;
+    let most = ROW_CALLS + RANK_CALLS * plan.device_count();
+    assert!(row <= most, "{row} calls in a step of\n{}", plan.to_toml());
+}
+
+fn assert_uniform_asks_for_nothing(graph: &Graph, uniform: &Uniform) {
+    assert_asks_for_nothing(graph, &uniform.plan(graph, "model", "local"));
+}
+
+fn gpt(layers: usize) -> Graph {
+    graph(&format!(
+        "gpt:layers={layers},hidden=32,heads=2,seq={SEQ},vocab={VOCAB},dropout=0.1,tied=true"
+    ))
+}
+
+fn uniform() -> Uniform {
+    let sync = Sync { bucket_bytes: 10_000, ..Sync::default() };
+    Uniform { global_batch: SAMPLES, microbatches: 4, sync, ..serial() }
+}
+
+const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
+
+#[test]
+fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
+    if Tier::selected() != Ok(Tier::Avx512) {
+        // Only with AVX-512 are products of these sizes computed without the `gemm` crates.
+        LIKE_PRODUCTS_PASSED_OVER.store(true, Ordering::Relaxed);
+    }
+    whatever_the_number_of_instructions();
+    with_every_way_of_splitting();
+    with_every_optimizer();
+    under_every_schedule();
+    under_every_rule_for_weights();
+    in_other_networks();
+}
+
+fn whatever_the_number_of_instructions() {
+    for (layers, microbatches) in [(2, 2), (2, 8), (6, 2)] {
+        for pp in [1, 2] {
+            let uniform = Uniform { pp, microbatches, ..uniform() };
+            assert_uniform_asks_for_nothing(&gpt(layers), &uniform);
+        }
+    }
+}
+
+fn with_every_way_of_splitting() {
+    for (pp, mesh, sequence_parallel) in [
+        (1, mesh(2, 1, 1), false),
+        (1, mesh(1, 2, 1), false),
+        (1, mesh(1, 1, 2), false),
+        (1, mesh(1, 1, 2), true),
+        (2, mesh(2, 1, 1), false),
+        (2, mesh(1, 1, 2), true),
+        (1, mesh(2, 1, 2), true),
+    ] {
+        for zero in (0..4).take(if mesh.dp > 1 { 4 } else { 1 }) {
+            for algorithm in [Algorithm::Ring, Algorithm::Direct] {
+                let sync = Sync { algorithm, zero, ..uniform().sync };
+                let uniform = Uniform { pp, mesh, sequence_parallel, sync, ..uniform() };
+                assert_uniform_asks_for_nothing(&gpt(2), &uniform);
+            }
+        }
+    }
+}
+
+fn with_every_optimizer() {
+    let optimizers = [
+        SGD,
+        Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.1 },
+        Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay: 0.0,
+        },
+    ];
+    for optimizer in optimizers {
+        for (mesh, zero) in [(mesh(1, 1, 1), 0), (mesh(2, 1, 1), 1)] {
+            let sync = Sync { zero, ..uniform().sync };
+            let uniform = Uniform { optimizer, mesh, sync, ..uniform() };
+            assert_uniform_asks_for_nothing(&gpt(2), &uniform);
+        }
+    }
+}
+
+fn under_every_schedule() {
+    let graph = gpt(6);
+    for schedule in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
+        let clip_norm = schedule.flushes().then_some(0.1);
+        let recompute = Recompute::Selective;
+        let uniform =
+            Uniform { pp: 2, schedule, microbatches: 8, clip_norm, recompute, ..uniform() };
+        assert_uniform_asks_for_nothing(&graph, &uniform);
+    }
+    let uniform = Uniform { pp: 2, schedule: ScheduleKind::ZeroBubbleH1, ..uniform() };
+    let plan = Plan { post_validation: true, ..uniform.plan(&graph, "model", "local") };
+    assert_asks_for_nothing(&graph, &plan);
+}
+
+fn under_every_rule_for_weights() {
+    let newest = |discrepancy, prediction| Weights::Newest {
+        corrections: Corrections { discrepancy, prediction, ..Corrections::default() },
+    };
+    let rules = [
+        (ScheduleKind::PipeDream, Weights::Stash),
+        (ScheduleKind::PipeDream, Weights::VerticalSync),
+        (ScheduleKind::PipeDream, Weights::DoubleBuffer),
+        (ScheduleKind::PipeMare, newest(Some(0.135), None)),
+        (ScheduleKind::PipeMare, newest(None, Some(Prediction::Velocity))),
+        (ScheduleKind::PipeMare, newest(None, Some(Prediction::Weights))),
+    ];
+    let graph = gpt(2);
+    for (schedule, weights) in rules {
+        let uniform = Uniform { pp: 2, schedule, optimizer: SGD, clip_norm: None, ..uniform() };
+        let mut plan = uniform.plan(&graph, "model", "local");
+        plan.weights = weights;
+        assert_asks_for_nothing(&graph, &plan);
+    }
+}
+
+fn in_other_networks() {
+    let llama =
+        format!("llama:layers=2,hidden=64,heads=4,kv_heads=2,ffn=64,seq={SEQ},vocab={VOCAB}");
+    let u_shaped = format!("u-transformer:layers=5,hidden=32,heads=2,seq={SEQ},vocab={VOCAB}");
+    for network in [llama, u_shaped] {
+        for mesh in [mesh(1, 1, 1), mesh(1, 1, 2)] {
+            for recompute in [Recompute::None, Recompute::Full] {
+                let uniform = Uniform { pp: 2, mesh, recompute, ..uniform() };
+                assert_uniform_asks_for_nothing(&graph(&network), &uniform);
+            }
+        }
+    }
+}
