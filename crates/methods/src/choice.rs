@@ -246,7 +246,9 @@ impl Choice {
     /// With what is to be said of a plan without flush: that gradients are not clipped, where that was
     /// asked for, and that stages wait for each other because of what they share.
     pub(crate) fn without_flush(mut self, task: &Task<'_>) -> Choice {
-        self.notes.extend(task.unclipped_note());
+        if self.plan.clip_norm.is_none() {
+            self.notes.extend(task.unclipped_note());
+        }
         self.notes.extend(task.shared_note(&self.plan));
         self
     }

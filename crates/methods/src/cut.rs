@@ -33,7 +33,7 @@ impl Cut {
             .iter()
             .map(|layer| forwards * layer.forward_seconds + layer.backward_seconds)
             .collect();
-        let stages = pipelines.first().map_or(0, |pipeline| pipeline.stage.len());
+        let stages = pipelines[0].stage.len();
         Ok(match self {
             Cut::LeastSlowest => {
                 let mut before = vec![0.0];

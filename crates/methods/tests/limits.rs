@@ -50,8 +50,10 @@ fn one_device_has_no_pipeline() {
         match method.name {
             // PipeDream's partition is then data parallelism of width one, a plan like any other.
             "pipedream" => {
-                let plan = found.expect("a plan").plan;
+                let Choice { plan, notes, .. } = found.expect("a plan");
                 assert_eq!((plan.stages().count(), plan.device_count()), (1, 1));
+                // And clips like any other.
+                assert_eq!((plan.clip_norm, notes), (request.clip_norm, vec![]));
             }
             name => refuses(found, &[name, "devices = 1", "at least 2"]),
         }
@@ -176,8 +178,11 @@ fn gpipe_computes_stages_again_and_torchgpipe_spares_the_last_micro_batch_whatev
 fn asynchronous_methods_say_that_they_do_not_clip() {
     for method in ["pipedream", "pipedream-2bw", "pipemare", "pipelined-backpropagation"] {
         let found = ask(method, GPT, &h100(4, PLENTY), 16).expect("a plan");
-        assert_eq!(found.plan.clip_norm, None);
-        assert!(found.notes.iter().any(|note| note.contains("not clipped")), "{:?}", found.notes);
+        let told = found.notes.iter().any(|note| note.contains("not clipped"));
+        // PipeDream's partition is a single stage here, which waits for nobody.
+        let piped = found.plan.stages().count() > 1;
+        assert_eq!(piped, method != "pipedream");
+        assert_eq!((found.plan.clip_norm.is_none(), told), (piped, piped), "{:?}", found.notes);
         assert!(!found.plan.schedule.flushes());
     }
 }
@@ -224,6 +229,8 @@ fn pipedream_replicates_stages_unequally_where_that_is_a_plan() {
     };
     let replicas = [0, 1, 2].map(|stage| devices(stage).len());
     assert_eq!(replicas, [1, 4, 1]);
+    assert_eq!(found.plan.clip_norm, None);
+    assert!(found.notes.iter().any(|note| note.contains("not clipped")), "{:?}", found.notes);
     assert_eq!((found.plan.pipeline.len(), found.plan.microbatches), (4, 4));
     assert_eq!(found.plan.updates, Updates::Round);
 }

@@ -22,7 +22,7 @@ const MOST_PASSES: u128 = 10_000_000;
 /// # Errors
 /// If the file cannot be read or holds no plan.
 pub fn read_plan(path: &Path) -> Result<Plan> {
-    Ok(Plan::from_toml(&model::read(path)?, &path.display().to_string())?)
+    Ok(Written::read(path)?.plan)
 }
 
 /// Reads a plan and its model, and checks that they fit each other.
@@ -30,12 +30,10 @@ pub fn read_plan(path: &Path) -> Result<Plan> {
 /// # Errors
 /// If a file cannot be read, or the plan does not fit its model; then with file and line.
 pub fn read_plan_and_model(path: &Path) -> Result<(Plan, Model)> {
-    let text = model::read(path)?;
-    let place = path.display().to_string();
-    let plan = Plan::from_toml(&text, &place)?;
-    let model = Model::load(&plan.model)?;
-    require_fit(&plan, &text, &place, &model)?;
-    Ok((plan, model))
+    let written = Written::read(path)?;
+    let model = Model::load(&written.plan.model)?;
+    written.require_fit(&model)?;
+    Ok((written.plan, model))
 }
 
 /// Reads a plan for `model`, whatever model it names, and checks that it fits.
@@ -43,26 +41,39 @@ pub fn read_plan_and_model(path: &Path) -> Result<(Plan, Model)> {
 /// # Errors
 /// If the file cannot be read, or the plan does not fit the model; then with file and line.
 pub fn read_plan_of(path: &Path, model: &Model) -> Result<Plan> {
-    let text = model::read(path)?;
-    let place = path.display().to_string();
-    let plan = Plan::from_toml(&text, &place)?;
-    require_fit(&plan, &text, &place, model)?;
-    Ok(plan)
+    let written = Written::read(path)?;
+    written.require_fit(model)?;
+    Ok(written.plan)
 }
 
-/// Checks that `plan`, written as `text` in the file `place`, fits `model`.
-fn require_fit(plan: &Plan, text: &str, place: &str, model: &Model) -> Result<()> {
-    require_sizes(model, plan)?;
-    // Whether the cluster has so many devices is another question.
-    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
-    let devices = devices.map_or(0, |&last| last.saturating_add(1).min(Cluster::MAX_DEVICES));
-    let fit = plan.validate(model.graph(), devices as usize);
-    fit.map_err(|error| Plan::place_error(text, place, error).into())
+/// A plan with the text that it is written in, for errors to say where.
+struct Written {
+    plan: Plan,
+    text: String,
+    place: String,
+}
+
+impl Written {
+    fn read(path: &Path) -> Result<Written> {
+        let (text, place) = (model::read(path)?, path.display().to_string());
+        Ok(Written { plan: Plan::from_toml(&text, &place)?, text, place })
+    }
+
+    /// Checks that the plan fits `model`.
+    fn require_fit(&self, model: &Model) -> Result<()> {
+        let Written { plan, text, place } = self;
+        require_sizes(model, plan)?;
+        // Whether the cluster has so many devices is another question.
+        let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
+        let devices = devices.map_or(0, |&last| last.saturating_add(1).min(Cluster::MAX_DEVICES));
+        let fit = plan.validate(model.graph(), devices as usize);
+        fit.map_err(|error| Plan::place_error(text, place, error).into())
+    }
 }
 
 /// The plan that a few numbers describe, in full and checked, with as few stages on each device as the
-/// schedule wants. Stages are cut such that the most arithmetic that one has is the least possible: the
-/// last holds the head and the loss, which may outweigh many layers, the first the embedding, which has
+/// schedule wants. Stages are cut so that the device with the most arithmetic, in all its stages, has as
+/// little as can be: the last stage holds the head and the loss, which may outweigh many layers, the first the embedding, which has
 /// none to speak of. This depends on the model alone, so it is the same on every machine, measured or not.
 ///
 /// ```

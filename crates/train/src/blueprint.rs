@@ -46,7 +46,9 @@ impl Blueprint {
         &self.program
     }
 
-    /// Bytes that all ranks together will hold, messages between them included; kernels' scratch is not.
+    /// Bytes that all ranks together will hold, messages between stages included; kernels' scratch
+    /// and what collectives send their messages in, up to one buffer of the largest for each group that a
+    /// rank is in, are not.
     pub fn needed_bytes(&self) -> u64 {
         let classes = self.program.classes.iter().zip(&self.buffers).map(|(class, buffers)| {
             let held = class.persistent_bytes(&self.program, 0).total();

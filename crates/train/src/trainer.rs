@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use shardloom_cluster::Cluster;
@@ -313,14 +313,17 @@ impl Trainer {
     pub fn save(&mut self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
         if self.on_non_finite != OnNonFinite::Continue {
             // Ranks that fail do no more, and these have not failed.
-            let broken = self.collect(|rank, broken: &mut Option<String>| {
+            let broken: Arc<OnceLock<String>> = Arc::default();
+            let first = Arc::clone(&broken);
+            self.visit(move |rank, _| {
                 let finite = |piece: &Piece<'_>| piece.data.iter().all(|value| value.is_finite());
                 let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-                let name = pieces.find(|piece| !finite(piece)).map(|piece| piece.name);
-                *broken = broken.take().or(name);
+                if let Some(piece) = pieces.find(|piece| !finite(piece)) {
+                    first.get_or_init(|| piece.name);
+                }
                 Ok(())
             })?;
-            if let Some(name) = broken {
+            if let Some(name) = broken.get().cloned() {
                 return Err(Error::NonFiniteWeights { name });
             }
         }

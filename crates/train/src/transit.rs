@@ -48,8 +48,7 @@ impl Transit {
             let dtype = kernel_type(route.dtype);
             let ring = |(index, message): (usize, &shardloom_program::Message)| {
                 let (memory, elements) = (Memory::new(), message.source.elements());
-                // One at least, for what is sent only in evaluation.
-                let most = plan.most_under_way(id, index).map(|most| most.max(1));
+                let most = plan.most_under_way(id, index);
                 memory.stock(dtype, elements, most.unwrap_or(0) as usize);
                 Ring { memory, dtype, elements, bounded: most.is_some() }
             };

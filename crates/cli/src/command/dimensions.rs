@@ -48,8 +48,9 @@ pub struct Dimensions {
 /// What a search or a method chooses itself, where it is asked instead.
 #[derive(Debug, Default, Args)]
 struct Split {
-    /// Devices, or groups of them, that a pipeline goes through. Stages are cut so that the most
-    /// arithmetic of one is the least possible; other cuts are for a plan file to say [default: 1]
+    /// Devices, or groups of them, that a pipeline goes through. Stages are cut so that the
+    /// busiest device has as little arithmetic as can be; other cuts are for a plan file to say
+    /// [default: 1]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pp: Option<usize>,
 

@@ -28,7 +28,8 @@ const ALIASES: [(&str, ScheduleKind); 17] = [
 /// # Errors
 /// All names, and the one that is nearest.
 pub fn schedule_kind(text: &str) -> Result<ScheduleKind, String> {
-    if let Some((name, chunks)) = text.split_once(':') {
+    let with_chunks = text.split_once(':');
+    if let Some((name, chunks)) = with_chunks.filter(|(name, _)| schedule_kind(name).is_ok()) {
         return Err(format!("write {name} --chunks {chunks} for {chunks} stages on each device"));
     }
     let asked = plain(text);

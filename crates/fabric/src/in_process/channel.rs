@@ -73,6 +73,12 @@ impl<T> Channel<T> {
         Ok(())
     }
 
+    /// The message in the queue that was put in last, whatever its tag: the one most likely to be in a
+    /// cache, where messages are only what others are put in.
+    pub(super) fn take_newest(&self) -> Option<T> {
+        self.lock().queue.pop_back().map(|(_, message)| message)
+    }
+
     /// The oldest message of this tag. Messages of other tags before it are set
     /// aside and free their places in the queue.
     pub(super) fn take(&self, tag: u64, looked: &mut Looked) -> Taken<T> {

@@ -190,7 +190,11 @@ impl Group {
         }
         let participant = &self.seat.participant;
         let list = plan(kind, algorithm, participant.members().len() as u32, elements)?;
-        let script = Arc::new(Script::new(&list, participant.position()));
+        let script = match algorithm {
+            Algorithm::Direct => Script::new(&list, participant.position()),
+            _ => Script::for_messages(&list, participant.position()),
+        };
+        let script = Arc::new(script);
         if self.scripts.len() >= CACHED_SCRIPTS {
             self.scripts.clear();
         }

@@ -40,6 +40,7 @@ struct Receive {
 }
 
 impl Script {
+    /// The part of `position`, without what messages are sent in: for members that send none.
     pub(super) fn new(list: &StepList, position: usize) -> Self {
         let own = Member(position as u32);
         let steps = list.steps.iter().map(|step| {
@@ -57,8 +58,13 @@ impl Script {
             }
             turn
         });
-        let needed = stock(list, own).into_iter().collect();
-        Self { steps: steps.collect(), needed, sent_elements: list.sent_elements(own) }
+        Self { steps: steps.collect(), needed: vec![], sent_elements: list.sent_elements(own) }
+    }
+
+    /// The part of `position`, to be [followed](Script::follow).
+    pub(super) fn for_messages(list: &StepList, position: usize) -> Self {
+        let needed = stock(list, Member(position as u32)).into_iter().collect();
+        Self { needed, ..Self::new(list, position) }
     }
 
     /// Carries the script out over messages, once all members are through with what they did before.
@@ -117,8 +123,7 @@ impl Messaging<'_> {
     fn stock(&self, to: usize, enough: Stock) {
         let own = self.participant.position();
         let empties = self.empties.between(to, own);
-        let next = || empties.take(UNTAGGED, &mut Looked::default()).message;
-        let mut messages: Vec<Vec<f32>> = std::iter::from_fn(next).collect();
+        let mut messages: Vec<Vec<f32>> = std::iter::from_fn(|| empties.take_newest()).collect();
         messages.resize_with(enough.messages, Vec::new);
         empties.make_room(enough.messages);
         self.channels.between(own, to).make_room(enough.messages);
@@ -132,8 +137,8 @@ impl Messaging<'_> {
     /// Sends a copy of `values`, in a buffer that the receiver gave back.
     fn send(&self, to: usize, values: &[f32]) {
         let own = self.participant.position();
-        let empty = self.empties.between(to, own).take(UNTAGGED, &mut Looked::default());
-        let mut message = empty.message.expect("there are as many as can be under way");
+        let empty = self.empties.between(to, own).take_newest();
+        let mut message = empty.expect("there are as many as can be under way");
         message.clear();
         message.extend_from_slice(values);
         put(self.channels.between(own, to), message);
@@ -207,7 +212,8 @@ mod tests {
             call: CALL,
             reduction: Reduction::Sum,
         };
-        let script = Script::new(&plan(Kind::AllReduce, Algorithm::Ring, 2, 4).unwrap(), 0);
+        let ring = plan(Kind::AllReduce, Algorithm::Ring, 2, 4).unwrap();
+        let script = Script::for_messages(&ring, 0);
         let error = thread::scope(|scope| {
             scope.spawn(|| instead(&roster));
             script.follow(&messaging, &mut [Stock::default(); 2], &mut [1.0; 4]).unwrap_err()
@@ -257,8 +263,7 @@ mod tests {
         let stocked = &mut [Stock::default()];
         let addresses = || {
             let channel = empties.between(0, 0);
-            let next = || channel.take(UNTAGGED, &mut Looked::default()).message;
-            let all: Vec<Vec<f32>> = std::iter::from_fn(next).collect();
+            let all: Vec<Vec<f32>> = std::iter::from_fn(|| channel.take_newest()).collect();
             let addresses: BTreeSet<usize> = all.iter().map(|it| it.as_ptr().addr()).collect();
             all.into_iter().for_each(|it| messaging.give_back(0, it));
             addresses

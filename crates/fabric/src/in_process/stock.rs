@@ -23,28 +23,37 @@ impl Stock {
     }
 }
 
+/// Up to how many members a member follows how far the others are.
+const MOST_FOLLOWED: usize = 64;
+
 /// What `own` needs for its messages of a step list to each member that it sends to, whatever the
 /// members' speeds. At its start nothing is under way.
 ///
 /// A message is back once its receiver has completed the step it was sent in. How far others are at
 /// least, a member knows from those it has received from, directly or by way of others: vector clocks.
+/// Of [many](MOST_FOLLOWED) members that is more work than it saves memory, and no message counts as back.
 pub(super) fn stock(list: &StepList, own: Member) -> BTreeMap<usize, Stock> {
     let members = list.members as usize;
+    let follows = members <= MOST_FOLLOWED;
     // By member: how many steps each has completed at least, as this one begins its next.
-    let mut known = vec![vec![0; members]; members];
-    let mut sent: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    let mut known: Vec<Vec<u32>> = if follows { vec![vec![0; members]; members] } else { vec![] };
+    let mut before = known.clone();
+    let mut sent: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     let mut needed: BTreeMap<usize, Stock> = BTreeMap::new();
-    for (number, step) in list.steps.iter().enumerate() {
+    for (number, step) in (0u32..).zip(&list.steps) {
         for transfer in step.iter().filter(|transfer| transfer.from == own) {
             let to = transfer.to.0 as usize;
             let sent = sent.entry(to).or_default();
             sent.push(number);
-            let back = known[own.0 as usize][to];
+            let back = known.get(own.0 as usize).map_or(0, |known| known[to]);
             let messages = sent.iter().filter(|&&step| step >= back).count();
             let needed = needed.entry(to).or_default();
             *needed = needed.or(Stock { messages, elements: transfer.source.len() });
         }
-        let before = known.clone();
+        if !follows {
+            continue;
+        }
+        before.clone_from(&known);
         for transfer in step {
             let (from, to) = (transfer.from.0 as usize, transfer.to.0 as usize);
             let news = before[from].iter();
@@ -115,6 +124,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn of_many_members_no_message_counts_as_back() {
+        let members = MOST_FOLLOWED as u32 + 1;
+        let ring = plan(Kind::AllReduce, Algorithm::Ring, members, 8 * MOST_FOLLOWED + 8).unwrap();
+        let stock = stock(&ring, Member(3));
+        let messages = 2 * MOST_FOLLOWED;
+        assert_eq!(stock, BTreeMap::from([(4, Stock { messages, elements: 8 })]));
     }
 
     #[test]

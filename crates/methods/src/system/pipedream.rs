@@ -31,22 +31,22 @@ pub(crate) const METHOD: Method = Method {
 fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let partitions = partitions(task)?;
     let mut selection = Selection::new(task.request.memory_share);
-    let mut reasons = vec![];
+    // Why partitions are no plans, where they are none.
+    let mut reasons: Vec<Option<String>> = vec![];
     for partition in &partitions {
-        if let Some(reason) = offer(task, partition, &mut selection)? {
-            reasons.push((partition, reason));
-        }
+        reasons.push(offer(task, partition, &mut selection)?);
     }
-    let (space, impossible) = (partitions.len(), reasons.len());
+    let (space, impossible) = (partitions.len(), reasons.iter().flatten().count());
     let unfit = match selection.finish(task) {
         Ok(found) => {
             let choice = found.choice(space, space - impossible);
             return Ok(Choice { impossible, ..choice }.without_flush(task));
         }
-        Err(why) => why.map(|error| (&partitions[0], error.to_string())),
+        Err(why) => why.map(|error| error.to_string()),
     };
-    let reason = reasons.into_iter().next().or(unfit);
-    let (partition, reason) = reason.expect("a partition without a plan has a reason");
+    // The paper's is the first.
+    let (partition, reason) = (&partitions[0], reasons.swap_remove(0).or(unfit));
+    let reason = reason.expect("a plan that was offered fits or does not");
     let pipelines = Pipelines {
         weights: Weights::Stash,
         counts: |_| Counts::SINGLE,
@@ -109,29 +109,39 @@ fn turns(task: &Task<'_>, partition: &Partition) -> Option<usize> {
     }
 }
 
-/// Offers the plan of a partition with the least recomputation that fits; says why where there is none.
+/// Offers plans of a partition, from the least recomputation on until one fits; says why where there is
+/// none.
 fn offer(
     task: &Task<'_>,
     partition: &Partition,
     selection: &mut Selection,
 ) -> Result<Option<String>, MethodError> {
+    let mut refusal = None;
+    let mut offered = false;
     for recompute in Recompute::BY_BLOCK {
         let plan = match plan(task, partition, recompute) {
             Ok(plan) => plan,
-            Err(reason) => return Ok(Some(reason)),
+            Err(reason) => {
+                refusal = Some(reason);
+                break;
+            }
         };
         let judgement = match judge(task.graph, task.cluster, &plan) {
             Ok(judgement) => judgement,
             Err(SearchError::Program(
                 reason @ (ProgramError::Plan(_) | ProgramError::Schedule(_)),
-            )) => return Ok(Some(reason.to_string())),
+            )) => {
+                refusal = Some(reason.to_string());
+                break;
+            }
             Err(other) => return Err(other.into()),
         };
+        offered = true;
         if selection.offer(plan, judgement) {
             break;
         }
     }
-    Ok(None)
+    Ok(refusal.filter(|_| !offered))
 }
 
 /// The plan of a partition, or why there is none.
@@ -150,6 +160,8 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
         let mesh = Mesh { dp: stage.replicas.len() as u32, ..Mesh::SINGLE };
         let stage = Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices) };
         plan.pipeline = vec![Pipeline { stage: vec![stage] }];
+        // Nobody is ahead of anybody, so the norm keeps nobody waiting.
+        plan.clip_norm = task.request.clip_norm;
         return Ok(plan);
     }
     plan.pipeline = pipelines_in_turn(&stages).map_err(|error| error.to_string())?;

@@ -75,6 +75,8 @@ impl MessagePlan {
         for route in repeated(program) {
             most[route.0 as usize].iter_mut().flatten().for_each(|most| *most *= 2);
         }
+        // One at least, for what is sent only in evaluation.
+        most.iter_mut().flatten().flatten().for_each(|most| *most = (*most).max(1));
         MessagePlan { most }
     }
 

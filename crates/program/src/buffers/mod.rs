@@ -64,7 +64,7 @@ pub struct BufferPlan {
 struct Rows {
     microbatches: u32,
     steps: u32,
-    /// How often a step runs a body on the same micro-batch, or on none, at most.
+    /// How often a step runs a body that has no micro-batch, at most.
     occurrences: u32,
 }
 
@@ -127,11 +127,10 @@ impl BufferPlan {
     /// The row of places of an entry of the stream, whose micro-batch is counted from the first of all
     /// steps, in a step: micro-batches in flight take turns, and so do steps.
     pub fn row(&self, item: &StreamItem, step: u32) -> u32 {
-        let turn = match item.microbatch {
+        match item.microbatch {
             Some(microbatch) => microbatch % self.rows.microbatches,
-            None => step % self.rows.steps,
-        };
-        turn * self.rows.occurrences + item.occurrence
+            None => step % self.rows.steps * self.rows.occurrences + item.occurrence,
+        }
     }
 
     /// The place of `tenant` where the n-th instruction of `body` brings it in; none if it does not, or
@@ -154,7 +153,7 @@ impl BufferPlan {
     /// Who has a place, and since when, for people.
     pub fn place_text(&self, class: &Class, id: PlaceId) -> String {
         let (body, row, instruction, tenant) = self.places[id.0 as usize].0;
-        let body = class.body(body).label(Some(row / self.rows.occurrences));
+        let body = class.body(body).label(Some(row));
         format!("{}, from instruction {instruction} of {body} on", class.tenant_text(tenant))
     }
 }

@@ -36,9 +36,9 @@ impl StageBodies {
     ) -> Result<StageBodies, ProgramError> {
         let plan = context.plan;
         let usual = Passes::of(context, slots, plan.recompute, in_halves)?;
-        let spared = match plan.recompute_last || plan.recompute == Recompute::None {
-            true => None,
-            false => Some(Passes::of(context, slots, Recompute::None, in_halves)?),
+        let spared = match plan.spares_last() {
+            true => Some(Passes::of(context, slots, Recompute::None, in_halves)?),
+            false => None,
         };
         let mut evaluation = forward::body(context, slots, &Kept::new())?;
         liveness::mark(&mut evaluation, slots, &handed_on(context));

@@ -9,7 +9,7 @@
 //! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
 //! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
 //! With `b = 2 f` and `P` micro-batches that order has a bubble of `2 (P - 1) f / W`; with `k P` of them,
-//! `k` at least 2, of `((k + 1) (P - 1) - 1/2) f / W`. The order for the given times then often has a
+//! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. The order for the given times then often has a
 //! smaller one, with up to nearly twice as many in flight. Slow messages keep more still in flight, so
 //! orders are made for two messages on each way, which holds forwards back: without a limit, backward
 //! passes that are much slower than forward passes would let them pile up.

@@ -24,6 +24,9 @@ impl Chain {
     }
 }
 
+/// Of how many pipelines an error says where their stages are.
+const PIPELINES_SHOWN: usize = 8;
+
 /// Where the stages of all pipelines live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageMap {
@@ -86,7 +89,9 @@ impl StageMap {
     ) -> Result<(), ProgramError> {
         let given: Vec<Vec<usize>> = self.chains.iter().map(|chain| chain.0.clone()).collect();
         let wanted = match arrangement {
-            Arrangement::TakingTurns => Arrangement::taking_turns(&replicas(&given))?,
+            // Or, where replicas cannot take turns at all, without any.
+            Arrangement::TakingTurns => Arrangement::taking_turns(&replicas(&given))
+                .or_else(|_| Arrangement::Chain.places(given[0].len(), 1))?,
             _ => arrangement.places(self.devices, self.instances_on(0).count())?,
         };
         if given == wanted {
@@ -96,7 +101,9 @@ impl StageMap {
             let stages = |chain: &Vec<usize>| {
                 chain.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
             };
-            chains.iter().map(stages).collect::<Vec<_>>().join("; ")
+            let more = if chains.len() > PIPELINES_SHOWN { "; …" } else { "" };
+            let shown = chains.iter().take(PIPELINES_SHOWN).map(stages).collect::<Vec<_>>();
+            shown.join("; ") + more
         };
         Err(ProgramError::Schedule(format!(
             "{} wants its stages on devices {}, and they are on {}",

@@ -99,6 +99,26 @@ fn with_slower_backwards_each_unit_leaves_a_gap_which_doubling_closes() {
     }
 }
 
+/// Backward halving: each micro-batch in two halves, whose passes take half as long.
+#[test]
+fn halving_leaves_a_fraction_of_one_gap_and_holds_no_more_than_whole_micro_batches() {
+    for (devices, pairs, microbatches) in sizes(1) {
+        if !microbatches.is_multiple_of(devices) {
+            continue;
+        }
+        let halves = schedule(ChimeraDoubling, devices, 2 * pairs, 2 * microbatches, &EQUAL);
+        let size = (devices, pairs, microbatches);
+        let bubble = timing(&halves, &TWICE).makespan / 2.0 - 3.0 * microbatches as f64;
+        assert_eq!(bubble, 0.75 * gap(devices, pairs), "{size:?}");
+        let whole = schedule(Chimera, devices, 2 * pairs, microbatches, &EQUAL);
+        let [of_halves, of_whole] = [(halves, 2), (whole, 1)].map(|(schedule, buffers)| {
+            check(&schedule, buffers).unwrap_or_else(|error| panic!("{size:?}: {error}"))
+        });
+        let no_more = of_halves.iter().zip(&of_whole).all(|(half, whole)| *half <= 2 * whole);
+        assert!(no_more, "{size:?}: {of_halves:?} halves, {of_whole:?} whole ones");
+    }
+}
+
 #[test]
 fn a_buffer_for_each_micro_batch_of_a_pass_is_enough_for_all_sizes() {
     for (kind, together) in [(Chimera, 1), (ChimeraDoubling, 2)] {

@@ -58,6 +58,9 @@ pub(crate) struct Shared {
     pub transit: Transit,
 }
 
+/// For how many steps in a row room is made for what they come to; longer rows make more as they go.
+const MOST_RESERVED: u32 = 1 << 16;
+
 /// One rank of a run.
 pub(crate) struct Rank {
     shared: Arc<Shared>,
@@ -68,6 +71,8 @@ pub(crate) struct Rank {
     inputs: Inputs,
     /// How many numbers the loss of a step is the mean of.
     loss_terms: usize,
+    /// How often its class updates its weights in a step.
+    updates: u32,
     memory: Memory,
     arena: Arena,
     slots: Slots,
@@ -106,6 +111,7 @@ impl Rank {
         let extents = shared.program.microbatch_extents(&shared.graph);
         let inputs = Inputs::new(&shared.graph, &extents, node, position);
         let loss_terms = shared.program.global_batch * shared.graph.targets_per_sample();
+        let updates = node.updates();
         let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
@@ -116,6 +122,7 @@ impl Rank {
             extents,
             inputs,
             loss_terms,
+            updates,
             memory,
             arena,
             slots,
@@ -184,7 +191,7 @@ impl Rank {
         };
         self.clear();
         self.losses.clear();
-        self.outcomes = Vec::with_capacity(steps as usize);
+        self.outcomes = Vec::with_capacity(steps.min(MOST_RESERVED) as usize);
         self.parameters.weights.forget();
         self.begin_step(0);
     }

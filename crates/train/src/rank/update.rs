@@ -72,7 +72,7 @@ impl Rank {
             number: updates + 1,
             learning_rate: self.learning_rate(),
             // Gradients are the mean's over the step, of which each update has as large a part.
-            gradient_scale: (clipped * f64::from(self.class().updates())) as f32,
+            gradient_scale: (clipped * f64::from(self.updates)) as f32,
         }
     }
 
