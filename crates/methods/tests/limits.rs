@@ -153,14 +153,15 @@ fn zero_wants_an_algorithm_that_scatters() {
 
 #[test]
 fn memory_decides_how_much_is_recomputed() {
-    // Two samples for two stages leave nothing else to choose.
+    // Two samples for two stages leave nothing else to choose but Hanayo's waves, of which one number takes
+    // less memory than the other.
     let model = "gpt:layers=6,hidden=128,heads=4,seq=1024,vocab=512";
-    for method in ["hanayo", "zb-h1", "pipemare"] {
+    for (method, tenths) in [("hanayo", 8), ("zb-h1", 9), ("pipemare", 9)] {
         let on = |memory_bytes| ask(method, model, &h100(2, memory_bytes), 2).expect("a plan");
         let roomy = on(PLENTY);
         assert_eq!(roomy.plan.recompute, Recompute::None);
         let peak = roomy.judgement.fullest().expect("a stage").peak_bytes;
-        let tight = on(peak * 8 / 10);
+        let tight = on(peak * tenths / 10);
         assert_ne!(tight.plan.recompute, Recompute::None, "{method}");
         assert!(tight.judgement.step_seconds > roomy.judgement.step_seconds, "{method}");
     }

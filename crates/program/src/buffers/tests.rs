@@ -107,19 +107,23 @@ fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
     plan
 }
 
-/// How much larger than the peak arenas may be, in percent. Over these plans it was up to 13.4 with
-/// DualPipeV and where updates are validated in the next step, 5.3 with other schedules whose backward
-/// passes run in halves, and 0.9 with the rest; the mean was 0.9, 0.8 and 0.1.
+/// How much larger than the peak arenas may be, in percent. Over these plans it was up to 13.3 with
+/// DualPipeV, 4.0 with other schedules whose backward passes run in halves, and 0.9 with the rest, the mean
+/// 1.4, 0.7 and 0.1; and where updates are validated in the next step up to 13.2 with interleaved stages,
+/// 10.5 with ZB-V, and 0.7 with schedules that have neither several stages the same way nor halves.
 fn allowed_percent(plan: &Plan) -> u64 {
     match plan.schedule {
-        _ if plan.post_validation => 14,
         ScheduleKind::DualPipeV => 14,
+        ScheduleKind::Interleaved if plan.post_validation => 14,
+        ScheduleKind::ZeroBubbleV | ScheduleKind::DualPipe if plan.post_validation => 11,
+        ScheduleKind::ZeroBubbleH1 if plan.post_validation => 8,
+        ScheduleKind::ZeroBubbleH2 | ScheduleKind::VHalf if plan.post_validation => 6,
         ScheduleKind::ZeroBubbleH1
         | ScheduleKind::ZeroBubbleH2
         | ScheduleKind::ZeroBubbleV
         | ScheduleKind::VHalf
         | ScheduleKind::VMin
-        | ScheduleKind::DualPipe => 6,
+        | ScheduleKind::DualPipe => 4,
         _ => 1,
     }
 }
@@ -162,10 +166,10 @@ fn validated(plan: &Plan) -> Plan {
 
 #[test]
 fn what_is_there_at_the_same_time_lies_apart_and_the_arena_is_close_to_the_peak() {
-    let size = "hidden=32,heads=4,seq=16,vocab=64";
+    let size = "layers=14,hidden=32,seq=16,vocab=64";
     let models = [
-        graph(&format!("gpt:layers=14,{size},dropout=0.1,tied=true")),
-        graph(&format!("llama:layers=14,{size},kv_heads=2,ffn=64")),
+        graph(&format!("gpt:{size},heads=2,dropout=0.1,tied=true")),
+        graph(&format!("llama:{size},heads=4,kv_heads=2,ffn=64")),
     ];
     let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
     for schedule in kinds {
