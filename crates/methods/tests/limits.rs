@@ -260,3 +260,25 @@ fn pipelined_backpropagation_corrects_what_the_optimizer_defines() {
     assert_eq!((without.spike, told), (None, true));
     assert_eq!(without.prediction, Some(Prediction::Weights));
 }
+
+#[test]
+fn small_numbers_are_planned_or_refused() {
+    for layers in [1, 5] {
+        let model = format!("gpt:layers={layers},hidden=16,heads=2,seq=4,vocab=16");
+        for method in all() {
+            for devices in [1, 2, 3, 4, 6, 8] {
+                for batch in [1, 3, 12] {
+                    match ask(method.name, &model, &h100(devices, PLENTY), batch) {
+                        Ok(choice) => {
+                            let checked = choice.plan.validate(&graph(&model), devices as usize);
+                            assert!(checked.is_ok(), "{}: {checked:?}", method.name);
+                        }
+                        Err(error) => {
+                            assert!(error.to_string().contains(method.name), "{error}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
