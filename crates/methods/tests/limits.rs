@@ -253,12 +253,29 @@ fn pipelined_backpropagation_corrects_what_the_optimizer_defines() {
         let told = found.notes.iter().any(|note| note.contains("spike"));
         (found.plan.weights.corrections(), told)
     };
-    let (with_momentum, told) = corrections(Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 });
+    let (with_momentum, told) = corrections(Optimizer::sgd(0.9));
     assert_eq!((with_momentum.spike, told), (Some(1.0), false));
     assert_eq!(with_momentum.prediction, Some(Prediction::Velocity));
     let (without, told) = corrections(Optimizer::default());
     assert_eq!((without.spike, told), (None, true));
     assert_eq!(without.prediction, Some(Prediction::Weights));
+}
+
+#[test]
+fn pipelined_backpropagation_says_what_batch_momentum_is_taken_for() {
+    let told = |optimizer| {
+        let request = Request { optimizer, ..Request::new(GPT, "cluster", 16) };
+        let method = named("pipelined-backpropagation").expect("registered");
+        let found = method.choose(&graph(GPT), &h100(4, PLENTY), &request).expect("a plan");
+        assert_eq!(found.plan.optimizer, optimizer);
+        found
+            .notes
+            .iter()
+            .any(|note| note.contains("16 samples") && note.contains("reference_batch"))
+    };
+    let scaled = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch: Some(128) };
+    let optimizers = [Optimizer::sgd(0.9), scaled, Optimizer::sgd(0.0), Optimizer::default()];
+    assert_eq!(optimizers.map(told), [true, false, false, false]);
 }
 
 #[test]

@@ -14,6 +14,11 @@ pub enum Optimizer {
         momentum: f64,
         /// Decay of the weights.
         weight_decay: f64,
+        /// How many samples' mean gradient the momentum and the learning rate were chosen for; they are
+        /// scaled to the samples that an update has ([`Optimizer::for_batch`]). Without, they are taken
+        /// as they are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reference_batch: Option<usize>,
     },
     /// Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101).
     Adamw {
@@ -57,6 +62,44 @@ impl Default for Optimizer {
 }
 
 impl Optimizer {
+    /// Stochastic gradient descent with momentum and nothing else.
+    pub const fn sgd(momentum: f64) -> Optimizer {
+        Optimizer::Sgd { momentum, weight_decay: 0.0, reference_batch: None }
+    }
+
+    /// The name of its kind in plans.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Optimizer::Sgd { .. } => "sgd",
+            Optimizer::Adamw { .. } => "adamw",
+            Optimizer::Lamb { .. } => "lamb",
+            Optimizer::Adafactor { .. } => "adafactor",
+        }
+    }
+
+    /// The optimizer of updates with the mean gradient of `samples` samples, and what the learning rate
+    /// is multiplied by for them.
+    ///
+    /// Where momentum m and learning rate belong to a reference batch of R samples, they become
+    /// m' = m^(samples / R) and (1 - m') samples / ((1 - m) R) times the rate (Kosson et al. 2021, MLSys,
+    /// arXiv 2003.11666): after any number of samples the same share of a velocity is left, and a
+    /// sample's gradient moves the weights in all as far as it did. Other optimizers stay as they are.
+    pub fn for_batch(&self, samples: usize) -> (Optimizer, f64) {
+        let Optimizer::Sgd { momentum, weight_decay, reference_batch: Some(reference) } = *self
+        else {
+            return (*self, 1.0);
+        };
+        let batches = samples as f64 / reference as f64;
+        // 1 - m^batches, which for small batches would lose its digits if it was computed like that.
+        let lost = -(batches * momentum.ln()).exp_m1();
+        let scaled = Optimizer::Sgd {
+            momentum: momentum.powf(batches),
+            weight_decay,
+            reference_batch: None,
+        };
+        (scaled, lost * batches / (1.0 - momentum))
+    }
+
     /// Bytes of state for each parameter, without a master copy. Adafactor's row and column vectors are
     /// not proportional to the parameters and are counted where shapes are known.
     pub fn state_bytes_per_parameter(&self) -> usize {
@@ -117,8 +160,11 @@ impl Optimizer {
                 .ok_or_else(|| PlanError::field(format!("optimizer.{key}"), value, rule))
         };
         match *self {
-            Optimizer::Sgd { momentum, weight_decay } => {
+            Optimizer::Sgd { momentum, weight_decay, reference_batch } => {
                 share("momentum", momentum)?;
+                if reference_batch == Some(0) {
+                    return Err(PlanError::field("optimizer.reference_batch", 0, "at least 1"));
+                }
                 positive("weight_decay", weight_decay, true)
             }
             Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }
@@ -134,6 +180,61 @@ impl Optimizer {
                 positive("least_parameter_rms", least_parameter_rms, false)?;
                 positive("weight_decay", weight_decay, true)
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left of a velocity, and how far a sample's gradient of one has moved a weight, after so
+    /// many samples more.
+    fn after(samples: usize, batch: usize, rate: f64, momentum: f64) -> (f64, f64) {
+        let (mut velocity, mut moved) = (1.0 / batch as f64, 0.0);
+        for _ in 0..samples / batch {
+            moved += rate * velocity;
+            velocity *= momentum;
+        }
+        (velocity * batch as f64, moved)
+    }
+
+    #[test]
+    fn a_batch_of_another_size_moves_weights_as_the_reference_batch_does() {
+        let (reference, rate) = (32, 0.1);
+        for (momentum, batch) in [(0.9, 1), (0.9, 8), (0.9, 32), (0.5, 128), (0.99, 256), (0.0, 4)]
+        {
+            let optimizer =
+                Optimizer::Sgd { momentum, weight_decay: 0.25, reference_batch: Some(reference) };
+            let (scaled, share) = optimizer.for_batch(batch);
+            let Optimizer::Sgd { momentum: scaled, weight_decay, reference_batch } = scaled else {
+                panic!("{scaled:?}");
+            };
+            assert_eq!((weight_decay, reference_batch), (0.25, None));
+            let near =
+                |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{momentum}, {batch}: {a}, {b}");
+            let theirs = after(1 << 10, reference, rate, momentum);
+            near(after(1 << 10, batch, rate * share, scaled).0, theirs.0);
+            let theirs = after(1 << 16, reference, rate, momentum);
+            near(after(1 << 16, batch, rate * share, scaled).1, theirs.1);
+        }
+    }
+
+    #[test]
+    fn the_reference_batch_itself_changes_nothing() {
+        for momentum in [0.0, 0.9, 0.999_999_9] {
+            let optimizer =
+                Optimizer::Sgd { momentum, weight_decay: 0.0, reference_batch: Some(7) };
+            let (scaled, share) = optimizer.for_batch(7);
+            assert_eq!(scaled, Optimizer::sgd(momentum));
+            assert!((share - 1.0).abs() < 1e-12, "{share}");
+        }
+    }
+
+    #[test]
+    fn without_a_reference_batch_nothing_is_scaled() {
+        for optimizer in [Optimizer::default(), Optimizer::sgd(0.9)] {
+            assert_eq!(optimizer.for_batch(1), (optimizer, 1.0));
         }
     }
 }

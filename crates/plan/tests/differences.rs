@@ -98,7 +98,7 @@ fn what_only_one_plan_has_is_absent_in_the_other() {
 fn another_kind_of_optimizer_lists_the_settings_that_come_and_go() {
     let before = plan(1);
     let mut after = before.clone();
-    after.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
+    after.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1, reference_batch: None };
     assert_eq!(
         differences(&before, &after),
         [

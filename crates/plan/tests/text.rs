@@ -1,6 +1,7 @@
 //! The TOML form: what is written is read back, and what is wrong is refused with its place.
 
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
@@ -16,8 +17,13 @@ fn optimizer() -> impl Strategy<Value = Optimizer> {
     let positive = 1e-12..1e3f64;
     let adam = (share.clone(), share.clone(), positive.clone(), positive.clone());
     prop_oneof![
-        (share, positive.clone())
-            .prop_map(|(momentum, weight_decay)| Optimizer::Sgd { momentum, weight_decay }),
+        (share, positive.clone(), option::of(1..=1usize << 40)).prop_map(
+            |(momentum, weight_decay, reference_batch)| Optimizer::Sgd {
+                momentum,
+                weight_decay,
+                reference_batch,
+            }
+        ),
         (adam, any::<bool>()).prop_map(|((beta1, beta2, epsilon, weight_decay), layerwise)| {
             match layerwise {
                 true => Optimizer::Lamb { beta1, beta2, epsilon, weight_decay },

@@ -203,9 +203,10 @@ fn numbers_are_in_their_range() {
         (adamw(f64::NAN, 1e-8, 0.0), "optimizer.beta1 = NaN: at least 0 and below 1"),
         (adamw(0.9, 0.0, 0.0), "optimizer.epsilon = 0: finite and above 0"),
         (adamw(0.9, 1e-8, -0.1), "optimizer.weight_decay = -0.1: finite and at least 0"),
+        (Optimizer::sgd(-0.5), "optimizer.momentum = -0.5: at least 0 and below 1"),
         (
-            Optimizer::Sgd { momentum: -0.5, weight_decay: 0.0 },
-            "optimizer.momentum = -0.5: at least 0 and below 1",
+            Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch: Some(0) },
+            "optimizer.reference_batch = 0: at least 1",
         ),
         (
             Optimizer::Lamb { beta1: 0.9, beta2: 1.5, epsilon: 1e-6, weight_decay: 0.0 },
@@ -285,7 +286,7 @@ fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
     );
     let pipemare = |it: &mut Plan, corrections: Corrections| {
         it.schedule = ScheduleKind::PipeMare;
-        it.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+        it.optimizer = Optimizer::sgd(0.9);
         it.weights = Weights::Newest { corrections };
     };
     let newest = |corrections: Corrections| complaint(|it| pipemare(it, corrections));

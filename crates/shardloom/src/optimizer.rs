@@ -5,18 +5,36 @@ use toml::{Table, Value};
 
 use crate::{Error, Result};
 
-/// The kinds, each with its settings and what they are if the text does not say.
-const KINDS: [(&str, &[(&str, f64)]); 4] = [
-    ("sgd", &[("momentum", 0.9), ("weight_decay", 0.0)]),
-    ("adamw", &[("beta1", 0.9), ("beta2", 0.95), ("epsilon", 1e-8), ("weight_decay", 0.1)]),
-    ("lamb", &[("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-6), ("weight_decay", 0.01)]),
+/// Settings and what they are if the text does not say; some are then not set.
+type Settings = &'static [(&'static str, Option<f64>)];
+
+const KINDS: [(&str, Settings); 4] = [
+    ("sgd", &[("momentum", Some(0.9)), ("weight_decay", Some(0.0)), ("reference_batch", None)]),
+    (
+        "adamw",
+        &[
+            ("beta1", Some(0.9)),
+            ("beta2", Some(0.95)),
+            ("epsilon", Some(1e-8)),
+            ("weight_decay", Some(0.1)),
+        ],
+    ),
+    (
+        "lamb",
+        &[
+            ("beta1", Some(0.9)),
+            ("beta2", Some(0.999)),
+            ("epsilon", Some(1e-6)),
+            ("weight_decay", Some(0.01)),
+        ],
+    ),
     (
         "adafactor",
         &[
-            ("decay_exponent", 0.8),
-            ("clip", 1.0),
-            ("least_parameter_rms", 1e-3),
-            ("weight_decay", 0.0),
+            ("decay_exponent", Some(0.8)),
+            ("clip", Some(1.0)),
+            ("least_parameter_rms", Some(1e-3)),
+            ("weight_decay", Some(0.0)),
         ],
     ),
 ];
@@ -31,8 +49,7 @@ const KINDS: [(&str, &[(&str, f64)]); 4] = [
 /// use shardloom::plan::Optimizer;
 ///
 /// assert_eq!(parse_optimizer("adamw")?, Optimizer::default());
-/// let plain = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
-/// assert_eq!(parse_optimizer("sgd:momentum=0")?, plain);
+/// assert_eq!(parse_optimizer("sgd:momentum=0")?, Optimizer::sgd(0.0));
 /// # Ok::<(), shardloom::Error>(())
 /// ```
 ///
@@ -48,8 +65,8 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
     };
     let mut table = Table::new();
     table.insert("kind".into(), kind.into());
-    for &(key, value) in settings {
-        table.insert(key.into(), Value::Float(value));
+    for &(key, usual) in settings {
+        table.extend(usual.map(|usual| (key.to_owned(), Value::Float(usual))));
     }
     for pair in pairs.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let (key, value) =
@@ -59,11 +76,11 @@ pub fn parse_optimizer(text: &str) -> Result<Optimizer> {
             let names: Vec<&str> = settings.iter().map(|&(name, _)| name).collect();
             return Err(wrong(format!("the settings of {kind} are {}", names.join(", "))));
         }
-        let number: f64 = value
-            .trim()
-            .parse()
-            .map_err(|_| wrong(format!("{key} needs a number, not {:?}", value.trim())))?;
-        table.insert(key.into(), Value::Float(number));
+        let value = value.trim();
+        let number = (value.parse().map(Value::Integer))
+            .or_else(|_| value.parse().map(Value::Float))
+            .map_err(|_| wrong(format!("{key} needs a number, not {value:?}")))?;
+        table.insert(key.into(), number);
     }
     table.try_into().map_err(|error: toml::de::Error| wrong(error.message().to_owned()))
 }
@@ -76,10 +93,14 @@ mod tests {
     fn every_kind_parses_bare_and_with_each_setting() {
         for (kind, settings) in KINDS {
             parse_optimizer(kind).expect("bare");
-            for (key, _) in settings {
-                let changed = parse_optimizer(&format!("{kind}:{key}=0.25")).expect("a setting");
+            for (key, usual) in settings {
+                let (text, value) = match usual {
+                    Some(_) => ("0.25", Value::Float(0.25)),
+                    None => ("32", Value::Integer(32)),
+                };
+                let changed = parse_optimizer(&format!("{kind}:{key}={text}")).expect("a setting");
                 let table = Table::try_from(changed).expect("a table");
-                assert_eq!(table[*key], Value::Float(0.25), "{kind} {key}");
+                assert_eq!(table[*key], value, "{kind} {key}");
             }
         }
     }
@@ -91,6 +112,8 @@ mod tests {
             ("sgd:beta1=0.9", "momentum, weight_decay"),
             ("sgd:momentum", "key=value"),
             ("sgd:momentum=fast", "needs a number"),
+            ("sgd:reference_batch=0.5", "0.5"),
+            ("sgd:reference_batch=-1", "-1"),
             ("", "sgd"),
         ] {
             let error = parse_optimizer(text).expect_err(text).to_string();

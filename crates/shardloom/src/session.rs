@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use shardloom_interop::weights::{self, Tensor};
-use shardloom_plan::{Difference, Optimizer, Plan, diff};
+use shardloom_plan::{Difference, Plan, diff};
 use shardloom_program::timeline::Timeline;
 use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
 use shardloom_train::learning_rate::LearningRate;
@@ -106,7 +106,8 @@ impl Session {
             corpus_digest: data.digest,
             model: model.text(),
             plan: plan.to_toml(),
-            optimizer: optimizer_name(&plan.optimizer).to_owned(),
+            // Its settings may change in the middle of a run.
+            optimizer: plan.optimizer.name().to_owned(),
             ..Meta::default()
         };
         let learning_rate = toml::to_string(&settings.learning_rate)
@@ -272,16 +273,6 @@ pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
         OnNonFinite::Continue => false,
     };
     Plan { skip_non_finite: plan.skip_non_finite || guards, ..plan.clone() }
-}
-
-/// The kind of an optimizer; its settings may change in the middle of a run.
-fn optimizer_name(optimizer: &Optimizer) -> &'static str {
-    match optimizer {
-        Optimizer::Sgd { .. } => "sgd",
-        Optimizer::Adamw { .. } => "adamw",
-        Optimizer::Lamb { .. } => "lamb",
-        Optimizer::Adafactor { .. } => "adafactor",
-    }
 }
 
 /// Makes sure that `folder` holds no checkpoint of an earlier run, which a new one would be mixed up

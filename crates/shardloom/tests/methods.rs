@@ -22,7 +22,7 @@ fn plan(model: &Model, method: &Method) -> Plan {
     let cluster = Cluster::parse(MACHINES).expect("a preset");
     let request = Request {
         precision: Precision::FP32,
-        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: Optimizer::sgd(0.0),
         // Methods without flush clip nothing.
         clip_norm: None,
         ..usual_request(model, &cluster, MACHINES, 8)

@@ -3,7 +3,7 @@
 use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Precision};
 use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
-use shardloom_plan::{Number, Optimizer};
+use shardloom_plan::Number;
 use shardloom_program::{
     Action, Assignment, Bucket, Change, Class, ClassId, Exchange, Instruction, Operand, Program,
 };
@@ -102,7 +102,11 @@ impl<'a> CostModel<'a> {
             Action::Statistics { bucket, .. } => {
                 let elements = self.owned_elements(class, class.bucket(*bucket), position);
                 let each = gradient_bytes + self.program.optimizer.state_bytes_per_parameter();
-                moved(&format!("statistics.{}", self.optimizer_name()), elements, elements * each)
+                moved(
+                    &format!("statistics.{}", self.program.optimizer.name()),
+                    elements,
+                    elements * each,
+                )
             }
             Action::Backup { bucket } => {
                 let bytes = class.backup_bytes(self.program, *bucket, position) as usize;
@@ -123,8 +127,11 @@ impl<'a> CostModel<'a> {
                 let version = usize::from(class.versions() > 1) * 2 * precision.compute.bytes();
                 let corrections = class.corrections(self.program) as usize;
                 let kept = version + 3 * corrections * precision.compute.bytes();
-                moved(&format!("update.{}", self.optimizer_name()), elements, elements * each)
-                    + moved("copy", elements * usize::from(kept > 0), elements * kept)
+                moved(
+                    &format!("update.{}", self.program.optimizer.name()),
+                    elements,
+                    elements * each,
+                ) + moved("copy", elements * usize::from(kept > 0), elements * kept)
             }
             Action::Redistribute { .. }
             | Action::Send { .. }
@@ -317,15 +324,6 @@ impl<'a> CostModel<'a> {
             Number::Fp32 => Precision::Fp32,
             Number::Bf16 => Precision::Bf16,
             Number::Fp16 => Precision::Fp16,
-        }
-    }
-
-    fn optimizer_name(&self) -> &'static str {
-        match self.program.optimizer {
-            Optimizer::Sgd { .. } => "sgd",
-            Optimizer::Adamw { .. } => "adamw",
-            Optimizer::Lamb { .. } => "lamb",
-            Optimizer::Adafactor { .. } => "adafactor",
         }
     }
 }

@@ -125,8 +125,8 @@ fn an_update_passes_gradient_weights_and_state_of_the_owned_elements() {
     for (zero, optimizer, bytes) in [
         (0, Optimizer::default(), 4 + 8 + 16),
         (1, Optimizer::default(), 4 + 8 + 16),
-        (2, Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 }, 4 + 8),
-        (0, Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 }, 4 + 8 + 8),
+        (2, Optimizer::sgd(0.0), 4 + 8),
+        (0, Optimizer::sgd(0.9), 4 + 8 + 8),
     ] {
         let (graph, program) = two_cores(zero, optimizer);
         let update = find(&program, |action| matches!(action, Action::Update { .. }));

@@ -226,7 +226,7 @@ fn estimates_follow_the_optimizer() {
         least_parameter_rms: 1e-3,
         weight_decay: 0.0,
     };
-    let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    let sgd = Optimizer::sgd(0.0);
     for optimizer in [lamb, adafactor, sgd] {
         for norm in [false, true] {
             let settings = Settings { optimizer, norm, ..MIXED };

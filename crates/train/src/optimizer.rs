@@ -5,7 +5,7 @@ use shardloom_kernels::optimizer::{Adafactor, AdamW, Lamb, Optimizer, Sgd};
 /// The kernel of `planned`.
 pub(crate) fn kernel(planned: &shardloom_plan::Optimizer) -> Optimizer {
     match *planned {
-        shardloom_plan::Optimizer::Sgd { momentum, weight_decay } => {
+        shardloom_plan::Optimizer::Sgd { momentum, weight_decay, reference_batch: _ } => {
             Optimizer::Sgd(Sgd::new(momentum as f32, weight_decay as f32))
         }
         shardloom_plan::Optimizer::Adamw { beta1, beta2, epsilon, weight_decay } => {

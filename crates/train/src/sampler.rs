@@ -60,7 +60,7 @@ impl Sampler {
             recompute: Recompute::None,
             sync: Sync::default(),
             precision: Precision::FP32,
-            optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            optimizer: Optimizer::sgd(0.0),
             clip_norm: None,
         };
         let plan = uniform.plan(&graph, graph.name(), "one device");

@@ -12,7 +12,7 @@ use shardloom_plan::{
 use shardloom_train::RunClock;
 use support::{Samples, graph, serial, trainer_with_clock};
 
-const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+const SGD: Optimizer = Optimizer::sgd(0.9);
 
 fn gpt() -> Graph {
     graph("gpt:layers=6,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1,tied=true")

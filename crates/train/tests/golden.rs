@@ -46,7 +46,7 @@ fn check(model: &str, graph: &Graph) {
     let golden = golden().join(model);
     let expected = json(&golden.join("losses.json"));
     let adamw = Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
-    let sgd = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+    let sgd = Optimizer::sgd(0.9);
     for (name, optimizer, rate, clip) in
         [("adamw", adamw, 1e-3, Some(1.0)), ("sgd", sgd, 0.1, None)]
     {

@@ -161,7 +161,7 @@ fn uniform() -> Uniform {
     Uniform { global_batch: SAMPLES, microbatches: 4, sync, ..serial() }
 }
 
-const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
+const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1, reference_batch: None };
 
 #[test]
 fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {

@@ -148,8 +148,8 @@ fn between_stages_of_different_meshes_the_peak_is_the_programs_to_the_byte() {
 fn every_optimizers_state_is_counted() {
     let (beta1, beta2, epsilon, weight_decay) = (0.9, 0.95, 1e-8, 0.0);
     let optimizers = [
-        Optimizer::Sgd { momentum: 0.0, weight_decay },
-        Optimizer::Sgd { momentum: 0.9, weight_decay },
+        Optimizer::Sgd { momentum: 0.0, weight_decay, reference_batch: None },
+        Optimizer::Sgd { momentum: 0.9, weight_decay, reference_batch: None },
         Optimizer::Lamb { beta1, beta2, epsilon, weight_decay },
         Optimizer::Adafactor {
             decay_exponent: 0.8,

@@ -14,7 +14,7 @@ fn plan(graph: &Graph, schedule: ScheduleKind) -> Plan {
         pp: 2,
         microbatches: 4,
         schedule,
-        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: Optimizer::sgd(0.0),
         clip_norm: None,
         ..serial()
     };

@@ -49,7 +49,7 @@ fn placed(graph: &Graph, uniform: &Uniform, places: &[Vec<usize>]) -> Plan {
 
 /// Descent that shows a factor in the gradients, which AdamW and clipping do not see.
 fn with_momentum(uniform: Uniform) -> Uniform {
-    let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+    let optimizer = Optimizer::sgd(0.9);
     Uniform { optimizer, clip_norm: None, ..uniform }
 }
 

@@ -115,7 +115,7 @@ fn every_optimizer_and_zero_stage_goes_back_exactly() {
         least_parameter_rms: 1e-3,
         weight_decay: 0.1,
     };
-    let sgd = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1 };
+    let sgd = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.1, reference_batch: None };
     for optimizer in [sgd, Optimizer::default(), lamb, adafactor] {
         for (pp, dp, tp, zero) in
             [(4, 1, 1, 0), (2, 2, 1, 0), (2, 2, 1, 1), (2, 2, 1, 2), (2, 2, 1, 3), (2, 2, 2, 1)]
@@ -270,7 +270,7 @@ fn the_copies_are_counted_to_the_byte() {
     for (pp, dp, zero, optimizer) in [
         (4, 1, 0, Optimizer::default()),
         (2, 2, 1, Optimizer::default()),
-        (2, 2, 2, Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 }),
+        (2, 2, 2, Optimizer::sgd(0.9)),
     ] {
         let uniform = Uniform {
             mesh: Mesh { dp, cp: 1, tp: 1 },

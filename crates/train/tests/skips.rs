@@ -71,7 +71,7 @@ fn run(graph: &Graph, plan: &Plan) -> Trained {
 
 /// With momentum and without clipping, which would hide a factor in gradients.
 fn plain() -> Uniform {
-    let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+    let optimizer = Optimizer::sgd(0.9);
     Uniform { optimizer, clip_norm: None, ..serial() }
 }
 
@@ -333,7 +333,7 @@ fn the_gradient_of_every_parameter_is_the_central_difference_of_the_loss() {
         let scale = if name.ends_with("weight") { 6.0 } else { 1.0 };
         values.iter_mut().for_each(|value| *value *= scale);
     }
-    let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    let sgd = Optimizer::sgd(0.0);
     let mut stepped = trainer_from(&graph, initial.clone(), sgd, RATE);
     losses(&mut stepped, 1);
     let after = weights(&mut stepped);

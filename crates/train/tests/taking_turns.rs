@@ -33,7 +33,7 @@ fn plan(graph: &Graph, replicas: &[usize], weights: Weights, updates: Updates) -
         global_batch: places.len(),
         microbatches: places.len(),
         schedule: ScheduleKind::PipeDream,
-        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: Optimizer::sgd(0.0),
         clip_norm: None,
         ..serial()
     };

@@ -116,7 +116,7 @@ fn every_algorithm_and_optimizer_sends_what_the_program_says() {
     let graph = gpt(1, true);
     let (beta1, beta2, epsilon, weight_decay) = (0.9, 0.95, 1e-8, 0.0);
     let optimizers = [
-        Optimizer::Sgd { momentum: 0.9, weight_decay },
+        Optimizer::Sgd { momentum: 0.9, weight_decay, reference_batch: None },
         Optimizer::Lamb { beta1, beta2, epsilon, weight_decay },
         Optimizer::Adafactor {
             decay_exponent: 0.8,

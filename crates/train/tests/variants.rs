@@ -89,7 +89,7 @@ fn optimizers() -> [(Optimizer, f64); 4] {
     let weight_decay = 0.1;
     let (beta1, beta2, epsilon) = (0.9, 0.95, 1e-8);
     [
-        (Optimizer::Sgd { momentum: 0.9, weight_decay: 0.01 }, 0.5),
+        (Optimizer::Sgd { momentum: 0.9, weight_decay: 0.01, reference_batch: None }, 0.5),
         (Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }, 3e-3),
         (Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }, 5e-2),
         (
@@ -323,7 +323,7 @@ fn a_gain_that_two_normalisations_share_without_their_biases() {
     let graph = shared_gain().expect("a valid model");
     let plans: Vec<(String, Plan)> = [(1, 2), (2, 2), (4, 4)]
         .map(|(pp, microbatches)| {
-            let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+            let optimizer = Optimizer::sgd(0.0);
             let uniform = Uniform { pp, microbatches, optimizer, clip_norm: None, ..serial() };
             (format!("{uniform:?}"), plan(&graph, &uniform))
         })

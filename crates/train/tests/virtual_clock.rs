@@ -61,7 +61,7 @@ fn of_every_schedule(graph: &Graph) -> Vec<Plan> {
             Weights::Newest { .. } => ScheduleKind::PipeMare,
             _ => ScheduleKind::PipeDream,
         };
-        let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+        let optimizer = Optimizer::sgd(0.9);
         let plan = plan(Uniform { optimizer, microbatches: 4, ..uniform(schedule, 4) });
         plans.push(Plan { weights, ..plan });
     }

@@ -57,7 +57,7 @@ impl Holding {
             schedule: self.schedule,
             sync: Sync { zero: self.zero, ..Sync::default() },
             // Without state: only weights and gradients outlive micro-batches.
-            optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+            optimizer: Optimizer::sgd(0.0),
             clip_norm: None,
             ..serial()
         };

@@ -27,7 +27,9 @@ pub struct Dimensions {
     #[arg(long, value_name = "ALGORITHM", value_parser = algorithm)]
     algorithm: Option<Algorithm>,
 
-    /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9 [default: adamw]
+    /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
+    /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
+    /// that updates have [default: adamw]
     #[arg(long, value_name = "OPTIMIZER")]
     optimizer: Option<String>,
 

@@ -55,7 +55,9 @@ pub struct Plan {
     #[arg(long, value_name = "METHOD")]
     method: Option<String>,
 
-    /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9
+    /// adamw, sgd, lamb or adafactor, with settings as in sgd:momentum=0.9,weight_decay=0.01;
+    /// sgd's reference_batch=128 scales momentum and learning rate from batches of 128 samples to those
+    /// that updates have
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     optimizer: String,
 

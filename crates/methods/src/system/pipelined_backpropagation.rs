@@ -20,9 +20,9 @@ pub(crate) const METHOD: Method = Method {
 };
 
 fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
-    let momentum = match task.request.optimizer {
-        Optimizer::Sgd { momentum, .. } => momentum > 0.0,
-        _ => false,
+    let (momentum, reference_batch) = match task.request.optimizer {
+        Optimizer::Sgd { momentum, reference_batch, .. } => (momentum > 0.0, reference_batch),
+        _ => (false, None),
     };
     // Spike compensation and prediction along the velocity are defined by SGD's momentum.
     let corrections = match momentum {
@@ -46,6 +46,14 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
                     momentum; with another optimizer weights are predicted along their last update, and \
                     that is all";
         choice.notes.push(note.into());
+    }
+    if momentum && reference_batch.is_none() {
+        let note = format!(
+            "momentum and learning rate are taken for updates of {} samples; if they are those of another \
+             batch, reference_batch of the optimizer scales them",
+            choice.plan.global_batch
+        );
+        choice.notes.push(note);
     }
     Ok(choice)
 }

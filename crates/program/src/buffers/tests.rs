@@ -213,7 +213,7 @@ fn rows_of_any_length_find_their_places() {
                 };
                 let mut plan = uniform.plan(&graph, "model", "local");
                 if schedule == ScheduleKind::PipeMare {
-                    plan.optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+                    plan.optimizer = Optimizer::sgd(0.9);
                     plan.weights = Weights::Newest {
                         corrections: Corrections {
                             discrepancy: Some(0.135),

@@ -107,7 +107,7 @@ impl<'a> Estimator<'a> {
         cluster: &'a Cluster,
         settings: Settings,
     ) -> Result<Estimator<'a>, SimError> {
-        let name = optimizer_name(&settings.optimizer);
+        let name = settings.optimizer.name();
         Ok(Estimator {
             graph,
             cluster,
@@ -374,13 +374,4 @@ fn block_key(candidate: &Candidate) -> BlockKey {
 fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {
     let others = f64::from(candidate.in_flight(stage) - 1);
     cost.persistent_bytes + others * cost.kept_bytes + cost.peak_bytes
-}
-
-fn optimizer_name(optimizer: &Optimizer) -> &'static str {
-    match optimizer {
-        Optimizer::Sgd { .. } => "sgd",
-        Optimizer::Adamw { .. } => "adamw",
-        Optimizer::Lamb { .. } => "lamb",
-        Optimizer::Adafactor { .. } => "adafactor",
-    }
 }

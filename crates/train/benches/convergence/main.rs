@@ -34,17 +34,18 @@ struct Outcome {
 }
 
 fn plan(task: &Task, method: &Method) -> Plan {
+    let reference_batch = method.batch.map(|_| task.batch);
     let uniform = Uniform {
         pp: STAGES,
         mesh: Mesh::SINGLE,
         sequence_parallel: false,
-        global_batch: task.batch,
+        global_batch: method.batch.unwrap_or(task.batch),
         microbatches: method.microbatches,
         schedule: method.schedule,
         recompute: Recompute::None,
         sync: Sync::default(),
         precision: Precision::FP32,
-        optimizer: Optimizer::Sgd { momentum: MOMENTUM, weight_decay: 0.0 },
+        optimizer: Optimizer::Sgd { momentum: MOMENTUM, weight_decay: 0.0, reference_batch },
         clip_norm: None,
     };
     let mut plan = uniform.plan(&task.graph, task.model, CLUSTER);
@@ -54,7 +55,10 @@ fn plan(task: &Task, method: &Method) -> Plan {
 
 /// Trains once. A loss that stops being finite is an outcome: the step at which it did.
 fn train(task: &Task, method: &Method, rate: f64, seed: u64) -> Result<Outcome, u64> {
-    let curve = Curve::Warmup { peak: rate, warmup_steps: task.warmup_steps };
+    let batch = method.batch.unwrap_or(task.batch);
+    // At equal samples.
+    let steps = |of_task: u64| of_task * (task.batch / batch) as u64;
+    let curve = Curve::Warmup { peak: rate, warmup_steps: steps(task.warmup_steps) };
     let settings = Settings {
         seed,
         learning_rate: LearningRate::new(curve).expect("a rate"),
@@ -67,13 +71,13 @@ fn train(task: &Task, method: &Method, rate: f64, seed: u64) -> Result<Outcome, 
     let mut trainer =
         Trainer::new(task.graph.clone(), &plan, STAGES, source, settings).expect("a valid plan");
     // In one row, so that the pipeline never drains.
-    let steps = match trainer.train_steps(task.steps as u32) {
+    let steps = match trainer.train_steps(steps(task.steps) as u32) {
         Err(Error::NonFiniteLoss { step, .. }) => return Err(step),
         steps => steps.expect("ranks that do not fail"),
     };
     let last = &steps[steps.len() - steps.len() / 10..];
     let training_loss = last.iter().map(|step| step.loss).sum::<f64>() / last.len() as f64;
-    let microbatch = (task.batch / method.microbatches) as u64;
+    let microbatch = (batch / method.microbatches) as u64;
     let validation_loss = trainer.validate(VALIDATION_SAMPLES / microbatch);
     let validation_loss = validation_loss.expect("an evaluation").expect("validation samples");
     Ok(Outcome { training_loss, validation_loss, accuracy: task.accuracy(&mut trainer) })
@@ -119,7 +123,7 @@ fn compare(task: &Task, seeds: u64) {
         "`{model}`, {STAGES} stages, {batch} samples a step, {steps} steps, SGD with momentum \
          {MOMENTUM}, {warmup_steps} steps of warm-up to a constant rate, {seeds} seeds.\n"
     );
-    let mut heads = vec!["method".to_owned(), "micro-batches".to_owned()];
+    let mut heads = ["method", "samples an update", "micro-batches"].map(str::to_owned).to_vec();
     for rate in rates {
         heads.push(format!("training loss at {rate}"));
         heads.push(format!("validation loss at {rate}"));
@@ -131,7 +135,9 @@ fn compare(task: &Task, seeds: u64) {
     for method in methods::all(*steps) {
         let cells: Vec<String> =
             rates.iter().flat_map(|&rate| cells(task, &method, rate, seeds)).collect();
-        println!("| {} | {} | {} |", method.name, method.microbatches, cells.join(" | "));
+        let Method { name, microbatches, .. } = method;
+        let batch = method.batch.unwrap_or(*batch);
+        println!("| {name} | {batch} | {microbatches} | {} |", cells.join(" | "));
     }
     println!();
 }

@@ -9,6 +9,9 @@ pub struct Method {
     pub schedule: ScheduleKind,
     pub weights: Weights,
     pub microbatches: usize,
+    /// Samples of a step, if not the task's: learning rate and momentum are then scaled from the task's, and
+    /// there are as many more steps.
+    pub batch: Option<usize>,
 }
 
 /// PipeMare's share of the mean velocity that is left after the delay (Yang et al. 2021, section 3.2).
@@ -17,23 +20,26 @@ const DISCREPANCY: f64 = 0.135;
 /// All methods, for a run of so many steps. PipeMare's rates reach the full one after a quarter of them,
 /// and its synchronous steps are the first tenth.
 pub fn all(steps: u64) -> Vec<Method> {
-    let flush = Method {
+    let flush = || Method {
         name: "1F1B with flush",
         schedule: ScheduleKind::OneForwardOneBackward,
         weights: Weights::Flush,
         microbatches: 4,
+        batch: None,
     };
     let kept = |name, weights, microbatches| Method {
         name,
         schedule: ScheduleKind::PipeDream,
         weights,
         microbatches,
+        batch: None,
     };
     let newest = |name, corrections, microbatches| Method {
         name,
         schedule: ScheduleKind::PipeMare,
         weights: Weights::Newest { corrections },
         microbatches,
+        batch: None,
     };
     let none = Corrections::default();
     let spike = Corrections { spike: Some(1.0), ..none };
@@ -42,8 +48,9 @@ pub fn all(steps: u64) -> Vec<Method> {
     let t1 = Corrections { anneal_steps: Some(steps / 4), ..none };
     let t2 = Corrections { discrepancy: Some(DISCREPANCY), ..t1 };
     let t3 = Corrections { synchronous_steps: steps / 10, ..t2 };
+    let single = |method: Method| Method { microbatches: 1, batch: Some(1), ..method };
     vec![
-        flush,
+        flush(),
         kept("PipeDream, weight stashing", Weights::Stash, 4),
         kept("PipeDream, vertical sync", Weights::VerticalSync, 4),
         kept("PipeDream-2BW", Weights::DoubleBuffer, 4),
@@ -62,5 +69,10 @@ pub fn all(steps: u64) -> Vec<Method> {
         newest("PipeMare T1", t1, 1),
         newest("PipeMare T1 + T2", t2, 1),
         newest("PipeMare T1 + T2 + T3", t3, 1),
+        single(flush()),
+        single(newest("pipelined backpropagation", none, 1)),
+        single(newest("+ spike compensation", spike, 1)),
+        single(newest("+ prediction by velocity", velocity, 1)),
+        single(newest("+ both, by velocity", Corrections { spike: Some(1.0), ..velocity }, 1)),
     ]
 }

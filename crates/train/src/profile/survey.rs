@@ -222,7 +222,7 @@ fn streamings() -> Vec<(String, Streaming)> {
     let weight_decay = 0.1;
     let (beta1, beta2, epsilon) = (0.9, 0.95, 1e-8);
     let optimizers = [
-        ("sgd", Optimizer::Sgd { momentum: 0.9, weight_decay }),
+        ("sgd", Optimizer::Sgd { momentum: 0.9, weight_decay, reference_batch: None }),
         ("adamw", Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }),
         ("lamb", Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }),
         (

@@ -23,7 +23,10 @@ use crate::optimizer;
 pub(crate) struct Parameters {
     pub(super) weights: Weights,
     pub(super) gradients: Gradients,
+    /// That of updates with as many samples as this class makes them with.
     pub(super) optimizer: Optimizer,
+    /// What the learning rate is multiplied by for them.
+    pub(super) rate_share: f64,
     /// Per bucket, the parts of parameters that this rank updates, with their optimizer state.
     pub(super) owned: Vec<Vec<Owned>>,
     pub(super) corrections: Corrections,
@@ -95,7 +98,10 @@ impl Parameters {
             fresh: vec![true; class.params.len()],
             shard_fresh: vec![true; class.buckets.len()],
         };
-        let optimizer = optimizer::kernel(&program.optimizer);
+        // A stage without parameters makes none.
+        let updates = class.updates().max(1) as usize;
+        let (optimizer, rate_share) = program.optimizer.for_batch(program.global_batch / updates);
+        let optimizer = optimizer::kernel(&optimizer);
         let mut owned = vec![];
         for (id, bucket) in class.buckets() {
             let replicated = class.replicated(bucket);
@@ -134,7 +140,7 @@ impl Parameters {
         // Initialisation passed through whole buckets; training need not.
         memory.release_free();
         memory.reset_peak();
-        Parameters { weights, gradients, optimizer, owned, corrections }
+        Parameters { weights, gradients, optimizer, rate_share, owned, corrections }
     }
 
     /// Forgets the gradients that weights were updated with.

@@ -79,7 +79,8 @@ impl Rank {
     /// The learning rate of the step that is updated for.
     pub(super) fn learning_rate(&self) -> f32 {
         let step = self.now.step - u64::from(self.norm.amending);
-        (self.shared.learning_rate.at(step) * self.learning_rate_share()) as f32
+        let share = self.parameters.rate_share * self.learning_rate_share();
+        (self.shared.learning_rate.at(step) * share) as f32
     }
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.

@@ -48,6 +48,8 @@ pub struct Case {
     pub recompute: Recompute,
     pub microbatches: usize,
     pub optimizer: Optimizer,
+    /// The batch that learning rate and momentum are for, if not for what each update has.
+    pub reference_batch: Option<usize>,
     /// Steps between one filling of the pipeline and the next.
     pub rows: Vec<u32>,
 }
@@ -65,6 +67,7 @@ impl Case {
             recompute: Recompute::None,
             microbatches,
             optimizer: sgd(),
+            reference_batch: None,
             rows: vec![STEPS],
         }
     }
@@ -93,7 +96,7 @@ impl Case {
             },
             recompute: self.recompute,
             sync: Sync { zero: self.zero, bucket_bytes: 40_000, ..Sync::default() },
-            optimizer: planned(self.optimizer),
+            optimizer: planned(self.optimizer, self.reference_batch),
             clip_norm: None,
             ..serial()
         };
@@ -178,6 +181,7 @@ impl Case {
             recompute: self.recompute == Recompute::Full,
             learning_rate: self.learning_rate(),
             optimizer: self.optimizer,
+            reference_batch: self.reference_batch.map(|it| it as u64),
             rule: self.rule,
         };
         let mut reference = Reference::new(run, initial);
@@ -206,11 +210,12 @@ fn blocks(plan: &Plan) -> Vec<Range<usize>> {
     plan.pipeline[0].stage.iter().map(|stage| stage.blocks.0..stage.blocks.1).collect()
 }
 
-fn planned(optimizer: Optimizer) -> shardloom_plan::Optimizer {
+fn planned(optimizer: Optimizer, reference_batch: Option<usize>) -> shardloom_plan::Optimizer {
     match optimizer {
         Optimizer::Sgd(sgd) => shardloom_plan::Optimizer::Sgd {
             momentum: sgd.momentum.into(),
             weight_decay: sgd.weight_decay.into(),
+            reference_batch,
         },
         Optimizer::AdamW(adamw) => shardloom_plan::Optimizer::Adamw {
             beta1: adamw.beta1.into(),
@@ -342,6 +347,18 @@ fn every_rule_trains_by_its_formula_with_sums_over_whole_parameters() {
 fn every_correction_trains_by_its_formula_with_momentum() {
     check_all(Mesh::SINGLE, |_| corrected(&corrections()), sgd());
     check_all(Mesh::SINGLE, |_| corrected(&corrections_of_momentum()), sgd());
+}
+
+/// Of the steps here some have fewer samples than the reference, some more.
+#[test]
+fn momentum_and_learning_rate_of_another_batch_train_by_the_formula() {
+    let all = rules(3).into_iter().chain(corrected(&corrections_of_momentum()));
+    for (rule, microbatches) in all {
+        for graph in models() {
+            let plain = Case::new(rule, 3, microbatches);
+            Case { reference_batch: Some(16), ..plain }.check(&graph, RunClock::Wall);
+        }
+    }
 }
 
 #[test]

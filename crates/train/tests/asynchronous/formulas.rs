@@ -129,6 +129,13 @@ pub fn moved_back(weight: f32, delay: f64, mean_velocity: f32) -> f32 {
     (f64::from(weight) - delay * f64::from(mean_velocity)) as f32
 }
 
+/// Momentum for updates of `batches` times the batch that `momentum` was chosen for, and what the learning
+/// rate is multiplied by (Kosson et al.).
+pub fn scaled(momentum: f64, batches: f64) -> (f64, f64) {
+    let scaled = momentum.powf(batches);
+    (scaled, (1.0 - scaled) * batches / (1.0 - momentum))
+}
+
 /// Spike compensation (Kosson et al.): the shares of velocity and gradient in a step.
 pub fn spike_shares(momentum: f64, delay: f64) -> (f64, f64) {
     let kept = momentum.powf(delay);

@@ -52,6 +52,7 @@ fn reference(
         recompute: false,
         learning_rate: 0.05,
         optimizer: Optimizer::Sgd(sgd),
+        reference_batch: None,
         rule,
     };
     let mut reference = Reference::new(run, initial);
@@ -59,7 +60,7 @@ fn reference(
 }
 
 fn serial_plan(graph: &Graph, microbatches: usize, momentum: f64) -> Plan {
-    let optimizer = shardloom_plan::Optimizer::Sgd { momentum, weight_decay: 0.0 };
+    let optimizer = shardloom_plan::Optimizer::sgd(momentum);
     let uniform = Uniform { microbatches, optimizer, clip_norm: None, ..serial() };
     uniform.plan(graph, "model", "local")
 }

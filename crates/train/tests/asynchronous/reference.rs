@@ -30,6 +30,8 @@ pub struct Run<'a> {
     pub recompute: bool,
     pub learning_rate: f64,
     pub optimizer: Optimizer,
+    /// The batch that learning rate and momentum are scaled from to what an update has.
+    pub reference_batch: Option<u64>,
     pub rule: Rule,
 }
 
@@ -225,6 +227,11 @@ impl<'a> Reference<'a> {
             true => self.run.optimizer,
             false => self.run.optimizer.without_weight_decay(),
         };
+        if let (Some(batches), Optimizer::Sgd(sgd)) =
+            (self.reference_batches(stage), &mut optimizer)
+        {
+            sgd.momentum = formulas::scaled(f64::from(sgd.momentum), batches).0 as f32;
+        }
         if let (Some(times), Optimizer::Sgd(sgd)) = (corrections.spike, &mut optimizer) {
             let (velocity, gradient) =
                 formulas::spike_shares(f64::from(sgd.momentum), times * delay);
@@ -262,7 +269,12 @@ impl<'a> Reference<'a> {
 
     /// The learning rate of a stage's update after `step`.
     fn rate(&self, stage: usize, step: u64) -> f64 {
-        let rate = self.run.learning_rate;
+        let rate = match (self.reference_batches(stage), self.run.optimizer) {
+            (Some(batches), Optimizer::Sgd(sgd)) => {
+                self.run.learning_rate * formulas::scaled(f64::from(sgd.momentum), batches).1
+            }
+            _ => self.run.learning_rate,
+        };
         let asynchronous = step.checked_sub(self.synchronous_steps());
         match (self.run.rule.corrections().anneal_steps, asynchronous) {
             (Some(anneal_steps), Some(step)) => {
@@ -270,6 +282,12 @@ impl<'a> Reference<'a> {
             }
             _ => rate,
         }
+    }
+
+    /// How many times the batch of the learning rate and momentum a stage's update has.
+    fn reference_batches(&self, stage: usize) -> Option<f64> {
+        let samples = self.run.global_batch / self.run.microbatches * self.between[stage] as usize;
+        self.run.reference_batch.map(|reference| samples as f64 / reference as f64)
     }
 
     fn stage(&self, index: usize) -> Stage<'_> {

@@ -84,6 +84,17 @@ fn adam_counts_the_updates_of_each_stage() {
     }
 }
 
+/// A stage's momentum and learning rate are scaled to what its own updates have.
+#[test]
+fn stages_that_update_after_unlike_rounds_scale_unlike_momenta() {
+    for graph in models() {
+        for replicas in [&[2, 1][..], &[1, 3], &[1, 2, 1]] {
+            let plain = case(replicas, Rule::Stash, Updates::Round, turns(replicas));
+            Case { reference_batch: Some(8), ..plain }.check(&graph, RunClock::Wall);
+        }
+    }
+}
+
 /// The second update of a step has its own memory for what it needs while it runs.
 #[test]
 fn several_updates_a_step_with_sums_over_whole_parameters_train_by_the_formula() {

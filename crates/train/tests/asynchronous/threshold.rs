@@ -44,7 +44,7 @@ fn above_minimum(stages: usize, times: f64) -> f64 {
         global_batch: 2,
         microbatches: 1,
         schedule: ScheduleKind::PipeMare,
-        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        optimizer: Optimizer::sgd(0.0),
         clip_norm: None,
         ..serial()
     };
