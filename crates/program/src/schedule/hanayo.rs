@@ -3,16 +3,16 @@
 //! One pipeline of `2 W P` stages goes to and fro over `P` devices, `W` waves down and up again, so that
 //! each device holds `2 W` stages and parameters are held once. Orders are greedy: what can start first
 //! starts, and of what a device could start a backward pass comes before a forward pass, then the older
-//! micro-batch. One is made as if backward passes took as long as forward passes, and one for the given
-//! times; the better under these is taken.
+//! micro-batch. One is made as if backward passes took as long as forward passes, one for the given
+//! times, and one as if messages took a little longer than they do; the best under the given times is taken.
 //!
 //! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
 //! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
 //! With `b = 2 f` and `P` micro-batches that order has a bubble of `2 (P - 1) f / W`; with `k P` of them,
-//! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. The order for the given times then often has a
-//! smaller one, with up to nearly twice as many in flight. Slow messages keep more still in flight, so
-//! orders are made for two messages on each way, which holds forwards back: without a limit, backward
-//! passes that are much slower than forward passes would let them pile up.
+//! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. The other two often have a smaller one, which
+//! for one wave is below `4 (P - 1) f` for all `k` up to 8, with up to twice as many in flight. Slow messages
+//! keep more still in flight, so orders are made for two messages on each way, which holds forwards back:
+//! without a limit, backward passes that are much slower than forward passes would let them pile up.
 
 use std::collections::BTreeMap;
 
@@ -40,12 +40,19 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>
     }
     let pass = (times.forward + times.input + times.weight) / 2.0;
     let alike = PassTimes { forward: pass, input: pass / 2.0, weight: pass / 2.0, ..*times };
-    Ok(best(map, times, [alike, *times].map(|times| greedy(map, &times))))
+    // Of passes that could start at the same time that of the device itself then comes first: a backward
+    // pass that has only just come from another device no longer always displaces a forward pass.
+    let message = times.message + times.forward / 100.0;
+    let later = PassTimes { message, ..*times };
+    // Forward passes then pile up, so that their number needs a limit.
+    let few = 2 * map.devices() as u32;
+    let candidates = [(alike, u32::MAX), (*times, u32::MAX), (later, few)];
+    Ok(best(map, times, candidates.map(|(times, most)| greedy(map, &times, most))))
 }
 
-/// The greedy orders for some times.
-fn greedy(map: &StageMap, times: &PassTimes) -> Vec<Vec<Turn>> {
-    let mut ready = Ready::new(map, times);
+/// The greedy orders for some times, with at most so many micro-batches in flight.
+fn greedy(map: &StageMap, times: &PassTimes, most: u32) -> Vec<Vec<Turn>> {
+    let mut ready = Ready::new(map, times, most);
     let mut orders = vec![vec![]; map.devices()];
     while let Some((device, cell)) = ready.run_next() {
         orders[device].push(Turn::Alone(cell));
@@ -60,6 +67,9 @@ struct Ready<'m> {
     forward: f64,
     backward: f64,
     message: f64,
+    /// Micro-batches in flight, and how many may be.
+    in_flight: u32,
+    most: u32,
     clocks: Vec<f64>,
     cells: Vec<Vec<(f64, Cell)>>,
     /// Messages on the way to a stage, activations or gradients, and when last one was taken.
@@ -67,13 +77,15 @@ struct Ready<'m> {
 }
 
 impl<'m> Ready<'m> {
-    fn new(map: &'m StageMap, times: &PassTimes) -> Ready<'m> {
+    fn new(map: &'m StageMap, times: &PassTimes, most: u32) -> Ready<'m> {
         let first = Instance { pipeline: 0, stage: 0 };
         let mut ready = Ready {
             map,
             forward: times.forward,
             backward: times.input + times.weight,
             message: times.message / map.share(first),
+            in_flight: 0,
+            most,
             clocks: vec![0.0; map.devices()],
             cells: vec![vec![]; map.devices()],
             waiting: BTreeMap::new(),
@@ -98,8 +110,12 @@ impl<'m> Ready<'m> {
     }
 
     /// From when a cell could run that nothing but its device and its way has kept waiting since `since`;
-    /// none while messages fill its way.
+    /// none while messages fill its way, or too many micro-batches are in flight for another.
     fn start(&self, device: usize, since: f64, cell: Cell) -> Option<f64> {
+        let enters = cell.pass == Pass::Forward && cell.instance.stage == 0;
+        if enters && self.in_flight >= self.most {
+            return None;
+        }
         let start = since.max(self.clocks[device]);
         let Some((next, true)) = self.next(cell) else { return Some(start) };
         match self.waiting.get(&(next.instance, next.pass)) {
@@ -125,6 +141,11 @@ impl<'m> Ready<'m> {
         let (index, _) = cells.min_by_key(|(_, it)| urgency(it.1))?;
         let (_, cell) = self.cells[device].swap_remove(index);
         let forward = cell.pass == Pass::Forward;
+        match (forward, cell.instance.stage) {
+            (true, 0) => self.in_flight += 1,
+            (false, 0) => self.in_flight -= 1,
+            _ => {}
+        }
         let end = start + if forward { self.forward } else { self.backward };
         self.clocks[device] = end;
         if let Some(waiting) = self.waiting.get_mut(&(cell.instance, cell.pass)) {

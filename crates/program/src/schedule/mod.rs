@@ -162,12 +162,3 @@ fn wants_two_stages(map: &StageMap, name: &str) -> Result<(), ProgramError> {
     let message = format!("{name} wants 2 stages on each device, and there are {stages}");
     Err(ProgramError::Schedule(message))
 }
-
-/// Turns of one pass of one instance each.
-fn turns(
-    pass: Pass,
-    instance: Instance,
-    microbatches: impl IntoIterator<Item = u32>,
-) -> impl Iterator<Item = Turn> {
-    microbatches.into_iter().map(move |microbatch| Turn::Alone(Cell { pass, instance, microbatch }))
-}

@@ -3,7 +3,7 @@
 use shardloom_plan::{Arrangement, ScheduleKind};
 use shardloom_program::schedule::{Pass, Schedule, StageMap, check};
 
-use super::{EQUAL, delays, steady_seconds, text};
+use super::{EQUAL, delays, steady_seconds, text, timing};
 
 const ENDLESS: ScheduleKind = ScheduleKind::PipeDream;
 const FLUSHED: ScheduleKind = ScheduleKind::OneForwardOneBackward;
@@ -117,11 +117,28 @@ fn two_stages_admit_as_many_minibatches_as_the_paper_says_and_more_stages_at_lea
     for replicas in configurations() {
         let workers: usize = replicas.iter().sum();
         let published = workers.div_ceil(replicas[0]);
-        let admitted = in_flight(replicas[0], &replicas[1..]);
+        let admitted = check(&on(ENDLESS, &replicas, 1), 1).expect("one buffer is enough")[0];
         assert!(admitted >= published, "{replicas:?}");
         if replicas.len() == 2 || replicas.iter().all(|it| *it == replicas[0]) {
             assert_eq!(admitted, published, "{replicas:?}");
         }
+    }
+}
+
+#[test]
+fn all_forwards_first_take_micro_batches_in_turn_and_idle_no_longer_for_more_of_them() {
+    let wide_first = on(ScheduleKind::Afab, &[2, 1], 2);
+    for (device, order) in
+        ["F0 F2 B2 B0", "F1 F3 B3 B1", "F0 F1 F2 F3 B3 B2 B1 B0"].into_iter().enumerate()
+    {
+        assert_eq!(text(&wide_first, device), order);
+    }
+    for replicas in configurations() {
+        let [some, more] = [4, 8].map(|turns| on(ScheduleKind::Afab, &replicas, turns));
+        let idle = |schedule: &Schedule| {
+            timing(schedule, &EQUAL).makespan - 2.0 * f64::from(schedule.map.microbatches())
+        };
+        assert_eq!(idle(&some), idle(&more), "{replicas:?}");
     }
 }
 
