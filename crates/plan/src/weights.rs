@@ -32,8 +32,9 @@ pub enum Weights {
 /// between a forward pass and the update with that micro-batch's gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Corrections {
-    /// PipeMare's T1 (Yang et al. 2021, arXiv 1910.05124): the learning rate is divided by
-    /// `delay^(1 - step / anneal_steps)` until this step.
+    /// PipeMare's T1 (Yang et al. 2021, arXiv 1910.05124): for so many steps, counted from the end of
+    /// the synchronous ones, the learning rate is divided by `delay^(1 - step / anneal_steps)`; of stages
+    /// whose delay is below 1, which would raise it, it stays as it is.
     pub anneal_steps: Option<u64>,
     /// PipeMare's T2: backward passes run with the weights moved back along their mean velocity, which
     /// decays to this share over the delay (the paper has 0.135).

@@ -80,8 +80,8 @@ impl<'a> Versions<'a> {
             Weights::DoubleBuffer if !forward => 1,
             Weights::DoubleBuffer => u32::try_from(1 + self.before(cell)).map_err(|_| {
                 ProgramError::Schedule(format!(
-                    "two versions of weights do not suffice: some stage runs {} steps ahead; give a \
-                     step at least as many micro-batches as there are stages",
+                    "two versions of weights do not suffice: some stage runs {} steps ahead, and with two \
+                     it may run one ahead; give a step more micro-batches",
                     -self.before(cell)
                 ))
             })?,

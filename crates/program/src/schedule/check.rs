@@ -122,7 +122,7 @@ impl<'m> Execution<'m> {
             let mut moved = false;
             for (device, order) in orders.iter().enumerate() {
                 while let Some(&turn) = order.get(next[device]) {
-                    if !turn.cells().all(|cell| self.is_ready(cell)) {
+                    if !self.is_ready(turn) {
                         break;
                     }
                     turn.cells().for_each(|cell| self.execute(device, cell));
@@ -158,19 +158,19 @@ impl<'m> Execution<'m> {
         }
     }
 
-    fn is_ready(&self, cell: Cell) -> bool {
-        let requirements = super::requirements(self.map, cell);
-        let room = match self.ways(cell).1 {
-            Some(to) => {
-                let waiting = self.waiting.get(&(to, cell.pass == Pass::Forward));
-                waiting.copied().unwrap_or(0) < self.buffers
-            }
-            None => true,
+    /// Whether what the passes of a turn need is there, and there is room for what they send.
+    fn is_ready(&self, turn: Turn) -> bool {
+        let way = |cell: Cell| Some((self.ways(cell).1?, cell.pass == Pass::Forward));
+        let has_room = |to: (Instance, bool)| {
+            let waiting = self.waiting.get(&to).copied().unwrap_or(0);
+            waiting + turn.cells().filter(|&cell| way(cell) == Some(to)).count() <= self.buffers
         };
-        room && requirements
-            .into_iter()
-            .flatten()
-            .all(|required| required.as_slice().iter().any(|it| self.done.contains(it)))
+        let has_all = |cell: Cell| {
+            let done = |any: &[Cell]| any.iter().any(|it| self.done.contains(it));
+            let mut requirements = super::requirements(self.map, cell).into_iter().flatten();
+            requirements.all(|required| done(required.as_slice()))
+        };
+        turn.cells().all(|cell| has_all(cell) && way(cell).is_none_or(has_room))
     }
 
     fn execute(&mut self, device: usize, cell: Cell) {

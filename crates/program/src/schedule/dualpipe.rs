@@ -4,7 +4,7 @@
 //! Device `d` of `p` holds stage `d` of the pipeline down and stage `p - 1 - d` of the one up, so
 //! parameters twice. With `B` for a whole backward pass and `F&B` for a forward and a backward pass
 //! overlapped the bubble is `(p / 2 - 1)(F&B + B - 3W)`, exactly so where a forward takes as long as
-//! input gradients. At most `p + 1` micro-batches are in flight on each device, weight gradients
+//! input gradients and weight gradients no longer; longer ones leave it at `(p / 2 - 1) 2F`. At most `p + 1` micro-batches are in flight on each device, weight gradients
 //! included. One message on a way is enough.
 
 use std::collections::VecDeque;

@@ -3,7 +3,8 @@
 //!
 //! The second half of DualPipe's devices mirrors the first and holds the same parameters. Here device `d`
 //! of `p` runs the same eight steps with stages `d` and `2p - 1 - d` of one pipeline, and no stage is
-//! there twice. The bubble is `(p - 1)(F&B + B - 3W)` in times of a stage; at most `2p + 1` activations
+//! there twice. The bubble is `(p - 1)(F&B + B - 3W)` in times of a stage where DualPipe's is
+//! as published; at most `2p + 1` activations
 //! of a stage are in flight on each device.
 
 use super::{Instance, StageMap, Turn, dualpipe};

@@ -9,8 +9,8 @@
 //! a device is what it stands idle between its own start and end: devices start one after the other and
 //! end so, and the next step fits in. With `2p` micro-batches or more and messages in no time it is
 //! `(p - 1) max(F + I - W, I)` for H1 and `(p - 1) max(F + I - 2W, I - F, 0)` for H2: the paper's
-//! formulas where weight gradients, and for H2 input gradients, take no longer than forwards. Where they
-//! do, memory ends the warm-up before the first gradient is there.
+//! formulas where `W <= F`, and for H2 also `2W <= F + I`. Elsewhere memory ends the warm-up before the first
+//! gradient is there, or, for H2, no bubble is left.
 //!
 //! One message on a way is enough where a gradient comes back within a forward, `I` and two messages in
 //! no more than `F`; else, or rather where devices then warm up further, `p` are.

@@ -50,6 +50,14 @@ fn a_pass_that_never_runs_is_refused() {
 }
 
 #[test]
+fn two_passes_at_once_that_send_the_same_way_need_two_buffers() {
+    let schedule = written(&[0, 1], 2, &["F0+F1 B0 B1", "F0 B0 F1 B1"]);
+    let message = "deadlock with 1 buffers: device 0 at F0+F1, device 1 at F0";
+    assert_eq!(refusal(&schedule, 1), message);
+    assert_eq!(check(&schedule, 2), Ok(vec![2, 1]));
+}
+
+#[test]
 fn a_backward_before_its_forward_deadlocks() {
     let schedule = written(&[0], 1, &["B0 F0"]);
     assert_eq!(refusal(&schedule, 1), "deadlock with 1 buffers: device 0 at B0");
