@@ -2,7 +2,7 @@
 //!
 //! | what | which |
 //! |---|---|
-//! | stages | all depths that divide the devices, at least two, at most a block each; replicas on the rest, as many as divide the batch |
+//! | stages | all depths that divide the devices, at least two, at most a block each, or only as many as there can be; replicas on the rest, as many as divide the batch |
 //! | tensor parallelism | only in methods that were published with it: widths that divide what they split and stay within a node, with sequence parallelism where that divides |
 //! | micro-batches | the least numbers that are possible and at least one, two, four and eight times the depth |
 //! | stages on a device | those that the method lists |
@@ -115,6 +115,25 @@ impl Counts {
     }
 }
 
+/// What of a configuration is about devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Shape {
+    pp: u32,
+    dp: u32,
+    tp: u32,
+    sequence_parallel: bool,
+}
+
+/// As many stages as there are devices and blocks for, with as many replicas as the rest of the devices
+/// and the batch allow; none if there is no second stage.
+fn deepest(task: &Task<'_>) -> Option<Shape> {
+    let devices = task.cluster.device_count();
+    let pp = devices.min(task.graph.blocks().len() as u32);
+    let divides = |dp: &u32| task.request.global_batch.is_multiple_of(*dp as usize);
+    let dp = (1..=devices / pp.max(1)).rev().find(divides)?;
+    (pp > 1).then_some(Shape { pp, dp, tp: 1, sequence_parallel: false })
+}
+
 /// What a pipeline method says, and what it leaves open.
 pub(crate) struct Pipelines {
     pub schedule: ScheduleKind,
@@ -134,7 +153,7 @@ pub(crate) struct Pipelines {
     pub counts: fn(usize) -> Counts,
     /// Whether depths must be even.
     pub even: bool,
-    /// Whether only the deepest pipelines are wanted.
+    /// Whether pipelines have as many stages as there can be, and devices that are then left do nothing.
     pub deepest: bool,
     /// Whether the schedule is made for the times of passes.
     pub timed: bool,
@@ -175,31 +194,30 @@ impl Pipelines {
         Ok(Choice { space, impossible, ..task.fastest(&ranked)? })
     }
 
-    /// Depths, replicas and widths of tensor parallelism; the rest of these candidates says nothing.
-    fn shapes(&self, task: &Task<'_>) -> Result<Vec<Candidate>, MethodError> {
+    /// Depths, replicas and widths of tensor parallelism.
+    fn shapes(&self, task: &Task<'_>) -> Result<Vec<Shape>, MethodError> {
+        if self.deepest {
+            return Ok(deepest(task).into_iter().collect());
+        }
         let schedules = vec![ScheduleKind::OneForwardOneBackward];
         let request = Request { schedules, ..task.request.clone() };
         let space = Space::new(task.graph, task.cluster, &request)?;
-        let mut shapes: Vec<Candidate> = vec![];
-        for it in space.candidates() {
-            let same = |known: &Candidate| [known.pp, known.dp, known.tp] == [it.pp, it.dp, it.tp];
-            let wanted =
-                it.pp > 1 && (it.tp == 1 || self.tensor) && (!self.even || it.pp.is_multiple_of(2));
+        let mut shapes: Vec<Shape> = vec![];
+        for Candidate { pp, dp, tp, sequence_parallel, .. } in space.candidates() {
+            let shape = Shape { pp, dp, tp, sequence_parallel };
+            let same = |known: &Shape| Shape { sequence_parallel, ..*known } == shape;
+            let wanted = pp > 1 && (tp == 1 || self.tensor) && (!self.even || pp.is_multiple_of(2));
             match shapes.last_mut() {
                 // Shapes come one after the other, first without sequence parallelism.
-                Some(known) if wanted && same(known) => *known = it,
-                _ if wanted => shapes.push(it),
+                Some(known) if wanted && same(known) => *known = shape,
+                _ if wanted => shapes.push(shape),
                 _ => {}
             }
-        }
-        if self.deepest {
-            let depth = shapes.iter().map(|shape| shape.pp).max();
-            shapes.retain(|shape| Some(shape.pp) == depth);
         }
         Ok(shapes)
     }
 
-    fn configurations(&self, task: &Task<'_>, shapes: &[Candidate]) -> Vec<Configuration> {
+    fn configurations(&self, task: &Task<'_>, shapes: &[Shape]) -> Vec<Configuration> {
         let mut configurations = vec![];
         for shape in shapes {
             let depth = shape.pp as usize;
@@ -243,20 +261,22 @@ impl Pipelines {
     }
 
     /// Which number leaves no configuration.
-    fn refusal(&self, task: &Task<'_>, shapes: &[Candidate]) -> MethodError {
+    fn refusal(&self, task: &Task<'_>, shapes: &[Shape]) -> MethodError {
         let devices = task.cluster.device_count() as usize;
         let chunks = self.chunks.iter().copied().min().unwrap_or(1);
-        let allowed =
-            |depth: usize| devices.is_multiple_of(depth) && (!self.even || depth.is_multiple_of(2));
+        let allowed = |depth: usize| {
+            (self.deepest || devices.is_multiple_of(depth))
+                && (!self.even || depth.is_multiple_of(2))
+        };
         if let Err(refusal) = require_depth(task, allowed, |depth| self.stages(depth, chunks)) {
             return refusal;
         }
-        let room = |shape: &Candidate| devices / (shape.tp * shape.pp) as usize;
+        let room = |shape: &Shape| devices / (shape.tp * shape.pp) as usize;
         // With this batch all replicas that there is room for have just enough samples.
-        let enough = |shape: &&Candidate| room(shape) * (self.counts)(shape.pp as usize).least();
+        let enough = |shape: &&Shape| room(shape) * (self.counts)(shape.pp as usize).least();
         let with_blocks = shapes.iter().filter(|it| self.has_blocks(task, it.pp as usize, chunks));
         let shape = with_blocks.min_by_key(enough).expect("some depth has blocks for its stages");
-        let Candidate { pp, dp, .. } = *shape;
+        let Shape { pp, dp, .. } = *shape;
         let counts = (self.counts)(pp as usize);
         let multiples = match counts.multiple_of {
             1 => String::new(),

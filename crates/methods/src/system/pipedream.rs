@@ -42,6 +42,8 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
             let choice = found.choice(space, space - impossible);
             return Ok(Choice { impossible, ..choice }.without_flush(task));
         }
+        // There is no pipeline to replace it by.
+        Err(Some(why)) if task.cluster.device_count() < 2 => return Err(why),
         Err(why) => why.map(|error| error.to_string()),
     };
     // The paper's is the first.

@@ -13,8 +13,8 @@ pub(crate) const METHOD: Method = Method {
     family: Family::SynchronousPipeline,
     paper: "Narayanan et al. 2021, Memory-Efficient Pipeline-Parallel DNN Training, ICML, arXiv \
             2006.09503",
-    about: "One forward and one backward pass in turn, so that no stage keeps more micro-batches than \
-            stages follow it; equal stages from the paper's planner.",
+    about: "One forward and one backward pass in turn, so that no stage keeps more than one \
+            micro-batch more than stages follow it; equal stages from the paper's planner.",
     chooser: |task| {
         let schedule = ScheduleKind::OneForwardOneBackward;
         planned(task, schedule, Weights::Flush, Updates::Flush)
