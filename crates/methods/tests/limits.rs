@@ -6,7 +6,7 @@ use shardloom_cluster::{Cluster, NodeGroup, Profile};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, Family, MethodError, all, named};
-use shardloom_plan::{Optimizer, Prediction, Recompute, ScheduleKind, Updates};
+use shardloom_plan::{Number, Optimizer, Precision, Prediction, Recompute, ScheduleKind, Updates};
 use shardloom_search::Request;
 
 fn graph(text: &str) -> Graph {
@@ -306,4 +306,25 @@ fn small_numbers_are_planned_or_refused() {
             }
         }
     }
+}
+
+#[test]
+fn pipedream_counts_with_what_a_whole_node_sends() {
+    let mut profile = Profile::preset("v100-16g").expect("a preset");
+    // All of a node's devices share one card.
+    profile.node.uplink_bytes_per_second = 5e9;
+    profile.node.inter.bytes_per_second = 5e9;
+    let group = NodeGroup { profile, nodes: 2, devices_per_node: 4 };
+    let cluster = Cluster::new(vec![group]).expect("a cluster");
+    let model = "gpt:layers=6,hidden=512,heads=8,seq=512,vocab=512,tied=false";
+    let precision = Precision { compute: Number::Fp16, ..Precision::MIXED };
+    let request = Request { precision, ..Request::new(model, "cluster", 64) };
+    let method = named("pipedream").expect("registered");
+    let found = method.choose(&graph(model), &cluster, &request).expect("a plan");
+    // A stage on each node, both with as much to compute: what crosses is little beside that.
+    let stages = found.plan.pipeline[0].stage.iter().map(|stage| stage.blocks);
+    assert_eq!(stages.collect::<Vec<_>>(), [(0, 4), (4, 8)]);
+    let of =
+        |stage: usize| found.plan.pipeline.iter().map(move |it| it.stage[stage].devices.clone());
+    assert!(of(0).all(|list| list.0[0] < 4) && of(1).all(|list| list.0[0] >= 4));
 }

@@ -96,7 +96,9 @@ fn partition_of(task: &mut Task<'_>, samples: usize) -> Result<Partition, Method
     let mut levels =
         vec![level(links.per_node as usize, links.within.reachable_bytes_per_second())];
     if nodes > 1 {
-        levels.push(level(nodes, links.across.reachable_bytes_per_second()));
+        // The components of this level are nodes: what a whole one exchanges with another, which a ring
+        // through all its devices sends over one link.
+        levels.push(level(nodes, links.between.reachable_bytes_per_second()));
     }
     let layers = task.layers(samples)?;
     Ok(pipedream(layers, &levels, StageTime::Published)?)

@@ -344,7 +344,12 @@ mod tests {
             workers,
             global_batch,
             memory_bytes: f64::INFINITY,
-            links: Interconnect { per_node: workers.max(1), within: link.clone(), across: link },
+            links: Interconnect {
+                per_node: workers.max(1),
+                within: link.clone(),
+                across: link.clone(),
+                between: link,
+            },
             state_bytes_per_weight_byte: 1.0,
         }
     }

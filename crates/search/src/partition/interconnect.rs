@@ -1,6 +1,6 @@
 //! Links as planners of equal stages see them: fast ones within a node, slow ones between nodes.
 
-use shardloom_cluster::{Cluster, Link};
+use shardloom_cluster::{Cluster, Link, NodeGroup};
 
 /// The links of a cluster of equal nodes. Replicas of a stage lie next to each other, then stages
 /// (PipeDream-2BW, section 3.3).
@@ -12,6 +12,8 @@ pub struct Interconnect {
     pub within: Link,
     /// Between devices of different nodes, while all devices of a node talk; on a torus as within one.
     pub across: Link,
+    /// Between two nodes, while one device of each talks.
+    pub between: Link,
 }
 
 impl Interconnect {
@@ -22,23 +24,24 @@ impl Interconnect {
             links.into_iter().min_by(|a, b| rate(a).total_cmp(&rate(b)))
         };
         let groups = || cluster.groups().iter();
-        let across = groups().map(|group| {
+        let outward = |group: &NodeGroup, talking: u32| {
             let node = &group.profile.node;
             if node.torus.is_some() && cluster.groups().len() == 1 {
                 return node.intra.clone();
             }
-            let share = node.uplink_bytes_per_second
-                / node.oversubscription
-                / f64::from(group.devices_per_node);
+            let share = node.uplink_bytes_per_second / node.oversubscription / f64::from(talking);
             let bytes_per_second = node.inter.bytes_per_second.min(share);
             Link { bytes_per_second, curve: None, ..node.inter.clone() }
-        });
+        };
+        let across = groups().map(|group| outward(group, group.devices_per_node));
+        let between = groups().map(|group| outward(group, 1));
         let within = groups().map(|group| group.profile.node.intra.clone());
         let no_groups = "a cluster has a group of nodes";
         Interconnect {
             per_node: groups().map(|group| group.devices_per_node).min().expect(no_groups),
             within: slowest(within.collect()).expect(no_groups),
             across: slowest(across.collect()).expect(no_groups),
+            between: slowest(between.collect()).expect(no_groups),
         }
     }
 
@@ -68,6 +71,7 @@ mod tests {
         assert_eq!(links.depth(2, 5), &links.across);
         // Eight devices share an uplink of four cards of 12.5 GB/s.
         assert_eq!(links.across.bytes_per_second, 6.25e9);
+        assert_eq!(links.between.bytes_per_second, 12.5e9);
     }
 
     #[test]

@@ -167,7 +167,7 @@ mod tests {
             reachable: 1.0,
             curve: None,
         };
-        Interconnect { per_node: 2, within: link(8.0), across: link(1.0) }
+        Interconnect { per_node: 2, within: link(8.0), across: link(1.0), between: link(1.0) }
     }
 
     fn request(workers: u32, global_batch: u32) -> TwoBwRequest {
