@@ -74,7 +74,8 @@ impl ChimeraConfiguration {
 /// `T = (F + P) C_f + (B + P) C_b + max over workers of unhidden all-reduces`,
 ///
 /// where each stage's gradients are all-reduced over its `2 W` holders in
-/// `2 log2(r) latency + 2 (r-1)/r bytes / bandwidth` (Rabenseifner), as soon as its last backward pass is
+/// `2 log2(r) latency + 2 (r-1)/r bytes / bandwidth` (Rabenseifner), within a node only if the devices
+/// from its first copy's to its last copy's lie in one, as soon as its last backward pass is
 /// done: `s` backward passes before the end for stage `s` (the last stage may be done earlier, which is not
 /// counted on). The middle workers have no bubble there and
 /// reduce after their last pass.
@@ -131,9 +132,9 @@ impl ChimeraConfiguration {
         let backward = most(&|stage| stage.backward_seconds + again * stage.forward_seconds);
         let link = request.links.depth(self.width, self.depth);
         let message = link.transfer_seconds(most(&|stage| stage.output_bytes));
-        let replicas = request.links.width(2 * self.width);
         let reduction = |stage: usize| {
-            all_reduce_seconds(replicas, 2 * self.width, stages[stage].gradient_bytes)
+            let holders = self.holders_link(stage, request);
+            all_reduce_seconds(holders, 2 * self.width, stages[stage].gradient_bytes)
         };
         let pairs = 0..self.depth as usize / 2;
         let unhidden =
@@ -144,6 +145,14 @@ impl ChimeraConfiguration {
         let held = pairs.map(|worker| self.held_bytes(worker, &stages, request));
         self.peak_bytes = held.fold(0.0, f64::max);
         self
+    }
+
+    /// What the holders of a stage talk over. They are the replicas of its copies in both directions,
+    /// which lie as far from the first devices as from the last: those of the outermost stages at both
+    /// ends.
+    fn holders_link<'a>(&self, stage: usize, request: &'a ChimeraRequest) -> &'a Link {
+        let copy = (stage as u32).min(self.depth - 1 - stage as u32);
+        request.links.span(copy * self.width, (self.depth - 2 * copy) * self.width)
     }
 
     /// What sticks out behind the last backward pass of the step of the all-reduces of `worker`, which
@@ -193,6 +202,8 @@ fn all_reduce_seconds(link: &Link, members: u32, bytes: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn configuration(depth: u32, microbatches: u32) -> ChimeraConfiguration {
@@ -373,6 +384,41 @@ mod tests {
         assert_eq!(it.step_seconds, 2.0 * 8.0 + 3.0 * 10.0 + 4.0);
         // The middle worker: two stages of 10 bytes and as much state, four micro-batches of 10.
         assert_eq!(it.peak_bytes, 40.0 + 40.0);
+    }
+
+    #[test]
+    fn copies_of_outer_stages_talk_between_nodes_where_those_of_the_middle_share_one() {
+        let across = Link {
+            latency_seconds: 1.0,
+            bytes_per_second: 0.5,
+            ..request(12, 12).links.within.clone()
+        };
+        // Nodes of four devices: the middle two stages of six lie in the second of three.
+        let links = Interconnect { per_node: 4, across, ..request(12, 12).links };
+        let request = ChimeraRequest { links, ..request(12, 12) };
+        for (width, depth) in [(1, 12), (2, 6), (3, 4), (6, 2)] {
+            let it = ChimeraConfiguration { width, ..configuration(depth, depth) };
+            for stage in 0..depth {
+                let copies = [stage, depth - 1 - stage];
+                let nodes: BTreeSet<u32> = copies
+                    .iter()
+                    .flat_map(|copy| copy * width..(copy + 1) * width)
+                    .map(|device| device / 4)
+                    .collect();
+                let shared =
+                    if nodes.len() == 1 { &request.links.within } else { &request.links.across };
+                assert_eq!(it.holders_link(stage as usize, &request), shared, "{stage} of {depth}");
+            }
+        }
+        // Six stages of two replicas: F = 1, B = 2, and P = 1 + 2 / 0.5 = 5 between nodes. An all-reduce
+        // of four holders is 2 * 2 + 1.5 * 8 / 0.5 = 28 between nodes and 2 + 1.5 * 8 / 4 = 5 within the
+        // middle one. Of the first worker 28 - 5 B and another 28 stick out, of the second 28 - 4 B and
+        // 28, of the middle one 2 * 5 - 2 B.
+        let six = |b| Ok(vec![blocks(b)[0]; 6]);
+        let found = chimera(&request, six).expect("a plan");
+        let it = found.iter().find(|it| it.depth == 6 && it.microbatch == 1).expect("in the space");
+        assert_eq!((it.width, it.microbatches), (2, 6));
+        assert_eq!(it.step_seconds, 6.0 * 6.0 + 7.0 * 10.0 + 48.0);
     }
 
     #[test]

@@ -76,7 +76,8 @@ impl TwoBwConfiguration {
 /// the paper's algorithm 1, devices may be left out. Over the stages `i` of depth `d`,
 ///
 /// - `t = max_i max(c T_i + 2 (input_i + output_i) / B_depth, allreduce_i / m)`, where `T_i` is forward and
-///   backward time, `allreduce_i = 2 (w-1)/w gradient_i / B_width`, and `c T_i` is `T_i` with the forward
+///   backward time, `allreduce_i = 2 (w-1)/w gradient_i / B_width` over links within
+///   a node where the stage lies in one (the paper has one `B_width`), and `c T_i` is `T_i` with the forward
 ///   pass once more where it is recomputed (the paper takes `c = 4/3`, for a backward pass of twice the
 ///   forward pass); a flush takes `(m + d - 1) / m` of that (not in the paper, which plans for 2BW);
 /// - memory `versions |W_i| + k |A_i| + d |input_i|` with `k = d`, or 1 where activations are recomputed.
@@ -130,10 +131,10 @@ impl TwoBwConfiguration {
         let [width, depth, microbatches] =
             [self.width, self.depth, self.microbatches].map(f64::from);
         let between_stages = request.links.depth(self.width, self.depth);
-        let between_replicas = request.links.width(self.width);
         let weights = f64::from(request.updates.versions()) + request.state_bytes_per_weight_byte;
         let mut input_bytes = 0.0;
-        for cut in even_cuts(layers.len(), self.depth as usize).windows(2) {
+        for (index, cut) in (0..).zip(even_cuts(layers.len(), self.depth as usize).windows(2)) {
+            let between_replicas = request.links.width(self.width, index);
             let stage = LayerProfile::of_stage(&layers[cut[0]..cut[1]]);
             let again = if self.recompute { stage.forward_seconds } else { 0.0 };
             let sent = 2.0 * (input_bytes + stage.output_bytes);
@@ -224,6 +225,16 @@ mod tests {
         let data = find(&found, [4, 1, 1], false);
         assert_eq!(data.slot_seconds, f64::max(12.0 + 4.0, 480.0 / 4.0));
         assert_eq!(data.samples_per_second(), 4.0 / 120.0);
+    }
+
+    #[test]
+    fn a_stage_that_lies_on_two_nodes_exchanges_between_them() {
+        // Of three devices in a node, the second of two pairs of replicas has one.
+        let links = Interconnect { per_node: 3, ..links() };
+        let found = two_bw(&TwoBwRequest { links, ..request(4, 4) }, |b| Ok(blocks(b)));
+        let pairs = find(&found.expect("a plan"), [2, 2, 1], false);
+        // Twice half of 160 bytes of gradients, once for two micro-batches.
+        assert_eq!(pairs.slot_seconds, 160.0 / 2.0);
     }
 
     #[test]
