@@ -168,6 +168,40 @@ fn memory_decides_how_much_is_recomputed() {
 }
 
 #[test]
+fn more_memory_never_takes_away_a_plan_of_equal_stages_or_slows_it_down() {
+    // These planners go by formulas of memory that differ from what the simulation finds either way.
+    let model = "gpt:layers=6,hidden=512,heads=8,seq=1024,vocab=8192,tied=false";
+    let methods = ["pipedream-flush", "pipedream-2bw", "chimera"];
+    for (method, devices, batch) in methods.iter().flat_map(|it| [(it, 2, 4), (it, 4, 8)]) {
+        let mut best: Option<f64> = None;
+        let mut policies = BTreeSet::new();
+        for megabytes in (80..1400).step_by(20) {
+            let mut profile = Profile::preset("a100-40g").expect("a preset");
+            profile.device.memory_bytes = megabytes * 1_000_000;
+            let group = NodeGroup { profile, nodes: 1, devices_per_node: devices };
+            let cluster = Cluster::new(vec![group]).expect("a cluster");
+            let found = ask(method, model, &cluster, batch);
+            let at = format!("{method} on {devices} devices of {megabytes} MB");
+            if let Some(seconds) = best {
+                let choice = found.as_ref().unwrap_or_else(|error| panic!("{at}: {error}"));
+                assert!(choice.judgement.step_seconds <= seconds, "{at}");
+            }
+            if let Ok(choice) = found {
+                // Everything that its formulas have room for is simulated.
+                assert_eq!(choice.simulated, choice.space, "{at}");
+                best = Some(choice.judgement.step_seconds);
+                policies.insert(choice.plan.recompute.name());
+            } else {
+                policies.insert("refused");
+            }
+        }
+        // The sweep goes through all that memory decides.
+        let expected = ["full", "none", "refused"];
+        assert!(policies.iter().eq(&expected), "{method} on {devices}: {policies:?}");
+    }
+}
+
+#[test]
 fn gpipe_computes_stages_again_and_torchgpipe_spares_the_last_micro_batch_whatever_the_memory() {
     for (method, recompute_last) in [("gpipe", true), ("torchgpipe", false)] {
         let plan = ask(method, GPT, &h100(2, PLENTY), 4).expect("a plan").plan;

@@ -2,9 +2,11 @@
 //! Bidirectional Pipelines", SC, arXiv 2107.06925).
 
 use shardloom_plan::ScheduleKind;
-use shardloom_search::partition::{ChimeraRequest, Interconnect, chimera};
+use shardloom_search::partition::{ChimeraConfiguration, ChimeraRequest, Interconnect, chimera};
 
-use super::equal_stages::{equal, memory_bytes, no_room, state_bytes_per_weight_byte};
+use super::equal_stages::{
+    Shape, equal, memory_bytes, no_room, shapes, state_bytes_per_weight_byte,
+};
 use crate::choice::Task;
 use crate::configuration::Configuration;
 use crate::depth::require_depth;
@@ -33,13 +35,19 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     };
     let found = chimera(&request, |samples| task.layers(samples as usize).map(<[_]>::to_vec))?;
     let mut configurations = vec![];
-    for it in &found {
-        let sizes = [it.width, it.depth, it.microbatch, it.microbatches];
-        let with =
-            |schedule| Configuration { schedule, chunks: 2, ..equal(task, sizes, it.recompute) };
+    let planned = found.iter().map(|it| {
+        let ChimeraConfiguration { width, depth, microbatch, microbatches, .. } = *it;
+        (Shape { width, depth, microbatch, microbatches }, it.recompute)
+    });
+    for (shape, recompute) in shapes(planned) {
+        let with = |schedule| Configuration {
+            schedule,
+            chunks: 2,
+            ..equal(task, shape, recompute.clone())
+        };
         configurations.push(with(ScheduleKind::Chimera));
         // Doubling runs the micro-batches of each of the two pipelines in pairs.
-        if it.microbatches.is_multiple_of(4) {
+        if shape.microbatches.is_multiple_of(4) {
             configurations.push(with(ScheduleKind::ChimeraDoubling));
         }
     }

@@ -65,7 +65,8 @@ impl ChimeraConfiguration {
 }
 
 /// All configurations of two pipelines in opposite directions that fit, fastest first; of equally fast
-/// ones the shallower. Recomputation is tried where nothing else fits, as in the paper.
+/// ones the shallower. With and without recomputation, where the paper recomputes only where nothing else
+/// fits: a plan may hold more than these formulas say.
 ///
 /// `profile` gives the layers' profiles for a micro-batch of so many samples; it is asked once for each.
 /// `W D` is the number of workers, `D` even, and `N = global_batch / (W B)` a multiple of `D`. With the
@@ -100,7 +101,7 @@ pub fn chimera(
             if !even || depth as usize > layers.len() {
                 continue;
             }
-            let costed = [false, true].map(|recompute| {
+            for recompute in [false, true] {
                 let configuration = ChimeraConfiguration {
                     width,
                     depth,
@@ -110,9 +111,11 @@ pub fn chimera(
                     step_seconds: 0.0,
                     peak_bytes: 0.0,
                 };
-                configuration.costed(request, &layers)
-            });
-            fitting.extend(costed.into_iter().find(|it| it.peak_bytes <= request.memory_bytes));
+                let costed = configuration.costed(request, &layers);
+                if costed.peak_bytes <= request.memory_bytes {
+                    fitting.push(costed);
+                }
+            }
         }
     }
     fitting.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds).then(a.depth.cmp(&b.depth)));
@@ -424,8 +427,8 @@ mod tests {
     #[test]
     fn all_shapes_of_the_workers_are_looked_at_and_ranked() {
         let found = chimera(&request(4, 16), |b| Ok(blocks(b))).expect("a plan");
-        let shapes: Vec<[u32; 3]> =
-            found.iter().map(|it| [it.width, it.depth, it.microbatch]).collect();
+        let kept = found.iter().filter(|it| !it.recompute);
+        let shapes: Vec<[u32; 3]> = kept.map(|it| [it.width, it.depth, it.microbatch]).collect();
         for shape in [[2, 2, 1], [2, 2, 2], [2, 2, 4], [1, 4, 1], [1, 4, 2], [1, 4, 4]] {
             assert!(shapes.contains(&shape), "{shape:?}");
         }
@@ -435,11 +438,18 @@ mod tests {
     }
 
     #[test]
-    fn recomputation_is_taken_where_nothing_else_fits() {
-        let tight = ChimeraRequest { memory_bytes: 70.0, ..request(4, 4) };
-        let found = chimera(&tight, |b| Ok(blocks(b))).expect("a plan");
-        let deep = found.iter().find(|it| it.depth == 4).expect("fits with recomputation");
-        assert!(deep.recompute && deep.peak_bytes <= 70.0);
+    fn recomputation_is_offered_as_well_and_makes_room() {
+        let recomputed = |memory_bytes: f64| -> Vec<bool> {
+            let request = ChimeraRequest { memory_bytes, ..request(4, 4) };
+            let found = chimera(&request, |b| Ok(blocks(b))).expect("an answer");
+            assert!(found.iter().all(|it| it.peak_bytes <= memory_bytes));
+            found.iter().filter(|it| it.depth == 4).map(|it| it.recompute).collect()
+        };
+        assert_eq!(recomputed(80.0), [false, true]);
+        assert_eq!(recomputed(70.0), [true]);
+        assert!(recomputed(40.0).is_empty());
+        let found = chimera(&request(4, 4), |b| Ok(blocks(b))).expect("a plan");
+        let deep = found.iter().find(|it| it.depth == 4 && it.recompute).expect("in the space");
         // F = 1, B = 2 + 1, P = 1 with as many passes as before; all-reduces stick out by 3.
         assert_eq!(deep.step_seconds, 2.0 * 4.0 + 4.0 * 6.0 + 3.0);
     }
