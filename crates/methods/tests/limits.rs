@@ -80,10 +80,30 @@ fn a_step_needs_micro_batches() {
     let cluster = h100(4, PLENTY);
     refuses(ask("dualpipe", GPT, &cluster, 2), &["global_batch = 2", "at least 4"]);
     refuses(ask("interleaved", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
-    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "multiple of 4"]);
+    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "even"]);
     refuses(ask("pipedream-flush", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("pipedream-2bw", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("gpipe", GPT, &cluster, 0), &["global_batch = 0"]);
+}
+
+#[test]
+fn chimera_takes_every_even_batch() {
+    for devices in [2, 4, 6, 8] {
+        for batch in (2..=24).step_by(2) {
+            let plan = ask("chimera", GPT, &h100(devices, PLENTY), batch).expect("a plan").plan;
+            plan.validate(&graph(GPT), devices as usize).expect("a valid plan");
+            assert!(plan.microbatches.is_multiple_of(2), "{batch} samples on {devices} devices");
+        }
+        for batch in [1, 3, 7] {
+            let found = ask("chimera", GPT, &h100(devices, PLENTY), batch);
+            refuses(found, &[&format!("global_batch = {batch}"), "an even number of samples"]);
+        }
+    }
+    // Four blocks are not enough for the other even depth, and two samples not for another replica.
+    let short = "gpt:layers=2,hidden=128,heads=4,seq=64,vocab=512";
+    assert_eq!(graph(short).blocks().len(), 4);
+    let plan = ask("chimera", short, &h100(6, PLENTY), 2).expect("a plan").plan;
+    assert_eq!((plan.device_count(), plan.microbatches), (2, 2));
 }
 
 #[test]

@@ -63,13 +63,11 @@ fn refusal(task: &Task<'_>) -> MethodError {
     if let Err(refusal) = require_depth(task, allowed, |depth| depth) {
         return refusal;
     }
-    // Each replica has micro-batches in multiples of its depth; replicas times depth are the devices.
+    // Of an even batch one replica has an even number of micro-batches of a sample each.
     let global_batch = task.request.global_batch;
-    if !global_batch.is_multiple_of(devices) {
-        let rule = format!(
-            "every replica has micro-batches in multiples of its stages, and replicas times stages are \
-             {devices} devices; a multiple of {devices} samples would do"
-        );
+    if !global_batch.is_multiple_of(2) {
+        let rule = "two pipelines share the micro-batches of a step evenly; an even number of samples \
+                    would do";
         return task.impossible("global_batch", global_batch, rule);
     }
     no_room(task)
