@@ -81,9 +81,17 @@ fn a_step_needs_micro_batches() {
     refuses(ask("dualpipe", GPT, &cluster, 2), &["global_batch = 2", "at least 4"]);
     refuses(ask("interleaved", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "even"]);
-    refuses(ask("pipedream-flush", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("pipedream-2bw", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("gpipe", GPT, &cluster, 0), &["global_batch = 0"]);
+}
+
+#[test]
+fn a_flush_takes_every_batch() {
+    for (devices, batch) in [2, 3, 8].into_iter().flat_map(|it| (1..=7).map(move |b| (it, b))) {
+        let plan = ask("pipedream-flush", GPT, &h100(devices, PLENTY), batch).expect("a plan").plan;
+        plan.validate(&graph(GPT), devices as usize).expect("a valid plan");
+        assert!(plan.stages().count() > 1 && plan.schedule.flushes());
+    }
 }
 
 #[test]
