@@ -1,5 +1,7 @@
 //! What the planners of equal, equally replicated stages lead to.
 
+use std::collections::BTreeMap;
+
 use shardloom_plan::{Mesh, Recompute, ScheduleKind, Weights};
 use shardloom_search::partition::{
     Interconnect, TwoBwConfiguration, TwoBwRequest, Updates, two_bw,
@@ -27,7 +29,7 @@ pub(super) fn memory_bytes(task: &Task<'_>) -> f64 {
 }
 
 /// A pipeline as planners of equal stages choose it.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Shape {
     /// Replicas.
     pub width: u32,
@@ -44,12 +46,16 @@ pub(super) struct Shape {
 /// more than the planner's formulas say.
 pub(super) fn shapes(planned: impl Iterator<Item = (Shape, bool)>) -> Vec<(Shape, Vec<Recompute>)> {
     let mut shapes: Vec<(Shape, Vec<Recompute>)> = vec![];
+    let mut places = BTreeMap::new();
     for (shape, recompute) in planned {
-        let policy = if recompute { Recompute::Full } else { Recompute::None };
-        match shapes.iter_mut().find(|(known, _)| *known == shape) {
-            Some((_, policies)) if recompute => policies.push(policy),
-            Some((_, policies)) => policies.insert(0, policy),
-            None => shapes.push((shape, vec![policy])),
+        let place = *places.entry(shape).or_insert(shapes.len());
+        if place == shapes.len() {
+            shapes.push((shape, vec![]));
+        }
+        let policies = &mut shapes[place].1;
+        match recompute {
+            true => policies.push(Recompute::Full),
+            false => policies.insert(0, Recompute::None),
         }
     }
     shapes

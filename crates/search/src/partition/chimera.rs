@@ -82,10 +82,10 @@ impl ChimeraConfiguration {
 ///
 /// where each stage's gradients are all-reduced over its `2 W` holders in
 /// `2 log2(r) latency + 2 (r-1)/r bytes / bandwidth` (Rabenseifner), within a node only if the devices
-/// from its first copy's to its last copy's lie in one, as soon as its last backward pass is
-/// done: `s` backward passes before the end for stage `s` (the last stage, and late ones of a unit that is not
-/// whole, may be done earlier, which is not counted on). The middle workers have no bubble there and
-/// reduce after their last pass.
+/// from its first copy's to its last copy's lie in one, as soon as its last backward pass is done: `s`
+/// backward passes before the end for stage `s` (the last stage, and late ones of a unit that is not whole,
+/// may be done earlier, which is not counted on). The middle workers have no bubble there and reduce after
+/// their last pass.
 ///
 /// The paper then takes, for each `W` and `D`, the largest `B` that fits; here all are ranked.
 ///
@@ -106,7 +106,7 @@ pub fn chimera(
             if depth as usize > layers.len() {
                 continue;
             }
-            let widths = divisors(slots).take_while(|width| width * depth <= request.workers);
+            let widths = divisors(slots).take_while(|&width| width <= request.workers / depth);
             for width in widths.filter(|width| even(&(slots / width))) {
                 for recompute in [false, true] {
                     let configuration = ChimeraConfiguration {
@@ -441,6 +441,14 @@ mod tests {
             assert_eq!(shapes, all, "{workers} workers, {batch} samples");
         }
         assert!(chimera(&request(0, 16), |b| Ok(blocks(b))).is_err());
+    }
+
+    #[test]
+    fn batches_with_large_divisors_are_dealt_too() {
+        // Twice a prime: no number of replicas in between.
+        let found = chimera(&request(1 << 10, 2 * 8_388_593), |b| Ok(blocks(b))).expect("a plan");
+        assert!(found.iter().any(|it| (it.width, it.depth, it.microbatch) == (1, 4, 1)));
+        assert!(found.iter().all(|it| it.width == 1));
     }
 
     #[test]
