@@ -125,8 +125,8 @@ pub(super) fn planned(
         require_depth(task, |_| true, |depth| depth)?;
         // Depth 2 is possible, in one pipeline of micro-batches of a sample each.
         if updates == Updates::DoubleBuffered && request.global_batch < 2 {
-            let rule = "two versions of the weights are enough only for as many micro-batches a step as \
-                        a pipeline has stages, at least 2";
+            let rule = "with two versions of the weights the paper has at least as many micro-batches a \
+                        step as a pipeline has stages, so at least 2";
             return Err(task.impossible("global_batch", request.global_batch, rule));
         }
         return Err(no_room(task));

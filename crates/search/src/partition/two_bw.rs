@@ -73,9 +73,9 @@ impl TwoBwConfiguration {
 ///
 /// `profile` gives the layers' profiles for a micro-batch of so many samples; it is asked once for each.
 /// Stages have equal numbers of layers, give or take one. A micro-batch size is tried if it divides the
-/// step and, for 2BW, leaves at least as many micro-batches as stages, as two versions of the weights need;
-/// with a flush any number will do. As in the paper's algorithm 1, devices may be left out. Over the stages
-/// `i` of depth `d`,
+/// step and, for 2BW, leaves at least as many micro-batches as stages, as the paper has it for two versions
+/// of the weights; with a flush any number will do. As in the paper's algorithm 1, devices may be left out.
+/// Over the stages `i` of depth `d`,
 ///
 /// - `t = max_i max(c T_i + 2 (input_i + output_i) / B_depth, allreduce_i / m)`, where `T_i` is forward and
 ///   backward time, `allreduce_i = 2 (w-1)/w gradient_i / B_width` over links within a node where the stage
