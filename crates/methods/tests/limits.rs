@@ -80,10 +80,38 @@ fn a_step_needs_micro_batches() {
     let cluster = h100(4, PLENTY);
     refuses(ask("dualpipe", GPT, &cluster, 2), &["global_batch = 2", "at least 4"]);
     refuses(ask("interleaved", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
-    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "multiple of 4"]);
-    refuses(ask("pipedream-flush", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
+    refuses(ask("chimera", GPT, &cluster, 1), &["global_batch = 1", "even"]);
     refuses(ask("pipedream-2bw", GPT, &cluster, 1), &["global_batch = 1", "at least 2"]);
     refuses(ask("gpipe", GPT, &cluster, 0), &["global_batch = 0"]);
+}
+
+#[test]
+fn a_flush_takes_every_batch() {
+    for (devices, batch) in [2, 3, 8].into_iter().flat_map(|it| (1..=7).map(move |b| (it, b))) {
+        let plan = ask("pipedream-flush", GPT, &h100(devices, PLENTY), batch).expect("a plan").plan;
+        plan.validate(&graph(GPT), devices as usize).expect("a valid plan");
+        assert!(plan.stages().count() > 1 && plan.schedule.flushes());
+    }
+}
+
+#[test]
+fn chimera_takes_every_even_batch() {
+    for devices in [2, 4, 6, 8] {
+        for batch in (2..=24).step_by(2) {
+            let plan = ask("chimera", GPT, &h100(devices, PLENTY), batch).expect("a plan").plan;
+            plan.validate(&graph(GPT), devices as usize).expect("a valid plan");
+            assert!(plan.microbatches.is_multiple_of(2), "{batch} samples on {devices} devices");
+        }
+        for batch in [1, 3, 7] {
+            let found = ask("chimera", GPT, &h100(devices, PLENTY), batch);
+            refuses(found, &[&format!("global_batch = {batch}"), "an even number of samples"]);
+        }
+    }
+    // Four blocks are not enough for the other even depth, and two samples not for another replica.
+    let short = "gpt:layers=2,hidden=128,heads=4,seq=64,vocab=512";
+    assert_eq!(graph(short).blocks().len(), 4);
+    let plan = ask("chimera", short, &h100(6, PLENTY), 2).expect("a plan").plan;
+    assert_eq!((plan.device_count(), plan.microbatches), (2, 2));
 }
 
 #[test]
@@ -164,6 +192,40 @@ fn memory_decides_how_much_is_recomputed() {
         let tight = on(peak * tenths / 10);
         assert_ne!(tight.plan.recompute, Recompute::None, "{method}");
         assert!(tight.judgement.step_seconds > roomy.judgement.step_seconds, "{method}");
+    }
+}
+
+#[test]
+fn more_memory_never_takes_away_a_plan_of_equal_stages_or_slows_it_down() {
+    // These planners go by formulas of memory that differ from what the simulation finds either way.
+    let model = "gpt:layers=6,hidden=512,heads=8,seq=1024,vocab=8192,tied=false";
+    let methods = ["pipedream-flush", "pipedream-2bw", "chimera"];
+    for (method, devices, batch) in methods.iter().flat_map(|it| [(it, 2, 4), (it, 4, 8)]) {
+        let mut best: Option<f64> = None;
+        let mut policies = BTreeSet::new();
+        for megabytes in (80..1400).step_by(20) {
+            let mut profile = Profile::preset("a100-40g").expect("a preset");
+            profile.device.memory_bytes = megabytes * 1_000_000;
+            let group = NodeGroup { profile, nodes: 1, devices_per_node: devices };
+            let cluster = Cluster::new(vec![group]).expect("a cluster");
+            let found = ask(method, model, &cluster, batch);
+            let at = format!("{method} on {devices} devices of {megabytes} MB");
+            if let Some(seconds) = best {
+                let choice = found.as_ref().unwrap_or_else(|error| panic!("{at}: {error}"));
+                assert!(choice.judgement.step_seconds <= seconds, "{at}");
+            }
+            if let Ok(choice) = found {
+                // Everything that its formulas have room for is simulated.
+                assert_eq!(choice.simulated, choice.space, "{at}");
+                best = Some(choice.judgement.step_seconds);
+                policies.insert(choice.plan.recompute.name());
+            } else {
+                policies.insert("refused");
+            }
+        }
+        // The sweep goes through all that memory decides.
+        let expected = ["full", "none", "refused"];
+        assert!(policies.iter().eq(&expected), "{method} on {devices}: {policies:?}");
     }
 }
 

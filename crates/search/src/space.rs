@@ -173,7 +173,22 @@ pub(crate) fn node_devices(cluster: &Cluster) -> u32 {
 pub(crate) fn divisors(number: u32) -> impl Iterator<Item = u32> {
     let small = (1..).take_while(move |it| it * it <= number);
     let small: Vec<u32> = small.filter(|it| number.is_multiple_of(*it)).collect();
-    let large: Vec<u32> =
-        small.iter().rev().map(|it| number / it).filter(|it| it * it > number).collect();
+    // The square of a large one may be no `u32`.
+    let paired = small.iter().rev().filter(|&it| it * it != number);
+    let large: Vec<u32> = paired.map(|it| number / it).collect();
     small.into_iter().chain(large)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::divisors;
+
+    #[test]
+    fn divisors_are_all_numbers_that_divide() {
+        // Squares, primes and numbers whose large divisors have squares of more than 32 bits.
+        for number in (1..=1000u32).chain([65_536, 65_537, 131_074, 720_720, 1 << 24]) {
+            let all: Vec<u32> = (1..=number).filter(|&it| number.is_multiple_of(it)).collect();
+            assert_eq!(divisors(number).collect::<Vec<_>>(), all, "{number}");
+        }
+    }
 }

@@ -2,9 +2,11 @@
 //! Bidirectional Pipelines", SC, arXiv 2107.06925).
 
 use shardloom_plan::ScheduleKind;
-use shardloom_search::partition::{ChimeraRequest, Interconnect, chimera};
+use shardloom_search::partition::{ChimeraConfiguration, ChimeraRequest, Interconnect, chimera};
 
-use super::equal_stages::{equal, memory_bytes, no_room, state_bytes_per_weight_byte};
+use super::equal_stages::{
+    Shape, equal, memory_bytes, no_room, shapes, state_bytes_per_weight_byte,
+};
 use crate::choice::Task;
 use crate::configuration::Configuration;
 use crate::depth::require_depth;
@@ -33,13 +35,19 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     };
     let found = chimera(&request, |samples| task.layers(samples as usize).map(<[_]>::to_vec))?;
     let mut configurations = vec![];
-    for it in &found {
-        let sizes = [it.width, it.depth, it.microbatch, it.microbatches];
-        let with =
-            |schedule| Configuration { schedule, chunks: 2, ..equal(task, sizes, it.recompute) };
+    let planned = found.iter().map(|it| {
+        let ChimeraConfiguration { width, depth, microbatch, microbatches, .. } = *it;
+        (Shape { width, depth, microbatch, microbatches }, it.recompute)
+    });
+    for (shape, recompute) in shapes(planned) {
+        let with = |schedule| Configuration {
+            schedule,
+            chunks: 2,
+            ..equal(task, shape, recompute.clone())
+        };
         configurations.push(with(ScheduleKind::Chimera));
         // Doubling runs the micro-batches of each of the two pipelines in pairs.
-        if it.microbatches.is_multiple_of(4) {
+        if shape.microbatches.is_multiple_of(4) {
             configurations.push(with(ScheduleKind::ChimeraDoubling));
         }
     }
@@ -55,13 +63,11 @@ fn refusal(task: &Task<'_>) -> MethodError {
     if let Err(refusal) = require_depth(task, allowed, |depth| depth) {
         return refusal;
     }
-    // Each replica has micro-batches in multiples of its depth; replicas times depth are the devices.
+    // Of an even batch one replica has an even number of micro-batches of a sample each.
     let global_batch = task.request.global_batch;
-    if !global_batch.is_multiple_of(devices) {
-        let rule = format!(
-            "every replica has micro-batches in multiples of its stages, and replicas times stages are \
-             {devices} devices; a multiple of {devices} samples would do"
-        );
+    if !global_batch.is_multiple_of(2) {
+        let rule = "two pipelines share the micro-batches of a step evenly; an even number of samples \
+                    would do";
         return task.impossible("global_batch", global_batch, rule);
     }
     no_room(task)

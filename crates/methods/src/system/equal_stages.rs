@@ -1,7 +1,11 @@
 //! What the planners of equal, equally replicated stages lead to.
 
+use std::collections::BTreeMap;
+
 use shardloom_plan::{Mesh, Recompute, ScheduleKind, Weights};
-use shardloom_search::partition::{Interconnect, TwoBwRequest, Updates, two_bw};
+use shardloom_search::partition::{
+    Interconnect, TwoBwConfiguration, TwoBwRequest, Updates, two_bw,
+};
 
 use crate::choice::Task;
 use crate::configuration::Configuration;
@@ -24,13 +28,42 @@ pub(super) fn memory_bytes(task: &Task<'_>) -> f64 {
     least as f64 * task.request.memory_share
 }
 
-/// A pipeline of 1F1B as planners of equal stages choose it: replicas, stages, samples of a micro-batch and
-/// micro-batches of a step, blocks dealt evenly, with or without recomputation.
-pub(super) fn equal(
-    task: &Task<'_>,
-    [width, depth, microbatch, microbatches]: [u32; 4],
-    recompute: bool,
-) -> Configuration {
+/// A pipeline as planners of equal stages choose it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shape {
+    /// Replicas.
+    pub width: u32,
+    /// Stages.
+    pub depth: u32,
+    /// Samples of a micro-batch.
+    pub microbatch: u32,
+    /// Micro-batches of a step in one replica.
+    pub microbatches: u32,
+}
+
+/// The shapes in the order in which a planner names them first, each with all the recomputation that it
+/// names it with, from none to full. So the simulation may fall back to recomputation where it holds
+/// more than the planner's formulas say.
+pub(super) fn shapes(planned: impl Iterator<Item = (Shape, bool)>) -> Vec<(Shape, Vec<Recompute>)> {
+    let mut shapes: Vec<(Shape, Vec<Recompute>)> = vec![];
+    let mut places = BTreeMap::new();
+    for (shape, recompute) in planned {
+        let place = *places.entry(shape).or_insert(shapes.len());
+        if place == shapes.len() {
+            shapes.push((shape, vec![]));
+        }
+        let policies = &mut shapes[place].1;
+        match recompute {
+            true => policies.push(Recompute::Full),
+            false => policies.insert(0, Recompute::None),
+        }
+    }
+    shapes
+}
+
+/// A pipeline of 1F1B with blocks dealt evenly.
+pub(super) fn equal(task: &Task<'_>, shape: Shape, recompute: Vec<Recompute>) -> Configuration {
+    let Shape { width, depth, microbatch, microbatches } = shape;
     let (blocks, stages) = (task.graph.blocks().len(), depth as usize);
     Configuration {
         pp: stages,
@@ -43,7 +76,7 @@ pub(super) fn equal(
         weights: Weights::Flush,
         zero: 0,
         cut: Cut::At((0..=stages).map(|stage| stage * blocks / stages).collect()),
-        recompute: vec![if recompute { Recompute::Full } else { Recompute::None }],
+        recompute,
         recompute_last: true,
         timed: false,
         post_validation: false,
@@ -76,18 +109,24 @@ pub(super) fn planned(
         state_bytes_per_weight_byte: state_bytes_per_weight_byte(task),
     };
     let found = two_bw(&request, |samples| task.layers(samples as usize).map(<[_]>::to_vec))?;
-    let pipelines = found.iter().filter(|it| it.depth > 1);
-    let configurations: Vec<Configuration> = pipelines
-        .map(|it| {
-            let sizes = [it.width, it.depth, it.microbatch, it.microbatches];
-            Configuration { schedule, weights, ..equal(task, sizes, it.recompute) }
+    let pipelines = found.iter().filter(|it| it.depth > 1).map(|it| {
+        let TwoBwConfiguration { width, depth, microbatch, microbatches, .. } = *it;
+        (Shape { width, depth, microbatch, microbatches }, it.recompute)
+    });
+    let configurations: Vec<Configuration> = shapes(pipelines)
+        .into_iter()
+        .map(|(shape, recompute)| Configuration {
+            schedule,
+            weights,
+            ..equal(task, shape, recompute)
         })
         .collect();
     if configurations.is_empty() {
         require_depth(task, |_| true, |depth| depth)?;
         // Depth 2 is possible, in one pipeline of micro-batches of a sample each.
-        if request.global_batch < 2 {
-            let rule = "a step needs at least 2 micro-batches, as many as a pipeline has stages";
+        if updates == Updates::DoubleBuffered && request.global_batch < 2 {
+            let rule = "with two versions of the weights the paper has at least as many micro-batches a \
+                        step as a pipeline has stages, so at least 2";
             return Err(task.impossible("global_batch", request.global_batch, rule));
         }
         return Err(no_room(task));

@@ -45,15 +45,23 @@ impl Interconnect {
         }
     }
 
-    /// What the `width` replicas of a stage talk over: links within the node if they all lie in one.
-    pub fn width(&self, width: u32) -> &Link {
-        if width <= self.per_node { &self.within } else { &self.across }
+    /// What `count` devices from device `first` on talk over: links within the node if all of them lie
+    /// in one.
+    pub fn span(&self, first: u32, count: u32) -> &Link {
+        let last = first + count.max(1) - 1;
+        let together = first / self.per_node == last / self.per_node;
+        if together { &self.within } else { &self.across }
+    }
+
+    /// What the `width` replicas of stage `stage` talk over.
+    pub fn width(&self, width: u32, stage: u32) -> &Link {
+        self.span(stage * width, width)
     }
 
     /// What neighbouring stages of `width` replicas talk over: links within the node if all `depth`
     /// stages lie in one.
     pub fn depth(&self, width: u32, depth: u32) -> &Link {
-        if width * depth <= self.per_node { &self.within } else { &self.across }
+        self.span(0, width * depth)
     }
 }
 
@@ -65,13 +73,28 @@ mod tests {
     fn what_fits_a_node_talks_within_it() {
         let links = Interconnect::of(&Cluster::parse("v100-16g:8x8").expect("a preset"));
         assert_eq!(links.per_node, 8);
-        assert_eq!(links.width(8), &links.within);
-        assert_eq!(links.width(9), &links.across);
+        assert_eq!(links.width(8, 1), &links.within);
+        assert_eq!(links.width(9, 0), &links.across);
         assert_eq!(links.depth(2, 4), &links.within);
         assert_eq!(links.depth(2, 5), &links.across);
         // Eight devices share an uplink of four cards of 12.5 GB/s.
         assert_eq!(links.across.bytes_per_second, 6.25e9);
         assert_eq!(links.between.bytes_per_second, 12.5e9);
+    }
+
+    #[test]
+    fn replicas_that_lie_on_two_nodes_talk_across() {
+        let links = Interconnect::of(&Cluster::parse("v100-16g:8x8").expect("a preset"));
+        for (width, stage) in (1..=64).flat_map(|width| (0..64 / width).map(move |it| (width, it)))
+        {
+            let nodes = (stage * width..(stage + 1) * width).map(|device| device / 8);
+            let apart = nodes.clone().min() != nodes.max();
+            let link = if apart { &links.across } else { &links.within };
+            assert_eq!(links.width(width, stage), link, "stage {stage} of {width} replicas");
+        }
+        // Six of eight devices: the second stage has two of them and four of the next node.
+        assert_eq!(links.width(6, 0), &links.within);
+        assert_eq!(links.width(6, 1), &links.across);
     }
 
     #[test]

@@ -55,7 +55,8 @@ pub struct TwoBwConfiguration {
     pub microbatches: u32,
     /// Whether stages keep nothing but their inputs and compute the rest again.
     pub recompute: bool,
-    /// From one micro-batch to the next in one pipeline, `t`; a flush is spread over the micro-batches.
+    /// From one micro-batch to the next in one pipeline, `t`; a flush, and what is exchanged after it, is
+    /// spread over the micro-batches.
     pub slot_seconds: f64,
     /// On the fullest device.
     pub peak_bytes: f64,
@@ -72,15 +73,21 @@ impl TwoBwConfiguration {
 ///
 /// `profile` gives the layers' profiles for a micro-batch of so many samples; it is asked once for each.
 /// Stages have equal numbers of layers, give or take one. A micro-batch size is tried if it divides the
-/// step and leaves at least as many micro-batches as stages, as two versions of the weights need. As in
-/// the paper's algorithm 1, devices may be left out. Over the stages `i` of depth `d`,
+/// step and, for 2BW, leaves at least as many micro-batches as stages, as the paper has it for two versions
+/// of the weights; with a flush any number will do. As in the paper's algorithm 1, devices may be left out.
+/// Over the stages `i` of depth `d`,
 ///
 /// - `t = max_i max(c T_i + 2 (input_i + output_i) / B_depth, allreduce_i / m)`, where `T_i` is forward and
-///   backward time, `allreduce_i = 2 (w-1)/w gradient_i / B_width`, and `c T_i` is `T_i` with the forward
-///   pass once more where it is recomputed (the paper takes `c = 4/3`, for a backward pass of twice the
-///   forward pass); a flush takes `(m + d - 1) / m` of that (not in the paper, which plans for 2BW);
-/// - memory `versions |W_i| + k |A_i| + d |input_i|` with `k = d`, or 1 where activations are recomputed.
-///   Each stage is charged for the `d` micro-batches that only the first has under way.
+///   backward time, `allreduce_i = 2 (w-1)/w gradient_i / B_width` over links within a node where the stage
+///   lies in one (the paper has one `B_width`), and `c T_i` is `T_i` with the forward pass once more where it
+///   is recomputed (the paper takes `c = 4/3`, for a backward pass of twice the forward pass);
+/// - with a flush (not in the paper, which plans for 2BW) the next step's passes hide no all-reduce, so that
+///   `m t = (m + d - 1) max_i(c T_i + 2 (input_i + output_i) / B_depth) + max_i(allreduce_i - left_i)`, or
+///   without the last term where it is negative: `left_i` are the backward passes of the stages before `i`,
+///   which the last micro-batch still has to go through;
+/// - memory `versions |W_i| + k |A_i| + n |input_i|` with `n = min(d, m)` micro-batches under way, of which
+///   only the first stage has so many but each is charged for them, and `k = n`, or 1 where activations are
+///   recomputed.
 ///
 /// # Errors
 /// If there are no workers or samples, or those of `profile`.
@@ -96,7 +103,11 @@ pub fn two_bw(
         let slots = request.global_batch / microbatch;
         for width in divisors(slots).take_while(|&width| width <= request.workers) {
             let microbatches = slots / width;
-            let deepest = (request.workers / width).min(microbatches).min(layers.len() as u32);
+            let deepest = (request.workers / width).min(layers.len() as u32);
+            let deepest = match request.updates {
+                Updates::DoubleBuffered => deepest.min(microbatches),
+                Updates::Flush => deepest,
+            };
             for depth in 1..=deepest {
                 for recompute in [false, true] {
                     let configuration = TwoBwConfiguration {
@@ -129,26 +140,34 @@ impl TwoBwConfiguration {
     fn costed(mut self, request: &TwoBwRequest, layers: &[LayerProfile]) -> TwoBwConfiguration {
         let [width, depth, microbatches] =
             [self.width, self.depth, self.microbatches].map(f64::from);
+        let flush = request.updates == Updates::Flush;
         let between_stages = request.links.depth(self.width, self.depth);
-        let between_replicas = request.links.width(self.width);
         let weights = f64::from(request.updates.versions()) + request.state_bytes_per_weight_byte;
+        let under_way = depth.min(microbatches);
         let mut input_bytes = 0.0;
-        for cut in even_cuts(layers.len(), self.depth as usize).windows(2) {
+        // Of the stages so far, which the last micro-batch still goes through behind this one.
+        let mut backward_seconds = 0.0;
+        let mut unhidden_seconds: f64 = 0.0;
+        for (index, cut) in (0..).zip(even_cuts(layers.len(), self.depth as usize).windows(2)) {
             let stage = LayerProfile::of_stage(&layers[cut[0]..cut[1]]);
             let again = if self.recompute { stage.forward_seconds } else { 0.0 };
             let sent = 2.0 * (input_bytes + stage.output_bytes);
             let slot = stage.seconds() + again + between_stages.transfer_seconds(sent);
             let exchanged = 2.0 * (width - 1.0) / width * stage.gradient_bytes;
-            let exchange = between_replicas.transfer_seconds(exchanged) / microbatches;
-            self.slot_seconds = self.slot_seconds.max(slot.max(exchange));
-            let kept = if self.recompute { 1.0 } else { depth };
+            let exchange = request.links.width(self.width, index).transfer_seconds(exchanged);
+            let hidden = if flush { 0.0 } else { exchange / microbatches };
+            self.slot_seconds = self.slot_seconds.max(slot.max(hidden));
+            unhidden_seconds = unhidden_seconds.max(exchange - backward_seconds);
+            backward_seconds += stage.backward_seconds + again;
+            let kept = if self.recompute { 1.0 } else { under_way };
             let held =
-                weights * stage.parameter_bytes + kept * stage.kept_bytes + depth * input_bytes;
+                weights * stage.parameter_bytes + kept * stage.kept_bytes + under_way * input_bytes;
             self.peak_bytes = self.peak_bytes.max(held);
             input_bytes = stage.output_bytes;
         }
-        if request.updates == Updates::Flush {
-            self.slot_seconds *= (microbatches + depth - 1.0) / microbatches;
+        if flush {
+            let step = (microbatches + depth - 1.0) * self.slot_seconds + unhidden_seconds;
+            self.slot_seconds = step / microbatches;
         }
         self
     }
@@ -156,8 +175,11 @@ impl TwoBwConfiguration {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use shardloom_cluster::Link;
+    use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
+    use shardloom_program::schedule::{Schedule, StageMap, time};
+
+    use super::*;
 
     /// Links of 8 bytes a second within nodes of two devices, and of 1 between them.
     fn links() -> Interconnect {
@@ -227,28 +249,86 @@ mod tests {
     }
 
     #[test]
-    fn every_configuration_has_a_micro_batch_for_each_stage() {
-        let found = two_bw(&request(8, 24), |b| Ok(blocks(b))).expect("a plan");
-        let mut seen: Vec<[u32; 3]> = vec![];
-        for it in &found {
-            assert_eq!(it.width * it.microbatch * it.microbatches, 24);
-            assert!(it.width * it.depth <= 8 && it.depth <= 4 && it.microbatches >= it.depth);
-            seen.extend((!it.recompute).then_some([it.width, it.depth, it.microbatch]));
+    fn a_stage_that_lies_on_two_nodes_exchanges_between_them() {
+        // Of three devices in a node, the second of two pairs of replicas has one.
+        let links = Interconnect { per_node: 3, ..links() };
+        let found = two_bw(&TwoBwRequest { links, ..request(4, 4) }, |b| Ok(blocks(b)));
+        let pairs = find(&found.expect("a plan"), [2, 2, 1], false);
+        // Twice half of 160 bytes of gradients, once for two micro-batches.
+        assert_eq!(pairs.slot_seconds, 160.0 / 2.0);
+    }
+
+    #[test]
+    fn without_a_flush_every_configuration_has_a_micro_batch_for_each_stage() {
+        for updates in [Updates::DoubleBuffered, Updates::Flush] {
+            let late = updates == Updates::DoubleBuffered;
+            let request = TwoBwRequest { updates, ..request(8, 24) };
+            let found = two_bw(&request, |b| Ok(blocks(b))).expect("a plan");
+            let mut seen: Vec<[u32; 3]> = vec![];
+            for it in &found {
+                assert_eq!(it.width * it.microbatch * it.microbatches, 24);
+                assert!(it.width * it.depth <= 8 && it.depth <= 4);
+                assert!(!late || it.microbatches >= it.depth);
+                seen.extend((!it.recompute).then_some([it.width, it.depth, it.microbatch]));
+            }
+            let mut all = vec![];
+            for [w, d, b] in (1..=8)
+                .flat_map(|w| (1..=4).map(move |d| [w, d]))
+                .flat_map(|[w, d]| (1..=24).map(move |b| [w, d, b]))
+            {
+                if w * d <= 8 && 24 % (w * b) == 0 && (!late || 24 / (w * b) >= d) {
+                    all.push([w, d, b]);
+                }
+            }
+            seen.sort_unstable();
+            all.sort_unstable();
+            assert_eq!(seen, all);
+            let rates: Vec<f64> = found.iter().map(|it| it.samples_per_second()).collect();
+            assert!(rates.is_sorted_by(|a, b| a >= b));
         }
-        let mut all = vec![];
-        for [w, d, b] in (1..=8)
-            .flat_map(|w| (1..=4).map(move |d| [w, d]))
-            .flat_map(|[w, d]| (1..=24).map(move |b| [w, d, b]))
-        {
-            if w * d <= 8 && 24 % (w * b) == 0 && 24 / (w * b) >= d {
-                all.push([w, d, b]);
+    }
+
+    /// The schedule itself, each stage's all-reduce after its last pass, as the oracle.
+    #[test]
+    fn a_flush_takes_as_long_as_its_schedule_and_what_is_then_exchanged() {
+        for (depth, n) in (2..=8).flat_map(|depth| (1..=10).map(move |n| (depth, n))) {
+            let times = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 };
+            let map = StageMap::arranged(Arrangement::Chain, depth, 1, n).expect("places");
+            let kind = ScheduleKind::OneForwardOneBackward;
+            let schedule = Schedule::build(kind, map, &times).expect("a schedule");
+            let timing = time(&schedule, 1, &times).expect("no deadlock");
+            // Bytes of gradients of each stage, of which both of two replicas send as many.
+            for gradients in [[0.0; 8], [5.0; 8], [1.0, 0.0, 9.0, 2.0, 0.0, 30.0, 1.0, 16.0]] {
+                let ends = timing.turns.iter().map(|turns| turns.last().expect("a pass").end);
+                let step = ends.zip(gradients).map(|(end, bytes)| end + bytes).fold(0.0, f64::max);
+                let layer = LayerProfile {
+                    forward_seconds: 1.0,
+                    backward_seconds: 2.0,
+                    ..LayerProfile::default()
+                };
+                let of = |&gradient_bytes| LayerProfile { gradient_bytes, ..layer };
+                let layers: Vec<LayerProfile> = gradients[..depth].iter().map(of).collect();
+                let request = TwoBwRequest {
+                    updates: Updates::Flush,
+                    links: Interconnect { per_node: 1, ..links() },
+                    ..request(2 * depth as u32, 2 * n as u32)
+                };
+                let found = two_bw(&request, |_| Ok(layers.clone())).expect("a plan");
+                let it = find(&found, [2, depth as u32, 1], false);
+                let planned = it.slot_seconds * n as f64;
+                assert!((planned - step).abs() < 1e-9, "{depth} stages, {n}: {planned}, {step}");
             }
         }
-        seen.sort_unstable();
-        all.sort_unstable();
-        assert_eq!(seen, all);
-        let rates: Vec<f64> = found.iter().map(|it| it.samples_per_second()).collect();
-        assert!(rates.is_sorted_by(|a, b| a >= b));
+    }
+
+    #[test]
+    fn no_more_is_under_way_than_there_are_micro_batches() {
+        let request = TwoBwRequest { updates: Updates::Flush, ..request(4, 2) };
+        let found = two_bw(&request, |b| Ok(blocks(b))).expect("a plan");
+        // |W| / d + min(d, m) (|A| / d + |input|), or |A| / d once where it is recomputed.
+        assert_eq!(find(&found, [1, 4, 1], false).peak_bytes, 40.0 + 2.0 * (10.0 + 2.0));
+        assert_eq!(find(&found, [1, 4, 1], true).peak_bytes, 40.0 + 10.0 + 2.0 * 2.0);
+        assert_eq!(find(&found, [1, 4, 2], false).peak_bytes, 40.0 + 20.0 + 4.0);
     }
 
     #[test]
