@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Plan, PlanError, ScheduleKind, Stage};
+use crate::{Axis, Optimizer, Plan, PlanError, ScheduleKind, Stage, Updates};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -16,6 +16,7 @@ impl Plan {
         self.validate_batch()?;
         self.validate_sync()?;
         self.optimizer.validate()?;
+        self.validate_momentum()?;
         if let Some(norm) = self.clip_norm
             && !(norm.is_finite() && norm > 0.0)
         {
@@ -52,6 +53,26 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Checks that momentum scaled from a reference batch is less than 1 in the 32 bits it is used with.
+    fn validate_momentum(&self) -> Result<(), PlanError> {
+        let Optimizer::Sgd { reference_batch: Some(reference), .. } = self.optimizer else {
+            return Ok(());
+        };
+        let samples = match self.updates {
+            Updates::Step => self.global_batch,
+            Updates::Round => self.microbatch_samples(),
+        };
+        match self.optimizer.for_batch(samples).0 {
+            Optimizer::Sgd { momentum, .. } if momentum as f32 == 1.0 => {
+                let rule = format!(
+                    "so large that the momentum of updates of {samples} samples is 1 in 32 bits"
+                );
+                Err(PlanError::field("optimizer.reference_batch", reference, rule))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn validate_batch(&self) -> Result<(), PlanError> {

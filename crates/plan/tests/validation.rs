@@ -225,6 +225,19 @@ fn numbers_are_in_their_range() {
     for (optimizer, expected) in optimizers {
         assert_eq!(complaint(|it| it.optimizer = optimizer), expected);
     }
+    let of = |reference| Optimizer::Sgd {
+        momentum: 0.9,
+        weight_decay: 0.0,
+        reference_batch: Some(reference),
+    };
+    let message = complaint(|it| it.optimizer = of(1 << 40));
+    assert!(
+        message.contains("optimizer.reference_batch") && message.contains("32 bits"),
+        "{message}"
+    );
+    let mut fine = plan();
+    fine.optimizer = of(1 << 20);
+    assert_eq!(fine.validate(&graph(), DEVICES), Ok(()));
 }
 
 #[test]
