@@ -26,8 +26,7 @@ pub(crate) fn require_depth(
     let (stages, blocks) = (stages(shallowest), task.graph.blocks().len());
     if stages > blocks {
         let rule = format!(
-            "the shallowest pipeline that {devices} devices divide into has {stages} stages of at least a \
-             block each"
+            "its pipelines on {devices} devices have {stages} stages or more, of at least a block each"
         );
         return Err(task.impossible("blocks", blocks, rule));
     }

@@ -55,24 +55,28 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that momentum scaled from a reference batch is less than 1 in the 32 bits it is used with.
+    /// Checks that momentum scaled from a reference batch is still between 0 and 1 in the 32 bits it is used
+    /// with.
     fn validate_momentum(&self) -> Result<(), PlanError> {
-        let Optimizer::Sgd { reference_batch: Some(reference), .. } = self.optimizer else {
+        let Optimizer::Sgd { momentum, reference_batch: Some(reference), .. } = self.optimizer
+        else {
             return Ok(());
         };
         let samples = match self.updates {
             Updates::Step => self.global_batch,
             Updates::Round => self.microbatch_samples(),
         };
-        match self.optimizer.for_batch(samples).0 {
-            Optimizer::Sgd { momentum, .. } if momentum as f32 == 1.0 => {
-                let rule = format!(
-                    "so large that the momentum of updates of {samples} samples is 1 in 32 bits"
-                );
-                Err(PlanError::field("optimizer.reference_batch", reference, rule))
-            }
-            _ => Ok(()),
-        }
+        let (scaled, _) = self.optimizer.for_batch(samples);
+        let Optimizer::Sgd { momentum: scaled, .. } = scaled else { return Ok(()) };
+        let (size, end) = match scaled as f32 {
+            1.0 => ("large", 1),
+            0.0 if momentum > 0.0 => ("small", 0),
+            _ => return Ok(()),
+        };
+        let rule = format!(
+            "so {size} that the momentum of updates of {samples} samples is {end} in 32 bits"
+        );
+        Err(PlanError::field("optimizer.reference_batch", reference, rule))
     }
 
     fn validate_batch(&self) -> Result<(), PlanError> {
