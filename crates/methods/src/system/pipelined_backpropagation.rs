@@ -2,6 +2,7 @@
 //! Models without Batches", MLSys, arXiv 2003.11666).
 
 use shardloom_plan::{Corrections, Optimizer, Prediction, ScheduleKind, Weights};
+use shardloom_program::quantity::counted;
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
@@ -49,9 +50,9 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     }
     if momentum && reference_batch.is_none() {
         let note = format!(
-            "momentum and learning rate are taken for updates of {} samples; if they are those of another \
-             batch, reference_batch of the optimizer scales them",
-            choice.plan.global_batch
+            "momentum and learning rate are taken for updates of {}; if they are those of another batch, \
+             reference_batch of the optimizer scales them",
+            counted(choice.plan.global_batch, "sample")
         );
         choice.notes.push(note);
     }
