@@ -62,8 +62,8 @@ fn with_slower_backwards_more_micro_batches_have_little_more_bubble() {
         for waves in 1..=4 {
             for times in [2, 3, 4, 8] {
                 let microbatches = times * devices;
-                // One wave does not idle longer for more micro-batches.
-                let times = if waves == 1 { times.min(3) } else { times };
+                // One wave on more than two devices does not idle longer for more micro-batches.
+                let times = if waves == 1 && devices > 2 { times.min(3) } else { times };
                 let most = ((times + 1) * (devices - 1)) as f64 - 0.5;
                 let built = schedule(KIND, devices, 2 * waves, microbatches, &TWICE);
                 let bubble = timing(&built, &TWICE).makespan - 3.0 * microbatches as f64;
@@ -116,13 +116,13 @@ proptest! {
     }
 
     #[test]
-    fn with_slower_backwards_at_most_two_micro_batches_for_each_device_are_in_flight(
+    fn with_slower_backwards_less_than_two_micro_batches_for_each_device_are_in_flight(
         devices in 1usize..=8,
         waves in 1usize..=3,
         microbatches in 1usize..=32,
     ) {
         let peaks = check(&schedule(KIND, devices, 2 * waves, microbatches, &TWICE), 2)?;
         // Stages of one device count apart.
-        prop_assert!(peaks.iter().all(|&peak| peak <= 2 * 2 * waves * devices), "{:?}", peaks);
+        prop_assert!(peaks.iter().all(|&peak| peak < 2 * 2 * waves * devices), "{:?}", peaks);
     }
 }
