@@ -1,0 +1,201 @@
+//! Reads a program: the one part of this test that knows its types.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_program::{
+    Action, BodyKind, Change, Class, ClassId, Instruction, Ledger, Program, Rank, StreamItem, lower,
+};
+
+/// The trace of the first and the last rank of each class.
+pub fn trace(graph: &Graph, plan: &Plan) -> String {
+    let program = lower(graph, plan, plan.device_count()).unwrap_or_else(|it| panic!("{it}"));
+    let mut text = String::new();
+    for (id, class) in program.classes() {
+        let last = class.mesh.size() - 1;
+        let mut known: Option<String> = None;
+        for position in [0, last].into_iter().take(1 + last.min(1)) {
+            let rank = Reader { graph, program: &program, id, class, position };
+            writeln!(text, "rank {} ({})", class.first_rank.0 as usize + position, class.place())
+                .expect("strings can be written");
+            let lines = rank.lines();
+            match &known {
+                Some(first) if *first == lines => text += "  as the first of its stages\n",
+                _ => text += &lines,
+            }
+            known.get_or_insert(lines);
+        }
+    }
+    text
+}
+
+struct Reader<'a> {
+    graph: &'a Graph,
+    program: &'a Program,
+    id: ClassId,
+    class: &'a Class,
+    position: usize,
+}
+
+/// A line, and what is taken before and given back after it.
+struct Line {
+    text: String,
+    taken: u64,
+    given: u64,
+}
+
+impl Reader<'_> {
+    fn lines(&self) -> String {
+        let Reader { program, class, position, .. } = *self;
+        let bytes = class.persistent_bytes(program, position);
+        let mut text = format!(
+            "  holds {} of weights, {} of gradients, {} of state\n",
+            bytes.weights, bytes.gradients, bytes.state
+        );
+        let mut ledger = Ledger::new(program, class, position);
+        let mut known: BTreeMap<String, String> = BTreeMap::new();
+        let steps = program.ahead + 1 + u32::from(class.ends_late());
+        for (step, item) in program.unrolled(class, steps) {
+            let StreamItem { body, microbatch, lag, amends, .. } = item;
+            let mut lines: Vec<Line> = vec![];
+            for instruction in &class.body(body).instructions {
+                let mut before = ledger.live_bytes();
+                let (mut taken, mut given) = (0, 0);
+                if !amends {
+                    ledger.begin(instruction, microbatch);
+                    taken = ledger.live_bytes().saturating_sub(before);
+                    before = ledger.live_bytes();
+                    ledger.end(instruction, microbatch);
+                    given = before - ledger.live_bytes();
+                }
+                // What is no longer needed is given back by whatever used it last.
+                match self.describe(instruction) {
+                    Some(text) => lines.push(Line { text, taken, given }),
+                    None => lines.last_mut().expect("something used it").given += given,
+                }
+            }
+            let name = self.name(&item);
+            let age = if lag > 0 { format!(", {lag} updates old") } else { String::new() };
+            let amends = if amends { ", if the update was wrong" } else { "" };
+            let block = block(&lines);
+            if let Some(first) = known.get(&block) {
+                writeln!(text, "  step {step}, {name}{age}{amends}: as {first}").expect("written");
+                continue;
+            }
+            write!(text, "  step {step}, {name}{age}{amends}\n{block}").expect("written");
+            known.insert(block, format!("step {step}, {name}"));
+        }
+        text
+    }
+
+    fn name(&self, item: &StreamItem) -> String {
+        let body = self.class.body(item.body);
+        let kind = match body.kind {
+            BodyKind::Forward => "forward",
+            BodyKind::Backward => "backward",
+            BodyKind::BackwardInput => "input gradients",
+            BodyKind::BackwardWeight => "weight gradients",
+            BodyKind::Synchronisation => "synchronisation",
+            BodyKind::Epilogue => "update",
+            BodyKind::Evaluation => "evaluation",
+            BodyKind::Validation => "validation",
+            BodyKind::Amendment => "amended update",
+        };
+        let microbatch = item.microbatch.map_or(String::new(), |it| format!(" {it}"));
+        let chunk = body.part.chunk.map_or(String::new(), |it| format!(" of chunk {it}"));
+        let reverse = if body.part.reverse { ", reverse" } else { "" };
+        format!("{kind}{microbatch}{chunk}{reverse}")
+    }
+
+    /// What an instruction does; none if it only gives memory back.
+    fn describe(&self, instruction: &Instruction) -> Option<String> {
+        let Reader { program, class, position, .. } = *self;
+        let elements = |operand| class.shape(operand).iter().product::<usize>();
+        let written = || elements(instruction.writes[0].to);
+        Some(match &instruction.action {
+            Action::Load { value, .. } => format!("load {}", self.graph.value(*value).name),
+            Action::Compute { op, pass, again, .. } => {
+                let again = if *again { " again" } else { "" };
+                format!("{} {pass:?}{again}", self.graph.op(*op).name)
+            }
+            Action::Redistribute { change: Change::Slice { .. }, .. } => {
+                format!("slice {}", written())
+            }
+            Action::Redistribute { .. } | Action::Gather { .. } | Action::Reduce { .. } => {
+                self.collective(instruction)
+            }
+            Action::Add => format!("add {}", written()),
+            Action::Copy if instruction.is_move() => format!("hand over {}", written()),
+            Action::Copy => format!("copy {}", written()),
+            Action::Loss => "loss".into(),
+            Action::Send { route } => {
+                let messages = program.route(*route).sent_by(position);
+                let to = program.route(*route).to;
+                let messages = messages.map(|it| (to, it.to, it));
+                format!("send {}", self.messages(messages, *route))
+            }
+            Action::Receive { route } => {
+                let messages = program.route(*route).received_by(position);
+                let from = program.route(*route).from;
+                let messages = messages.map(|it| (from, it.from, it));
+                format!("receive {}", self.messages(messages, *route))
+            }
+            Action::Norm { .. } => format!("norm, {}", self.collective(instruction)),
+            Action::Statistics { round, .. } => {
+                format!("statistics {round}, {}", self.collective(instruction))
+            }
+            Action::Backup { .. } => "back up".into(),
+            Action::Validate => "validate".into(),
+            Action::Update { bucket } => format!("update {}", class.bucket(*bucket).name),
+            Action::Release { .. } => return None,
+        })
+    }
+
+    fn messages<'m>(
+        &self,
+        messages: impl Iterator<Item = (ClassId, usize, &'m shardloom_program::Message)>,
+        route: shardloom_program::RouteId,
+    ) -> String {
+        let program = self.program;
+        let real_bytes = program.precision.compute.bytes();
+        let words = messages.map(|(class, position, message)| {
+            let rank = Rank(program.class(class).first_rank.0 + position as u32);
+            let bytes = program.route(route).message_bytes(message, real_bytes);
+            format!("{bytes} bytes, rank {}", rank.0)
+        });
+        words.collect::<Vec<_>>().join("; ")
+    }
+
+    fn collective(&self, instruction: &Instruction) -> String {
+        let Reader { program, id, class, position, .. } = *self;
+        let exchange = program.exchange(class, position, instruction).expect("a collective");
+        let members = program.members(id, position, &exchange.group);
+        let members: Vec<String> = members.iter().map(|rank| rank.0.to_string()).collect();
+        let sent = program.instruction_sent_bytes(id, position, instruction);
+        format!(
+            "{:?} of {} x {} bytes by {:?} over {}, sends {sent}",
+            exchange.kind,
+            exchange.elements,
+            exchange.element_bytes,
+            exchange.algorithm,
+            members.join(" ")
+        )
+    }
+}
+
+fn block(lines: &[Line]) -> String {
+    let mut text = String::new();
+    for Line { text: line, taken, given } in lines {
+        write!(text, "    {line}").expect("strings can be written");
+        if *taken > 0 {
+            write!(text, " +{taken}").expect("strings can be written");
+        }
+        if *given > 0 {
+            write!(text, " -{given}").expect("strings can be written");
+        }
+        text.push('\n');
+    }
+    text
+}
