@@ -75,6 +75,23 @@ fn two_buffered_weights_train_by_the_name_of_the_system_that_has_them() {
 }
 
 #[test]
+fn every_system_begins_with_the_loss_of_the_weights_that_it_is_given() {
+    let place = Place::new();
+    train(&place, "--seed 5 --checkpoint other").succeeds();
+    place.run("export other --weights given.safetensors").succeeds();
+    let first = |options: &str| {
+        let outcome = train(&place, &format!("--weights given.safetensors {options}")).succeeds();
+        let (_, loss) = outcome.losses().remove(0);
+        loss.parse::<f64>().unwrap_or(f64::NAN)
+    };
+    let serial = first("");
+    for name in ["gpipe", "pipedream", "2bw", "pipemare", "pb", "pb --optimizer sgd:momentum=0.9"] {
+        let loss = first(&format!("--pp 4 --schedule {name}"));
+        assert!((loss / serial - 1.0).abs() < 1e-5, "{name}: {loss} instead of {serial}");
+    }
+}
+
+#[test]
 fn pipemare_s_corrections_can_be_left_out() {
     let plain = plan("--pp 2 --schedule pipemare --versions newest");
     assert_eq!(plain.weights, newest(Corrections::default()));

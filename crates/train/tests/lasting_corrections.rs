@@ -10,7 +10,7 @@ use shardloom_plan::{
 };
 use shardloom_train::Trainer;
 use shardloom_train::checkpoint::{Checkpoint, Meta, Store};
-use support::{Samples, gpt, losses, mesh, serial, trainer};
+use support::{Samples, gpt, llama, losses, mesh, serial, trainer};
 
 const NONE: Corrections = Corrections {
     anneal_steps: None,
@@ -114,6 +114,21 @@ fn given_weights_begin_without_a_movement() {
         let loss = losses(&mut given, 1)[0];
         assert!((loss - expected).abs() < 1e-5 * expected, "{loss} instead of {expected}");
     }
+}
+
+#[test]
+fn given_weights_leave_nothing_of_what_was_trained_before() {
+    // Without dropout and with the same samples in every third step, steps differ by state only.
+    let graph = llama();
+    let samples = || Samples::patterned(24, 16, 64);
+    let plan = plan(&graph, 3, Mesh::SINGLE, BOTH);
+    let mut fresh = trainer(&graph, &plan, samples(), 3e-3);
+    let weights = fresh.weights().expect("weights");
+    let mut later = trainer(&graph, &plan, samples(), 3e-3);
+    train(&mut later, 3);
+    later.set_weights(weights).expect("the same model");
+    assert_eq!(train(&mut later, 6), train(&mut fresh, 6));
+    assert_eq!(digest(&mut later), digest(&mut fresh));
 }
 
 #[test]
