@@ -105,6 +105,7 @@ fn pipedream_updates_after_every_micro_batch() {
     // These have their versions of one update a step.
     assert_eq!(plan_of("pipedream --versions double-buffer").updates, Updates::Step);
     assert_eq!(plan_of("pipedream --versions newest").updates, Updates::Step);
+    assert_eq!(plan_of("1f1b-async --versions double-buffer").updates, Updates::Step);
     assert_eq!(plan_of("2bw").updates, Updates::Step);
 }
 

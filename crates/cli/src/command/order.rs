@@ -42,7 +42,7 @@ impl Order {
         let rules = system.unwrap_or(Rules { weights, updates: Updates::Step, recompute });
         let Some(weights) = self.versions else { return Ok(rules) };
         // With a flush there is only one version, which the plan says.
-        if self.named.is_own() || kind.flushes() {
+        if self.named.is_order() || kind.flushes() {
             let rounds = matches!(weights, Weights::Stash | Weights::VerticalSync);
             let updates = if rounds { rules.updates } else { Updates::Step };
             return Ok(Rules { weights, updates, ..rules });

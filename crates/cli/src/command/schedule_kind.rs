@@ -21,9 +21,10 @@ impl Named {
         Named { name: kind.name(), kind, system: None }
     }
 
-    /// Whether it is the schedule's own name in plans.
-    pub fn is_own(self) -> bool {
-        self.name == self.kind.name()
+    /// Whether it means what the schedule's own name in plans means, which is the order of passes first.
+    pub fn is_order(self) -> bool {
+        let system = |named: Named| named.system().map(|system| system.name);
+        system(self) == system(Named::own(self.kind))
     }
 
     /// The published system of that name.
