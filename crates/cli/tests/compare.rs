@@ -27,7 +27,7 @@ const SIMULATED: &str = "compare gpt:layers=8,hidden=64,heads=4,seq=32,vocab=64 
 #[test]
 fn schedules_are_simulated_and_sorted_by_the_time_of_a_step() {
     let outcome = Place::new()
-        .run(&format!("{SIMULATED} --schedules gpipe,1f1b,chimera,hanayo,interleaved:2 --json"))
+        .run(&format!("{SIMULATED} --schedules afab,1f1b,chimera,hanayo,interleaved:2 --json"))
         .succeeds();
     let rows = rows(&outcome);
     outcome.check(rows.len() == 5, "not five rows");

@@ -35,6 +35,6 @@ mod system;
 
 pub use choice::Choice;
 pub use error::MethodError;
-pub use method::{Family, Method};
+pub use method::{Family, Method, Rules};
 pub use pass_times::pass_times;
 pub use registry::{all, named};

@@ -2,6 +2,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
+use shardloom_plan::{Optimizer, Recompute, Updates, Weights};
 use shardloom_search::Request;
 
 use crate::choice::Task;
@@ -18,7 +19,26 @@ pub struct Method {
     pub paper: &'static str,
     /// What it does, in a sentence.
     pub about: &'static str,
+    pub(crate) rules: fn(&Optimizer) -> Rules,
     pub(crate) chooser: fn(&mut Task<'_>) -> Result<Choice, MethodError>,
+}
+
+/// What a system says of a step besides the order of passes, wherever stages are cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    /// Which version of the weights passes run with, and what makes up for late gradients.
+    pub weights: Weights,
+    /// When stages update. Of what updates in rounds each micro-batch is a batch of its own: a step is
+    /// one, or the plan says [`Updates::Round`], where its rule for weights allows that.
+    pub updates: Updates,
+    /// Which activations are computed twice; none if the system leaves that open.
+    pub recompute: Option<Recompute>,
+}
+
+impl Rules {
+    /// Those of systems with a flush.
+    pub(crate) const FLUSH: Rules =
+        Rules { weights: Weights::Flush, updates: Updates::Step, recompute: None };
 }
 
 /// What kind of system a method is.
@@ -53,6 +73,11 @@ impl Family {
 }
 
 impl Method {
+    /// What the system says of a step with this optimizer.
+    pub fn rules(&self, optimizer: &Optimizer) -> Rules {
+        (self.rules)(optimizer)
+    }
+
     /// Chooses a plan to train `graph` on `cluster` and says how it was simulated. Of `request`, the
     /// schedules and the number of finalists have no effect.
     ///

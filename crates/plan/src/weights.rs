@@ -29,7 +29,8 @@ pub enum Weights {
 }
 
 /// What makes up for delayed gradients. A stage's delay is the number of updates that its weights get
-/// between a forward pass and the update with that micro-batch's gradient.
+/// between a forward pass and the update with that micro-batch's gradient. Weights that several stages
+/// hold are updated alike in all, for the longest of their delays.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Corrections {
     /// PipeMare's T1 (Yang et al. 2021, arXiv 1910.05124): for so many steps, counted from the end of

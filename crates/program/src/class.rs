@@ -330,6 +330,13 @@ impl Program {
         (moves && reads && class.delay > 0.0).then_some(forward)
     }
 
+    /// How many updates late the gradients are that a bucket of `class` is updated with, on average. Where
+    /// several classes hold it, which must update it alike, it is that of the latest of their gradients.
+    pub fn update_delay(&self, class: &Class, bucket: BucketId) -> f64 {
+        let homes = class.bucket(bucket).homes.iter();
+        homes.map(|&home| self.class(home).delay).fold(class.delay, f64::max)
+    }
+
     /// The messages of a route by their number in it, each with who sends it to whom.
     pub fn crossings(&self, route: RouteId) -> impl Iterator<Item = (usize, Rank, Rank)> {
         let Route { from, to, messages, .. } = self.route(route);

@@ -343,7 +343,8 @@ impl Trainer {
         writer.finish(meta, keep)
     }
 
-    /// Goes on from a checkpoint, which may have been written under another plan.
+    /// Goes on from a checkpoint, which may have been written under another plan. Corrections of late
+    /// gradients that it has no state of begin with its weights, as at the start of a run.
     ///
     /// # Errors
     /// If it does not hold this model.
@@ -352,13 +353,14 @@ impl Trainer {
         let checkpoint = Arc::new(checkpoint);
         self.visit(move |rank, _| {
             rank.set_updates(|name| updates_of(checkpoint.meta(), name).unwrap_or(step));
-            rank.restore(&checkpoint, true)
+            rank.restore(&checkpoint)
         })?;
         self.next_step = step;
         Ok(())
     }
 
-    /// Starts from given weights, whole tensors by parameter name.
+    /// Starts from given weights, whole tensors by parameter name. The state of the optimizer and of
+    /// corrections is as at the start of a run; the step that comes next stays the same.
     ///
     /// # Errors
     /// If one is missing or has another size.

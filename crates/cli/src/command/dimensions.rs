@@ -3,7 +3,10 @@
 use clap::Args;
 use shardloom::cluster::Cluster;
 use shardloom::collectives::Algorithm;
-use shardloom::plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::methods::Rules;
+use shardloom::plan::{
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
+};
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
 
@@ -73,12 +76,13 @@ struct Split {
     #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
     zero: Option<u8>,
 
-    /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide]
+    /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
+    /// what the schedule's system says]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     microbatches: Option<usize>,
 
     /// Activations that are computed twice instead of kept: none, selective, full (all but the inputs of
-    /// blocks) or stage (all but the inputs of stages) [default: none]
+    /// blocks) or stage (all but the inputs of stages) [default: none, or what the schedule's system says]
     #[arg(long, value_name = "POLICY", value_parser = recompute)]
     recompute: Option<Recompute>,
 
@@ -232,10 +236,19 @@ impl Dimensions {
     }
 
     /// Micro-batches of a step, as given. Otherwise, of a pipeline, with which the most of `orders` exist
-    /// for `model`, and among those the most up to four per device that replicas can share.
+    /// for `model`, and among those the most up to four per device that replicas can share; one, if all of
+    /// `orders` update after every micro-batch.
     pub fn microbatches(&self, model: &Model, orders: &[Order]) -> usize {
         if let Some(microbatches) = self.split.microbatches {
             return microbatches;
+        }
+        // What is wrong with the optimizer or the versions is refused with the plan.
+        let optimizer = self.optimizer().unwrap_or_default();
+        let single = |order: &Order| {
+            order.rules(&optimizer).is_ok_and(|rules| rules.updates == Updates::Round)
+        };
+        if !orders.is_empty() && orders.iter().all(single) {
+            return 1;
         }
         let pp = self.pp();
         // More devices or stages than blocks are refused with the plan.
@@ -259,16 +272,24 @@ impl Dimensions {
         microbatches: usize,
         place: &Place,
     ) -> Result<Plan, Failure> {
-        let numbers = self.numbers(order.kind, microbatches, place)?;
+        let Rules { weights, updates, recompute } = order.rules(&self.optimizer()?)?;
+        let numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
         plan.recompute_last = !self.split.recompute_except_last;
-        if let Some(weights) = order.versions {
-            plan.weights = weights;
+        plan.weights = weights;
+        if microbatches > 1 {
+            if updates == Updates::Round && matches!(weights, Weights::Newest { .. }) {
+                let message = format!(
+                    "--microbatches {microbatches} cannot be given with --schedule {}, of which every \
+                     micro-batch is a step; --global-batch says how many samples it has",
+                    order.named.name
+                );
+                return Err(Failure::usage("--microbatches", message));
+            }
+            plan.updates = updates;
         }
-        if self.post_validation || order.versions.is_some() {
-            plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
-        }
+        plan.validate(model.graph(), plan.device_count()).map_err(shardloom::Error::from)?;
         Ok(plan)
     }
 
@@ -276,6 +297,7 @@ impl Dimensions {
     fn numbers(
         &self,
         schedule: ScheduleKind,
+        recompute: Option<Recompute>,
         microbatches: usize,
         place: &Place,
     ) -> Result<Uniform, Failure> {
@@ -286,7 +308,7 @@ impl Dimensions {
             global_batch: self.global_batch(),
             microbatches,
             schedule,
-            recompute: self.split.recompute.unwrap_or(Recompute::None),
+            recompute: self.split.recompute.or(recompute).unwrap_or(Recompute::None),
             sync: Sync {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
                 zero: self.split.zero.unwrap_or(0),
@@ -316,6 +338,7 @@ fn candidates(global_batch: usize, pp: usize, dp: u32) -> impl Iterator<Item = u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::schedule_kind::Named;
 
     fn dimensions(global_batch: usize, pp: usize, dp: u32) -> Dimensions {
         Dimensions {
@@ -331,8 +354,10 @@ mod tests {
 
     fn chosen(kinds: &[ScheduleKind], (global_batch, pp, dp): (usize, usize, u32)) -> usize {
         let model = Model::load("gpt:layers=10,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
-        let orders: Vec<Order> =
-            kinds.iter().map(|&kind| Order { kind, chunks: None, versions: None }).collect();
+        let orders: Vec<Order> = kinds
+            .iter()
+            .map(|&kind| Order { named: Named::own(kind), chunks: None, versions: None })
+            .collect();
         dimensions(global_batch, pp, dp).microbatches(&model, &orders)
     }
 

@@ -4,26 +4,64 @@ use std::fmt;
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use shardloom::plan::{Arrangement, Corrections, PassTimes, ScheduleKind, Weights};
+use shardloom::methods::Rules;
+use shardloom::plan::{
+    Arrangement, Corrections, Optimizer, PassTimes, ScheduleKind, Updates, Weights,
+};
 use shardloom::program::schedule::{Schedule, StageMap};
 
-use super::schedule_kind::schedule_kind;
+use super::schedule_kind::{Named, schedule_kind};
+use crate::failure::Failure;
 use crate::number::whole;
 
 /// A schedule, and the stages that it has on each device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Order {
-    /// The schedule.
-    pub kind: ScheduleKind,
+    /// The schedule, and the system whose name it was asked for by.
+    pub named: Named,
     /// Stages on each device; as few as the schedule wants if absent.
     pub chunks: Option<usize>,
-    /// Which version of the weights passes run with; the schedule's usual one if absent.
+    /// Which version of the weights passes run with; the system's or the schedule's own if absent.
     pub versions: Option<Weights>,
 }
 
 impl Order {
+    /// The order of passes.
+    pub fn kind(self) -> ScheduleKind {
+        self.named.kind
+    }
+
+    /// What a step with `optimizer` is besides the order of passes.
+    ///
+    /// # Errors
+    /// If it has the name of a system whose weights have other versions than were asked for.
+    pub fn rules(self, optimizer: &Optimizer) -> Result<Rules, Failure> {
+        let Named { name, kind, .. } = self.named;
+        let system = self.named.system().map(|system| system.rules(optimizer));
+        let (weights, recompute) = (kind.usual_weights(), None);
+        let rules = system.unwrap_or(Rules { weights, updates: Updates::Step, recompute });
+        let Some(weights) = self.versions else { return Ok(rules) };
+        // With a flush there is only one version, which the plan says.
+        if self.named.is_order() || kind.flushes() {
+            let rounds = matches!(weights, Weights::Stash | Weights::VerticalSync);
+            let updates = if rounds { rules.updates } else { Updates::Step };
+            return Ok(Rules { weights, updates, ..rules });
+        }
+        if weights.name() == rules.weights.name() {
+            return Ok(rules);
+        }
+        let message = format!(
+            "--versions {} cannot be given with --schedule {name}, which is a name for {}; --schedule {} \
+             takes it",
+            weights.name(),
+            rules.weights.name(),
+            kind.name()
+        );
+        Err(Failure::usage("--versions", message))
+    }
+
     fn arrangement(self) -> Arrangement {
-        self.kind.arrangement().unwrap_or(Arrangement::Chain)
+        self.kind().arrangement().unwrap_or(Arrangement::Chain)
     }
 
     /// Stages on each device.
@@ -34,7 +72,7 @@ impl Order {
     /// Whether there is such a schedule of so many micro-batches.
     pub fn exists(self, pp: usize, microbatches: usize) -> bool {
         let map = StageMap::arranged(self.arrangement(), pp, self.chunks(), microbatches);
-        let build = |map| Schedule::build(self.kind, map, &PassTimes::default());
+        let build = |map| Schedule::build(self.kind(), map, &PassTimes::default());
         map.and_then(build).is_ok()
     }
 }
@@ -42,16 +80,21 @@ impl Order {
 /// The order of passes.
 #[derive(Debug, Args)]
 pub struct OrderOptions {
-    /// Order of passes; `shardloom schedule --help` lists all [default: 1f1b]
+    /// Order of passes; `shardloom schedule --help` lists all. The name of a published system also brings
+    /// what else defines its steps: which weights passes run with (pipedream, pipedream-2bw), corrections
+    /// of late gradients (pipemare, pipelined-backpropagation), updates after every micro-batch, which is
+    /// then the only one of a step unless --microbatches says more (pipedream,
+    /// pipelined-backpropagation), recomputation (gpipe) [default: 1f1b]
     #[arg(long, value_name = "KIND", value_parser = schedule_kind)]
-    schedule: Option<ScheduleKind>,
+    schedule: Option<Named>,
 
     /// Stages on each device [default: as few as the schedule wants]
     #[arg(long, value_name = "V", value_parser = whole::<usize>)]
     chunks: Option<usize>,
 
     /// Which version of the weights passes run with, where the schedule has no flush: stash,
-    /// vertical-sync, double-buffer or newest [default: stash of pipedream, newest of pipemare]
+    /// vertical-sync, double-buffer or newest; with pipemare, `newest` leaves out its corrections
+    /// [default: the system's]
     #[arg(long, value_name = "RULE", value_parser = versions)]
     versions: Option<Weights>,
 }
@@ -67,8 +110,9 @@ impl OrderOptions {
 
     /// The order.
     pub fn order(&self) -> Order {
-        let kind = self.schedule.unwrap_or(ScheduleKind::OneForwardOneBackward);
-        Order { kind, chunks: self.chunks, versions: self.versions }
+        let usual = Named::own(ScheduleKind::OneForwardOneBackward);
+        let named = self.schedule.unwrap_or(usual);
+        Order { named, chunks: self.chunks, versions: self.versions }
     }
 }
 
@@ -85,8 +129,8 @@ fn versions(text: &str) -> Result<Weights, String> {
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.chunks {
-            None => write!(f, "{}", self.kind.name()),
-            Some(chunks) => write!(f, "{}:{chunks}", self.kind.name()),
+            None => write!(f, "{}", self.named.name),
+            Some(chunks) => write!(f, "{}:{chunks}", self.named.name),
         }
     }
 }
@@ -104,5 +148,5 @@ pub fn order(text: &str) -> Result<Order, String> {
             (name, Some(chunks.get()))
         }
     };
-    Ok(Order { kind: schedule_kind(name)?, chunks, versions: None })
+    Ok(Order { named: schedule_kind(name)?, chunks, versions: None })
 }

@@ -8,7 +8,7 @@ use shardloom::program::quantity::percent;
 use shardloom::program::schedule::{self, StageMap, Timed, Turn};
 use shardloom_report::{cell_legend, cell_table};
 
-use super::schedule_kind::{listing, schedule_kind};
+use super::schedule_kind::{Named, listing, schedule_kind};
 use super::slots::{Slots, WholeTimes};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
@@ -42,7 +42,7 @@ With --json, `order` is what a plan with schedule = \"table\" has to train in th
 pub struct Schedule {
     /// Which schedule; see below
     #[arg(value_name = "KIND", value_parser = schedule_kind)]
-    kind: ScheduleKind,
+    named: Named,
 
     /// Devices that the pipeline goes through
     #[arg(long, value_name = "P", value_parser = whole::<u32>, required_unless_present = "replicas")]
@@ -182,7 +182,7 @@ impl Schedule {
 
     fn answer(&self) -> Result<Answer, Failure> {
         self.require_numbers()?;
-        let arrangement = self.kind.arrangement().unwrap_or(Arrangement::Chain);
+        let arrangement = self.named.kind.arrangement().unwrap_or(Arrangement::Chain);
         let chunks = self.chunks.map_or(arrangement.least_chunks(), |chunks| chunks as usize);
         self.require_few_passes(chunks, self.steps.unwrap_or(1))?;
         let (devices, microbatches) = (self.devices(), self.microbatches as usize);
@@ -221,7 +221,7 @@ impl Schedule {
         let turns = timing.turns.iter().enumerate();
         let turns = turns.map(|(device, turns)| turns.iter().map(|it| turn(device, it)).collect());
         Ok(Answer {
-            kind: self.kind.name(),
+            kind: self.named.kind.name(),
             stages: self.replicas.as_ref().map_or(devices as usize, Vec::len),
             replicas: self.replicas.clone(),
             microbatches: self.microbatches,
@@ -244,15 +244,15 @@ impl Schedule {
     fn schedule(&self, map: StageMap, times: &PassTimes) -> Result<schedule::Schedule, Failure> {
         let zero_bubble = [ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2];
         let built = match self.in_flight {
-            None => schedule::Schedule::build(self.kind, map, times),
-            Some(limit) if zero_bubble.contains(&self.kind) => {
+            None => schedule::Schedule::build(self.named.kind, map, times),
+            Some(limit) if zero_bubble.contains(&self.named.kind) => {
                 schedule::Schedule::zero_bubble(map, times, limit as usize)
             }
             Some(limit) => {
                 let message = format!(
                     "--in-flight {limit}: only zb-h1 and zb-h2 are made for a limit; how many {} has in \
                      flight is part of what it is",
-                    self.kind.name()
+                    self.named.kind.name()
                 );
                 return Err(Failure::usage("--in-flight", message));
             }
@@ -322,11 +322,12 @@ impl Schedule {
         if let Some((name, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
             return Err(Failure::usage(name, format!("{name} 0: at least 1 is needed")));
         }
-        let takes_turns = matches!(self.kind.arrangement(), None | Some(Arrangement::TakingTurns));
+        let takes_turns =
+            matches!(self.named.kind.arrangement(), None | Some(Arrangement::TakingTurns));
         if self.replicas.is_some() && !takes_turns {
             let message = format!(
                 "--replicas: replicas take micro-batches in turn in afab, 1f1b and pipedream, not in {}",
-                self.kind.name()
+                self.named.kind.name()
             );
             return Err(Failure::usage("--replicas", message));
         }

@@ -10,7 +10,7 @@ use super::equal_stages::{
 use crate::choice::Task;
 use crate::configuration::Configuration;
 use crate::depth::require_depth;
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
 
 /// A pair of pipelines in opposite directions.
@@ -21,6 +21,7 @@ pub(crate) const METHOD: Method = Method {
             Bidirectional Pipelines, SC, arXiv 2107.06925",
     about: "Two pipelines in opposite directions fill each other's bubbles; parameters are held twice. \
             Width, depth and micro-batch by the paper's model of time and memory.",
+    rules: |_| Rules::FLUSH,
     chooser: choose,
 };
 

@@ -4,7 +4,7 @@
 use shardloom_plan::ScheduleKind;
 
 use super::zero_bubble::filled;
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 const PAPER: &str =
     "Qi et al. 2024, Pipeline Parallelism with Controllable Memory, NeurIPS, arXiv 2405.15362";
@@ -15,6 +15,7 @@ pub(crate) const V_HALF: Method = Method {
     family: Family::ZeroBubblePipeline,
     paper: PAPER,
     about: "Down the devices and back up with half the activations of 1F1B.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| filled(task, ScheduleKind::VHalf, &[2]),
 };
 
@@ -24,5 +25,6 @@ pub(crate) const V_MIN: Method = Method {
     family: Family::ZeroBubblePipeline,
     paper: PAPER,
     about: "Down the devices and back up with a third of the activations of 1F1B, the least there is.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| filled(task, ScheduleKind::VMin, &[2]),
 };

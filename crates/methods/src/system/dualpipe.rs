@@ -5,7 +5,7 @@ use shardloom_plan::ScheduleKind;
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
 
 /// Two pipelines in opposite directions.
@@ -15,6 +15,7 @@ pub(crate) const METHOD: Method = Method {
     paper: "DeepSeek-AI 2024, DeepSeek-V3 Technical Report, arXiv 2412.19437",
     about: "Two pipelines in opposite directions, the forward passes of one beside the backward passes \
             of the other; parameters are held twice.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| {
         let dual = Pipelines { even: true, ..Pipelines::of(ScheduleKind::DualPipe) };
         overlapped(task, dual, |depth| Counts { multiple_of: 2, ..at_least_twice(depth) })
@@ -28,6 +29,7 @@ pub(crate) const V: Method = Method {
     paper: "DeepSeek-AI 2025, repository deepseek-ai/DualPipe, after \"cut in half\" by Qi et al. 2025",
     about: "Half of DualPipe's devices with one pipeline down them and back up; parameters are held \
             once.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| overlapped(task, Pipelines::of(ScheduleKind::DualPipeV), at_least_twice),
 };
 

@@ -4,7 +4,7 @@
 use shardloom_plan::ScheduleKind;
 
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 /// One or two waves.
 pub(crate) const METHOD: Method = Method {
@@ -14,6 +14,7 @@ pub(crate) const METHOD: Method = Method {
             Training Efficiency, SC, arXiv 2308.15762",
     about: "One pipeline that runs down the devices and back up in waves, so that devices are fed from \
             both sides without holding parameters twice.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| {
         let pipelines = Pipelines {
             chunks: &[2, 4],

@@ -4,7 +4,7 @@
 use shardloom_plan::ScheduleKind;
 
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 /// 1F1B over two or four stages on each device.
 pub(crate) const METHOD: Method = Method {
@@ -14,6 +14,7 @@ pub(crate) const METHOD: Method = Method {
             Megatron-LM, SC, arXiv 2104.04473",
     about: "1F1B over several stages on each device, which divides the bubble by their number and sends \
             as many times more; with tensor parallelism and a sharded optimizer.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| {
         let pipelines = Pipelines {
             chunks: &[2, 4],

@@ -3,7 +3,7 @@
 
 use shardloom_search::Rule;
 
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 /// Tensor parallelism in the node, 1F1B between nodes, data parallelism outermost.
 pub(crate) const METHOD: Method = Method {
@@ -13,5 +13,6 @@ pub(crate) const METHOD: Method = Method {
             Megatron-LM, SC, arXiv 2104.04473",
     about: "Tensor parallelism within a node as wide as is needed to fit, pipeline stages beyond, data \
             parallelism outermost.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| task.by_rules(&[Rule::Megatron]),
 };

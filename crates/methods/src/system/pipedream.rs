@@ -2,8 +2,8 @@
 //! Harlap et al. 2018, arXiv 1806.03377).
 
 use shardloom_plan::{
-    DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas, Uniform,
-    Updates, Weights, pipelines_in_turn,
+    DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas,
+    Uniform, Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::ProgramError;
 use shardloom_search::partition::{Interconnect, Level, Partition, StageTime, pipedream};
@@ -11,7 +11,7 @@ use shardloom_search::{SearchError, judge};
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 use crate::selection::Selection;
 use crate::{Choice, MethodError};
 
@@ -24,8 +24,13 @@ pub(crate) const METHOD: Method = Method {
     about: "1F1B without flush: a minibatch keeps the weights that it went forward with until it has gone \
             backward; stages and their replicas, which take minibatches in turn, by the paper's dynamic \
             program.",
+    rules,
     chooser: choose,
 };
+
+fn rules(_: &Optimizer) -> Rules {
+    Rules { weights: Weights::Stash, updates: Updates::Round, ..Rules::FLUSH }
+}
 
 /// The fastest of the partitions' plans if there is one; otherwise the fastest of equally replicated stages.
 fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
@@ -50,7 +55,7 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let (partition, reason) = (&partitions[0], reasons.swap_remove(0).or(unfit));
     let reason = reason.expect("a plan that was offered fits or does not");
     let pipelines = Pipelines {
-        weights: Weights::Stash,
+        weights: rules(&task.request.optimizer).weights,
         counts: |_| Counts::SINGLE,
         ..Pipelines::of(ScheduleKind::PipeDream)
     };
@@ -171,7 +176,7 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
     plan.pipeline = pipelines_in_turn(&stages).map_err(|error| error.to_string())?;
     plan.microbatches = plan.pipeline.len();
     if plan.microbatches > 1 {
-        plan.updates = Updates::Round;
+        plan.updates = rules(&task.request.optimizer).updates;
     }
     Ok(plan)
 }

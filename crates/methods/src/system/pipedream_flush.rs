@@ -5,7 +5,7 @@ use shardloom_plan::{ScheduleKind, Weights};
 use shardloom_search::partition::Updates;
 
 use super::equal_stages::planned;
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 /// 1F1B with a flush.
 pub(crate) const METHOD: Method = Method {
@@ -15,6 +15,7 @@ pub(crate) const METHOD: Method = Method {
             2006.09503",
     about: "One forward and one backward pass in turn, so that no stage keeps more than one \
             micro-batch more than stages follow it; equal stages from the paper's planner.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| {
         let schedule = ScheduleKind::OneForwardOneBackward;
         planned(task, schedule, Weights::Flush, Updates::Flush)

@@ -1,12 +1,12 @@
 //! Pipelined backpropagation (Kosson et al. 2021, "Pipelined Backpropagation at Scale: Training Large
 //! Models without Batches", MLSys, arXiv 2003.11666).
 
-use shardloom_plan::{Corrections, Optimizer, Prediction, ScheduleKind, Weights};
+use shardloom_plan::{Corrections, Optimizer, Prediction, ScheduleKind, Updates, Weights};
 use shardloom_program::quantity::counted;
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
 
 /// Updates after every micro-batch in as many stages as there can be, with spike compensation and linear weight prediction.
@@ -17,16 +17,13 @@ pub(crate) const METHOD: Method = Method {
             Batches, MLSys, arXiv 2003.11666",
     about: "As many stages as there can be; every micro-batch is a step and no step waits for another; \
             spike compensation and linear weight prediction make up for the delay.",
+    rules,
     chooser: choose,
 };
 
-fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
-    let (momentum, reference_batch) = match task.request.optimizer {
-        Optimizer::Sgd { momentum, reference_batch, .. } => (momentum > 0.0, reference_batch),
-        _ => (false, None),
-    };
+fn rules(optimizer: &Optimizer) -> Rules {
     // Spike compensation and prediction along the velocity are defined by SGD's momentum.
-    let corrections = match momentum {
+    let corrections = match has_momentum(optimizer) {
         true => Corrections {
             spike: Some(1.0),
             prediction: Some(Prediction::Velocity),
@@ -34,8 +31,23 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         },
         false => Corrections { prediction: Some(Prediction::Weights), ..Corrections::default() },
     };
+    // Every micro-batch is a step.
+    Rules { weights: Weights::Newest { corrections }, updates: Updates::Round, ..Rules::FLUSH }
+}
+
+fn has_momentum(optimizer: &Optimizer) -> bool {
+    matches!(optimizer, Optimizer::Sgd { momentum, .. } if *momentum > 0.0)
+}
+
+fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
+    let optimizer = task.request.optimizer;
+    let momentum = has_momentum(&optimizer);
+    let reference_batch = match optimizer {
+        Optimizer::Sgd { reference_batch, .. } => reference_batch,
+        _ => None,
+    };
     let pipelines = Pipelines {
-        weights: Weights::Newest { corrections },
+        weights: rules(&optimizer).weights,
         counts: |_| Counts::SINGLE,
         // A worker for every layer, as far as there are workers.
         deepest: true,

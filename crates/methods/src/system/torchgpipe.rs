@@ -5,7 +5,7 @@ use shardloom_plan::{Recompute, ScheduleKind};
 
 use crate::configuration::Pipelines;
 use crate::cut::Cut;
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 /// GPipe's schedule with torchgpipe's block partition and its usual checkpointing, `except_last`: stages
 /// are computed again from their inputs, but for the last micro-batch. Its `always` and `never` are the
@@ -17,6 +17,7 @@ pub(crate) const METHOD: Method = Method {
             2004.09910",
     about: "GPipe's order with stages cut by block partition; activations are computed again from the \
             inputs of stages, except those of the last micro-batch.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| {
         let pipelines = Pipelines {
             recompute: &[Recompute::Stage],

@@ -3,7 +3,7 @@
 
 use shardloom_search::Rule;
 
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 
 /// ZeRO's stages 1 to 3; the fastest that fits.
 pub(crate) const METHOD: Method = Method {
@@ -13,6 +13,7 @@ pub(crate) const METHOD: Method = Method {
             Models, SC, arXiv 1910.02054",
     about: "Data parallelism whose replicas share optimizer state, gradients and parameters out among \
             them.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| {
         if !task.request.shards() {
             let rule = "ZeRO scatters and gathers; ring, direct and halving-doubling do";

@@ -5,7 +5,7 @@ use shardloom_plan::ScheduleKind;
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
-use crate::method::{Family, Method};
+use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
 
 const PAPER: &str = "Qi et al. 2024, Zero Bubble Pipeline Parallelism, ICLR, arXiv 2401.10241";
@@ -16,6 +16,7 @@ pub(crate) const H1: Method = Method {
     family: Family::ZeroBubblePipeline,
     paper: PAPER,
     about: "1F1B with backward passes split, so that weight gradients fill gaps; in the memory of 1F1B.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| filled(task, ScheduleKind::ZeroBubbleH1, &[1]),
 };
 
@@ -26,6 +27,7 @@ pub(crate) const H2: Method = Method {
     paper: PAPER,
     about: "ZB-H1 with twice the forward passes ahead, which leaves no bubble for nearly twice the \
             activations.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| filled(task, ScheduleKind::ZeroBubbleH2, &[1]),
 };
 
@@ -36,6 +38,7 @@ pub(crate) const V: Method = Method {
     paper: PAPER,
     about: "Split backward passes on a pipeline down the devices and back up: no bubble in the memory \
             of 1F1B.",
+    rules: |_| Rules::FLUSH,
     chooser: |task| filled(task, ScheduleKind::ZeroBubbleV, &[2]),
 };
 

@@ -12,12 +12,35 @@ use smallvec::SmallVec;
 
 use super::Rank;
 
-/// What a rank keeps for its corrections, by bucket; empty where it needs nothing.
+/// What a rank keeps for its corrections, by bucket; empty where it needs nothing. It lasts from step to
+/// step, so checkpoints hold it.
 pub(super) struct Corrections {
     /// Exponential means of the weights' changes.
     velocity: Vec<Buffer>,
     /// The weights before their last update.
     previous: Vec<Buffer>,
+}
+
+/// One of the tensors that corrections keep of each parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// The exponential mean of its changes; zero before the first.
+    Velocity,
+    /// What it was before its last update; before the first, what it is.
+    Previous,
+}
+
+impl Kept {
+    pub const ALL: [Kept; 2] = [Kept::Velocity, Kept::Previous];
+
+    /// The name of such a tensor in checkpoints.
+    pub fn name(self, parameter: &str) -> String {
+        let kept = match self {
+            Kept::Velocity => "mean-velocity",
+            Kept::Previous => "previous-weights",
+        };
+        format!("correction.{kept}/{parameter}")
+    }
 }
 
 /// Weights that an instruction reads otherwise than they are, with their places among what it reads. An
@@ -33,20 +56,42 @@ impl Corrections {
     ) -> Corrections {
         let rules = program.corrections;
         let delayed = class.delay > 0.0;
-        let copy = |weights: &Buffer| {
-            let mut copy = memory.alloc(DType::F32, weights.len());
-            copy.as_f32_mut().copy_from_slice(weights.as_f32());
-            copy
+        let room = |needed: bool| -> Vec<Buffer> {
+            let room = |weights: &Buffer| memory.alloc(DType::F32, weights.len());
+            if needed { weights.iter().map(room).collect() } else { vec![] }
         };
-        let mut kept = Corrections { velocity: vec![], previous: vec![] };
-        if delayed && rules.discrepancy.is_some() {
-            let zeros = |weights: &Buffer| memory.alloc_zeroed(DType::F32, weights.len());
-            kept.velocity = weights.iter().map(zeros).collect();
-        }
-        if delayed && rules.prediction == Some(Prediction::Weights) {
-            kept.previous = weights.iter().map(copy).collect();
-        }
+        let mut kept = Corrections {
+            velocity: room(delayed && rules.discrepancy.is_some()),
+            previous: room(delayed && rules.prediction == Some(Prediction::Weights)),
+        };
+        kept.begin(weights);
         kept
+    }
+
+    /// Begins with `weights`, of which no update is known.
+    pub fn begin(&mut self, weights: &[Buffer]) {
+        for velocity in &mut self.velocity {
+            velocity.as_f32_mut().fill(0.0);
+        }
+        for (previous, weights) in self.previous.iter_mut().zip(weights) {
+            previous.as_f32_mut().copy_from_slice(weights.as_f32());
+        }
+    }
+
+    /// What is kept of each bucket, if that is.
+    pub fn of(&self, kept: Kept) -> &[Buffer] {
+        match kept {
+            Kept::Velocity => &self.velocity,
+            Kept::Previous => &self.previous,
+        }
+    }
+
+    /// Likewise, to be changed.
+    pub fn of_mut(&mut self, kept: Kept) -> &mut Vec<Buffer> {
+        match kept {
+            Kept::Velocity => &mut self.velocity,
+            Kept::Previous => &mut self.previous,
+        }
     }
 
     /// Notes the weights of a bucket before an update that counts if `acts`.
@@ -72,35 +117,44 @@ impl Corrections {
 }
 
 impl Rank {
-    /// The plan's rules, if they act in the current step.
-    fn rules(&self) -> Option<Rules> {
+    /// The plan's rules, if they act in the current step on what is `delay` updates late.
+    fn rules(&self, delay: f64) -> Option<Rules> {
         let rules = self.program().corrections;
-        (self.class().delay > 0.0 && self.now.step >= rules.synchronous_steps).then_some(rules)
+        (delay > 0.0 && self.now.step >= rules.synchronous_steps).then_some(rules)
     }
 
-    /// Whether an update of the current step counts for the mean velocity, and the velocity's decay.
-    pub(super) fn velocity_decay(&self) -> (bool, f32) {
-        match self.rules().and_then(|rules| rules.discrepancy) {
-            Some(share) => (true, share.powf(1.0 / self.class().delay) as f32),
+    /// How many updates late a bucket's gradients are.
+    fn update_delay(&self, bucket: BucketId) -> f64 {
+        self.program().update_delay(self.class(), bucket)
+    }
+
+    /// Whether an update of a bucket in the current step counts for the mean velocity, and the velocity's
+    /// decay.
+    pub(super) fn velocity_decay(&self, bucket: BucketId) -> (bool, f32) {
+        let delay = self.update_delay(bucket);
+        match self.rules(delay).and_then(|rules| rules.discrepancy) {
+            Some(share) => (true, share.powf(1.0 / delay) as f32),
             None => (false, 0.0),
         }
     }
 
-    /// What the learning rate of the current step is multiplied by (PipeMare's T1). Stages whose delay
-    /// is less than an update are not rescaled.
-    pub(super) fn learning_rate_share(&self) -> f64 {
-        let Some(rules) = self.rules() else { return 1.0 };
+    /// What the learning rate of the current step is multiplied by for a bucket (PipeMare's T1). What is
+    /// less than an update late is not rescaled.
+    pub(super) fn learning_rate_share(&self, bucket: BucketId) -> f64 {
+        let delay = self.update_delay(bucket);
+        let Some(rules) = self.rules(delay) else { return 1.0 };
         let Some(steps) = rules.anneal_steps else { return 1.0 };
         let passed = (self.now.step - rules.synchronous_steps) as f64;
         let exponent = 1.0 - (passed / steps as f64).min(1.0);
-        self.class().delay.max(1.0).powf(-exponent)
+        delay.max(1.0).powf(-exponent)
     }
 
-    /// The optimizer of the current step, with spike compensation where the plan has it.
-    pub(super) fn compensated(&self, optimizer: Optimizer) -> Optimizer {
-        match (optimizer, self.rules().and_then(|rules| rules.spike)) {
+    /// The optimizer of a bucket in the current step, with spike compensation where the plan has it.
+    pub(super) fn compensated(&self, optimizer: Optimizer, bucket: BucketId) -> Optimizer {
+        let delay = self.update_delay(bucket);
+        match (optimizer, self.rules(delay).and_then(|rules| rules.spike)) {
             (Optimizer::Sgd(sgd), Some(times)) => {
-                Optimizer::Sgd(sgd.spike_compensated(times * self.class().delay))
+                Optimizer::Sgd(sgd.spike_compensated(times * delay))
             }
             (other, _) => other,
         }
@@ -110,7 +164,7 @@ impl Rank {
     pub(super) fn moved_weights(&self, instruction: &Instruction) -> MovedWeights {
         let program = self.program();
         let rules = match program.extrapolates(self.class(), instruction) {
-            Some(forward) => self.rules().map(|rules| (rules, forward)),
+            Some(forward) => self.rules(self.class().delay).map(|rules| (rules, forward)),
             None => None,
         };
         let Some((rules, forward)) = rules else { return MovedWeights::new() };
@@ -145,10 +199,10 @@ impl Rank {
                 })
             }
             Prediction::Velocity => {
-                let bucket = self.class().param(param).bucket.0 as usize;
-                let owned = self.parameters.owned[bucket].iter().find(|it| it.param == param)?;
-                let velocity = owned.state.first()?.as_f32();
-                let rate = self.learning_rate() * delay;
+                let bucket = self.class().param(param).bucket;
+                let mut owned = self.parameters.owned[bucket.0 as usize].iter();
+                let velocity = owned.find(|it| it.param == param)?.state.first()?.as_f32();
+                let rate = self.learning_rate(bucket) * delay;
                 self.combined(read, param, |index, weight| weight - rate * velocity[index])
             }
         })

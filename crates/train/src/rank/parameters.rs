@@ -350,10 +350,19 @@ pub(crate) fn answered_for(
     bucket: BucketId,
     position: usize,
 ) -> Range<usize> {
-    let bucket = class.bucket(bucket);
-    if bucket.homes.first().is_some_and(|&home| home != id) {
-        return 0..0;
+    match class.bucket(bucket).homes.first() {
+        Some(&home) if home != id => 0..0,
+        _ => answered_for_within(class, bucket, position),
     }
+}
+
+/// Likewise among the ranks of one class.
+pub(crate) fn answered_for_within(
+    class: &Class,
+    bucket: BucketId,
+    position: usize,
+) -> Range<usize> {
+    let bucket = class.bucket(bucket);
     let shard = class.shard_range(bucket, position);
     let others: SmallVec<[Axis; 3]> =
         bucket.copies.iter().copied().filter(|axis| !bucket.replicas.contains(axis)).collect();

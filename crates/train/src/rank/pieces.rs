@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
-use shardloom_program::{ParamId, Placement};
+use shardloom_program::{BucketId, ParamId, Placement};
 
 use super::Rank;
-use super::parameters::{Owned, answered_for};
+use super::corrections::Kept;
+use super::parameters::{Owned, answered_for, answered_for_within};
 use crate::checkpoint::{Checkpoint, Piece};
 use crate::{Error, Result};
 
@@ -35,30 +36,66 @@ impl Rank {
     /// The weights this rank answers for.
     pub fn weight_pieces(&self) -> Vec<Piece<'_>> {
         let class = self.class();
-        let weights = &self.parameters.weights;
         let mut pieces = vec![];
-        for (id, bucket) in class.buckets() {
+        for ((id, _), buffer) in class.buckets().zip(&self.parameters.weights.resident) {
             let answered = answered_for(class, self.class, id, self.position);
-            let resident = &weights.ranges[id.0 as usize];
-            let buffer = weights.resident[id.0 as usize].as_f32();
-            for &param in &bucket.params {
-                let spec = class.param(param);
-                let part = overlap(&answered, spec.offset, spec.elements());
-                if part.is_empty() {
-                    continue;
-                }
-                let Site { name, global, placement } = self.site(param);
-                let data = &buffer[part.start - resident.start..part.end - resident.start];
-                let first = part.start - spec.offset;
-                let (start, extent) = (&placement.start, &placement.extent);
-                pieces.push(Piece::flat(name, &global, start, extent, first, data));
+            self.push_pieces(id, &answered, buffer, str::to_owned, &mut pieces);
+        }
+        pieces
+    }
+
+    /// All that lasts from step to step besides the weights and that this rank answers for: the optimizer's
+    /// state and what corrections keep.
+    pub fn state_pieces(&self) -> Vec<Piece<'_>> {
+        let mut pieces = self.optimizer_pieces();
+        for kept in Kept::ALL {
+            let buffers = self.parameters.corrections.of(kept);
+            for ((id, _), buffer) in self.class().buckets().zip(buffers) {
+                let answered = self.correction_answered_for(id);
+                self.push_pieces(id, &answered, buffer, |name| kept.name(name), &mut pieces);
             }
         }
         pieces
     }
 
+    /// As [`answered_for`], of what is kept only where gradients are late.
+    fn correction_answered_for(&self, bucket: BucketId) -> Range<usize> {
+        let class = self.class();
+        let mut homes = class.bucket(bucket).homes.iter();
+        match homes.find(|&&home| self.program().class(home).delay > 0.0) {
+            Some(&home) if home != self.class => 0..0,
+            _ => answered_for_within(class, bucket, self.position),
+        }
+    }
+
+    /// Adds what of a bucket's parameters lies in `answered`, from a buffer of all that is resident of the
+    /// bucket.
+    fn push_pieces<'a>(
+        &'a self,
+        id: BucketId,
+        answered: &Range<usize>,
+        buffer: &'a Buffer,
+        name_of: impl Fn(&str) -> String,
+        pieces: &mut Vec<Piece<'a>>,
+    ) {
+        let class = self.class();
+        let resident = &self.parameters.weights.ranges[id.0 as usize];
+        for &param in &class.bucket(id).params {
+            let spec = class.param(param);
+            let part = overlap(answered, spec.offset, spec.elements());
+            if part.is_empty() {
+                continue;
+            }
+            let Site { name, global, placement } = self.site(param);
+            let data = &buffer.as_f32()[part.start - resident.start..part.end - resident.start];
+            let first = part.start - spec.offset;
+            let (start, extent) = (&placement.start, &placement.extent);
+            pieces.push(Piece::flat(name_of(&name), &global, start, extent, first, data));
+        }
+    }
+
     /// The optimizer state this rank answers for.
-    pub fn state_pieces(&self) -> Vec<Piece<'_>> {
+    fn optimizer_pieces(&self) -> Vec<Piece<'_>> {
         let class = self.class();
         let mut pieces = vec![];
         for (id, _) in class.buckets() {
@@ -102,12 +139,13 @@ impl Rank {
         adafactor && spec.rows > 1 && spec.columns > 1
     }
 
-    /// Takes weights and, if it has them, optimizer state from a checkpoint that may have been written
-    /// under another plan.
+    /// Takes weights and all other state from a checkpoint that may have been written under another plan.
+    /// What corrections keep begins anew where the checkpoint has none, because its plan needed none or an
+    /// earlier version wrote it.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
-    pub fn restore(&mut self, checkpoint: &Checkpoint, with_state: bool) -> Result<()> {
+    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         self.restore_weights(|site, range| {
             let Site { name, global, placement } = site;
             match checkpoint.global_shape(name) {
@@ -119,8 +157,18 @@ impl Rank {
                 _ => checkpoint.read_flat(name, &placement.start, &placement.extent, range),
             }
         })?;
-        if !with_state {
-            return Ok(());
+        for kept in Kept::ALL {
+            let mut buffers = std::mem::take(self.parameters.corrections.of_mut(kept));
+            let restored = self.fill_resident(&mut buffers, |site, range| {
+                let Site { name, placement, .. } = site;
+                let name = kept.name(name);
+                if checkpoint.global_shape(&name).is_none() {
+                    return Ok(None);
+                }
+                checkpoint.read_flat(&name, &placement.start, &placement.extent, range).map(Some)
+            });
+            *self.parameters.corrections.of_mut(kept) = buffers;
+            restored?;
         }
         for bucket in 0..self.parameters.owned.len() {
             let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
@@ -146,7 +194,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Takes weights from whole tensors by name.
+    /// Takes weights from whole tensors by name. All other state is as at the start of a run.
     ///
     /// # Errors
     /// If a tensor is missing or has another number of elements.
@@ -164,27 +212,50 @@ impl Rank {
             let mut local = vec![0.0; placement.elements()];
             cut_box(&values, global, &placement.start, &mut local, &placement.extent);
             Ok(local[range].to_vec())
-        })
+        })?;
+        for owned in self.parameters.owned.iter_mut().flatten() {
+            owned.updates = 0;
+            for state in &mut owned.state {
+                state.as_f32_mut().fill(0.0);
+            }
+        }
+        Ok(())
     }
 
-    /// Fills resident weights with what `read` gives for a flat range of a parameter's local part.
+    /// Fills resident weights with what `read` gives for a flat range of a parameter's local part, and
+    /// begins corrections with them.
     fn restore_weights(
         &mut self,
         read: impl Fn(&Site, Range<usize>) -> Result<Vec<f32>>,
     ) -> Result<()> {
-        for index in 0..self.parameters.weights.resident.len() {
-            let resident = self.parameters.weights.ranges[index].clone();
-            for param in self.class().buckets[index].params.clone() {
-                let spec = self.class().param(param);
-                let (offset, elements) = (spec.offset, spec.elements());
-                let part = overlap(&resident, offset, elements);
+        let mut weights = std::mem::take(&mut self.parameters.weights.resident);
+        let restored = self.fill_resident(&mut weights, |site, range| read(site, range).map(Some));
+        self.parameters.corrections.begin(&weights);
+        self.parameters.weights.resident = weights;
+        restored
+    }
+
+    /// Fills buffers, one of all that is resident of each bucket or none at all, with what `read` gives for
+    /// a flat range of a parameter's local part, and leaves as they are those for which it gives nothing.
+    fn fill_resident(
+        &self,
+        buffers: &mut [Buffer],
+        read: impl Fn(&Site, Range<usize>) -> Result<Option<Vec<f32>>>,
+    ) -> Result<()> {
+        let class = self.class();
+        let ranges = &self.parameters.weights.ranges;
+        for (((_, bucket), resident), buffer) in class.buckets().zip(ranges).zip(buffers) {
+            for &param in &bucket.params {
+                let spec = class.param(param);
+                let part = overlap(resident, spec.offset, spec.elements());
                 if part.is_empty() {
                     continue;
                 }
-                let values = read(&self.site(param), part.start - offset..part.end - offset)?;
-                let at = part.start - resident.start..part.end - resident.start;
-                let weights = &mut self.parameters.weights.resident[index];
-                weights.as_f32_mut()[at].copy_from_slice(&values);
+                let range = part.start - spec.offset..part.end - spec.offset;
+                if let Some(values) = read(&self.site(param), range)? {
+                    let at = part.start - resident.start..part.end - resident.start;
+                    buffer.as_f32_mut()[at].copy_from_slice(&values);
+                }
             }
         }
         Ok(())

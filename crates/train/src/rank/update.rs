@@ -61,8 +61,8 @@ impl Rank {
         }
     }
 
-    /// The update of weights that have had so many.
-    fn step(&self, updates: u64) -> Step {
+    /// The update of weights of a bucket that have had so many.
+    fn step(&self, bucket: BucketId, updates: u64) -> Step {
         let norm = self.norm.squared.map(f64::sqrt);
         let clipped = match (self.shared.program.clip_norm, norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
@@ -70,16 +70,16 @@ impl Rank {
         };
         Step {
             number: updates + 1,
-            learning_rate: self.learning_rate(),
+            learning_rate: self.learning_rate(bucket),
             // Gradients are the mean's over the step, of which each update has as large a part.
             gradient_scale: (clipped * f64::from(self.updates)) as f32,
         }
     }
 
-    /// The learning rate of the step that is updated for.
-    pub(super) fn learning_rate(&self) -> f32 {
+    /// The learning rate of a bucket in the step that is updated for.
+    pub(super) fn learning_rate(&self, bucket: BucketId) -> f32 {
         let step = self.now.step - u64::from(self.norm.amending);
-        let share = self.parameters.rate_share * self.learning_rate_share();
+        let share = self.parameters.rate_share * self.learning_rate_share(bucket);
         (self.shared.learning_rate.at(step) * share) as f32
     }
 
@@ -99,7 +99,7 @@ impl Rank {
             if part.piece.elements() == 0 || left_out {
                 continue;
             }
-            let step = self.step(part.updates);
+            let step = self.step(bucket, part.updates);
             let gradient = self.gradient(bucket, &part.at);
             let weights = self.weights(bucket, part);
             // What is left of the step before is no round of this one.
@@ -149,8 +149,8 @@ impl Rank {
         self.parameters.weights.keep(index);
         let left_out = self.leaves_out();
         if !left_out {
-            let optimizer = self.compensated(self.parameters.optimizer);
-            let (acts, decay) = self.velocity_decay();
+            let optimizer = self.compensated(self.parameters.optimizer, bucket);
+            let (acts, decay) = self.velocity_decay(bucket);
             let mut owned = std::mem::take(&mut self.parameters.owned[index]);
             let start = self.parameters.weights.ranges[index].start;
             let nothing = self.memory.alloc(DType::F32, 0);
@@ -166,7 +166,7 @@ impl Rank {
                 let weights = &mut weights.as_f32_mut()[at.start - start..at.end - start];
                 let piece: &Piece = piece;
                 let optimizer = self.decaying(optimizer, *param);
-                let step = self.step(*updates);
+                let step = self.step(bucket, *updates);
                 optimizer.apply(step, piece, weights, gradient, &mut state, statistics);
                 *updates += 1;
             }

@@ -465,6 +465,18 @@ fn tied_weights_are_read_in_the_version_of_each_home() {
     }
 }
 
+/// Both homes update them alike, or they would not be tied for long.
+#[test]
+fn tied_weights_are_corrected_for_the_latest_of_their_gradients() {
+    let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true");
+    for (optimizer, all) in [(sgd(), corrections_of_momentum()), (adamw(), corrections())] {
+        for (rule, microbatches) in corrected(&all) {
+            let case = Case { optimizer, ..Case::new(rule, 4, microbatches) };
+            case.check(&graph, RunClock::Wall);
+        }
+    }
+}
+
 /// The losses of the reference on the first model.
 fn reference_losses(case: &Case) -> Vec<f64> {
     let [graph, _] = models();

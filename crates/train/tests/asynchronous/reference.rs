@@ -162,7 +162,7 @@ impl<'a> Reference<'a> {
         if let Some(prediction) = corrections.prediction {
             let version = versions.forward as usize;
             for (id, weights) in &mut forward {
-                self.predict(prediction, version, delay, index, *id, weights);
+                self.predict(prediction, version, delay, *id, weights);
             }
         }
         if corrections.discrepancy.is_some() && delay > 0.0 {
@@ -191,7 +191,6 @@ impl<'a> Reference<'a> {
         prediction: Prediction,
         version: usize,
         delay: f64,
-        stage: usize,
         id: ValueId,
         weights: &mut [f32],
     ) {
@@ -199,6 +198,7 @@ impl<'a> Reference<'a> {
             Prediction::Velocity => {
                 assert!(matches!(self.run.optimizer, Optimizer::Sgd(_)), "only SGD has a velocity");
                 // The rate of the update to come.
+                let stage = self.home(self.run.graph.value(id));
                 let rate = self.rate(stage, version as u64);
                 for (w, &velocity) in weights.iter_mut().zip(&self.versions[&id][version].state[0])
                 {
@@ -300,14 +300,13 @@ impl<'a> Reference<'a> {
         self.run.stages.iter().position(has).expect("the stages have all blocks")
     }
 
-    /// The stage that a parameter is updated in. Where a rule says something else for each stage, there
-    /// must be one only.
+    /// The stage that a parameter is updated in: of several the first, whose gradients are the latest.
+    /// Where stages update after rounds of their own, there must be one only.
     fn home(&self, value: &Value) -> usize {
-        let mut homes = value.consumers.iter().map(|&op| self.stage_of(self.run.graph.op(op)));
-        let first = homes.next().expect("parameters are read");
-        let differs =
-            self.run.in_rounds || self.run.rule.corrections() != formulas::Corrections::default();
-        assert!(!differs || homes.all(|it| it == first), "{} has several delays", value.name);
+        let homes = || value.consumers.iter().map(|&op| self.stage_of(self.run.graph.op(op)));
+        let first = homes().min().expect("parameters are read");
+        let alone = !self.run.in_rounds || homes().all(|it| it == first);
+        assert!(alone, "{} is updated in several stages", value.name);
         first
     }
 }

@@ -10,6 +10,7 @@ use shardloom::{Error, Model};
 
 use crate::command::dimensions::{Dimensions, Place};
 use crate::command::order::Order;
+use crate::command::schedule_kind::Named;
 use crate::failure::Failure;
 
 /// A way of choosing a plan.
@@ -145,5 +146,5 @@ pub struct Choosers(pub Vec<Chooser>);
 /// All schedules but orders that are written down, which are a plan's.
 pub fn every_order() -> Vec<Order> {
     let known = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
-    known.map(|kind| Order { kind, chunks: None, versions: None }).collect()
+    known.map(|kind| Order { named: Named::own(kind), chunks: None, versions: None }).collect()
 }

@@ -40,7 +40,8 @@ use training::Training;
       --methods auto,gpipe,zb-v,chimera
 
 A schedule is a name (`shardloom schedule --help` lists all), with a colon and the stages on each device \
-where they are to be more than the fewest.
+where they are to be more than the fewest. The name of a published system brings what `shardloom train \
+--schedule` says.
 
 utilisation: share of the ranks' time in which they compute. waiting: share in which they neither \
 compute nor communicate; in a run receiving counts as waiting, since it is mostly waiting for the sender.")]

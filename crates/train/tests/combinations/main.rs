@@ -1,0 +1,12 @@
+//! Schedules, rules for weights, corrections, optimizers, layouts and all other words of plans, every two
+//! of them together in some run: a run that was interrupted goes on as if it had not been, and given
+//! weights are those that the first step runs with.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod given_weights;
+mod interruption;
+mod pairs;
+mod resharding;
+mod words;

@@ -1,0 +1,118 @@
+//! Rows of choices in which every two choices that go together are together in some row.
+
+use std::collections::BTreeSet;
+
+/// The number of a choice among those of its factor.
+pub type Row = Vec<usize>;
+
+/// Two factors and their choices; the first factor has the lower number.
+pub type Pair = ((usize, usize), (usize, usize));
+
+/// Rows, and the pairs that are in none.
+pub struct Covering {
+    pub rows: Vec<Row>,
+    pub impossible: Vec<Pair>,
+}
+
+/// Rows tried for a pair with choices that make as many further pairs as can be, and with any choices.
+const GREEDY: usize = 6;
+const RANDOM: usize = 400;
+
+/// Covers all pairs of factors with so many choices each, greedily, by rows that are `valid`. The same
+/// numbers make the same rows.
+pub fn covering(choices: &[usize], valid: impl Fn(&Row) -> bool) -> Covering {
+    let mut random = Random(1);
+    let (mut rows, mut impossible) = (vec![], vec![]);
+    let mut open = all_pairs(choices);
+    while let Some(&pair) = open.first() {
+        let mut greedy: Vec<Row> =
+            (0..GREEDY).map(|_| fill(choices, pair, &open, &mut random)).collect();
+        greedy.sort_by_key(|row| std::cmp::Reverse(gain(row, &open)));
+        let found = greedy.into_iter().find(&valid);
+        let found = found.or_else(|| {
+            (0..RANDOM).map(|_| fill(choices, pair, &BTreeSet::new(), &mut random)).find(&valid)
+        });
+        match found {
+            Some(row) => {
+                pairs_of(&row).for_each(|pair| {
+                    open.remove(&pair);
+                });
+                rows.push(row);
+            }
+            None => {
+                open.remove(&pair);
+                impossible.push(pair);
+            }
+        }
+    }
+    Covering { rows, impossible }
+}
+
+/// All pairs, in order.
+pub fn all_pairs(choices: &[usize]) -> BTreeSet<Pair> {
+    let mut pairs = BTreeSet::new();
+    for (second, &of_second) in choices.iter().enumerate() {
+        for (first, &of_first) in choices[..second].iter().enumerate() {
+            for one in 0..of_first {
+                pairs.extend((0..of_second).map(|other| ((first, one), (second, other))));
+            }
+        }
+    }
+    pairs
+}
+
+fn pairs_of(row: &Row) -> impl Iterator<Item = Pair> {
+    (0..row.len())
+        .flat_map(move |second| (0..second).map(move |it| ((it, row[it]), (second, row[second]))))
+}
+
+fn gain(row: &Row, open: &BTreeSet<Pair>) -> usize {
+    pairs_of(row).filter(|pair| open.contains(pair)).count()
+}
+
+/// A row with `pair`, factor by factor in any order with the choice that makes most `open` pairs.
+fn fill(choices: &[usize], pair: Pair, open: &BTreeSet<Pair>, random: &mut Random) -> Row {
+    let mut row: Vec<Option<usize>> = vec![None; choices.len()];
+    for (factor, choice) in [pair.0, pair.1] {
+        row[factor] = Some(choice);
+    }
+    let mut rest: Vec<usize> = (0..choices.len()).filter(|&it| row[it].is_none()).collect();
+    while !rest.is_empty() {
+        let factor = rest.swap_remove(random.below(rest.len()));
+        let made = |choice: usize| {
+            let others = row.iter().enumerate().filter_map(|(it, there)| Some((it, (*there)?)));
+            let pair = |other: (usize, usize)| match other.0 < factor {
+                true => (other, (factor, choice)),
+                false => ((factor, choice), other),
+            };
+            others.map(pair).filter(|pair| open.contains(pair)).count()
+        };
+        let first = random.below(choices[factor]);
+        let turned = (0..choices[factor]).map(|it| (first + it) % choices[factor]);
+        row[factor] = turned.max_by_key(|&choice| made(choice));
+    }
+    row.into_iter().flatten().collect()
+}
+
+/// A linear congruential generator.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+#[test]
+fn every_two_choices_that_go_together_are_in_a_row() {
+    // The second factor's last choice goes with no choice of the first but its last.
+    let valid = |row: &Row| row[1] != 3 || row[0] == 2;
+    let Covering { rows, impossible } = covering(&[3, 4, 2, 5], valid);
+    let mut found: BTreeSet<Pair> = rows.iter().flat_map(pairs_of).collect();
+    assert_eq!(impossible, [((0, 0), (1, 3)), ((0, 1), (1, 3))]);
+    found.extend(impossible);
+    assert_eq!(found, all_pairs(&[3, 4, 2, 5]));
+    assert!(rows.iter().all(valid));
+    assert!((20..28).contains(&rows.len()), "{} rows for at least 20", rows.len());
+}

@@ -1,0 +1,377 @@
+//! The choices, and the plans that they make.
+
+use shardloom_graph::Graph;
+use shardloom_plan::{
+    Arrangement, Corrections, DeviceList, Mesh, Optimizer, Pipeline, Plan, Prediction, Recompute,
+    ScheduleKind, Sync, Uniform, Updates, Weights,
+};
+use shardloom_train::learning_rate::{Curve, LearningRate};
+use shardloom_train::{Field, OnNonFinite, Part, Settings, Source, Trainer};
+
+use crate::pairs::{Covering, Pair, Row, all_pairs, covering};
+use crate::support::{self, Samples, mesh, serial, trainer_with};
+
+/// Samples of a step.
+const BATCH: usize = 8;
+
+/// The order of passes, the weights that they run with, and when stages update.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    schedule: ScheduleKind,
+    /// Replicas of stages that take micro-batches in turn, if not one of each.
+    replicas: &'static [usize],
+    weights: Weights,
+    updates: Updates,
+}
+
+const NONE: Corrections = Corrections {
+    anneal_steps: None,
+    discrepancy: None,
+    synchronous_steps: 0,
+    spike: None,
+    prediction: None,
+};
+
+/// All schedules with all rules that they have, and all corrections one by one and together.
+fn ways() -> Vec<Way> {
+    let way = |schedule, weights| Way { schedule, replicas: &[], weights, updates: Updates::Step };
+    let flushing = ScheduleKind::ALL.into_iter().filter(|it| it.flushes());
+    let mut ways: Vec<Way> = flushing.map(|it| way(it, Weights::Flush)).collect();
+    let turns: &[usize] = &[2, 1];
+    let flush = way(ScheduleKind::OneForwardOneBackward, Weights::Flush);
+    ways.push(Way { replicas: turns, ..flush });
+    let newest = Weights::Newest { corrections: NONE };
+    for weights in [Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer, newest] {
+        let chain = way(ScheduleKind::PipeDream, weights);
+        ways.push(chain);
+        ways.push(Way { replicas: turns, ..chain });
+        if matches!(weights, Weights::Stash | Weights::VerticalSync) {
+            ways.push(Way { updates: Updates::Round, ..chain });
+            ways.push(Way { updates: Updates::Round, replicas: turns, ..chain });
+        }
+    }
+    let t1 = Corrections { anneal_steps: Some(6), ..NONE };
+    let t2 = Corrections { discrepancy: Some(0.135), ..NONE };
+    let along_update = Corrections { prediction: Some(Prediction::Weights), ..NONE };
+    let along_velocity = Corrections { prediction: Some(Prediction::Velocity), ..NONE };
+    for corrections in [
+        NONE,
+        t1,
+        t2,
+        Corrections { synchronous_steps: 2, ..NONE },
+        Corrections { spike: Some(1.0), ..NONE },
+        along_update,
+        along_velocity,
+        Corrections { anneal_steps: Some(6), synchronous_steps: 1, ..t2 },
+        Corrections { spike: Some(1.0), ..along_velocity },
+        Corrections { anneal_steps: Some(6), discrepancy: Some(0.2), ..along_update },
+    ] {
+        ways.push(way(ScheduleKind::PipeMare, Weights::Newest { corrections }));
+    }
+    let both = Corrections { discrepancy: Some(0.135), ..along_update };
+    let weights = Weights::Newest { corrections: both };
+    ways.push(Way { replicas: turns, ..way(ScheduleKind::PipeDream, weights) });
+    ways
+}
+
+/// What the mesh of a stage is, how its operators are split and what its replicas share.
+const LAYOUTS: [(Mesh, bool, u8); 9] = [
+    (Mesh::SINGLE, false, 0),
+    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 0),
+    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 1),
+    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 2),
+    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 3),
+    (Mesh { dp: 1, cp: 1, tp: 2 }, false, 0),
+    (Mesh { dp: 1, cp: 1, tp: 2 }, true, 0),
+    (Mesh { dp: 1, cp: 2, tp: 1 }, false, 0),
+    (Mesh { dp: 2, cp: 1, tp: 2 }, true, 1),
+];
+
+/// Optimizers with the learning rates that they learn with.
+fn optimizers() -> [(Optimizer, f64); 6] {
+    let (beta1, beta2, epsilon, weight_decay) = (0.9, 0.95, 1e-8, 0.1);
+    let (decay_exponent, clip, least_parameter_rms) = (0.8, 1.0, 1e-3);
+    let sgd = |momentum, reference_batch| Optimizer::Sgd {
+        momentum,
+        weight_decay: 0.01,
+        reference_batch,
+    };
+    [
+        (sgd(0.0, None), 0.1),
+        (sgd(0.9, None), 0.02),
+        (sgd(0.9, Some(32)), 0.1),
+        (Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }, 3e-3),
+        (Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }, 1e-2),
+        (Optimizer::Adafactor { decay_exponent, clip, least_parameter_rms, weight_decay }, 1e-2),
+    ]
+}
+
+/// Recomputation, and whether the last micro-batch is computed twice too.
+const RECOMPUTATION: [(Recompute, bool); 5] = [
+    (Recompute::None, true),
+    (Recompute::Selective, true),
+    (Recompute::Full, true),
+    (Recompute::Stage, true),
+    (Recompute::Stage, false),
+];
+
+/// The norm that gradients are clipped to, and whether updates with any that are not finite are left out.
+const GUARDS: [(Option<f64>, bool); 4] =
+    [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
+
+/// Tied ends; fewer key heads; long skips; no sequence, and features of which some are no numbers.
+const MODELS: [&str; 4] = [
+    "gpt:layers=3,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1,tied=true",
+    "llama:layers=3,hidden=16,heads=4,kv_heads=2,ffn=32,seq=8,vocab=32",
+    "u-transformer:layers=4,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1",
+    "mlp:inputs=8,hidden=12,layers=4,classes=4",
+];
+
+const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
+
+/// Bytes of a bucket of parameters.
+const BUCKETS: [usize; 2] = [40_000, 1_000];
+
+/// How the learning rate goes on: a run that loses count of its steps has another.
+const CURVES: usize = 2;
+
+/// Factors by their places in a row; the others are not named.
+const WAY: usize = 0;
+const LAYOUT: usize = 1;
+const OPTIMIZER: usize = 2;
+const GUARD: usize = 4;
+const VALIDATION: usize = 5;
+const MODEL: usize = 6;
+const ALGORITHM: usize = 7;
+
+/// Everything that is chosen.
+pub struct Words {
+    ways: Vec<Way>,
+    graphs: Vec<Graph>,
+}
+
+impl Words {
+    pub fn new() -> Words {
+        Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
+    }
+
+    fn choices(&self) -> [usize; 10] {
+        [
+            self.ways.len(),
+            LAYOUTS.len(),
+            optimizers().len(),
+            RECOMPUTATION.len(),
+            GUARDS.len(),
+            // Whether updates are validated afterwards.
+            2,
+            MODELS.len(),
+            ALGORITHMS.len(),
+            BUCKETS.len(),
+            CURVES,
+        ]
+    }
+
+    /// Combinations with every two words that go together, and the pairs that do not.
+    pub fn covering(&self) -> (Vec<Combination<'_>>, Vec<Pair>) {
+        let valid = |row: &Row| {
+            let Some(combination) = self.combination(row) else { return false };
+            let Combination { graph, plan, .. } = &combination;
+            shardloom_program::lower(graph, plan, plan.device_count()).is_ok()
+        };
+        let Covering { rows, impossible } = covering(&self.choices(), valid);
+        let made = rows.iter().filter_map(|row| self.combination(row)).collect();
+        (made, impossible)
+    }
+
+    /// Whether plans refuse both choices of a pair together.
+    fn refused(&self, pair: Pair) -> bool {
+        let ((first, one), (second, other)) = pair;
+        match (first, second) {
+            (WAY, second) => {
+                let way = self.ways[one];
+                let corrections = way.weights.corrections();
+                let moves = corrections.discrepancy.is_some() || corrections.prediction.is_some();
+                let momentum = corrections.spike.is_some()
+                    || corrections.prediction == Some(Prediction::Velocity);
+                let rounds = way.updates == Updates::Round;
+                match second {
+                    // What is moved is whole.
+                    LAYOUT => moves && LAYOUTS[other].2 > 0,
+                    OPTIMIZER => {
+                        let optimizer = optimizers()[other].0;
+                        let has =
+                            matches!(optimizer, Optimizer::Sgd { momentum, .. } if momentum > 0.0);
+                        momentum && !has
+                    }
+                    // There is no norm of all gradients.
+                    GUARD => rounds && GUARDS[other] != (None, false),
+                    VALIDATION => other == 1 && way.weights != Weights::Flush,
+                    // Both homes of a parameter are updated as often.
+                    MODEL => {
+                        rounds && !way.replicas.is_empty() && MODELS[other].contains("tied=true")
+                    }
+                    _ => false,
+                }
+            }
+            // There is no sequence to split.
+            (LAYOUT, MODEL) => LAYOUTS[one].0.cp > 1 && MODELS[other].starts_with("mlp"),
+            (LAYOUT, ALGORITHM) => LAYOUTS[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
+            _ => false,
+        }
+    }
+
+    /// The combination of a row, if a plan can say it.
+    fn combination(&self, row: &Row) -> Option<Combination<'_>> {
+        let way = self.ways[row[WAY]];
+        let (mesh, sequence_parallel, zero) = LAYOUTS[row[LAYOUT]];
+        let (optimizer, learning_rate) = optimizers()[row[OPTIMIZER]];
+        let (recompute, recompute_last) = RECOMPUTATION[row[3]];
+        let (clip_norm, skip_non_finite) = GUARDS[row[GUARD]];
+        let graph = &self.graphs[row[MODEL]];
+        let on_one_device = way.schedule.arrangement().map_or(1, Arrangement::least_chunks);
+        let chain = if on_one_device == 1 { 3 } else { 2 };
+        let pp = if way.replicas.is_empty() { chain } else { way.replicas.len() };
+        let uniform = Uniform {
+            pp,
+            mesh,
+            sequence_parallel,
+            global_batch: BATCH,
+            microbatches: 4,
+            schedule: way.schedule,
+            recompute,
+            sync: Sync {
+                algorithm: ALGORITHMS[row[ALGORITHM]].parse().ok()?,
+                zero,
+                bucket_bytes: BUCKETS[row[8]],
+            },
+            optimizer,
+            clip_norm,
+            ..serial()
+        };
+        let mut plan = uniform.plan(graph, "model", "local");
+        if way.schedule == ScheduleKind::Table {
+            let order =
+                ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"];
+            plan.order = order.map(str::to_owned).into();
+        }
+        if !way.replicas.is_empty() {
+            plan.pipeline = in_turn(&plan, way.replicas);
+        }
+        (plan.weights, plan.updates) = (way.weights, way.updates);
+        plan.recompute_last = recompute_last;
+        plan.skip_non_finite = skip_non_finite;
+        plan.post_validation = row[VALIDATION] == 1;
+        plan.validate(graph, plan.device_count()).ok()?;
+        let peak = learning_rate;
+        let curve = match row[9] {
+            0 => Curve::Constant { peak },
+            _ => Curve::Cosine { peak, warmup_steps: 1, total_steps: 8, floor: peak / 10.0 },
+        };
+        Some(Combination { graph, plan, curve })
+    }
+}
+
+/// The pipelines of stages whose replicas take micro-batches in turn.
+fn in_turn(plan: &Plan, replicas: &[usize]) -> Vec<Pipeline> {
+    let places = Arrangement::taking_turns(replicas).unwrap_or_default();
+    let pipeline = |devices: &Vec<usize>| {
+        let mut stage = plan.pipeline[0].stage.clone();
+        for (stage, &device) in stage.iter_mut().zip(devices) {
+            let size = stage.mesh.size() as u32;
+            let first = device as u32 * size;
+            stage.devices = DeviceList((first..first + size).collect());
+        }
+        Pipeline { stage }
+    };
+    places.iter().map(pipeline).collect()
+}
+
+/// A model and a way of training it.
+pub struct Combination<'a> {
+    pub graph: &'a Graph,
+    pub plan: Plan,
+    pub curve: Curve,
+}
+
+impl Combination<'_> {
+    /// A run from weights of its own.
+    pub fn start(&self) -> Trainer {
+        self.start_with(self.curve)
+    }
+
+    /// Likewise, with another learning rate.
+    pub fn start_with(&self, curve: Curve) -> Trainer {
+        let on_non_finite = match self.plan.skip_non_finite {
+            true => OnNonFinite::Skip,
+            false => OnNonFinite::Stop,
+        };
+        let learning_rate = LearningRate::new(curve).expect("a positive rate");
+        let settings = Settings { on_non_finite, learning_rate, ..support::settings(curve) };
+        let data = Data::new(self.graph, self.plan.skip_non_finite);
+        trainer_with(self.graph, &self.plan, data, settings)
+    }
+}
+
+impl std::fmt::Display for Combination<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} by {:?} under\n{}", self.graph.name(), self.curve, self.plan.to_toml())
+    }
+}
+
+/// Sequences of tokens, or features with classes.
+pub struct Data {
+    tokens: Samples,
+    classified: Option<Vec<(Vec<f32>, u32)>>,
+}
+
+impl Data {
+    /// For `graph`: more than any run takes, so that a run that goes on at another sample is told apart.
+    /// With `poison` a feature is no number.
+    pub fn new(graph: &Graph, poison: bool) -> Data {
+        let tokens = Samples::patterned(128, 8, 32);
+        let classify = |row: &Vec<u32>| {
+            let features = row.iter().map(|&it| it as f32 / 16.0 - 1.0).collect();
+            (features, (row[0] + row[5]) % 4)
+        };
+        let mut classified: Vec<(Vec<f32>, u32)> = tokens.inputs.iter().map(classify).collect();
+        if poison {
+            classified[POISONED * BATCH + 3].0[1] = f32::NAN;
+        }
+        let reads_features = graph.inputs().any(|(_, input)| input.name == "features");
+        Data { tokens, classified: reads_features.then_some(classified) }
+    }
+}
+
+/// The step that has a feature that is no number, where updates with that are left out.
+const POISONED: usize = 1;
+
+impl Source for Data {
+    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+        let Some(rows) = &self.classified else { return self.tokens.field(part, position, input) };
+        let (features, class) = &rows[position as usize % rows.len()];
+        match input {
+            "features" => Some(Field::Reals(features)),
+            "targets" => Some(Field::Indices(std::slice::from_ref(class))),
+            _ => None,
+        }
+    }
+
+    fn validation_len(&self) -> u64 {
+        self.tokens.validation_len()
+    }
+}
+
+/// The serial run's plan of the same batch.
+pub fn serial_plan(graph: &Graph) -> Plan {
+    let uniform = Uniform { global_batch: BATCH, clip_norm: None, mesh: mesh(1, 1, 1), ..serial() };
+    uniform.plan(graph, "model", "local")
+}
+
+#[test]
+fn only_what_plans_refuse_together_is_in_no_run() {
+    let words = Words::new();
+    let (_, impossible) = words.covering();
+    let refused: Vec<Pair> =
+        all_pairs(&words.choices()).into_iter().filter(|&pair| words.refused(pair)).collect();
+    assert_eq!(impossible, refused);
+}
