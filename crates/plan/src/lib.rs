@@ -25,7 +25,7 @@ pub use diff::{Difference, diff};
 pub use error::PlanError;
 pub use layout::{LayoutRule, LayoutRules};
 pub use mesh::{Axis, Mesh};
-pub use optimizer::Optimizer;
+pub use optimizer::{Kept, Optimizer};
 pub use plan::{FORMAT, Pipeline, Plan, Recompute, Stage, Sync};
 pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};

@@ -55,6 +55,15 @@ pub enum Optimizer {
     },
 }
 
+/// How large a tensor is that an optimizer keeps of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// One number for each element that is updated.
+    PerElement,
+    /// So many numbers for the whole parameter, whatever part of it is updated.
+    PerParameter(usize),
+}
+
 impl Default for Optimizer {
     fn default() -> Optimizer {
         Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
@@ -95,6 +104,17 @@ impl Optimizer {
         let scaled = momentum.powf(batches);
         let share = lost(scaled) * batches / lost(momentum);
         (Optimizer::Sgd { momentum: scaled, weight_decay, reference_batch: None }, share)
+    }
+
+    /// The tensors that it keeps of a parameter with so many rows and columns, in order; all in fp32.
+    pub fn keeps(&self, rows: usize, columns: usize) -> Vec<Kept> {
+        match *self {
+            Optimizer::Sgd { momentum: 0.0, .. } => vec![],
+            Optimizer::Sgd { .. } => vec![Kept::PerElement],
+            Optimizer::Adamw { .. } | Optimizer::Lamb { .. } => vec![Kept::PerElement; 2],
+            Optimizer::Adafactor { .. } if rows == 1 || columns == 1 => vec![Kept::PerElement],
+            Optimizer::Adafactor { .. } => vec![Kept::PerParameter(rows + columns)],
+        }
     }
 
     /// Bytes of state for each parameter, without a master copy. Adafactor's row and column vectors are

@@ -1,13 +1,16 @@
 //! The program: classes of ranks, what they hold and what they run.
 
+use std::ops::Range;
+
 use shardloom_cluster::DeviceId;
-use shardloom_collectives::{Algorithm, chunk};
+use shardloom_collectives::chunk;
 use shardloom_graph::work::Pass;
-use shardloom_graph::{DType, Extents, Graph, ValueId};
+use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::{Axis, Corrections, Mesh, Optimizer, Precision};
 
 use crate::schedule::Instance;
-use crate::{Action, Group, Instruction, Layout, Operand, Route, RouteId};
+use crate::sync::Held;
+use crate::{Action, Group, Instruction, Layout, Route, RouteId, Tensor, TensorId};
 
 /// A participant of the program, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,10 +19,6 @@ pub struct Rank(pub u32);
 /// Identifies a class of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(pub u32);
-
-/// Identifies a slot of a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SlotId(pub u32);
 
 /// Identifies a parameter of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,19 +31,6 @@ pub struct BucketId(pub u32);
 /// Identifies a body of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BodyId(pub u32);
-
-/// A tensor that lives for (part of) one micro-batch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Slot {
-    /// For people: the value's name, with what became of it.
-    pub name: String,
-    /// Local shape.
-    pub shape: Vec<usize>,
-    /// What one element is.
-    pub dtype: DType,
-    /// Bytes in the plan's precision.
-    pub bytes: usize,
-}
 
 /// A parameter where it is used.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +56,11 @@ impl WeightParam {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Where it lies in its bucket.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.elements()
+    }
 }
 
 /// Parameters that are gathered, reduced and updated together, contiguous in memory.
@@ -82,7 +73,7 @@ pub struct Bucket {
     /// Its parameters, in order.
     pub params: Vec<ParamId>,
     /// Mesh axes over which replicas train on different samples or positions: gradients are partial,
-    /// and ZeRO shards over them.
+    /// and shares of the bucket are dealt along them.
     pub replicas: Vec<Axis>,
     /// Further mesh axes over which gradients are partial (a norm's gain under sequence parallelism).
     pub partial: Vec<Axis>,
@@ -91,31 +82,11 @@ pub struct Bucket {
     /// Mesh axes that split its parameters.
     pub splits: Vec<Axis>,
     /// Classes that all hold it (tied weights), this one included; empty if only this one does.
-    pub homes: Vec<ClassId>,
-}
-
-/// How a bucket's weights, gradients and optimizer state are spread over its replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// ZeRO stage.
-    pub zero: u8,
-}
-
-impl Shard {
-    /// Whether weights are kept in shards and gathered for use.
-    pub fn weights(self) -> bool {
-        self.zero >= 3
-    }
-
-    /// Whether gradients are kept in shards.
-    pub fn gradients(self) -> bool {
-        self.zero >= 2
-    }
-
-    /// Whether optimizer state is kept in shards.
-    pub fn state(self) -> bool {
-        self.zero >= 1
-    }
+    pub classes: Vec<ClassId>,
+    /// Whether ranks of this class own its parameters, where several classes hold it: one does.
+    pub owned_here: bool,
+    /// The tensors that ranks hold of it.
+    pub held: Held,
 }
 
 /// What a body is for.
@@ -211,8 +182,8 @@ pub struct Class {
     pub first_rank: Rank,
     /// The device of each position.
     pub devices: Vec<DeviceId>,
-    /// Its slots.
-    pub slots: Vec<Slot>,
+    /// What its ranks hold.
+    pub tensors: Vec<Tensor>,
     /// Its parameters.
     pub params: Vec<WeightParam>,
     /// Its buckets.
@@ -235,10 +206,6 @@ pub struct Program {
     pub classes: Vec<Class>,
     /// The ways between classes.
     pub routes: Vec<Route>,
-    /// ZeRO stage.
-    pub shard: Shard,
-    /// The collectives' algorithm.
-    pub algorithm: Algorithm,
     /// Number formats.
     pub precision: Precision,
     /// The optimizer.
@@ -317,24 +284,30 @@ impl Program {
         (ClassId(index as u32), (rank.0 - self.classes[index].first_rank.0) as usize)
     }
 
-    /// Whether `instruction` of `class` reads weights moved along their velocity: `true` a forward pass
-    /// to where they are expected, `false` a backward pass to where its forward had them.
-    pub fn extrapolates(&self, class: &Class, instruction: &Instruction) -> Option<bool> {
-        let Action::Compute { pass, again, .. } = instruction.action else { return None };
-        let forward = pass == Pass::Forward && !again;
-        let moves = match forward {
-            true => self.corrections.prediction.is_some(),
-            false => self.corrections.discrepancy.is_some(),
-        };
-        let reads = instruction.reads.iter().any(|read| matches!(read, Operand::Weight(_)));
-        (moves && reads && class.delay > 0.0).then_some(forward)
-    }
-
     /// How many updates late the gradients are that a bucket of `class` is updated with, on average. Where
     /// several classes hold it, which must update it alike, it is that of the latest of their gradients.
     pub fn update_delay(&self, class: &Class, bucket: BucketId) -> f64 {
-        let homes = class.bucket(bucket).homes.iter();
-        homes.map(|&home| self.class(home).delay).fold(class.delay, f64::max)
+        let others = class.bucket(bucket).classes.iter();
+        others.map(|&other| self.class(other).delay).fold(class.delay, f64::max)
+    }
+
+    /// Whether ranks of `class` own a tensor of theirs among the classes that hold such a one of the same
+    /// bucket: the first of them does.
+    pub fn owns(&self, class: ClassId, tensor: TensorId) -> bool {
+        let node = self.class(class);
+        let tensor = node.tensor(tensor);
+        let Some(bucket) = tensor.bucket.map(|id| node.bucket(id)) else { return true };
+        let value = |class: &Class, bucket: &Bucket| {
+            bucket.params.first().map(|&param| class.param(param).value)
+        };
+        let holds = |other: &Class| {
+            other.tensors.iter().any(|theirs| {
+                let same = |id| value(other, other.bucket(id)) == value(node, bucket);
+                theirs.content == tensor.content && theirs.bucket.is_some_and(same)
+            })
+        };
+        let first = bucket.classes.iter().find(|&&other| holds(self.class(other)));
+        first.is_none_or(|&first| first == class)
     }
 
     /// The messages of a route by their number in it, each with who sends it to whom.
@@ -355,7 +328,7 @@ impl Program {
                 let members = class.mesh.members_along(position, axes);
                 members.into_iter().map(|position| at(class, position)).collect()
             }
-            Group::Homes(classes) => {
+            Group::Classes(classes) => {
                 classes.iter().map(|&class| at(self.class(class), position)).collect()
             }
             Group::World => (0..self.ranks() as u32).map(Rank).collect(),
@@ -382,11 +355,6 @@ impl Class {
         let noun = if names.len() > 1 { "stages" } else { "stage" };
         let replica = self.replica.map_or_else(String::new, |it| format!(", replica {it}"));
         format!("{noun} {}{replica}", names.join(", "))
-    }
-
-    /// One slot.
-    pub fn slot(&self, id: SlotId) -> &Slot {
-        &self.slots[id.0 as usize]
     }
 
     /// One parameter.
@@ -442,7 +410,7 @@ impl Class {
         let loss = graph.value(graph.loss()).producer?;
         let instructions = self.bodies.iter().flat_map(|body| &body.instructions);
         instructions.into_iter().find_map(|instruction| {
-            let Action::Compute { op, pass: Pass::Forward, assignment, .. } = &instruction.action
+            let Action::Kernel { op, pass: Pass::Forward, assignment, .. } = &instruction.action
             else {
                 return None;
             };
@@ -451,23 +419,30 @@ impl Class {
         })
     }
 
-    /// The elements of `bucket` that `position` owns when it is sharded over its replicas.
-    pub fn shard_range(&self, bucket: &Bucket, position: usize) -> std::ops::Range<usize> {
+    /// The share of `bucket` that `position` has where the bucket is dealt to its replicas.
+    pub fn shard_range(&self, bucket: &Bucket, position: usize) -> Range<usize> {
         let parts = self.mesh.span(&bucket.replicas);
         chunk(bucket.elements, parts, self.mesh.index_along(position, &bucket.replicas))
     }
 
-    /// Whether `bucket` has several replicas to be sharded over.
-    pub fn replicated(&self, bucket: &Bucket) -> bool {
-        self.mesh.span(&bucket.replicas) > 1
+    /// The elements of `bucket` that `position` owns: each element that several ranks hold equal copies of
+    /// has one owner, which saves it and counts it towards norms, and it lies in the owner's share.
+    pub fn owned(&self, bucket: &Bucket, position: usize) -> Range<usize> {
+        match bucket.owned_here {
+            true => self.owned_within(bucket, position),
+            false => 0..0,
+        }
     }
 
-    /// The local shape of an operand.
-    pub fn shape(&self, operand: Operand) -> &[usize] {
-        match operand {
-            Operand::Slot(slot) => &self.slot(slot).shape,
-            Operand::Weight(param) | Operand::Gradient(param) => &self.param(param).shape,
-            Operand::Norm => &[],
+    /// The same among the ranks of this class.
+    pub fn owned_within(&self, bucket: &Bucket, position: usize) -> Range<usize> {
+        let share = self.shard_range(bucket, position);
+        let (mut parts, mut index) = (1, 0);
+        for &axis in bucket.copies.iter().filter(|axis| !bucket.replicas.contains(axis)) {
+            let width = self.mesh.width(axis);
+            (parts, index) = (parts * width, index * width + self.mesh.coordinate(position, axis));
         }
+        let part = chunk(share.len(), parts, index);
+        share.start + part.start..share.start + part.end
     }
 }

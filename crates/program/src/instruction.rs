@@ -1,63 +1,33 @@
 //! What a device can be told to do.
+//!
+//! Every tensor that an instruction touches is among its operands: what it reads, what it writes, what
+//! it is the last to touch.
 
+use shardloom_collectives::Algorithm;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, Reduction, ValueId};
 use shardloom_plan::Axis;
 
-use crate::{Assignment, BucketId, ClassId, Layout, ParamId, RouteId, SlotId};
+use crate::{Assignment, ClassId, Layout, Mode, RouteId, TensorId, View, Write};
 
-/// A tensor on a device.
+/// What must hold after a collective. Tensor axes are of local tensors; a flat tensor has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Operand {
-    /// One micro-batch's value.
-    Slot(SlotId),
-    /// A weight, in its bucket.
-    Weight(ParamId),
-    /// A weight's accumulated gradient, in its bucket.
-    Gradient(ParamId),
-    /// The squared norm of the step's gradients, of as many stages as are known: a number in double
-    /// precision, which moves as [`Operand::NORM_WORDS`] words.
-    Norm,
-}
-
-impl Operand {
-    /// How many 4-byte words a norm moves as.
-    pub const NORM_WORDS: usize = 2;
-}
-
-/// A tensor that an instruction writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Write {
-    /// Where to.
-    pub to: Operand,
-    /// Whether it is added onto what is there. A gradient's first write in a step overwrites all the
-    /// same.
-    pub accumulate: bool,
-}
-
-/// A change of layout along one mesh axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Change {
-    /// Keep one's own part along a tensor axis; local.
-    Slice {
-        /// Tensor axis.
-        axis: usize,
-    },
-    /// Combine partial tensors everywhere.
+pub enum Collective {
+    /// Parts are combined, and everybody has the result.
     AllReduce(Reduction),
-    /// Combine partial tensors, each keeping its part along a tensor axis.
+    /// Parts are combined, and each member keeps its share along a tensor axis.
     ReduceScatter {
         /// Tensor axis.
         axis: usize,
         /// How parts combine.
         reduction: Reduction,
     },
-    /// Join the parts along a tensor axis.
+    /// Shares along a tensor axis are joined.
     AllGather {
         /// Tensor axis.
         axis: usize,
     },
-    /// Exchange the split of one tensor axis for that of another.
+    /// The split of one tensor axis is exchanged for that of another.
     AllToAll {
         /// Tensor axis that is joined.
         from: usize,
@@ -72,7 +42,7 @@ pub enum Group {
     /// The ranks of one class that differ only along these mesh axes.
     Mesh(Vec<Axis>),
     /// The ranks at the same mesh position of these classes.
-    Homes(Vec<ClassId>),
+    Classes(Vec<ClassId>),
     /// All ranks.
     World,
 }
@@ -89,7 +59,7 @@ pub enum Action {
     },
     /// Runs one pass of an operator. Reads and writes stand in the order of the operator's inputs and
     /// outputs, or of its gradient rule's reads and produced gradients.
-    Compute {
+    Kernel {
         /// The operator.
         op: OpId,
         /// Which pass.
@@ -99,16 +69,26 @@ pub enum Action {
         /// Whether a forward operator runs a second time.
         again: bool,
     },
-    /// Changes the layout of its read along one mesh axis into its write.
-    Redistribute {
-        /// The change.
-        change: Change,
-        /// Over which mesh axis.
-        axis: Axis,
+    /// Keeps this device's part of its read along a tensor axis.
+    Slice {
+        /// Tensor axis.
+        axis: usize,
+        /// The mesh axis that it is split over from now on.
+        over: Axis,
+    },
+    /// Combines or exchanges its read over a group into its first write. A second write is where parts
+    /// lie side by side meanwhile. Where it reads and writes the same tensor, it works in place.
+    Collective {
+        /// What must hold afterwards.
+        kind: Collective,
+        /// Over whom.
+        group: Group,
+        /// By which algorithm.
+        algorithm: Algorithm,
     },
     /// `write += read`, elementwise.
     Add,
-    /// `write = read`.
+    /// Each write becomes the read in the same place.
     Copy,
     /// Sends its read to another class.
     Send {
@@ -121,57 +101,31 @@ pub enum Action {
         route: RouteId,
     },
     /// Reports its read as this micro-batch's part of the loss.
-    Loss,
-    /// Gathers a bucket's weights from their shards.
-    Gather {
-        /// The bucket.
-        bucket: BucketId,
+    Report,
+    /// Moves a weight along its velocity: reads the weight and what its velocity follows from, writes the
+    /// moved weight.
+    Extrapolate {
+        /// Whether to where the weight is expected to be when its gradient is applied, or back to where
+        /// the forward pass had it.
+        forward: bool,
     },
-    /// Drops a bucket's gathered weights.
-    Release {
-        /// The bucket.
-        bucket: BucketId,
-    },
-    /// Combines a bucket's gradients over `group`, leaving them whole everywhere or, if `scatter`, each
-    /// member's shard with that member, added to what earlier micro-batches left there.
-    Reduce {
-        /// The bucket.
-        bucket: BucketId,
-        /// Over whom.
-        group: Group,
-        /// Whether each member keeps only its shard.
-        scatter: bool,
-    },
-    /// The squared norm of gradients: each rank's own share, then a sum over `group`. That of all ranks
-    /// clips, and decides whether the step is taken.
-    Norm {
-        /// Over whom: all ranks, or those of one class, whose norm goes on to other classes.
-        group: Group,
-    },
-    /// Keeps a copy of what the update of a bucket is about to change, because the norm of all gradients
-    /// is not known yet.
-    Backup {
-        /// The bucket.
-        bucket: BucketId,
-    },
-    /// With the norm of all gradients known, decides whether the update that was made before is right.
-    /// If it is not, weights and optimizer state are put back, and whatever this step has computed is
-    /// dropped. The copies are freed in either case.
-    Validate,
-    /// One round of the optimizer's statistics of a bucket: each owner's share, then a sum over owners.
+    /// The squared norm of the gradients that it reads, each element counted by the one rank that
+    /// [owns](crate::Class::owned) it.
+    Norm,
+    /// This rank's share of a round of the optimizer's statistics: reads gradients, weights, the sums of
+    /// the round before if there is one and, where it is used, the norm; writes the statistics and, as
+    /// some optimizers take their state on already here, its state.
     Statistics {
-        /// The bucket.
-        bucket: BucketId,
         /// Which round, from 0.
         round: usize,
-        /// The ranks that own parts of the bucket's parameters.
-        owners: Group,
     },
-    /// Updates the rank's share of a bucket's weights.
-    Update {
-        /// The bucket.
-        bucket: BucketId,
-    },
+    /// Updates its writes (weights, what corrections keep, optimizer state) with the gradients that it
+    /// reads.
+    Optimizer,
+    /// With the norm of all gradients known, decides whether the update that was made before is right.
+    /// If it is not, its writes get back the copies that it reads, and whatever this step has computed is
+    /// dropped. The copies are freed in either case.
+    Validate,
 }
 
 /// One instruction.
@@ -180,23 +134,59 @@ pub struct Instruction {
     /// What it does.
     pub action: Action,
     /// What it reads.
-    pub reads: Vec<Operand>,
+    pub reads: Vec<View>,
     /// What it writes.
     pub writes: Vec<Write>,
-    /// Slots that nobody reads after it.
-    pub frees: Vec<SlotId>,
+    /// Tensors that nobody reads after it.
+    pub frees: Vec<TensorId>,
 }
 
 impl Instruction {
+    /// An instruction that overwrites what it writes.
+    pub fn new(
+        action: Action,
+        reads: impl IntoIterator<Item = View>,
+        writes: impl IntoIterator<Item = View>,
+    ) -> Instruction {
+        Instruction {
+            action,
+            reads: reads.into_iter().collect(),
+            writes: writes.into_iter().map(Write::set).collect(),
+            frees: vec![],
+        }
+    }
+
+    /// The same with another mode of its writes.
+    #[must_use]
+    pub fn with_mode(mut self, mode: Mode) -> Instruction {
+        self.writes.iter_mut().for_each(|write| write.mode = mode);
+        self
+    }
+
+    /// The same, after which nobody reads these tensors.
+    #[must_use]
+    pub fn freeing(mut self, tensors: impl IntoIterator<Item = TensorId>) -> Instruction {
+        self.frees.extend(tensors);
+        self
+    }
+
+    /// What it reads and writes.
+    pub fn operands(&self) -> impl Iterator<Item = View> + '_ {
+        self.reads.iter().copied().chain(self.writes.iter().map(|write| write.to))
+    }
+
     /// Whether it is a copy of something that nobody reads afterwards, which takes neither time nor
     /// memory.
     pub fn is_move(&self) -> bool {
-        matches!((&self.action, self.reads.first()), (Action::Copy, Some(Operand::Slot(slot)))
-            if self.frees.contains(slot))
+        matches!((&self.action, self.reads.as_slice()), (Action::Copy, [read])
+            if self.frees.contains(&read.tensor))
     }
 
-    /// An instruction without operands.
-    pub(crate) fn bare(action: Action) -> Instruction {
-        Instruction { action, reads: vec![], writes: vec![], frees: vec![] }
+    /// Whether it works on a tensor in place.
+    pub fn is_in_place(&self) -> bool {
+        match (self.reads.first(), self.writes.first()) {
+            (Some(read), Some(write)) => read.tensor == write.to.tensor,
+            _ => false,
+        }
     }
 }

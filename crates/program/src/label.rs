@@ -1,7 +1,7 @@
 //! What instructions are called in timelines, and which resource they occupy.
 
 use crate::timeline::{Activity, Lane};
-use crate::{Action, Body, BodyKind, Change, Class, Instruction, Operand};
+use crate::{Action, Body, BodyKind, Class, Collective, Content, Instruction, View};
 
 impl BodyKind {
     /// What its computation is in a timeline.
@@ -54,23 +54,19 @@ impl Instruction {
     /// The resource it occupies.
     pub fn lane(&self) -> Lane {
         match &self.action {
-            Action::Redistribute { change: Change::Slice { .. }, .. } => Lane::Compute,
-            Action::Redistribute { .. }
-            | Action::Receive { .. }
-            | Action::Gather { .. }
-            | Action::Reduce { .. }
-            | Action::Norm { .. }
-            | Action::Statistics { .. } => Lane::CommunicationIn,
+            Action::Collective { .. } | Action::Receive { .. } => Lane::CommunicationIn,
             Action::Send { .. } => Lane::CommunicationOut,
             Action::Load { .. }
-            | Action::Compute { .. }
+            | Action::Kernel { .. }
+            | Action::Slice { .. }
             | Action::Add
             | Action::Copy
-            | Action::Loss
-            | Action::Release { .. }
-            | Action::Backup { .. }
-            | Action::Validate
-            | Action::Update { .. } => Lane::Compute,
+            | Action::Report
+            | Action::Extrapolate { .. }
+            | Action::Norm
+            | Action::Statistics { .. }
+            | Action::Optimizer
+            | Action::Validate => Lane::Compute,
         }
     }
 
@@ -79,8 +75,8 @@ impl Instruction {
         match &self.action {
             Action::Send { .. } => Activity::Send,
             Action::Receive { .. } => Activity::Receive,
-            _ if self.lane() == Lane::CommunicationIn => Activity::Collective,
-            Action::Update { .. } => Activity::Update,
+            Action::Collective { .. } => Activity::Collective,
+            Action::Optimizer => Activity::Update,
             _ => kind.activity(),
         }
     }
@@ -88,34 +84,29 @@ impl Instruction {
     /// Its name in a timeline: computation is called by its pass (`F3`), communication by what it does
     /// to what (`all-reduce block.2`). It stands in `body` of `class`.
     pub fn label(&self, class: &Class, body: &Body, microbatch: Option<u32>) -> String {
-        let bucket = |bucket| &class.bucket(bucket).name;
-        let slot = |operand: Option<&Operand>| match operand {
-            Some(Operand::Slot(slot)) => class.slot(*slot).name.clone(),
-            Some(Operand::Norm) => "gradient norm".into(),
-            _ => String::new(),
+        let subject = |view: View| {
+            let tensor = class.tensor(view.tensor);
+            match (tensor.content, tensor.bucket) {
+                (Content::Weight | Content::Gradient, Some(bucket)) => &class.bucket(bucket).name,
+                _ => &tensor.name,
+            }
         };
         match &self.action {
-            Action::Redistribute { change, .. } => {
-                let verb = match change {
-                    Change::Slice { .. } => "slice",
-                    Change::AllReduce(_) => "all-reduce",
-                    Change::ReduceScatter { .. } => "reduce-scatter",
-                    Change::AllGather { .. } => "all-gather",
-                    Change::AllToAll { .. } => "all-to-all",
-                };
-                format!("{verb} {}", slot(self.reads.first()))
+            Action::Collective { kind, .. } => {
+                let read = self.reads[0];
+                let content = class.tensor(read.tensor).content;
+                match (content, kind) {
+                    (Content::Norm | Content::Statistics, _) => subject(read).clone(),
+                    (_, Collective::AllReduce(_)) => format!("all-reduce {}", subject(read)),
+                    (_, Collective::ReduceScatter { .. }) => {
+                        format!("reduce-scatter {}", subject(read))
+                    }
+                    (_, Collective::AllGather { .. }) => format!("all-gather {}", subject(read)),
+                    (_, Collective::AllToAll { .. }) => format!("all-to-all {}", subject(read)),
+                }
             }
-            Action::Send { .. } => format!("send {}", slot(self.reads.first())),
-            Action::Receive { .. } => {
-                format!("receive {}", slot(self.writes.first().map(|write| &write.to)))
-            }
-            Action::Gather { bucket: id } => format!("all-gather {}", bucket(*id)),
-            Action::Reduce { bucket: id, scatter: true, .. } => {
-                format!("reduce-scatter {}", bucket(*id))
-            }
-            Action::Reduce { bucket: id, .. } => format!("all-reduce {}", bucket(*id)),
-            Action::Norm { .. } => "gradient norm".into(),
-            Action::Statistics { bucket: id, .. } => format!("statistics {}", bucket(*id)),
+            Action::Send { .. } => format!("send {}", subject(self.reads[0])),
+            Action::Receive { .. } => format!("receive {}", subject(self.writes[0].to)),
             _ => body.label(microbatch),
         }
     }

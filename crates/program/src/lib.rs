@@ -8,8 +8,10 @@
 pub mod buffers;
 pub mod quantity;
 pub mod schedule;
+pub mod sync;
 pub mod timeline;
 
+mod allocation;
 mod assignment;
 mod class;
 mod error;
@@ -20,19 +22,23 @@ mod lower;
 mod memory;
 mod redistribution;
 mod route;
-mod tenant;
+mod tensor;
 mod traffic;
 
+pub use allocation::Allocation;
 pub use assignment::Assignment;
 pub use class::{
     Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part, Program,
-    Rank, Shard, Slot, SlotId, StreamItem, WeightParam,
+    Rank, StreamItem, WeightParam,
 };
 pub use error::ProgramError;
-pub use instruction::{Action, Change, Group, Instruction, Operand, Write};
+pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};
-pub use lower::lower;
-pub use memory::{Ledger, MemoryUse, PersistentBytes};
+pub use lower::{lower, lower_with};
+pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
 pub use route::{Cargo, Message, Route, RouteId};
-pub use tenant::Tenant;
+pub use tensor::{
+    Content, Copies, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View, Window,
+    Write,
+};
 pub use traffic::Exchange;

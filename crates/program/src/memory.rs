@@ -1,28 +1,30 @@
-//! How much memory a rank needs, by walking its stream.
+//! How much memory a rank needs: the sum over its tensors, by walking its stream.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use shardloom_plan::Prediction;
-
-use crate::tenant::{Arrival, Tenancy, Tenant};
-use crate::{Bucket, BucketId, Class, Instruction, ParamId, Program, StreamItem};
+use crate::allocation::Allocated;
+use crate::{
+    Allocation, Class, Content, Copies, Instruction, Keep, Program, StreamItem, Tensor, TensorId,
+};
 
 /// What a rank holds all the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PersistentBytes {
-    /// Weights, or their shards.
+    /// Weights that operators read, or their shards, in all versions, with what corrections for delayed
+    /// gradients keep of them.
     pub weights: u64,
     /// Gradients, or their shards.
     pub gradients: u64,
     /// Optimizer state and master weights, or their shards.
     pub state: u64,
+    /// What belongs to no parameter.
+    pub other: u64,
 }
 
 impl PersistentBytes {
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.weights + self.gradients + self.state
+        self.weights + self.gradients + self.state + self.other
     }
 }
 
@@ -42,23 +44,20 @@ pub struct MemoryUse {
 /// use as scratch. A message belongs to no rank from the end of its send to its receive: how many are on
 /// their way depends on when others run, which no order of one rank's instructions can tell.
 #[derive(Clone, Debug)]
-pub struct Ledger<'a> {
-    tenancy: Tenancy<'a>,
-    tenants: BTreeMap<Tenant, u64>,
+pub struct MemoryTracker<'a> {
+    class: &'a Class,
+    position: usize,
+    allocations: BTreeMap<Allocation, u64>,
     live_bytes: u64,
     peak_bytes: u64,
 }
 
-impl<'a> Ledger<'a> {
-    /// A ledger that counts what `position` of `class` holds all the time.
-    pub fn new(program: &'a Program, class: &'a Class, position: usize) -> Ledger<'a> {
-        let live_bytes = class.persistent_bytes(program, position).total();
-        Ledger {
-            tenancy: Tenancy { program, class, position },
-            tenants: BTreeMap::new(),
-            live_bytes,
-            peak_bytes: live_bytes,
-        }
+impl<'a> MemoryTracker<'a> {
+    /// A tracker that begins with what `position` of `class` holds all the time.
+    pub fn new(class: &'a Class, position: usize) -> MemoryTracker<'a> {
+        let live_bytes = class.persistent_bytes(position).total();
+        let allocations = BTreeMap::new();
+        MemoryTracker { class, position, allocations, live_bytes, peak_bytes: live_bytes }
     }
 
     /// Bytes that live now.
@@ -73,124 +72,100 @@ impl<'a> Ledger<'a> {
 
     /// Counts what `instruction` allocates, before it runs.
     pub fn begin(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
-        let tenancy = self.tenancy;
-        tenancy.arrivals(instruction, microbatch, |Arrival { tenant, bytes, from }| {
+        self.begin_counting(instruction, microbatch, |_| true);
+    }
+
+    /// Likewise, of those tensors only that `counts` says.
+    pub fn begin_counting(
+        &mut self,
+        instruction: &Instruction,
+        microbatch: Option<u32>,
+        counts: impl Fn(&Tensor) -> bool,
+    ) {
+        for Allocated { what, from } in self.class.allocated_by(instruction, microbatch) {
             if let Some(from) = from {
-                self.move_out(from);
+                self.free(from);
             }
-            self.move_in(tenant, bytes);
-        });
+            if counts(self.class.tensor(what.tensor)) {
+                self.allocate(what);
+            }
+        }
     }
 
     /// Counts what `instruction` frees, after it ran.
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
-        let tenancy = self.tenancy;
-        tenancy.departures(instruction, microbatch, |tenant| self.move_out(tenant));
+        for freed in self.class.freed_by(instruction, microbatch) {
+            self.free(freed);
+        }
     }
 
     /// Counts that all micro-batches under way are dropped, to be begun again.
     pub fn drop_microbatches(&mut self) {
-        let dropped: Vec<Tenant> = self.tenants.keys().copied().collect();
-        let of_microbatch = |tenant: &Tenant| matches!(tenant, Tenant::Slot(..));
-        dropped.into_iter().filter(of_microbatch).for_each(|tenant| self.move_out(tenant));
+        let of_microbatch = |it: &Allocation| it.microbatch.is_some();
+        let dropped: Vec<Allocation> = self.allocations.keys().copied().collect();
+        dropped.into_iter().filter(of_microbatch).for_each(|it| self.free(it));
     }
 
-    fn move_in(&mut self, tenant: Tenant, bytes: u64) {
-        if self.tenants.insert(tenant, bytes).is_none() {
+    fn allocate(&mut self, what: Allocation) {
+        let bytes = self.class.tensor_bytes(what.tensor, self.position);
+        if self.allocations.insert(what, bytes).is_none() {
             self.live_bytes += bytes;
             self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         }
     }
 
-    fn move_out(&mut self, tenant: Tenant) {
-        if let Some(bytes) = self.tenants.remove(&tenant) {
+    fn free(&mut self, what: Allocation) {
+        if let Some(bytes) = self.allocations.remove(&what) {
             self.live_bytes -= bytes;
         }
     }
 }
 
 impl Class {
+    /// The tensors that ranks hold for the whole run.
+    pub fn lasting(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.tensors().filter(|(_, tensor)| tensor.keep != Keep::Transient)
+    }
+
     /// What `position` holds all the time.
-    pub fn persistent_bytes(&self, program: &Program, position: usize) -> PersistentBytes {
-        let precision = program.precision;
-        let master = if precision.master { 4 } else { 0 };
+    pub fn persistent_bytes(&self, position: usize) -> PersistentBytes {
         let mut bytes = PersistentBytes::default();
-        for bucket in &self.buckets {
-            let sharded = self.replicated(bucket);
-            let shard = self.shard_range(bucket, position);
-            let held = |is_sharded: bool| match sharded && is_sharded {
-                true => shard.len() as u64,
-                false => bucket.elements as u64,
+        for (id, tensor) in self.lasting() {
+            let copies = match tensor.copies {
+                Copies::Versions(versions) => versions,
+                Copies::One | Copies::PerMicrobatch => 1,
             };
-            let weights = held(program.shard.weights()) * precision.compute.bytes() as u64;
-            bytes.weights += weights * u64::from(self.versions() + self.corrections(program));
-            bytes.gradients += held(program.shard.gradients()) * precision.gradients.bytes() as u64;
-            let per_parameter = program.optimizer.state_bytes_per_parameter() + master;
-            bytes.state += held(program.shard.state()) * per_parameter as u64;
-            bytes.state += self.factored_bytes(program, bucket, position);
+            let held = match tensor.content {
+                Content::Weight
+                | Content::PreviousWeight
+                | Content::WeightVelocity
+                | Content::ExtrapolatedWeight => &mut bytes.weights,
+                Content::Gradient => &mut bytes.gradients,
+                Content::MasterWeight | Content::OptimizerState(_) => &mut bytes.state,
+                Content::Activation
+                | Content::Staging
+                | Content::Statistics
+                | Content::Norm
+                | Content::Backup => &mut bytes.other,
+            };
+            *held += u64::from(copies) * self.tensor_bytes(id, position);
         }
         bytes
     }
 
-    /// What `position` copies before it updates a bucket, to be able to undo that: its share of the
-    /// optimizer's state and of the weights, or of their master copy.
-    pub fn backup_bytes(&self, program: &Program, bucket: BucketId, position: usize) -> u64 {
-        let bucket = self.bucket(bucket);
-        let precision = program.precision;
-        let weight = if precision.master { 4 } else { precision.compute.bytes() };
-        let per_parameter = program.optimizer.state_bytes_per_parameter() + weight;
-        let elements = self.updated(program, bucket, position).len();
-        (elements * per_parameter) as u64 + self.factored_bytes(program, bucket, position)
-    }
-
-    /// The elements of `bucket` that `position` updates.
-    fn updated(&self, program: &Program, bucket: &Bucket, position: usize) -> Range<usize> {
-        match self.replicated(bucket) && program.shard.state() {
-            true => self.shard_range(bucket, position),
-            false => 0..bucket.elements,
-        }
-    }
-
-    /// Bytes of optimizer state that are not so many per parameter.
-    fn factored_bytes(&self, program: &Program, bucket: &Bucket, position: usize) -> u64 {
-        let share = self.updated(program, bucket, position);
-        let elements = |&param: &ParamId| self.factored_elements(program, param, &share);
-        4 * bucket.params.iter().map(elements).sum::<usize>() as u64
-    }
-
-    /// How many tensors like the weights make up for delayed gradients.
-    pub fn corrections(&self, program: &Program) -> u32 {
-        let corrections = &program.corrections;
-        let velocity = self.delay > 0.0 && corrections.discrepancy.is_some();
-        let previous = self.delay > 0.0 && corrections.prediction == Some(Prediction::Weights);
-        u32::from(velocity) + u32::from(previous)
-    }
-
-    /// Elements of optimizer state that are not one per parameter, for a parameter of which the
-    /// elements in `share` (of its bucket) are updated here.
-    fn factored_elements(&self, program: &Program, param: ParamId, share: &Range<usize>) -> usize {
-        let param = self.param(param);
-        let end = param.offset + param.elements();
-        let owned = share.end.min(end).saturating_sub(share.start.max(param.offset));
-        if owned == 0 {
-            return 0;
-        }
-        program.optimizer.factored_elements(param.rows, param.columns, owned)
-    }
-
     /// The memory of `position` over one step.
     pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
-        let mut ledger = Ledger::new(program, self, position);
+        let mut tracker = MemoryTracker::new(self, position);
         // Enough steps for the pipeline to be full once, and to begin with what another left behind.
         let steps = 2 * program.ahead + 1 + u32::from(self.ends_late());
         let usual = program.unrolled(self, steps).filter(|(_, item)| !item.amends);
         for (_, StreamItem { body, microbatch, .. }) in usual {
             for instruction in &self.body(body).instructions {
-                ledger.begin(instruction, microbatch);
-                ledger.end(instruction, microbatch);
+                tracker.begin(instruction, microbatch);
+                tracker.end(instruction, microbatch);
             }
         }
-        let persistent = self.persistent_bytes(program, position);
-        MemoryUse { persistent, peak_bytes: ledger.peak_bytes() }
+        let persistent = self.persistent_bytes(position);
+        MemoryUse { persistent, peak_bytes: tracker.peak_bytes() }
     }
 }

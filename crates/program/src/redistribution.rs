@@ -5,7 +5,16 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use shardloom_plan::{Axis, Mesh};
 
-use crate::{Change, Layout};
+use crate::{Collective, Layout};
+
+/// A change of layout along one mesh axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Keep one's own part along a tensor axis; local.
+    Slice { axis: usize },
+    /// Together with the others along the mesh axis.
+    Together(Collective),
+}
 
 /// One step of a redistribution and the layout after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,11 +119,16 @@ fn moves(layout: &Layout, global: &[usize], mesh: &Mesh, still: &[Axis]) -> Vec<
             let reduction = layout.partial[at].1;
             let mut reduced = layout.clone();
             reduced.partial.remove(at);
-            push(Change::AllReduce(reduction), reduced.clone(), 2 * share(local));
+            push(
+                Change::Together(Collective::AllReduce(reduction)),
+                reduced.clone(),
+                2 * share(local),
+            );
             for tensor_axis in (0..global.len()).filter(|&tensor_axis| fits(tensor_axis)) {
                 let mut scattered = reduced.clone();
                 scattered.splits[tensor_axis].push(axis);
-                let change = Change::ReduceScatter { axis: tensor_axis, reduction };
+                let change = Collective::ReduceScatter { axis: tensor_axis, reduction };
+                let change = Change::Together(change);
                 push(change, scattered, share(local));
             }
             continue;
@@ -125,14 +139,14 @@ fn moves(layout: &Layout, global: &[usize], mesh: &Mesh, still: &[Axis]) -> Vec<
                 let mut gathered = layout.clone();
                 gathered.splits[from].pop();
                 push(
-                    Change::AllGather { axis: from },
+                    Change::Together(Collective::AllGather { axis: from }),
                     gathered.clone(),
                     (local * (width - 1)) as u64,
                 );
                 for to in (0..global.len()).filter(|&to| to != from && fits(to)) {
                     let mut moved = gathered.clone();
                     moved.splits[to].push(axis);
-                    push(Change::AllToAll { from, to }, moved, share(local));
+                    push(Change::Together(Collective::AllToAll { from, to }), moved, share(local));
                 }
             }
             Some(_) => {}
@@ -194,10 +208,17 @@ mod tests {
         let partial = layout(&[batch, &[], &[]], &[Axis::Tp]);
         let whole = layout(&[batch, &[], &[]], &[]);
         let sequence = layout(&[batch, &[Axis::Tp], &[]], &[]);
-        assert_eq!(changes(&partial, &whole), [Change::AllReduce(Reduction::Sum)]);
-        let scatter = Change::ReduceScatter { axis: 1, reduction: Reduction::Sum };
+        assert_eq!(
+            changes(&partial, &whole),
+            [Change::Together(Collective::AllReduce(Reduction::Sum))]
+        );
+        let scatter = Collective::ReduceScatter { axis: 1, reduction: Reduction::Sum };
+        let scatter = Change::Together(scatter);
         assert_eq!(changes(&partial, &sequence), [scatter]);
-        assert_eq!(changes(&sequence, &whole), [Change::AllGather { axis: 1 }]);
+        assert_eq!(
+            changes(&sequence, &whole),
+            [Change::Together(Collective::AllGather { axis: 1 })]
+        );
         assert_eq!(changes(&whole, &sequence), [Change::Slice { axis: 1 }]);
         assert_eq!(changes(&whole, &whole), []);
     }
@@ -206,14 +227,20 @@ mod tests {
     fn a_moved_axis_is_an_all_to_all_and_not_a_gather() {
         let from = layout(&[&[], &[Axis::Tp], &[]], &[]);
         let to = layout(&[&[], &[], &[Axis::Tp]], &[]);
-        assert_eq!(changes(&from, &to), [Change::AllToAll { from: 1, to: 2 }]);
+        assert_eq!(
+            changes(&from, &to),
+            [Change::Together(Collective::AllToAll { from: 1, to: 2 })]
+        );
     }
 
     #[test]
     fn slices_come_before_gathers() {
         let from = layout(&[&[Axis::Tp], &[], &[]], &[]);
         let to = layout(&[&[], &[Axis::Dp], &[]], &[]);
-        assert_eq!(changes(&from, &to), [Change::Slice { axis: 1 }, Change::AllGather { axis: 0 }]);
+        assert_eq!(
+            changes(&from, &to),
+            [Change::Slice { axis: 1 }, Change::Together(Collective::AllGather { axis: 0 })]
+        );
     }
 
     #[test]

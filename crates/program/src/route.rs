@@ -1,9 +1,9 @@
 //! Ways between stages: which part of a value goes from which position to which.
 
-use shardloom_graph::{DType, ValueId};
+use shardloom_graph::ValueId;
 use shardloom_plan::Mesh;
 
-use crate::{ClassId, Layout, Operand, Placement};
+use crate::{ClassId, Format, Layout, Placement};
 
 /// Identifies a route of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,8 +42,8 @@ pub struct Route {
     pub from: ClassId,
     /// The receiving class.
     pub to: ClassId,
-    /// What one element is.
-    pub dtype: DType,
+    /// How elements are stored.
+    pub format: Format,
     /// The parts.
     pub messages: Vec<Message>,
 }
@@ -113,15 +113,15 @@ impl Route {
         (from, senders): (ClassId, usize),
         (to, receivers): (ClassId, usize),
     ) -> Route {
-        let words = || Placement { start: vec![0], extent: vec![Operand::NORM_WORDS] };
-        let message = |to| Message { from: to % senders, to, source: words(), target: words() };
+        let number = || Placement { start: vec![], extent: vec![] };
+        let message = |to| Message { from: to % senders, to, source: number(), target: number() };
         let messages = (0..receivers).map(message).collect();
-        Route { cargo: Cargo::Norm, from, to, dtype: DType::Index, messages }
+        Route { cargo: Cargo::Norm, from, to, format: Format::F64, messages }
     }
 
-    /// Bytes of one message where a real number takes `real_bytes`.
-    pub fn message_bytes(&self, message: &Message, real_bytes: usize) -> u64 {
-        (message.source.elements() * self.dtype.bytes(real_bytes)) as u64
+    /// Bytes of one message.
+    pub fn message_bytes(&self, message: &Message) -> u64 {
+        (message.source.elements() * self.format.bytes()) as u64
     }
 
     /// What `position` of the sending class sends.

@@ -2,10 +2,7 @@
 
 use shardloom_collectives::{Algorithm, Kind, Member, bytes_sent_per_member, plan};
 
-use crate::{
-    Action, BucketId, Change, Class, ClassId, Group, Instruction, Operand, Program, StreamItem,
-    WeightParam,
-};
+use crate::{Action, Class, ClassId, Collective, Group, Instruction, Program, StreamItem};
 
 /// A collective as the fabric sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,90 +31,23 @@ impl Program {
         position: usize,
         instruction: &Instruction,
     ) -> Option<Exchange> {
-        let exchange = |kind, group: Group, elements, element_bytes| Exchange {
+        let Action::Collective { kind, group, algorithm } = &instruction.action else {
+            return None;
+        };
+        // What is shared out is whole before, and what is joined is whole afterwards.
+        let (kind, whole) = match kind {
+            Collective::AllReduce(_) => (Kind::AllReduce, instruction.reads[0]),
+            Collective::ReduceScatter { .. } => (Kind::ReduceScatter, instruction.reads[0]),
+            Collective::AllToAll { .. } => (Kind::AllToAll, instruction.reads[0]),
+            Collective::AllGather { .. } => (Kind::AllGather, instruction.writes[0].to),
+        };
+        Some(Exchange {
             kind,
-            group,
-            elements,
-            element_bytes,
-            algorithm: self.algorithm,
-        };
-        // Few bytes or any layout: straight from all to all.
-        let direct = |mut exchange: Exchange| {
-            exchange.algorithm = Algorithm::Direct;
-            exchange
-        };
-        let whole = |operand: Operand| class.shape(operand).iter().product::<usize>();
-        match &instruction.action {
-            Action::Redistribute { change, axis } => {
-                let group = Group::Mesh(vec![*axis]);
-                let (read, written) = (instruction.reads[0], instruction.writes[0].to);
-                let bytes = match read {
-                    Operand::Slot(slot) => {
-                        class.slot(slot).dtype.bytes(self.precision.compute.bytes())
-                    }
-                    _ => self.precision.compute.bytes(),
-                };
-                let scatters = [Kind::ReduceScatter, Kind::AllGather]
-                    .iter()
-                    .all(|kind| kind.has(self.algorithm));
-                let scattering = |exchange| if scatters { exchange } else { direct(exchange) };
-                match change {
-                    Change::Slice { .. } => None,
-                    Change::AllReduce(_) => {
-                        Some(exchange(Kind::AllReduce, group, whole(read), bytes))
-                    }
-                    Change::ReduceScatter { .. } => {
-                        Some(scattering(exchange(Kind::ReduceScatter, group, whole(read), bytes)))
-                    }
-                    Change::AllGather { .. } => {
-                        Some(scattering(exchange(Kind::AllGather, group, whole(written), bytes)))
-                    }
-                    Change::AllToAll { .. } => {
-                        Some(direct(exchange(Kind::AllToAll, group, whole(read), bytes)))
-                    }
-                }
-            }
-            Action::Gather { bucket } => {
-                let bucket = class.bucket(*bucket);
-                let group = Group::Mesh(bucket.replicas.clone());
-                let bytes = self.precision.compute.bytes();
-                Some(exchange(Kind::AllGather, group, bucket.elements, bytes))
-            }
-            Action::Reduce { bucket, group, scatter } => {
-                let bucket = class.bucket(*bucket);
-                let bytes = self.precision.gradients.bytes();
-                let kind = if *scatter { Kind::ReduceScatter } else { Kind::AllReduce };
-                // Tied weights are added up after scattering: only the shard is left to add.
-                let sharded = matches!(group, Group::Homes(_))
-                    && self.shard.state()
-                    && class.replicated(bucket);
-                let elements = match sharded {
-                    true => class.shard_range(bucket, position).len(),
-                    false => bucket.elements,
-                };
-                Some(exchange(kind, group.clone(), elements, bytes))
-            }
-            Action::Norm { group } => Some(direct(exchange(Kind::AllReduce, group.clone(), 1, 8))),
-            Action::Statistics { bucket, round, owners } => {
-                let elements = self.statistics_elements(class, *bucket, *round);
-                Some(direct(exchange(Kind::AllReduce, owners.clone(), elements, 4)))
-            }
-            _ => None,
-        }
-    }
-
-    /// Numbers in one round of the optimizer's statistics of a bucket.
-    pub(crate) fn statistics_elements(
-        &self,
-        class: &Class,
-        bucket: BucketId,
-        round: usize,
-    ) -> usize {
-        let params = class.bucket(bucket).params.iter().map(|&param| class.param(param));
-        let of = |param: &WeightParam| {
-            self.optimizer.statistics_elements(param.rows, param.columns, round)
-        };
-        params.map(of).sum()
+            group: group.clone(),
+            elements: class.view_range(whole, position).len(),
+            element_bytes: class.tensor(whole.tensor).format.bytes(),
+            algorithm: *algorithm,
+        })
     }
 
     /// Bytes that `position` of class `id` sends in one step whose weights need no amendment.
@@ -152,8 +82,7 @@ impl Program {
     ) -> u64 {
         if let Action::Send { route } = instruction.action {
             let route = self.route(route);
-            let real_bytes = self.precision.compute.bytes();
-            return route.sent_by(position).map(|it| route.message_bytes(it, real_bytes)).sum();
+            return route.sent_by(position).map(|it| route.message_bytes(it)).sum();
         }
         let class = self.class(id);
         match self.exchange(class, position, instruction) {
@@ -166,12 +95,12 @@ impl Program {
         let class = self.class(id);
         let members = match &exchange.group {
             Group::Mesh(axes) => class.mesh.span(axes),
-            Group::Homes(classes) => classes.len(),
+            Group::Classes(classes) => classes.len(),
             Group::World => self.ranks(),
         };
         let member = match &exchange.group {
             Group::Mesh(axes) => class.mesh.index_along(position, axes),
-            Group::Homes(classes) => classes.iter().position(|&each| each == id).unwrap_or(0),
+            Group::Classes(classes) => classes.iter().position(|&each| each == id).unwrap_or(0),
             Group::World => class.first_rank.0 as usize + position,
         };
         if members <= 1 || exchange.elements == 0 {

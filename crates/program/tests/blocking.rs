@@ -10,8 +10,8 @@ use shardloom_plan::{
 };
 use shardloom_program::schedule::{Schedule, StageMap, Turn};
 use shardloom_program::{
-    Action, BodyKind, BucketId, Class, ClassId, Group, Instruction, Program, Rank, RouteId,
-    StreamItem, lower,
+    Action, BodyKind, BucketId, Class, ClassId, Content, Group, Instruction, Program, Rank,
+    RouteId, StreamItem, lower,
 };
 
 fn graph(tied: bool) -> Graph {
@@ -154,11 +154,12 @@ fn subject(program: &Program, stream: &Stream) -> Subject {
     let class = program.class(stream.class);
     let (instruction, _) = current(stream).expect("a member stands at the collective");
     let bucket = |bucket: BucketId| class.param(class.bucket(bucket).params[0]).value;
-    match &instruction.action {
-        Action::Reduce { bucket: id, group: Group::Homes(_), .. } => {
-            Subject::Bucket(bucket(*id), class.bucket(*id).elements)
+    let read = class.tensor(instruction.reads[0].tensor);
+    match (&instruction.action, read.bucket) {
+        (Action::Collective { group: Group::Classes(_), .. }, Some(id)) => {
+            Subject::Bucket(bucket(id), class.bucket(id).elements)
         }
-        Action::Norm { .. } => Subject::Norm,
+        _ if read.content == Content::Norm => Subject::Norm,
         _ => Subject::Instruction(stream.class, stream.next),
     }
 }
@@ -351,7 +352,10 @@ fn stages_are_added_up_early_but_for_those_in_the_middle_and_those_that_end_a_de
             let entries = synchronisations(class);
             let bodies = entries.iter().map(|(_, item)| class.body(item.body));
             let early = bodies.flat_map(|body| &body.instructions).map(|it| match it.action {
-                Action::Reduce { bucket, group: Group::Homes(_), .. } => bucket,
+                Action::Collective { group: Group::Classes(_), .. } => {
+                    let tensor = class.tensor(it.reads[0].tensor);
+                    tensor.bucket.expect("gradients lie in buckets")
+                }
                 _ => panic!("{:?} between passes", it.action),
             });
             let early = names(class, early.collect());

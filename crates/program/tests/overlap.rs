@@ -77,7 +77,7 @@ fn the_pieces_of_overlapped_passes_are_the_passes() {
                 let apart = lowered(&graph, &one_after_the_other(&plan));
                 let mut more = 0;
                 for (class, other) in program.classes.iter().zip(&apart.classes) {
-                    assert_eq!(class.slots, other.slots);
+                    assert_eq!(class.tensors, other.tensors);
                     let ((names, found), (whole, expected)) = (passes(class), passes(other));
                     assert_eq!(found, expected, "{schedule:?} {mesh:?} zero {zero}");
                     more += names.len() - whole.len();
@@ -128,9 +128,10 @@ fn pieces_alternate_and_end_with_collectives() {
                         _ => (&mut backward_done, backwards),
                     };
                     *done += 1;
-                    let exchanges = piece.instructions.last().is_some_and(|last| {
-                        matches!(last.action, Action::Redistribute { .. }) && last.involves_others()
-                    });
+                    let exchanges = piece
+                        .instructions
+                        .last()
+                        .is_some_and(|last| matches!(last.action, Action::Collective { .. }));
                     assert!(exchanges || *done == of, "a piece ends with a collective");
                     // Neither is further ahead of its share than by a piece.
                     let apart = (forward_done * backwards).abs_diff(backward_done * forwards);

@@ -120,10 +120,10 @@ fn both_copies_of_a_stage_add_up_their_gradients_once_a_step() {
         let mut reduced = 0;
         for StreamItem { body, .. } in &class.stream {
             for instruction in &class.body(*body).instructions {
-                let Action::Reduce { bucket, group, .. } = &instruction.action else { continue };
-                let Group::Homes(homes) = group else { panic!("{group:?} without replicas") };
-                assert!(homes.contains(&id) && homes.contains(&partner) && homes.len() == 2);
-                reduced += class.bucket(*bucket).elements;
+                let Action::Collective { group, .. } = &instruction.action else { continue };
+                let Group::Classes(both) = group else { panic!("{group:?} without replicas") };
+                assert!(both.contains(&id) && both.contains(&partner) && both.len() == 2);
+                reduced += class.view_range(instruction.reads[0], 0).len();
             }
         }
         let elements = |class: &Class| class.buckets.iter().map(|it| it.elements).sum::<usize>();
@@ -169,7 +169,7 @@ fn the_second_half_has_the_weight_gradients_of_matrix_products_and_no_messages()
     let (_, whole, input, weight) = halves();
     let products = |body: &Body| {
         let product = |action: &Action| {
-            matches!(*action, Action::Compute { op, pass: Pass::Weight, .. }
+            matches!(*action, Action::Kernel { op, pass: Pass::Weight, .. }
                 if matches!(graph.op(op).kind, OpKind::Contract { .. }))
         };
         body.instructions.iter().filter(|it| product(&it.action)).count()
@@ -182,7 +182,7 @@ fn the_second_half_has_the_weight_gradients_of_matrix_products_and_no_messages()
     };
     assert_eq!((sends(&whole), sends(&input), sends(&weight)), (1, 1, 0));
     let computes = |body: &Body| {
-        body.instructions.iter().filter(|it| matches!(it.action, Action::Compute { .. })).count()
+        body.instructions.iter().filter(|it| matches!(it.action, Action::Kernel { .. })).count()
     };
     assert_eq!(computes(&whole), computes(&input) + computes(&weight));
 }
@@ -191,17 +191,17 @@ fn the_second_half_has_the_weight_gradients_of_matrix_products_and_no_messages()
 fn a_stage_holds_more_between_the_halves_than_after_both() {
     let (program, ..) = halves();
     let class = &program.classes[1];
-    let mut ledger = shardloom_program::Ledger::new(&program, class, 0);
+    let mut tracker = shardloom_program::MemoryTracker::new(class, 0);
     let mut after = vec![];
     for StreamItem { body, microbatch, .. } in &class.stream {
         for instruction in &class.body(*body).instructions {
-            ledger.begin(instruction, *microbatch);
-            ledger.end(instruction, *microbatch);
+            tracker.begin(instruction, *microbatch);
+            tracker.end(instruction, *microbatch);
         }
-        after.push((class.body(*body).kind, ledger.live_bytes()));
+        after.push((class.body(*body).kind, tracker.live_bytes()));
     }
     let at = |kind| after.iter().rfind(|it| it.0 == kind).expect("it runs").1;
-    let held = class.persistent_bytes(&program, 0).total();
+    let held = class.persistent_bytes(0).total();
     assert!(at(BodyKind::Forward) > at(BodyKind::BackwardInput));
     assert!(at(BodyKind::BackwardInput) > held);
     assert_eq!(at(BodyKind::BackwardWeight), held);
@@ -325,7 +325,7 @@ fn a_stage_in_several_pipelines_is_one_copy_and_replicas_add_up_their_gradients(
                 let different: BTreeSet<_> = class.params.iter().map(|it| it.value).collect();
                 assert_eq!(different.len(), class.params.len(), "{place} has one copy");
                 for bucket in &class.buckets {
-                    assert_eq!(bucket.homes, if count > 1 { ids.clone() } else { vec![] });
+                    assert_eq!(bucket.classes, if count > 1 { ids.clone() } else { vec![] });
                 }
                 let updates = class.stream.iter().filter(|item| item.microbatch.is_none());
                 assert_eq!(updates.count(), 12 / count);

@@ -7,7 +7,9 @@ use shardloom_plan::{
     DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, StageReplicas, Sync,
     Uniform, Weights, pipelines_in_turn,
 };
-use shardloom_program::{Action, BodyKind, Class, Program, RouteId, StreamItem, lower};
+use shardloom_program::{
+    Action, BodyKind, Class, Content, Instruction, Program, RouteId, StreamItem, Write, lower,
+};
 
 const STAGES: usize = 4;
 
@@ -127,15 +129,16 @@ fn all_classes_but_the_last_keep_what_they_update_until_the_norm_is_back() {
     let program = lowered(&graph, &plan(&graph, ScheduleKind::ZeroBubbleH2, mesh));
     for (index, class) in program.classes.iter().enumerate() {
         let last = index + 1 == program.classes.len();
-        let count = |wanted: fn(&Action) -> bool| {
-            let items = class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
-            items.filter(|it| wanted(&it.action)).count()
+        let instructions = || class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
+        let backs_up = |it: &&Instruction| {
+            let content = |write: &Write| class.tensor(write.to.tensor).content;
+            it.writes.iter().any(|write| content(write) == Content::Backup)
         };
         let buckets = class.buckets.len();
         assert_eq!(class.updates_early(), !last);
-        let copies = count(|action| matches!(action, Action::Backup { .. }));
+        let copies = instructions().filter(backs_up).count();
         assert_eq!(copies, if last { 0 } else { buckets });
-        let updates = count(|action| matches!(action, Action::Update { .. }));
+        let updates = instructions().filter(|it| matches!(it.action, Action::Optimizer)).count();
         assert_eq!(updates, if last { buckets } else { 2 * buckets });
         let ends = class.stream.last().map(|item| class.body(item.body).kind);
         assert_eq!(ends, Some(BodyKind::Epilogue));

@@ -120,7 +120,7 @@ fn again(class: &Class, of: impl Fn(u32) -> bool) -> Vec<OpId> {
     let mut found = vec![];
     for item in class.stream.iter().filter(|item| item.microbatch.is_some_and(&of)) {
         for instruction in &class.body(item.body).instructions {
-            if let Action::Compute { op, again: true, .. } = instruction.action {
+            if let Action::Kernel { op, again: true, .. } = instruction.action {
                 found.push(op);
             }
         }
@@ -134,7 +134,7 @@ fn forwards(class: &Class) -> Vec<OpId> {
     let instructions = class.body(first.body).instructions.iter();
     instructions
         .filter_map(|it| match it.action {
-            Action::Compute { op, pass: Pass::Forward, .. } => Some(op),
+            Action::Kernel { op, pass: Pass::Forward, .. } => Some(op),
             _ => None,
         })
         .collect()

@@ -10,8 +10,8 @@ use shardloom_plan::{
     Stage, Sync, Uniform, Weights,
 };
 use shardloom_program::{
-    Action, Body, BodyKind, Cargo, Class, ClassId, Instruction, Operand, Program, Route, RouteId,
-    SlotId, StreamItem, lower,
+    Action, Body, BodyKind, Cargo, Class, ClassId, Instruction, Program, Route, RouteId,
+    StreamItem, TensorId, View, lower,
 };
 
 const LAYERS: usize = 6;
@@ -200,7 +200,7 @@ fn every_skip_is_sent_once_each_way_straight_between_its_stages_for_every_microb
         for route in &program.routes {
             *found.entry(way(&program, route)).or_insert(0) += each;
             let [message] = &route.messages[..] else { panic!("one device to one device") };
-            assert_eq!(route.message_bytes(message, 4), bytes, "{text}");
+            assert_eq!(route.message_bytes(message), bytes, "{text}");
         }
         assert_eq!(found, needed, "routes of\n{text}");
         let sends = runs(&program, |action| match *action {
@@ -279,8 +279,8 @@ fn first_microbatch(class: &Class) -> impl Iterator<Item = &Body> {
     items.map(|item| class.body(item.body))
 }
 
-/// The slot in which `class` receives `skip`, or its gradient, from the class that holds a layer.
-fn end_of_way(program: &Program, class: &Class, skip: ValueId, from: usize) -> SlotId {
+/// The tensor in which `class` receives `skip`, or its gradient, from the class that holds a layer.
+fn end_of_way(program: &Program, class: &Class, skip: ValueId, from: usize) -> TensorId {
     let instructions = first_microbatch(class).flat_map(|body| &body.instructions);
     let mut received = instructions.filter_map(|instruction| match instruction.action {
         Action::Receive { route } => {
@@ -292,26 +292,26 @@ fn end_of_way(program: &Program, class: &Class, skip: ValueId, from: usize) -> S
         _ => None,
     });
     match (received.next(), received.next()) {
-        (Some(Operand::Slot(slot)), None) => slot,
+        (Some(view), None) => view.tensor,
         found => panic!("received as {found:?}"),
     }
 }
 
-/// The body and the instruction that free `slot`.
-fn freed_by(class: &Class, slot: SlotId) -> (BodyKind, &Instruction) {
+/// The body and the instruction that free `tensor`.
+fn freed_by(class: &Class, tensor: TensorId) -> (BodyKind, &Instruction) {
     let mut frees = first_microbatch(class).flat_map(|body| {
-        let frees = body.instructions.iter().filter(move |it| it.frees.contains(&slot));
+        let frees = body.instructions.iter().filter(move |it| it.frees.contains(&tensor));
         frees.map(|instruction| (body.kind, instruction))
     });
     match (frees.next(), frees.next()) {
         (Some(freed), None) => freed,
-        found => panic!("{slot:?} is freed by {found:?}"),
+        found => panic!("{tensor:?} is freed by {found:?}"),
     }
 }
 
 fn is_join(graph: &Graph, action: &Action, repeated: bool) -> bool {
     match *action {
-        Action::Compute { op, pass: Pass::Forward, again, .. } => {
+        Action::Kernel { op, pass: Pass::Forward, again, .. } => {
             matches!(graph.op(op).kind, OpKind::Concat { .. }) && again == repeated
         }
         _ => false,
@@ -335,12 +335,11 @@ fn a_skip_is_freed_after_its_last_use_at_both_ends() {
             let maker = class_of(&program, encoder);
             let made = |it: &&Instruction| {
                 let producer = graph.value(skip).producer;
-                matches!(it.action, Action::Compute { op, pass: Pass::Forward, .. } if Some(op) == producer)
+                matches!(it.action, Action::Kernel { op, pass: Pass::Forward, .. } if Some(op) == producer)
             };
             let made = first_microbatch(maker).flat_map(|body| &body.instructions).find(made);
             let made = made.expect("the block makes its result");
-            let Operand::Slot(slot) = made.writes[0].to else { panic!("results are in slots") };
-            let (body, last) = freed_by(maker, slot);
+            let (body, last) = freed_by(maker, made.writes[0].to.tensor);
             assert_eq!(body, BodyKind::Forward, "{recompute:?}");
             assert!(matches!(last.action, Action::Send { .. }), "{recompute:?}: {last:?}");
             // Its gradient from the join is added to the other in the backward pass that it arrives in.
@@ -358,7 +357,7 @@ fn stages_between_the_ends_of_a_skip_never_hold_it() {
         for Skip { value: skip, encoder, decoder } in skips {
             let name = &graph.value(skip).name;
             let holds = |layer: &usize| {
-                class_of(&program, *layer).slots.iter().any(|slot| slot.name.starts_with(name))
+                class_of(&program, *layer).tensors.iter().any(|it| it.name.starts_with(name))
             };
             let holders: Vec<usize> = (0..LAYERS).filter(holds).collect();
             assert_eq!(holders, [encoder, encoder + 1, decoder], "{recompute:?}");
@@ -382,12 +381,12 @@ fn a_join_runs_on_each_devices_own_part() {
         let uniform = Uniform { mesh, sequence_parallel, ..uniform(1, Recompute::None) };
         let program = lowered(&graph, &uniform.plan(&graph, "model", "local"));
         let class = &program.classes[0];
-        let elements = |operand: Operand| class.shape(operand).iter().product::<usize>();
+        let elements = |view: View| class.shape(view).iter().product::<usize>();
         let extents = program.microbatch_extents(&graph);
         let mut joins = 0;
         for body in first_microbatch(class) {
             for instruction in &body.instructions {
-                let Action::Compute { op, pass, .. } = instruction.action else { continue };
+                let Action::Kernel { op, pass, .. } = instruction.action else { continue };
                 if !matches!(graph.op(op).kind, OpKind::Concat { .. }) {
                     continue;
                 }
@@ -406,10 +405,11 @@ fn a_join_runs_on_each_devices_own_part() {
         }
         assert_eq!(joins, 2 * skips(&graph).len(), "forward and backward");
         let changed = first_microbatch(class).flat_map(|body| &body.instructions);
-        let changed = changed.filter(|it| matches!(it.action, Action::Redistribute { .. }));
+        let changed = changed
+            .filter(|it| matches!(it.action, Action::Slice { .. } | Action::Collective { .. }));
+        let changed = changed.filter(|it| class.tensor(it.reads[0].tensor).is_activation());
         for instruction in changed {
-            let Operand::Slot(slot) = instruction.writes[0].to else { panic!("{instruction:?}") };
-            let name = &class.slot(slot).name;
+            let name = &class.tensor(instruction.writes[0].to.tensor).name;
             assert!(!name.contains(".skip"), "{name} changes its layout on {mesh:?}");
         }
     }

@@ -5,7 +5,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Instruction, Operand, Program};
+use shardloom_program::{Action, Class, Instruction, Program};
 use shardloom_sim::{Call, Driver, Modelled, Options, SimError, Simulation, run};
 
 use crate::SearchError;
@@ -24,39 +24,30 @@ pub(crate) enum Traffic {
 impl Traffic {
     pub(crate) const ALL: [Traffic; 3] = [Traffic::Tensor, Traffic::Replicas, Traffic::Stages];
 
-    fn of(instruction: &Instruction) -> Option<Traffic> {
-        let norm = instruction.reads.contains(&Operand::Norm)
-            || instruction.writes.iter().any(|write| write.to == Operand::Norm);
-        match instruction.action {
-            Action::Send { .. } | Action::Receive { .. } if norm => Some(Traffic::Replicas),
-            Action::Redistribute { .. } => Some(Traffic::Tensor),
-            Action::Send { .. } | Action::Receive { .. } => Some(Traffic::Stages),
-            Action::Gather { .. }
-            | Action::Reduce { .. }
-            | Action::Norm { .. }
-            | Action::Statistics { .. } => Some(Traffic::Replicas),
-            Action::Load { .. }
-            | Action::Compute { .. }
-            | Action::Add
-            | Action::Copy
-            | Action::Loss
-            | Action::Release { .. }
-            | Action::Backup { .. }
-            | Action::Validate
-            | Action::Update { .. } => None,
+    fn of(class: &Class, instruction: &Instruction) -> Option<Traffic> {
+        let of_values = instruction.operands().all(|view| class.tensor(view.tensor).is_passed_on());
+        match (&instruction.action, of_values) {
+            (Action::Collective { .. }, true) => Some(Traffic::Tensor),
+            (Action::Send { .. } | Action::Receive { .. }, true) => Some(Traffic::Stages),
+            (Action::Collective { .. } | Action::Send { .. } | Action::Receive { .. }, false) => {
+                Some(Traffic::Replicas)
+            }
+            _ => None,
         }
     }
 }
 
 /// Durations from the cost model, but none for some traffic.
 struct Without<'d, 'a> {
+    program: &'d Program,
     modelled: &'d mut Modelled<'a>,
     free: &'d [Traffic],
 }
 
 impl Without<'_, '_> {
     fn is_free(&self, call: &Call<'_>) -> bool {
-        Traffic::of(call.instruction).is_some_and(|it| self.free.contains(&it))
+        let class = self.program.class(call.actor.class);
+        Traffic::of(class, call.instruction).is_some_and(|it| self.free.contains(&it))
     }
 }
 
@@ -126,7 +117,7 @@ impl<'a> Bench<'a> {
     /// As [`shardloom_sim::simulate`].
     pub fn on(&self, cluster: &Cluster, free: &[Traffic]) -> Result<Simulation, SearchError> {
         let mut modelled = Modelled::new(self.graph, cluster, &self.program)?;
-        let mut driver = Without { modelled: &mut modelled, free };
+        let mut driver = Without { program: &self.program, modelled: &mut modelled, free };
         let options = Options::default().filled(&self.program);
         Ok(run(&self.program, cluster, options, &mut driver)?)
     }

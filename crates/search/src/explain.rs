@@ -154,7 +154,7 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     };
     let (class, position) = bench.program.locate(shardloom_program::Rank(fullest.rank));
     let class = bench.program.class(class);
-    let held = class.persistent_bytes(&bench.program, position);
+    let held = class.persistent_bytes(position);
     let share = filled(fullest);
     let verdict = match share {
         share if share > 1.0 => "does not fit",

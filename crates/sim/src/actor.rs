@@ -14,8 +14,8 @@ pub(crate) struct ActorState<'s, 'p> {
     blocking: bool,
     /// When each queue is free.
     free: Vec<Picos>,
-    /// When lasting cells are ready.
-    lasting: Vec<Picos>,
+    /// When shared cells are ready.
+    shared: Vec<Picos>,
     /// When slots are ready; one table for each micro-batch in flight.
     tables: Vec<Vec<Picos>>,
     idle_tables: Vec<usize>,
@@ -60,7 +60,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             script,
             blocking,
             free: vec![Picos::ZERO; script.queues()],
-            lasting: vec![Picos::ZERO; script.lasting_cells],
+            shared: vec![Picos::ZERO; script.class.tensors.len()],
             tables: vec![],
             idle_tables: vec![],
             table_of: vec![usize::MAX; program.microbatches * (program.ahead as usize + 1) + 1],
@@ -108,8 +108,8 @@ impl<'s, 'p> ActorState<'s, 'p> {
     /// When the current instruction could start on `queue`.
     pub fn earliest(&self, line: &Line<'_>, queue: Queue) -> Picos {
         let table = &self.tables[self.table];
-        let ready = |cell: &Cell| match cell.is_lasting() {
-            true => self.lasting[cell.index()],
+        let ready = |cell: &Cell| match cell.is_shared() {
+            true => self.shared[cell.index()],
             false => table[cell.index()],
         };
         let free = self.free(queue);
@@ -128,8 +128,8 @@ impl<'s, 'p> ActorState<'s, 'p> {
     /// What `line` completes is ready at `end`.
     pub fn complete(&mut self, line: &Line<'_>, end: Picos) {
         for cell in &line.sets {
-            match cell.is_lasting() {
-                true => self.lasting[cell.index()] = end,
+            match cell.is_shared() {
+                true => self.shared[cell.index()] = end,
                 false => self.tables[self.table][cell.index()] = end,
             }
         }
@@ -246,7 +246,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
     fn enter_item(&mut self) {
         let place = self.table_place();
         if self.item().first {
-            let slots = self.script.class.slots.len();
+            let slots = self.script.class.tensors.len();
             let fresh = || vec![Picos::ZERO; slots];
             self.table_of[place] = match self.idle_tables.pop() {
                 Some(table) => {

@@ -25,7 +25,7 @@ impl Siblings {
         };
         match group {
             Group::World => Siblings { groups: vec![devices(0)], group_of: vec![] },
-            Group::Homes(_) => {
+            Group::Classes(_) => {
                 Siblings { groups: (0..size).map(devices).collect(), group_of: (0..size).collect() }
             }
             Group::Mesh(axes) => {
@@ -160,9 +160,9 @@ mod tests {
         assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::Dp])), [4; 4]);
         assert_eq!(concurrent("h100-80g:8x2", &Group::Mesh(vec![Axis::Dp])), [2; 4]);
         // All eight positions add up their tied weights with the other stage's.
-        let homes = Group::Homes(vec![ClassId(0), ClassId(1)]);
-        assert_eq!(concurrent("h100-80g:2x8", &homes), [8; 8]);
-        assert_eq!(concurrent("h100-80g:4x4", &homes), [4; 8]);
+        let both = Group::Classes(vec![ClassId(0), ClassId(1)]);
+        assert_eq!(concurrent("h100-80g:2x8", &both), [8; 8]);
+        assert_eq!(concurrent("h100-80g:4x4", &both), [4; 8]);
     }
 
     #[test]

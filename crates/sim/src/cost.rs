@@ -5,7 +5,8 @@ use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
 use shardloom_program::{
-    Action, Assignment, Bucket, Change, Class, ClassId, Exchange, Instruction, Operand, Program,
+    Action, Assignment, Class, ClassId, Collective, Content, Copies, Exchange, Extent, Instruction,
+    Program, Shape, Tensor, View,
 };
 
 use crate::SimError;
@@ -54,94 +55,106 @@ impl<'a> CostModel<'a> {
     ) -> Result<f64, SimError> {
         let class = self.program.class(class);
         let device = self.cluster.kind_of(class.devices[position])?;
-        let read = || self.tensor(class, instruction.reads[0]);
-        let written = || self.tensor(class, instruction.writes[0].to);
+        let elements = |view: View| class.view_range(view, position).len();
+        let bytes = |view: View| class.view_bytes(view, position) as usize;
+        let read = || bytes(instruction.reads[0]);
+        let written = || elements(instruction.writes[0].to);
+        let written_bytes = || instruction.writes.iter().map(|it| bytes(it.to)).sum::<usize>();
         let moved = |name: &str, elements: usize, bytes: usize| match elements {
             0 => 0.0,
             _ => device.memory_bound_seconds(name, elements as f64, bytes as f64),
         };
-        let precision = self.program.precision;
-        let gradient_bytes = precision.gradients.bytes();
         Ok(match &instruction.action {
             // Fused attention computes the scores again in its backward pass anyway, but not the
             // context.
-            Action::Compute { op, again: true, .. }
+            Action::Kernel { op, again: true, .. }
                 if device.fused_attention.is_some()
                     && matches!(self.graph.op(*op).kind, OpKind::AttentionContext { .. }) =>
             {
                 0.0
             }
-            Action::Compute { op, pass, assignment, .. } => {
-                let extrapolates = self.program.extrapolates(class, instruction).is_some();
-                let elements = |read: &Operand| match *read {
-                    Operand::Weight(param) if extrapolates => class.param(param).elements(),
-                    _ => 0,
-                };
-                let elements: usize = instruction.reads.iter().map(elements).sum();
-                let moving = moved("add", elements, 3 * elements * precision.compute.bytes());
-                moving + self.compute_seconds(class, device, *op, *pass, assignment)?
+            Action::Kernel { op, pass, assignment, .. } => {
+                self.compute_seconds(class, device, *op, *pass, assignment)?
             }
-            Action::Add => {
-                let (elements, bytes) = written();
-                moved("add", elements, read().1 + 2 * bytes)
-            }
+            Action::Extrapolate { .. } => moved("add", written(), 3 * written_bytes()),
+            Action::Add => moved("add", written(), read() + 2 * written_bytes()),
             Action::Copy if instruction.is_move() => 0.0,
-            Action::Copy | Action::Load { .. } => {
-                let (elements, bytes) = written();
-                moved("copy", elements, 2 * bytes)
+            Action::Copy | Action::Load { .. } | Action::Slice { .. } => {
+                moved("copy", written(), 2 * written_bytes())
             }
-            Action::Redistribute { change: Change::Slice { .. }, .. } => {
-                let (elements, bytes) = written();
-                moved("copy", elements, 2 * bytes)
+            Action::Norm => {
+                let all = instruction.reads.iter();
+                let (elements, bytes) =
+                    all.fold((0, 0), |sum, &it| (sum.0 + elements(it), sum.1 + bytes(it)));
+                moved("norm", elements, bytes)
             }
-            Action::Norm { .. } => {
-                let owned = |bucket: &Bucket| self.owned_elements(class, bucket, position);
-                let elements = class.buckets.iter().map(owned).sum();
-                moved("norm", elements, elements * gradient_bytes)
+            Action::Statistics { .. } => {
+                let gradients = instruction.reads[0];
+                let name = format!("statistics.{}", self.program.optimizer.name());
+                let state = self.state_bytes(class, position, instruction);
+                moved(&name, elements(gradients), bytes(gradients) + state)
             }
-            Action::Statistics { bucket, .. } => {
-                let elements = self.owned_elements(class, class.bucket(*bucket), position);
-                let each = gradient_bytes + self.program.optimizer.state_bytes_per_parameter();
-                moved(
-                    &format!("statistics.{}", self.program.optimizer.name()),
-                    elements,
-                    elements * each,
-                )
+            Action::Optimizer => {
+                let gradients = instruction.reads[0];
+                let name = format!("update.{}", self.program.optimizer.name());
+                let weights = self.updated_bytes(class, position, instruction);
+                let state = 2 * self.state_bytes(class, position, instruction);
+                // An earlier version is a copy; what corrections keep is read and written.
+                let kept = self.kept_bytes(class, position, instruction);
+                moved(&name, elements(gradients), bytes(gradients) + weights + state)
+                    + moved("copy", elements(gradients) * usize::from(kept > 0), kept)
             }
-            Action::Backup { bucket } => {
-                let bytes = class.backup_bytes(self.program, *bucket, position) as usize;
-                let elements = self.owned_elements(class, class.bucket(*bucket), position);
-                moved("copy", elements, 2 * bytes)
-            }
-            Action::Update { bucket } => {
-                let elements = self.owned_elements(class, class.bucket(*bucket), position);
-                // The gradient is read, state and weights are read and written; with a master copy the
-                // weights in use are only written.
-                let weights = match precision.master {
-                    true => 2 * 4 + precision.compute.bytes(),
-                    false => 2 * precision.compute.bytes(),
-                };
-                let state = 2 * self.program.optimizer.state_bytes_per_parameter();
-                let each = gradient_bytes + weights + state;
-                // An earlier version is a copy; a mean velocity or previous weights are read and written.
-                let version = usize::from(class.versions() > 1) * 2 * precision.compute.bytes();
-                let corrections = class.corrections(self.program) as usize;
-                let kept = version + 3 * corrections * precision.compute.bytes();
-                moved(
-                    &format!("update.{}", self.program.optimizer.name()),
-                    elements,
-                    elements * each,
-                ) + moved("copy", elements * usize::from(kept > 0), elements * kept)
-            }
-            Action::Redistribute { .. }
+            Action::Collective { .. }
             | Action::Send { .. }
             | Action::Receive { .. }
-            | Action::Loss
-            | Action::Gather { .. }
-            | Action::Release { .. }
-            | Action::Validate
-            | Action::Reduce { .. } => 0.0,
+            | Action::Report
+            | Action::Validate => 0.0,
         })
+    }
+
+    /// Bytes of what `instruction` writes of some content.
+    fn written_bytes(
+        &self,
+        class: &Class,
+        position: usize,
+        instruction: &Instruction,
+        wanted: impl Fn(&Tensor) -> bool,
+    ) -> usize {
+        let written = instruction.writes.iter().map(|write| write.to);
+        let wanted = written.filter(|view| wanted(class.tensor(view.tensor)));
+        wanted.map(|view| class.view_bytes(view, position) as usize).sum()
+    }
+
+    /// Bytes of the optimizer's state with a number for each element; what it keeps of whole parameters is
+    /// little.
+    fn state_bytes(&self, class: &Class, position: usize, instruction: &Instruction) -> usize {
+        self.written_bytes(class, position, instruction, |tensor| {
+            let per_element = !matches!(tensor.shape, Shape::Flat(Extent::OfParam { .. }));
+            matches!(tensor.content, Content::OptimizerState(_)) && per_element
+        })
+    }
+
+    /// Bytes of weights that an update moves: they are read and written; with a master copy those in use are
+    /// only written.
+    fn updated_bytes(&self, class: &Class, position: usize, instruction: &Instruction) -> usize {
+        let of = |content| {
+            self.written_bytes(class, position, instruction, |tensor| tensor.content == content)
+        };
+        match of(Content::MasterWeight) {
+            0 => 2 * of(Content::Weight),
+            master => 2 * master + of(Content::Weight),
+        }
+    }
+
+    /// Bytes that an update moves to keep what passes with older weights need.
+    fn kept_bytes(&self, class: &Class, position: usize, instruction: &Instruction) -> usize {
+        let versions = self.written_bytes(class, position, instruction, |tensor| {
+            matches!(tensor.copies, Copies::Versions(_))
+        });
+        let corrections = self.written_bytes(class, position, instruction, |tensor| {
+            matches!(tensor.content, Content::PreviousWeight | Content::WeightVelocity)
+        });
+        2 * versions + 3 * corrections
     }
 
     /// Seconds that an executor computing and communicating on the same cores spends on copies around
@@ -158,33 +171,29 @@ impl<'a> CostModel<'a> {
     ) -> Result<f64, SimError> {
         let class = self.program.class(class);
         let device = self.cluster.kind_of(class.devices[position])?;
-        if device.lanes_overlap {
+        let Action::Collective { kind, .. } = &instruction.action else { return Ok(0.0) };
+        if device.lanes_overlap || instruction.is_in_place() {
             return Ok(0.0);
         }
-        let moved = |name: &str, elements: usize, bytes: usize| match elements {
-            0 => 0.0,
-            _ => device.memory_bound_seconds(name, elements as f64, (elements * bytes) as f64),
-        };
-        let shard = |bucket| class.shard_range(class.bucket(bucket), position).len();
-        let precision = self.program.precision;
-        Ok(match instruction.action {
-            Action::Gather { bucket } if self.program.shard.weights() => {
-                moved("copy", shard(bucket), 2 * precision.compute.bytes())
+        let moved =
+            |name: &str, view: View, times: u64| match class.view_range(view, position).len() {
+                0 => 0.0,
+                elements => {
+                    let bytes = times * class.view_bytes(view, position);
+                    device.memory_bound_seconds(name, elements as f64, bytes as f64)
+                }
+            };
+        let (read, written) = (instruction.reads[0], instruction.writes[0]);
+        let of_value = class.tensor(read.tensor).is_activation();
+        Ok(match kind {
+            Collective::AllReduce(_) => 0.0,
+            // Weights are gathered around one's own shard, gradients scattered into it.
+            Collective::AllGather { .. } if !of_value => moved("copy", read, 2),
+            Collective::ReduceScatter { .. } if !of_value => moved("add", written.to, 3),
+            Collective::AllGather { .. } => moved("copy", written.to, 2),
+            Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => {
+                moved("copy", read, 2)
             }
-            Action::Reduce { bucket, scatter: true, .. } if self.program.shard.gradients() => {
-                moved("add", shard(bucket), 3 * precision.gradients.bytes())
-            }
-            Action::Redistribute { change, .. } => {
-                let (whole, bytes) = match change {
-                    Change::Slice { .. } | Change::AllReduce(_) => return Ok(0.0),
-                    Change::AllGather { .. } => self.tensor(class, instruction.writes[0].to),
-                    Change::ReduceScatter { .. } | Change::AllToAll { .. } => {
-                        self.tensor(class, instruction.reads[0])
-                    }
-                };
-                moved("copy", whole, 2 * bytes.checked_div(whole).unwrap_or(0))
-            }
-            _ => 0.0,
         })
     }
 
@@ -296,26 +305,6 @@ impl<'a> CostModel<'a> {
                 (2 * real_bytes + 1) * elements(node.inputs[0])
             }
             _ => 0,
-        }
-    }
-
-    /// Elements and bytes of an operand.
-    fn tensor(&self, class: &Class, operand: Operand) -> (usize, usize) {
-        let elements = class.shape(operand).iter().product();
-        let bytes = match operand {
-            Operand::Slot(slot) => class.slot(slot).bytes,
-            Operand::Weight(_) => elements * self.program.precision.compute.bytes(),
-            Operand::Gradient(_) => elements * self.program.precision.gradients.bytes(),
-            Operand::Norm => 4 * Operand::NORM_WORDS,
-        };
-        (elements, bytes)
-    }
-
-    /// Elements of a bucket whose optimizer state `position` holds.
-    fn owned_elements(&self, class: &Class, bucket: &Bucket, position: usize) -> usize {
-        match self.program.shard.state() && class.replicated(bucket) {
-            true => class.shard_range(bucket, position).len(),
-            false => bucket.elements,
         }
     }
 

@@ -54,9 +54,7 @@ pub trait Driver {
     /// What kind of time the durations are.
     fn clock(&self) -> Clock;
 
-    /// Performs the actor's own part: all of most instructions, and its share before the sum of
-    /// [`Norm`](shardloom_program::Action::Norm) and
-    /// [`Statistics`](shardloom_program::Action::Statistics).
+    /// Performs an instruction that needs nobody else.
     ///
     /// # Errors
     /// Whatever goes wrong in it.

@@ -173,9 +173,7 @@ impl<'s, 'p> Engine<'s, 'p> {
                     }
                     self.advance(index)
                 }
-                Doing::Collective { group, share } => {
-                    self.join(index, line, group, share, driver)?
-                }
+                Doing::Collective { group } => self.join(index, line, group, driver)?,
                 Doing::Send(route) => {
                     self.send(index, line, route, driver)?;
                     self.advance(index)
@@ -305,18 +303,12 @@ impl<'s, 'p> Engine<'s, 'p> {
         index: usize,
         line: &Line<'_>,
         group: usize,
-        share: bool,
         driver: &mut D,
     ) -> Result<bool, D::Error> {
-        if share {
-            self.compute(index, line, driver)?;
-        }
         let actor = &self.actors[index];
         let start = actor.earliest(line, Queue::of_group(group));
         let call = actor.call(start);
-        if !share {
-            self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
-        }
+        self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         let group = self.groups_of[index][group] as usize;
         let Some(start) = self.groups[group].arrive(call) else { return Ok(false) };
         let mut calls = std::mem::take(&mut self.calls);

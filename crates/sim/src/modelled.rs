@@ -6,7 +6,9 @@ use shardloom_cluster::{Cluster, DeviceId, DeviceKind};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, BodyId, ClassId, Exchange, Group, Program, RouteId};
+use shardloom_program::{
+    Action, Body, BodyId, ClassId, Exchange, Group, Instruction, Program, RouteId,
+};
 
 use crate::contention::{Siblings, concurrent_messages};
 use crate::{Actor, Call, CostModel, Driver, SimError};
@@ -45,6 +47,8 @@ struct Known {
     local: Vec<(u32, Picos)>,
     /// As a collective of folded classes.
     slowest: Option<Picos>,
+    /// Whether it touches what differs in size by position.
+    by_position: bool,
 }
 
 /// How the groups that run one collective together lie on the nodes.
@@ -90,8 +94,11 @@ impl<'a> Modelled<'a> {
                 alike.push(first.unwrap_or(position));
                 firsts.extend(first.is_none().then_some(position));
             }
-            let known =
-                |body: &shardloom_program::Body| vec![Known::default(); body.instructions.len()];
+            let known = |instruction: &Instruction| {
+                let by_position = instruction.operands().any(|view| class.differs(view));
+                Known { by_position, ..Known::default() }
+            };
+            let known = |body: &Body| body.instructions.iter().map(known).collect();
             let bodies = class.bodies.iter().map(known).collect();
             classes.push(ClassDurations { alike, firsts, bodies });
         }
@@ -200,11 +207,10 @@ impl<'a> Modelled<'a> {
             let route = program.route(id);
             let [from, to] = [route.from, route.to].map(|class| program.class(class));
             let concurrent = concurrent_messages(program, self.costs.cluster(), route)?;
-            let real_bytes = program.precision.compute.bytes();
             let mut sends = vec![vec![]; from.mesh.size()];
             for (message, concurrent) in route.messages.iter().zip(concurrent) {
                 let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
-                let bytes = route.message_bytes(message, real_bytes);
+                let bytes = route.message_bytes(message);
                 let seconds = self.costs.message_seconds(sender, receiver, bytes, concurrent)?;
                 sends[message.from].push(Picos::from_seconds(seconds));
             }
@@ -233,14 +239,8 @@ impl Driver for Modelled<'_> {
             return Ok(slowest);
         }
         // Shards differ by position; everything else only by device.
-        let by_position = matches!(
-            call.instruction.action,
-            Action::Backup { .. }
-                | Action::Update { .. }
-                | Action::Norm { .. }
-                | Action::Statistics { .. }
-        );
-        match by_position {
+        let known = &class.bodies[call.body.0 as usize][call.index];
+        match known.by_position {
             true => {
                 let position = actor.position;
                 let seconds = self.costs.local_seconds(actor.class, position, call.instruction)?;

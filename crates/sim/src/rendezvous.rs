@@ -82,7 +82,7 @@ pub(crate) fn meet<'p>(
                         let number = open(ranks.collect());
                         members.iter().for_each(|&member| numbers[member] = number);
                     }
-                    Group::Homes(classes) => {
+                    Group::Classes(classes) => {
                         let member = |&class: &ClassId| match folded {
                             true => class.0,
                             false => program.class(class).first_rank.0 + position as u32,

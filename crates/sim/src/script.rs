@@ -5,54 +5,31 @@ use std::collections::BTreeMap;
 
 use shardloom_program::timeline::Activity;
 use shardloom_program::{
-    Action, Body, BodyId, BucketId, Class, Group, Instruction, Operand, Program, RouteId,
-    StreamItem,
+    Action, Body, BodyId, Class, Copies, Group, Instruction, Program, RouteId, StreamItem, TensorId,
 };
 
-/// Something that is ready at some time: a slot of the current micro-batch, or one of the class's
-/// lasting things (a bucket's weights, gradients, statistics; the gradient norm).
+/// When a tensor is ready: a micro-batch's copy, or one that all micro-batches share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell(u32);
 
-const LASTING: u32 = 1 << 31;
+const SHARED: u32 = 1 << 31;
 
 impl Cell {
-    /// Its index, among the lasting cells or the micro-batch's.
+    fn of(class: &Class, tensor: TensorId) -> Cell {
+        match class.tensor(tensor).copies {
+            Copies::PerMicrobatch => Cell(tensor.0),
+            Copies::One | Copies::Versions(_) => Cell(SHARED | tensor.0),
+        }
+    }
+
+    /// The index of its tensor.
     pub fn index(self) -> usize {
-        (self.0 & !LASTING) as usize
+        (self.0 & !SHARED) as usize
     }
 
-    /// Whether it outlives the micro-batch.
-    pub fn is_lasting(self) -> bool {
-        self.0 & LASTING != 0
-    }
-}
-
-/// Numbers the lasting cells of a class: three per bucket, then the norm.
-#[derive(Clone, Copy)]
-struct Lasting {
-    buckets: u32,
-}
-
-impl Lasting {
-    fn weights(self, bucket: BucketId) -> Cell {
-        Cell(LASTING | bucket.0)
-    }
-
-    fn gradients(self, bucket: BucketId) -> Cell {
-        Cell(LASTING | (self.buckets + bucket.0))
-    }
-
-    fn statistics(self, bucket: BucketId) -> Cell {
-        Cell(LASTING | (2 * self.buckets + bucket.0))
-    }
-
-    fn norm(self) -> Cell {
-        Cell(LASTING | (3 * self.buckets))
-    }
-
-    fn count(self) -> usize {
-        3 * self.buckets as usize + 1
+    /// Whether all micro-batches share it.
+    pub fn is_shared(self) -> bool {
+        self.0 & SHARED != 0
     }
 }
 
@@ -61,15 +38,15 @@ impl Lasting {
 pub(crate) enum Doing {
     /// Only the actor's own work.
     Local,
-    /// A collective of a group of the class, after the actor's own share of work if it has one.
-    Collective { group: usize, share: bool },
+    /// A collective of a group of the class.
+    Collective { group: usize },
     /// Messages out.
     Send(RouteId),
     /// Messages in.
     Receive(RouteId),
 }
 
-/// What works through its instructions one after another, in stream order.
+/// An in-order queue of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queue(usize);
 
@@ -143,23 +120,16 @@ pub(crate) struct Script<'p> {
     pub items: Vec<Item>,
     /// Different groups among its collectives.
     pub groups: Vec<Group>,
-    pub lasting_cells: usize,
 }
 
 impl<'p> Script<'p> {
     pub fn of(program: &'p Program, class: &'p Class) -> Script<'p> {
-        let lasting = Lasting { buckets: class.buckets.len() as u32 };
-        let mut script = Script {
-            class,
-            bodies: vec![],
-            items: items(program, class),
-            groups: vec![],
-            lasting_cells: lasting.count(),
-        };
+        let mut script =
+            Script { class, bodies: vec![], items: items(program, class), groups: vec![] };
         for body in &class.bodies {
             let mut lines = vec![];
             for instruction in &body.instructions {
-                let line = script.line(program, lasting, instruction, body);
+                let line = script.line(instruction, body);
                 lines.push(line);
             }
             script.bodies.push(lines);
@@ -177,77 +147,34 @@ impl<'p> Script<'p> {
         Queue::of_group(self.groups.len()).index()
     }
 
-    fn line(
-        &mut self,
-        program: &Program,
-        lasting: Lasting,
-        instruction: &'p Instruction,
-        body: &Body,
-    ) -> Line<'p> {
+    fn line(&mut self, instruction: &'p Instruction, body: &Body) -> Line<'p> {
         let class = self.class;
-        let cell = |operand: Operand| match operand {
-            Operand::Slot(slot) => Cell(slot.0),
-            Operand::Weight(param) => lasting.weights(class.param(param).bucket),
-            Operand::Gradient(param) => lasting.gradients(class.param(param).bucket),
-            Operand::Norm => lasting.norm(),
-        };
-        let mut sets: Vec<Cell> = instruction.writes.iter().map(|write| cell(write.to)).collect();
-        let mut waits: Vec<Cell> = instruction.reads.iter().map(|&read| cell(read)).collect();
+        let cell = |tensor| Cell::of(class, tensor);
+        let mut sets: Vec<Cell> =
+            instruction.writes.iter().map(|write| cell(write.to.tensor)).collect();
+        let mut waits: Vec<Cell> = instruction.reads.iter().map(|it| cell(it.tensor)).collect();
         waits.extend(&sets);
-        match instruction.action {
-            Action::Gather { bucket } => {
-                waits.push(lasting.weights(bucket));
-                sets.push(lasting.weights(bucket));
-            }
-            Action::Reduce { bucket, .. } => {
-                waits.push(lasting.gradients(bucket));
-                sets.push(lasting.gradients(bucket));
-            }
-            Action::Norm { .. } => {
-                waits.extend(class.buckets().map(|(bucket, _)| lasting.gradients(bucket)));
-                waits.push(lasting.norm());
-                sets.push(lasting.norm());
-            }
-            Action::Statistics { bucket, .. } => {
-                let statistics = lasting.statistics(bucket);
-                waits.extend([lasting.gradients(bucket), lasting.norm(), statistics]);
-                sets.push(statistics);
-            }
-            Action::Backup { bucket } => {
-                waits.extend([lasting.weights(bucket), lasting.norm()]);
-            }
-            Action::Validate => waits.push(lasting.norm()),
-            Action::Update { bucket } => {
-                waits.extend([
-                    lasting.weights(bucket),
-                    lasting.gradients(bucket),
-                    lasting.norm(),
-                    lasting.statistics(bucket),
-                ]);
-                sets.push(lasting.weights(bucket));
-            }
-            _ => {}
-        }
+        // What is written again waits until it was read for the last time before.
+        let freed = instruction.frees.iter().map(|&tensor| cell(tensor));
+        sets.extend(freed.filter(|cell| cell.is_shared()));
         waits.sort_by_key(|cell| cell.0);
         waits.dedup();
         sets.sort_by_key(|cell| cell.0);
         sets.dedup();
-        // Who takes part is the same at all positions.
-        let exchange = program.exchange(class, 0, instruction);
-        let doing = match (&instruction.action, &exchange) {
-            (&Action::Send { route }, _) => Doing::Send(route),
-            (&Action::Receive { route }, _) => Doing::Receive(route),
-            (action, Some(exchange)) => Doing::Collective {
-                group: self.group(&exchange.group),
-                share: matches!(action, Action::Norm { .. } | Action::Statistics { .. }),
-            },
-            (_, None) => Doing::Local,
+        let doing = match &instruction.action {
+            &Action::Send { route } => Doing::Send(route),
+            &Action::Receive { route } => Doing::Receive(route),
+            Action::Collective { group, .. } => Doing::Collective { group: self.group(group) },
+            _ => Doing::Local,
         };
         let label = match doing {
             Doing::Local => String::new(),
             _ => instruction.label(class, body, None),
         };
-        let in_step = matches!(instruction.action, Action::Gather { .. } | Action::Reduce { .. });
+        let in_step = match doing {
+            Doing::Collective { .. } => cell(instruction.reads[0].tensor).is_shared(),
+            _ => false,
+        };
         Line { instruction, doing, waits, sets, in_step, label }
     }
 

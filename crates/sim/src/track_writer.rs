@@ -5,7 +5,7 @@
 //! last is shown, so that a lane's intervals add up to the time in which it is occupied.
 
 use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
-use shardloom_program::{Instruction, Ledger, Program};
+use shardloom_program::{Instruction, MemoryTracker, Program};
 
 use crate::Actor;
 use crate::actor::ActorState;
@@ -14,7 +14,7 @@ use crate::script::{Doing, Line};
 /// One actor's track so far.
 pub(crate) struct TrackWriter<'p> {
     track: Track,
-    ledger: Ledger<'p>,
+    memory: MemoryTracker<'p>,
     /// Collectives and receives, which may overlap.
     incoming: Vec<Interval>,
     /// Computation that the current stream entry may continue.
@@ -26,15 +26,15 @@ pub(crate) struct TrackWriter<'p> {
 impl<'p> TrackWriter<'p> {
     pub fn new(program: &'p Program, actor: Actor, folded: bool) -> TrackWriter<'p> {
         let class = program.class(actor.class);
-        let ledger = Ledger::new(program, class, actor.position);
+        let memory = MemoryTracker::new(class, actor.position);
         let track = Track {
             rank: actor.rank.0,
             multiplicity: u64::from(actor.multiplicity),
             place: place(program, actor, folded),
-            memory: vec![(Picos::ZERO, ledger.live_bytes())],
+            memory: vec![(Picos::ZERO, memory.live_bytes())],
             ..Track::default()
         };
-        TrackWriter { track, ledger, incoming: vec![], computing: None, peak: (Picos::ZERO, 0) }
+        TrackWriter { track, memory, incoming: vec![], computing: None, peak: (Picos::ZERO, 0) }
     }
 
     /// The compute lane works from `start` to `end` on an entry of the stream.
@@ -95,23 +95,23 @@ impl<'p> TrackWriter<'p> {
 
     /// Counts what an instruction that is issued at `time` allocates and frees, in stream order.
     pub fn remember(&mut self, instruction: &Instruction, microbatch: Option<u32>, time: Picos) {
-        self.ledger.begin(instruction, microbatch);
-        if self.ledger.live_bytes() > self.peak.1 {
-            self.peak = (time, self.ledger.live_bytes());
+        self.memory.begin(instruction, microbatch);
+        if self.memory.live_bytes() > self.peak.1 {
+            self.peak = (time, self.memory.live_bytes());
         }
-        self.ledger.end(instruction, microbatch);
+        self.memory.end(instruction, microbatch);
     }
 
     /// All micro-batches under way are dropped.
     pub fn drop_microbatches(&mut self) {
-        self.ledger.drop_microbatches();
+        self.memory.drop_microbatches();
     }
 
     /// A stream entry ends at `time`.
     pub fn end_item(&mut self, time: Picos) {
         self.track.intervals.extend(self.computing.take());
         let peak = std::mem::take(&mut self.peak);
-        for (time, bytes) in [peak, (time, self.ledger.live_bytes())] {
+        for (time, bytes) in [peak, (time, self.memory.live_bytes())] {
             let (before, known) =
                 *self.track.memory.last().expect("begins with what is held always");
             if bytes != known {
@@ -123,7 +123,7 @@ impl<'p> TrackWriter<'p> {
     /// The track; it has sent `sent_bytes`.
     pub fn finish(mut self, sent_bytes: u64) -> Track {
         self.track.intervals.extend(latest_on_top(self.incoming));
-        self.track.peak_bytes = self.ledger.peak_bytes();
+        self.track.peak_bytes = self.memory.peak_bytes();
         self.track.sent_bytes = sent_bytes;
         self.track
     }

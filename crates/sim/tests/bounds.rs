@@ -4,12 +4,12 @@ mod scenario;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use scenario::{gpt, h100, lowered, uniform};
+use scenario::{exchanged, gpt, h100, lowered, uniform};
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Recompute, ScheduleKind, Uniform};
 use shardloom_program::timeline::{Lane, Picos};
-use shardloom_program::{Action, Body, BodyKind, ClassId, Operand, Program, RouteId, lower};
+use shardloom_program::{Action, Body, BodyKind, ClassId, Content, Program, RouteId, View, lower};
 use shardloom_sim::{CostModel, Modelled, Options, Recorded, Recorder, run, simulate};
 
 fn plans() -> impl Strategy<Value = Uniform> {
@@ -41,7 +41,7 @@ fn config(seed: u64) -> ProptestConfig {
 
 /// Seconds of the computation of `body` that must be over before the last of what it sends is ready.
 fn seconds_to_send(costs: &CostModel<'_>, class: ClassId, body: &Body) -> f64 {
-    let sent = |operand: &Operand| {
+    let sent = |operand: &View| {
         body.instructions
             .iter()
             .any(|it| matches!(it.action, Action::Send { .. }) && it.reads.contains(operand))
@@ -65,7 +65,7 @@ fn critical_path(graph: &Graph, cluster: &Cluster, program: &Program) -> f64 {
         let route = program.route(route);
         let [from, to] = [route.from, route.to].map(|class| program.class(class));
         let message = &route.messages[0];
-        let bytes = route.message_bytes(message, program.precision.compute.bytes());
+        let bytes = route.message_bytes(message);
         let (from, to) = (from.devices[message.from], to.devices[message.to]);
         costs.message_seconds(from, to, bytes, 1).expect("it has a cost")
     };
@@ -277,7 +277,7 @@ fn a_gather_starts_once_what_stands_before_it_is_computed() {
     let mut before = Picos::ZERO;
     let mut bounds = vec![];
     for instruction in &forward.instructions {
-        if matches!(instruction.action, Action::Gather { .. }) {
+        if exchanged(class, instruction) == Some(Content::Weight) {
             bounds.push(before);
         }
         let seconds = costs.local_seconds(ClassId(0), 0, instruction).unwrap();

@@ -2,14 +2,16 @@
 
 mod scenario;
 
-use scenario::{cores, gpt, h100, lowered, narrow, uniform};
+use scenario::{cores, exchanged, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{Optimizer, Precision, Uniform};
 use shardloom_program::timeline::{Activity, Picos};
-use shardloom_program::{Action, Cargo, ClassId, Exchange, Group, Instruction, Program};
+use shardloom_program::{
+    Action, Bucket, Cargo, ClassId, Content, Exchange, Group, Instruction, Program,
+};
 use shardloom_sim::{CostModel, Options, SimError, simulate};
 
 /// What `cores` move per second.
@@ -42,9 +44,16 @@ fn find(program: &Program, wanted: impl Fn(&Action) -> bool) -> &Instruction {
 
 fn computes(graph: &Graph, pass: Pass, wanted: fn(&OpKind) -> bool) -> impl Fn(&Action) -> bool {
     move |action| match action {
-        Action::Compute { op, pass: its, .. } => *its == pass && wanted(&graph.op(*op).kind),
+        Action::Kernel { op, pass: its, .. } => *its == pass && wanted(&graph.op(*op).kind),
         _ => false,
     }
+}
+
+/// The bucket that an instruction of the first class writes.
+fn bucket<'p>(program: &'p Program, instruction: &Instruction) -> &'p Bucket {
+    let class = &program.classes[0];
+    let tensor = class.tensor(instruction.writes[0].to.tensor);
+    class.bucket(tensor.bucket.expect("it lies in a bucket"))
 }
 
 fn close(found: f64, expected: f64) {
@@ -129,11 +138,11 @@ fn an_update_passes_gradient_weights_and_state_of_the_owned_elements() {
         (0, Optimizer::sgd(0.9), 4 + 8 + 8),
     ] {
         let (graph, program) = two_cores(zero, optimizer);
-        let update = find(&program, |action| matches!(action, Action::Update { .. }));
-        let Action::Update { bucket } = update.action else { unreachable!("it is an update") };
+        let update = find(&program, |action| matches!(action, Action::Optimizer));
+        let bucket = bucket(&program, update);
         let owned = match zero {
-            0 => program.classes[0].bucket(bucket).elements,
-            _ => program.classes[0].bucket(bucket).elements.div_ceil(2),
+            0 => bucket.elements,
+            _ => bucket.elements.div_ceil(2),
         };
         let found = seconds(&graph, &cores(2), &program, update);
         close(found, (owned * bytes) as f64 / MEMORY);
@@ -152,7 +161,7 @@ fn an_update_passes_gradient_weights_and_state_of_the_owned_elements() {
 fn the_norm_reads_each_owned_gradient_once() {
     for zero in [0, 2] {
         let (graph, program) = two_cores(zero, Optimizer::default());
-        let norm = find(&program, |action| matches!(action, Action::Norm { .. }));
+        let norm = find(&program, |action| matches!(action, Action::Norm));
         let owned = |elements: usize| if zero == 0 { elements } else { elements.div_ceil(2) };
         let buckets = program.classes[0].buckets.iter();
         let elements: usize = buckets.map(|bucket| owned(bucket.elements)).sum();
@@ -214,7 +223,7 @@ fn a_pass_that_the_graph_does_not_have_is_named() {
     let program = lowered(&graph, &uniform(1, 1, 1, 1));
     let pointwise = |kind: &OpKind| matches!(kind, OpKind::Pointwise(_));
     let mut backward = find(&program, computes(&graph, Pass::Input, pointwise)).clone();
-    if let Action::Compute { pass, .. } = &mut backward.action {
+    if let Action::Kernel { pass, .. } = &mut backward.action {
         *pass = Pass::Weight;
     }
     let cluster = h100(1);
@@ -240,9 +249,10 @@ fn what_leaves_a_node_together_shares_its_uplink() {
     };
 
     let class = &program.classes[0];
-    let reduce = find(&program, |action| matches!(action, Action::Reduce { .. }));
-    let Action::Reduce { bucket, .. } = reduce.action else { unreachable!("it reduces") };
-    let bytes = 4.0 * class.bucket(bucket).elements as f64;
+    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+    let mut reductions = instructions.filter(|it| exchanged(class, it) == Some(Content::Gradient));
+    let bucket = bucket(&program, reductions.next().expect("gradients are reduced"));
+    let bytes = 4.0 * bucket.elements as f64;
     let group: Vec<DeviceId> = [0, 4, 8, 12].map(DeviceId).to_vec();
     let alone = |concurrent| {
         let (kind, algorithm) = (Kind::AllReduce, Algorithm::Ring);
@@ -250,11 +260,11 @@ fn what_leaves_a_node_together_shares_its_uplink() {
         Picos::from_seconds(seconds.expect("it has a time"))
     };
     assert!(alone(4) > alone(1));
-    let label = format!("all-reduce {}", class.bucket(bucket).name);
+    let label = format!("all-reduce {}", bucket.name);
     assert!(lengths(Activity::Collective, &label).contains(&alone(4)));
 
     let route = &program.routes[0];
-    let bytes = route.message_bytes(&route.messages[0], 2) as f64;
+    let bytes = route.message_bytes(&route.messages[0]) as f64;
     let path = cluster.link(DeviceId(0), DeviceId(16)).expect("devices").expect("two of them");
     let message = Picos::from_seconds(path.transfer_seconds(bytes, 8));
     let Cargo::Value(value) = route.cargo else { panic!("activations go first") };

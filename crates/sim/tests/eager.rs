@@ -3,13 +3,13 @@
 
 mod scenario;
 
-use scenario::{cores, gpt, uniform};
+use scenario::{cores, exchanged, gpt, uniform};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Precision, ScheduleKind, Uniform};
 use shardloom_program::timeline::Picos;
 use shardloom_program::{
-    Action, Body, BodyId, BodyKind, Class, Group, Instruction, Operand, Program, StreamItem, lower,
+    Action, Body, BodyId, BodyKind, Class, Content, Group, Instruction, Program, StreamItem, lower,
 };
 use shardloom_sim::{Options, simulate};
 
@@ -29,22 +29,22 @@ fn program(graph: &Graph, schedule: ScheduleKind, devices: usize, microbatches: 
     lower(graph, &plan, devices).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn over_homes(instruction: &Instruction) -> bool {
-    matches!(instruction.action, Action::Reduce { group: Group::Homes(_), .. })
+fn over_classes(instruction: &Instruction) -> bool {
+    matches!(instruction.action, Action::Collective { group: Group::Classes(_), .. })
 }
 
-/// Takes all reductions over homes out of a class.
+/// Takes all reductions over classes out of a class.
 fn taken(class: &mut Class) -> Vec<Instruction> {
     let items = class.stream.clone();
     let of = |item: &StreamItem| class.body(item.body).instructions.iter();
-    let all = items.iter().flat_map(of).filter(|it| over_homes(it)).cloned().collect();
+    let all = items.iter().flat_map(of).filter(|it| over_classes(it)).cloned().collect();
     for body in &mut class.bodies {
-        body.instructions.retain(|it| !over_homes(it));
+        body.instructions.retain(|it| !over_classes(it));
     }
     all
 }
 
-/// All reductions over homes first thing after the last pass.
+/// All reductions over classes first thing after the last pass.
 fn at_the_end(mut program: Program) -> Program {
     for class in &mut program.classes {
         let all = taken(class);
@@ -54,16 +54,15 @@ fn at_the_end(mut program: Program) -> Program {
     program
 }
 
-/// Every reduction over homes right after the last pass that adds to its bucket.
+/// Every reduction over classes right after the last pass that adds to its bucket.
 fn at_once(mut program: Program) -> Program {
     for class in &mut program.classes {
         for reduction in taken(class) {
-            let Action::Reduce { bucket, .. } = reduction.action else { continue };
-            let adds = |write: Operand| match write {
-                Operand::Gradient(param) => class.param(param).bucket == bucket,
-                _ => false,
+            let gradients = reduction.reads[0].tensor;
+            let writes = |it: &Instruction| {
+                let kernel = matches!(it.action, Action::Kernel { .. });
+                kernel && it.writes.iter().any(|write| write.to.tensor == gradients)
             };
-            let writes = |it: &Instruction| it.writes.iter().any(|write| adds(write.to));
             let last = class
                 .stream
                 .iter()
@@ -139,8 +138,8 @@ fn when_gradients_are_added_up_changes_no_traffic() {
         assert_eq!(elements(class), stages[0] + stages[1]);
         let reduced = class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
         let reduced: usize = reduced
-            .map(|it| match it.action {
-                Action::Reduce { bucket, .. } => class.bucket(bucket).elements,
+            .map(|it| match exchanged(class, it) {
+                Some(Content::Gradient) => class.view_range(it.reads[0], 0).len(),
                 _ => 0,
             })
             .sum();

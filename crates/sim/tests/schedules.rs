@@ -3,10 +3,10 @@
 mod scenario;
 
 use scenario::fixed::Fixed;
-use scenario::{cores, gpt, h100, lowered, uniform};
+use scenario::{cores, exchanged, gpt, h100, lowered, uniform};
 use shardloom_plan::{ScheduleKind, Uniform};
 use shardloom_program::timeline::{Activity, Clock, Interval, Lane, Picos};
-use shardloom_program::{Action, BodyKind, ClassId, Group, Instruction, Program};
+use shardloom_program::{Action, BodyKind, ClassId, Content, Group, Instruction, Program};
 use shardloom_sim::{Call, Driver, Options, SimError, Simulation, run};
 
 const UNFOLDED: Options = Options { steps: 1, folded: false };
@@ -112,7 +112,8 @@ fn reducing(cluster: &shardloom_cluster::Cluster) -> (usize, Simulation) {
     let plan = uniform(1, 2, 1, 1);
     let program = lowered(&gpt(2, false), &plan);
     let reduces = last_backward(&program).iter();
-    let reduces = reduces.filter(|it| matches!(it.action, Action::Reduce { .. })).count();
+    let class = &program.classes[0];
+    let reduces = reduces.filter(|it| exchanged(class, it) == Some(Content::Gradient)).count();
     let mut driver = Fixed { reduce: 10, norm_share: 3, norm: 5, ..Fixed::passes(&program, 1, 3) };
     (reduces, run(&program, cluster, UNFOLDED, &mut driver).expect("it runs"))
 }
@@ -149,7 +150,7 @@ impl Driver for Backward<'_> {
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let kind = self.0.class(call.actor.class).body(call.body).kind;
-        let computes = matches!(call.instruction.action, Action::Compute { .. });
+        let computes = matches!(call.instruction.action, Action::Kernel { .. });
         Ok(Picos(u64::from(kind == BodyKind::Backward && computes)))
     }
 
@@ -165,12 +166,14 @@ impl Driver for Backward<'_> {
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        Ok(Picos(match &members[0].instruction.action {
-            Action::Reduce { group: Group::Mesh(_), .. } => match members[0].actor.class {
+        let Call { actor, instruction, .. } = members[0];
+        let reduces = exchanged(self.0.class(actor.class), instruction) == Some(Content::Gradient);
+        Ok(Picos(match &instruction.action {
+            Action::Collective { group: Group::Mesh(_), .. } if reduces => match actor.class {
                 ClassId(0) => 100,
                 _ => 10_000,
             },
-            Action::Reduce { group: Group::Homes(_), .. } => 7,
+            Action::Collective { group: Group::Classes(_), .. } if reduces => 7,
             _ => 0,
         }))
     }
@@ -180,7 +183,7 @@ impl Driver for Backward<'_> {
 fn reductions_hold_computation_back_only_where_lanes_do_not_overlap() {
     let program = lowered(&gpt(2, false), &uniform(1, 2, 1, 1));
     let computes = last_backward(&program).iter();
-    let computes = computes.filter(|it| matches!(it.action, Action::Compute { .. })).count();
+    let computes = computes.filter(|it| matches!(it.action, Action::Kernel { .. })).count();
     let of = |cluster| run(&program, &cluster, UNFOLDED, &mut Backward(&program)).expect("it runs");
     let (overlapping, blocking) = (of(h100(2)), of(cores(2)));
     let passes = on(&overlapping, Lane::Compute);

@@ -51,7 +51,7 @@ impl Blueprint {
     /// rank is in, are not.
     pub fn needed_bytes(&self) -> u64 {
         let classes = self.program.classes.iter().zip(&self.buffers).map(|(class, buffers)| {
-            let held = class.persistent_bytes(&self.program, 0).total();
+            let held = class.persistent_bytes(0).total();
             held.saturating_add(buffers.arena_bytes).saturating_mul(class.mesh.size() as u64)
         });
         classes.fold(self.messages.bytes(&self.program), u64::saturating_add)

@@ -7,7 +7,7 @@ use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
 use shardloom_kernels::Tier;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Action, BodyId, Instruction, Operand, Rank as RankId, StreamItem, lower};
+use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem, View, lower};
 
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared};
@@ -23,7 +23,7 @@ pub struct Sampler {
     instructions: Vec<(u32, Instruction)>,
     /// The body that they are of.
     body: BodyId,
-    logits: Operand,
+    logits: View,
 }
 
 impl Sampler {
@@ -70,18 +70,18 @@ impl Sampler {
         let instructions = class.body(body).instructions.iter().cloned();
         let mut instructions: Vec<(u32, Instruction)> = (0u32..).zip(instructions).collect();
         let first_of_loss = |(_, instruction): &(u32, Instruction)| match instruction.action {
-            Action::Compute { op, .. } => graph.op(op).kind == OpKind::LogitMax,
+            Action::Kernel { op, .. } => graph.op(op).kind == OpKind::LogitMax,
             _ => false,
         };
         let no_logits = || unfit("sampling needs a model that ends in logits".to_owned());
         let end = instructions.iter().position(first_of_loss).ok_or_else(no_logits)?;
         let logits = instructions[end].1.reads[0];
-        if let Action::Compute { op, .. } = instructions[end].1.action {
+        if let Action::Kernel { op, .. } = instructions[end].1.action {
             require_positions(&graph, graph.op(op).inputs[0], "logits").map_err(unfit)?;
         }
         instructions.truncate(end);
         for (_, instruction) in &instructions {
-            let Action::Compute { op, .. } = instruction.action else { continue };
+            let Action::Kernel { op, .. } = instruction.action else { continue };
             let is_input = |id: ValueId| graph.value(id).role == Role::Input;
             let mut read = graph.op(op).inputs.iter().copied();
             if let Some(other) = read.find(|&id| is_input(id) && id != tokens) {

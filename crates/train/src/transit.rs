@@ -9,7 +9,7 @@ use shardloom_kernels::{Buffer, DType, Memory};
 use shardloom_program::buffers::MessagePlan;
 use shardloom_program::{Program, Rank, RouteId};
 
-use crate::rank::kernel_type;
+use crate::rank::storage;
 
 /// All rings of a run.
 pub(crate) struct Transit {
@@ -45,9 +45,9 @@ impl Transit {
                 let most = plan.most_under_way(id, index).unwrap_or(in_a_step);
                 *between.entry((from, to)).or_default() += most as usize;
             }
-            let dtype = kernel_type(route.dtype);
+            let (dtype, words) = storage(route.format);
             let ring = |(index, message): (usize, &shardloom_program::Message)| {
-                let (memory, elements) = (Memory::new(), message.source.elements());
+                let (memory, elements) = (Memory::new(), words * message.source.elements());
                 let most = plan.most_under_way(id, index);
                 memory.stock(dtype, elements, most.unwrap_or(0) as usize);
                 Ring { memory, dtype, elements, bounded: most.is_some() }

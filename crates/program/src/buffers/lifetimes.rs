@@ -1,12 +1,12 @@
-//! From when to when each tenant of a rank is there.
+//! From when to when each tensor that comes and goes on a rank is there: its live range.
 
 use std::collections::HashMap;
 
 use super::{LINE_BYTES, Stay};
-use crate::tenant::{Arrival, Tenancy};
-use crate::{Class, Program, StreamItem, Tenant};
+use crate::allocation::Allocated;
+use crate::{Allocation, Class, Content, Copies, Extent, Program, Shape, StreamItem, TensorId};
 
-/// A tenant with the time that it stays, however often its bytes change hands.
+/// An allocation with the time that it lives, however often its bytes change hands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {
     pub birth: Birth,
@@ -16,7 +16,7 @@ pub(super) struct Life {
     pub bytes: u64,
 }
 
-/// What brought a tenant in.
+/// What allocated something.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Birth {
     /// The entry of the stream, its micro-batch counted from the first of all steps.
@@ -24,7 +24,7 @@ pub(super) struct Birth {
     pub step: u32,
     /// Its place in the body.
     pub instruction: u32,
-    pub tenant: Tenant,
+    pub what: Allocation,
 }
 
 /// Lives on a circle of time.
@@ -40,7 +40,7 @@ impl Timeline {
     /// Training, which repeats after so many `rounds` of the stream, from where all that can be under way
     /// is.
     pub fn training(program: &Program, class: &Class, rounds: u32) -> Timeline {
-        let mut walk = Walk::new(program, class);
+        let mut walk = Walk::new(class);
         // Past the first period all that is in flight has begun, and by the end of the third all that
         // began in the second is over. With a flush each step is over by itself, unless it is validated
         // in the next.
@@ -62,8 +62,8 @@ impl Timeline {
     }
 
     /// The evaluation of one micro-batch.
-    pub fn evaluation(program: &Program, class: &Class) -> Timeline {
-        let mut walk = Walk::new(program, class);
+    pub fn evaluation(class: &Class) -> Timeline {
+        let mut walk = Walk::new(class);
         walk.recording = true;
         class.evaluation.iter().for_each(|&body| walk.entry(StreamItem::new(body, Some(0)), 0));
         let period = walk.now;
@@ -73,18 +73,18 @@ impl Timeline {
 
 /// Follows a stream.
 struct Walk<'a> {
-    tenancy: Tenancy<'a>,
+    class: &'a Class,
     /// Instructions so far.
     now: u64,
-    /// Whether those that move in now are to be told of.
+    /// Whether what is allocated now is to be told of.
     recording: bool,
-    open: HashMap<Tenant, Open>,
+    open: HashMap<Allocation, Open>,
     lives: Vec<Life>,
     /// When entries began.
     entries: Vec<u64>,
 }
 
-/// A tenant who is there.
+/// An allocation that is there.
 struct Open {
     birth: Birth,
     since: u64,
@@ -93,32 +93,29 @@ struct Open {
 }
 
 impl<'a> Walk<'a> {
-    fn new(program: &'a Program, class: &'a Class) -> Walk<'a> {
-        // Shares differ by an element at most, and the first position's are the largest, but for factored
-        // optimizer state.
-        let tenancy = Tenancy { program, class, position: 0 };
+    fn new(class: &'a Class) -> Walk<'a> {
         let (open, lives, entries) = (HashMap::new(), vec![], vec![]);
-        Walk { tenancy, now: 0, recording: false, open, lives, entries }
+        Walk { class, now: 0, recording: false, open, lives, entries }
     }
 
     fn entry(&mut self, item: StreamItem, step: u32) {
         let StreamItem { body, microbatch, .. } = item;
-        let tenancy = self.tenancy;
+        let class = self.class;
         self.entries.push(self.now);
-        for (instruction, each) in (0u32..).zip(&tenancy.class.body(body).instructions) {
-            tenancy.arrivals(each, microbatch, |Arrival { tenant, bytes, from }| {
+        for (instruction, each) in (0u32..).zip(&class.body(body).instructions) {
+            for Allocated { what, from } in class.allocated_by(each, microbatch) {
                 if let Some(handed) = from.and_then(|from| self.open.remove(&from)) {
-                    self.open.insert(tenant, handed);
-                    return;
+                    self.open.insert(what, handed);
+                    continue;
                 }
-                let birth = Birth { item, step, instruction, tenant };
-                let bytes = self.most_bytes(tenant, bytes);
+                let birth = Birth { item, step, instruction, what };
+                let bytes = most_bytes(class, what.tensor);
                 let open = || Open { birth, since: self.now, bytes, recorded: self.recording };
-                self.open.entry(tenant).or_insert_with(open);
-            });
+                self.open.entry(what).or_insert_with(open);
+            }
             self.now += 1;
-            tenancy.departures(each, microbatch, |tenant| {
-                let Some(open) = self.open.remove(&tenant) else { return };
+            for what in class.freed_by(each, microbatch) {
+                let Some(open) = self.open.remove(&what) else { continue };
                 let Open { birth, since, bytes, recorded } = open;
                 if recorded {
                     let length = self.now - since;
@@ -126,43 +123,34 @@ impl<'a> Walk<'a> {
                     let stay = Stay { start: since, length, bytes: lines };
                     self.lives.push(Life { birth, stay, bytes });
                 }
-            });
+            }
         }
-    }
-
-    /// What a tenant needs that needs `bytes` at the first position, at any.
-    fn most_bytes(&self, tenant: Tenant, bytes: u64) -> u64 {
-        let Tenancy { program, class, .. } = self.tenancy;
-        let Tenant::Backup(bucket) = tenant else { return bytes };
-        let positions = 0..class.mesh.size();
-        positions.map(|it| class.backup_bytes(program, bucket, it)).fold(bytes, u64::max)
     }
 
     /// All lives, on a circle of `period` instructions.
     ///
     /// # Panics
-    /// If a tenant never leaves: each is freed by its last reader, or by what ends its use.
+    /// If something is never freed: each is freed by its last reader, or by what ends its use.
     fn finish(self, period: u64, overlaps: bool) -> Timeline {
-        let Walk { open, mut lives, mut entries, tenancy, .. } = self;
+        let Walk { open, mut lives, mut entries, class, .. } = self;
         let forgotten = open.values().find(|it| it.recorded || !overlaps);
         if let Some(Open { birth, .. }) = forgotten {
-            panic!("nothing frees {}", tenancy.class.tenant_text(birth.tenant));
+            panic!("nothing frees {}", class.allocation_text(birth.what));
         }
         for Life { birth, stay, .. } in &mut lives {
             assert!(
                 stay.length <= period,
                 "{} outlives its row",
-                tenancy.class.tenant_text(birth.tenant)
+                class.allocation_text(birth.what)
             );
             // Copies for validation come and go at entries that no step leaves out.
-            let of_bucket = !matches!(
-                birth.tenant,
-                Tenant::Slot(..) | Tenant::Staging(..) | Tenant::Backup(..)
-            );
+            let tensor = class.tensor(birth.what.tensor);
+            let of_bucket =
+                tensor.copies != Copies::PerMicrobatch && tensor.content != Content::Backup;
             let block = |moment: u64| entries.partition_point(|&entry| entry <= moment);
             let across = block(stay.start) != block(stay.start + stay.length - 1);
             if overlaps && of_bucket && across {
-                // Where filling or draining leaves entries out, another may bring it in or let it go.
+                // Where filling or draining leaves entries out, another may allocate or free it.
                 (stay.start, stay.length) = (0, period);
             }
             stay.start %= period;
@@ -173,5 +161,15 @@ impl<'a> Walk<'a> {
             entries.push(0);
         }
         Timeline { lives, period: period.max(1), borders: entries }
+    }
+}
+
+/// What a tensor takes at the position where it takes most. Shares differ by an element at most, and the
+/// first position's are the largest, but for what is kept of single parameters.
+fn most_bytes(class: &Class, tensor: TensorId) -> u64 {
+    let bytes = |position| class.tensor_bytes(tensor, position);
+    match class.tensor(tensor).shape {
+        Shape::Flat(Extent::OfParam { .. }) => (0..class.mesh.size()).map(bytes).fold(0, u64::max),
+        _ => bytes(0),
     }
 }

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use shardloom_plan::Axis;
 
 use crate::{
-    Action, Change, Class, ClassId, Group, Instruction, Program, Rank, Route, RouteId, StreamItem,
+    Action, Class, ClassId, Group, Instruction, Program, Rank, Route, RouteId, StreamItem,
 };
 
 /// For every message of every route, how many can be under way at once.
@@ -88,12 +88,10 @@ impl MessagePlan {
 
     /// Bytes of all buffers, of messages that have a most.
     pub fn bytes(&self, program: &Program) -> u64 {
-        let real_bytes = program.precision.compute.bytes();
         let of_route = |(route, most): (&Route, &Vec<Option<u32>>)| -> u64 {
             let messages = route.messages.iter().zip(most);
-            let bytes = messages.map(|(message, most)| {
-                u64::from(most.unwrap_or(0)) * route.message_bytes(message, real_bytes)
-            });
+            let bytes = messages
+                .map(|(message, most)| u64::from(most.unwrap_or(0)) * route.message_bytes(message));
             bytes.sum()
         };
         program.routes.iter().zip(&self.most).map(of_route).sum()
@@ -115,20 +113,19 @@ fn repeated(program: &Program) -> BTreeSet<RouteId> {
 }
 
 /// The axes of an instruction's collective within a replica.
-fn meeting<'a>(class: &Class, action: &'a Action) -> Option<&'a [Axis]> {
-    let axes = match action {
-        Action::Redistribute { change: Change::Slice { .. }, .. } => return None,
-        Action::Redistribute { axis, .. } => std::slice::from_ref(axis),
-        Action::Reduce { group: Group::Mesh(axes), .. } => axes,
-        _ => return None,
+fn meeting<'a>(class: &Class, instruction: &'a Instruction) -> Option<&'a [Axis]> {
+    let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
+        return None;
     };
-    (!axes.contains(&Axis::Dp) && class.mesh.span(axes) > 1).then_some(axes)
+    // Nobody waits for anybody where there is nothing to exchange.
+    let exchanges = || class.elements(instruction.reads[0].tensor, 0) > 0;
+    (!axes.contains(&Axis::Dp) && class.mesh.span(axes) > 1 && exchanges()).then_some(axes)
 }
 
 /// The groups of a class's collectives within a replica, as mesh axes.
 fn meetings(class: &Class) -> BTreeSet<&[Axis]> {
     let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
-    instructions.filter_map(|instruction| meeting(class, &instruction.action)).collect()
+    instructions.filter_map(|instruction| meeting(class, instruction)).collect()
 }
 
 /// The webs of a program's messages, of ranks that are also held together by collectives within a
@@ -245,11 +242,11 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
     };
     let usual = program.unrolled(class, steps).filter(|(_, item)| !item.amends);
     for (_, StreamItem { body, microbatch, .. }) in usual {
-        for Instruction { action, .. } in &class.body(body).instructions {
-            let event = match *action {
+        for instruction in &class.body(body).instructions {
+            let event = match instruction.action {
                 Action::Send { route } => Event::Send(route, number(route, microbatch)),
                 Action::Receive { route } => Event::Receive(route, number(route, microbatch)),
-                _ => match meeting(class, action).filter(|_| with_collectives) {
+                _ => match meeting(class, instruction).filter(|_| with_collectives) {
                     Some(axes) => Event::Meet(axes.to_vec()),
                     None => continue,
                 },

@@ -19,7 +19,7 @@ use assignment::{Stay, assign, is_tight, peak_bytes};
 use lifetimes::{Life, Timeline};
 pub use messages::MessagePlan;
 
-use crate::{BodyId, Class, Program, StreamItem, Tenant};
+use crate::{BodyId, Class, Program, StreamItem, TensorId};
 
 /// Places begin at multiples of this many bytes, a cache line, as an arena of the kernels asks for.
 const LINE_BYTES: u64 = 64;
@@ -29,7 +29,7 @@ const LINE_BYTES: u64 = 64;
 const MOST_TIMES: u32 = 16;
 const MOST_PLACES: usize = 30_000;
 
-/// Where a tenant that an instruction brings in lies in its rank's arena.
+/// Where a tensor that an instruction allocates lies in its rank's arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Where it begins, in bytes; a multiple of a cache line's 64.
@@ -38,9 +38,9 @@ pub struct Place {
     pub bytes: u64,
 }
 
-/// Identifies what moves in when: the instruction of a body, the [row](BufferPlan::row) that it runs in,
-/// and the tenant without its micro-batch.
-type Key = (BodyId, u32, u32, Tenant);
+/// Identifies what is allocated when: the instruction of a body, the [row](BufferPlan::row) that it runs
+/// in, and the tensor.
+type Key = (BodyId, u32, u32, TensorId);
 
 /// Identifies a place of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,7 +54,7 @@ pub struct BufferPlan {
     rows: Rows,
     /// Size of the arena.
     pub arena_bytes: u64,
-    /// The most that is in use at once, each tenant rounded up to whole lines; the arena is at least as
+    /// The most that is in use at once, each tensor rounded up to whole lines; the arena is at least as
     /// large.
     pub peak_bytes: u64,
 }
@@ -71,7 +71,7 @@ struct Rows {
 impl BufferPlan {
     /// The plan of the ranks of `class`, for training and for evaluation, which take turns.
     pub fn new(program: &Program, class: &Class) -> BufferPlan {
-        let evaluation = Timeline::evaluation(program, class);
+        let evaluation = Timeline::evaluation(class);
         let least = program.ahead + 1;
         let mut best: Option<BufferPlan> = None;
         for times in 1.. {
@@ -97,7 +97,7 @@ impl BufferPlan {
     /// The plan of ranks of `class` that only evaluate.
     pub fn for_evaluation(program: &Program, class: &Class) -> BufferPlan {
         let mut plan = BufferPlan::empty(program, class, 1);
-        plan.add(&Timeline::evaluation(program, class));
+        plan.add(&Timeline::evaluation(class));
         plan
     }
 
@@ -117,9 +117,9 @@ impl BufferPlan {
         self.peak_bytes = self.peak_bytes.max(peak_bytes(&stays, timeline.period));
         for (Life { birth, bytes, .. }, offset) in timeline.lives.iter().zip(assignment.offsets) {
             let row = self.row(&birth.item, birth.step);
-            let key = (birth.item.body, row, birth.instruction, unnumbered(birth.tenant));
+            let key = (birth.item.body, row, birth.instruction, birth.what.tensor);
             let earlier = self.known.insert(key, PlaceId(self.places.len() as u32));
-            assert_eq!(earlier, None, "whoever moves in has a place of its own");
+            assert_eq!(earlier, None, "each allocation has a place of its own");
             self.places.push((key, Place { offset, bytes: *bytes }));
         }
     }
@@ -133,16 +133,16 @@ impl BufferPlan {
         }
     }
 
-    /// The place of `tenant` where the n-th instruction of `body` brings it in; none if it does not, or
-    /// the tenant takes over another's place.
+    /// The place of `tensor` where the n-th instruction of `body` allocates it; none if it does not, or
+    /// the tensor takes over another's place.
     pub fn find(
         &self,
         body: BodyId,
         row: u32,
         instruction: u32,
-        tenant: Tenant,
+        tensor: TensorId,
     ) -> Option<PlaceId> {
-        self.known.get(&(body, row, instruction, unnumbered(tenant))).copied()
+        self.known.get(&(body, row, instruction, tensor)).copied()
     }
 
     /// A place.
@@ -150,19 +150,10 @@ impl BufferPlan {
         self.places[id.0 as usize].1
     }
 
-    /// Who has a place, and since when, for people.
+    /// What has a place, and since when, for people.
     pub fn place_text(&self, class: &Class, id: PlaceId) -> String {
-        let (body, row, instruction, tenant) = self.places[id.0 as usize].0;
+        let (body, row, instruction, tensor) = self.places[id.0 as usize].0;
         let body = class.body(body).label(Some(row));
-        format!("{}, from instruction {instruction} of {body} on", class.tenant_text(tenant))
-    }
-}
-
-/// The tenant without its micro-batch, which the row says.
-fn unnumbered(tenant: Tenant) -> Tenant {
-    match tenant {
-        Tenant::Slot(slot, _) => Tenant::Slot(slot, None),
-        Tenant::Staging(slot, _) => Tenant::Staging(slot, None),
-        other => other,
+        format!("{}, from instruction {instruction} of {body} on", class.tensor(tensor).name)
     }
 }

@@ -10,8 +10,8 @@ use shardloom_plan::{
 };
 
 use super::{BufferPlan, Place, Stay, assign, peak_bytes};
-use crate::tenant::{Arrival, Tenancy};
-use crate::{BodyKind, Class, Program, StreamItem, Tenant, lower};
+use crate::allocation::Allocated;
+use crate::{Allocation, BodyKind, Class, Program, StreamItem, lower};
 
 fn graph(spec: &str) -> Graph {
     ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
@@ -36,8 +36,8 @@ fn uniform() -> Uniform {
 /// Runs a row of steps and an evaluation on the arena.
 struct Replay<'a> {
     plan: &'a BufferPlan,
-    tenancy: Tenancy<'a>,
-    held: HashMap<Tenant, Place>,
+    class: &'a Class,
+    held: HashMap<Allocation, Place>,
     /// Ends of what is in use, by start.
     used: BTreeMap<u64, u64>,
     /// Whether updates turn out wrong, and whether the last that was validated did.
@@ -52,39 +52,43 @@ impl Replay<'_> {
             return;
         }
         let row = self.plan.row(&item, step);
-        let Tenancy { class, .. } = self.tenancy;
+        let class = self.class;
         for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
-            self.tenancy.arrivals(instruction, microbatch, |Arrival { tenant, bytes, from }| {
+            for Allocated { what, from } in class.allocated_by(instruction, microbatch) {
                 if let Some(place) = from.and_then(|from| self.held.remove(&from)) {
-                    self.held.insert(tenant, place);
-                    return;
+                    self.held.insert(what, place);
+                    continue;
                 }
-                if self.held.contains_key(&tenant) {
-                    return;
+                if self.held.contains_key(&what) {
+                    continue;
                 }
-                let place = self.plan.find(body, row, index, tenant);
-                let place = place.unwrap_or_else(|| panic!("{tenant:?} has no place"));
+                let place = self.plan.find(body, row, index, what.tensor);
+                let place = place.unwrap_or_else(|| panic!("{what:?} has no place"));
                 let place = self.plan.place(place);
-                assert_eq!(place.bytes, bytes);
+                assert_eq!(place.bytes, class.tensor_bytes(what.tensor, 0));
                 let end = place.offset + place.bytes;
                 assert!(end <= self.plan.arena_bytes);
                 let before = self.used.range(..end.max(place.offset + 1)).next_back();
                 if let Some((_, &taken)) = before {
-                    assert!(taken <= place.offset, "{} lies on another", class.tenant_text(tenant));
+                    assert!(
+                        taken <= place.offset,
+                        "{} lies on another",
+                        class.allocation_text(what)
+                    );
                 }
                 self.used.insert(place.offset, end);
-                self.held.insert(tenant, place);
-            });
-            self.tenancy.departures(instruction, microbatch, |tenant| {
-                if let Some(place) = self.held.remove(&tenant) {
+                self.held.insert(what, place);
+            }
+            for what in class.freed_by(instruction, microbatch) {
+                if let Some(place) = self.held.remove(&what) {
                     self.used.remove(&place.offset);
                 }
-            });
+            }
         }
         if class.body(body).kind == BodyKind::Validation && self.errs {
             // The step begins anew.
             self.amending = true;
-            let dropped = self.held.extract_if(|tenant, _| matches!(tenant, Tenant::Slot(..)));
+            let dropped = self.held.extract_if(|what, _| what.microbatch.is_some());
             dropped.for_each(|(_, place)| _ = self.used.remove(&place.offset));
         }
     }
@@ -94,9 +98,8 @@ fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
     let plan = BufferPlan::new(program, class);
     assert!(plan.arena_bytes >= plan.peak_bytes);
     for errs in [false, true].into_iter().take(if class.ends_late() { 2 } else { 1 }) {
-        let tenancy = Tenancy { program, class, position: 0 };
         let (held, used) = (HashMap::new(), BTreeMap::new());
-        let mut replay = Replay { plan: &plan, tenancy, held, used, errs, amending: false };
+        let mut replay = Replay { plan: &plan, class, held, used, errs, amending: false };
         for (round, item) in program.unrolled(class, steps) {
             replay.run(item, round.max(0) as u32);
         }

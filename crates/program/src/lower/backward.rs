@@ -11,8 +11,7 @@ use super::emitter::{Emitter, Form, write};
 use super::forward::{self, Kept};
 use super::halves;
 use super::stage::Context;
-use crate::class::Slot;
-use crate::{Action, Instruction, Layout, Operand, ProgramError, SlotId, Write};
+use crate::{Action, Instruction, Layout, Mode, ProgramError, Tensor, TensorId, View, Write};
 
 /// A backward pass, and what it expects the forward pass to have kept.
 pub(super) struct Backward {
@@ -25,12 +24,12 @@ pub(super) struct Backward {
 /// their own, what they read stays as it is.
 pub(super) fn body(
     context: &Context<'_>,
-    slots: &mut Vec<Slot>,
+    tensors: &mut Vec<Tensor>,
     policy: Recompute,
     are_put_off: bool,
 ) -> Result<Backward, ProgramError> {
-    let forward_forms = forward::forms(context)?;
-    let emitter = Emitter::new(context, slots);
+    let forward_forms = forward::forms(context, tensors)?;
+    let emitter = Emitter::new(context, tensors);
     let mut builder = Builder {
         emitter,
         policy,
@@ -41,18 +40,18 @@ pub(super) fn body(
         sharers: BTreeMap::new(),
     };
     for (id, crossing) in context.boundaries.out_of(context.stage) {
-        let slot = builder.emitter.slot(crossing.value, &crossing.handed, ".gradient");
+        let tensor = builder.emitter.value(crossing.value, &crossing.handed, ".gradient");
         match crossing.way {
             Way::Messages { backward, .. } => {
                 let action = Action::Receive { route: backward };
-                builder.emitter.push(action, vec![], vec![write(slot)]);
+                builder.emitter.push(action, vec![], vec![write(tensor)]);
             }
             Way::Stays => {
-                let waiting = Operand::Slot(context.handovers[&id].gradient);
-                builder.emitter.push(Action::Copy, vec![waiting], vec![write(slot)]);
+                let waiting = View::whole(context.handovers[&id].gradient);
+                builder.emitter.push(Action::Copy, vec![waiting], vec![write(tensor)]);
             }
         }
-        builder.contribute(crossing.value, crossing.handed.clone(), slot);
+        builder.contribute(crossing.value, crossing.handed.clone(), tensor);
     }
     for &op in context.model.ops.iter().rev() {
         builder.differentiate(op)?;
@@ -81,9 +80,9 @@ struct Builder<'a> {
     forward_forms: BTreeMap<ValueId, Vec<Form>>,
     kept: Kept,
     /// Gradients so far of values whose producers are still to come, one per layout.
-    gradients: BTreeMap<ValueId, Vec<(Layout, SlotId)>>,
-    /// How many values' gradients a slot stands for.
-    sharers: BTreeMap<SlotId, usize>,
+    gradients: BTreeMap<ValueId, Vec<(Layout, TensorId)>>,
+    /// How many values' gradients a tensor stands for.
+    sharers: BTreeMap<TensorId, usize>,
 }
 
 impl Builder<'_> {
@@ -111,10 +110,10 @@ impl Builder<'_> {
                 writes.push(self.destination(op, index));
             }
             let assignment = context.model.assignment(op).clone();
-            let action = Action::Compute { op, pass, assignment, again: false };
+            let action = Action::Kernel { op, pass, assignment, again: false };
             self.emitter.push(action, reads, writes);
         }
-        if let Some(Operand::Slot(slot)) = incoming {
+        if let Some(View { tensor, .. }) = incoming {
             // What a weight gradient reads later is shared with it for good, and so not added to.
             let read_later = self.are_put_off
                 && halves::is_put_off(graph, op, Pass::Weight)
@@ -126,11 +125,11 @@ impl Builder<'_> {
             // handed on nothing is added to it in place.
             for &index in &rule.passes {
                 if differentiable_activation(graph, node.inputs[index]) {
-                    self.contribute(node.inputs[index], layout.clone(), slot);
+                    self.contribute(node.inputs[index], layout.clone(), tensor);
                 }
             }
             if !read_later {
-                self.leave(slot);
+                self.leave(tensor);
             }
         }
         Ok(())
@@ -141,8 +140,8 @@ impl Builder<'_> {
         &mut self,
         op: OpId,
         reads: &[gradient::Operand],
-        incoming: Option<Operand>,
-    ) -> Result<Vec<Operand>, ProgramError> {
+        incoming: Option<View>,
+    ) -> Result<Vec<View>, ProgramError> {
         let context = self.emitter.context;
         let node = context.graph.op(op);
         let mut operands = vec![];
@@ -170,46 +169,46 @@ impl Builder<'_> {
         let context = self.emitter.context;
         let value = context.graph.op(op).inputs[index];
         if context.graph.value(value).parameter().is_some() {
-            let param = context.params.param(value);
-            return Write { to: Operand::Gradient(param), accumulate: true };
+            let to = context.params.gradient(value);
+            return Write { to, mode: Mode::AddUnlessFirst };
         }
         let layout = context.model.assignment(op).input_gradient(context.graph, op, index);
         let known = self.gradients.entry(value).or_default();
-        let sum = known.iter().find(|(each, _)| *each == layout).map(|&(_, slot)| slot);
+        let sum = known.iter().find(|(each, _)| *each == layout).map(|&(_, tensor)| tensor);
         if let Some(sum) = sum {
-            let slot = self.own(value, &layout, sum);
-            return Write { to: Operand::Slot(slot), accumulate: true };
+            let tensor = self.own(value, &layout, sum);
+            return Write { to: View::whole(tensor), mode: Mode::Add };
         }
-        let slot = self.emitter.slot(value, &layout, ".gradient");
-        self.contribute(value, layout, slot);
-        write(slot)
+        let tensor = self.emitter.value(value, &layout, ".gradient");
+        self.contribute(value, layout, tensor);
+        write(tensor)
     }
 
-    /// Adds the gradient in `slot` to what is known of `value`'s gradient.
-    fn contribute(&mut self, value: ValueId, layout: Layout, slot: SlotId) {
+    /// Adds the gradient in `tensor` to what is known of `value`'s gradient.
+    fn contribute(&mut self, value: ValueId, layout: Layout, tensor: TensorId) {
         let known = self.gradients.entry(value).or_default();
         match known.iter().find(|(each, _)| *each == layout).map(|&(_, sum)| sum) {
             Some(sum) => {
                 let sum = self.own(value, &layout, sum);
-                let add = Write { to: Operand::Slot(sum), accumulate: true };
-                self.emitter.push(Action::Add, vec![Operand::Slot(slot)], vec![add]);
+                let add = Write { to: View::whole(sum), mode: Mode::Add };
+                self.emitter.push(Action::Add, vec![View::whole(tensor)], vec![add]);
             }
             None => {
-                known.push((layout, slot));
-                *self.sharers.entry(slot).or_default() += 1;
+                known.push((layout, tensor));
+                *self.sharers.entry(tensor).or_default() += 1;
             }
         }
     }
 
-    /// A slot that stands for `value`'s gradient alone, so that it may be added to in place: `slot`
+    /// A tensor that stands for `value`'s gradient alone, so that it may be added to in place: `tensor`
     /// itself or a copy.
-    fn own(&mut self, value: ValueId, layout: &Layout, slot: SlotId) -> SlotId {
-        if self.sharers.get(&slot) == Some(&1) {
-            return slot;
+    fn own(&mut self, value: ValueId, layout: &Layout, tensor: TensorId) -> TensorId {
+        if self.sharers.get(&tensor) == Some(&1) {
+            return tensor;
         }
-        let copy = self.emitter.slot(value, layout, ".gradient+");
-        self.emitter.push(Action::Copy, vec![Operand::Slot(slot)], vec![write(copy)]);
-        self.leave(slot);
+        let copy = self.emitter.value(value, layout, ".gradient+");
+        self.emitter.push(Action::Copy, vec![View::whole(tensor)], vec![write(copy)]);
+        self.leave(tensor);
         self.sharers.insert(copy, 1);
         let forms = self.gradients.entry(value).or_default();
         if let Some(form) = forms.iter_mut().find(|(each, _)| each == layout) {
@@ -218,9 +217,9 @@ impl Builder<'_> {
         copy
     }
 
-    /// One value's gradient no longer stands in `slot`.
-    fn leave(&mut self, slot: SlotId) {
-        if let Some(count) = self.sharers.get_mut(&slot) {
+    /// One value's gradient no longer stands in `tensor`.
+    fn leave(&mut self, tensor: TensorId) {
+        if let Some(count) = self.sharers.get_mut(&tensor) {
             *count -= 1;
         }
     }
@@ -231,15 +230,14 @@ impl Builder<'_> {
         &mut self,
         value: ValueId,
         layout: &Layout,
-    ) -> Result<Option<Operand>, ProgramError> {
+    ) -> Result<Option<View>, ProgramError> {
         let Some(forms) = self.gradients.remove(&value) else { return Ok(None) };
-        let mut sum: Option<SlotId> = None;
-        for (known, slot) in forms {
-            let form = Form { layout: known, operand: Operand::Slot(slot) };
-            let operand = self.emitter.redistribute(value, &form, layout, ".gradient")?;
-            let Operand::Slot(arrived) = operand else { continue };
-            if arrived != slot {
-                self.leave(slot);
+        let mut sum: Option<TensorId> = None;
+        for (known, tensor) in forms {
+            let form = Form { layout: known, operand: View::whole(tensor) };
+            let arrived = self.emitter.redistribute(value, &form, layout, ".gradient")?.tensor;
+            if arrived != tensor {
+                self.leave(tensor);
                 self.sharers.insert(arrived, 1);
             }
             sum = Some(match sum {
@@ -249,18 +247,18 @@ impl Builder<'_> {
                         Some(1) => sum,
                         _ => self.own(value, layout, sum),
                     };
-                    let add = Write { to: Operand::Slot(sum), accumulate: true };
-                    self.emitter.push(Action::Add, vec![Operand::Slot(arrived)], vec![add]);
+                    let add = Write { to: View::whole(sum), mode: Mode::Add };
+                    self.emitter.push(Action::Add, vec![View::whole(arrived)], vec![add]);
                     self.leave(arrived);
                     sum
                 }
             });
         }
-        Ok(sum.map(Operand::Slot))
+        Ok(sum.map(View::whole))
     }
 
     /// `value` in `layout`, from what is at hand, what the forward pass keeps, or by computing it again.
-    fn need(&mut self, value: ValueId, layout: &Layout) -> Result<Operand, ProgramError> {
+    fn need(&mut self, value: ValueId, layout: &Layout) -> Result<View, ProgramError> {
         if let Some(operand) = self.emitter.obtain(value, layout)? {
             return Ok(operand);
         }
@@ -294,9 +292,9 @@ impl Builder<'_> {
             Some(form) => form.layout.clone(),
             None => forms[0].layout.clone(),
         };
-        let slot = self.emitter.slot(value, &layout, "");
-        self.emitter.add_form(value, layout.clone(), Operand::Slot(slot));
-        self.kept.insert(value, (layout, slot));
+        let tensor = self.emitter.value(value, &layout, "");
+        self.emitter.add_form(value, layout.clone(), View::whole(tensor));
+        self.kept.insert(value, (layout, tensor));
     }
 }
 

@@ -8,9 +8,8 @@ use shardloom_plan::Recompute;
 use super::forward::{self, Kept};
 use super::stage::{Context, awaited};
 use super::{backward, halves, liveness};
-use crate::class::Slot;
 use crate::schedule::Pass;
-use crate::{Instruction, ProgramError, SlotId};
+use crate::{Instruction, ProgramError, Tensor, TensorId};
 
 /// The bodies of one stage.
 pub(super) struct StageBodies {
@@ -31,17 +30,17 @@ impl StageBodies {
     /// The bodies of the stage of `context`, with the backward pass also in halves if `in_halves`.
     pub fn of(
         context: &Context<'_>,
-        slots: &mut Vec<Slot>,
+        tensors: &mut Vec<Tensor>,
         in_halves: bool,
     ) -> Result<StageBodies, ProgramError> {
         let plan = context.plan;
-        let usual = Passes::of(context, slots, plan.recompute, in_halves)?;
+        let usual = Passes::of(context, tensors, plan.recompute, in_halves)?;
         let spared = match plan.spares_last() {
-            true => Some(Passes::of(context, slots, Recompute::None, in_halves)?),
+            true => Some(Passes::of(context, tensors, Recompute::None, in_halves)?),
             false => None,
         };
-        let mut evaluation = forward::body(context, slots, &Kept::new())?;
-        liveness::mark(&mut evaluation, slots, &handed_on(context));
+        let mut evaluation = forward::body(context, tensors, &Kept::new())?;
+        liveness::mark(&mut evaluation, tensors, &handed_on(context));
         Ok(StageBodies { usual, spared, evaluation })
     }
 
@@ -66,35 +65,35 @@ impl StageBodies {
 impl Passes {
     fn of(
         context: &Context<'_>,
-        slots: &mut Vec<Slot>,
+        tensors: &mut Vec<Tensor>,
         policy: Recompute,
         in_halves: bool,
     ) -> Result<Passes, ProgramError> {
-        let backward = backward::body(context, slots, policy, in_halves)?;
-        let mut forward = forward::body(context, slots, &backward.kept)?;
+        let backward = backward::body(context, tensors, policy, in_halves)?;
+        let mut forward = forward::body(context, tensors, &backward.kept)?;
         let mut backward = backward.instructions;
 
-        let handed_back: BTreeSet<SlotId> = context
+        let handed_back: BTreeSet<TensorId> = context
             .boundaries
             .into(context.stage)
             .filter_map(|(id, _)| Some(context.handovers.get(&id)?.gradient))
             .collect();
-        let kept = awaited(&backward).union(&handed_on(context)).copied().collect();
-        liveness::mark(&mut forward, slots, &kept);
+        let kept = awaited(&backward, tensors).union(&handed_on(context)).copied().collect();
+        liveness::mark(&mut forward, tensors, &kept);
         let halves = in_halves.then(|| {
             let (mut input, mut weight) = halves::split(context.graph, backward.clone());
-            let kept = awaited(&weight).union(&handed_back).copied().collect();
-            liveness::mark(&mut input, slots, &kept);
-            liveness::mark(&mut weight, slots, &BTreeSet::new());
+            let kept = awaited(&weight, tensors).union(&handed_back).copied().collect();
+            liveness::mark(&mut input, tensors, &kept);
+            liveness::mark(&mut weight, tensors, &BTreeSet::new());
             (input, weight)
         });
-        liveness::mark(&mut backward, slots, &handed_back);
+        liveness::mark(&mut backward, tensors, &handed_back);
         Ok(Passes { forward, backward, halves })
     }
 }
 
-/// The slots that the stage's forward pass leaves to other stages of its class.
-fn handed_on(context: &Context<'_>) -> BTreeSet<SlotId> {
+/// The values that the stage's forward pass leaves to other stages of its class.
+fn handed_on(context: &Context<'_>) -> BTreeSet<TensorId> {
     let handovers = context.boundaries.out_of(context.stage);
     handovers.filter_map(|(id, _)| Some(context.handovers.get(&id)?.value)).collect()
 }

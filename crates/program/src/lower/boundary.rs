@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use shardloom_graph::{Extents, Graph, ValueId};
+use shardloom_plan::Precision;
 
 use super::stage::{StageId, StageModel};
 use crate::route::{self, Cell};
-use crate::{Cargo, ClassId, Layout, ProgramError, Route, RouteId, SlotId};
+use crate::{Cargo, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
 
 /// A value made in one stage and read in a later one of the same pipeline.
 pub(super) struct Crossing {
@@ -33,8 +34,8 @@ pub(super) enum Way {
 /// Where a value that stays on its ranks waits for the next stage, and its gradient for the one before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handover {
-    pub value: SlotId,
-    pub gradient: SlotId,
+    pub value: TensorId,
+    pub gradient: TensorId,
 }
 
 /// The handovers of one class, by crossing.
@@ -47,13 +48,18 @@ pub(super) struct CrossingId(usize);
 /// All values that cross stages. A value read by several later stages goes from its producer to each
 /// directly.
 pub(super) struct Boundaries {
+    precision: Precision,
     crossings: Vec<Crossing>,
     pub routes: Vec<Route>,
 }
 
 impl Boundaries {
-    pub fn find(graph: &Graph, stages: &[StageModel]) -> Result<Boundaries, ProgramError> {
-        let mut found = Boundaries { crossings: vec![], routes: vec![] };
+    pub fn find(
+        graph: &Graph,
+        precision: Precision,
+        stages: &[StageModel],
+    ) -> Result<Boundaries, ProgramError> {
+        let mut found = Boundaries { precision, crossings: vec![], routes: vec![] };
         for (to, consumer) in stages.iter().enumerate() {
             let siblings = |stage: &StageModel| stage.place.pipeline == consumer.place.pipeline;
             for &op in &consumer.ops {
@@ -104,9 +110,9 @@ impl Boundaries {
             let global = extents.shape(&graph.value(value).axes);
             let upstream = Cell { layout: &handed, mesh: &producer.mesh };
             let downstream = Cell { layout: &received, mesh: &consumer.mesh };
-            let dtype = graph.value(value).dtype;
+            let format = Format::of_value(graph.value(value).dtype, self.precision);
             let mut route = |cargo: Cargo, from: ClassId, to: ClassId, messages| {
-                self.routes.push(Route { cargo, from, to, dtype, messages });
+                self.routes.push(Route { cargo, from, to, format, messages });
                 RouteId(self.routes.len() as u32 - 1)
             };
             let there = route::messages(&global, upstream, downstream);

@@ -2,51 +2,53 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, ValueId};
 
 use super::stage::Context;
-use crate::class::Slot;
-use crate::{Action, Instruction, Layout, Operand, ProgramError, SlotId, Write, redistribution};
+use crate::redistribution::{Change, cheapest};
+use crate::sync::add;
+use crate::{
+    Action, Collective, Content, Copies, Format, Group, Instruction, Keep, Layout, ProgramError,
+    Shape, Tensor, TensorId, View, Write,
+};
 
 /// A value in one layout.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     pub layout: Layout,
-    pub operand: Operand,
+    pub operand: View,
 }
 
 /// The instructions of one body so far.
 pub(super) struct Emitter<'a> {
     pub context: &'a Context<'a>,
-    pub slots: &'a mut Vec<Slot>,
+    pub tensors: &'a mut Vec<Tensor>,
     pub instructions: Vec<Instruction>,
     /// The forms of each value that exist at this point.
     pub forms: BTreeMap<ValueId, Vec<Form>>,
 }
 
 impl<'a> Emitter<'a> {
-    pub fn new(context: &'a Context<'a>, slots: &'a mut Vec<Slot>) -> Emitter<'a> {
-        Emitter { context, slots, instructions: vec![], forms: BTreeMap::new() }
+    pub fn new(context: &'a Context<'a>, tensors: &'a mut Vec<Tensor>) -> Emitter<'a> {
+        Emitter { context, tensors, instructions: vec![], forms: BTreeMap::new() }
     }
 
-    /// A new slot for `value` in `layout`; `suffix` tells it from others of the same value.
-    pub fn slot(&mut self, value: ValueId, layout: &Layout, suffix: &str) -> SlotId {
+    /// A new tensor for `value` in `layout`; `suffix` tells it from others of the same value.
+    pub fn value(&mut self, value: ValueId, layout: &Layout, suffix: &str) -> TensorId {
         let context = self.context;
         let node = context.graph.value(value);
         let shape = layout.local_shape(&context.shape(value), &context.model.mesh);
-        let real_bytes = context.plan.precision.compute.bytes();
-        let bytes = shape.iter().product::<usize>() * node.dtype.bytes(real_bytes);
-        let name = format!("{}{suffix}", node.name);
-        self.slots.push(Slot { name, shape, dtype: node.dtype, bytes });
-        SlotId(self.slots.len() as u32 - 1)
+        let format = Format::of_value(node.dtype, context.plan.precision);
+        add(self.tensors, of_microbatch(format!("{}{suffix}", node.name), shape, format))
     }
 
-    pub fn push(&mut self, action: Action, reads: Vec<Operand>, writes: Vec<Write>) {
+    pub fn push(&mut self, action: Action, reads: Vec<View>, writes: Vec<Write>) {
         self.instructions.push(Instruction { action, reads, writes, frees: vec![] });
     }
 
-    pub fn add_form(&mut self, value: ValueId, layout: Layout, operand: Operand) {
+    pub fn add_form(&mut self, value: ValueId, layout: Layout, operand: View) {
         self.forms.entry(value).or_default().push(Form { layout, operand });
     }
 
@@ -56,21 +58,21 @@ impl<'a> Emitter<'a> {
         &mut self,
         value: ValueId,
         layout: &Layout,
-    ) -> Result<Option<Operand>, ProgramError> {
+    ) -> Result<Option<View>, ProgramError> {
         let node = self.context.graph.value(value);
         if node.parameter().is_some() {
-            return Ok(Some(Operand::Weight(self.context.params.param(value))));
+            return Ok(Some(self.context.params.weight(value)));
         }
         let forms = self.forms.get(&value).map(Vec::as_slice).unwrap_or_default();
         if let Some(form) = forms.iter().find(|form| form.layout == *layout) {
             return Ok(Some(form.operand));
         }
         if node.producer.is_none() {
-            let slot = self.slot(value, layout, "");
+            let tensor = self.value(value, layout, "");
             let action = Action::Load { value, layout: layout.clone() };
-            self.push(action, vec![], vec![write(slot)]);
-            self.add_form(value, layout.clone(), Operand::Slot(slot));
-            return Ok(Some(Operand::Slot(slot)));
+            self.push(action, vec![], vec![write(tensor)]);
+            self.add_form(value, layout.clone(), View::whole(tensor));
+            return Ok(Some(View::whole(tensor)));
         }
         let Some(form) = forms.last().cloned() else { return Ok(None) };
         let operand = self.redistribute(value, &form, layout, "")?;
@@ -85,25 +87,62 @@ impl<'a> Emitter<'a> {
         form: &Form,
         layout: &Layout,
         suffix: &str,
-    ) -> Result<Operand, ProgramError> {
+    ) -> Result<View, ProgramError> {
         let mesh = &self.context.model.mesh;
         let global = self.context.shape(value);
-        let steps =
-            redistribution::cheapest(&form.layout, layout, &global, mesh).ok_or_else(|| {
-                ProgramError::Redistribution {
-                    name: self.context.graph.value(value).name.clone(),
-                    from: form.layout.to_string(),
-                    to: layout.to_string(),
-                }
-            })?;
+        let steps = cheapest(&form.layout, layout, &global, mesh).ok_or_else(|| {
+            ProgramError::Redistribution {
+                name: self.context.graph.value(value).name.clone(),
+                from: form.layout.to_string(),
+                to: layout.to_string(),
+            }
+        })?;
         let mut operand = form.operand;
         for step in steps {
-            let slot = self.slot(value, &step.layout, &format!("{suffix}@{}", step.layout));
-            let action = Action::Redistribute { change: step.change, axis: step.axis };
-            self.push(action, vec![operand], vec![write(slot)]);
-            operand = Operand::Slot(slot);
+            let name = format!("{suffix}@{}", step.layout);
+            let tensor = self.value(value, &step.layout, &name);
+            match step.change {
+                Change::Slice { axis } => {
+                    let action = Action::Slice { axis, over: step.axis };
+                    self.push(action, vec![operand], vec![write(tensor)]);
+                }
+                Change::Together(kind) => {
+                    let group = Group::Mesh(vec![step.axis]);
+                    let algorithm = algorithm(kind, self.context.plan.sync.algorithm);
+                    let action = Action::Collective { kind, group, algorithm };
+                    let mut writes = vec![write(tensor)];
+                    let parts = self.staging(kind, operand.tensor, tensor);
+                    writes.extend(parts.map(write));
+                    self.push(action, vec![operand], writes);
+                }
+            }
+            operand = View::whole(tensor);
         }
         Ok(operand)
+    }
+
+    /// Where parts lie side by side during a change of layout, if it needs that. Collectives take and leave
+    /// parts so: a tensor that is joined along an axis inside it is copied, and one that is cut is cut and
+    /// reduced in a copy.
+    fn staging(&mut self, kind: Collective, read: TensorId, written: TensorId) -> Option<TensorId> {
+        let tensor = |id: TensorId| &self.tensors[id.0 as usize];
+        let shape = tensor(written).local_shape();
+        let inside = |axis: usize| shape[..axis].iter().any(|&extent| extent > 1);
+        let like = match kind {
+            Collective::ReduceScatter { .. } => read,
+            Collective::AllGather { axis } | Collective::AllToAll { from: axis, .. }
+                if inside(axis) =>
+            {
+                written
+            }
+            _ => return None,
+        };
+        let parts = Tensor {
+            name: format!("parts of {}", tensor(written).name),
+            content: Content::Staging,
+            ..tensor(like).clone()
+        };
+        Some(add(self.tensors, parts))
     }
 
     /// Runs the forward pass of `op`, whose inputs `obtain` can get; its outputs become forms.
@@ -120,17 +159,41 @@ impl<'a> Emitter<'a> {
         let mut writes = vec![];
         for (index, &output) in node.outputs.iter().enumerate() {
             let layout = assignment.output(context.graph, op, index);
-            let slot = self.slot(output, &layout, if again { "'" } else { "" });
-            self.add_form(output, layout, Operand::Slot(slot));
-            writes.push(write(slot));
+            let tensor = self.value(output, &layout, if again { "'" } else { "" });
+            self.add_form(output, layout, View::whole(tensor));
+            writes.push(write(tensor));
         }
         let assignment = assignment.clone();
-        self.push(Action::Compute { op, pass: Pass::Forward, assignment, again }, reads, writes);
+        self.push(Action::Kernel { op, pass: Pass::Forward, assignment, again }, reads, writes);
         Ok(())
     }
 }
 
-/// A plain write of a slot.
-pub(super) fn write(slot: SlotId) -> Write {
-    Write { to: Operand::Slot(slot), accumulate: false }
+/// A tensor that passes with a micro-batch.
+pub(super) fn of_microbatch(name: String, shape: Vec<usize>, format: Format) -> Tensor {
+    Tensor {
+        name,
+        shape: Shape::Local(shape),
+        format,
+        keep: Keep::Transient,
+        copies: Copies::PerMicrobatch,
+        content: Content::Activation,
+        bucket: None,
+    }
+}
+
+/// The algorithm of a change of layout: the plan's where it exists for this kind, and straight from all to
+/// all otherwise.
+fn algorithm(kind: Collective, planned: Algorithm) -> Algorithm {
+    let scatters = [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(planned));
+    match kind {
+        Collective::AllReduce(_) => planned,
+        Collective::ReduceScatter { .. } | Collective::AllGather { .. } if scatters => planned,
+        _ => Algorithm::Direct,
+    }
+}
+
+/// A plain write of a tensor.
+pub(super) fn write(tensor: TensorId) -> Write {
+    Write::set(View::whole(tensor))
 }

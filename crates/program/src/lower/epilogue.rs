@@ -1,63 +1,116 @@
-//! The end of a step: what is left to synchronise, the gradient norm, the update, and ZeRO-1 and -2's
-//! gather of updated weights.
+//! The end of a step: what is left to synchronise, the gradient norm, and the update.
 
-use shardloom_plan::Plan;
+use shardloom_collectives::Algorithm;
+use shardloom_plan::Axis;
 
 use super::buckets::Parameters;
 use super::homes::Early;
 use crate::class::Bucket;
-use crate::{Action, BucketId, Group, Instruction};
+use crate::sync::SUM;
+use crate::{Action, BucketId, Group, Instruction, Mode, TensorId, View};
 
-/// The instructions that end a step in which what is in `early` was reduced over its homes before; `norm`
+/// The instructions that end a step in which what is in `early` was reduced over its classes before; `norm`
 /// are those that find the norm of its gradients.
 pub(super) fn body(
-    parameters: &Parameters,
-    plan: &Plan,
+    parameters: &Parameters<'_>,
     early: &Early,
     norm: Vec<Instruction>,
 ) -> Vec<Instruction> {
     let late = buckets(parameters).filter(|&(bucket, _)| !early.contains(bucket));
-    let reductions = late.filter_map(|(bucket, _)| over_homes(parameters, bucket));
-    let reductions = reductions.map(Instruction::bare);
-    reductions.chain(norm).chain(updates(parameters, plan)).collect()
+    let reductions = late.filter_map(|(bucket, _)| over_classes(parameters, bucket));
+    reductions.chain(norm).chain(updates(parameters)).collect()
 }
 
-/// The norm of all gradients, for which all ranks wait, where the plan asks for it.
-pub(super) fn awaited_norm(plan: &Plan) -> Vec<Instruction> {
-    let norm = plan.looks_at_norm().then_some(Action::Norm { group: Group::World });
-    norm.into_iter().map(Instruction::bare).collect()
+/// The norm of the gradients of all ranks of a group, which wait for each other, where the plan looks at
+/// it.
+pub(super) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction> {
+    let Some(norm) = parameters.norm else { return vec![] };
+    let gradients = buckets(parameters).map(|(_, bucket)| bucket.held.replicated.reduced);
+    let own = Instruction::new(Action::Norm, gradients, [View::whole(norm)]);
+    let sum = Action::Collective { kind: SUM, group, algorithm: Algorithm::Direct };
+    vec![own, Instruction::new(sum, [View::whole(norm)], [View::whole(norm)])]
 }
 
 /// All buckets with their ids.
-pub(super) fn buckets(parameters: &Parameters) -> impl Iterator<Item = (BucketId, &Bucket)> {
+pub(super) fn buckets<'a>(
+    parameters: &'a Parameters<'_>,
+) -> impl Iterator<Item = (BucketId, &'a Bucket)> {
     (0u32..).map(BucketId).zip(&parameters.buckets)
 }
 
-/// The update of all buckets.
-pub(super) fn updates(parameters: &Parameters, plan: &Plan) -> Vec<Instruction> {
-    let mut actions = vec![];
-    for (bucket, spec) in buckets(parameters) {
-        let sharded = plan.sync.zero >= 1 && !spec.replicas.is_empty();
-        let mut owners = spec.splits.clone();
-        if sharded {
-            owners.extend(&spec.replicas);
-            owners.sort();
-        }
-        for round in 0..plan.optimizer.statistics_rounds() {
-            let owners = Group::Mesh(owners.clone());
-            actions.push(Action::Statistics { bucket, round, owners });
-        }
-        actions.push(Action::Update { bucket });
-        if sharded && plan.sync.zero < 3 {
-            actions.push(Action::Gather { bucket });
-        }
-    }
-    actions.into_iter().map(Instruction::bare).collect()
+/// What an update of a bucket changes: its weights, and what is kept besides.
+fn changed(bucket: &Bucket) -> impl Iterator<Item = View> + '_ {
+    let state = bucket.held.state.iter().map(|&it| View::whole(it));
+    [bucket.held.replicated.updated].into_iter().chain(state)
 }
 
-/// The reduction of a bucket over its homes, if it has several.
-pub(super) fn over_homes(parameters: &Parameters, bucket: BucketId) -> Option<Action> {
-    let homes = &parameters.buckets[bucket.0 as usize].homes;
-    let group = || Group::Homes(homes.clone());
-    (!homes.is_empty()).then(|| Action::Reduce { bucket, group: group(), scatter: false })
+/// The update of all buckets.
+pub(super) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
+    let mut instructions = vec![];
+    for (id, bucket) in buckets(parameters) {
+        let gradients = bucket.held.replicated.reduced;
+        let norm = parameters.norm.map(View::whole);
+        let mut sums: Option<TensorId> = None;
+        for (round, &statistics) in bucket.held.statistics.iter().enumerate() {
+            let reads = [gradients, bucket.held.replicated.updated].into_iter();
+            let reads = reads.chain(norm).chain(sums.map(View::whole));
+            let writes = [View::whole(statistics)].into_iter();
+            let writes = writes.chain(bucket.held.state.iter().map(|&it| View::whole(it)));
+            let own = Instruction::new(Action::Statistics { round }, reads, writes);
+            let action = Action::Collective {
+                kind: SUM,
+                group: Group::Mesh(updaters(parameters, bucket)),
+                algorithm: Algorithm::Direct,
+            };
+            let all = View::whole(statistics);
+            instructions.push(own.freeing(sums.replace(statistics)));
+            instructions.push(Instruction::new(action, [all], [all]));
+        }
+        let reads = [gradients].into_iter().chain(norm).chain(sums.map(View::whole));
+        let update = Instruction::new(Action::Optimizer, reads, changed(bucket));
+        instructions.push(update.with_mode(Mode::Add).freeing(sums));
+        instructions.extend(parameters.after_update(id));
+    }
+    instructions
+}
+
+/// Copies of what the updates of all buckets are about to change.
+pub(super) fn backups(parameters: &Parameters<'_>) -> Vec<Instruction> {
+    let copy = |(_, bucket): (BucketId, &Bucket)| {
+        let copies = bucket.held.backups.iter().map(|&it| View::whole(it));
+        Instruction::new(Action::Copy, parameters.backed_up(bucket), copies)
+    };
+    buckets(parameters).map(copy).collect()
+}
+
+/// Decides whether the updates that were made were right, and has them undone if not.
+pub(super) fn validation(parameters: &Parameters<'_>) -> Instruction {
+    let held = || parameters.buckets.iter().filter(|bucket| !bucket.held.backups.is_empty());
+    let copies: Vec<TensorId> =
+        held().flat_map(|bucket| bucket.held.backups.iter().copied()).collect();
+    let reads = parameters.norm.into_iter().chain(copies.iter().copied()).map(View::whole);
+    let writes = held().flat_map(|bucket| parameters.backed_up(bucket));
+    Instruction::new(Action::Validate, reads, writes).freeing(copies)
+}
+
+/// The mesh axes along which ranks update different parts of a bucket's parameters.
+fn updaters(parameters: &Parameters<'_>, bucket: &Bucket) -> Vec<Axis> {
+    let mut axes = bucket.splits.clone();
+    if parameters.updates_shares(bucket) {
+        axes.extend(&bucket.replicas);
+        axes.sort();
+    }
+    axes
+}
+
+/// The reduction of a bucket over its classes, if it has several.
+pub(super) fn over_classes(parameters: &Parameters<'_>, bucket: BucketId) -> Option<Instruction> {
+    let bucket = &parameters.buckets[bucket.0 as usize];
+    let gradients = bucket.held.replicated.reduced;
+    (!bucket.classes.is_empty()).then(|| {
+        let group = Group::Classes(bucket.classes.clone());
+        let algorithm = parameters.algorithm();
+        let action = Action::Collective { kind: SUM, group, algorithm };
+        Instruction::new(action, [gradients], [gradients])
+    })
 }

@@ -7,20 +7,19 @@ use shardloom_graph::ValueId;
 use super::boundary::Way;
 use super::emitter::{Emitter, Form, write};
 use super::stage::Context;
-use crate::class::Slot;
-use crate::{Action, Instruction, Layout, Operand, ProgramError, SlotId};
+use crate::{Action, Instruction, Layout, ProgramError, Tensor, TensorId, View};
 
 /// Values that the backward pass reads, each in the one layout in which the forward pass keeps it, with
-/// the slot to keep it in.
-pub(super) type Kept = BTreeMap<ValueId, (Layout, SlotId)>;
+/// the tensor to keep it in.
+pub(super) type Kept = BTreeMap<ValueId, (Layout, TensorId)>;
 
 /// The instructions of a forward pass that leaves `kept` behind.
 pub(super) fn body(
     context: &Context<'_>,
-    slots: &mut Vec<Slot>,
+    tensors: &mut Vec<Tensor>,
     kept: &Kept,
 ) -> Result<Vec<Instruction>, ProgramError> {
-    let mut emitter = Emitter::new(context, slots);
+    let mut emitter = Emitter::new(context, tensors);
     emit(&mut emitter)?;
     let forms = std::mem::take(&mut emitter.forms);
     let mut instructions = emitter.instructions;
@@ -29,27 +28,32 @@ pub(super) fn body(
 }
 
 /// The layouts in which the forward pass has each value at some time, in order.
-pub(super) fn forms(context: &Context<'_>) -> Result<BTreeMap<ValueId, Vec<Form>>, ProgramError> {
-    let mut slots = vec![];
-    let mut emitter = Emitter::new(context, &mut slots);
+pub(super) fn forms(
+    context: &Context<'_>,
+    tensors: &mut Vec<Tensor>,
+) -> Result<BTreeMap<ValueId, Vec<Form>>, ProgramError> {
+    let known = tensors.len();
+    let mut emitter = Emitter::new(context, tensors);
     emit(&mut emitter)?;
-    Ok(emitter.forms)
+    let forms = emitter.forms;
+    tensors.truncate(known);
+    Ok(forms)
 }
 
 fn emit(emitter: &mut Emitter<'_>) -> Result<(), ProgramError> {
     let context = emitter.context;
     for (id, crossing) in context.boundaries.into(context.stage) {
-        let slot = emitter.slot(crossing.value, &crossing.received, "");
+        let tensor = emitter.value(crossing.value, &crossing.received, "");
         match crossing.way {
             Way::Messages { forward, .. } => {
-                emitter.push(Action::Receive { route: forward }, vec![], vec![write(slot)]);
+                emitter.push(Action::Receive { route: forward }, vec![], vec![write(tensor)]);
             }
             Way::Stays => {
-                let waiting = Operand::Slot(context.handovers[&id].value);
-                emitter.push(Action::Copy, vec![waiting], vec![write(slot)]);
+                let waiting = View::whole(context.handovers[&id].value);
+                emitter.push(Action::Copy, vec![waiting], vec![write(tensor)]);
             }
         }
-        emitter.add_form(crossing.value, crossing.received.clone(), Operand::Slot(slot));
+        emitter.add_form(crossing.value, crossing.received.clone(), View::whole(tensor));
     }
     for &op in &context.model.ops {
         emitter.forward(op, false)?;
@@ -70,25 +74,26 @@ fn emit(emitter: &mut Emitter<'_>) -> Result<(), ProgramError> {
     let loss = context.graph.loss();
     if let Some(form) = emitter.forms.get(&loss).and_then(|forms| forms.first()) {
         let operand = form.operand;
-        emitter.push(Action::Loss, vec![operand], vec![]);
+        emitter.push(Action::Report, vec![operand], vec![]);
     }
     Ok(())
 }
 
-/// Replaces the slots that the forward pass made up for kept values by those the backward pass reads.
+/// Replaces the tensors that the forward pass made up for kept values by those the backward pass reads.
 fn rename(instructions: &mut [Instruction], forms: &BTreeMap<ValueId, Vec<Form>>, kept: &Kept) {
-    let mut names: BTreeMap<Operand, Operand> = BTreeMap::new();
-    for (value, (layout, slot)) in kept {
+    let mut names: BTreeMap<TensorId, TensorId> = BTreeMap::new();
+    for (value, (layout, tensor)) in kept {
         let form = forms[value].iter().find(|form| form.layout == *layout);
         let form = form.expect("kept layouts are chosen among the forward pass's forms");
-        names.insert(form.operand, Operand::Slot(*slot));
+        names.insert(form.operand.tensor, *tensor);
     }
     for instruction in instructions {
         for read in &mut instruction.reads {
-            *read = *names.get(read).unwrap_or(read);
+            read.tensor = *names.get(&read.tensor).unwrap_or(&read.tensor);
         }
         for write in &mut instruction.writes {
-            write.to = *names.get(&write.to).unwrap_or(&write.to);
+            let to = &mut write.to.tensor;
+            *to = *names.get(to).unwrap_or(to);
         }
     }
 }

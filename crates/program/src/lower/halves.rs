@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, OpId, OpKind};
 
-use crate::{Action, Instruction, Operand, SlotId};
+use crate::{Action, Instruction, Mode, TensorId};
 
 /// Whether a pass of an operator belongs to the second half: the weight gradients of matrix products.
 /// Those of norms and biases are small and read what the first half goes on to change.
@@ -20,22 +20,21 @@ pub(super) fn split(
     graph: &Graph,
     instructions: Vec<Instruction>,
 ) -> (Vec<Instruction>, Vec<Instruction>) {
-    let mut read_by_first: BTreeSet<SlotId> = BTreeSet::new();
-    let mut read_by_second: BTreeSet<SlotId> = BTreeSet::new();
+    let mut read_by_first: BTreeSet<TensorId> = BTreeSet::new();
+    let mut read_by_second: BTreeSet<TensorId> = BTreeSet::new();
     let (mut first, mut second) = (vec![], vec![]);
     for instruction in instructions.into_iter().rev() {
         let follows = match instruction.action {
-            Action::Compute { op, pass: Pass::Weight, .. } => is_put_off(graph, op, Pass::Weight),
-            Action::Compute { pass: Pass::Forward, .. }
-            | Action::Redistribute { .. }
+            Action::Kernel { op, pass: Pass::Weight, .. } => is_put_off(graph, op, Pass::Weight),
+            Action::Kernel { pass: Pass::Forward, .. }
+            | Action::Slice { .. }
+            | Action::Collective { .. }
             | Action::Load { .. } => {
-                let mut written = slots(instruction.writes.iter().map(|write| write.to)).peekable();
-                let accumulates = instruction.writes.iter().any(|write| write.accumulate);
-                let read = |slot: &SlotId| read_by_second.contains(slot);
+                let mut written = instruction.writes.iter().map(|write| write.to.tensor);
+                let accumulates = instruction.writes.iter().any(|write| write.mode != Mode::Set);
                 !accumulates
-                    && written.clone().any(|slot| read(&slot))
-                    && written.peek().is_some()
-                    && written.all(|slot| !read_by_first.contains(&slot))
+                    && written.clone().any(|tensor| read_by_second.contains(&tensor))
+                    && written.all(|tensor| !read_by_first.contains(&tensor))
             }
             _ => false,
         };
@@ -43,17 +42,10 @@ pub(super) fn split(
             true => (&mut second, &mut read_by_second),
             false => (&mut first, &mut read_by_first),
         };
-        read.extend(slots(instruction.reads.iter().copied()));
+        read.extend(instruction.reads.iter().map(|read| read.tensor));
         half.push(instruction);
     }
     first.reverse();
     second.reverse();
     (first, second)
-}
-
-fn slots(operands: impl Iterator<Item = Operand> + Clone) -> impl Iterator<Item = SlotId> + Clone {
-    operands.filter_map(|operand| match operand {
-        Operand::Slot(slot) => Some(slot),
-        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
-    })
 }

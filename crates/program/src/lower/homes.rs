@@ -40,13 +40,13 @@ pub(super) fn early(
     schedule: &Schedule,
     times: &PassTimes,
     stages: &[StageModel],
-    parameters: &[Parameters],
+    parameters: &[Parameters<'_>],
 ) -> Result<Vec<Early>, ProgramError> {
     // All homes have the same parameters in such a bucket; the first says which bucket it is.
     let mut shared: BTreeMap<ValueId, Vec<(ClassId, BucketId)>> = BTreeMap::new();
     for (class, parameters) in (0u32..).map(ClassId).zip(parameters) {
         for (bucket, spec) in (0u32..).map(BucketId).zip(&parameters.buckets) {
-            if let (false, Some(first)) = (spec.homes.is_empty(), spec.params.first()) {
+            if let (false, Some(first)) = (spec.classes.is_empty(), spec.params.first()) {
                 let value = parameters.params[first.0 as usize].value;
                 shared.entry(value).or_default().push((class, bucket));
             }

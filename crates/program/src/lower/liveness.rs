@@ -1,26 +1,29 @@
-//! Marks after which instruction each slot is dead.
+//! Marks after which instruction each value is dead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::class::Slot;
-use crate::{Instruction, Operand, SlotId};
+use crate::{Copies, Instruction, Tensor, TensorId};
 
-/// Has every slot that `instructions` touch freed by the last instruction that touches it, except those
-/// in `kept`.
-pub(super) fn mark(instructions: &mut [Instruction], slots: &[Slot], kept: &BTreeSet<SlotId>) {
-    let mut last: BTreeMap<SlotId, usize> = BTreeMap::new();
+/// Has every tensor of a micro-batch that `instructions` touch freed by the last instruction that touches
+/// it, except those in `kept`.
+pub(super) fn mark(
+    instructions: &mut [Instruction],
+    tensors: &[Tensor],
+    kept: &BTreeSet<TensorId>,
+) {
+    let mut last: BTreeMap<TensorId, usize> = BTreeMap::new();
     for (index, instruction) in instructions.iter().enumerate() {
-        let writes = instruction.writes.iter().map(|write| &write.to);
-        for operand in instruction.reads.iter().chain(writes) {
-            if let Operand::Slot(slot) = operand {
-                debug_assert!((slot.0 as usize) < slots.len());
-                last.insert(*slot, index);
-            }
+        let touched = instruction.operands().map(|view| view.tensor);
+        last.extend(touched.filter(|&it| of_microbatch(tensors, it)).map(|it| (it, index)));
+    }
+    for (tensor, index) in last {
+        if !kept.contains(&tensor) {
+            instructions[index].frees.push(tensor);
         }
     }
-    for (slot, index) in last {
-        if !kept.contains(&slot) {
-            instructions[index].frees.push(slot);
-        }
-    }
+}
+
+/// Whether a tensor has a copy for each micro-batch.
+pub(super) fn of_microbatch(tensors: &[Tensor], id: TensorId) -> bool {
+    tensors[id.0 as usize].copies == Copies::PerMicrobatch
 }

@@ -12,6 +12,7 @@ mod boundary;
 mod buckets;
 mod emitter;
 mod epilogue;
+mod extrapolation;
 mod forward;
 mod halves;
 mod homes;
@@ -29,9 +30,10 @@ use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
-use crate::class::{Class, HeldStage, Program, Rank, Shard, Slot};
+use crate::class::{Class, HeldStage, Program, Rank};
 use crate::schedule::{Instance, Pass, Schedule, StageMap};
-use crate::{ClassId, Layout, ProgramError, SlotId};
+use crate::sync::{self, Synchronisation, add};
+use crate::{ClassId, Content, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
 use bodies::StageBodies;
 use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
 use post_validation::PostValidation;
@@ -44,10 +46,23 @@ use versions::Versions;
 /// If the plan does not fit the graph or the number of devices, its schedule does not exist for its
 /// pipelines, or it asks for layouts that cannot be joined.
 pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, ProgramError> {
+    lower_with(graph, plan, devices, &*sync::way(plan))
+}
+
+/// The same, with replicas kept equal in another way than the plan's `sync` says.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_with(
+    graph: &Graph,
+    plan: &Plan,
+    devices: usize,
+    way: &dyn Synchronisation,
+) -> Result<Program, ProgramError> {
     plan.validate(graph, devices)?;
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
-    let mut boundaries = Boundaries::find(graph, &stages)?;
+    let mut boundaries = Boundaries::find(graph, plan.precision, &stages)?;
     let map = stage_map(plan, &stages)?;
     let schedule = match plan.schedule {
         ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
@@ -55,13 +70,19 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     };
     require_rule(plan, &schedule)?;
     let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);
-    let units = buckets::Units::of(graph, plan);
-    let ids = || (0u32..lists.len() as u32).map(ClassId);
-    let parameters: Vec<buckets::Parameters> = ids()
-        .map(|id| buckets::Parameters::of(graph, plan, &stages, &units, id))
-        .collect::<Result<_, _>>()?;
-    let early = homes::early(&schedule, &plan.pass_times, &stages, &parameters)?;
     let versions = Versions::new(plan, &schedule);
+    let units = buckets::Units::of(graph, plan, way);
+    let ways = buckets::Ways::new(plan, way);
+    let ids = || (0u32..lists.len() as u32).map(ClassId);
+    let parameters = |id| {
+        let validated = post_validation.as_ref().is_some_and(|it| !it.knows_all(id));
+        let is_delayed = delay(&stages, &versions, id) > 0.0;
+        let keeps = buckets::Keeps { is_delayed, backs_up: validated };
+        buckets::Parameters::of(graph, plan, &ways, &stages, &units, (id, keeps))
+    };
+    let parameters: Vec<buckets::Parameters<'_>> =
+        ids().map(parameters).collect::<Result<_, _>>()?;
+    let early = homes::early(&schedule, &plan.pass_times, &stages, &parameters)?;
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -82,8 +103,6 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     Ok(Program {
         classes,
         routes: boundaries.routes,
-        shard: Shard { zero: plan.sync.zero },
-        algorithm: plan.sync.algorithm,
         precision: plan.precision,
         optimizer: plan.optimizer,
         clip_norm: plan.clip_norm,
@@ -111,12 +130,12 @@ fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
     Err(ProgramError::Schedule(format!("weights.rule = {name}: {rule}")))
 }
 
-/// Makes sure that all homes of a parameter update it equally often.
+/// Makes sure that all classes that hold a parameter update it equally often.
 fn require_common_updates(classes: &[Class]) -> Result<(), ProgramError> {
     for class in classes {
         for bucket in &class.buckets {
-            let homes = bucket.homes.iter().map(|home| &classes[home.0 as usize]);
-            if let Some(other) = homes.into_iter().find(|other| other.updates() != class.updates())
+            let others = bucket.classes.iter().map(|other| &classes[other.0 as usize]);
+            if let Some(other) = others.into_iter().find(|other| other.updates() != class.updates())
             {
                 return Err(ProgramError::Schedule(format!(
                     "updates = round: {} is a parameter of {} and of {}, which update {} and {} times \
@@ -170,6 +189,14 @@ fn stage_map(plan: &Plan, stages: &[StageModel]) -> Result<StageMap, ProgramErro
     StageMap::new(places, plan.microbatches)
 }
 
+/// How many updates there are, on average over the stages of a class and their micro-batches, between a
+/// forward pass and the update with its gradient.
+fn delay(stages: &[StageModel], versions: &Versions<'_>, class: ClassId) -> f64 {
+    let own = stages.iter().filter(|stage| stage.class == class);
+    let delays: Vec<f64> = own.map(|stage| versions.delay(stage.place)).collect();
+    delays.iter().sum::<f64>() / delays.len() as f64
+}
+
 /// Lowers one class of ranks.
 struct ClassLowering<'a> {
     graph: &'a Graph,
@@ -179,7 +206,7 @@ struct ClassLowering<'a> {
     boundaries: &'a Boundaries,
     schedule: &'a Schedule,
     versions: &'a Versions<'a>,
-    post_validation: Option<&'a PostValidation<'a>>,
+    post_validation: Option<&'a PostValidation>,
     id: ClassId,
 }
 
@@ -188,12 +215,12 @@ impl ClassLowering<'_> {
         &self,
         first_rank: Rank,
         devices: &DeviceList,
-        parameters: buckets::Parameters,
+        parameters: buckets::Parameters<'_>,
     ) -> Result<Class, ProgramError> {
         let ClassLowering { graph, plan, boundaries, schedule, versions, early, .. } = *self;
         let order = &schedule.orders[self.id.0 as usize];
-        let mut slots = vec![];
-        let handovers = self.handovers(&mut slots);
+        let mut tensors = parameters.tensors.clone();
+        let handovers = self.handovers(&mut tensors);
         let mut stages = vec![];
         let own = self.stages.iter().enumerate().filter(|(_, stage)| stage.class == self.id);
         for (index, model) in own {
@@ -212,13 +239,12 @@ impl ClassLowering<'_> {
                 .iter()
                 .flat_map(|turn| turn.cells())
                 .any(|cell| cell.instance == model.place && halved(cell.pass));
-            stages.push((stage, model, StageBodies::of(&context, &mut slots, in_halves)?));
+            stages.push((stage, model, StageBodies::of(&context, &mut tensors, in_halves)?));
         }
         let mesh = stages[0].1.mesh;
         let places: Vec<Instance> = stages.iter().map(|(_, model, _)| model.place).collect();
         let replica = schedule.map.replica(places[0]);
-        let delay = places.iter().map(|&place| versions.delay(place)).sum::<f64>();
-        let delay = delay / places.len() as f64;
+        let delay = delay(self.stages, versions, self.id);
         let held = |&instance: &Instance| {
             let reverse = schedule.map.chain(instance).is_reverse();
             HeldStage { instance, reverse }
@@ -226,7 +252,7 @@ impl ClassLowering<'_> {
         let assembly = stream::Assembly {
             graph,
             parameters: &parameters,
-            zero: plan.sync.zero,
+            tensors: &tensors,
             map: &schedule.map,
             device: self.id.0 as usize,
             stages,
@@ -235,11 +261,18 @@ impl ClassLowering<'_> {
         };
         let norm = match self.post_validation {
             Some(later) => later.norm(self.id, &parameters),
-            None => epilogue::awaited_norm(plan),
+            None => epilogue::norm(&parameters, Group::World),
         };
-        let mut stream = assembly.stream(order, epilogue::body(&parameters, plan, early, norm))?;
+        let mut stream = assembly.stream(order, epilogue::body(&parameters, early, norm))?;
         if let Some(later) = self.post_validation {
-            later.weave(&mut stream, self.id, &parameters, boundaries, self.stages);
+            let known = (&parameters, tensors.as_slice());
+            later.weave(&mut stream, self.id, known, boundaries, self.stages);
+        }
+        let versions = 1 + stream.entries.iter().map(|(item, _)| item.lag).max().unwrap_or(0);
+        let lasting =
+            |it: &&mut Tensor| it.content == Content::Weight && it.keep != Keep::Transient;
+        for weights in tensors.iter_mut().filter(lasting) {
+            weights.copies = if versions > 1 { Copies::Versions(versions) } else { Copies::One };
         }
         Ok(Class {
             stages: places.iter().map(held).collect(),
@@ -247,7 +280,7 @@ impl ClassLowering<'_> {
             mesh,
             first_rank,
             devices: devices.0.iter().map(|&device| DeviceId(device)).collect(),
-            slots,
+            tensors,
             params: parameters.params,
             buckets: parameters.buckets,
             bodies: stream.bodies,
@@ -257,25 +290,23 @@ impl ClassLowering<'_> {
         })
     }
 
-    /// Slots for the values that go from one of the class's stages to another.
-    fn handovers(&self, slots: &mut Vec<Slot>) -> Handovers {
+    /// Where values wait that go from one of the class's stages to another.
+    fn handovers(&self, tensors: &mut Vec<Tensor>) -> Handovers {
         let mut handovers = BTreeMap::new();
         for (id, crossing) in self.boundaries.crossings() {
             let producer = &self.stages[crossing.from.0];
             if crossing.way != Way::Stays || producer.class != self.id {
                 continue;
             }
-            let mut slot = |crossing: &Crossing, layout: &Layout, suffix: &str| {
+            let mut waiting = |crossing: &Crossing, layout: &Layout, suffix: &str| {
                 let node = self.graph.value(crossing.value);
                 let shape = layout.local_shape(&producer.extents.shape(&node.axes), &producer.mesh);
-                let real_bytes = self.plan.precision.compute.bytes();
-                let bytes = shape.iter().product::<usize>() * node.dtype.bytes(real_bytes);
+                let format = Format::of_value(node.dtype, self.plan.precision);
                 let name = format!("{}{suffix}", node.name);
-                slots.push(Slot { name, shape, dtype: node.dtype, bytes });
-                SlotId(slots.len() as u32 - 1)
+                add(tensors, emitter::of_microbatch(name, shape, format))
             };
-            let value = slot(crossing, &crossing.received, " (waiting)");
-            let gradient = slot(crossing, &crossing.handed, ".gradient (waiting)");
+            let value = waiting(crossing, &crossing.received, " (waiting)");
+            let gradient = waiting(crossing, &crossing.handed, ".gradient (waiting)");
             handovers.insert(id, Handover { value, gradient });
         }
         handovers

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use super::buckets::Parameters;
+use super::liveness::of_microbatch;
 use crate::class::{Body, BucketId};
-use crate::{Action, Instruction, Operand, ParamId};
+use crate::{Action, Content, Instruction, Tensor, TensorId};
 
 /// Which of a turn's passes a piece belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,17 +20,14 @@ pub(super) enum Side {
 /// The pieces of two passes in the order in which they run; none if they are better run one after the
 /// other: where neither has a collective to hide, or one gathers or reduces weights that the other
 /// uses too (tied weights at both ends of a model), which must be before or after all of the other.
-pub(super) fn interleaved(
-    passes: [&Body; 2],
-    parameters: &Parameters,
-) -> Option<Vec<(Side, Body)>> {
-    let [first, second] = passes.map(|body| Buckets::of(&body.instructions, parameters));
+pub(super) fn interleaved(passes: [&Body; 2], tensors: &[Tensor]) -> Option<Vec<(Side, Body)>> {
+    let [first, second] = passes.map(|body| Buckets::of(&body.instructions, tensors));
     if !first.synchronised.is_disjoint(&second.used)
         || !second.synchronised.is_disjoint(&first.used)
     {
         return None;
     }
-    let pieces = passes.map(|body| cut(&body.instructions));
+    let pieces = passes.map(|body| cut(&body.instructions, tensors));
     let [of_first, of_second] = [pieces[0].len(), pieces[1].len()];
     if of_first + of_second == 2 {
         return None;
@@ -52,11 +49,11 @@ pub(super) fn interleaved(
 }
 
 /// The stretches of a pass, each but the last up to collectives that the next waits for.
-fn cut(instructions: &[Instruction]) -> Vec<&[Instruction]> {
+fn cut<'a>(instructions: &'a [Instruction], tensors: &[Tensor]) -> Vec<&'a [Instruction]> {
     let mut pieces = vec![];
     let mut begin = 0;
     for (index, pair) in instructions.windows(2).enumerate() {
-        if exchanges(&pair[0]) && !exchanges(&pair[1]) {
+        if exchanges(&pair[0], tensors) && !exchanges(&pair[1], tensors) {
             pieces.push(&instructions[begin..=index]);
             begin = index + 1;
         }
@@ -66,47 +63,36 @@ fn cut(instructions: &[Instruction]) -> Vec<&[Instruction]> {
 }
 
 /// Whether it is a collective whose result the pass goes on with.
-fn exchanges(instruction: &Instruction) -> bool {
-    matches!(instruction.action, Action::Redistribute { .. }) && instruction.involves_others()
+fn exchanges(instruction: &Instruction, tensors: &[Tensor]) -> bool {
+    let of_values = instruction.reads.iter().all(|read| of_microbatch(tensors, read.tensor));
+    matches!(instruction.action, Action::Collective { .. }) && of_values
 }
 
-/// A bucket's weights, or its gradients.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Content {
-    Weights(BucketId),
-    Gradients(BucketId),
-}
-
-/// What a pass does with buckets.
+/// What a pass does with lasting tensors, by bucket and by whether it is their weights or their gradients.
 #[derive(Default)]
 struct Buckets {
-    /// What it gathers, drops or reduces.
-    synchronised: BTreeSet<Content>,
+    /// What it gathers, frees or reduces.
+    synchronised: BTreeSet<(BucketId, bool)>,
     /// What it has anything to do with.
-    used: BTreeSet<Content>,
+    used: BTreeSet<(BucketId, bool)>,
 }
 
 impl Buckets {
-    fn of(instructions: &[Instruction], parameters: &Parameters) -> Buckets {
+    fn of(instructions: &[Instruction], tensors: &[Tensor]) -> Buckets {
         let mut buckets = Buckets::default();
+        let subject = |tensor: TensorId| {
+            let tensor = &tensors[tensor.0 as usize];
+            Some((tensor.bucket?, tensor.content == Content::Gradient))
+        };
         for instruction in instructions {
-            buckets.synchronised.extend(match instruction.action {
-                Action::Gather { bucket } | Action::Release { bucket } => {
-                    Some(Content::Weights(bucket))
-                }
-                Action::Reduce { bucket, .. } => Some(Content::Gradients(bucket)),
-                _ => None,
-            });
-            let written = instruction.writes.iter().map(|write| write.to);
-            let operands = instruction.reads.iter().copied().chain(written);
-            let bucket = |param: ParamId| parameters.params[param.0 as usize].bucket;
-            buckets.used.extend(operands.filter_map(|operand| match operand {
-                Operand::Weight(param) => Some(Content::Weights(bucket(param))),
-                Operand::Gradient(param) => Some(Content::Gradients(bucket(param))),
-                Operand::Slot(_) | Operand::Norm => None,
-            }));
+            let operands = || instruction.operands().filter_map(|view| subject(view.tensor));
+            buckets.used.extend(operands());
+            if matches!(instruction.action, Action::Collective { .. }) {
+                buckets.synchronised.extend(operands());
+            }
+            let freed = instruction.frees.iter().filter_map(|&tensor| subject(tensor));
+            buckets.synchronised.extend(freed);
         }
-        buckets.used.extend(&buckets.synchronised);
         buckets
     }
 }

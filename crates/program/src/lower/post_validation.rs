@@ -24,11 +24,12 @@ use super::stage::StageModel;
 use super::stream::Stream;
 use crate::class::{Body, BodyId, BodyKind, Part, StreamItem};
 use crate::schedule::{Cell, Instance, Pass, Schedule, Turn};
-use crate::{Action, ClassId, Group, Instruction, Operand, Route, RouteId, Write};
+use crate::{
+    Action, ClassId, Copies, Group, Instruction, Mode, Route, RouteId, Tensor, TensorId, View,
+};
 
 /// How the norm goes round the classes, and how far each gets before it is back.
-pub(super) struct PostValidation<'a> {
-    plan: &'a Plan,
+pub(super) struct PostValidation {
     /// How many passes of each class run before the validation.
     cuts: Vec<usize>,
     /// Where each forward pass stands: the class and the place in its order.
@@ -39,15 +40,15 @@ pub(super) struct PostValidation<'a> {
     back: Vec<RouteId>,
 }
 
-impl<'a> PostValidation<'a> {
+impl PostValidation {
     /// How updates are validated afterwards, where the plan wants that and there is anything to wait for:
     /// a norm, and a second class. Adds the ways of the norm to those of values.
     pub fn of(
-        plan: &'a Plan,
+        plan: &Plan,
         schedule: &Schedule,
         stages: &[StageModel],
         boundaries: &mut Boundaries,
-    ) -> Option<PostValidation<'a>> {
+    ) -> Option<PostValidation> {
         let classes = schedule.orders.len();
         if !plan.post_validation || !plan.looks_at_norm() || classes < 2 {
             return None;
@@ -77,7 +78,7 @@ impl<'a> PostValidation<'a> {
         let onward = (1..classes).map(|class| route(class - 1, class)).collect();
         let back = (1..classes).map(|class| route(class, class - 1)).collect();
         let cuts = cuts(schedule, &cells, &places);
-        Some(PostValidation { plan, cuts, places, onward, back })
+        Some(PostValidation { cuts, places, onward, back })
     }
 
     /// Whether a class knows the norm of all gradients when it updates.
@@ -87,19 +88,18 @@ impl<'a> PostValidation<'a> {
 
     /// The instructions that find the norm as far as it is known at the end of a step, and keep what they
     /// may have to go back to.
-    pub fn norm(&self, class: ClassId, parameters: &Parameters) -> Vec<Instruction> {
+    pub fn norm(&self, class: ClassId, parameters: &Parameters<'_>) -> Vec<Instruction> {
         let index = class.0 as usize;
-        let group = Group::Mesh(Axis::ALL.to_vec());
-        let mut instructions = vec![Instruction::bare(Action::Norm { group })];
+        let Some(norm) = parameters.norm else { return vec![] };
+        let mut instructions = epilogue::norm(parameters, Group::Mesh(Axis::ALL.to_vec()));
         if let Some(before) = index.checked_sub(1) {
-            instructions.push(receive(self.onward[before], true));
+            instructions.push(receive(self.onward[before], norm, Mode::Add));
         }
         if !self.knows_all(class) {
-            instructions.push(send(self.onward[index]));
-            let keep = |(bucket, _)| Instruction::bare(Action::Backup { bucket });
-            instructions.extend(epilogue::buckets(parameters).map(keep));
+            instructions.push(send(self.onward[index], norm));
+            instructions.extend(epilogue::backups(parameters));
         } else if let Some(before) = index.checked_sub(1) {
-            instructions.push(send(self.back[before]));
+            instructions.push(send(self.back[before], norm));
         }
         instructions
     }
@@ -109,17 +109,19 @@ impl<'a> PostValidation<'a> {
         &self,
         stream: &mut Stream,
         class: ClassId,
-        parameters: &Parameters,
+        (parameters, tensors): (&Parameters<'_>, &[Tensor]),
         boundaries: &Boundaries,
         stages: &[StageModel],
     ) {
+        let Some(norm) = parameters.norm else { return };
         let index = class.0 as usize;
         let mut validation = vec![];
         if !self.knows_all(class) {
-            validation.push(receive(self.back[index], false));
-            validation.extend(index.checked_sub(1).map(|before| send(self.back[before])));
+            validation.push(receive(self.back[index], norm, Mode::Set));
+            let before = index.checked_sub(1).map(|before| self.back[before]);
+            validation.extend(before.map(|route| send(route, norm)));
         }
-        validation.push(Instruction::bare(Action::Validate));
+        validation.push(epilogue::validation(parameters));
         let cut = self.cuts[index];
         // Until the cut each turn is one pass, and nothing stands between.
         let (before, after) = stream.entries.split_at(cut);
@@ -136,12 +138,12 @@ impl<'a> PostValidation<'a> {
         let late = |body| StreamItem { late: true, ..StreamItem::new(body, None) };
         woven.push(late(add(BodyKind::Validation, validation)));
         if !self.knows_all(class) {
-            let update = epilogue::updates(parameters, self.plan);
+            let update = epilogue::updates(parameters);
             let update = late(add(BodyKind::Amendment, update));
             woven.push(StreamItem { amends: true, ..update });
         }
         let dropped = self.dropped(&after, boundaries, stages);
-        woven.extend(discards(stream, dropped));
+        woven.extend(discards(stream, tensors, dropped));
         woven.extend(repeated);
         stream.entries.splice(cut..cut, woven.into_iter().map(|item| (item, None)));
     }
@@ -211,7 +213,11 @@ fn cuts(
 }
 
 /// Entries that receive and drop what bodies would receive by the given routes.
-fn discards(stream: &mut Stream, dropped: Vec<(BodyId, u32, Vec<RouteId>)>) -> Vec<StreamItem> {
+fn discards(
+    stream: &mut Stream,
+    tensors: &[Tensor],
+    dropped: Vec<(BodyId, u32, Vec<RouteId>)>,
+) -> Vec<StreamItem> {
     let mut known: BTreeMap<(BodyId, Vec<RouteId>), BodyId> = BTreeMap::new();
     let mut items = vec![];
     for (body, microbatch, routes) in dropped {
@@ -223,7 +229,7 @@ fn discards(stream: &mut Stream, dropped: Vec<(BodyId, u32, Vec<RouteId>)>) -> V
                 let those = instructions.iter().filter(|instruction| {
                     matches!(instruction.action, Action::Receive { route } if key.1.contains(&route))
                 });
-                let instructions: Vec<Instruction> = those.map(freed).collect();
+                let instructions: Vec<Instruction> = those.map(|it| freed(it, tensors)).collect();
                 // Another piece of the pass receives it.
                 if instructions.is_empty() {
                     continue;
@@ -241,19 +247,16 @@ fn discards(stream: &mut Stream, dropped: Vec<(BodyId, u32, Vec<RouteId>)>) -> V
 }
 
 /// A receive of something that nobody wants any more.
-fn freed(receive: &Instruction) -> Instruction {
-    let slots = receive.writes.iter().filter_map(|write| match write.to {
-        Operand::Slot(slot) => Some(slot),
-        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
-    });
-    Instruction { frees: slots.collect(), ..receive.clone() }
+fn freed(receive: &Instruction, tensors: &[Tensor]) -> Instruction {
+    let written = receive.writes.iter().map(|write| write.to.tensor);
+    let passing = written.filter(|it| tensors[it.0 as usize].copies == Copies::PerMicrobatch);
+    Instruction { frees: passing.collect(), ..receive.clone() }
 }
 
-fn send(route: RouteId) -> Instruction {
-    Instruction { reads: vec![Operand::Norm], ..Instruction::bare(Action::Send { route }) }
+fn send(route: RouteId, norm: TensorId) -> Instruction {
+    Instruction::new(Action::Send { route }, [View::whole(norm)], [])
 }
 
-fn receive(route: RouteId, accumulate: bool) -> Instruction {
-    let write = Write { to: Operand::Norm, accumulate };
-    Instruction { writes: vec![write], ..Instruction::bare(Action::Receive { route }) }
+fn receive(route: RouteId, norm: TensorId, mode: Mode) -> Instruction {
+    Instruction::new(Action::Receive { route }, [], [View::whole(norm)]).with_mode(mode)
 }

@@ -1,25 +1,23 @@
-//! Inserts into a body what sharded and replicated buckets need: gathers of weights before use and
-//! releases after it (ZeRO-3), and reductions of gradients as soon as they are whole (all stages).
-//!
-//! Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
+//! Inserts into a body what keeps replicas equal: what makes weights ready before their uses, and
+//! reductions of gradients as soon as they are whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_graph::{BlockId, Graph};
 
 use super::buckets::Parameters;
-use crate::{Action, BucketId, Group, Instruction, Operand};
+use crate::sync::SUM;
+use crate::{Action, BucketId, Content, Group, Instruction, TensorId, View};
 
-/// Actions to insert, by the instruction they go next to.
-type Insertions = BTreeMap<usize, Vec<Action>>;
+/// Instructions to insert, by the instruction they go next to.
+type Insertions = BTreeMap<usize, Vec<Instruction>>;
 
 /// Inserts the reductions of the gradients of which `is_due` says that the body finishes them: those to
-/// which nothing is added after it in the step, and those kept in shards. Whole gradients go on
-/// accumulating, and what was reduced once must not be reduced again.
+/// which nothing is added after it in the step, and those of which each pass is reduced. Whole gradients go
+/// on accumulating, and what was reduced once must not be reduced again.
 pub(super) fn insert_reductions(
     instructions: &mut Vec<Instruction>,
-    parameters: &Parameters,
-    zero: u8,
+    parameters: &Parameters<'_>,
     is_due: impl Fn(BucketId) -> bool,
 ) {
     let mut after = Insertions::new();
@@ -27,57 +25,62 @@ pub(super) fn insert_reductions(
         if !is_due(bucket) {
             continue;
         }
-        let spec = &parameters.buckets[bucket.0 as usize];
-        let mut reduce = |axes: &[_], scatter| {
-            if !axes.is_empty() {
-                let group = Group::Mesh(axes.to_vec());
-                let action = Action::Reduce { bucket, group, scatter };
-                after.entry(index).or_default().push(action);
-            }
-        };
-        reduce(&spec.partial, false);
-        reduce(&spec.replicas, zero >= 1);
+        let after = after.entry(index).or_default();
+        after.extend(over_partial(parameters, bucket));
+        after.extend(parameters.after_gradient(bucket));
     }
     weave(instructions, Insertions::new(), after);
 }
 
-/// Inserts gathers of sharded weights before their uses and releases after (ZeRO-3). The weights of a
-/// block are gathered when the block before begins, so that gathering overlaps with computation; at
-/// most two blocks' weights are held at once.
+/// The sum of a bucket's gradients over mesh axes that are no replicas, if there are any.
+fn over_partial(parameters: &Parameters<'_>, bucket: BucketId) -> Option<Instruction> {
+    let spec = &parameters.buckets[bucket.0 as usize];
+    let gradients = View::whole(spec.held.replicated.written);
+    (!spec.partial.is_empty()).then(|| {
+        let group = Group::Mesh(spec.partial.clone());
+        let algorithm = parameters.algorithm();
+        let action = Action::Collective { kind: SUM, group, algorithm };
+        Instruction::new(action, [gradients], [gradients])
+    })
+}
+
+/// Inserts what makes weights ready for use, where they are not there all the time, and frees them after
+/// their last use. The weights of a block are gathered when the block before begins, so that gathering
+/// overlaps with computation; at most two blocks' weights are held at once.
 pub(super) fn insert_gathers(
     instructions: &mut Vec<Instruction>,
     graph: &Graph,
-    parameters: &Parameters,
+    parameters: &Parameters<'_>,
 ) {
     let uses = uses(instructions, graph, parameters);
-    let mut held: Vec<Held> = vec![];
+    let mut held: Vec<Gathered> = vec![];
     for (index, block) in uses.iter().enumerate() {
         let issue = uses[index.saturating_sub(1)].first();
         for (&bucket, &(_, last)) in &block.runs {
             // What is still held from an earlier block (tied weights) is kept and not gathered again.
             match held.iter_mut().find(|it| it.bucket == bucket && it.last >= issue) {
                 Some(known) => known.last = last,
-                None => held.push(Held { bucket, issue, last }),
+                None => held.push(Gathered { bucket, issue, last }),
             }
         }
     }
-    let (mut before, mut after) = (Insertions::new(), Insertions::new());
-    for Held { bucket, issue, last } in held {
-        before.entry(issue).or_default().push(Action::Gather { bucket });
-        after.entry(last).or_default().push(Action::Release { bucket });
+    let mut before = Insertions::new();
+    for Gathered { bucket, issue, last } in held {
+        before.entry(issue).or_default().extend(parameters.before_use(bucket));
+        let used = parameters.buckets[bucket.0 as usize].held.replicated.used;
+        instructions[last].frees.push(used);
     }
-    weave(instructions, before, after);
+    weave(instructions, before, Insertions::new());
 }
 
-/// A sharded bucket's weights from the instruction before which they are gathered to the last that
-/// reads them.
-struct Held {
+/// Gathered weights, from the instruction before which they are gathered to the last that reads them.
+struct Gathered {
     bucket: BucketId,
     issue: usize,
     last: usize,
 }
 
-/// The uses of sharded weights in one block: for each bucket the first and last instruction.
+/// The uses of gathered weights in one block: for each bucket the first and last instruction.
 struct BlockUses {
     block: BlockId,
     runs: BTreeMap<BucketId, (usize, usize)>,
@@ -89,19 +92,26 @@ impl BlockUses {
     }
 }
 
-/// Uses of sharded weights, block by block in order of first use. A tied embedding is used in two
-/// blocks, and not held from the first layer to the last.
-fn uses(instructions: &[Instruction], graph: &Graph, parameters: &Parameters) -> Vec<BlockUses> {
+/// Uses of weights that are not there all the time, block by block in order of first use. A tied embedding
+/// is used in two blocks, and not held from the first layer to the last.
+fn uses(
+    instructions: &[Instruction],
+    graph: &Graph,
+    parameters: &Parameters<'_>,
+) -> Vec<BlockUses> {
+    let passing: BTreeSet<TensorId> = parameters
+        .buckets
+        .iter()
+        .map(|bucket| &bucket.held.replicated)
+        .filter(|held| held.used != held.weights)
+        .map(|held| held.used)
+        .collect();
     let mut uses: Vec<BlockUses> = vec![];
     for (index, instruction) in instructions.iter().enumerate() {
-        let Action::Compute { op, .. } = instruction.action else { continue };
+        let Action::Kernel { op, .. } = instruction.action else { continue };
         let block = graph.op(op).block;
-        for read in &instruction.reads {
-            let Operand::Weight(param) = read else { continue };
-            let bucket = parameters.params[param.0 as usize].bucket;
-            if parameters.buckets[bucket.0 as usize].replicas.is_empty() {
-                continue;
-            }
+        for read in instruction.reads.iter().filter(|read| passing.contains(&read.tensor)) {
+            let bucket = parameters.bucket_of(*read).expect("weights lie in buckets");
             let at = uses.iter().rposition(|it| it.block == block).unwrap_or_else(|| {
                 uses.push(BlockUses { block, runs: BTreeMap::new() });
                 uses.len() - 1
@@ -112,30 +122,35 @@ fn uses(instructions: &[Instruction], graph: &Graph, parameters: &Parameters) ->
     uses
 }
 
-/// Puts actions next to instructions.
+/// Puts instructions next to others.
 fn weave(instructions: &mut Vec<Instruction>, mut before: Insertions, mut after: Insertions) {
-    let take = |map: &mut Insertions, index| {
-        map.remove(&index).unwrap_or_default().into_iter().map(Instruction::bare)
-    };
     for (index, instruction) in std::mem::take(instructions).into_iter().enumerate() {
-        instructions.extend(take(&mut before, index));
+        instructions.extend(before.remove(&index).unwrap_or_default());
         instructions.push(instruction);
-        instructions.extend(take(&mut after, index));
+        instructions.extend(after.remove(&index).unwrap_or_default());
     }
 }
 
 /// The buckets whose gradients `instructions` write.
-pub(super) fn written(instructions: &[Instruction], parameters: &Parameters) -> BTreeSet<BucketId> {
+pub(super) fn written(
+    instructions: &[Instruction],
+    parameters: &Parameters<'_>,
+) -> BTreeSet<BucketId> {
     completions(instructions, parameters).into_keys().collect()
 }
 
-/// The last instruction that writes a gradient of each bucket.
-fn completions(instructions: &[Instruction], parameters: &Parameters) -> BTreeMap<BucketId, usize> {
+/// The last operator that writes a gradient of each bucket.
+fn completions(
+    instructions: &[Instruction],
+    parameters: &Parameters<'_>,
+) -> BTreeMap<BucketId, usize> {
     let mut last = BTreeMap::new();
     for (index, instruction) in instructions.iter().enumerate() {
         for write in &instruction.writes {
-            if let Operand::Gradient(param) = write.to {
-                last.insert(parameters.params[param.0 as usize].bucket, index);
+            let tensor = parameters.tensors.get(write.to.tensor.0 as usize);
+            let content = tensor.map(|tensor| (tensor.content, tensor.bucket));
+            if let Some((Content::Gradient, Some(bucket))) = content {
+                last.insert(bucket, index);
             }
         }
     }

@@ -7,8 +7,9 @@ use shardloom_plan::{Mesh, Plan, Stage};
 
 use super::boundary::{Boundaries, Handovers};
 use super::buckets::Parameters;
+use super::liveness::of_microbatch;
 use crate::schedule::Instance;
-use crate::{Action, Assignment, ClassId, Instruction, Layout, Operand, ProgramError, SlotId};
+use crate::{Assignment, ClassId, Instruction, Layout, ProgramError, Tensor, TensorId};
 
 /// A stage's number among the stages of all pipelines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +99,7 @@ pub(super) struct Context<'a> {
     pub graph: &'a Graph,
     pub plan: &'a Plan,
     pub model: &'a StageModel,
-    pub params: &'a Parameters,
+    pub params: &'a Parameters<'a>,
     pub boundaries: &'a Boundaries,
     /// The stage's number among all stages.
     pub stage: StageId,
@@ -113,24 +114,17 @@ impl Context<'_> {
     }
 }
 
-/// The slots that `instructions` read without having written: what earlier bodies must leave to them.
-pub(super) fn awaited(instructions: &[Instruction]) -> BTreeSet<SlotId> {
+/// The values that `instructions` read without having written: what earlier bodies must leave to them.
+pub(super) fn awaited(instructions: &[Instruction], tensors: &[Tensor]) -> BTreeSet<TensorId> {
     let mut written = BTreeSet::new();
     let mut awaited = BTreeSet::new();
     for instruction in instructions {
-        debug_assert!(!matches!(instruction.action, Action::Norm { .. }));
         for read in &instruction.reads {
-            if let Operand::Slot(slot) = read
-                && !written.contains(slot)
-            {
-                awaited.insert(*slot);
+            if of_microbatch(tensors, read.tensor) && !written.contains(&read.tensor) {
+                awaited.insert(read.tensor);
             }
         }
-        for write in &instruction.writes {
-            if let Operand::Slot(slot) = write.to {
-                written.insert(slot);
-            }
-        }
+        written.extend(instruction.writes.iter().map(|write| write.to.tensor));
     }
     awaited
 }

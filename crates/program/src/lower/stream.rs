@@ -10,10 +10,10 @@ use super::homes::Early;
 use super::overlap::{Side, interleaved};
 use super::stage::{StageId, StageModel};
 use super::versions::Versions;
-use super::{epilogue, sharding};
+use super::{epilogue, extrapolation, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
 use crate::schedule::{Cell, Pass, StageMap, Turn};
-use crate::{Instruction, ProgramError};
+use crate::{Instruction, ProgramError, Tensor};
 
 /// What a class runs.
 pub(super) struct Stream {
@@ -26,8 +26,9 @@ pub(super) struct Stream {
 /// Assembles the stream of one class.
 pub(super) struct Assembly<'a> {
     pub graph: &'a Graph,
-    pub parameters: &'a Parameters,
-    pub zero: u8,
+    pub parameters: &'a Parameters<'a>,
+    /// The class's tensors.
+    pub tensors: &'a [Tensor],
     pub map: &'a StageMap,
     /// The class's place in the map.
     pub device: usize,
@@ -35,7 +36,7 @@ pub(super) struct Assembly<'a> {
     pub stages: Vec<(StageId, &'a StageModel, StageBodies)>,
     /// Which weights passes run with.
     pub versions: &'a Versions<'a>,
-    /// What is reduced over its homes between passes.
+    /// What is reduced over its classes between passes.
     pub early: &'a Early,
 }
 
@@ -107,7 +108,7 @@ impl<'a> Made<'a> {
     ) -> Option<&[(Side, BodyId)]> {
         if !self.overlapped.contains_key(&keys) {
             let [first, second] = keys.map(|key| assembly.body(key));
-            let pieces = interleaved([&first, &second], assembly.parameters);
+            let pieces = interleaved([&first, &second], assembly.tensors);
             let pieces = pieces.map(|pieces| {
                 pieces.into_iter().map(|(side, body)| (side, self.add(body))).collect()
             });
@@ -169,8 +170,8 @@ impl Assembly<'_> {
     /// What is synchronised between a turn and the next.
     fn synchronisation(&self, turn: usize) -> Option<Body> {
         let buckets = self.early.after(turn).iter();
-        let actions = buckets.filter_map(|&it| epilogue::over_homes(self.parameters, it));
-        let instructions: Vec<Instruction> = actions.map(Instruction::bare).collect();
+        let reductions = buckets.filter_map(|&it| epilogue::over_classes(self.parameters, it));
+        let instructions: Vec<Instruction> = reductions.collect();
         let body = Body { kind: BodyKind::Synchronisation, part: Part::default(), instructions };
         (!body.instructions.is_empty()).then_some(body)
     }
@@ -226,12 +227,12 @@ impl Assembly<'_> {
             _ => BTreeSet::new(),
         };
         let is_due = |bucket: BucketId| {
-            let replicas = &self.parameters.buckets[bucket.0 as usize].replicas;
-            let sharded = self.zero >= 2 && !replicas.is_empty();
-            completes.contains(&bucket) || (sharded && !later.contains(&bucket))
+            let each_pass = self.parameters.way(bucket).reduces_each_pass();
+            completes.contains(&bucket) || (each_pass && !later.contains(&bucket))
         };
-        sharding::insert_reductions(&mut instructions, self.parameters, self.zero, is_due);
+        sharding::insert_reductions(&mut instructions, self.parameters, is_due);
         self.gather(&mut instructions);
+        extrapolation::insert(&mut instructions, self.parameters);
         let kind = match pass {
             Pass::Forward => BodyKind::Forward,
             Pass::Backward => BodyKind::Backward,
@@ -242,9 +243,7 @@ impl Assembly<'_> {
     }
 
     fn gather(&self, instructions: &mut Vec<Instruction>) {
-        if self.zero >= 3 {
-            sharding::insert_gathers(instructions, self.graph, self.parameters);
-        }
+        sharding::insert_gathers(instructions, self.graph, self.parameters);
     }
 
     /// Which of the class's stages it is, for people.

@@ -3,7 +3,7 @@
 use shardloom_graph::Graph;
 use shardloom_graph::work::Pass;
 use shardloom_plan::{Recompute, Uniform};
-use shardloom_program::{Action, BodyKind, Class, Instruction, Operand, Program, SlotId};
+use shardloom_program::{Action, BodyKind, Class, Copies, Instruction, Program, TensorId};
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
@@ -12,19 +12,16 @@ use crate::model::{
 
 /// Bytes that a forward pass leaves behind in values whose names begin with `prefix`.
 fn kept_bytes(class: &Class, prefix: &str) -> usize {
-    let mut live: BTreeSet<SlotId> = BTreeSet::new();
+    let mut live: BTreeSet<TensorId> = BTreeSet::new();
     for instruction in body(class, BodyKind::Forward) {
-        for write in &instruction.writes {
-            if let Operand::Slot(slot) = write.to {
-                live.insert(slot);
-            }
-        }
-        for slot in &instruction.frees {
-            live.remove(slot);
+        let written = instruction.writes.iter().map(|write| write.to.tensor);
+        live.extend(written.filter(|&it| class.tensor(it).copies == Copies::PerMicrobatch));
+        for tensor in &instruction.frees {
+            live.remove(tensor);
         }
     }
-    let named = live.into_iter().map(|slot| class.slot(slot));
-    named.filter(|slot| slot.name.starts_with(prefix)).map(|slot| slot.bytes).sum()
+    let named = live.into_iter().filter(|&it| class.tensor(it).name.starts_with(prefix));
+    named.map(|tensor| class.tensor_bytes(tensor, 0) as usize).sum()
 }
 
 #[test]
@@ -80,7 +77,7 @@ fn a_stage_without_the_head_keeps_its_layers_times_the_micro_batches_in_flight()
     let uniform = Uniform { pp: 2, global_batch: 8, microbatches: 4, ..single() };
     let program = program(&gpt(false), &uniform);
     let class = &program.classes[0];
-    let persistent = class.persistent_bytes(&program, 0).total();
+    let persistent = class.persistent_bytes(0).total();
     let kept = kept_bytes(class, "") as u64;
     let peak = class.memory_use(&program, 0).peak_bytes;
     // Two in flight, and what the passes need meanwhile, which is less than one keeps.
@@ -92,7 +89,7 @@ fn repeated(program: &Program, graph: &Graph, class: &Class) -> BTreeMap<String,
     assert_eq!(program.ranks(), class.mesh.size());
     let mut counts = BTreeMap::new();
     for instruction in body(class, BodyKind::Backward) {
-        if let Action::Compute { op, pass: Pass::Forward, again, .. } = instruction.action {
+        if let Action::Kernel { op, pass: Pass::Forward, again, .. } = instruction.action {
             assert!(again, "a backward pass runs no operator forward for the first time");
             *counts.entry(graph.op(op).name.clone()).or_default() += 1;
         }
@@ -143,6 +140,6 @@ fn without_recomputation_nothing_runs_again() {
     let program = program(&graph, &Uniform { mesh: mesh(2, 1, 2), ..single() });
     let class = &program.classes[0];
     let forward =
-        |it: &&Instruction| matches!(it.action, Action::Compute { pass: Pass::Forward, .. });
+        |it: &&Instruction| matches!(it.action, Action::Kernel { pass: Pass::Forward, .. });
     assert_eq!(body(class, BodyKind::Backward).iter().filter(forward).count(), 0);
 }

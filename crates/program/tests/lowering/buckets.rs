@@ -3,24 +3,44 @@
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Axis, Recompute, Sync, Uniform};
 use shardloom_program::{
-    Action, BodyKind, BucketId, Class, ClassId, Group, Instruction, Operand, StreamItem,
+    Action, BodyKind, BucketId, Class, ClassId, Collective, Content, Group, Instruction, Keep,
+    StreamItem, Window,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::invariants::check_invariants;
 use crate::model::{body, gpt, llama, mesh, program, single};
 
+/// The bucket whose gradients an instruction reduces, how, and over whom.
+fn reduction<'a>(
+    class: &Class,
+    instruction: &'a Instruction,
+) -> Option<(BucketId, Collective, &'a Group)> {
+    let Action::Collective { kind, group, .. } = &instruction.action else { return None };
+    let read = class.tensor(instruction.reads[0].tensor);
+    (read.content == Content::Gradient).then_some((read.bucket?, *kind, group))
+}
+
+/// The bucket whose weights an instruction gathers for use.
+fn gathered(class: &Class, instruction: &Instruction) -> Option<BucketId> {
+    let Action::Collective { kind: Collective::AllGather { .. }, .. } = instruction.action else {
+        return None;
+    };
+    let written = class.tensor(instruction.writes[0].to.tensor);
+    let passing = written.content == Content::Weight && written.keep == Keep::Transient;
+    passing.then_some(written.bucket?)
+}
+
 /// How often each bucket is reduced over its replicas in one step, and how often of these to shards.
 fn reductions(class: &Class) -> BTreeMap<BucketId, (usize, usize)> {
     let mut counts: BTreeMap<BucketId, (usize, usize)> = BTreeMap::new();
     for StreamItem { body, .. } in &class.stream {
         for instruction in &class.body(*body).instructions {
-            if let Action::Reduce { bucket, group, scatter } = &instruction.action
-                && *group == Group::Mesh(class.bucket(*bucket).replicas.clone())
-            {
-                let count = counts.entry(*bucket).or_default();
+            let Some((bucket, kind, group)) = reduction(class, instruction) else { continue };
+            if *group == Group::Mesh(class.bucket(bucket).replicas.clone()) {
+                let count = counts.entry(bucket).or_default();
                 count.0 += 1;
-                count.1 += usize::from(*scatter);
+                count.1 += usize::from(matches!(kind, Collective::ReduceScatter { .. }));
             }
         }
     }
@@ -72,7 +92,7 @@ fn whole_gradients_that_are_partial_over_tp_are_reduced_once_per_step_in_every_z
         let mut counts: BTreeMap<BucketId, usize> = BTreeMap::new();
         for StreamItem { body, .. } in &class.stream {
             for instruction in &class.body(*body).instructions {
-                if let Action::Reduce { bucket, .. } = instruction.action {
+                if let Some((bucket, ..)) = reduction(class, instruction) {
                     *counts.entry(bucket).or_default() += 1;
                 }
             }
@@ -97,9 +117,13 @@ fn tied_embeddings_at_both_ends_of_a_pipeline_are_added_up_once_per_step() {
                 ..single()
             };
             let program = program(&gpt(tied), &uniform);
-            let ends = Group::Homes(vec![ClassId(0), ClassId(2)]);
+            let ends = Group::Classes(vec![ClassId(0), ClassId(2)]);
             for (id, class) in program.classes() {
-                let between = |instruction: &&Instruction| matches!(&instruction.action, Action::Reduce { group, scatter: false, .. } if *group == ends);
+                let between = |instruction: &&Instruction| {
+                    reduction(class, instruction).is_some_and(|(_, kind, group)| {
+                        matches!(kind, Collective::AllReduce(_)) && *group == ends
+                    })
+                };
                 let instructions =
                     class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
                 let expected = usize::from(tied && id != ClassId(1));
@@ -123,7 +147,7 @@ fn zero_3_gathers_each_block_once_per_pass_and_never_holds_more_than_two() {
             let program = program(&graph, &uniform);
             let class = &program.classes[0];
             let block_of = |instruction: &Instruction| match instruction.action {
-                Action::Compute { op, .. } => graph.op(op).block,
+                Action::Kernel { op, .. } => graph.op(op).block,
                 ref other => panic!("{other:?} reads a weight"),
             };
             for body in &class.bodies {
@@ -134,26 +158,26 @@ fn zero_3_gathers_each_block_once_per_pass_and_never_holds_more_than_two() {
                 let mut most = 0;
                 let mut largest = 0;
                 for instruction in &body.instructions {
-                    match instruction.action {
-                        Action::Gather { bucket } if body.kind != BodyKind::Epilogue => {
-                            assert!(gathered.insert(bucket), "{bucket:?} is gathered twice");
-                            *gathers.entry(bucket).or_default() += 1;
-                        }
-                        Action::Release { bucket } => {
-                            assert!(gathered.remove(&bucket), "{bucket:?} is released unheld");
-                        }
-                        _ => {}
+                    if let Some(bucket) = self::gathered(class, instruction) {
+                        assert!(gathered.insert(bucket), "{bucket:?} is gathered twice");
+                        *gathers.entry(bucket).or_default() += 1;
                     }
                     for read in &instruction.reads {
-                        let Operand::Weight(param) = *read else { continue };
+                        let Window::Param(param) = read.window else { continue };
                         let bucket = class.param(param).bucket;
                         assert!(gathered.contains(&bucket), "{bucket:?} is read unheld");
                         blocks.entry(bucket).or_default().insert(block_of(instruction));
                     }
                     let elements = |id: &BucketId| class.bucket(*id).elements;
                     most = most.max(gathered.iter().map(elements).sum());
+                    for &freed in &instruction.frees {
+                        let tensor = class.tensor(freed);
+                        if let (Content::Weight, Some(bucket)) = (tensor.content, tensor.bucket) {
+                            assert!(gathered.remove(&bucket), "{bucket:?} is freed unheld");
+                        }
+                    }
                 }
-                assert_eq!(gathered, BTreeSet::new(), "all is released in the end");
+                assert_eq!(gathered, BTreeSet::new(), "all is freed in the end");
                 for (bucket, blocks) in &blocks {
                     assert_eq!(gathers[bucket], blocks.len(), "once for each block that uses it");
                 }
@@ -179,7 +203,7 @@ fn tied_weights_of_neighbouring_blocks_are_gathered_once_and_held() {
     let class = &program.classes[0];
     for kind in [BodyKind::Forward, BodyKind::Backward, BodyKind::Evaluation] {
         let all = body(class, kind).iter();
-        let gathers = all.filter(|it| matches!(it.action, Action::Gather { .. })).count();
+        let gathers = all.filter(|it| gathered(class, it).is_some()).count();
         assert_eq!(gathers, 1, "{kind:?}");
     }
     check_invariants(&program);

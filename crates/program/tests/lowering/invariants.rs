@@ -3,7 +3,7 @@
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Action, Operand, Program, SlotId, StreamItem};
+use shardloom_program::{Action, Allocation, Content, Mode, Program, StreamItem, Window};
 use std::collections::BTreeSet;
 
 use crate::model::{gpt, graph, llama, mesh, program, single};
@@ -16,43 +16,48 @@ pub fn check_invariants(program: &Program) {
     let steps = 1 + program.ahead;
     let (mut forwards, mut ops) = (BTreeSet::new(), BTreeSet::new());
     for class in &program.classes {
-        let mut live: BTreeSet<(SlotId, Option<u32>)> = BTreeSet::new();
+        let mut live: BTreeSet<Allocation> = BTreeSet::new();
         let mut written = BTreeSet::new();
         for (_, StreamItem { body, microbatch, .. }) in program.unrolled(class, steps) {
             for instruction in &class.body(body).instructions {
-                let at = |slot| (slot, microbatch);
-                if let Action::Compute { op, pass: Pass::Forward, again: false, .. } =
+                if let Action::Kernel { op, pass: Pass::Forward, again: false, .. } =
                     instruction.action
                 {
                     assert!(forwards.insert((op, microbatch)), "{op:?} goes forward twice");
                     ops.insert(op);
                 }
-                let name = |slot| &class.slot(slot).name;
+                let kernel = matches!(instruction.action, Action::Kernel { .. });
+                let passing = |tensor| class.allocation(tensor, microbatch);
+                let name = |it| class.allocation_text(it);
                 for read in &instruction.reads {
-                    match *read {
-                        Operand::Slot(slot) => {
-                            assert!(live.contains(&at(slot)), "{} is read unwritten", name(slot));
-                        }
-                        Operand::Weight(_) => {}
-                        Operand::Gradient(_) | Operand::Norm => panic!("passes read neither"),
+                    if let Some(it) = passing(read.tensor) {
+                        assert!(live.contains(&it), "{} is read unwritten", name(it));
                     }
+                    let content = class.tensor(read.tensor).content;
+                    assert!(!kernel || content != Content::Gradient, "no pass reads a gradient");
                 }
                 for write in &instruction.writes {
-                    assert!(!instruction.reads.contains(&write.to), "{instruction:?}");
-                    match write.to {
-                        Operand::Slot(slot) => {
-                            let fresh = live.insert(at(slot));
-                            assert_eq!(fresh, !write.accumulate, "{}", name(slot));
+                    let tensor = class.tensor(write.to.tensor);
+                    if kernel {
+                        assert!(!instruction.reads.contains(&write.to), "{instruction:?}");
+                        assert_ne!(tensor.content, Content::Weight, "no pass writes weights");
+                    }
+                    if let Some(it) = passing(write.to.tensor) {
+                        let fresh = live.insert(it) || instruction.is_in_place();
+                        match write.mode {
+                            Mode::Set => assert!(fresh, "{} is overwritten", name(it)),
+                            Mode::Add => assert!(!fresh, "{} is unwritten", name(it)),
+                            Mode::AddUnlessFirst => {}
                         }
-                        Operand::Gradient(param) => {
-                            assert!(write.accumulate);
-                            written.insert(param);
-                        }
-                        Operand::Weight(_) | Operand::Norm => panic!("no pass writes either"),
+                    }
+                    if let Window::Param(param) = write.to.window {
+                        assert_eq!(write.mode, Mode::AddUnlessFirst);
+                        written.insert(param);
                     }
                 }
-                for &slot in &instruction.frees {
-                    assert!(live.remove(&at(slot)), "{} is freed twice", name(slot));
+                for &tensor in &instruction.frees {
+                    let it = passing(tensor).expect("only what passes is freed");
+                    assert!(live.remove(&it), "{} is freed twice", name(it));
                 }
             }
         }
@@ -61,9 +66,9 @@ pub fn check_invariants(program: &Program) {
         let mut evaluated = BTreeSet::new();
         let bodies = class.evaluation.iter().map(|&body| class.body(body));
         for instruction in bodies.flat_map(|body| &body.instructions) {
-            evaluated.extend(instruction.writes.iter().map(|write| write.to));
-            for slot in &instruction.frees {
-                assert!(evaluated.remove(&Operand::Slot(*slot)));
+            evaluated.extend(instruction.writes.iter().map(|write| write.to.tensor));
+            for tensor in &instruction.frees {
+                assert!(evaluated.remove(tensor));
             }
         }
         assert_eq!(evaluated, BTreeSet::new(), "an evaluation leaves nothing behind");

@@ -3,7 +3,7 @@
 use shardloom_collectives::Kind;
 use shardloom_graph::Reduction;
 use shardloom_plan::Uniform;
-use shardloom_program::{BodyKind, Change, Operand};
+use shardloom_program::{BodyKind, Collective};
 
 use crate::model::{
     GATHER, LAYERS, SAMPLES, SCATTER, SEQ, SUM, body, changes, count, gpt, llama, mesh, program,
@@ -66,14 +66,15 @@ fn sequence_parallel_layers_scatter_and_gather_and_gather_again_what_was_not_kep
 fn a_split_vocabulary_costs_three_numbers_per_token_and_not_the_logits() {
     let program = program(&gpt(true), &Uniform { mesh: mesh(1, 1, 4), ..single() });
     let class = &program.classes[0];
-    let max = Change::AllReduce(Reduction::Max);
+    let max = Collective::AllReduce(Reduction::Max);
     assert_eq!(changes(class, BodyKind::Forward, "loss.max"), [max]);
     assert_eq!(changes(class, BodyKind::Forward, "loss.sum"), [SUM, SUM]);
     assert_eq!(changes(class, BodyKind::Forward, "head"), []);
     assert_eq!(changes(class, BodyKind::Backward, "head"), []);
     let statistics: Vec<_> = body(class, BodyKind::Forward)
         .iter()
-        .filter(|it| matches!(it.reads[..], [Operand::Slot(slot)] if class.slot(slot).name.starts_with("loss.")))
+        .filter(|it| it.reads.len() == 1)
+        .filter(|it| class.tensor(it.reads[0].tensor).name.starts_with("loss."))
         .filter_map(|it| program.exchange(class, 0, it))
         .collect();
     assert_eq!(statistics.len(), 3);

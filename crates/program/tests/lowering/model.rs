@@ -2,7 +2,7 @@
 
 use shardloom_graph::{Graph, ModelSpec, Reduction};
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Action, BodyKind, Change, Class, Instruction, Operand, Program, lower};
+use shardloom_program::{Action, BodyKind, Class, Collective, Copies, Instruction, Program, lower};
 
 pub const LAYERS: usize = 3;
 pub const SEQ: usize = 16;
@@ -57,26 +57,26 @@ pub fn body(class: &Class, kind: BodyKind) -> &[Instruction] {
 }
 
 /// The changes of layout in a body whose tensor's name begins with `prefix`.
-pub fn changes(class: &Class, kind: BodyKind, prefix: &str) -> Vec<Change> {
-    let read = |instruction: &Instruction| match instruction.reads[0] {
-        Operand::Slot(slot) => class.slot(slot).name.clone(),
-        other => panic!("{other:?} changes its layout"),
+pub fn changes(class: &Class, kind: BodyKind, prefix: &str) -> Vec<Collective> {
+    let of_value = |instruction: &&Instruction| {
+        let read = class.tensor(instruction.reads[0].tensor);
+        read.copies == Copies::PerMicrobatch && read.name.starts_with(prefix)
     };
-    body(class, kind)
-        .iter()
-        .filter_map(|instruction| match instruction.action {
-            Action::Redistribute { change, .. } => Some((change, read(instruction))),
-            _ => None,
-        })
-        .filter(|(_, name)| name.starts_with(prefix))
-        .map(|(change, _)| change)
-        .collect()
+    let collectives = body(class, kind).iter().filter(|it| {
+        assert!(!matches!(it.action, Action::Slice { .. }), "no layer is sliced");
+        matches!(it.action, Action::Collective { .. })
+    });
+    let of_values = collectives.filter(of_value).map(|it| match it.action {
+        Action::Collective { kind, .. } => kind,
+        _ => unreachable!("only collectives are left"),
+    });
+    of_values.collect()
 }
 
-pub fn count(changes: &[Change], wanted: impl Fn(&Change) -> bool) -> usize {
+pub fn count(changes: &[Collective], wanted: impl Fn(&Collective) -> bool) -> usize {
     changes.iter().filter(|change| wanted(change)).count()
 }
 
-pub const SUM: Change = Change::AllReduce(Reduction::Sum);
-pub const SCATTER: Change = Change::ReduceScatter { axis: 1, reduction: Reduction::Sum };
-pub const GATHER: Change = Change::AllGather { axis: 1 };
+pub const SUM: Collective = Collective::AllReduce(Reduction::Sum);
+pub const SCATTER: Collective = Collective::ReduceScatter { axis: 1, reduction: Reduction::Sum };
+pub const GATHER: Collective = Collective::AllGather { axis: 1 };

@@ -6,7 +6,8 @@ use std::fmt::Write;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::{
-    Action, BodyKind, Change, Class, ClassId, Instruction, Ledger, Program, Rank, StreamItem, lower,
+    Action, BodyKind, Class, ClassId, Content, Instruction, MemoryTracker, Program, Rank,
+    StreamItem, View, lower,
 };
 
 /// The trace of the first and the last rank of each class.
@@ -49,31 +50,38 @@ struct Line {
 impl Reader<'_> {
     fn lines(&self) -> String {
         let Reader { program, class, position, .. } = *self;
-        let bytes = class.persistent_bytes(program, position);
+        let bytes = class.persistent_bytes(position);
         let mut text = format!(
             "  holds {} of weights, {} of gradients, {} of state\n",
             bytes.weights, bytes.gradients, bytes.state
         );
-        let mut ledger = Ledger::new(program, class, position);
+        let mut tracker = MemoryTracker::new(class, position);
         let mut known: BTreeMap<String, String> = BTreeMap::new();
         let steps = program.ahead + 1 + u32::from(class.ends_late());
         for (step, item) in program.unrolled(class, steps) {
             let StreamItem { body, microbatch, lag, amends, .. } = item;
             let mut lines: Vec<Line> = vec![];
+            let (mut taken_before, mut given_before) = (0, 0);
             for instruction in &class.body(body).instructions {
-                let mut before = ledger.live_bytes();
+                let mut before = tracker.live_bytes();
                 let (mut taken, mut given) = (0, 0);
                 if !amends {
-                    ledger.begin(instruction, microbatch);
-                    taken = ledger.live_bytes().saturating_sub(before);
-                    before = ledger.live_bytes();
-                    ledger.end(instruction, microbatch);
-                    given = before - ledger.live_bytes();
+                    tracker.begin(instruction, microbatch);
+                    taken = tracker.live_bytes().saturating_sub(before);
+                    before = tracker.live_bytes();
+                    tracker.end(instruction, microbatch);
+                    given = before - tracker.live_bytes();
                 }
-                // What is no longer needed is given back by whatever used it last.
                 match self.describe(instruction) {
-                    Some(text) => lines.push(Line { text, taken, given }),
-                    None => lines.last_mut().expect("something used it").given += given,
+                    Some(text) => {
+                        let taken = taken + std::mem::take(&mut taken_before);
+                        let given = given + std::mem::take(&mut given_before);
+                        lines.push(Line { text, taken, given });
+                    }
+                    None => {
+                        taken_before += taken;
+                        given_before += given;
+                    }
                 }
             }
             let name = self.name(&item);
@@ -109,27 +117,32 @@ impl Reader<'_> {
         format!("{kind}{microbatch}{chunk}{reverse}")
     }
 
-    /// What an instruction does; none if it only gives memory back.
+    /// What an instruction does; none if it only prepares the next.
     fn describe(&self, instruction: &Instruction) -> Option<String> {
         let Reader { program, class, position, .. } = *self;
-        let elements = |operand| class.shape(operand).iter().product::<usize>();
+        let elements = |view: View| class.view_range(view, position).len();
         let written = || elements(instruction.writes[0].to);
         Some(match &instruction.action {
             Action::Load { value, .. } => format!("load {}", self.graph.value(*value).name),
-            Action::Compute { op, pass, again, .. } => {
+            Action::Kernel { op, pass, again, .. } => {
                 let again = if *again { " again" } else { "" };
                 format!("{} {pass:?}{again}", self.graph.op(*op).name)
             }
-            Action::Redistribute { change: Change::Slice { .. }, .. } => {
-                format!("slice {}", written())
-            }
-            Action::Redistribute { .. } | Action::Gather { .. } | Action::Reduce { .. } => {
-                self.collective(instruction)
+            Action::Slice { .. } => format!("slice {}", written()),
+            Action::Collective { .. } => {
+                let tensor = class.tensor(instruction.reads[0].tensor);
+                let of = match tensor.content {
+                    Content::Norm => "norm, ".to_owned(),
+                    Content::Statistics => self.statistics(instruction),
+                    _ => String::new(),
+                };
+                of + &self.collective(instruction)
             }
             Action::Add => format!("add {}", written()),
+            Action::Copy if self.backs_up(instruction) => "back up".into(),
             Action::Copy if instruction.is_move() => format!("hand over {}", written()),
             Action::Copy => format!("copy {}", written()),
-            Action::Loss => "loss".into(),
+            Action::Report => "loss".into(),
             Action::Send { route } => {
                 let messages = program.route(*route).sent_by(position);
                 let to = program.route(*route).to;
@@ -142,15 +155,27 @@ impl Reader<'_> {
                 let messages = messages.map(|it| (from, it.from, it));
                 format!("receive {}", self.messages(messages, *route))
             }
-            Action::Norm { .. } => format!("norm, {}", self.collective(instruction)),
-            Action::Statistics { round, .. } => {
-                format!("statistics {round}, {}", self.collective(instruction))
-            }
-            Action::Backup { .. } => "back up".into(),
             Action::Validate => "validate".into(),
-            Action::Update { bucket } => format!("update {}", class.bucket(*bucket).name),
-            Action::Release { .. } => return None,
+            Action::Optimizer => {
+                let bucket = class.tensor(instruction.writes[0].to.tensor).bucket;
+                let bucket = bucket.expect("weights lie in buckets");
+                format!("update {}", class.bucket(bucket).name)
+            }
+            Action::Norm | Action::Statistics { .. } | Action::Extrapolate { .. } => return None,
         })
+    }
+
+    fn backs_up(&self, instruction: &Instruction) -> bool {
+        let content = |view: View| self.class.tensor(view.tensor).content;
+        instruction.writes.iter().any(|write| content(write.to) == Content::Backup)
+    }
+
+    /// The round of statistics that a collective sums up.
+    fn statistics(&self, instruction: &Instruction) -> String {
+        let tensor = instruction.reads[0].tensor;
+        let mut held = self.class.buckets.iter().map(|bucket| &bucket.held.statistics);
+        let round = held.find_map(|rounds| rounds.iter().position(|&it| it == tensor));
+        format!("statistics {}, ", round.expect("statistics are a bucket's"))
     }
 
     fn messages<'m>(
@@ -159,10 +184,9 @@ impl Reader<'_> {
         route: shardloom_program::RouteId,
     ) -> String {
         let program = self.program;
-        let real_bytes = program.precision.compute.bytes();
         let words = messages.map(|(class, position, message)| {
             let rank = Rank(program.class(class).first_rank.0 + position as u32);
-            let bytes = program.route(route).message_bytes(message, real_bytes);
+            let bytes = program.route(route).message_bytes(message);
             format!("{bytes} bytes, rank {}", rank.0)
         });
         words.collect::<Vec<_>>().join("; ")

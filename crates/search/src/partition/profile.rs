@@ -5,7 +5,7 @@ use shardloom_graph::{Extents, Graph};
 use shardloom_plan::{
     DeviceList, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
-use shardloom_program::{Action, Body, BodyKind, Operand, Program, lower};
+use shardloom_program::{Action, Body, BodyKind, Program, lower};
 use shardloom_sim::CostModel;
 
 use crate::SearchError;
@@ -69,12 +69,13 @@ pub fn profile(
     let body = |kind| class.bodies.iter().find(|body| body.kind == kind).expect("each pass once");
     let (forward, backward) = (body(BodyKind::Forward), body(BodyKind::Backward));
     let mut layers = vec![LayerProfile::default(); graph.blocks().len()];
-    let mut written = vec![None; class.slots.len()];
+    let mut written = vec![None; class.tensors.len()];
     for (block, instruction) in blocks(graph, forward).zip(&forward.instructions) {
         layers[block].forward_seconds += costs.local_seconds(class_id, 0, instruction)?;
         for write in &instruction.writes {
-            if let Operand::Slot(slot) = write.to {
-                written[slot.0 as usize] = Some(block);
+            let tensor = write.to.tensor;
+            if class.tensor(tensor).is_activation() {
+                written[tensor.0 as usize] = Some(block);
             }
         }
     }
@@ -82,10 +83,8 @@ pub fn profile(
         layers[block].backward_seconds += costs.local_seconds(class_id, 0, instruction)?;
         for read in &instruction.reads {
             // Only what the forward pass wrote is kept, and each value once.
-            if let Operand::Slot(slot) = read
-                && let Some(block) = written[slot.0 as usize].take()
-            {
-                layers[block].kept_bytes += class.slot(*slot).bytes as f64;
+            if let Some(block) = written[read.tensor.0 as usize].take() {
+                layers[block].kept_bytes += class.tensor_bytes(read.tensor, 0) as f64;
             }
         }
     }
@@ -124,7 +123,7 @@ fn alone(
 /// The block of each instruction of `body`: its operator's, or that of the operator before it.
 fn blocks(graph: &Graph, body: &Body) -> impl Iterator<Item = usize> {
     let own = |action: &Action| match action {
-        Action::Compute { op, .. } => Some(graph.op(*op).block.index()),
+        Action::Kernel { op, .. } => Some(graph.op(*op).block.index()),
         _ => None,
     };
     let mut current = body.instructions.iter().find_map(|it| own(&it.action)).unwrap_or(0);

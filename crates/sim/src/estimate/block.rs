@@ -1,7 +1,9 @@
 //! What one block takes and holds, from the bodies that lowering made for it.
 
 use shardloom_cluster::DeviceId;
-use shardloom_program::{Action, BodyKind, Class, ClassId, Instruction, Ledger, Operand, Program};
+use shardloom_program::{
+    Action, BodyKind, Class, ClassId, Content, Instruction, MemoryTracker, Tensor,
+};
 
 use crate::{CostModel, SimError};
 
@@ -68,17 +70,17 @@ impl Site<'_> {
         instruction: &Instruction,
     ) -> Result<Option<f64>, SimError> {
         let program = costs.program();
-        if matches!(
-            instruction.action,
-            Action::Send { .. }
-                | Action::Receive { .. }
-                | Action::Gather { .. }
-                | Action::Release { .. }
-                | Action::Reduce { .. }
-        ) {
-            return Ok(None);
+        let class = program.class(id);
+        match instruction.action {
+            Action::Send { .. } | Action::Receive { .. } => return Ok(None),
+            Action::Collective { .. }
+                if !class.tensor(instruction.reads[0].tensor).is_activation() =>
+            {
+                return Ok(None);
+            }
+            _ => {}
         }
-        let Some(exchange) = program.exchange(program.class(id), 0, instruction) else {
+        let Some(exchange) = program.exchange(class, 0, instruction) else {
             return costs.local_seconds(id, 0, instruction).map(Some);
         };
         let seconds = costs.collective_seconds(&exchange, self.devices, self.concurrent)?;
@@ -86,7 +88,7 @@ impl Site<'_> {
     }
 }
 
-/// What a device's two queues have got to, and when each slot is ready.
+/// What a device's two queues have got to, and when each tensor is ready.
 #[derive(Default)]
 struct Queues {
     computing: f64,
@@ -101,50 +103,44 @@ impl Queues {
             true => &mut self.communicating,
             false => &mut self.computing,
         };
-        let writes = instruction.writes.iter().map(|write| write.to);
-        let slots = instruction.reads.iter().copied().chain(writes).filter_map(slot);
-        let ready = |slot: usize| self.ready.get(slot).copied().unwrap_or(0.0);
-        *queue = slots.map(ready).fold(*queue, f64::max) + seconds;
-        for slot in instruction.writes.iter().filter_map(|write| slot(write.to)) {
-            if self.ready.len() <= slot {
-                self.ready.resize(slot + 1, 0.0);
+        let touched = instruction.operands().map(|view| view.tensor.0 as usize);
+        let ready = |tensor: usize| self.ready.get(tensor).copied().unwrap_or(0.0);
+        *queue = touched.map(ready).fold(*queue, f64::max) + seconds;
+        for tensor in instruction.writes.iter().map(|write| write.to.tensor.0 as usize) {
+            if self.ready.len() <= tensor {
+                self.ready.resize(tensor + 1, 0.0);
             }
-            self.ready[slot] = *queue;
+            self.ready[tensor] = *queue;
         }
     }
 }
 
-fn slot(operand: Operand) -> Option<usize> {
-    match operand {
-        Operand::Slot(slot) => Some(slot.0 as usize),
-        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
-    }
-}
-
 impl Held {
-    /// What a device of `class` holds while one micro-batch passes.
-    pub fn of(program: &Program, class: &Class) -> Held {
-        let mut ledger = Ledger::new(program, class, 0);
-        let always = ledger.live_bytes();
+    /// What a device of `class` holds while one micro-batch passes, of those tensors that come and go only
+    /// that `counts` says: others are there all the time.
+    pub fn of(class: &Class, counts: impl Fn(&Tensor) -> bool) -> Held {
+        let mut tracker = MemoryTracker::new(class, 0);
+        let always = tracker.live_bytes();
         let mut held = Held::default();
         let mut late = false;
         for (kind, instruction) in pass_instructions(class) {
-            let live = |ledger: &Ledger<'_>| (ledger.live_bytes() - always) as f64;
-            ledger.begin(instruction, Some(0));
+            let live = |tracker: &MemoryTracker<'_>| (tracker.live_bytes() - always) as f64;
+            tracker.begin_counting(instruction, Some(0), &counts);
             if kind == BodyKind::Forward {
-                held.forward_peak_bytes = held.forward_peak_bytes.max(live(&ledger));
+                held.forward_peak_bytes = held.forward_peak_bytes.max(live(&tracker));
             } else {
-                held.backward_peak_bytes = held.backward_peak_bytes.max(live(&ledger));
+                held.backward_peak_bytes = held.backward_peak_bytes.max(live(&tracker));
+                let content = |tensor| class.tensor(tensor).content;
                 let mut writes = instruction.writes.iter();
-                late |= writes.any(|write| matches!(write.to, Operand::Gradient(_)));
+                late |= writes.any(|write| content(write.to.tensor) == Content::Gradient);
                 if late {
                     held.late_backward_peak_bytes =
-                        held.late_backward_peak_bytes.max(live(&ledger));
+                        held.late_backward_peak_bytes.max(live(&tracker));
                 }
             }
-            ledger.end(instruction, Some(0));
+            tracker.end(instruction, Some(0));
             if kind == BodyKind::Forward {
-                held.kept_bytes = live(&ledger);
+                held.kept_bytes = live(&tracker);
             }
         }
         held

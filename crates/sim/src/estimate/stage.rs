@@ -1,6 +1,7 @@
 //! A stage's costs, added up block by block from its last to its first.
 
 use shardloom_cluster::DeviceKind;
+use shardloom_program::Format;
 
 use super::Settings;
 use super::collective::Collective;
@@ -213,7 +214,12 @@ struct Front {
 impl StageCost {
     /// The costs of blocks `first..end`.
     pub fn of(first: usize, end: usize, terms: &mut Terms<'_, '_>) -> StageCost {
-        let mut stage = StageCost { blocks: (end, end), ..StageCost::default() };
+        let norm_bytes = if terms.settings.norm { Format::F64.bytes() } else { 0 };
+        let mut stage = StageCost {
+            blocks: (end, end),
+            persistent_bytes: norm_bytes as f64,
+            ..StageCost::default()
+        };
         for block in (first..end).rev() {
             stage.push_front(block, terms);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::{BlockId, Excerpt, Graph, ValueId};
-use shardloom_program::{Action, BodyKind, Class, Operand, Program, Shard};
+use shardloom_program::{Action, BodyKind, Class, Content, Program};
 
 use super::block::{BlockCost, Held, Site, pass_instructions};
 use super::parameters::ParameterTable;
@@ -65,10 +65,7 @@ fn received_bytes(class: &Class, samples: u32) -> Vec<f64> {
         *kind == BodyKind::Forward && matches!(instruction.action, Action::Receive { .. })
     });
     let received = received.map(|(_, instruction)| instruction);
-    let written = received.flat_map(|it| &it.writes).filter_map(|write| match write.to {
-        Operand::Slot(slot) => Some(class.slot(slot).bytes),
-        Operand::Weight(_) | Operand::Gradient(_) | Operand::Norm => None,
-    });
+    let written = received.flat_map(|it| &it.writes).map(|it| class.view_bytes(it.to, 0));
     written.map(|bytes| bytes as f64 / f64::from(samples)).collect()
 }
 
@@ -123,12 +120,17 @@ impl BlockTable {
         for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
             [block.forward_seconds, block.backward_seconds] = site.pass_seconds(&costs, id)?;
         }
-        // The same instructions hold more or less at a time by what is kept in shards.
-        let mut held_under = |zero: u8| -> Vec<Held> {
-            program.shard = Shard { zero };
-            program.classes.iter().map(|class| Held::of(&program, class)).collect()
+        // Of whole weights and gradients those count that are there only while they are used.
+        let held_with = |passing: &[Content]| -> Vec<Held> {
+            let counts = |content| match content {
+                Content::Weight | Content::Gradient => passing.contains(&content),
+                _ => true,
+            };
+            let of = |class| Held::of(class, |tensor| counts(tensor.content));
+            program.classes.iter().map(of).collect()
         };
-        let held = [0, 2, 3].map(&mut held_under);
+        let held = [&[][..], &[Content::Gradient], &[Content::Gradient, Content::Weight]];
+        let held = held.map(held_with);
         for (index, block) in blocks.iter_mut().enumerate() {
             [block.whole, block.scattered, block.gathered] = held.each_ref().map(|it| it[index]);
         }

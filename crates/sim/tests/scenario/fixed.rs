@@ -1,8 +1,10 @@
 //! Durations made up by hand.
 
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, BodyKind, Program};
+use shardloom_program::{Action, BodyKind, Content, Program};
 use shardloom_sim::{Call, Driver, SimError};
+
+use super::exchanged;
 
 /// Gives each pass its time at its first operator, and each kind of communication its own.
 pub struct Fixed<'p> {
@@ -33,11 +35,11 @@ impl Driver for Fixed<'_> {
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let body = self.program.class(call.actor.class).body(call.body);
-        let computes = |action: &Action| matches!(action, Action::Compute { .. });
+        let computes = |action: &Action| matches!(action, Action::Kernel { .. });
         let first = body.instructions.iter().position(|it| computes(&it.action));
         let [input, weight] = self.backward;
         Ok(Picos(match (body.kind, &call.instruction.action) {
-            (_, Action::Norm { .. }) => self.norm_share,
+            (_, Action::Norm) => self.norm_share,
             (BodyKind::Forward, _) if first == Some(call.index) => self.forward,
             (BodyKind::Backward, _) if first == Some(call.index) => input + weight,
             (BodyKind::BackwardInput, _) if first == Some(call.index) => input,
@@ -58,9 +60,10 @@ impl Driver for Fixed<'_> {
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        Ok(Picos(match members[0].instruction.action {
-            Action::Reduce { .. } => self.reduce,
-            Action::Norm { .. } => self.norm,
+        let class = self.program.class(members[0].actor.class);
+        Ok(Picos(match exchanged(class, members[0].instruction) {
+            Some(Content::Gradient) => self.reduce,
+            Some(Content::Norm) => self.norm,
             _ => 0,
         }))
     }

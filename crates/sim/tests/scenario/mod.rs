@@ -8,7 +8,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_graph::families::GptConfig;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Program, lower};
+use shardloom_program::{Action, Class, Content, Instruction, Program, lower};
 
 /// A GPT of `layers` blocks between its embedding and its head.
 pub fn gpt(layers: usize, tied: bool) -> Graph {
@@ -42,6 +42,12 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
         optimizer: Optimizer::default(),
         clip_norm: Some(1.0),
     }
+}
+
+/// What a collective combines or exchanges; none of other instructions.
+pub fn exchanged(class: &Class, instruction: &Instruction) -> Option<Content> {
+    let collective = matches!(instruction.action, Action::Collective { .. });
+    collective.then(|| class.tensor(instruction.reads[0].tensor).content)
 }
 
 /// The plan's program.

@@ -6,7 +6,7 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Endpoint, Group as Communicator, Payload};
 use shardloom_graph::Reduction as Partial;
 use shardloom_kernels::Buffer;
-use shardloom_program::{Action, BodyId, Change, Exchange, Group, Instruction};
+use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
 use crate::Result;
 use crate::rank::{Contribution, Rank};
@@ -65,8 +65,9 @@ impl Communicators {
                 communicator.all_reduce_f64(&mut numbers, Reduction::Sum)?;
                 *number = numbers[0];
             }
-            Contribution::Reals(buffer) => {
-                communicator.collective(kind, algorithm, reduction, buffer.as_f32_mut())?;
+            Contribution::Reals(buffer, range) => {
+                let values = &mut buffer.as_f32_mut()[range.clone()];
+                communicator.collective(kind, algorithm, reduction, values)?;
             }
         }
         Ok(())
@@ -103,9 +104,9 @@ impl Communicators {
 
 /// How the parts of an instruction's collective combine.
 pub(super) fn reduction(instruction: &Instruction) -> Reduction {
-    let partial = match &instruction.action {
-        Action::Redistribute { change: Change::AllReduce(partial), .. } => *partial,
-        Action::Redistribute { change: Change::ReduceScatter { reduction, .. }, .. } => *reduction,
+    let partial = match instruction.action {
+        Action::Collective { kind: Collective::AllReduce(partial), .. } => partial,
+        Action::Collective { kind: Collective::ReduceScatter { reduction, .. }, .. } => reduction,
         _ => Partial::Sum,
     };
     match partial {

@@ -119,7 +119,6 @@ impl VirtualCrew {
             sent_bytes: &mut self.sent_bytes,
             model,
             letters: BTreeMap::new(),
-            pending: BTreeMap::new(),
         };
         let mut driver = Recorder::new(driver);
         let options = Options { steps, folded: false };
@@ -148,8 +147,6 @@ struct Executing<'a> {
     model: Modelled<'a>,
     /// Messages under way, by route, sender, receiver and micro-batch.
     letters: BTreeMap<(RouteId, RankId, RankId, u32), VecDeque<Buffer>>,
-    /// What ranks have computed for a collective that is still to come.
-    pending: BTreeMap<RankId, Contribution>,
 }
 
 impl Executing<'_> {
@@ -185,13 +182,7 @@ impl Driver for Executing<'_> {
     fn local(&mut self, call: &Call<'_>) -> Result<Picos> {
         let microbatch = call.microbatch.unwrap_or(0);
         let start = ThreadTime::now();
-        match call.instruction.action {
-            Action::Norm { .. } | Action::Statistics { .. } => {
-                let contribution = self.rank(call).contribute(call.instruction, microbatch);
-                self.pending.insert(call.actor.rank, contribution);
-            }
-            _ => self.rank(call).execute(call.instruction, microbatch)?,
-        }
+        self.rank(call).execute(call.instruction, microbatch)?;
         Ok(picos(start.elapsed()))
     }
 
@@ -244,10 +235,7 @@ impl Driver for Executing<'_> {
         let mut contributions = vec![];
         for call in members {
             let microbatch = call.microbatch.unwrap_or(0);
-            let ready = self.pending.remove(&call.actor.rank);
-            contributions.push(
-                ready.unwrap_or_else(|| self.rank(call).contribute(call.instruction, microbatch)),
-            );
+            contributions.push(self.rank(call).contribute(call.instruction, microbatch));
             self.count(call);
         }
         let first = &members[0];
@@ -274,7 +262,7 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     if let Contribution::Scalar(_) = members[0] {
         let number = |member: &Contribution| match member {
             Contribution::Scalar(number) => vec![*number],
-            Contribution::Reals(_) => unreachable!("members bring the same kind of thing"),
+            Contribution::Reals(..) => unreachable!("members bring the same kind of thing"),
         };
         let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
         list.apply(&mut numbers, reduction).expect(fits);
@@ -285,15 +273,15 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     }
     let mut values: Vec<Vec<f32>> = vec![];
     for member in members.iter() {
-        let Contribution::Reals(buffer) = member else {
+        let Contribution::Reals(buffer, range) = member else {
             unreachable!("members bring the same kind of thing")
         };
-        values.push(buffer.as_f32().to_vec());
+        values.push(buffer.as_f32()[range.clone()].to_vec());
     }
     list.apply(&mut values, reduction).expect(fits);
     for (member, values) in members.iter_mut().zip(values) {
-        if let Contribution::Reals(buffer) = member {
-            buffer.as_f32_mut().copy_from_slice(&values);
+        if let Contribution::Reals(buffer, range) = member {
+            buffer.as_f32_mut()[range.clone()].copy_from_slice(&values);
         }
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use shardloom_kernels::{Buffer, DType, Memory, dispatch};
 use shardloom_program::buffers::PlaceId;
-use shardloom_program::{Action, BodyId, ClassId, Instruction, StreamItem, Tenant};
+use shardloom_program::{Action, BodyId, ClassId, Instruction, StreamItem, TensorId};
 
 use super::Shared;
 
@@ -63,25 +63,18 @@ impl Arena {
         (self.now.body, self.now.instruction)
     }
 
-    /// Whether the current instruction brings `tenant` in.
-    pub fn expects(&self, tenant: Tenant) -> bool {
-        let Now { body, row, instruction } = self.now;
-        let plan = &self.shared.buffers[self.class.0 as usize];
-        plan.find(body, row, instruction, tenant).is_some()
-    }
-
-    /// A buffer at the place of `tenant`, whom the current instruction brings in; its contents are
+    /// A buffer at the place of `tensor`, which the current instruction allocates; its contents are
     /// unspecified.
     ///
     /// # Panics
-    /// If the plan has no place for it or somebody else is there: a mistake in the plan.
-    pub fn take(&self, tenant: Tenant, dtype: DType, elements: usize) -> Buffer {
+    /// If the plan has no place for it or another tensor is there: a mistake in the plan.
+    pub fn take(&self, tensor: TensorId, dtype: DType, elements: usize) -> Buffer {
         let Now { body, row, instruction } = self.now;
         let plan = &self.shared.buffers[self.class.0 as usize];
         let class = self.shared.program.class(self.class);
-        let Some(id) = plan.find(body, row, instruction, tenant) else {
-            let (tenant, body) = (class.tenant_text(tenant), class.body(body).label(None));
-            panic!("instruction {instruction} of {body} in row {row} has no place for {tenant}");
+        let Some(id) = plan.find(body, row, instruction, tensor) else {
+            let (tensor, body) = (&class.tensor(tensor).name, class.body(body).label(None));
+            panic!("instruction {instruction} of {body} in row {row} has no place for {tensor}");
         };
         let place = plan.place(id);
         let bytes = (elements * dtype.bytes()) as u64;
@@ -108,7 +101,7 @@ fn scratch_sizes(shared: &Shared, class: ClassId) -> BTreeSet<usize> {
     let class = shared.program.class(class);
     let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
     let of = |instruction: &Instruction| {
-        let Action::Compute { op, pass, .. } = instruction.action else { return None };
+        let Action::Kernel { op, pass, .. } = instruction.action else { return None };
         let reads: Vec<&[usize]> = instruction.reads.iter().map(|&it| class.shape(it)).collect();
         let writes: Vec<&[usize]> =
             instruction.writes.iter().map(|write| class.shape(write.to)).collect();

@@ -1,17 +1,18 @@
 //! Kernels and local combinations.
 
+use std::ops::Range;
+
 use shardloom_graph::work::Pass;
-use shardloom_graph::{DType, OpId, OpKind};
+use shardloom_graph::{OpId, OpKind};
 use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
 use shardloom_kernels::random::Key;
-use shardloom_kernels::window::Window;
-use shardloom_kernels::{Buffer, reduce};
-use shardloom_program::{Assignment, Instruction, Operand, SlotId, Tenant};
+use shardloom_kernels::{Buffer, reduce, window};
+use shardloom_program::{Assignment, Instruction, Mode, TensorId, View, Window};
 use smallvec::SmallVec;
 
 use super::Rank;
-use super::corrections::MovedWeights;
-use crate::source::Part;
+use super::store::storage;
+use crate::source;
 
 /// One thing for each tensor that an operator writes; on the heap only beyond four, as the gradients of a
 /// concatenation of many may be.
@@ -28,11 +29,7 @@ impl Rank {
         microbatch: u32,
     ) {
         let setting = self.setting(op, assignment, microbatch);
-        let moved = match setting.evaluating {
-            true => MovedWeights::new(),
-            false => self.moved_weights(instruction),
-        };
-        let Rank { shared, class, memory, arena, slots, parameters, .. } = self;
+        let Rank { shared, class, position, memory, arena, store, parameters, .. } = self;
         let class = shared.program.class(*class);
         let kind = match setting.evaluating {
             true => without_dropout(shared.graph.op(op).kind),
@@ -40,65 +37,56 @@ impl Rank {
         };
 
         // What is written is taken out first, so that the rest can be read meanwhile.
-        let mut written: FewWrites<Option<(SlotId, Buffer)>> = instruction
-            .writes
+        let mut written: FewWrites<(TensorId, Buffer)> = FewWrites::new();
+        let mut targets: FewWrites<Target> = FewWrites::new();
+        for (index, write) in instruction.writes.iter().enumerate() {
+            let tensor = write.to.tensor;
+            let at = written.iter().position(|(id, _)| *id == tensor).unwrap_or_else(|| {
+                let buffer = store.take(tensor, microbatch).unwrap_or_else(|| {
+                    let (dtype, _) = storage(class.tensor(tensor).format);
+                    arena.take(tensor, dtype, class.elements(tensor, *position))
+                });
+                written.push((tensor, buffer));
+                written.len() - 1
+            });
+            let accumulate = match (write.mode, write.to.window) {
+                (Mode::AddUnlessFirst, Window::Param(param)) => !parameters.sums.begin_param(param),
+                (mode, _) => mode != Mode::Set,
+            };
+            let range = class.view_range(write.to, *position);
+            targets.push(Target { index, buffer: at, range, accumulate });
+        }
+        let reads: SmallVec<[Input<'_>; 6]> = instruction
+            .reads
             .iter()
-            .map(|write| match write.to {
-                Operand::Slot(slot) => {
-                    let spec = class.slot(slot);
-                    let buffer = slots.take(slot, microbatch).unwrap_or_else(|| {
-                        let tenant = Tenant::Slot(slot, Some(microbatch));
-                        arena.take(tenant, kernel_type(spec.dtype), spec.shape.iter().product())
-                    });
-                    Some((slot, buffer))
-                }
-                Operand::Gradient(_) => None,
-                Operand::Weight(_) | Operand::Norm => {
-                    unreachable!("only an update writes weights, and no operator a norm")
-                }
-            })
-            .collect();
-        let params = instruction.writes.iter().filter_map(|write| match write.to {
-            Operand::Gradient(param) => Some(param),
-            _ => None,
-        });
-        let (weights, gradients) = parameters.weights_and_gradients(class, arena, params);
-        let reads: SmallVec<[Input<'_>; 6]> = (0u32..)
-            .zip(&instruction.reads)
-            .map(|(index, &read)| Input {
-                shape: class.shape(read),
-                data: match read {
-                    Operand::Slot(slot) => view(slots.get(slot, microbatch)),
-                    Operand::Weight(param) => {
-                        let moved = moved.iter().find(|(moved, _)| *moved == index);
-                        Data::F32(match moved {
-                            Some((_, moved)) => moved.as_f32(),
-                            None => weights.of(class, param),
-                        })
+            .map(|&read| {
+                let data = view(store.get(read.tensor, microbatch));
+                let data = match (data, read.window) {
+                    (Data::F32(values), Window::Param(param)) => {
+                        Data::F32(&values[class.param(param).range()])
                     }
-                    Operand::Gradient(_) | Operand::Norm => {
-                        unreachable!("no operator reads a weight's gradient or a norm")
-                    }
-                },
-            })
-            .collect();
-        let mut gradients = gradients.into_iter();
-        let mut outputs: FewWrites<Output<'_>> = instruction
-            .writes
-            .iter()
-            .zip(&mut written)
-            .map(|(write, buffer)| {
-                let (data, accumulate) = match buffer {
-                    Some((_, buffer)) => (view_mut(buffer), write.accumulate),
-                    None => {
-                        let next = gradients.next();
-                        let (slice, accumulate) = next.expect("one slice for each gradient");
-                        (DataMut::F32(slice), accumulate)
-                    }
+                    (whole, _) => whole,
                 };
-                Output { shape: class.shape(write.to), data, accumulate }
+                Input { shape: class.shape(read), data }
             })
             .collect();
+        // Several gradients may lie in one buffer.
+        targets.sort_unstable_by_key(|it| (it.buffer, it.range.start));
+        let mut outputs: FewWrites<(usize, Output<'_>)> = FewWrites::new();
+        let mut pending = targets.into_iter().peekable();
+        for (at, (_, buffer)) in written.iter_mut().enumerate() {
+            let (mut rest, mut passed) = (view_mut(buffer), 0);
+            while let Some(Target { index, range, accumulate, .. }) =
+                pending.next_if(|it| it.buffer == at)
+            {
+                let (data, tail) = cut(rest, range.start - passed, range.len());
+                (rest, passed) = (tail, range.end);
+                let shape = class.shape(instruction.writes[index].to);
+                outputs.push((index, Output { shape, data, accumulate }));
+            }
+        }
+        outputs.sort_unstable_by_key(|&(index, _)| index);
+        let mut outputs: FewWrites<Output<'_>> = outputs.into_iter().map(|(_, it)| it).collect();
         if setting.evaluating
             && pass == Pass::Forward
             && shared.graph.op(op).kind.dropout().is_some()
@@ -108,8 +96,8 @@ impl Rank {
         }
         dispatch::run(&kind, pass, &reads, &mut outputs, &setting.setting, memory);
         drop((reads, outputs));
-        for (slot, buffer) in written.into_iter().flatten() {
-            slots.put(slot, microbatch, buffer);
+        for (tensor, buffer) in written {
+            store.put(tensor, microbatch, buffer);
         }
     }
 
@@ -141,14 +129,14 @@ impl Rank {
             let found = node.signature.loops.iter().position(|each| Some(each.dim) == dim);
             found.map_or(0, start)
         };
-        let evaluating = self.now.part == Part::Validation;
+        let evaluating = self.now.part == source::Part::Validation;
         let mask = node.kind.dropout().filter(|_| !evaluating).map(|_| {
             let loops = &node.signature.outputs[1];
             let global = |each: usize| match node.signature.loops[each].dim {
                 dim if dim == graph.batch() => program.global_batch,
                 dim => extents.get(dim),
             };
-            Window {
+            window::Window {
                 extent: loops.iter().map(|&each| local(each)).collect(),
                 start: loops.iter().map(|&each| start(each)).collect(),
                 global: loops.iter().map(|&each| global(each)).collect(),
@@ -169,45 +157,35 @@ impl Rank {
     }
 
     /// A value of the first micro-batch.
-    pub(crate) fn reals(&self, operand: Operand) -> &[f32] {
-        let Operand::Slot(slot) = operand else { unreachable!("values are in slots") };
-        self.slots.get(slot, 0).as_f32()
+    pub(crate) fn reals(&self, value: View) -> &[f32] {
+        self.store.get(value.tensor, 0).as_f32()
     }
 
-    /// Adds or copies one slot to another.
+    /// Adds or copies one tensor to another.
     pub(super) fn combine(&mut self, instruction: &Instruction, microbatch: u32) {
-        let (Operand::Slot(from), Operand::Slot(to)) =
-            (instruction.reads[0], instruction.writes[0].to)
-        else {
-            unreachable!("sums and copies are made between slots")
-        };
+        let (from, to) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
         if instruction.is_move() {
-            let moved = self.slots.take(from, microbatch).expect("read slots are held");
-            self.slots.put(to, microbatch, moved);
+            let moved = self.store.take(from, microbatch).expect("read tensors are held");
+            self.store.put(to, microbatch, moved);
             return;
         }
-        let elements = self.slots.get(from, microbatch).len();
-        let mut target = match self.slots.take(to, microbatch) {
+        let elements = self.store.get(from, microbatch).len();
+        let mut target = match self.store.take(to, microbatch) {
             Some(buffer) => buffer,
-            None => {
-                let tenant = Tenant::Slot(to, Some(microbatch));
-                self.arena.take(tenant, shardloom_kernels::DType::F32, elements)
-            }
+            None => self.arena.take(to, shardloom_kernels::DType::F32, elements),
         };
-        let source = self.slots.get(from, microbatch).as_f32();
-        match instruction.writes[0].accumulate {
-            true => reduce::sum_into(target.as_f32_mut(), source),
-            false => target.as_f32_mut().copy_from_slice(source),
+        let source = self.store.get(from, microbatch).as_f32();
+        match instruction.writes[0].mode {
+            Mode::Set => target.as_f32_mut().copy_from_slice(source),
+            Mode::Add | Mode::AddUnlessFirst => reduce::sum_into(target.as_f32_mut(), source),
         }
-        self.slots.put(to, microbatch, target);
+        self.store.put(to, microbatch, target);
     }
 
     /// Adds the micro-batch's part of the loss to the step's.
     pub(super) fn note_loss(&mut self, instruction: &Instruction, microbatch: u32) {
-        let Operand::Slot(slot) = instruction.reads[0] else {
-            unreachable!("the loss is in a slot")
-        };
-        let loss = f64::from(self.slots.get(slot, microbatch).as_f32()[0]);
+        let loss = instruction.reads[0].tensor;
+        let loss = f64::from(self.store.get(loss, microbatch).as_f32()[0]);
         let step = self.now.first_step + self.step_of(microbatch);
         match self.losses.iter_mut().find(|(of, _)| *of == step) {
             Some((_, sum)) => *sum += loss,
@@ -242,12 +220,32 @@ pub(super) fn stream(name: &str) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// How the kernels store a graph's elements: all real numbers are fp32.
-pub(crate) fn kernel_type(dtype: DType) -> shardloom_kernels::DType {
-    match dtype {
-        DType::Real | DType::Float => shardloom_kernels::DType::F32,
-        DType::Index => shardloom_kernels::DType::U32,
-        DType::Mask => shardloom_kernels::DType::U8,
+/// Where an operator writes.
+struct Target {
+    /// Its place among the operator's writes.
+    index: usize,
+    /// Which of the written buffers.
+    buffer: usize,
+    /// Which elements of it.
+    range: Range<usize>,
+    accumulate: bool,
+}
+
+/// The elements of `data` after the first `skip`, as many as wanted, and those behind them.
+fn cut(data: DataMut<'_>, skip: usize, len: usize) -> (DataMut<'_>, DataMut<'_>) {
+    match data {
+        DataMut::F32(values) => {
+            let (own, tail) = values[skip..].split_at_mut(len);
+            (DataMut::F32(own), DataMut::F32(tail))
+        }
+        DataMut::U8(values) => {
+            let (own, tail) = values[skip..].split_at_mut(len);
+            (DataMut::U8(own), DataMut::U8(tail))
+        }
+        DataMut::U32(values) => {
+            let (own, tail) = values[skip..].split_at_mut(len);
+            (DataMut::U32(own), DataMut::U32(tail))
+        }
     }
 }
 

@@ -4,117 +4,12 @@
 //!
 //! None of it acts in the first synchronous steps, whose gradients are not delayed.
 
+use shardloom_kernels::DType;
 use shardloom_kernels::optimizer::Optimizer;
-use shardloom_kernels::{Buffer, DType, Memory};
-use shardloom_plan::{Corrections as Rules, Prediction};
-use shardloom_program::{BucketId, Class, Instruction, Operand, ParamId, Program, Tenant};
-use smallvec::SmallVec;
+use shardloom_plan::Corrections as Rules;
+use shardloom_program::{BucketId, Content, Instruction, TensorId};
 
 use super::Rank;
-
-/// What a rank keeps for its corrections, by bucket; empty where it needs nothing. It lasts from step to
-/// step, so checkpoints hold it.
-pub(super) struct Corrections {
-    /// Exponential means of the weights' changes.
-    velocity: Vec<Buffer>,
-    /// The weights before their last update.
-    previous: Vec<Buffer>,
-}
-
-/// One of the tensors that corrections keep of each parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// The exponential mean of its changes; zero before the first.
-    Velocity,
-    /// What it was before its last update; before the first, what it is.
-    Previous,
-}
-
-impl Kept {
-    pub const ALL: [Kept; 2] = [Kept::Velocity, Kept::Previous];
-
-    /// The name of such a tensor in checkpoints.
-    pub fn name(self, parameter: &str) -> String {
-        let kept = match self {
-            Kept::Velocity => "mean-velocity",
-            Kept::Previous => "previous-weights",
-        };
-        format!("correction.{kept}/{parameter}")
-    }
-}
-
-/// Weights that an instruction reads otherwise than they are, with their places among what it reads. An
-/// operator has at most a matrix and a bias.
-pub(super) type MovedWeights = SmallVec<[(u32, Buffer); 2]>;
-
-impl Corrections {
-    pub fn new(
-        program: &Program,
-        class: &Class,
-        weights: &[Buffer],
-        memory: &Memory,
-    ) -> Corrections {
-        let rules = program.corrections;
-        let delayed = class.delay > 0.0;
-        let room = |needed: bool| -> Vec<Buffer> {
-            let room = |weights: &Buffer| memory.alloc(DType::F32, weights.len());
-            if needed { weights.iter().map(room).collect() } else { vec![] }
-        };
-        let mut kept = Corrections {
-            velocity: room(delayed && rules.discrepancy.is_some()),
-            previous: room(delayed && rules.prediction == Some(Prediction::Weights)),
-        };
-        kept.begin(weights);
-        kept
-    }
-
-    /// Begins with `weights`, of which no update is known.
-    pub fn begin(&mut self, weights: &[Buffer]) {
-        for velocity in &mut self.velocity {
-            velocity.as_f32_mut().fill(0.0);
-        }
-        for (previous, weights) in self.previous.iter_mut().zip(weights) {
-            previous.as_f32_mut().copy_from_slice(weights.as_f32());
-        }
-    }
-
-    /// What is kept of each bucket, if that is.
-    pub fn of(&self, kept: Kept) -> &[Buffer] {
-        match kept {
-            Kept::Velocity => &self.velocity,
-            Kept::Previous => &self.previous,
-        }
-    }
-
-    /// Likewise, to be changed.
-    pub fn of_mut(&mut self, kept: Kept) -> &mut Vec<Buffer> {
-        match kept {
-            Kept::Velocity => &mut self.velocity,
-            Kept::Previous => &mut self.previous,
-        }
-    }
-
-    /// Notes the weights of a bucket before an update that counts if `acts`.
-    pub fn before(&mut self, bucket: usize, weights: &[f32], decay: f32, acts: bool) {
-        if acts && let Some(velocity) = self.velocity.get_mut(bucket) {
-            for (mean, &weight) in velocity.as_f32_mut().iter_mut().zip(weights) {
-                *mean = decay * *mean - (1.0 - decay) * weight;
-            }
-        }
-        if let Some(previous) = self.previous.get_mut(bucket) {
-            previous.as_f32_mut().copy_from_slice(weights);
-        }
-    }
-
-    /// Notes the weights of a bucket after that update.
-    pub fn after(&mut self, bucket: usize, weights: &[f32], decay: f32, acts: bool) {
-        if acts && let Some(velocity) = self.velocity.get_mut(bucket) {
-            for (mean, &weight) in velocity.as_f32_mut().iter_mut().zip(weights) {
-                *mean += (1.0 - decay) * weight;
-            }
-        }
-    }
-}
 
 impl Rank {
     /// The plan's rules, if they act in the current step on what is `delay` updates late.
@@ -160,67 +55,78 @@ impl Rank {
         }
     }
 
-    /// The weights that `instruction` must read moved along their velocity, moved.
-    pub(super) fn moved_weights(&self, instruction: &Instruction) -> MovedWeights {
-        let program = self.program();
-        let rules = match program.extrapolates(self.class(), instruction) {
-            Some(forward) => self.rules(self.class().delay).map(|rules| (rules, forward)),
-            None => None,
-        };
-        let Some((rules, forward)) = rules else { return MovedWeights::new() };
-        let moved = |(index, read): (u32, &Operand)| {
-            let moved = match *read {
-                Operand::Weight(param) if forward => {
-                    self.predicted(index, param, rules.prediction?)?
-                }
-                Operand::Weight(param) => self.moved_back(index, param),
-                Operand::Slot(_) | Operand::Gradient(_) | Operand::Norm => return None,
-            };
-            Some((index, moved))
-        };
-        (0u32..).zip(&instruction.reads).filter_map(moved).collect()
+    /// The tensor of some content that an update writes.
+    fn written(&self, update: &Instruction, content: Content) -> Option<TensorId> {
+        let mut written = update.writes.iter().map(|write| write.to.tensor);
+        written.find(|&it| self.class().tensor(it).content == content)
     }
 
-    /// A weight moved back along its mean velocity by the delay (PipeMare's T2).
-    fn moved_back(&self, read: u32, param: ParamId) -> Buffer {
-        let delay = self.class().delay as f32;
-        let velocity = self.part(&self.parameters.corrections.velocity, param);
-        self.combined(read, param, |index, weight| weight - delay * velocity[index])
-    }
-
-    /// A weight as it is expected to be after the delay.
-    fn predicted(&self, read: u32, param: ParamId, prediction: Prediction) -> Option<Buffer> {
-        let delay = self.class().delay as f32;
-        Some(match prediction {
-            Prediction::Weights => {
-                let previous = self.part(&self.parameters.corrections.previous, param);
-                self.combined(read, param, |index, weight| {
-                    weight + delay * (weight - previous[index])
-                })
+    /// Notes the weights of a bucket before an update.
+    pub(super) fn note_before_update(
+        &mut self,
+        update: &Instruction,
+        bucket: BucketId,
+        weights: &[f32],
+    ) {
+        let (acts, decay) = self.velocity_decay(bucket);
+        if let Some(velocity) = self.written(update, Content::WeightVelocity).filter(|_| acts) {
+            let velocity = self.store.newest_mut(velocity).as_f32_mut();
+            for (mean, &weight) in velocity.iter_mut().zip(weights) {
+                *mean = decay * *mean - (1.0 - decay) * weight;
             }
-            Prediction::Velocity => {
-                let bucket = self.class().param(param).bucket;
-                let mut owned = self.parameters.owned[bucket.0 as usize].iter();
-                let velocity = owned.find(|it| it.param == param)?.state.first()?.as_f32();
-                let rate = self.learning_rate(bucket) * delay;
-                self.combined(read, param, |index, weight| weight - rate * velocity[index])
-            }
-        })
-    }
-
-    fn part<'a>(&self, buckets: &'a [Buffer], param: ParamId) -> &'a [f32] {
-        let spec = self.class().param(param);
-        let bucket: BucketId = spec.bucket;
-        &buckets[bucket.0 as usize].as_f32()[spec.offset..spec.offset + spec.elements()]
-    }
-
-    /// The weight that the current instruction reads at place `read`, each element made another.
-    fn combined(&self, read: u32, param: ParamId, value: impl Fn(usize, f32) -> f32) -> Buffer {
-        let weights = self.parameters.weights.of(self.class(), param);
-        let mut combined = self.arena.take(Tenant::Moved(read), DType::F32, weights.len());
-        for (index, (to, &weight)) in combined.as_f32_mut().iter_mut().zip(weights).enumerate() {
-            *to = value(index, weight);
         }
-        combined
+        if let Some(previous) = self.written(update, Content::PreviousWeight) {
+            self.store.newest_mut(previous).as_f32_mut().copy_from_slice(weights);
+        }
+    }
+
+    /// Notes the weights of a bucket after that update.
+    pub(super) fn note_after_update(
+        &mut self,
+        update: &Instruction,
+        bucket: BucketId,
+        weights: &[f32],
+    ) {
+        let (acts, decay) = self.velocity_decay(bucket);
+        if let Some(velocity) = self.written(update, Content::WeightVelocity).filter(|_| acts) {
+            let velocity = self.store.newest_mut(velocity).as_f32_mut();
+            for (mean, &weight) in velocity.iter_mut().zip(weights) {
+                *mean += (1.0 - decay) * weight;
+            }
+        }
+    }
+
+    /// Moves a weight along its velocity: forward to where it is expected to be after the delay, or back to
+    /// where it was before it (PipeMare's T2).
+    pub(super) fn extrapolate(&mut self, instruction: &Instruction, forward: bool) {
+        let (weight, along) = (instruction.reads[0], instruction.reads[1]);
+        let moved = instruction.writes[0].to.tensor;
+        let class = self.class();
+        let delay = class.delay as f32;
+        let range = class.view_range(weight, self.position);
+        let content = class.tensor(along.tensor).content;
+        let weights = &self.store.get(weight.tensor, 0).as_f32()[range.clone()];
+        let along_values = &self.store.get(along.tensor, 0).as_f32()[range];
+        let mut result = self.arena.take(moved, DType::F32, weights.len());
+        let pairs = weights.iter().zip(along_values);
+        let targets = result.as_f32_mut().iter_mut().zip(pairs);
+        match content {
+            _ if self.rules(self.class().delay).is_none() => {
+                targets.for_each(|(to, (&weight, _))| *to = weight);
+            }
+            Content::PreviousWeight => targets.for_each(|(to, (&weight, &previous))| {
+                *to = weight + delay * (weight - previous);
+            }),
+            Content::OptimizerState(_) => {
+                let bucket = self.class().tensor(along.tensor).bucket.expect("state is a bucket's");
+                let rate = self.learning_rate(bucket) * delay;
+                targets.for_each(|(to, (&weight, &velocity))| *to = weight - rate * velocity);
+            }
+            _ => {
+                debug_assert!(!forward, "forward passes are predicted");
+                targets.for_each(|(to, (&weight, &velocity))| *to = weight - delay * velocity);
+            }
+        }
+        self.store.put(moved, 0, result);
     }
 }

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_kernels::DType;
 use shardloom_kernels::window::cut_box;
-use shardloom_program::{Action, Class, Instruction, Operand, Placement, SlotId, Tenant};
+use shardloom_program::{Action, Class, Instruction, Placement, TensorId, View};
 
 use super::Rank;
-use super::compute::kernel_type;
+use super::store::storage;
 use crate::source::{Field, Part};
 use crate::{Error, Result};
 
-/// The parts of inputs that a rank loads, by the slots that they go to.
-pub(super) struct Inputs(BTreeMap<SlotId, Share>);
+/// The parts of inputs that a rank loads, by the tensors that they go to.
+pub(super) struct Inputs(BTreeMap<TensorId, Share>);
 
 /// A rank's part of one input of a micro-batch, whose first axis is over samples.
 struct Share {
@@ -29,17 +29,9 @@ impl Inputs {
             let Action::Load { value, layout } = &instruction.action else { return None };
             let global = extents.shape(&graph.value(*value).axes);
             let placement = layout.placement(&global, &class.mesh, position);
-            Some((loaded(instruction), Share { global, placement }))
+            Some((instruction.writes[0].to.tensor, Share { global, placement }))
         };
         Inputs(instructions.filter_map(share).collect())
-    }
-}
-
-/// The slot that a load writes.
-fn loaded(instruction: &Instruction) -> SlotId {
-    match instruction.writes[0].to {
-        Operand::Slot(slot) => slot,
-        _ => unreachable!("data is loaded into slots"),
     }
 }
 
@@ -52,12 +44,11 @@ impl Rank {
         microbatch: u32,
     ) -> Result<()> {
         let node = self.shared.graph.value(value);
-        let slot = loaded(instruction);
-        let Share { global, placement } = &self.inputs.0[&slot];
+        let tensor = instruction.writes[0].to.tensor;
+        let Share { global, placement } = &self.inputs.0[&tensor];
         let (start, extent) = (&placement.start[1..], &placement.extent[1..]);
-        let dtype = kernel_type(node.dtype);
-        let tenant = Tenant::Slot(slot, Some(microbatch));
-        let mut buffer = self.arena.take(tenant, dtype, placement.elements());
+        let (dtype, _) = storage(self.class().tensor(tensor).format);
+        let mut buffer = self.arena.take(tensor, dtype, placement.elements());
         let row = extent.iter().product::<usize>();
         let first = match self.now.part {
             Part::Training => u64::from(microbatch) * self.shared.program.microbatch_samples as u64,
@@ -80,16 +71,15 @@ impl Rank {
                 _ => return Err(missing()),
             }
         }
-        self.slots.put(slot, microbatch, buffer);
+        self.store.put(tensor, microbatch, buffer);
         Ok(())
     }
 
     /// Writes an input of the first micro-batch by hand.
-    pub(crate) fn write_indices(&mut self, to: Operand, indices: &[u32]) {
-        let Operand::Slot(slot) = to else { unreachable!("data is loaded into slots") };
-        let mut buffer = self.arena.take(Tenant::Slot(slot, Some(0)), DType::U32, indices.len());
+    pub(crate) fn write_indices(&mut self, to: View, indices: &[u32]) {
+        let mut buffer = self.arena.take(to.tensor, DType::U32, indices.len());
         buffer.as_u32_mut().copy_from_slice(indices);
-        self.slots.put(slot, 0, buffer);
+        self.store.put(to.tensor, 0, buffer);
     }
 }
 

@@ -13,7 +13,7 @@ mod parameters;
 mod pieces;
 mod redistribute;
 mod routes;
-mod slots;
+mod store;
 mod update;
 mod validation;
 
@@ -24,7 +24,7 @@ use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
 use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
-    Action, BodyId, BodyKind, Class, ClassId, Instruction, Program, StreamItem,
+    Action, BodyId, BodyKind, Class, ClassId, Content, Instruction, Program, StreamItem,
 };
 
 use crate::Result;
@@ -33,11 +33,11 @@ use crate::source::{Part, Source};
 use crate::transit::Transit;
 
 use arena::Arena;
-pub(crate) use compute::kernel_type;
 pub(crate) use exchange::Contribution;
 use inputs::Inputs;
 use parameters::Parameters;
-use slots::Slots;
+use store::Store;
+pub(crate) use store::storage;
 pub(crate) use update::StepOutcome;
 use validation::Norm;
 
@@ -75,7 +75,7 @@ pub(crate) struct Rank {
     updates: u32,
     memory: Memory,
     arena: Arena,
-    slots: Slots,
+    store: Store,
     parameters: Parameters,
     now: Now,
     outcome: StepOutcome,
@@ -105,14 +105,15 @@ impl Rank {
         let memory = Memory::new();
         let node = shared.program.class(class);
         let in_flight = shared.program.microbatches * (shared.program.ahead as usize + 1);
-        let slots = Slots::new(node.slots.len(), in_flight);
-        let parameters = Parameters::new(shared, class, position, &memory);
+        let mut store = Store::new(node, position, in_flight, &memory);
+        let parameters = Parameters::new(shared, class, position, &mut store);
         let arena = Arena::new(shared, class, &memory);
         let extents = shared.program.microbatch_extents(&shared.graph);
         let inputs = Inputs::new(&shared.graph, &extents, node, position);
         let loss_terms = shared.program.global_batch * shared.graph.targets_per_sample();
         let updates = node.updates();
         let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
+        let norm = Norm::new(node);
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
         Rank {
@@ -125,12 +126,12 @@ impl Rank {
             updates,
             memory,
             arena,
-            slots,
+            store,
             parameters,
             now,
             outcome,
             outcomes: vec![],
-            norm: Norm::default(),
+            norm,
             losses: vec![],
         }
     }
@@ -192,7 +193,7 @@ impl Rank {
         self.clear();
         self.losses.clear();
         self.outcomes = Vec::with_capacity(steps.min(MOST_RESERVED) as usize);
-        self.parameters.weights.forget();
+        self.store.forget_older();
         self.begin_step(0);
     }
 
@@ -204,7 +205,7 @@ impl Rank {
         }
         self.now.step = self.now.first_step + u64::from(number);
         self.outcome = StepOutcome::default();
-        self.parameters.forget_gradients();
+        self.parameters.sums.end_all();
     }
 
     /// What each of `steps` steps in a row came to on this rank.
@@ -220,7 +221,7 @@ impl Rank {
     /// a row.
     pub fn begin_item(&mut self, item: &StreamItem) {
         self.norm.amending = self.class().body(item.body).kind == BodyKind::Amendment;
-        self.parameters.weights.go_back(item.lag);
+        self.store.go_back(item.lag);
         let step = (self.now.step - self.now.first_step) as u32;
         self.arena.begin_item(item, step);
     }
@@ -239,9 +240,8 @@ impl Rank {
     /// Frees all that comes and goes: what is left of a pass that was not finished. Nothing is left to
     /// amend either, as the last step of a row is validated in it.
     fn clear(&mut self) {
-        self.slots.clear();
-        self.parameters.clear_passing();
-        self.norm = Norm::default();
+        self.store.clear();
+        self.norm.clear();
     }
 
     /// What the step came to on this rank.
@@ -258,40 +258,48 @@ impl Rank {
         self.clear();
         self.losses.clear();
         self.outcome = StepOutcome::default();
-        self.parameters.weights.go_back(0);
+        self.store.go_back(0);
     }
 
     /// Frees what an instruction of messages, all of them sent or received, says is dead.
     pub fn free(&mut self, instruction: &Instruction, microbatch: u32) {
-        self.slots.free(instruction, microbatch);
+        let Rank { shared, class, store, parameters, .. } = self;
+        store.free(instruction, microbatch);
+        // A sum that is freed begins anew with its next write.
+        let class = shared.program.class(*class);
+        for &freed in &instruction.frees {
+            let tensor = class.tensor(freed);
+            if let (Content::Gradient, Some(bucket)) = (tensor.content, tensor.bucket) {
+                parameters.sums.end(&class.bucket(bucket).params);
+            }
+        }
     }
 
     /// Executes an instruction that needs nobody else.
     pub fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
         match &instruction.action {
             Action::Load { value, .. } => self.load(*value, instruction, microbatch)?,
-            Action::Compute { op, pass, assignment, .. } => {
+            Action::Kernel { op, pass, assignment, .. } => {
                 self.compute(*op, *pass, assignment, instruction, microbatch);
             }
-            Action::Redistribute { change, axis } => {
-                self.slice(*change, *axis, instruction, microbatch);
-            }
+            Action::Slice { axis, over } => self.slice(*axis, *over, instruction, microbatch),
+            Action::Copy if self.backs_up(instruction) => self.back_up(instruction),
             Action::Add | Action::Copy => self.combine(instruction, microbatch),
-            Action::Loss => self.note_loss(instruction, microbatch),
-            Action::Release { bucket } => self.parameters.release(*bucket),
-            Action::Update { bucket } => self.update(*bucket),
-            Action::Backup { bucket } => self.back_up(*bucket),
-            Action::Validate => self.validate(),
-            Action::Send { .. }
-            | Action::Receive { .. }
-            | Action::Gather { .. }
-            | Action::Reduce { .. }
-            | Action::Norm { .. }
-            | Action::Statistics { .. } => {
+            Action::Report => self.note_loss(instruction, microbatch),
+            Action::Extrapolate { forward } => self.extrapolate(instruction, *forward),
+            Action::Norm => self.find_norm(instruction),
+            Action::Statistics { round } => self.find_statistics(instruction, *round),
+            Action::Optimizer => self.update(instruction),
+            Action::Validate => self.validate(instruction),
+            Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)
             }
         }
-        self.slots.free(instruction, microbatch);
+        self.free(instruction, microbatch);
         Ok(())
+    }
+
+    fn backs_up(&self, instruction: &Instruction) -> bool {
+        self.class().tensor(instruction.writes[0].to.tensor).content == Content::Backup
     }
 }

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
-use shardloom_program::{BucketId, ParamId, Placement};
+use shardloom_plan::Kept;
+use shardloom_program::{
+    Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View,
+};
 
 use super::Rank;
-use super::corrections::Kept;
-use super::parameters::{Owned, answered_for, answered_for_within};
 use crate::checkpoint::{Checkpoint, Piece};
 use crate::{Error, Result};
 
@@ -17,11 +18,8 @@ struct Site {
     name: String,
     global: Vec<usize>,
     placement: Placement,
-}
-
-/// The name of the n-th state tensor of a parameter in checkpoints.
-fn state_name(index: usize, parameter: &str) -> String {
-    format!("optimizer.{index}/{parameter}")
+    /// Whether what is read belongs to the whole parameter and not to its elements.
+    is_whole: bool,
 }
 
 impl Rank {
@@ -30,113 +28,85 @@ impl Rank {
         let node = self.shared.graph.value(spec.value);
         let global = self.program().microbatch_extents(&self.shared.graph).shape(&node.axes);
         let placement = spec.layout.placement(&global, &self.class().mesh, self.position);
-        Site { name: node.name.clone(), global, placement }
+        Site { name: node.name.clone(), global, placement, is_whole: false }
     }
 
-    /// The weights this rank answers for.
+    /// The weights that this rank owns.
     pub fn weight_pieces(&self) -> Vec<Piece<'_>> {
+        self.pieces(|content| content == Content::Weight)
+    }
+
+    /// All that lasts from step to step besides the weights and that this rank owns: the optimizer's state
+    /// and what corrections keep.
+    pub fn state_pieces(&self) -> Vec<Piece<'_>> {
+        self.pieces(|content| content != Content::Weight)
+    }
+
+    /// What this rank owns of its state tensors whose content is `wanted`.
+    fn pieces(&self, wanted: impl Fn(Content) -> bool) -> Vec<Piece<'_>> {
         let class = self.class();
         let mut pieces = vec![];
-        for ((id, _), buffer) in class.buckets().zip(&self.parameters.weights.resident) {
-            let answered = answered_for(class, self.class, id, self.position);
-            self.push_pieces(id, &answered, buffer, str::to_owned, &mut pieces);
-        }
-        pieces
-    }
-
-    /// All that lasts from step to step besides the weights and that this rank answers for: the optimizer's
-    /// state and what corrections keep.
-    pub fn state_pieces(&self) -> Vec<Piece<'_>> {
-        let mut pieces = self.optimizer_pieces();
-        for kept in Kept::ALL {
-            let buffers = self.parameters.corrections.of(kept);
-            for ((id, _), buffer) in self.class().buckets().zip(buffers) {
-                let answered = self.correction_answered_for(id);
-                self.push_pieces(id, &answered, buffer, |name| kept.name(name), &mut pieces);
-            }
-        }
-        pieces
-    }
-
-    /// As [`answered_for`], of what is kept only where gradients are late.
-    fn correction_answered_for(&self, bucket: BucketId) -> Range<usize> {
-        let class = self.class();
-        let mut homes = class.bucket(bucket).homes.iter();
-        match homes.find(|&&home| self.program().class(home).delay > 0.0) {
-            Some(&home) if home != self.class => 0..0,
-            _ => answered_for_within(class, bucket, self.position),
-        }
-    }
-
-    /// Adds what of a bucket's parameters lies in `answered`, from a buffer of all that is resident of the
-    /// bucket.
-    fn push_pieces<'a>(
-        &'a self,
-        id: BucketId,
-        answered: &Range<usize>,
-        buffer: &'a Buffer,
-        name_of: impl Fn(&str) -> String,
-        pieces: &mut Vec<Piece<'a>>,
-    ) {
-        let class = self.class();
-        let resident = &self.parameters.weights.ranges[id.0 as usize];
-        for &param in &class.bucket(id).params {
-            let spec = class.param(param);
-            let part = overlap(answered, spec.offset, spec.elements());
-            if part.is_empty() {
+        for (id, tensor) in self.state_tensors().filter(|(_, it)| wanted(it.content)) {
+            if !self.program().owns(self.class, id) {
                 continue;
             }
-            let Site { name, global, placement } = self.site(param);
-            let data = &buffer.as_f32()[part.start - resident.start..part.end - resident.start];
-            let first = part.start - spec.offset;
-            let (start, extent) = (&placement.start, &placement.extent);
-            pieces.push(Piece::flat(name_of(&name), &global, start, extent, first, data));
-        }
-    }
-
-    /// The optimizer state this rank answers for.
-    fn optimizer_pieces(&self) -> Vec<Piece<'_>> {
-        let class = self.class();
-        let mut pieces = vec![];
-        for (id, _) in class.buckets() {
-            let answered = answered_for(class, self.class, id, self.position);
-            for owned in &self.parameters.owned[id.0 as usize] {
-                let spec = class.param(owned.param);
-                let part = overlap(&answered, spec.offset, spec.elements());
-                let Site { name, global, placement } = self.site(owned.param);
-                for (index, state) in owned.state.iter().enumerate() {
-                    let name = state_name(index, &name);
-                    if self.factored(owned) {
-                        // All owners hold the same; the one with the first element of the whole writes.
-                        let first = placement.start.iter().all(|&start| start == 0)
-                            && part.start == spec.offset
-                            && !part.is_empty();
-                        if first {
-                            let data = state.as_f32();
-                            pieces.push(Piece::whole(name, &[data.len()], data));
-                        }
-                        continue;
+            let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
+            let owned = class.owned_within(bucket, self.position);
+            let values = self.store.newest(id).as_f32();
+            for part in self.parts(id, tensor, bucket) {
+                let spec = class.param(part.param);
+                let Site { name, global, placement, .. } = self.site(part.param);
+                let name = saved_name(tensor.content, &name);
+                let own = overlap(&owned, &spec.range());
+                if part.is_whole {
+                    // All owners hold the same; the one with the first element of the whole writes.
+                    let first = placement.start.iter().all(|&start| start == 0)
+                        && own.start == spec.offset
+                        && !own.is_empty();
+                    if first {
+                        pieces.push(Piece::whole(name, &[values.len()], values));
                     }
-                    if part.is_empty() {
-                        continue;
-                    }
-                    let data =
-                        &state.as_f32()[part.start - owned.at.start..part.end - owned.at.start];
-                    let first = part.start - spec.offset;
-                    let (start, extent) = (&placement.start, &placement.extent);
-                    pieces.push(Piece::flat(name, &global, start, extent, first, data));
+                    continue;
                 }
+                let own = overlap(&own, &part.range);
+                if own.is_empty() {
+                    continue;
+                }
+                let data = &values[own.start - part.origin..own.end - part.origin];
+                let (start, extent) = (&placement.start, &placement.extent);
+                let first = own.start - spec.offset;
+                pieces.push(Piece::flat(name, &global, start, extent, first, data));
             }
         }
         pieces
     }
 
-    /// Whether the state of `owned` belongs to the whole parameter and not to its elements.
-    fn factored(&self, owned: &Owned) -> bool {
-        let spec = self.class().param(owned.param);
-        let adafactor =
-            matches!(self.program().optimizer, shardloom_plan::Optimizer::Adafactor { .. });
-        adafactor && spec.rows > 1 && spec.columns > 1
+    /// The tensors that are saved.
+    fn state_tensors(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.class().tensors().filter(|(_, tensor)| matches!(tensor.keep, Keep::State(_)))
+    }
+
+    /// What is held here of each parameter in a state tensor of a bucket.
+    fn parts(&self, id: TensorId, tensor: &Tensor, bucket: &Bucket) -> Vec<Part> {
+        let class = self.class();
+        let view = View::whole(id);
+        match tensor.shape {
+            Shape::Flat(Extent::OfParam { param, kept, shared }) => {
+                let whole = class.param(param).range();
+                let share = class.shard_range(bucket, self.position);
+                let range = if shared { overlap(&share, &whole) } else { whole };
+                let is_whole = matches!(kept, Kept::PerParameter(_));
+                vec![Part { param, origin: range.start, range, is_whole }]
+            }
+            _ => {
+                let held = class.bucket_range(view, self.position);
+                let part = |&param: &ParamId| {
+                    let range = overlap(&held, &class.param(param).range());
+                    Part { param, range, origin: held.start, is_whole: false }
+                };
+                bucket.params.iter().map(part).filter(|part| !part.range.is_empty()).collect()
+            }
+        }
     }
 
     /// Takes weights and all other state from a checkpoint that may have been written under another plan.
@@ -146,52 +116,40 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        self.restore_weights(|site, range| {
-            let Site { name, global, placement } = site;
+        self.fill_state(
+            |content| content == Content::Weight,
+            |name, site, range| {
+                let Site { global, placement, .. } = site;
+                match checkpoint.global_shape(name) {
+                    Some(shape) if shape != global.as_slice() => Err(Error::Shape {
+                        name: name.to_owned(),
+                        found: shape.to_vec(),
+                        expected: global.clone(),
+                    }),
+                    _ => checkpoint.read_flat(name, &placement.start, &placement.extent, range),
+                }
+                .map(Some)
+            },
+        )?;
+        self.begin_state();
+        let begins_anew =
+            |content| matches!(content, Content::PreviousWeight | Content::WeightVelocity);
+        self.fill_state(begins_anew, |name, Site { placement, .. }, range| {
             match checkpoint.global_shape(name) {
-                Some(shape) if shape != global.as_slice() => Err(Error::Shape {
-                    name: name.clone(),
-                    found: shape.to_vec(),
-                    expected: global.clone(),
-                }),
-                _ => checkpoint.read_flat(name, &placement.start, &placement.extent, range),
+                None => Ok(None),
+                Some(_) => {
+                    checkpoint.read_flat(name, &placement.start, &placement.extent, range).map(Some)
+                }
             }
         })?;
-        for kept in Kept::ALL {
-            let mut buffers = std::mem::take(self.parameters.corrections.of_mut(kept));
-            let restored = self.fill_resident(&mut buffers, |site, range| {
-                let Site { name, placement, .. } = site;
-                let name = kept.name(name);
-                if checkpoint.global_shape(&name).is_none() {
-                    return Ok(None);
-                }
-                checkpoint.read_flat(&name, &placement.start, &placement.extent, range).map(Some)
-            });
-            *self.parameters.corrections.of_mut(kept) = buffers;
-            restored?;
-        }
-        for bucket in 0..self.parameters.owned.len() {
-            let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
-            for part in &mut owned {
-                let Site { name, placement, .. } = self.site(part.param);
-                let factored = self.factored(part);
-                for (index, state) in part.state.iter_mut().enumerate() {
-                    let name = state_name(index, &name);
-                    let values = match factored {
-                        true => checkpoint.read_whole(&name)?,
-                        false => checkpoint.read_flat(
-                            &name,
-                            &placement.start,
-                            &placement.extent,
-                            part.piece.range.clone(),
-                        )?,
-                    };
-                    fill(&name, state, &values)?;
-                }
+        let rest = |content| content != Content::Weight && !begins_anew(content);
+        self.fill_state(rest, |name, Site { placement, is_whole, .. }, range| {
+            match is_whole {
+                true => checkpoint.read_whole(name),
+                false => checkpoint.read_flat(name, &placement.start, &placement.extent, range),
             }
-            self.parameters.owned[bucket] = owned;
-        }
-        Ok(())
+            .map(Some)
+        })
     }
 
     /// Takes weights from whole tensors by name. All other state is as at the start of a run.
@@ -199,64 +157,89 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another number of elements.
     pub fn set_weights(&mut self, whole: &dyn Fn(&str) -> Option<Vec<f32>>) -> Result<()> {
-        self.restore_weights(|site, range| {
-            let Site { name, global, placement } = site;
-            let values = whole(name).ok_or_else(|| Error::MissingWeight { name: name.clone() })?;
-            if values.len() != global.iter().product::<usize>() {
-                return Err(Error::Shape {
-                    name: name.clone(),
-                    found: vec![values.len()],
-                    expected: global.clone(),
-                });
-            }
-            let mut local = vec![0.0; placement.elements()];
-            cut_box(&values, global, &placement.start, &mut local, &placement.extent);
-            Ok(local[range].to_vec())
-        })?;
+        self.fill_state(
+            |content| content == Content::Weight,
+            |name, site, range| {
+                let Site { global, placement, .. } = site;
+                let values =
+                    whole(name).ok_or_else(|| Error::MissingWeight { name: name.to_owned() })?;
+                if values.len() != global.iter().product::<usize>() {
+                    return Err(Error::Shape {
+                        name: name.to_owned(),
+                        found: vec![values.len()],
+                        expected: global.clone(),
+                    });
+                }
+                let mut local = vec![0.0; placement.elements()];
+                cut_box(&values, global, &placement.start, &mut local, &placement.extent);
+                Ok(Some(local[range].to_vec()))
+            },
+        )?;
+        self.begin_state();
         for owned in self.parameters.owned.iter_mut().flatten() {
             owned.updates = 0;
-            for state in &mut owned.state {
-                state.as_f32_mut().fill(0.0);
-            }
         }
         Ok(())
     }
 
-    /// Fills resident weights with what `read` gives for a flat range of a parameter's local part, and
-    /// begins corrections with them.
-    fn restore_weights(
-        &mut self,
-        read: impl Fn(&Site, Range<usize>) -> Result<Vec<f32>>,
-    ) -> Result<()> {
-        let mut weights = std::mem::take(&mut self.parameters.weights.resident);
-        let restored = self.fill_resident(&mut weights, |site, range| read(site, range).map(Some));
-        self.parameters.corrections.begin(&weights);
-        self.parameters.weights.resident = weights;
-        restored
+    /// Has all state but the weights begin with these.
+    fn begin_state(&mut self) {
+        let Rank { shared, class, store, parameters, .. } = self;
+        let class = shared.program.class(*class);
+        for (id, _) in class.buckets() {
+            parameters.begin_state(class, id, store);
+        }
     }
 
-    /// Fills buffers, one of all that is resident of each bucket or none at all, with what `read` gives for
-    /// a flat range of a parameter's local part, and leaves as they are those for which it gives nothing.
-    fn fill_resident(
+    /// Fills state tensors whose content is `wanted` with what `read` gives for the saved name of a
+    /// parameter's part and a flat range of its local part, and leaves as they are those for which it gives
+    /// nothing.
+    fn fill_state(
+        &mut self,
+        wanted: impl Fn(Content) -> bool,
+        read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
+    ) -> Result<()> {
+        let tensors: Vec<TensorId> =
+            self.state_tensors().filter(|(_, it)| wanted(it.content)).map(|(id, _)| id).collect();
+        for id in tensors {
+            let mut buffer = self.store.take(id, 0).expect("state is there all the time");
+            let filled = self.fill(id, &mut buffer, &read);
+            self.store.put(id, 0, buffer);
+            filled?;
+        }
+        Ok(())
+    }
+
+    fn fill(
         &self,
-        buffers: &mut [Buffer],
-        read: impl Fn(&Site, Range<usize>) -> Result<Option<Vec<f32>>>,
+        id: TensorId,
+        buffer: &mut Buffer,
+        read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         let class = self.class();
-        let ranges = &self.parameters.weights.ranges;
-        for (((_, bucket), resident), buffer) in class.buckets().zip(ranges).zip(buffers) {
-            for &param in &bucket.params {
-                let spec = class.param(param);
-                let part = overlap(resident, spec.offset, spec.elements());
-                if part.is_empty() {
-                    continue;
-                }
-                let range = part.start - spec.offset..part.end - spec.offset;
-                if let Some(values) = read(&self.site(param), range)? {
-                    let at = part.start - resident.start..part.end - resident.start;
-                    buffer.as_f32_mut()[at].copy_from_slice(&values);
-                }
+        let tensor = class.tensor(id);
+        let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
+        for Part { param, range, origin, is_whole } in self.parts(id, tensor, bucket) {
+            if range.is_empty() {
+                continue;
             }
+            let spec = class.param(param);
+            let site = Site { is_whole, ..self.site(param) };
+            let name = saved_name(tensor.content, &site.name);
+            let Some(values) =
+                read(&name, &site, range.start - spec.offset..range.end - spec.offset)?
+            else {
+                continue;
+            };
+            let at = match is_whole {
+                true => 0..buffer.len(),
+                false => range.start - origin..range.end - origin,
+            };
+            if at.len() != values.len() {
+                let (found, expected) = (vec![values.len()], vec![at.len()]);
+                return Err(Error::Shape { name, found, expected });
+            }
+            buffer.as_f32_mut()[at].copy_from_slice(&values);
         }
         Ok(())
     }
@@ -278,20 +261,28 @@ impl Rank {
     }
 }
 
-fn overlap(range: &Range<usize>, offset: usize, elements: usize) -> Range<usize> {
-    let start = range.start.max(offset);
-    let end = range.end.min(offset + elements);
-    start..end.max(start)
+/// What is held of one parameter in a state tensor.
+struct Part {
+    param: ParamId,
+    /// Which elements of the bucket.
+    range: Range<usize>,
+    /// The element of the bucket that the tensor begins with.
+    origin: usize,
+    /// Whether the tensor belongs to the whole parameter and not to its elements.
+    is_whole: bool,
 }
 
-fn fill(name: &str, buffer: &mut Buffer, values: &[f32]) -> Result<()> {
-    if buffer.len() != values.len() {
-        return Err(Error::Shape {
-            name: name.to_owned(),
-            found: vec![values.len()],
-            expected: vec![buffer.len()],
-        });
+/// The name in checkpoints of what a state tensor holds of a parameter.
+fn saved_name(content: Content, parameter: &str) -> String {
+    match content {
+        Content::OptimizerState(index) => format!("optimizer.{index}/{parameter}"),
+        Content::WeightVelocity => format!("correction.mean-velocity/{parameter}"),
+        Content::PreviousWeight => format!("correction.previous-weights/{parameter}"),
+        _ => parameter.to_owned(),
     }
-    buffer.as_f32_mut().copy_from_slice(values);
-    Ok(())
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+    let start = one.start.max(other.start);
+    start..one.end.min(other.end).max(start)
 }

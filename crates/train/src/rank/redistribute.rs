@@ -4,7 +4,7 @@
 use shardloom_kernels::window::{PerAxis, cut_box, place_box};
 use shardloom_kernels::{Buffer, DType};
 use shardloom_plan::Axis;
-use shardloom_program::{Change, Instruction, Operand, SlotId, Tenant};
+use shardloom_program::{Action, Collective, Group, Instruction, TensorId};
 use smallvec::smallvec;
 
 use super::Rank;
@@ -13,67 +13,68 @@ impl Rank {
     /// Keeps this device's part along a tensor axis.
     pub(super) fn slice(
         &mut self,
-        change: Change,
-        axis: Axis,
+        along: usize,
+        over: Axis,
         instruction: &Instruction,
         microbatch: u32,
     ) {
-        let Change::Slice { axis: along } = change else {
-            unreachable!("{change:?} involves other ranks")
-        };
         let (from, to) = ends(instruction);
-        let shape = &self.class().slot(to).shape;
+        let shape = self.class().tensor(to).local_shape();
         let mut start: PerAxis = smallvec![0; shape.len()];
-        start[along] = self.class().mesh.coordinate(self.position, axis) * shape[along];
-        let whole = &self.class().slot(from).shape;
-        let tenant = Tenant::Slot(to, Some(microbatch));
-        let mut part = self.arena.take(tenant, DType::F32, shape.iter().product());
-        let source = self.slots.get(from, microbatch).as_f32();
+        start[along] = self.class().mesh.coordinate(self.position, over) * shape[along];
+        let whole = self.class().tensor(from).local_shape();
+        let mut part = self.arena.take(to, DType::F32, shape.iter().product());
+        let source = self.store.get(from, microbatch).as_f32();
         cut_box(source, whole, &start, part.as_f32_mut(), shape);
-        self.slots.put(to, microbatch, part);
+        self.store.put(to, microbatch, part);
+    }
+
+    /// The place of this rank among those that it changes a layout with, and how many they are.
+    fn place_in_group(&self, instruction: &Instruction) -> (usize, usize) {
+        let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
+            unreachable!("layouts change within a mesh")
+        };
+        let mesh = &self.class().mesh;
+        (mesh.index_along(self.position, axes), mesh.span(axes))
     }
 
     /// The buffer this rank brings into a collective change of layout.
     pub(super) fn bring(
         &mut self,
-        change: Change,
-        axis: Axis,
+        kind: Collective,
         instruction: &Instruction,
         microbatch: u32,
     ) -> Buffer {
         let (from, to) = ends(instruction);
-        let width = self.class().mesh.width(axis);
-        let index = self.class().mesh.coordinate(self.position, axis);
-        let shape = |slot| PerAxis::from_slice(&self.class().slot(slot).shape);
+        let (index, width) = self.place_in_group(instruction);
+        let shape = |it| PerAxis::from_slice(self.class().tensor(it).local_shape());
         let (read, written) = (shape(from), shape(to));
-        let (result, staging) = tenants(to, microbatch);
         // What is made whole as it lies needs no staging: it becomes the result.
-        let brought = if self.arena.expects(staging) { staging } else { result };
-        match change {
-            Change::Slice { .. } => unreachable!("slices are local"),
-            Change::AllReduce(_) => match instruction.frees.contains(&from) {
-                true => self.slots.take(from, microbatch).expect("read slots are held"),
+        let brought = staging(instruction).unwrap_or(to);
+        match kind {
+            Collective::AllReduce(_) => match instruction.frees.contains(&from) {
+                true => self.store.take(from, microbatch).expect("read tensors are held"),
                 false => {
-                    let source = self.slots.get(from, microbatch);
-                    let mut copy = self.arena.take(result, DType::F32, source.len());
+                    let source = self.store.get(from, microbatch);
+                    let mut copy = self.arena.take(to, DType::F32, source.len());
                     copy.as_f32_mut().copy_from_slice(source.as_f32());
                     copy
                 }
             },
-            Change::AllGather { .. } => {
-                let source = self.slots.get(from, microbatch);
+            Collective::AllGather { .. } => {
+                let source = self.store.get(from, microbatch);
                 let mut buffer = self.arena.take(brought, DType::F32, source.len() * width);
                 let own = index * source.len()..(index + 1) * source.len();
                 buffer.as_f32_mut()[own].copy_from_slice(source.as_f32());
                 buffer
             }
-            Change::ReduceScatter { axis: along, .. } => {
-                let source = self.slots.get(from, microbatch);
+            Collective::ReduceScatter { axis: along, .. } => {
+                let source = self.store.get(from, microbatch);
                 let buffer = self.arena.take(brought, DType::F32, source.len());
                 split(buffer, source, &read, &written, along)
             }
-            Change::AllToAll { to: along, .. } => {
-                let source = self.slots.get(from, microbatch);
+            Collective::AllToAll { to: along, .. } => {
+                let source = self.store.get(from, microbatch);
                 let mut chunk = read.clone();
                 chunk[along] /= width;
                 let buffer = self.arena.take(brought, DType::F32, source.len());
@@ -85,54 +86,50 @@ impl Rank {
     /// Makes the written tensor of what a collective change of layout left in `buffer`.
     pub(super) fn settle(
         &mut self,
-        change: Change,
-        axis: Axis,
+        kind: Collective,
         instruction: &Instruction,
         microbatch: u32,
         buffer: Buffer,
     ) {
         let (from, to) = ends(instruction);
         let class = self.class();
-        let index = class.mesh.coordinate(self.position, axis);
-        let read = &class.slot(from).shape;
-        let written = &class.slot(to).shape;
-        let (tenant, staging) = tenants(to, microbatch);
+        let (index, width) = self.place_in_group(instruction);
+        let read = class.tensor(from).local_shape();
+        let written = class.tensor(to).local_shape();
         let elements = written.iter().product();
-        let place = || self.arena.take(tenant, DType::F32, elements);
-        let result = match change {
-            Change::Slice { .. } => unreachable!("slices are local"),
-            Change::AllReduce(_) => buffer,
-            Change::AllGather { .. } | Change::AllToAll { .. } if !self.arena.expects(staging) => {
+        let place = || self.arena.take(to, DType::F32, elements);
+        let result = match kind {
+            Collective::AllReduce(_) => buffer,
+            Collective::AllGather { .. } | Collective::AllToAll { .. }
+                if staging(instruction).is_none() =>
+            {
                 buffer
             }
-            Change::AllGather { axis: along } => join(place(), buffer, read, written, along),
-            Change::ReduceScatter { .. } => {
+            Collective::AllGather { axis: along } => join(place(), buffer, read, written, along),
+            Collective::ReduceScatter { .. } => {
                 let mut own = place();
                 let at = index * elements..(index + 1) * elements;
                 own.as_f32_mut().copy_from_slice(&buffer.as_f32()[at]);
                 own
             }
-            Change::AllToAll { from: along, to: apart } => {
+            Collective::AllToAll { from: along, to: apart } => {
                 let mut chunk = PerAxis::from_slice(written);
                 chunk[along] = read[along];
-                debug_assert_eq!(chunk[apart] * class.mesh.width(axis), read[apart]);
+                debug_assert_eq!(chunk[apart] * width, read[apart]);
                 join(place(), buffer, &chunk, written, along)
             }
         };
-        self.slots.put(to, microbatch, result);
+        self.store.put(to, microbatch, result);
     }
 }
 
-fn ends(instruction: &Instruction) -> (SlotId, SlotId) {
-    match (instruction.reads[0], instruction.writes[0].to) {
-        (Operand::Slot(from), Operand::Slot(to)) => (from, to),
-        _ => unreachable!("layouts of slots change, parameters keep theirs"),
-    }
+fn ends(instruction: &Instruction) -> (TensorId, TensorId) {
+    (instruction.reads[0].tensor, instruction.writes[0].to.tensor)
 }
 
-/// The tenants of the slot that a change of layout writes, and of what it needs beside.
-fn tenants(written: SlotId, microbatch: u32) -> (Tenant, Tenant) {
-    (Tenant::Slot(written, Some(microbatch)), Tenant::Staging(written, Some(microbatch)))
+/// Where parts lie side by side during a change of layout, if it needs that.
+fn staging(instruction: &Instruction) -> Option<TensorId> {
+    instruction.writes.get(1).map(|write| write.to.tensor)
 }
 
 /// Cuts a tensor of shape `whole` along one axis into chunks of shape `chunk`, side by side in `buffer`.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
 use shardloom_kernels::{Buffer, DType, reduce};
-use shardloom_program::{BucketId, ParamId, Tenant};
+use shardloom_program::{BucketId, Content, Instruction, ParamId, TensorId, View};
 use smallvec::SmallVec;
 
 use super::Rank;
-use super::parameters::{Owned, answered_for};
+use super::parameters::Owned;
 
 /// What a step came to on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -29,41 +29,36 @@ impl StepOutcome {
     }
 }
 
+/// The optimizer's state of a part of a parameter, taken out while it is changed: the tensors, which part of
+/// them. No optimizer has more than two.
+type Taken = SmallVec<[(TensorId, Range<usize>, Buffer); 2]>;
+
 impl Rank {
-    /// The squared norm of the gradients this rank answers for.
-    pub(super) fn own_squared_norm(&self) -> f64 {
+    /// The squared norm of the gradients that this rank owns, of those that `instruction` reads.
+    pub(super) fn find_norm(&mut self, instruction: &Instruction) {
         let class = self.class();
-        class
-            .buckets()
-            .map(|(id, _)| {
-                let range = answered_for(class, self.class, id, self.position);
-                reduce::squared_norm(self.gradient(id, &range))
-            })
-            .sum()
+        let of = |read: &View| {
+            let bucket = class.tensor(read.tensor).bucket.expect("gradients lie in buckets");
+            let owned = class.owned(class.bucket(bucket), self.position);
+            reduce::squared_norm(self.gradient(*read, &owned))
+        };
+        let squared = instruction.reads.iter().map(of).sum();
+        self.set_squared_norm(squared);
     }
 
-    /// A part of a bucket's reduced gradient, which lies in what this rank holds of it.
-    fn gradient(&self, bucket: BucketId, range: &Range<usize>) -> &[f32] {
-        let index = bucket.0 as usize;
-        let gradients = &self.parameters.gradients;
-        match &gradients.shards[index] {
-            Some(shard) => {
-                let own = self.class().shard_range(self.class().bucket(bucket), self.position);
-                match range.is_empty() {
-                    true => &[],
-                    false => &shard.as_f32()[range.start - own.start..range.end - own.start],
-                }
-            }
-            None => {
-                let full = gradients.full[index].as_ref();
-                &full.expect("unsharded gradients are whole").as_f32()[range.clone()]
-            }
+    /// A part of a bucket's reduced gradients, which lies in what this rank holds of them.
+    fn gradient(&self, held: View, range: &Range<usize>) -> &[f32] {
+        if range.is_empty() {
+            return &[];
         }
+        let first = self.parameters.origins[held.tensor.0 as usize];
+        let gradients = self.store.get(held.tensor, 0).as_f32();
+        &gradients[range.start - first..range.end - first]
     }
 
     /// The update of weights of a bucket that have had so many.
     fn step(&self, bucket: BucketId, updates: u64) -> Step {
-        let norm = self.norm.squared.map(f64::sqrt);
+        let norm = self.squared_norm().map(f64::sqrt);
         let clipped = match (self.shared.program.clip_norm, norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
             _ => 1.0,
@@ -84,44 +79,79 @@ impl Rank {
     }
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
-    pub(super) fn own_statistics(&mut self, bucket: BucketId, round: usize) -> Buffer {
+    pub(super) fn find_statistics(&mut self, instruction: &Instruction, round: usize) {
         let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
+        let (gradients, weights) = (instruction.reads[0], instruction.reads[1]);
+        let statistics = instruction.writes[0].to.tensor;
+        let bucket = self.bucket_of(statistics);
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
-        let len = |part: &Owned| optimizer.statistics_len(&part.piece.block, round);
-        let tenant = Tenant::Statistics(bucket);
-        let mut all = self.arena.take(tenant, DType::F32, owned.iter().map(len).sum());
+        let elements = self.class().elements(statistics, self.position);
+        let mut all = self.arena.take(statistics, DType::F32, elements);
         all.as_f32_mut().fill(0.0);
+        let read = self.take_sums(instruction);
+        let mut before = read.as_ref().map_or(&[][..], |(_, sums)| sums.as_f32());
         let mut rest = all.as_f32_mut();
         for part in &mut owned {
-            let (out, tail) = rest.split_at_mut(len(part));
+            let len = |round| optimizer.statistics_len(&part.piece.block, round);
+            let (out, tail) = rest.split_at_mut(len(round));
             rest = tail;
+            let sums = match round.checked_sub(1) {
+                Some(last) => before.split_off(..len(last)).expect("sums of the round before"),
+                None => &[],
+            };
             if part.piece.elements() == 0 || left_out {
                 continue;
             }
             let step = self.step(bucket, part.updates);
-            let gradient = self.gradient(bucket, &part.at);
-            let weights = self.weights(bucket, part);
-            // What is left of the step before is no round of this one.
-            let Owned { param, piece, state, statistics, .. } = part;
-            let optimizer = self.decaying(optimizer, *param);
-            let previous = if round == 0 { &[][..] } else { statistics };
-            let mut state = slices(state);
-            optimizer.statistics(step, round, piece, weights, gradient, &mut state, previous, out);
+            let mut state = self.take_state(part);
+            let gradient = self.gradient(gradients, &part.at);
+            let first = self.parameters.origins[weights.tensor.0 as usize];
+            let weights = self.store.newest(weights.tensor).as_f32();
+            let weights = &weights[part.at.start - first..part.at.end - first];
+            let optimizer = self.decaying(optimizer, part.param);
+            let piece = &part.piece;
+            {
+                let state = &mut slices(&mut state);
+                optimizer.statistics(step, round, piece, weights, gradient, state, sums, out);
+            }
+            self.put_state(state);
         }
+        self.put_sums(read);
         self.parameters.owned[bucket.0 as usize] = owned;
-        all
+        self.store.put(statistics, 0, all);
     }
 
-    pub(super) fn settle_statistics(&mut self, bucket: BucketId, round: usize, sums: Buffer) {
-        let optimizer = self.parameters.optimizer;
-        let mut rest = sums.as_f32();
-        for part in &mut self.parameters.owned[bucket.0 as usize] {
-            let len = optimizer.statistics_len(&part.piece.block, round);
-            let (own, tail) = rest.split_at(len);
-            rest = tail;
-            part.statistics.clear();
-            part.statistics.extend_from_slice(own);
+    /// Takes out the statistics that an instruction reads.
+    fn take_sums(&mut self, instruction: &Instruction) -> Option<(TensorId, Buffer)> {
+        let mut read = instruction.reads.iter().map(|read| read.tensor);
+        let sums = read.find(|&it| self.class().tensor(it).content == Content::Statistics)?;
+        Some((sums, self.store.take(sums, 0).expect("statistics are found before they are used")))
+    }
+
+    fn put_sums(&mut self, sums: Option<(TensorId, Buffer)>) {
+        if let Some((tensor, buffer)) = sums {
+            self.store.put(tensor, 0, buffer);
+        }
+    }
+
+    /// The bucket that a tensor is of.
+    fn bucket_of(&self, tensor: TensorId) -> BucketId {
+        self.class().tensor(tensor).bucket.expect("it lies in a bucket")
+    }
+
+    /// Takes out the optimizer's state of a part of a parameter.
+    fn take_state(&mut self, part: &Owned) -> Taken {
+        let held = "state is there all the time";
+        let take = |(tensor, range): &(TensorId, Range<usize>)| {
+            (*tensor, range.clone(), self.store.take(*tensor, 0).expect(held))
+        };
+        part.state.iter().map(take).collect()
+    }
+
+    fn put_state(&mut self, state: Taken) {
+        for (tensor, _, buffer) in state {
+            self.store.put(tensor, 0, buffer);
         }
     }
 
@@ -135,52 +165,55 @@ impl Rank {
         }
     }
 
-    fn weights(&self, bucket: BucketId, part: &Owned) -> &[f32] {
-        let index = bucket.0 as usize;
-        let weights = &self.parameters.weights;
-        let start = weights.ranges[index].start;
-        &weights.resident[index].as_f32()[part.at.start - start..part.at.end - start]
-    }
-
     /// Updates the part of a bucket's weights that this rank owns.
-    pub(super) fn update(&mut self, bucket: BucketId) {
-        let index = bucket.0 as usize;
-        let last = index + 1 == self.class().buckets.len();
-        self.parameters.weights.keep(index);
-        let left_out = self.leaves_out();
-        if !left_out {
-            let optimizer = self.compensated(self.parameters.optimizer, bucket);
-            let (acts, decay) = self.velocity_decay(bucket);
-            let mut owned = std::mem::take(&mut self.parameters.owned[index]);
-            let start = self.parameters.weights.ranges[index].start;
-            let nothing = self.memory.alloc(DType::F32, 0);
-            let mut weights =
-                std::mem::replace(&mut self.parameters.weights.resident[index], nothing);
-            self.parameters.corrections.before(index, weights.as_f32(), decay, acts);
-            for Owned { param, piece, at, state, statistics, updates } in &mut owned {
-                if piece.elements() == 0 {
+    pub(super) fn update(&mut self, instruction: &Instruction) {
+        let (gradients, weights) = (instruction.reads[0], instruction.writes[0].to.tensor);
+        let id = self.bucket_of(weights);
+        let last = id.0 as usize + 1 == self.class().buckets.len();
+        self.store.keep_version(weights);
+        if !self.leaves_out() {
+            let optimizer = self.compensated(self.parameters.optimizer, id);
+            let mut owned = std::mem::take(&mut self.parameters.owned[id.0 as usize]);
+            let mut values = self.store.take(weights, 0).expect("weights are there all the time");
+            let start = self.parameters.origins[weights.0 as usize];
+            self.note_before_update(instruction, id, values.as_f32());
+            let read = self.take_sums(instruction);
+            let mut sums = read.as_ref().map_or(&[][..], |(_, sums)| sums.as_f32());
+            let last_round = optimizer.rounds().checked_sub(1);
+            for part in &mut owned {
+                let len = |round| optimizer.statistics_len(&part.piece.block, round);
+                let statistics = match last_round {
+                    Some(round) => sums.split_off(..len(round)).expect("sums of the last round"),
+                    None => &[],
+                };
+                if part.piece.elements() == 0 {
                     continue;
                 }
-                let gradient = self.gradient(bucket, at);
-                let mut state = slices(state);
-                let weights = &mut weights.as_f32_mut()[at.start - start..at.end - start];
-                let piece: &Piece = piece;
-                let optimizer = self.decaying(optimizer, *param);
-                let step = self.step(bucket, *updates);
-                optimizer.apply(step, piece, weights, gradient, &mut state, statistics);
-                *updates += 1;
+                let mut state = self.take_state(part);
+                let gradient = self.gradient(gradients, &part.at);
+                let weights = &mut values.as_f32_mut()[part.at.start - start..part.at.end - start];
+                let optimizer = self.decaying(optimizer, part.param);
+                let step = self.step(id, part.updates);
+                let piece: &Piece = &part.piece;
+                {
+                    let state = &mut slices(&mut state);
+                    optimizer.apply(step, piece, weights, gradient, state, statistics);
+                }
+                self.put_state(state);
+                part.updates += 1;
             }
-            self.parameters.corrections.after(index, weights.as_f32(), decay, acts);
-            self.parameters.weights.resident[index] = weights;
-            self.parameters.owned[index] = owned;
+            self.note_after_update(instruction, id, values.as_f32());
+            self.store.put(weights, 0, values);
+            self.put_sums(read);
+            self.parameters.owned[id.0 as usize] = owned;
         }
         if last {
-            self.parameters.forget_gradients();
+            self.parameters.sums.end_all();
         }
     }
 }
 
-/// The state of one parameter; no optimizer has more than two tensors of it.
-fn slices(state: &mut [Buffer]) -> SmallVec<[&mut [f32]; 2]> {
-    state.iter_mut().map(Buffer::as_f32_mut).collect()
+/// The parts of state tensors that were taken out.
+fn slices(taken: &mut Taken) -> SmallVec<[&mut [f32]; 2]> {
+    taken.iter_mut().map(|(_, range, buffer)| &mut buffer.as_f32_mut()[range.clone()]).collect()
 }

@@ -1,0 +1,164 @@
+//! Ways of keeping replicas of parameters equal, one file each.
+//!
+//! A way decides which tensors ranks hold of a bucket and which instructions stand around their uses.
+//! Whatever else wants to know what a rank holds (memory, simulation, execution, checkpoints) reads the
+//! program's tensors.
+
+mod all_reduce;
+mod zero;
+
+use std::fmt::Debug;
+
+use shardloom_collectives::Algorithm;
+use shardloom_graph::Reduction;
+use shardloom_plan::{Axis, Plan, Precision};
+
+pub use all_reduce::AllReduce;
+pub use zero::Zero;
+
+use crate::{
+    Action, BucketId, Collective, Content, Copies, Extent, Format, Group, Initial, Instruction,
+    Keep, Shape, Tensor, TensorId, View, Window,
+};
+
+/// A bucket of parameters whose tensors are yet to be decided.
+#[derive(Clone, Debug)]
+pub struct Unheld<'a> {
+    /// Its number in its class.
+    pub id: BucketId,
+    /// For people: the blocks it covers.
+    pub name: &'a str,
+    /// Local elements.
+    pub elements: usize,
+    /// Mesh axes over which replicas train on different samples or positions, none of width one.
+    pub replicas: &'a [Axis],
+    /// The plan's number formats.
+    pub precision: Precision,
+}
+
+/// The tensors that ranks hold of a bucket for the sake of its replicas.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replicated {
+    /// The weights that last: all of them, or shards to gather from.
+    pub weights: TensorId,
+    /// The weights that operators read, all of them; the same as those that last, or gathered for use.
+    pub used: TensorId,
+    /// The gradients that operators add to, of all weights.
+    pub written: TensorId,
+    /// The reduced gradients that the optimizer reads: of those weights that the rank updates.
+    pub reduced: View,
+    /// The weights that the rank updates.
+    pub updated: View,
+}
+
+/// The tensors that ranks hold of a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// What they hold for the sake of its replicas.
+    pub replicated: Replicated,
+    /// What an update changes besides those weights: master weights, what corrections for delayed
+    /// gradients keep, the optimizer's state.
+    pub state: Vec<TensorId>,
+    /// The optimizer's statistics, one tensor for each round.
+    pub statistics: Vec<TensorId>,
+    /// Copies of what an update changes, where updates are validated later: of the updated weights, and of
+    /// each of `state`.
+    pub backups: Vec<TensorId>,
+}
+
+/// A way of keeping replicas equal.
+pub trait Synchronisation: Debug {
+    /// The tensors that ranks hold of `bucket`, added to `tensors`.
+    fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated;
+
+    /// What makes the weights that operators read out of those that last, before each run of uses; none if
+    /// they are the same.
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction>;
+
+    /// What reduces the gradients that operators added to, once they are whole.
+    fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
+
+    /// Whether weights are gathered block by block, so that no bucket has more than one block.
+    fn gathers_blocks(&self) -> bool;
+
+    /// Whether gradients are reduced after each pass that adds to them, and not only after the last before
+    /// an update.
+    fn reduces_each_pass(&self) -> bool;
+
+    /// What makes all weights those that were updated, after the update.
+    fn after_update(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
+}
+
+/// The plan's way for what has replicas.
+pub(crate) fn way(plan: &Plan) -> Box<dyn Synchronisation> {
+    let algorithm = plan.sync.algorithm;
+    match plan.sync.zero {
+        0 => Box::new(AllReduce { algorithm }),
+        stage => Box::new(Zero { stage, algorithm }),
+    }
+}
+
+impl Unheld<'_> {
+    /// A flat tensor of this bucket.
+    pub fn flat(
+        &self,
+        name: &str,
+        extent: Extent,
+        format: Format,
+        keep: Keep,
+        content: Content,
+    ) -> Tensor {
+        Tensor {
+            name: format!("{} {name}", self.name),
+            shape: Shape::Flat(extent),
+            format,
+            keep,
+            copies: Copies::One,
+            content,
+            bucket: Some(self.id),
+        }
+    }
+
+    /// The weights of this bucket that last. They are saved, unless the optimizer updates a copy in full
+    /// precision, from which they are rebuilt.
+    pub fn weights(&self, extent: Extent) -> Tensor {
+        let keep = match self.precision.master {
+            true => Keep::Resident,
+            false => Keep::State(Initial::Drawn),
+        };
+        let format = Format::of_number(self.precision.compute);
+        self.flat("weights", extent, format, keep, Content::Weight)
+    }
+
+    /// Gradients of this bucket.
+    pub fn gradients(&self, name: &str, extent: Extent, keep: Keep) -> Tensor {
+        let format = Format::of_number(self.precision.gradients);
+        self.flat(name, extent, format, keep, Content::Gradient)
+    }
+
+    /// A collective over the replicas of this bucket.
+    pub fn over_replicas(
+        &self,
+        kind: Collective,
+        algorithm: Algorithm,
+        read: View,
+        write: View,
+    ) -> Instruction {
+        let group = Group::Mesh(self.replicas.to_vec());
+        Instruction::new(Action::Collective { kind, group, algorithm }, [read], [write])
+    }
+}
+
+/// The sum over members.
+pub(crate) const SUM: Collective = Collective::AllReduce(Reduction::Sum);
+
+/// The rank's share of a flat tensor.
+pub(crate) fn share(tensor: TensorId) -> View {
+    View { tensor, window: Window::Share }
+}
+
+/// Adds a tensor to a list.
+pub(crate) fn add(tensors: &mut Vec<Tensor>, tensor: Tensor) -> TensorId {
+    tensors.push(tensor);
+    TensorId(tensors.len() as u32 - 1)
+}

@@ -1,0 +1,87 @@
+//! ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 5): replicas share the optimizer's state
+//! (stage 1), the gradients as well (stage 2), and the weights as well (stage 3).
+//!
+//! Which stage it is shows in which tensors are shares, and which are there only while they are used.
+
+use shardloom_collectives::Algorithm;
+use shardloom_graph::Reduction;
+
+use super::{Replicated, Synchronisation, Unheld, add, share};
+use crate::{Collective, Content, Extent, Format, Instruction, Keep, Mode, Tensor, View};
+
+/// Replicas that each update a share of a bucket.
+#[derive(Clone, Copy, Debug)]
+pub struct Zero {
+    /// ZeRO stage, 1 to 3.
+    pub stage: u8,
+    /// The collectives' algorithm.
+    pub algorithm: Algorithm,
+}
+
+const GATHER: Collective = Collective::AllGather { axis: 0 };
+const SCATTER: Collective = Collective::ReduceScatter { axis: 0, reduction: Reduction::Sum };
+
+impl Synchronisation for Zero {
+    fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
+        let whole = Extent::Exactly(bucket.elements);
+        let (weights, used, updated) = match self.stage {
+            3.. => {
+                let weights = add(tensors, bucket.weights(Extent::Share));
+                let format = Format::of_number(bucket.precision.compute);
+                let (name, keep) = ("gathered weights", Keep::Transient);
+                let gathered = bucket.flat(name, whole, format, keep, Content::Weight);
+                (weights, add(tensors, gathered), View::whole(weights))
+            }
+            _ => {
+                let weights = add(tensors, bucket.weights(whole));
+                (weights, weights, share(weights))
+            }
+        };
+        let (written, reduced) = match self.stage {
+            2.. => {
+                let shard = bucket.gradients("gradients", Extent::Share, Keep::Resident);
+                let shard = add(tensors, shard);
+                let whole = bucket.gradients("whole gradients", whole, Keep::Transient);
+                (add(tensors, whole), View::whole(shard))
+            }
+            _ => {
+                let written = bucket.gradients("gradients", whole, Keep::Resident);
+                let written = add(tensors, written);
+                (written, share(written))
+            }
+        };
+        Replicated { weights, used, written, reduced, updated }
+    }
+
+    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction> {
+        let (shard, gathered) = (View::whole(held.weights), View::whole(held.used));
+        (held.weights != held.used)
+            .then(|| bucket.over_replicas(GATHER, self.algorithm, shard, gathered))
+    }
+
+    fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
+        let whole = View::whole(held.written);
+        let scatter = bucket.over_replicas(SCATTER, self.algorithm, whole, held.reduced);
+        vec![match held.reduced.tensor == held.written {
+            true => scatter,
+            // A shard takes in each micro-batch, and the whole is done with.
+            false => scatter.with_mode(Mode::AddUnlessFirst).freeing([held.written]),
+        }]
+    }
+
+    fn gathers_blocks(&self) -> bool {
+        self.stage >= 3
+    }
+
+    fn reduces_each_pass(&self) -> bool {
+        self.stage >= 2
+    }
+
+    fn after_update(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
+        let weights = View::whole(held.weights);
+        match held.weights == held.used {
+            true => vec![bucket.over_replicas(GATHER, self.algorithm, held.updated, weights)],
+            false => vec![],
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! What a rank holds: every tensor of a program, lasting or passing, is named.
+//!
+//! Memory is the sum over tensors. What is saved, loaded and resharded are those that [`Keep::State`]
+//! says, by the [parameters](crate::WeightParam) that lie in them. Nobody else decides what a rank
+//! holds.
+
+use std::ops::Range;
+
+use shardloom_graph::DType;
+use shardloom_plan::{Kept, Number, Precision};
+
+use crate::{BucketId, Class, ParamId};
+
+/// Identifies a tensor of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId(pub u32);
+
+/// How one element is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Format {
+    /// 32-bit floating point.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit floating point.
+    F16,
+    /// 64-bit floating point: sums of squares over all parameters.
+    F64,
+    /// 32-bit unsigned integers: tokens and class labels.
+    U32,
+    /// Bytes: dropout masks.
+    U8,
+}
+
+impl Format {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Format::F64 => 8,
+            Format::F32 | Format::U32 => 4,
+            Format::Bf16 | Format::F16 => 2,
+            Format::U8 => 1,
+        }
+    }
+
+    /// How a plan's numbers are stored.
+    pub fn of_number(number: Number) -> Format {
+        match number {
+            Number::Fp32 => Format::F32,
+            Number::Bf16 => Format::Bf16,
+            Number::Fp16 => Format::F16,
+        }
+    }
+
+    /// How a value of the graph is stored where the plan computes in `precision`.
+    pub fn of_value(dtype: DType, precision: Precision) -> Format {
+        match dtype {
+            DType::Real => Format::of_number(precision.compute),
+            DType::Float => Format::F32,
+            DType::Index => Format::U32,
+            DType::Mask => Format::U8,
+        }
+    }
+}
+
+/// What a tensor begins with where no checkpoint has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Initial {
+    /// The parameters' initial values, as the graph says.
+    Drawn,
+    /// The weights, as they are given or drawn.
+    Weights,
+    /// Zeros.
+    Zero,
+}
+
+/// How long a tensor is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Keep {
+    /// For the whole run, and saved in checkpoints.
+    State(Initial),
+    /// For the whole run, but rebuilt and not saved.
+    Resident,
+    /// From the first instruction that writes it to the one that frees it.
+    Transient,
+}
+
+/// How many copies of a tensor there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Copies {
+    /// One.
+    One,
+    /// One for each micro-batch that is under way.
+    PerMicrobatch,
+    /// So many versions: the newest, and those before the last updates.
+    Versions(u32),
+}
+
+/// What a tensor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Content {
+    /// A value of a micro-batch, or the gradient of one.
+    Activation,
+    /// Parts side by side, as a collective takes or leaves them.
+    Staging,
+    /// Weights that operators read, or the shards that they are gathered from.
+    Weight,
+    /// Weights in full precision that the optimizer updates.
+    MasterWeight,
+    /// Gradients of weights.
+    Gradient,
+    /// The n-th tensor that the optimizer keeps.
+    OptimizerState(u8),
+    /// Weights before their last update, for linear weight prediction.
+    PreviousWeight,
+    /// Mean changes of weights from update to update, for PipeMare's discrepancy correction.
+    WeightVelocity,
+    /// A weight moved along its velocity, for the instruction that reads it.
+    ExtrapolatedWeight,
+    /// Sums of a round of the optimizer's statistics.
+    Statistics,
+    /// The squared norm of gradients.
+    Norm,
+    /// What an update has changed, as it was before, until the update is validated.
+    Backup,
+}
+
+/// How many elements of a flat tensor a position has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// So many, everywhere.
+    Exactly(usize),
+    /// Its share of the bucket.
+    Share,
+    /// What is kept of one parameter, or of as much of it as lies in the position's share of the bucket.
+    OfParam {
+        /// The parameter.
+        param: ParamId,
+        /// A number for each of its elements, or so many where there is any.
+        kept: Kept,
+        /// Whether only the position's share counts.
+        shared: bool,
+    },
+}
+
+/// The shape of a tensor on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// The same at all positions of the mesh.
+    Local(Vec<usize>),
+    /// A run of elements of a bucket.
+    Flat(Extent),
+}
+
+/// A tensor that ranks of a class hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// For people.
+    pub name: String,
+    /// How large it is.
+    pub shape: Shape,
+    /// How its elements are stored.
+    pub format: Format,
+    /// How long it is there.
+    pub keep: Keep,
+    /// How many of it there are.
+    pub copies: Copies,
+    /// What it holds.
+    pub content: Content,
+    /// The parameters that it belongs to; none of values and the norm.
+    pub bucket: Option<BucketId>,
+}
+
+impl Tensor {
+    /// Whether it is a value of a micro-batch, of which only one operator body knows.
+    pub fn is_activation(&self) -> bool {
+        matches!(self.content, Content::Activation)
+    }
+
+    /// Whether it passes with a micro-batch.
+    pub fn is_passed_on(&self) -> bool {
+        self.copies == Copies::PerMicrobatch
+    }
+
+    /// Its shape, if that is the same everywhere and has axes.
+    pub fn local_shape(&self) -> &[usize] {
+        match &self.shape {
+            Shape::Local(shape) => shape,
+            Shape::Flat(_) => &[],
+        }
+    }
+}
+
+/// Which part of a tensor an instruction touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Window {
+    /// All that the rank holds of it.
+    Whole,
+    /// One parameter of a flat tensor that holds the whole bucket.
+    Param(ParamId),
+    /// The rank's share of a flat tensor that holds the whole bucket.
+    Share,
+}
+
+/// A part of a tensor, as an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct View {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Which part of it.
+    pub window: Window,
+}
+
+impl View {
+    /// All of a tensor.
+    pub fn whole(tensor: TensorId) -> View {
+        View { tensor, window: Window::Whole }
+    }
+}
+
+/// What becomes of what was there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Mode {
+    /// It is overwritten.
+    Set,
+    /// It is added to.
+    Add,
+    /// It is added to, but for the first write of a parameter since the sum was used, which overwrites.
+    AddUnlessFirst,
+}
+
+/// A part of a tensor that an instruction writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// Where to.
+    pub to: View,
+    /// What becomes of what was there.
+    pub mode: Mode,
+}
+
+impl Write {
+    /// A write that overwrites.
+    pub fn set(to: View) -> Write {
+        Write { to, mode: Mode::Set }
+    }
+}
+
+impl Class {
+    /// One tensor.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.0 as usize]
+    }
+
+    /// All tensors with their ids.
+    pub fn tensors(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        self.tensors.iter().enumerate().map(|(index, tensor)| (TensorId(index as u32), tensor))
+    }
+
+    /// Elements of one copy of a tensor at a position of the mesh.
+    pub fn elements(&self, id: TensorId, position: usize) -> usize {
+        let tensor = self.tensor(id);
+        match &tensor.shape {
+            Shape::Local(shape) => shape.iter().product(),
+            Shape::Flat(Extent::Exactly(elements)) => *elements,
+            Shape::Flat(extent) => {
+                let bucket = tensor.bucket.expect("shares are of buckets");
+                let share = self.shard_range(self.bucket(bucket), position);
+                match *extent {
+                    Extent::Exactly(elements) => elements,
+                    Extent::Share => share.len(),
+                    Extent::OfParam { param, kept, shared } => {
+                        let whole = self.param(param).range();
+                        let here = if shared { overlap(&share, &whole) } else { whole };
+                        match kept {
+                            Kept::PerElement => here.len(),
+                            Kept::PerParameter(_) if here.is_empty() => 0,
+                            Kept::PerParameter(elements) => elements,
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes of one copy of a tensor at a position of the mesh.
+    pub fn tensor_bytes(&self, id: TensorId, position: usize) -> u64 {
+        (self.elements(id, position) * self.tensor(id).format.bytes()) as u64
+    }
+
+    /// The elements of its tensor that a view covers at a position.
+    pub fn view_range(&self, view: View, position: usize) -> Range<usize> {
+        match view.window {
+            Window::Whole => 0..self.elements(view.tensor, position),
+            Window::Param(param) => self.param(param).range(),
+            Window::Share => {
+                let bucket = self.tensor(view.tensor).bucket.expect("shares are of buckets");
+                self.shard_range(self.bucket(bucket), position)
+            }
+        }
+    }
+
+    /// The elements of its bucket that a view covers at a position, of a tensor with one element for each
+    /// of the bucket's or of the position's share.
+    pub fn bucket_range(&self, view: View, position: usize) -> Range<usize> {
+        let tensor = self.tensor(view.tensor);
+        match (&tensor.shape, view.window) {
+            (Shape::Flat(Extent::Share), Window::Whole) => {
+                let bucket = tensor.bucket.expect("shares are of buckets");
+                self.shard_range(self.bucket(bucket), position)
+            }
+            _ => self.view_range(view, position),
+        }
+    }
+
+    /// Whether a view has another size at another position.
+    pub fn differs(&self, view: View) -> bool {
+        let shape = &self.tensor(view.tensor).shape;
+        let whole = matches!(shape, Shape::Local(_) | Shape::Flat(Extent::Exactly(_)));
+        view.window == Window::Share || !whole
+    }
+
+    /// Bytes of a view at a position.
+    pub fn view_bytes(&self, view: View, position: usize) -> u64 {
+        (self.view_range(view, position).len() * self.tensor(view.tensor).format.bytes()) as u64
+    }
+
+    /// The local shape of an operand of an operator.
+    pub fn shape(&self, view: View) -> &[usize] {
+        match view.window {
+            Window::Param(param) => &self.param(param).shape,
+            Window::Whole | Window::Share => self.tensor(view.tensor).local_shape(),
+        }
+    }
+}
+
+/// The indices that two ranges share.
+pub(crate) fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+    let start = one.start.max(other.start);
+    start..one.end.min(other.end).max(start)
+}
