@@ -2,6 +2,8 @@
 
 mod scenario;
 
+use std::collections::BTreeSet;
+
 use scenario::{cores, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
@@ -9,7 +11,9 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{Optimizer, Precision, Uniform};
 use shardloom_program::timeline::{Activity, Picos};
-use shardloom_program::{Action, Cargo, ClassId, Exchange, Group, Instruction, Program};
+use shardloom_program::{
+    Action, Cargo, Change, ClassId, Exchange, Group, Instruction, Operand, Program,
+};
 use shardloom_sim::{CostModel, Options, SimError, simulate};
 
 /// What `cores` move per second.
@@ -260,4 +264,48 @@ fn what_leaves_a_node_together_shares_its_uplink() {
     let Cargo::Value(value) = route.cargo else { panic!("activations go first") };
     let label = format!("send {}", graph.value(value).name);
     assert_eq!(lengths(Activity::Send, &label), [message; 2]);
+}
+
+/// What cores move to bring parts of tensors side by side, or shards into and out of whole buckets.
+#[test]
+fn staging_passes_what_a_collective_takes_and_leaves() {
+    let graph = gpt(2, false);
+    let mut plan = uniform(1, 2, 2, 1);
+    plan.precision = Precision::FP32;
+    plan.sequence_parallel = true;
+    plan.sync.zero = 3;
+    let program = lowered(&graph, &plan);
+    let class = &program.classes[0];
+    let staging = |cluster: &Cluster, of: &Instruction| {
+        let costs = CostModel::new(&graph, cluster, &program);
+        costs.staging_seconds(ClassId(0), 0, of).expect("it has a cost")
+    };
+    let elements = |operand: Operand| class.shape(operand).iter().product::<usize>() as f64;
+    let half = |bucket| class.bucket(bucket).elements.div_ceil(2) as f64;
+    let mut found = BTreeSet::new();
+    for instruction in class.bodies.iter().flat_map(|body| &body.instructions) {
+        let (name, bytes) = match instruction.action {
+            // Read and written: a shard.
+            Action::Gather { bucket } => ("gather", 2.0 * 4.0 * half(bucket)),
+            // A shard is added to what is there.
+            Action::Reduce { bucket, scatter: true, .. } => ("reduce", 3.0 * 4.0 * half(bucket)),
+            Action::Redistribute { change: Change::AllGather { .. }, .. } => {
+                ("all-gather", 2.0 * 4.0 * elements(instruction.writes[0].to))
+            }
+            Action::Redistribute { change: Change::ReduceScatter { .. }, .. } => {
+                ("reduce-scatter", 2.0 * 4.0 * elements(instruction.reads[0]))
+            }
+            Action::Redistribute { .. } | Action::Norm { .. } => ("", 0.0),
+            _ => continue,
+        };
+        found.insert(name);
+        let seconds = staging(&cores(4), instruction);
+        match bytes {
+            0.0 => assert_eq!(seconds, 0.0),
+            _ => close(seconds, bytes / MEMORY),
+        }
+        // Copy engines do it on the way.
+        assert_eq!(staging(&h100(4), instruction), 0.0);
+    }
+    assert_eq!(found.len(), 5, "{found:?}");
 }
