@@ -7,7 +7,9 @@ use shardloom_plan::{
     DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, StageReplicas, Sync,
     Uniform, Weights, pipelines_in_turn,
 };
-use shardloom_program::{Action, BodyKind, Class, Program, RouteId, StreamItem, lower};
+use shardloom_program::{
+    Action, BodyKind, Class, Instruction, Ledger, Program, RouteId, StreamItem, lower,
+};
 
 const STAGES: usize = 4;
 
@@ -163,4 +165,42 @@ fn without_flush_there_is_no_time_to_validate() {
     assert_eq!(plan.weights, Weights::Stash);
     let error = lower(&graph, &plan, STAGES).expect_err("it has no flush").to_string();
     assert!(error.starts_with("post_validation = true: "), "{error}");
+}
+
+#[test]
+fn every_position_keeps_its_own_share_of_what_it_updates() {
+    let graph = graph();
+    // Adam's two moments and the weight, or its master copy, four bytes each.
+    for (zero, precision) in [(0, Precision::FP32), (1, Precision::FP32), (2, Precision::MIXED)] {
+        let mesh = Mesh { dp: 3, cp: 1, tp: 1 };
+        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, mesh);
+        (plan.global_batch, plan.sync.zero, plan.precision) = (24, zero, precision);
+        let program = lowered(&graph, &plan);
+        let mut uneven = false;
+        for class in program.classes.iter().filter(|class| class.updates_early()) {
+            for (id, bucket) in class.buckets() {
+                let (least, longer) = (bucket.elements / 3, bucket.elements % 3);
+                uneven |= zero > 0 && longer > 0;
+                for position in 0..3 {
+                    let elements = match zero {
+                        0 => bucket.elements,
+                        _ => least + usize::from(position < longer),
+                    };
+                    let bytes = class.backup_bytes(&program, id, position);
+                    assert_eq!(bytes, 12 * elements as u64, "{} of {position}", bucket.name);
+                    // What memory is counted and booked by.
+                    let mut ledger = Ledger::new(&program, class, position);
+                    let held = ledger.live_bytes();
+                    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+                    let backup = |it: &&Instruction| it.action == Action::Backup { bucket: id };
+                    ledger.begin(instructions.clone().find(backup).expect("it is kept"), None);
+                    assert_eq!(ledger.live_bytes() - held, bytes);
+                    let validate = |it: &&Instruction| it.action == Action::Validate;
+                    ledger.end(instructions.clone().find(validate).expect("it ends"), None);
+                    assert_eq!(ledger.live_bytes(), held);
+                }
+            }
+        }
+        assert!(uneven || zero == 0, "shares of all positions are equal");
+    }
 }
