@@ -7,8 +7,9 @@ use shardloom_plan::{
     DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, StageReplicas, Sync,
     Uniform, Weights, pipelines_in_turn,
 };
+use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
-    Action, BodyKind, Class, Instruction, Ledger, Program, RouteId, StreamItem, lower,
+    Action, BodyKind, Class, Instruction, Ledger, Program, RouteId, StreamItem, Tenant, lower,
 };
 
 const STAGES: usize = 4;
@@ -203,4 +204,38 @@ fn every_position_keeps_its_own_share_of_what_it_updates() {
         }
         assert!(uneven || zero == 0, "shares of all positions are equal");
     }
+}
+
+#[test]
+fn the_place_of_a_copy_holds_the_largest_share_of_any_position() {
+    let graph = graph();
+    // Rows and columns of every parameter that a position owns part of, so that shares differ.
+    let optimizer = Optimizer::Adafactor {
+        decay_exponent: 0.8,
+        clip: 1.0,
+        least_parameter_rms: 1e-3,
+        weight_decay: 0.0,
+    };
+    let mut later_is_larger = false;
+    for dp in [2, 3, 5, 7] {
+        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh { dp, cp: 1, tp: 1 });
+        (plan.global_batch, plan.sync.zero, plan.optimizer) = (8 * dp as usize, 1, optimizer);
+        let program = lowered(&graph, &plan);
+        for class in program.classes.iter().filter(|class| class.updates_early()) {
+            let buffers = BufferPlan::new(&program, class);
+            for item in &class.stream {
+                for (index, instruction) in (0u32..).zip(&class.body(item.body).instructions) {
+                    let Action::Backup { bucket } = instruction.action else { continue };
+                    let row = buffers.row(item, 0);
+                    let place = buffers.find(item.body, row, index, Tenant::Backup(bucket));
+                    let place = buffers.place(place.expect("a copy has a place"));
+                    let of = |position| class.backup_bytes(&program, bucket, position);
+                    let bytes: Vec<u64> = (0..dp as usize).map(of).collect();
+                    assert_eq!(Some(&place.bytes), bytes.iter().max(), "{bytes:?}");
+                    later_is_larger |= place.bytes > bytes[0];
+                }
+            }
+        }
+    }
+    assert!(later_is_larger, "the first position's share is always the largest");
 }

@@ -9,10 +9,12 @@ use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
-use shardloom_plan::{Optimizer, Precision, Uniform};
+use shardloom_plan::{
+    Corrections, Optimizer, Plan, Precision, Prediction, ScheduleKind, Uniform, Weights,
+};
 use shardloom_program::timeline::{Activity, Picos};
 use shardloom_program::{
-    Action, Cargo, Change, ClassId, Exchange, Group, Instruction, Operand, Program,
+    Action, Cargo, Change, ClassId, Exchange, Group, Instruction, Operand, Program, lower,
 };
 use shardloom_sim::{CostModel, Options, SimError, simulate};
 
@@ -308,4 +310,82 @@ fn staging_passes_what_a_collective_takes_and_leaves() {
         assert_eq!(staging(&h100(4), instruction), 0.0);
     }
     assert_eq!(found.len(), 5, "{found:?}");
+}
+
+#[test]
+fn an_update_also_passes_what_it_keeps_of_older_weights_and_for_corrections() {
+    let graph = gpt(2, false);
+    let corrections = |prediction, discrepancy| Weights::Newest {
+        corrections: Corrections { prediction, discrepancy, ..Corrections::default() },
+    };
+    let moved = corrections(Some(Prediction::Weights), None);
+    let both = corrections(Some(Prediction::Weights), Some(0.1));
+    let plain = corrections(None, None);
+    for (schedule, weights, kept) in [
+        // An older version is a copy of the weights: read and written.
+        (ScheduleKind::PipeDream, Weights::Stash, 8),
+        (ScheduleKind::PipeMare, plain, 0),
+        // The weights before the update, or the mean velocity, are read and written, and weights read.
+        (ScheduleKind::PipeMare, moved, 12),
+        (ScheduleKind::PipeMare, both, 24),
+    ] {
+        let uniform = Uniform {
+            schedule,
+            precision: Precision::FP32,
+            optimizer: Optimizer::sgd(0.9),
+            clip_norm: None,
+            ..uniform(2, 1, 1, 1)
+        };
+        let plan = Plan { weights, ..uniform.plan(&graph, "gpt", "cluster") };
+        let program = lower(&graph, &plan, 2).expect("the plan fits");
+        let cluster = cores(2);
+        let costs = CostModel::new(&graph, &cluster, &program);
+        for (id, class) in program.classes() {
+            let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+            for update in instructions.filter(|it| matches!(it.action, Action::Update { .. })) {
+                let Action::Update { bucket } = update.action else { continue };
+                // The last stage runs no pass late.
+                let kept = if id == ClassId(0) { kept } else { 0 };
+                let bytes = class.bucket(bucket).elements * (4 + 8 + 8 + kept);
+                let found = costs.local_seconds(id, 0, update).expect("it has a cost");
+                close(found, bytes as f64 / MEMORY);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_update_of_a_master_copy_also_writes_the_weights_in_use() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let cluster = h100(1);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let update = find(&program, |action| matches!(action, Action::Update { .. }));
+    let Action::Update { bucket } = update.action else { unreachable!("it is an update") };
+    let elements = program.classes[0].bucket(bucket).elements as f64;
+    // Gradients and the two moments in 32 bits, the master read and written, bf16 weights written.
+    let bytes = elements * (4.0 + 2.0 * 8.0 + 2.0 * 4.0 + 2.0);
+    let expected = device.memory_bound_seconds("update.adamw", elements, bytes);
+    close(seconds(&graph, &cluster, &program, update), expected);
+}
+
+#[test]
+fn fused_attention_skips_the_half_that_a_causal_mask_hides() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let cluster = h100(1);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let (peak, reached) = (
+        device.peak_flops(Format::Bf16).expect("it computes in bf16"),
+        device.fused_attention.expect("it has fused attention"),
+    );
+    // Eight heads of eight numbers over 32 positions of one sample.
+    let flops = 2.0 * 8.0 * 32.0 * 32.0 * 8.0;
+    let probabilities = |kind: &OpKind| matches!(kind, OpKind::AttentionProbs { causal: true, .. });
+    let forward = find(&program, computes(&graph, Pass::Forward, probabilities));
+    let expected = device.launch_seconds + 0.5 * flops / (peak * reached);
+    close(seconds(&graph, &cluster, &program, forward), expected);
+    let backward = find(&program, computes(&graph, Pass::Input, probabilities));
+    let expected = device.launch_seconds + 0.5 * 2.0 * flops / (peak * reached);
+    close(seconds(&graph, &cluster, &program, backward), expected);
 }
