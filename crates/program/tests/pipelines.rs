@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use shardloom_collectives::{Algorithm, Kind, Member, plan as collective};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
@@ -435,4 +436,27 @@ fn two_versions_are_refused_where_some_stage_would_run_further_ahead_than_one_st
             }
         }
     }
+}
+
+#[test]
+fn each_owner_of_a_stage_sends_its_own_part_of_a_reduction() {
+    let program = in_turns(&[2, 3, 1], false).expect("a program");
+    let mut unlike = 0;
+    for (id, class) in program.classes() {
+        let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+        for instruction in instructions {
+            let Action::Reduce { bucket, group: Group::Homes(owners), .. } = &instruction.action
+            else {
+                continue;
+            };
+            let elements = class.bucket(*bucket).elements;
+            let list = collective(Kind::AllReduce, Algorithm::Ring, owners.len() as u32, elements)
+                .expect("a ring of all sizes");
+            let sends = |member: usize| (4 * list.sent_elements(Member(member as u32))) as u64;
+            let own = owners.iter().position(|&owner| owner == id).expect("it is one of them");
+            assert_eq!(program.instruction_sent_bytes(id, 0, instruction), sends(own));
+            unlike += usize::from(sends(own) != sends(0));
+        }
+    }
+    assert!(unlike > 0, "all owners send as much as the first");
 }
