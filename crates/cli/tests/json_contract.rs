@@ -226,3 +226,20 @@ fn reports_and_traces_are_written_once() {
     place.run(&format!("{train} --json")).refuses("file", "--force");
     place.run(&format!("{train} --force")).succeeds();
 }
+
+/// A full disk is no mistake in the arguments.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_written_is_a_failed_run_and_not_refused_input() {
+    let place = Place::new();
+    for arguments in ["methods --json", "schedule 1f1b --stages 2 --microbatches 2 --json"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
+        let output = place.command(arguments).stdout(full).output().expect("the program starts");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        let outcome = place.outcome(arguments, output.status.code(), String::new(), stderr);
+        outcome.check(outcome.status == Some(1), "exit status is not 1");
+        let error: Value = serde_json::from_str(&outcome.stderr).unwrap_or_default();
+        outcome.check(error["error"]["kind"] == "file", "another kind of error");
+        outcome.check(error["error"]["where"] == "standard output", "another place");
+    }
+}

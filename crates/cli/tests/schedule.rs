@@ -166,6 +166,25 @@ fn slow_messages_lower_the_steady_utilisation() {
 }
 
 #[test]
+fn messages_are_said_not_to_queue() {
+    let place = Place::new();
+    let arguments = "schedule afab --stages 2 --microbatches 4 --backward 1";
+    // The last forward pass ends at 4 and its message arrives at 7; were it the fourth in a queue, at 13.
+    let outcome = place.run(&format!("{arguments} --message 3"));
+    insta::assert_snapshot!(outcome.succeeds().stdout, @r"
+    0 │ F0 F1 F2 F3 ·  ·  ·  ·  ·  ·  ·  ·  B3 B2 B1 B0
+    1 │ ·  ·  ·  ·  F0 F1 F2 F3 B3 B2 B1 B0 ·  ·  ·  ·
+    F forward  B backward  · idle
+    messages take 3 each and do not queue, however many are under way
+    makespan 16, bubble 50.0%, utilisation 50.0%
+    largest bubble between a device's own first and last pass: 50.0%
+    most micro-batches in flight, by device: 4, 4
+    ");
+    let outcome = place.run(arguments).succeeds();
+    outcome.check(!outcome.stdout.contains("messages"), "there are none");
+}
+
+#[test]
 fn halves_of_backward_passes_have_their_own_times() {
     let answer = drawn("1f1b --stages 2 --microbatches 2 --input 1.5 --weight 0.25");
     assert_eq!(answer["makespan"], 3.0 * 2.75);

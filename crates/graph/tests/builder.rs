@@ -236,3 +236,24 @@ fn an_operator_with_a_gradient_of_each_operand_does_not_read_one_twice() {
     let twice = net.add("twice", a, a).unwrap();
     finish(net, twice, wide, y).unwrap();
 }
+
+#[test]
+fn a_table_s_lookup_touches_as_many_rows_as_there_are_tokens() {
+    for entries in [16, 1600] {
+        let mut net = GraphBuilder::new("net");
+        let [seq, model, vocab] = [("seq", 4), ("model", 8), ("vocab", entries)]
+            .map(|(name, size)| net.dim(name, size).unwrap());
+        let tokens = net.targets("tokens", &[seq]).unwrap();
+        let targets = net.targets("targets", &[seq]).unwrap();
+        net.block("all");
+        let table = net.parameter("table", &[vocab, model], 1, ZEROS).unwrap();
+        let x = net.embed("embed", tokens, table).unwrap();
+        let logits = net.contract("head", x, table, None).unwrap();
+        let loss = net.cross_entropy("loss", logits, targets).unwrap();
+        let graph = net.finish(loss).unwrap();
+        let (id, _) = graph.ops().find(|(_, op)| op.name == "embed").unwrap();
+        let work = work(&graph, id, Pass::Forward, &Extents::global(&graph, 5), 2).unwrap();
+        // Twenty tokens of four bytes, and a row of eight in two bytes each, in and out.
+        assert_eq!((work.bytes, work.elements), (20.0 * (4.0 + 2.0 * 8.0 * 2.0), 160));
+    }
+}

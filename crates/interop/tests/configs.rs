@@ -177,3 +177,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_a_llama_leaves_out_is_as_its_authors_code_has_it() {
+    // transformers, models/llama/configuration_llama.py.
+    let left_out = [
+        ("\"rms_norm_eps\": 1e-05,", ""),
+        ("\"initializer_range\": 0.02,", ""),
+        ("\"rope_theta\": 500000.0,", ""),
+        ("\"tie_word_embeddings\": false,", ""),
+        ("\"num_key_value_heads\": 8,", ""),
+    ];
+    let text = left_out.iter().fold(LLAMA_3_1.to_owned(), |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replacen(from, to, 1)
+    });
+    let spec = read(&text);
+    let Network::Llama(llama) = spec.network() else { panic!("{spec:?}") };
+    assert_eq!((llama.norm_epsilon, llama.init_std, llama.rope_theta), (1e-6, 0.02, 10_000.0));
+    assert_eq!((llama.tied, llama.kv_heads), (false, None));
+}

@@ -205,6 +205,26 @@ impl Optimizer {
 mod tests {
     use super::*;
 
+    #[test]
+    fn adafactor_factors_matrices_and_keeps_vectors_either_way_element_by_element() {
+        let adafactor = Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay: 0.0,
+        };
+        for (rows, columns) in [(1, 12), (12, 1), (1, 1)] {
+            assert_eq!(adafactor.factored_elements(rows, columns, 5), 5);
+            let rounds = [0, 1].map(|round| adafactor.statistics_elements(rows, columns, round));
+            assert_eq!(rounds, [0, 2]);
+        }
+        assert_eq!(adafactor.factored_elements(3, 4, 5), 7);
+        assert_eq!([0, 1].map(|round| adafactor.statistics_elements(3, 4, round)), [7, 2]);
+        for other in [Optimizer::default(), Optimizer::sgd(0.9)] {
+            assert_eq!(other.factored_elements(3, 4, 5), 0);
+        }
+    }
+
     /// What is left of a velocity, and how far a sample's gradient of one has moved a weight, after so
     /// many samples more.
     fn after(samples: usize, batch: usize, rate: f64, momentum: f64) -> (f64, f64) {

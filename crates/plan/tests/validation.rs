@@ -330,6 +330,24 @@ fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
         newest(Corrections { anneal_steps: Some(0), ..Corrections::default() }),
         "weights.anneal_steps = 0: at least 1 step"
     );
+    for optimizer in [Optimizer::sgd(0.0), Optimizer::default()] {
+        let without = |corrections: Corrections| {
+            complaint(|it| {
+                pipemare(it, corrections);
+                it.optimizer = optimizer;
+            })
+        };
+        let rule = "it is defined for optimizer.kind = \"sgd\" with momentum";
+        assert_eq!(
+            without(Corrections { spike: Some(1.0), ..Corrections::default() }),
+            format!("weights.spike = set: {rule}")
+        );
+        let prediction = Some(Prediction::Velocity);
+        assert_eq!(
+            without(Corrections { prediction, ..Corrections::default() }),
+            format!("weights.prediction = velocity: {rule}")
+        );
+    }
 }
 
 #[test]

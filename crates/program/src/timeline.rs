@@ -195,3 +195,39 @@ impl Timeline {
         1.0 - busy / (ranks as f64 * makespan)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interval(lane: Lane, start: u64, end: u64) -> Interval {
+        Interval {
+            lane,
+            activity: Activity::Collective,
+            label: String::new(),
+            microbatch: None,
+            chunk: None,
+            start: Picos(start),
+            end: Picos(end),
+        }
+    }
+
+    #[test]
+    fn what_several_intervals_cover_counts_once() {
+        let (computes, sends, comes) =
+            (Lane::Compute, Lane::CommunicationOut, Lane::CommunicationIn);
+        let intervals = vec![
+            interval(computes, 10, 30),
+            interval(sends, 0, 5),
+            interval(comes, 20, 40),
+            interval(comes, 22, 25),
+            interval(sends, 50, 60),
+        ];
+        let track = Track { intervals, ..Track::default() };
+        assert_eq!(track.covered(|_| true), Picos(5 + 30 + 10));
+        assert_eq!(track.covered(|it| it.lane == sends), Picos(15));
+        assert_eq!(track.busy(), Picos(20));
+        assert_eq!(track.communicating(), Picos(5 + 20 + 3 + 10));
+        assert_eq!(track.covered(|_| false), Picos::ZERO);
+    }
+}

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use shardloom_collectives::{Algorithm, Kind, Member, plan as collective};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
@@ -289,6 +290,11 @@ fn a_written_order_that_runs_ahead_has_a_rule_for_old_weights_and_no_other_has()
 /// Stages whose replicas take micro-batches in turn, updated after each round, of a model whose head may
 /// be tied to the embedding.
 fn in_turns(replicas: &[usize], tied: bool) -> Result<Program, String> {
+    in_turns_with(replicas, tied, Weights::Stash)
+}
+
+/// Likewise, by another rule for old weights.
+fn in_turns_with(replicas: &[usize], tied: bool, weights: Weights) -> Result<Program, String> {
     let spec = format!("gpt:layers=4,hidden={HIDDEN},heads=2,seq={SEQ},vocab=32,tied={tied}");
     let graph = ModelSpec::parse(&spec).and_then(|spec| spec.graph()).expect("a valid model");
     let places = Arrangement::taking_turns(replicas).expect("few turns");
@@ -302,7 +308,7 @@ fn in_turns(replicas: &[usize], tied: bool) -> Result<Program, String> {
         }
         plan.pipeline.push(chain.clone());
     }
-    plan.updates = Updates::Round;
+    (plan.updates, plan.weights) = (Updates::Round, weights);
     lower(&graph, &plan, plan.device_count()).map_err(|error| error.to_string())
 }
 
@@ -339,4 +345,118 @@ fn a_parameter_of_stages_that_update_at_different_times_is_refused() {
     assert!(in_turns(&[2, 2], true).is_ok());
     let error = in_turns(&[1, 2], true).expect_err("12 and 6 updates a step");
     assert!(error.contains("embedding") && error.contains("12 and 6 times"), "{error}");
+}
+
+/// How old the weights of each forward and each last pass are, counted: of steps in the middle of many, as
+/// stage, whether it is a forward, micro-batch, updates before it, and the entry's own lag.
+fn counted_lags(program: &Program) -> Vec<(usize, bool, u32, u32, u32)> {
+    let steps = 2 * program.ahead + 3;
+    let mut counted = vec![];
+    for class in &program.classes {
+        let stage = usize::from(class.stages[0].instance.stage);
+        let mut updates = 0;
+        for (_, item) in program.unrolled(class, steps) {
+            match class.body(item.body).kind {
+                BodyKind::Epilogue => updates += 1,
+                kind => {
+                    let microbatch = item.microbatch.expect("passes have one");
+                    let forward = kind == BodyKind::Forward;
+                    counted.push((stage, forward, microbatch, updates, item.lag));
+                }
+            }
+        }
+    }
+    // Earlier ones would need weights from before the first step.
+    let filled = program.microbatches as u32 * (program.ahead + 1);
+    counted.into_iter().filter(|(_, _, microbatch, ..)| *microbatch >= filled).collect()
+}
+
+#[test]
+fn in_rounds_vertical_sync_runs_every_stage_on_the_gradients_of_the_same_micro_batches() {
+    let mut rounded = 0;
+    for replicas in [&[2, 1][..], &[1, 2], &[2, 3, 1], &[3, 2], &[1, 3, 2]] {
+        let program = in_turns_with(replicas, false, Weights::VerticalSync).expect("a program");
+        let counted = counted_lags(&program);
+        for &(stage, _, microbatch, updates, lag) in &counted {
+            let input = counted.iter().find(|&&(stage, forward, other, ..)| {
+                (stage, forward, other) == (0, true, microbatch)
+            });
+            let &(_, _, _, input_updates, _) = input.expect("the first stage runs all");
+            // Each update of a stage brings the gradients of as many micro-batches as it has replicas.
+            let brought = input_updates as usize * replicas[0];
+            rounded += usize::from(!brought.is_multiple_of(replicas[stage]));
+            let version = (brought / replicas[stage]) as u32;
+            assert_eq!(lag, updates - version, "stage {stage} of {replicas:?}: {microbatch}");
+        }
+    }
+    assert!(rounded > 0, "stages never have to leave out what the first has already");
+}
+
+#[test]
+fn in_rounds_a_stash_keeps_each_forward_s_weights_for_its_backward() {
+    for replicas in [&[2, 1][..], &[2, 3, 1]] {
+        let program = in_turns_with(replicas, false, Weights::Stash).expect("a program");
+        let counted = counted_lags(&program);
+        for &(stage, forward, microbatch, updates, lag) in &counted {
+            let of_forward = counted.iter().find(|&&(other, forward, its, ..)| {
+                (other, forward, its) == (stage, true, microbatch)
+            });
+            let &(_, _, _, before, _) = of_forward.expect("every micro-batch has a forward");
+            let expected = if forward { 0 } else { updates - before };
+            assert_eq!(lag, expected, "stage {stage} of {replicas:?}: {microbatch}");
+        }
+    }
+}
+
+#[test]
+fn two_versions_are_refused_where_some_stage_would_run_further_ahead_than_one_step() {
+    for stages in [2, 3, 4] {
+        for microbatches in 1..=stages {
+            let uniform = Uniform {
+                microbatches,
+                global_batch: microbatches,
+                ..uniform(ScheduleKind::PipeDream, stages)
+            };
+            let mut plan = uniform.plan(&graph(), "model", "local");
+            plan.weights = Weights::DoubleBuffer;
+            let found = lower(&graph(), &plan, stages);
+            // The first stage begins the forward pass of micro-batch k + stages after the backward pass of
+            // k, and before the update with k's gradient if k is not the last of its step.
+            let ahead = (stages + microbatches - 2) / microbatches;
+            match found {
+                Ok(program) => {
+                    assert!(ahead <= 1, "{stages} stages, {microbatches} micro-batches");
+                    assert!(program.classes.iter().all(|class| class.versions() <= 2));
+                }
+                Err(error) => {
+                    assert!(ahead > 1, "{stages} stages, {microbatches} micro-batches");
+                    let said = format!("some stage runs {ahead} steps ahead");
+                    assert!(error.to_string().contains(&said), "{error} and not {said}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn each_owner_of_a_stage_sends_its_own_part_of_a_reduction() {
+    let program = in_turns(&[2, 3, 1], false).expect("a program");
+    let mut unlike = 0;
+    for (id, class) in program.classes() {
+        let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+        for instruction in instructions {
+            let Action::Collective { group: Group::Classes(owners), .. } = &instruction.action
+            else {
+                continue;
+            };
+            let elements = class.view_range(instruction.reads[0], 0).len();
+            let list = collective(Kind::AllReduce, Algorithm::Ring, owners.len() as u32, elements)
+                .expect("a ring of all sizes");
+            let sends = |member: usize| (4 * list.sent_elements(Member(member as u32))) as u64;
+            let own = owners.iter().position(|&owner| owner == id).expect("it is one of them");
+            assert_eq!(program.instruction_sent_bytes(id, 0, instruction), sends(own));
+            unlike += usize::from(sends(own) != sends(0));
+        }
+    }
+    assert!(unlike > 0, "all owners send as much as the first");
 }

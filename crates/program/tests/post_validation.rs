@@ -7,8 +7,10 @@ use shardloom_plan::{
     DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, StageReplicas, Sync,
     Uniform, Weights, pipelines_in_turn,
 };
+use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
-    Action, BodyKind, Class, Content, Instruction, Program, RouteId, StreamItem, Write, lower,
+    Action, BodyKind, Class, Content, Instruction, MemoryTracker, Program, RouteId, StreamItem,
+    Write, lower,
 };
 
 const STAGES: usize = 4;
@@ -130,13 +132,10 @@ fn all_classes_but_the_last_keep_what_they_update_until_the_norm_is_back() {
     for (index, class) in program.classes.iter().enumerate() {
         let last = index + 1 == program.classes.len();
         let instructions = || class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
-        let backs_up = |it: &&Instruction| {
-            let content = |write: &Write| class.tensor(write.to.tensor).content;
-            it.writes.iter().any(|write| content(write) == Content::Backup)
-        };
+
         let buckets = class.buckets.len();
         assert_eq!(class.updates_early(), !last);
-        let copies = instructions().filter(backs_up).count();
+        let copies = instructions().filter(|it| backs_up(class, it)).count();
         assert_eq!(copies, if last { 0 } else { buckets });
         let updates = instructions().filter(|it| matches!(it.action, Action::Optimizer)).count();
         assert_eq!(updates, if last { buckets } else { 2 * buckets });
@@ -166,4 +165,88 @@ fn without_flush_there_is_no_time_to_validate() {
     assert_eq!(plan.weights, Weights::Stash);
     let error = lower(&graph, &plan, STAGES).expect_err("it has no flush").to_string();
     assert!(error.starts_with("post_validation = true: "), "{error}");
+}
+
+/// Whether an instruction copies what an update is about to change.
+fn backs_up(class: &Class, instruction: &Instruction) -> bool {
+    let content = |write: &Write| class.tensor(write.to.tensor).content;
+    instruction.writes.iter().any(|write| content(write) == Content::Backup)
+}
+
+#[test]
+fn every_position_keeps_its_own_share_of_what_it_updates() {
+    let graph = graph();
+    // Adam's two moments and the weight, or its master copy, four bytes each.
+    for (zero, precision) in [(0, Precision::FP32), (1, Precision::FP32), (2, Precision::MIXED)] {
+        let mesh = Mesh { dp: 3, cp: 1, tp: 1 };
+        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, mesh);
+        (plan.global_batch, plan.sync.zero, plan.precision) = (24, zero, precision);
+        let program = lowered(&graph, &plan);
+        let mut uneven = false;
+        for class in program.classes.iter().filter(|class| class.updates_early()) {
+            for (id, bucket) in class.buckets() {
+                let (least, longer) = (bucket.elements / 3, bucket.elements % 3);
+                uneven |= zero > 0 && longer > 0;
+                for position in 0..3 {
+                    let elements = match zero {
+                        0 => bucket.elements,
+                        _ => least + usize::from(position < longer),
+                    };
+                    let bytes = 12 * elements as u64;
+                    let mut tracker = MemoryTracker::new(class, position);
+                    let held = tracker.live_bytes();
+                    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+                    let backup = |it: &&Instruction| {
+                        backs_up(class, it)
+                            && class.tensor(it.writes[0].to.tensor).bucket == Some(id)
+                    };
+                    tracker.begin(instructions.clone().find(backup).expect("it is kept"), None);
+                    let kept = tracker.live_bytes() - held;
+                    assert_eq!(kept, bytes, "{} of {position}", bucket.name);
+                    let validate = |it: &&Instruction| it.action == Action::Validate;
+                    tracker.end(instructions.clone().find(validate).expect("it ends"), None);
+                    assert_eq!(tracker.live_bytes(), held);
+                }
+            }
+        }
+        assert!(uneven || zero == 0, "shares of all positions are equal");
+    }
+}
+
+#[test]
+fn the_place_of_a_copy_holds_the_largest_share_of_any_position() {
+    let graph = graph();
+    // Rows and columns of every parameter that a position owns part of, so that shares differ.
+    let optimizer = Optimizer::Adafactor {
+        decay_exponent: 0.8,
+        clip: 1.0,
+        least_parameter_rms: 1e-3,
+        weight_decay: 0.0,
+    };
+    let mut later_is_larger = false;
+    for dp in [2, 3, 5, 7] {
+        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh { dp, cp: 1, tp: 1 });
+        (plan.global_batch, plan.sync.zero, plan.optimizer) = (8 * dp as usize, 1, optimizer);
+        let program = lowered(&graph, &plan);
+        for class in program.classes.iter().filter(|class| class.updates_early()) {
+            let buffers = BufferPlan::new(&program, class);
+            for item in &class.stream {
+                for (index, instruction) in (0u32..).zip(&class.body(item.body).instructions) {
+                    if !backs_up(class, instruction) {
+                        continue;
+                    }
+                    let row = buffers.row(item, 0);
+                    for copy in instruction.writes.iter().map(|write| write.to.tensor) {
+                        let place = buffers.find(item.body, row, index, copy);
+                        let place = buffers.place(place.expect("a copy has a place"));
+                        let of = |position| class.tensor_bytes(copy, position);
+                        let bytes: Vec<u64> = (0..dp as usize).map(of).collect();
+                        assert_eq!(Some(&place.bytes), bytes.iter().max(), "{bytes:?}");
+                        later_is_larger |= place.bytes > bytes[0];
+                    }
+                }
+            }
+        }
+    }
+    assert!(later_is_larger, "the first position's share is always the largest");
 }

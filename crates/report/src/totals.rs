@@ -112,8 +112,10 @@ mod tests {
         let shares = shares(&waiting, Picos(10));
         assert_eq!((shares.busy, shares.exposed, shares.idle), (0.4, 0.2, 0.4));
 
+        let reversed = vec![waiting.clone(), busy.clone()];
         let timeline = Timeline { clock: Clock::Simulated, tracks: vec![busy, waiting] };
         let totals = Totals::of(&timeline);
+        assert_eq!(Totals::of(&Timeline { tracks: reversed, ..timeline }), totals);
         assert!((totals.bubble_fraction - 0.15).abs() < 1e-12);
         assert!((totals.busy_fraction - 0.85).abs() < 1e-12);
         assert!((totals.exposed_fraction - 0.05).abs() < 1e-12);

@@ -265,3 +265,45 @@ fn notes(cluster: &Cluster, devices_left_out: u32) -> Vec<String> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    #[test]
+    fn a_scan_ranks_what_estimating_every_candidate_ranks() {
+        let text = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1024";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let cluster = Cluster::parse("h100-80g:2x4").expect("a preset");
+        for finalists in [4, 16, 64] {
+            let request = Request { finalists, ..Request::new(text, "c", 32) };
+            let space = Space::new(&graph, &cluster, &request).expect("a space");
+            let mut estimator =
+                Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
+            // Enough for some of the candidates only.
+            for limit_bytes in [f64::INFINITY, 1e8] {
+                let mut all: Vec<Estimate> = vec![];
+                for candidate in space.candidates() {
+                    let found = estimator.estimate(&candidate).expect("it is estimated");
+                    all.extend(found.filter(|it| it.peak_bytes <= limit_bytes));
+                }
+                let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);
+                all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));
+                let most = RESERVE * finalists;
+                assert!(all.len() > most && all[0].step_seconds < all[most - 1].step_seconds);
+                let scan = Scan::of(&space, &request, limit_bytes, &mut estimator).expect("a scan");
+                assert!(scan.bounded_away > 0, "nothing was pruned");
+                let ranked: Vec<(f64, f64)> = scan.ranking.iter().map(|it| key(&it.1)).collect();
+                // Of those as slow as the last any may have got its place.
+                let last = all[most - 1].step_seconds;
+                let faster = all.iter().map(key).take_while(|it| it.0 < last);
+                let faster: Vec<(f64, f64)> = faster.collect();
+                assert_eq!(ranked[..faster.len()], faster, "{finalists} in {limit_bytes} bytes");
+                let others = &ranked[faster.len()..];
+                assert!(ranked.len() == most && others.iter().all(|it| it.0 == last));
+            }
+        }
+    }
+}

@@ -2,11 +2,13 @@
 
 mod scenario;
 
+use std::collections::BTreeSet;
+
 use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Plan, Sync, Uniform};
-use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_search::{Outcome, Request, Rule, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Candidate, Cut};
 
 const PLENTY: u64 = 80_000_000_000;
@@ -197,4 +199,48 @@ fn a_search_with_updates_that_are_validated_afterwards_is_refused_by_name() {
     let error = auto(&model(text), &cluster, &request).expect_err("it has no estimate");
     let refused = matches!(&error, SearchError::Request { key: "post_validation", .. });
     assert!(refused, "{error}");
+}
+
+#[test]
+fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
+    let graph = model(GPT);
+    let request = Request { memory_share: 1.0, ..Request::new(GPT, "c", 64) };
+    let mut shapes = BTreeSet::new();
+    for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8] {
+        let cluster = h100(2, 4, megabytes * 1_000_000);
+        let baseline = Rule::Megatron.baseline(&graph, &cluster, &request).expect("a baseline");
+        // Tensor parallelism within a node first, then stages; all devices, selective recomputation and a
+        // sharded optimizer.
+        let mut order = vec![];
+        for (pp, tp) in [(1, 1), (1, 2), (1, 4), (2, 4)] {
+            let dp = 8 / (pp * tp);
+            let share = 64 / dp;
+            let mut sizes: Vec<u32> = (1..=share).rev().filter(|size| share % size == 0).collect();
+            // The largest, but of those that leave four micro-batches to a stage first.
+            sizes.sort_by_key(|size| share / size < 4 * pp);
+            order.extend(sizes.into_iter().map(|microbatch| Candidate {
+                pp,
+                dp,
+                tp,
+                sequence_parallel: tp > 1,
+                zero: u8::from(dp > 1),
+                microbatch,
+                microbatches: share / microbatch,
+                recompute: Recompute::Selective,
+                schedule: ScheduleKind::OneForwardOneBackward,
+                cut: Cut::Even,
+            }));
+        }
+        let plans = order.iter().map(|candidate| even_plan(&graph, &request, candidate));
+        let fits = |plan: &Plan| judge(&graph, &cluster, plan).expect("a plan").fits(1.0);
+        let first = plans.into_iter().find(fits);
+        assert_eq!(baseline.fits, first.is_some(), "{megabytes} megabytes");
+        let Some(first) = first else { continue };
+        let (_, stage) = first.stages().next().expect("a stage");
+        shapes.insert((first.stages().count(), stage.mesh.tp, first.microbatches));
+        assert_eq!(baseline.plan, Some(first), "{megabytes} megabytes");
+    }
+    let widths: BTreeSet<(usize, u32)> = shapes.iter().map(|&(pp, tp, _)| (pp, tp)).collect();
+    assert_eq!(widths.len(), 4, "{shapes:?}");
+    assert!(shapes.len() > widths.len(), "one size of micro-batch for each: {shapes:?}");
 }

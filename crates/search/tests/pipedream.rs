@@ -264,3 +264,41 @@ fn impossible_machines_and_empty_chains_are_refused() {
     assert!(refused(&[layer], &[dead]).starts_with("bytes_per_second = 0:"));
     assert!(refused(&[], &[level]).starts_with("stages = 1:"));
 }
+
+/// A layer of so many seconds, which is passed on at no cost, and with heavy weights is not worth replicas.
+fn plain(seconds: f64, heavy: bool) -> LayerProfile {
+    let gradient_bytes = if heavy { 1e12 } else { 0.0 };
+    LayerProfile { backward_seconds: seconds, gradient_bytes, ..LayerProfile::default() }
+}
+
+/// The stages of `layers` on one level, as layers and replicas.
+fn stages_of(layers: &[LayerProfile], components: usize) -> Vec<(Range<usize>, usize)> {
+    let level = Level { components, bytes_per_second: 1e9 };
+    let found = pipedream(layers, &[level], StageTime::Published).expect("a partition");
+    found.stages.iter().map(|stage| (stage.layers.clone(), stage.replicas())).collect()
+}
+
+#[test]
+fn of_equally_fast_partitions_one_stage_goes_before_several() {
+    // Two replicas of both layers, or one of each: a second for each minibatch either way.
+    let light = [plain(1.0, false), plain(1.0, false)];
+    assert_eq!(stages_of(&light, 2), [(0..2, 2)]);
+    assert_eq!(stages_of(&[plain(1.0, false); 4], 4), [(0..4, 4)]);
+    let heavy = [plain(1.0, true), plain(1.0, true)];
+    assert_eq!(stages_of(&heavy, 2), [(0..1, 1), (1..2, 1)]);
+    // Two replicas exchange for a second, which is what the slower layer takes alone.
+    let exchanging = LayerProfile { gradient_bytes: 1e9, ..plain(1.0, false) };
+    assert_eq!(stages_of(&[plain(0.5, false), exchanging], 2), [(0..2, 2)]);
+}
+
+#[test]
+fn of_equally_fast_cuts_the_earliest_last_one_is_taken() {
+    // The layer in the middle takes no time on either side.
+    let middle = [plain(2.0, true), plain(0.0, true), plain(2.0, true)];
+    assert_eq!(stages_of(&middle, 2), [(0..1, 1), (1..3, 1)]);
+    // The last stage is the slowest wherever it begins.
+    let last = [plain(1.0, true), plain(0.0, true), plain(2.0, true)];
+    assert_eq!(stages_of(&last, 2), [(0..1, 1), (1..3, 1)]);
+    let several = [2.0, 0.0, 0.0, 2.0, 0.0, 2.0].map(|seconds| plain(seconds, true));
+    assert_eq!(stages_of(&several, 3), [(0..1, 1), (1..4, 1), (4..6, 1)]);
+}

@@ -2,15 +2,20 @@
 
 mod scenario;
 
+use std::collections::BTreeSet;
+
 use scenario::{cores, exchanged, gpt, h100, lowered, narrow, uniform};
 use shardloom_cluster::{Cluster, Curve, DeviceId, NodeGroup, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
-use shardloom_plan::{Optimizer, Precision, Uniform};
+use shardloom_plan::{
+    Corrections, Optimizer, Plan, Precision, Prediction, ScheduleKind, Uniform, Weights,
+};
 use shardloom_program::timeline::{Activity, Picos};
 use shardloom_program::{
-    Action, Bucket, Cargo, ClassId, Content, Exchange, Group, Instruction, Program,
+    Action, Bucket, Cargo, ClassId, Collective, Content, Exchange, Group, Instruction, Program,
+    View, lower,
 };
 use shardloom_sim::{CostModel, Options, SimError, simulate};
 
@@ -270,4 +275,128 @@ fn what_leaves_a_node_together_shares_its_uplink() {
     let Cargo::Value(value) = route.cargo else { panic!("activations go first") };
     let label = format!("send {}", graph.value(value).name);
     assert_eq!(lengths(Activity::Send, &label), [message; 2]);
+}
+
+/// What cores move to bring parts of tensors side by side, or shards into and out of whole buckets.
+#[test]
+fn staging_passes_what_a_collective_takes_and_leaves() {
+    let graph = gpt(2, false);
+    let mut plan = uniform(1, 2, 2, 1);
+    plan.precision = Precision::FP32;
+    plan.sequence_parallel = true;
+    plan.sync.zero = 3;
+    let program = lowered(&graph, &plan);
+    let class = &program.classes[0];
+    let staging = |cluster: &Cluster, of: &Instruction| {
+        let costs = CostModel::new(&graph, cluster, &program);
+        costs.staging_seconds(ClassId(0), 0, of).expect("it has a cost")
+    };
+    let elements = |view: View| class.view_range(view, 0).len() as f64;
+    let half =
+        |instruction: &Instruction| bucket(&program, instruction).elements.div_ceil(2) as f64;
+    let mut found = BTreeSet::new();
+    for instruction in class.bodies.iter().flat_map(|body| &body.instructions) {
+        let Action::Collective { kind, .. } = instruction.action else { continue };
+        let (name, bytes) = match (exchanged(class, instruction), kind) {
+            // Read and written: a shard.
+            (Some(Content::Weight), _) => ("gather", 2.0 * 4.0 * half(instruction)),
+            // A shard is added to what is there.
+            (Some(Content::Gradient), Collective::ReduceScatter { .. }) => {
+                ("reduce", 3.0 * 4.0 * half(instruction))
+            }
+            (Some(Content::Activation), Collective::AllGather { .. }) => {
+                ("all-gather", 2.0 * 4.0 * elements(instruction.writes[0].to))
+            }
+            (Some(Content::Activation), Collective::ReduceScatter { .. }) => {
+                ("reduce-scatter", 2.0 * 4.0 * elements(instruction.reads[0]))
+            }
+            _ => ("", 0.0),
+        };
+        found.insert(name);
+        let seconds = staging(&cores(4), instruction);
+        match bytes {
+            0.0 => assert_eq!(seconds, 0.0),
+            _ => close(seconds, bytes / MEMORY),
+        }
+        // Copy engines do it on the way.
+        assert_eq!(staging(&h100(4), instruction), 0.0);
+    }
+    assert_eq!(found.len(), 5, "{found:?}");
+}
+
+#[test]
+fn an_update_also_passes_what_it_keeps_of_older_weights_and_for_corrections() {
+    let graph = gpt(2, false);
+    let corrections = |prediction, discrepancy| Weights::Newest {
+        corrections: Corrections { prediction, discrepancy, ..Corrections::default() },
+    };
+    let moved = corrections(Some(Prediction::Weights), None);
+    let both = corrections(Some(Prediction::Weights), Some(0.1));
+    let plain = corrections(None, None);
+    for (schedule, weights, kept) in [
+        // An older version is a copy of the weights: read and written.
+        (ScheduleKind::PipeDream, Weights::Stash, 8),
+        (ScheduleKind::PipeMare, plain, 0),
+        // The weights before the update, or the mean velocity, are read and written, and weights read.
+        (ScheduleKind::PipeMare, moved, 12),
+        (ScheduleKind::PipeMare, both, 24),
+    ] {
+        let uniform = Uniform {
+            schedule,
+            precision: Precision::FP32,
+            optimizer: Optimizer::sgd(0.9),
+            clip_norm: None,
+            ..uniform(2, 1, 1, 1)
+        };
+        let plan = Plan { weights, ..uniform.plan(&graph, "gpt", "cluster") };
+        let program = lower(&graph, &plan, 2).expect("the plan fits");
+        let cluster = cores(2);
+        let costs = CostModel::new(&graph, &cluster, &program);
+        for (id, class) in program.classes() {
+            let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+            for update in instructions.filter(|it| matches!(it.action, Action::Optimizer)) {
+                // The last stage runs no pass late.
+                let kept = if id == ClassId(0) { kept } else { 0 };
+                let elements = class.view_range(update.writes[0].to, 0).len();
+                let bytes = elements * (4 + 8 + 8 + kept);
+                let found = costs.local_seconds(id, 0, update).expect("it has a cost");
+                close(found, bytes as f64 / MEMORY);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_update_of_a_master_copy_also_writes_the_weights_in_use() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let cluster = h100(1);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let update = find(&program, |action| matches!(action, Action::Optimizer));
+    let elements = bucket(&program, update).elements as f64;
+    // Gradients and the two moments in 32 bits, the master read and written, bf16 weights written.
+    let bytes = elements * (4.0 + 2.0 * 8.0 + 2.0 * 4.0 + 2.0);
+    let expected = device.memory_bound_seconds("update.adamw", elements, bytes);
+    close(seconds(&graph, &cluster, &program, update), expected);
+}
+
+#[test]
+fn fused_attention_skips_the_half_that_a_causal_mask_hides() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let cluster = h100(1);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let (peak, reached) = (
+        device.peak_flops(Format::Bf16).expect("it computes in bf16"),
+        device.fused_attention.expect("it has fused attention"),
+    );
+    // Eight heads of eight numbers over 32 positions of one sample.
+    let flops = 2.0 * 8.0 * 32.0 * 32.0 * 8.0;
+    let probabilities = |kind: &OpKind| matches!(kind, OpKind::AttentionProbs { causal: true, .. });
+    let forward = find(&program, computes(&graph, Pass::Forward, probabilities));
+    let expected = device.launch_seconds + 0.5 * flops / (peak * reached);
+    close(seconds(&graph, &cluster, &program, forward), expected);
+    let backward = find(&program, computes(&graph, Pass::Input, probabilities));
+    let expected = device.launch_seconds + 0.5 * 2.0 * flops / (peak * reached);
+    close(seconds(&graph, &cluster, &program, backward), expected);
 }

@@ -68,6 +68,23 @@ fn a_message_delays_the_next_stage_by_its_time() {
 }
 
 #[test]
+fn a_rank_s_message_sets_out_only_when_the_one_before_it_has_arrived() {
+    // Passes end every 1, messages take 3: each waits for the one before it, both ways.
+    let found = pipeline(ScheduleKind::Afab, (2, 4), (1, 1, 3));
+    let of = |rank: usize, lane: Lane| -> Vec<(u64, u64)> {
+        let intervals = found.timeline.tracks[rank].intervals.iter();
+        intervals.filter(|it| it.lane == lane).map(|it| (it.start.0, it.end.0)).collect()
+    };
+    let there = [(1, 4), (4, 7), (7, 10), (10, 13)];
+    let back = [(15, 18), (18, 21), (21, 24), (24, 27)];
+    assert_eq!(of(0, Lane::CommunicationOut), there);
+    assert_eq!(of(1, Lane::CommunicationIn), there);
+    assert_eq!(of(1, Lane::CommunicationOut), back);
+    assert_eq!(of(0, Lane::CommunicationIn), back);
+    assert_eq!(found.timeline.makespan(), Picos(28));
+}
+
+#[test]
 fn steps_follow_each_other() {
     let plan = uniform(4, 1, 1, 4);
     let program = lowered(&gpt(3, false), &plan);

@@ -164,6 +164,20 @@ fn the_digest_changes_with_any_token_and_nothing_else() {
     assert!(matches!(error, Error::CorpusChanged { .. }), "{error}");
 }
 
+#[test]
+fn every_epoch_has_an_order_of_its_own() {
+    let windows = 24;
+    let batches = Batches::new(counting(2 * windows + 1, 0.0), 2, 3).expect("whole windows");
+    assert_eq!(batches.epoch_len(), u64::from(windows));
+    let order = |epoch: u64| -> Vec<u32> {
+        let positions = epoch * u64::from(windows)..(epoch + 1) * u64::from(windows);
+        positions.map(|position| batches.sample(position).inputs[0]).collect()
+    };
+    let epochs = (0..32).chain([1000, 1001, 1 << 32, (1 << 32) + 1]);
+    let orders: BTreeSet<Vec<u32>> = epochs.clone().map(order).collect();
+    assert_eq!(orders.len(), epochs.count());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(4), failure_persistence: None, ..ProptestConfig::default() })]
 

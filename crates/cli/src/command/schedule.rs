@@ -25,7 +25,8 @@ const EXAMPLES: &str = "Examples:
 ///
 /// All devices take the same times for a micro-batch; where a device holds several stages, each takes
 /// its share of them, and where r devices take turns at a stage, it takes each of them r times as long.
-/// Columns are slots of one length, as long as possible with every pass in whole slots.
+/// Columns are slots of one length, as long as possible with every pass in whole slots. Messages do not
+/// queue: each arrives its time after the pass that it comes from, however many are under way.
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
@@ -89,7 +90,8 @@ pub struct Schedule {
     )]
     weight: Option<f64>,
 
-    /// Time of a message between devices
+    /// Time of a message between devices, which waits for no other; `shardloom simulate` has a rank's
+    /// messages go one after another
     #[arg(long, value_name = "TIME", default_value_t = 0.0, value_parser = decimal)]
     message: f64,
 
@@ -150,6 +152,12 @@ impl Schedule {
                 "columns are {} wide, and starts and ends rounded to them: the times have no common \
                  divisor that is not much smaller",
                 number(answer.slot)
+            ))?;
+        }
+        if self.message > 0.0 {
+            terminal.line(format_args!(
+                "messages take {} each and do not queue, however many are under way",
+                number(self.message)
             ))?;
         }
         let steps = match answer.steps {

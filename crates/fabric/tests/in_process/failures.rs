@@ -205,3 +205,12 @@ fn a_receive_times_out_naming_the_sender_and_can_be_tried_again() {
     ranks[0].send(1, 4, vec![4.0]).unwrap();
     assert_eq!(ranks[1].receive(0, 4), Ok(vec![4.0]));
 }
+
+#[test]
+fn a_dead_peer_is_named_though_a_late_one_stands_before_it() {
+    let mut ranks = InProcess::<Vec<f32>>::new(3, IMPATIENT);
+    drop(ranks.pop());
+    let mut group = ranks[1].group(&[0, 1, 2]).unwrap();
+    let error = group.barrier().unwrap_err();
+    assert!(matches!(error, FabricError::PeerGone { rank: 1, peer: 2, .. }), "{error}");
+}

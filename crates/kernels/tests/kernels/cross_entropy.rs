@@ -84,3 +84,16 @@ fn splitting_the_vocabulary_changes_neither_loss_nor_gradient() {
         assert_close(&dlogits, &want, 1e-5);
     }
 }
+
+#[test]
+fn logits_far_below_zero_are_taken_from_their_own_maximum() {
+    let logits = [-1e4; 3];
+    let (mut m, mut z, mut t) = ([0.0], [0.0], [0.0]);
+    logit_max(&logits, &mut m);
+    assert_eq!(m, [-1e4]);
+    logit_sum(&logits, &m, &[1], 0, &mut z, &mut t);
+    assert!((loss(&z, &t) - 3f64.ln()).abs() < 1e-6, "{} for ln 3", loss(&z, &t));
+    let mut gradient = [0.0; 3];
+    logits_grad(&logits, &m, &z, &[1], 0, 1.0, &mut gradient, false);
+    assert_close(&gradient, &[1.0 / 3.0, -2.0 / 3.0, 1.0 / 3.0], 1e-6);
+}

@@ -250,3 +250,24 @@ fn adafactor_of_a_zero_gradient_stays_finite_and_moves_nothing() {
         assert_eq!(w, numbers(1, 15));
     }
 }
+
+#[test]
+fn adafactor_moves_weights_of_zero_by_the_least_root_mean_square() {
+    let optimizer = Optimizer::Adafactor(Adafactor { weight_decay: 0.0, ..ADAFACTOR });
+    for (rows, cols) in [(3, 5), (1, 15)] {
+        let piece = Piece::whole(rows, cols);
+        let mut moments = vec![0.0; optimizer.state_lens(&piece)[0]];
+        let (mut w, g) = ([0.0; 15], [-2.0; 15]);
+        let mut sums = vec![];
+        for round in 0..2 {
+            let mut out = vec![0.0; optimizer.statistics_len(&piece.block, round)];
+            let state = &mut [&mut moments[..]];
+            optimizer.statistics(step(1), round, &piece, &w, &g, state, &sums, &mut out);
+            sums = out;
+        }
+        optimizer.apply(step(1), &piece, &mut w, &g, &mut [&mut moments], &sums);
+        // All gradients are alike, so that the update before it is scaled is 1.
+        let moved = f64::from(step(1).learning_rate * ADAFACTOR.least_parameter_rms);
+        assert_close(&w, &[moved; 15], 1e-6 * moved);
+    }
+}

@@ -222,3 +222,51 @@ fn tied_neighbours() -> Result<Graph, GraphError> {
     let loss = net.cross_entropy("loss", logits, targets)?;
     net.finish(loss)
 }
+
+#[test]
+fn a_bucket_is_reduced_right_after_the_last_write_to_its_gradients() {
+    for (zero, tied) in [(0, false), (1, true), (2, false), (2, true), (3, false)] {
+        let uniform = Uniform {
+            pp: 2,
+            mesh: mesh(2, 1, 2),
+            sequence_parallel: true,
+            global_batch: 8,
+            microbatches: 4,
+            sync: Sync { zero, ..single().sync },
+            ..single()
+        };
+        let program = program(&gpt(tied), &uniform);
+        let mut found = 0;
+        for (class, body) in
+            program.classes.iter().flat_map(|it| it.bodies.iter().map(move |b| (it, b)))
+        {
+            for (index, instruction) in body.instructions.iter().enumerate() {
+                let Some((bucket, _, Group::Mesh(_))) = reduction(class, instruction) else {
+                    continue;
+                };
+                let writes = |it: &Instruction| {
+                    it.writes.iter().any(|write| match write.to.window {
+                        Window::Param(param) => class.param(param).bucket == bucket,
+                        _ => false,
+                    })
+                };
+                let last = body.instructions.iter().rposition(writes);
+                // The epilogue reduces what no pass does.
+                let Some(last) = last else { continue };
+                assert!(
+                    last < index,
+                    "ZeRO-{zero}: {} is written later",
+                    class.bucket(bucket).name
+                );
+                let between = &body.instructions[last + 1..index];
+                let synchronises = |it: &&Instruction| {
+                    reduction(class, it).is_some() || gathered(class, it).is_some()
+                };
+                let computes = between.iter().find(|it| !synchronises(it));
+                assert_eq!(computes, None, "ZeRO-{zero}: {}", class.bucket(bucket).name);
+                found += 1;
+            }
+        }
+        assert!(found > 4, "ZeRO-{zero}: {found} reductions in passes");
+    }
+}

@@ -259,6 +259,27 @@ mod tests {
     }
 
     #[test]
+    fn of_equally_fast_configurations_those_on_fewer_devices_come_first() {
+        // All work is in the first block, so that further stages help nobody.
+        let first = |microbatch: u32| {
+            let idle = LayerProfile::default();
+            let busy = LayerProfile { forward_seconds: f64::from(microbatch), ..idle };
+            Ok(vec![busy, idle, idle, idle])
+        };
+        let found = two_bw(&request(4, 4), first).expect("a plan");
+        let speed = TwoBwConfiguration::samples_per_second;
+        let devices = |it: &TwoBwConfiguration| it.width * it.depth;
+        for pair in found.windows(2) {
+            assert!(speed(&pair[0]) >= speed(&pair[1]));
+            let equal = speed(&pair[0]) == speed(&pair[1]);
+            assert!(!equal || devices(&pair[0]) <= devices(&pair[1]), "{pair:?}");
+        }
+        let of = |devices_used| found.iter().filter(move |it| devices(it) == devices_used);
+        let deeper = |one: &TwoBwConfiguration| of(4).any(|four| speed(one) == speed(four));
+        assert!(of(2).any(deeper), "more devices are never as fast");
+    }
+
+    #[test]
     fn without_a_flush_every_configuration_has_a_micro_batch_for_each_stage() {
         for updates in [Updates::DoubleBuffered, Updates::Flush] {
             let late = updates == Updates::DoubleBuffered;

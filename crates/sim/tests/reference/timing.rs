@@ -1,0 +1,380 @@
+//! When everything in a program happens: the longest paths through a graph of what waits for what.
+//!
+//! The rules, as the engine's documentation has them:
+//!
+//! - An instruction starts when the one before it in its queue is over and everything that it reads, adds
+//!   to or overwrites is ready. Computation, sends, receives and each group of ranks are a queue.
+//! - Gathers of weights and reductions of gradients also wait for all computation before them.
+//! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
+//! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
+//! - A collective starts when its last member can.
+//! - Where an update turns out wrong, the entries that amend it are run.
+//!
+//! There is no clock and no order of events here, only edges: so that a mistake in how an engine follows
+//! time is not made twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_program::timeline::Picos;
+use shardloom_program::{Group, Rank, RouteId};
+
+use super::reading::{At, Entry, Kind, Operation, Reading, Thing};
+
+/// Who says how long everything takes.
+pub trait Times {
+    /// A rank's own work.
+    fn own(&self, at: At) -> Picos;
+    /// One message of a route, by its number.
+    fn message(&self, at: At, route: RouteId, number: usize) -> Picos;
+    /// Taking in what has arrived.
+    fn receive(&self, at: At) -> Picos;
+    /// A collective of all these.
+    fn collective(&self, members: &[At]) -> Picos;
+    /// Whether the update before this step was wrong.
+    fn amends(&self, step: u32) -> bool;
+}
+
+/// What one part of an instruction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Own,
+    Sends,
+    Receive,
+    Collective,
+}
+
+/// One part of an instruction, in the order of its rank's stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    pub at: At,
+    pub part: Part,
+    pub start: Picos,
+    /// Of each message, or of the part.
+    pub durations: Vec<Picos>,
+}
+
+/// Computation of one entry: its micro-batch, from when, until when.
+pub type Computed = (Option<u32>, Picos, Picos);
+
+/// What one rank does.
+#[derive(Clone, Debug, Default)]
+pub struct Track {
+    pub events: Vec<Event>,
+    /// When each step's last instruction was over.
+    pub step_ends: Vec<Picos>,
+    /// Computation, apart where entries change or the rank waits.
+    pub computing: Vec<Computed>,
+    /// When messages leave.
+    pub sending: Vec<(Picos, Picos)>,
+    /// When messages or collectives are under way to the rank.
+    pub incoming: Vec<(Picos, Picos)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Node(usize);
+
+/// A queue of a rank.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Queue {
+    Compute,
+    Sends,
+    Receives,
+    Collectives(Group),
+}
+
+/// A value of a micro-batch, of an entry without one (by its number), or something that lasts.
+type Key = (Thing, Option<u32>, usize);
+
+/// What is known of a rank while its stream is read.
+#[derive(Default)]
+struct State {
+    /// The last of each queue.
+    last: BTreeMap<Queue, Node>,
+    /// The last of all queues.
+    before: Option<Node>,
+    /// What makes each thing ready.
+    made: BTreeMap<Key, Node>,
+    /// How often each message has been sent and received, and each group has met.
+    sent: BTreeMap<(RouteId, Option<u32>), usize>,
+    received: BTreeMap<(RouteId, Option<u32>), usize>,
+    met: BTreeMap<Vec<Rank>, usize>,
+}
+
+/// Where a part of an instruction is in the graph.
+struct Placed {
+    round: i64,
+    entry: usize,
+    at: At,
+    part: Part,
+    /// Its start is that of the first.
+    nodes: Vec<Node>,
+    /// What its queue waits for before it.
+    queued_after: Option<Node>,
+}
+
+/// A message: its route, its number there, the micro-batch, and how often it has been sent before.
+type MessageName = (RouteId, usize, Option<u32>, usize);
+
+#[derive(Default)]
+struct Graph {
+    durations: Vec<Picos>,
+    /// Of each node those that have to be over.
+    after: Vec<BTreeSet<Node>>,
+    /// Each message's node.
+    messages: BTreeMap<MessageName, Node>,
+    /// Each collective's node, and who has come to it.
+    collectives: BTreeMap<(Vec<Rank>, usize), (Node, Vec<At>)>,
+    /// Receives and the messages that they wait for.
+    awaited: BTreeMap<Node, Vec<MessageName>>,
+}
+
+impl Graph {
+    fn node(&mut self, duration: Picos, after: BTreeSet<Node>) -> Node {
+        self.durations.push(duration);
+        self.after.push(after);
+        Node(self.durations.len() - 1)
+    }
+}
+
+/// Times the ranks of a program over so many steps.
+///
+/// # Panics
+/// If ranks wait for each other.
+pub fn time(readings: &[Reading], steps: u32, times: &dyn Times) -> Vec<Track> {
+    let mut graph = Graph::default();
+    let placed: Vec<Vec<Placed>> =
+        readings.iter().map(|reading| place(&mut graph, reading, times)).collect();
+    for (members, (node, who)) in &graph.collectives {
+        assert_eq!(who.len(), members.0.len(), "{:?} meet", members.0);
+        let in_order = |rank: &Rank| *who.iter().find(|at| at.rank == *rank).expect("it came");
+        let who: Vec<At> = members.0.iter().map(in_order).collect();
+        graph.durations[node.0] = times.collective(&who);
+    }
+    for (receive, messages) in &graph.awaited {
+        let nodes = messages.iter().map(|it| *graph.messages.get(it).expect("it is sent"));
+        graph.after[receive.0].extend(nodes);
+    }
+    let starts = longest_paths(&graph);
+    placed.iter().map(|placed| track(&graph, &starts, placed, steps)).collect()
+}
+
+/// Adds a rank's instructions to the graph.
+fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed> {
+    let mut state = State::default();
+    let mut placed = vec![];
+    let mut amending = false;
+    for (number, entry) in reading.entries.iter().enumerate() {
+        if entry.amends && !amending {
+            continue;
+        }
+        for (index, operation) in reading.bodies[entry.body.0 as usize].iter().enumerate() {
+            let at = At { index, ..entry.at };
+            let round = entry.round;
+            let mut add = |part, nodes: Vec<Node>, queued_after| {
+                placed.push(Placed { round, entry: number, at, part, nodes, queued_after });
+            };
+            let mut step = Step { graph, state: &mut state, reading, entry, number, operation };
+            match &operation.kind {
+                Kind::Own | Kind::Validation => {
+                    let (after, queued) = step.waits(&Queue::Compute);
+                    let node = step.graph.node(times.own(at), after);
+                    step.ends(Queue::Compute, node);
+                    add(Part::Own, vec![node], queued);
+                    if operation.kind == Kind::Validation {
+                        amending = times.amends(at.step);
+                    }
+                }
+                Kind::Send { route, messages } => {
+                    let (after, queued) = step.waits(&Queue::Sends);
+                    // Where it starts, even if it has nothing to send.
+                    let mut nodes = vec![step.graph.node(Picos::ZERO, after)];
+                    let key = (*route, at.microbatch);
+                    let times_before = *step.state.sent.entry(key).or_default();
+                    *step.state.sent.entry(key).or_default() += 1;
+                    for &message in messages {
+                        let before = *nodes.last().expect("it starts");
+                        let duration = times.message(at, *route, message);
+                        let node = step.graph.node(duration, [before].into());
+                        let name = (*route, message, at.microbatch, times_before);
+                        step.graph.messages.insert(name, node);
+                        nodes.push(node);
+                    }
+                    // Nothing is made ready by a send: only the queue is taken.
+                    let last = *nodes.last().expect("it starts");
+                    step.takes(Queue::Sends, last);
+                    add(Part::Sends, nodes, queued);
+                }
+                Kind::Receive { route, messages } => {
+                    let (after, queued) = step.waits(&Queue::Receives);
+                    let node = step.graph.node(times.receive(at), after);
+                    let key = (*route, at.microbatch);
+                    let times_before = *step.state.received.entry(key).or_default();
+                    *step.state.received.entry(key).or_default() += 1;
+                    let name = |&it: &usize| (*route, it, at.microbatch, times_before);
+                    step.graph.awaited.insert(node, messages.iter().map(name).collect());
+                    step.ends(Queue::Receives, node);
+                    add(Part::Receive, vec![node], queued);
+                }
+                Kind::Collective { queue, members } => {
+                    let queue = Queue::Collectives(queue.clone());
+                    let (after, queued) = step.waits(&queue);
+                    let met = step.state.met.entry(members.clone()).or_default();
+                    let name = (members.clone(), *met);
+                    *met += 1;
+                    let node = match step.graph.collectives.get_mut(&name) {
+                        Some((node, who)) => {
+                            who.push(at);
+                            *node
+                        }
+                        None => {
+                            let node = step.graph.node(Picos::ZERO, BTreeSet::new());
+                            step.graph.collectives.insert(name, (node, vec![at]));
+                            node
+                        }
+                    };
+                    step.graph.after[node.0].extend(after);
+                    step.ends(queue, node);
+                    add(Part::Collective, vec![node], queued);
+                }
+            }
+        }
+    }
+    placed
+}
+
+/// One instruction on its way into the graph.
+struct Step<'a> {
+    graph: &'a mut Graph,
+    state: &'a mut State,
+    reading: &'a Reading,
+    entry: &'a Entry,
+    number: usize,
+    operation: &'a Operation,
+}
+
+impl Step<'_> {
+    fn key(&self, thing: Thing) -> Key {
+        match (thing, self.entry.at.microbatch) {
+            (Thing::Value(_), Some(microbatch)) => (thing, Some(microbatch), 0),
+            // What belongs to no micro-batch ends with its entry.
+            (Thing::Value(_), None) => (thing, None, self.number),
+            _ => (thing, None, 0),
+        }
+    }
+
+    /// What has to be over before the instruction, and of that what its queue waits for.
+    fn waits(&self, queue: &Queue) -> (BTreeSet<Node>, Option<Node>) {
+        let queued = match self.reading.overlaps {
+            true => self.state.last.get(queue).copied(),
+            false => self.state.before,
+        };
+        let ready = self.operation.needs.iter();
+        let ready = ready.filter_map(|&it| self.state.made.get(&self.key(it)).copied());
+        let mut after: BTreeSet<Node> = ready.chain(queued).collect();
+        if self.operation.in_step {
+            after.extend(self.state.last.get(&Queue::Compute));
+        }
+        (after, queued)
+    }
+
+    /// The queue is taken until `node` is over.
+    fn takes(&mut self, queue: Queue, node: Node) {
+        self.state.last.insert(queue, node);
+        self.state.before = Some(node);
+    }
+
+    /// Likewise, and what the instruction makes is ready then.
+    fn ends(&mut self, queue: Queue, node: Node) {
+        self.takes(queue, node);
+        for &thing in &self.operation.makes {
+            let key = self.key(thing);
+            self.state.made.insert(key, node);
+        }
+    }
+}
+
+/// When each node starts: at the latest end of those before it.
+fn longest_paths(graph: &Graph) -> Vec<Picos> {
+    let nodes = graph.durations.len();
+    let mut followers = vec![vec![]; nodes];
+    let mut missing = vec![0; nodes];
+    for (node, after) in graph.after.iter().enumerate() {
+        missing[node] = after.len();
+        after.iter().for_each(|before| followers[before.0].push(node));
+    }
+    let mut starts = vec![Picos::ZERO; nodes];
+    let mut free: Vec<usize> = (0..nodes).filter(|&node| missing[node] == 0).collect();
+    let mut done = 0;
+    while let Some(node) = free.pop() {
+        done += 1;
+        let end = starts[node] + graph.durations[node];
+        for &next in &followers[node] {
+            starts[next] = starts[next].max(end);
+            missing[next] -= 1;
+            if missing[next] == 0 {
+                free.push(next);
+            }
+        }
+    }
+    assert_eq!(done, nodes, "ranks wait for each other");
+    starts
+}
+
+fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Track {
+    let end = |node: Node| starts[node.0] + graph.durations[node.0];
+    let mut track = Track::default();
+    let mut open: Option<(usize, Computed)> = None;
+    for it in placed {
+        let (first, last) = (it.nodes[0], *it.nodes.last().expect("it has one"));
+        let (start, over) = (starts[first.0], end(last));
+        let durations: Vec<Picos> = match it.part {
+            Part::Sends => it.nodes[1..].iter().map(|node| graph.durations[node.0]).collect(),
+            _ => vec![graph.durations[first.0]],
+        };
+        track.events.push(Event { at: it.at, part: it.part, start, durations });
+        match it.part {
+            Part::Own if over > start => match &mut open {
+                Some((entry, (_, _, until))) if *entry == it.entry && *until == start => {
+                    *until = over;
+                }
+                _ => {
+                    track.computing.extend(open.take().map(|(_, computed)| computed));
+                    open = Some((it.entry, (it.at.microbatch, start, over)));
+                }
+            },
+            Part::Own => {}
+            Part::Sends => track.sending.push((start, over)),
+            Part::Collective => track.incoming.push((start, over)),
+            Part::Receive => {
+                // From when the first message set out, or the queue was free to look for it.
+                let messages = graph.awaited[&first].iter().map(|name| graph.messages[name]);
+                let set_out = messages.map(|node| starts[node.0]).min().unwrap_or_default();
+                let free = it.queued_after.map_or(Picos::ZERO, end);
+                track.incoming.push((set_out.max(free), over));
+            }
+        }
+    }
+    track.computing.extend(open.take().map(|(_, computed)| computed));
+    for step in 0..i64::from(steps) {
+        let until = placed.iter().filter(|it| it.round <= step);
+        let last = until.flat_map(|it| &it.nodes).map(|&node| end(node)).max();
+        track.step_ends.push(last.unwrap_or_default());
+    }
+    track.sending = occupied(track.sending);
+    track.incoming = occupied(track.incoming);
+    track
+}
+
+/// The time that is covered by any of these, as intervals apart from each other.
+pub fn occupied(mut intervals: Vec<(Picos, Picos)>) -> Vec<(Picos, Picos)> {
+    intervals.retain(|(start, end)| start < end);
+    intervals.sort_unstable();
+    let mut apart: Vec<(Picos, Picos)> = vec![];
+    for (start, end) in intervals {
+        match apart.last_mut() {
+            Some((_, until)) if start <= *until => *until = (*until).max(end),
+            _ => apart.push((start, end)),
+        }
+    }
+    apart
+}
