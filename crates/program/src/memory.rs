@@ -13,7 +13,7 @@ pub struct PersistentBytes {
     /// Weights that operators read, or their shards, in all versions, with what corrections for delayed
     /// gradients keep of them.
     pub weights: u64,
-    /// Gradients, or their shards.
+    /// Gradients, or their shards, with what a way of keeping replicas equal keeps of them.
     pub gradients: u64,
     /// Optimizer state and master weights, or their shards.
     pub state: u64,
@@ -140,7 +140,7 @@ impl Class {
                 | Content::PreviousWeight
                 | Content::WeightVelocity
                 | Content::ExtrapolatedWeight => &mut bytes.weights,
-                Content::Gradient => &mut bytes.gradients,
+                Content::Gradient | Content::Synchronisation(_) => &mut bytes.gradients,
                 Content::MasterWeight | Content::OptimizerState(_) => &mut bytes.state,
                 Content::Activation
                 | Content::Staging

@@ -117,6 +117,8 @@ pub enum Content {
     WeightVelocity,
     /// A weight moved along its velocity, for the instruction that reads it.
     ExtrapolatedWeight,
+    /// The n-th tensor that a way of keeping replicas equal keeps for itself.
+    Synchronisation(u8),
     /// Sums of a round of the optimizer's statistics.
     Statistics,
     /// The squared norm of gradients.

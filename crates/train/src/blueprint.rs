@@ -3,7 +3,8 @@
 use shardloom_graph::Graph;
 use shardloom_plan::{Number, Plan};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Program, lower};
+use shardloom_program::sync::Synchronisation;
+use shardloom_program::{Program, ProgramError, lower, lower_with};
 
 use crate::{Error, OnNonFinite, Result, Settings};
 
@@ -25,6 +26,31 @@ impl Blueprint {
     /// # Errors
     /// If the plan does not fit the graph, or asks for number formats other than fp32.
     pub fn new(graph: Graph, plan: &Plan, devices: usize, settings: Settings) -> Result<Blueprint> {
+        Blueprint::lowered(graph, plan, settings, |graph, plan| lower(graph, plan, devices))
+    }
+
+    /// The same, with replicas kept equal in another way than the plan's `sync` says.
+    ///
+    /// # Errors
+    /// As [`Blueprint::new`].
+    pub fn with_way(
+        graph: Graph,
+        plan: &Plan,
+        devices: usize,
+        settings: Settings,
+        way: &dyn Synchronisation,
+    ) -> Result<Blueprint> {
+        Blueprint::lowered(graph, plan, settings, |graph, plan| {
+            lower_with(graph, plan, devices, way)
+        })
+    }
+
+    fn lowered(
+        graph: Graph,
+        plan: &Plan,
+        settings: Settings,
+        lower: impl FnOnce(&Graph, &Plan) -> std::result::Result<Program, ProgramError>,
+    ) -> Result<Blueprint> {
         let mut plan = plan.clone();
         let precision = plan.precision;
         if precision.compute != Number::Fp32 || precision.gradients != Number::Fp32 {
@@ -33,7 +59,7 @@ impl Blueprint {
             return Err(Error::Unsupported { reason: reason.into() });
         }
         plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
-        let program = lower(&graph, &plan, devices)?;
+        let program = lower(&graph, &plan)?;
         let buffers =
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);

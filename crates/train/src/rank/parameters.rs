@@ -103,7 +103,7 @@ impl Parameters {
             let owned = parameters.parts(shared, class, position, id);
             parameters.owned.push(owned);
         }
-        for (id, bucket) in class.buckets() {
+        for bucket in &class.buckets {
             let weights = bucket.held.replicated.weights;
             let mut whole = vec![0.0; bucket.elements];
             for &param in &bucket.params {
@@ -112,8 +112,8 @@ impl Parameters {
             let start = parameters.origins[weights.0 as usize];
             let held = store.newest_mut(weights).as_f32_mut();
             held.copy_from_slice(&whole[start..start + held.len()]);
-            parameters.begin_state(class, id, store);
         }
+        parameters.begin_state(class, store);
         parameters
     }
 
@@ -178,13 +178,14 @@ impl Parameters {
         owned
     }
 
-    /// Fills what is kept of a bucket besides its weights with what it begins with.
-    pub fn begin_state(&self, class: &Class, bucket: BucketId, store: &mut Store) {
-        let held = &class.bucket(bucket).held;
-        let weights = held.replicated.weights;
-        for &tensor in &held.state {
-            match class.tensor(tensor).keep {
+    /// Fills what is saved besides the weights with what it begins with.
+    pub fn begin_state(&self, class: &Class, store: &mut Store) {
+        let kept = class.tensors().filter(|(_, tensor)| tensor.content != Content::Weight);
+        for (tensor, spec) in kept {
+            match spec.keep {
                 Keep::State(Initial::Weights | Initial::Drawn) => {
+                    let bucket = spec.bucket.expect("weights lie in buckets");
+                    let weights = class.bucket(bucket).held.replicated.weights;
                     let mut buffer = store.take(tensor, 0).expect("state is there all the time");
                     let [first, of] = [tensor, weights].map(|it| self.origins[it.0 as usize]);
                     let whole = store.newest(weights).as_f32();

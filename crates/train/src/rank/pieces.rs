@@ -110,8 +110,8 @@ impl Rank {
     }
 
     /// Takes weights and all other state from a checkpoint that may have been written under another plan.
-    /// What corrections keep begins anew where the checkpoint has none, because its plan needed none or an
-    /// earlier version wrote it.
+    /// What neither weights nor the optimizer's state is begins anew where the checkpoint has none, because
+    /// its plan needed none or an earlier version wrote it.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
@@ -133,7 +133,7 @@ impl Rank {
         )?;
         self.begin_state();
         let begins_anew =
-            |content| matches!(content, Content::PreviousWeight | Content::WeightVelocity);
+            |content| !matches!(content, Content::Weight | Content::OptimizerState(_));
         self.fill_state(begins_anew, |name, Site { placement, .. }, range| {
             match checkpoint.global_shape(name) {
                 None => Ok(None),
@@ -185,10 +185,7 @@ impl Rank {
     /// Has all state but the weights begin with these.
     fn begin_state(&mut self) {
         let Rank { shared, class, store, parameters, .. } = self;
-        let class = shared.program.class(*class);
-        for (id, _) in class.buckets() {
-            parameters.begin_state(class, id, store);
-        }
+        parameters.begin_state(shared.program.class(*class), store);
     }
 
     /// Fills state tensors whose content is `wanted` with what `read` gives for the saved name of a
@@ -278,6 +275,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         Content::OptimizerState(index) => format!("optimizer.{index}/{parameter}"),
         Content::WeightVelocity => format!("correction.mean-velocity/{parameter}"),
         Content::PreviousWeight => format!("correction.previous-weights/{parameter}"),
+        Content::Synchronisation(index) => format!("synchronisation.{index}/{parameter}"),
         _ => parameter.to_owned(),
     }
 }
