@@ -6,7 +6,7 @@ use std::ops::Range;
 use shardloom_plan::Prediction;
 
 use crate::tenant::{Arrival, Tenancy, Tenant};
-use crate::{Bucket, BucketId, Class, Instruction, ParamId, Program, StreamItem};
+use crate::{BodyKind, Bucket, BucketId, Class, Instruction, ParamId, Program, StreamItem};
 
 /// What a rank holds all the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -176,6 +176,35 @@ impl Class {
             return 0;
         }
         program.optimizer.factored_elements(param.rows, param.columns, owned)
+    }
+
+    /// Of the bytes that forward passes on `position` leave in use, the share that is still in use after
+    /// input gradients, for weight gradients to free; 1 where backward passes run whole.
+    pub fn kept_share(&self, program: &Program, position: usize) -> f64 {
+        let mut ledger = Ledger::new(program, self, position);
+        let (mut left, mut freed_last, mut splits) = (0, 0, false);
+        for (_, StreamItem { body, microbatch, .. }) in
+            program.unrolled(self, 1).filter(|(_, item)| !item.amends)
+        {
+            let before = ledger.live_bytes() as i64;
+            for instruction in &self.body(body).instructions {
+                ledger.begin(instruction, microbatch);
+                ledger.end(instruction, microbatch);
+            }
+            let more = ledger.live_bytes() as i64 - before;
+            match self.body(body).kind {
+                BodyKind::Forward => left += more,
+                BodyKind::BackwardWeight => {
+                    freed_last -= more;
+                    splits = true;
+                }
+                _ => {}
+            }
+        }
+        match splits && left > 0 {
+            true => (freed_last as f64 / left as f64).clamp(0.0, 1.0),
+            false => 1.0,
+        }
     }
 
     /// The memory of `position` over one step.

@@ -93,6 +93,10 @@ pub struct Schedule {
     #[arg(long, value_name = "TIME", default_value_t = 0.0, value_parser = decimal)]
     message: f64,
 
+    /// Share of a forward pass's memory that only weight gradients free, of zb-1p and zb-2p [default: 1]
+    #[arg(long, value_name = "SHARE", value_parser = decimal)]
+    kept: Option<f64>,
+
     /// Steps to draw, one right after the other [default: 1; without flush enough to see the steady
     /// state]
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
@@ -307,6 +311,7 @@ impl Schedule {
             input: self.input.unwrap_or(half),
             weight: self.weight.unwrap_or(half),
             message: self.message,
+            kept: self.kept.unwrap_or(1.0),
         }
     }
 
@@ -330,6 +335,7 @@ impl Schedule {
             );
             return Err(Failure::usage("--replicas", message));
         }
+        self.require_share()?;
         let times = [
             ("--forward", Some(self.forward)),
             ("--backward", Some(self.backward)),
@@ -346,6 +352,23 @@ impl Schedule {
             let message =
                 format!("--message {}: a message takes from 0 to {LONGEST}", self.message);
             return Err(Failure::usage("--message", message));
+        }
+        Ok(())
+    }
+
+    fn require_share(&self) -> Result<(), Failure> {
+        let Some(kept) = self.kept else { return Ok(()) };
+        if !matches!(self.kind, ScheduleKind::ZeroBubbleOneP | ScheduleKind::ZeroBubbleTwoP) {
+            let message = format!(
+                "--kept {kept}: only zb-1p and zb-2p are made for memory that passes free in part, and \
+                 {} is not",
+                self.kind.name()
+            );
+            return Err(Failure::usage("--kept", message));
+        }
+        if !(0.0..=1.0).contains(&kept) {
+            let message = format!("--kept {kept}: a share is from 0 to 1");
+            return Err(Failure::usage("--kept", message));
         }
         Ok(())
     }

@@ -39,6 +39,7 @@ impl WholeTimes {
                 input: scaled(times.input),
                 weight: scaled(times.weight),
                 message: scaled(times.message),
+                kept: times.kept,
             },
             scale: power * chunks,
         }
@@ -106,7 +107,7 @@ mod tests {
     }
 
     fn times(forward: f64, half: f64, message: f64) -> PassTimes {
-        PassTimes { forward, input: half, weight: half, message }
+        PassTimes { forward, input: half, weight: half, message, ..PassTimes::default() }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use shardloom_plan::PassTimes;
 
 use super::timing::best;
 use super::timing::time_with;
-use super::weight_filling::{fill, without_weights};
+use super::weight_filling::{Memory, fill, without_weights};
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 
 /// Slots after which the block repeats: as many as a device has passes for one micro-batch.
@@ -42,7 +42,8 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes, block: &Block) -> Vec<Ve
         (orders, rows) = squeezed(map, orders);
     }
     let bare = without_weights(&orders);
-    let filled = [false, true].map(|eager| fill(map, times, &bare, limit, eager));
+    let filled =
+        [false, true].map(|eager| fill(map, times, &bare, Memory::microbatches(limit), eager));
     best(map, times, [orders].into_iter().chain(filled))
 }
 

@@ -32,6 +32,7 @@ pub use check::check;
 pub(crate) use meeting::{Meeting, Wish, meetings};
 pub use stage_map::{Chain, StageMap};
 pub use timing::{Timed, Timing, time, time_with};
+use weight_filling::Memory;
 
 /// In which order each device of a map runs its passes.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,8 +65,18 @@ impl Schedule {
             ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
             ScheduleKind::PipeDream => pipedream::orders(&map),
             ScheduleKind::PipeMare => pipemare::orders(&map),
-            ScheduleKind::ZeroBubbleH1 => zero_bubble::orders(&map, times, devices),
-            ScheduleKind::ZeroBubbleH2 => zero_bubble::orders(&map, times, 2 * devices - 1),
+            ScheduleKind::ZeroBubbleH1 => {
+                zero_bubble::orders(&map, times, Memory::microbatches(devices))
+            }
+            ScheduleKind::ZeroBubbleH2 => {
+                zero_bubble::orders(&map, times, Memory::microbatches(2 * devices - 1))
+            }
+            ScheduleKind::ZeroBubbleOneP => {
+                zero_bubble::orders(&map, times, Memory::forwards(devices, times.kept))
+            }
+            ScheduleKind::ZeroBubbleTwoP => {
+                zero_bubble::orders(&map, times, Memory::forwards(2 * devices, times.kept))
+            }
             ScheduleKind::ZeroBubbleV => zb_v::orders(&map, times)?,
             ScheduleKind::VHalf => v_half::orders(&map, times)?,
             ScheduleKind::VMin => v_min::orders(&map, times)?,

@@ -18,17 +18,50 @@ struct Device {
     clock: f64,
     /// For how long it stood idle since it started.
     idle: f64,
-    in_flight: usize,
+    /// Micro-batches that went forward and have no input gradients yet.
+    forward: usize,
     /// Weight gradients that can run, oldest first.
     waiting: VecDeque<Cell>,
+}
+
+/// What a device has room for, in units of what a forward pass of a stage leaves.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    /// The most of it, summed over a device's stages.
+    limit: f64,
+    /// What is left of a unit between input and weight gradients.
+    kept: f64,
+}
+
+impl Memory {
+    /// Room for so many micro-batches from forward pass to weight gradients.
+    pub(super) fn microbatches(limit: usize) -> Memory {
+        Memory { limit: limit as f64, kept: 1.0 }
+    }
+
+    /// Room for what so many forward passes leave, of which input gradients free all but a share.
+    pub(super) fn forwards(limit: usize, kept: f64) -> Memory {
+        Memory { limit: limit as f64, kept }
+    }
+
+    /// How many forwards there is room for before the first gradient.
+    pub(super) fn first(self) -> u32 {
+        self.limit as u32
+    }
+
+    /// Whether there is room for `forward` micro-batches that went forward, and `waiting` more that wait
+    /// for their weight gradients.
+    fn holds(self, forward: usize, waiting: usize) -> bool {
+        // Shares add up to whole units but for rounding.
+        forward as f64 + waiting as f64 * self.kept <= self.limit + 1e-9
+    }
 }
 
 /// An execution that decides where weight gradients go.
 pub(super) struct Filling<'a> {
     map: &'a StageMap,
     times: &'a PassTimes,
-    /// The most micro-batches in flight on a device, summed over its stages.
-    limit: usize,
+    memory: Memory,
     /// Whether to run weight gradients into every gap, even one that is too short for them.
     eager: bool,
     ends: BTreeMap<Cell, f64>,
@@ -39,11 +72,11 @@ impl<'a> Filling<'a> {
     pub(super) fn new(
         map: &'a StageMap,
         times: &'a PassTimes,
-        limit: usize,
+        memory: Memory,
         eager: bool,
     ) -> Filling<'a> {
         let devices = (0..map.devices()).map(|_| Device::default()).collect();
-        Filling { map, times, limit, eager, ends: BTreeMap::new(), devices }
+        Filling { map, times, memory, eager, ends: BTreeMap::new(), devices }
     }
 
     /// When `device` is done with what it has run.
@@ -72,8 +105,16 @@ impl<'a> Filling<'a> {
     /// How long the weight gradients take that must run before `device` has room for a forward pass.
     pub(super) fn time_to_make_room(&self, device: usize) -> f64 {
         let it = &self.devices[device];
-        let needed = (it.in_flight + 1).saturating_sub(self.limit);
+        let all = it.waiting.len();
+        let enough = |count: &usize| self.memory.holds(it.forward + 1, all - count);
+        let needed = (0..all).find(enough).unwrap_or(all);
         it.waiting.iter().take(needed).map(|&cell| cell_time(self.map, self.times, cell)).sum()
+    }
+
+    /// Whether `device` has room for a forward pass.
+    fn has_room(&self, device: usize) -> bool {
+        let it = &self.devices[device];
+        self.memory.holds(it.forward + 1, it.waiting.len())
     }
 
     /// Runs a forward pass or input gradients that can run, and before it the weight gradients that
@@ -82,7 +123,7 @@ impl<'a> Filling<'a> {
         let device = self.map.device(cell.instance);
         let arrival = self.arrival(cell).expect("a schedule runs what can run");
         if cell.pass == Pass::Forward {
-            while self.devices[device].in_flight >= self.limit && self.run_weight(device) {}
+            while !self.has_room(device) && self.run_weight(device) {}
         }
         while let Some(&weight) = self.devices[device].waiting.front() {
             let gap = arrival - self.clock(device);
@@ -124,11 +165,14 @@ impl<'a> Filling<'a> {
         it.order.push(Turn::Alone(cell));
         self.ends.insert(cell, it.clock);
         match cell.pass {
-            Pass::Forward => it.in_flight += 1,
+            Pass::Forward => it.forward += 1,
             Pass::BackwardInput => {
+                it.forward -= 1;
                 it.waiting.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
             }
-            Pass::Backward | Pass::BackwardWeight => it.in_flight -= 1,
+            Pass::Backward => it.forward -= 1,
+            // It has just left those that wait.
+            Pass::BackwardWeight => {}
         }
     }
 }
@@ -138,10 +182,10 @@ pub(super) fn fill(
     map: &StageMap,
     times: &PassTimes,
     orders: &[Vec<Cell>],
-    limit: usize,
+    memory: Memory,
     eager: bool,
 ) -> Vec<Vec<Turn>> {
-    let mut filling = Filling::new(map, times, limit, eager);
+    let mut filling = Filling::new(map, times, memory, eager);
     let mut next = vec![0; orders.len()];
     let start = |filling: &Filling, next: &[usize], device: usize| {
         let arrival = filling.arrival(*orders[device].get(next[device])?)?;

@@ -11,7 +11,7 @@
 use shardloom_plan::PassTimes;
 
 use super::timing::best;
-use super::weight_filling::{fill, without_weights};
+use super::weight_filling::{Memory, fill, without_weights};
 use super::{Cell, Instance, Pass, StageMap, Turn};
 use crate::ProgramError;
 
@@ -21,10 +21,10 @@ use crate::ProgramError;
 /// If devices do not hold two stages each.
 pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
     super::wants_two_stages(map, "zb-v")?;
-    let limit = 2 * map.devices();
+    let memory = Memory::microbatches(2 * map.devices());
     let stable: Vec<Vec<Turn>> = (0..map.devices()).map(|device| order(map, device)).collect();
     let bare = without_weights(&stable);
-    let filled = [false, true].map(|eager| fill(map, times, &bare, limit, eager));
+    let filled = [false, true].map(|eager| fill(map, times, &bare, memory, eager));
     Ok(best(map, times, [stable].into_iter().chain(filled)))
 }
 

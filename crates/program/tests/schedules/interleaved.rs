@@ -36,7 +36,7 @@ fn the_orders_are_those_of_the_paper() {
 fn the_bubble_is_a_chunkth_of_that_of_1f1b() {
     for (devices, chunks, microbatches) in sizes() {
         for (forward, weight) in [(1.0, 0.5), (1.0, 1.5), (3.0, 0.5), (2.0, 6.5)] {
-            let times = PassTimes { forward, input: 0.5, weight, message: 0.0 };
+            let times = PassTimes { forward, input: 0.5, weight, ..EQUAL };
             let schedule = schedule(KIND, devices, chunks, microbatches, &times);
             let ideal = microbatches as f64 * (forward + 0.5 + weight);
             let bubble = timing(&schedule, &times).makespan - ideal;

@@ -65,7 +65,7 @@ fn orders_of_zb_v_on_two_devices() {
 
 #[test]
 fn with_slower_forwards_weight_gradients_of_zb_v_move_into_the_gaps() {
-    let times = PassTimes { forward: 12.0, input: 10.0, weight: 8.0, message: 0.0 };
+    let times = PassTimes { forward: 12.0, input: 10.0, weight: 8.0, ..ALIKE };
     let alike = schedule(ZERO, 4, 2, 12, &ALIKE);
     let made = schedule(ZERO, 4, 2, 12, &times);
     assert_ne!(alike.orders, made.orders);
