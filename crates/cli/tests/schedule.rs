@@ -92,13 +92,13 @@ fn chunks_have_their_share_of_the_time() {
         .run("schedule interleaved --stages 2 --microbatches 2 --chunks 2 --backward 1")
         .succeeds();
     insta::assert_snapshot!(outcome.stdout, @r"
-    0 │ F0@0 F1@0 F0@1 F1@1 ·    ·    B0@1 B1@1 B0@0 B1@0
-    1 │ ·    F0@0 F1@0 F0@1 F1@1 B0@1 B1@1 B0@0 B1@0 ·
+    0 │ F0@0 F1@0 F0@1 F1@1 ·    B0@1 ·    B1@1 B0@0 B1@0
+    1 │ ·    F0@0 F1@0 F0@1 B0@1 F1@1 B1@1 B0@0 B1@0 ·
     F forward  B backward  · idle
     @0 chunk 0  @1 chunk 1
     makespan 5, bubble 20.0%, utilisation 80.0%
     largest bubble between a device's own first and last pass: 20.0%
-    most micro-batches in flight, each stage's counted, by device: 4, 4
+    most micro-batches in flight, each stage's counted, by device: 4, 3
     ");
     // Bubble over ideal time (p - 1) / (v m), whatever the number of chunks.
     for chunks in [2, 3, 4] {
@@ -329,7 +329,7 @@ fn numbers_that_are_none_are_refused() {
 fn schedules_that_do_not_exist_say_what_would_be_right() {
     let place = Place::new();
     for (arguments, hint) in [
-        ("interleaved --stages 4 --microbatches 6", "multiples of the 4 devices"),
+        ("interleaved --stages 4 --microbatches 3", "as many micro-batches as the 4 devices"),
         ("interleaved --stages 4 --microbatches 8 --chunks 1", "at least two stages"),
         ("1f1b --stages 4 --microbatches 8 --chunks 2", "one stage on each device"),
         ("chimera --stages 3 --microbatches 6", "half of the devices"),
