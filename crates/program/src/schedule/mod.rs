@@ -8,6 +8,7 @@ mod check;
 mod chimera;
 mod dualpipe;
 mod dualpipe_v;
+mod earliest_first;
 mod hanayo;
 mod interleaved;
 mod meeting;

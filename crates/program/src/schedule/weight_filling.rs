@@ -111,6 +111,11 @@ impl<'a> Filling<'a> {
         it.waiting.iter().take(needed).map(|&cell| cell_time(self.map, self.times, cell)).sum()
     }
 
+    /// Whether `device` has room for a forward pass once all its weight gradients have run that can.
+    pub(super) fn can_make_room(&self, device: usize) -> bool {
+        self.memory.holds(self.devices[device].forward + 1, 0)
+    }
+
     /// Whether `device` has room for a forward pass.
     fn has_room(&self, device: usize) -> bool {
         let it = &self.devices[device];

@@ -3,7 +3,8 @@
 //!
 //! Backward passes are split, and only input gradients are passed on; weight gradients fill gaps. A
 //! device warms up with as many forwards as fit before its first gradient arrives and into memory, then
-//! alternates. Eight variants are drafted for the given times and the best is kept.
+//! alternates. Eight variants are drafted for the given times, and two orders are made in which devices run
+//! what [comes first](super::earliest_first), which are shorter where messages are slow; the best is kept.
 //!
 //! H1 holds as many micro-batches as 1F1B's first stage, the `p` devices; H2 holds `2p - 1`. The bubble of
 //! a device is what it stands idle between its own start and end: devices start one after the other and
@@ -22,6 +23,7 @@
 
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 
+use super::earliest_first;
 use super::timing::best;
 use super::weight_filling::{Filling, Memory};
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
@@ -68,7 +70,9 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes, memory: Memory) -> Vec<V
         gradients_first: bits & 2 != 0,
         eager: bits & 4 != 0,
     });
-    best(map, times, variants.map(|variant| draft(map, times, memory, variant)))
+    let drafts = variants.map(|variant| draft(map, times, memory, variant));
+    let others = [false, true].map(|eager| earliest_first::orders(map, times, memory, eager));
+    best(map, times, drafts.chain(others))
 }
 
 fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) -> Vec<Vec<Turn>> {
@@ -108,7 +112,8 @@ fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) ->
     filling.finish()
 }
 
-fn cell(pass: Pass, device: usize, microbatch: u32) -> Cell {
+/// A pass of the one stage of `device`.
+pub(super) fn cell(pass: Pass, device: usize, microbatch: u32) -> Cell {
     let instance = Instance { pipeline: 0, stage: device as u16 };
     Cell { pass, instance, microbatch }
 }

@@ -31,6 +31,17 @@ fn h2_adds_just_its_work_with_each_step() {
     assert_eq!(makespan(2), 480.0 + 30.0);
 }
 
+/// The last device begins after three forwards and messages, and then works without a gap.
+#[test]
+fn with_messages_as_long_as_passes_h2_of_4_devices_and_8_microbatches_takes_the_least_time_there_is()
+ {
+    let times = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 1.0, ..ALIKE };
+    let built = schedule(H2, 4, 1, 8, &times);
+    assert_eq!(timing(&built, &times).makespan, 3.0 * 2.0 + 8.0 * 3.0);
+    let peaks = check(&built, 4).expect("no deadlock");
+    assert_eq!(peaks.into_iter().max(), Some(7));
+}
+
 #[test]
 fn orders_for_equal_times() {
     let first = schedule(H1, 4, 1, 8, &ALIKE);
