@@ -248,6 +248,16 @@ fn zb_2p_fills_what_h2_leaves_where_input_gradients_free_memory() {
 }
 
 #[test]
+fn steps_that_wait_for_each_other_have_orders_of_their_own() {
+    let times = "--forward 4 --input 1 --weight 9 --message 3";
+    let makespan = |more: &str| {
+        let answer = drawn(&format!("zb-h1 --stages 4 --microbatches 18 {times} {more}"));
+        answer["makespan"].as_f64().expect("a number")
+    };
+    assert_eq!([makespan(""), makespan("--wait")], [291.0, 282.0]);
+}
+
+#[test]
 fn a_drawn_order_can_be_trained_as_a_table() {
     let place = Place::new();
     let drawn = place.run("schedule zb-h1 --stages 2 --microbatches 4 --in-flight 3 --json");

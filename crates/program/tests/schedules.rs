@@ -18,6 +18,8 @@ mod pipedream;
 mod pipemare;
 #[path = "schedules/single_stage.rs"]
 mod single_stage;
+#[path = "schedules/succession.rs"]
+mod succession;
 #[path = "schedules/table.rs"]
 mod table;
 #[path = "schedules/taking_turns.rs"]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
-use shardloom::program::schedule::{self, StageMap, Timed, Turn};
+use shardloom::program::schedule::{self, StageMap, Succession, Timed, Turn};
 use shardloom_report::{cell_legend, cell_table};
 
 use super::schedule_kind::{listing, schedule_kind};
@@ -96,6 +96,11 @@ pub struct Schedule {
     /// Share of a forward pass's memory that only weight gradients free, of zb-1p and zb-2p [default: 1]
     #[arg(long, value_name = "SHARE", value_parser = decimal)]
     kept: Option<f64>,
+
+    /// Make the order for steps that wait for each other, shortest from the first start to the last end,
+    /// where the schedule has a choice [default: shortest between a device's own start and end]
+    #[arg(long)]
+    wait: bool,
 
     /// Steps to draw, one right after the other [default: 1; without flush enough to see the steady
     /// state]
@@ -247,10 +252,14 @@ impl Schedule {
 
     fn schedule(&self, map: StageMap, times: &PassTimes) -> Result<schedule::Schedule, Failure> {
         let zero_bubble = [ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2];
+        let succession = match self.wait {
+            true => Succession::Common,
+            false => Succession::Own,
+        };
         let built = match self.in_flight {
-            None => schedule::Schedule::build(self.kind, map, times),
+            None => schedule::Schedule::build_for(self.kind, map, times, succession),
             Some(limit) if zero_bubble.contains(&self.kind) => {
-                schedule::Schedule::zero_bubble(map, times, limit as usize)
+                schedule::Schedule::zero_bubble(map, times, limit as usize, succession)
             }
             Some(limit) => {
                 let message = format!(

@@ -30,7 +30,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank, Shard, Slot};
-use crate::schedule::{Instance, Pass, Schedule, StageMap};
+use crate::schedule::{Instance, Pass, Schedule, StageMap, Succession};
 use crate::{ClassId, Layout, ProgramError, SlotId};
 use bodies::StageBodies;
 use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
@@ -51,7 +51,13 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     let map = stage_map(plan, &stages)?;
     let schedule = match plan.schedule {
         ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
-        kind => Schedule::build(kind, map, &plan.pass_times)?,
+        kind => {
+            let succession = match plan.looks_at_norm() && !plan.post_validation {
+                true => Succession::Common,
+                false => Succession::Own,
+            };
+            Schedule::build_for(kind, map, &plan.pass_times, succession)?
+        }
     };
     require_rule(plan, &schedule)?;
     let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);

@@ -11,10 +11,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use shardloom_plan::PassTimes;
-
-use super::timing::best;
-use super::timing::time_with;
+use super::timing::{Purpose, best, time_with};
 use super::weight_filling::{Memory, fill, without_weights};
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 
@@ -31,7 +28,7 @@ type Rows = Vec<Vec<Option<Cell>>>;
 
 /// The orders on a map that goes to and fro once, with no more in flight than the block has when it
 /// repeats; and made for the given times where these allow several.
-pub(super) fn orders(map: &StageMap, times: &PassTimes, block: &Block) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, block: &Block) -> Vec<Vec<Turn>> {
     let mut rows = repeated(map, block);
     let limit = rows.iter().map(|row| peak(row)).max().unwrap_or(0);
     let mut orders = vec![];
@@ -42,9 +39,9 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes, block: &Block) -> Vec<Ve
         (orders, rows) = squeezed(map, orders);
     }
     let bare = without_weights(&orders);
-    let filled =
-        [false, true].map(|eager| fill(map, times, &bare, Memory::microbatches(limit), eager));
-    best(map, times, [orders].into_iter().chain(filled))
+    let filled = [false, true]
+        .map(|eager| fill(map, purpose.times, &bare, Memory::microbatches(limit), eager));
+    best(map, purpose, [orders].into_iter().chain(filled))
 }
 
 /// The block, once for each micro-batch.

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use shardloom_plan::PassTimes;
 
-use super::timing::best;
+use super::timing::{Purpose, best};
 use super::{Cell, Instance, Pass, StageMap, Turn};
 use crate::ProgramError;
 
@@ -27,7 +27,8 @@ use crate::ProgramError;
 const BUFFERS: usize = 2;
 
 /// The orders on a zig-zag.
-pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>) -> Result<Vec<Vec<Turn>>, ProgramError> {
+    let times = purpose.times;
     let chunks = map.instances_on(0).count();
     if !chunks.is_multiple_of(2) {
         return Err(ProgramError::Schedule(format!(
@@ -48,7 +49,7 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>
     // Forward passes then pile up, so that their number needs a limit.
     let few = 2 * map.devices() as u32 - 1;
     let candidates = [(alike, u32::MAX), (*times, u32::MAX), (later, few)];
-    Ok(best(map, times, candidates.map(|(times, most)| greedy(map, &times, most))))
+    Ok(best(map, purpose, candidates.map(|(times, most)| greedy(map, &times, most))))
 }
 
 /// The greedy orders for some times, with at most so many micro-batches in flight.

@@ -32,7 +32,8 @@ pub use cell::{Cell, Instance, Pass, Turn};
 pub use check::check;
 pub(crate) use meeting::{Meeting, Wish, meetings};
 pub use stage_map::{Chain, StageMap};
-pub use timing::{Timed, Timing, time, time_with};
+use timing::Purpose;
+pub use timing::{Succession, Timed, Timing, time, time_with};
 use weight_filling::Memory;
 
 /// In which order each device of a map runs its passes.
@@ -46,7 +47,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule `kind` on `map`, made for passes of the given times where it depends on them.
+    /// The schedule `kind` on `map`, made for passes of the given times where it depends on them, and for
+    /// devices that begin their next steps without waiting for each other.
     ///
     /// # Errors
     /// If the schedule does not exist for this map.
@@ -55,6 +57,20 @@ impl Schedule {
         map: StageMap,
         times: &PassTimes,
     ) -> Result<Schedule, ProgramError> {
+        Schedule::build_for(kind, map, times, Succession::Own)
+    }
+
+    /// The same, for steps that follow each other in the given way.
+    ///
+    /// # Errors
+    /// As [`Schedule::build`].
+    pub fn build_for(
+        kind: ScheduleKind,
+        map: StageMap,
+        times: &PassTimes,
+        succession: Succession,
+    ) -> Result<Schedule, ProgramError> {
+        let purpose = Purpose { times, succession };
         kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
         let devices = map.devices();
         let orders = match kind {
@@ -63,24 +79,24 @@ impl Schedule {
             ScheduleKind::Interleaved => interleaved::orders(&map)?,
             ScheduleKind::Chimera => chimera::orders(&map),
             ScheduleKind::ChimeraDoubling => chimera::doubled_orders(&map)?,
-            ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
+            ScheduleKind::Hanayo => hanayo::orders(&map, purpose)?,
             ScheduleKind::PipeDream => pipedream::orders(&map),
             ScheduleKind::PipeMare => pipemare::orders(&map),
             ScheduleKind::ZeroBubbleH1 => {
-                zero_bubble::orders(&map, times, Memory::microbatches(devices))
+                zero_bubble::orders(&map, purpose, Memory::microbatches(devices))
             }
             ScheduleKind::ZeroBubbleH2 => {
-                zero_bubble::orders(&map, times, Memory::microbatches(2 * devices - 1))
+                zero_bubble::orders(&map, purpose, Memory::microbatches(2 * devices - 1))
             }
             ScheduleKind::ZeroBubbleOneP => {
-                zero_bubble::orders(&map, times, Memory::forwards(devices, times.kept))
+                zero_bubble::orders(&map, purpose, Memory::forwards(devices, times.kept))
             }
             ScheduleKind::ZeroBubbleTwoP => {
-                zero_bubble::orders(&map, times, Memory::forwards(2 * devices, times.kept))
+                zero_bubble::orders(&map, purpose, Memory::forwards(2 * devices, times.kept))
             }
-            ScheduleKind::ZeroBubbleV => zb_v::orders(&map, times)?,
-            ScheduleKind::VHalf => v_half::orders(&map, times)?,
-            ScheduleKind::VMin => v_min::orders(&map, times)?,
+            ScheduleKind::ZeroBubbleV => zb_v::orders(&map, purpose)?,
+            ScheduleKind::VHalf => v_half::orders(&map, purpose)?,
+            ScheduleKind::VMin => v_min::orders(&map, purpose)?,
             ScheduleKind::DualPipe => dualpipe::orders(&map)?,
             ScheduleKind::DualPipeV => dualpipe_v::orders(&map)?,
             ScheduleKind::Table => {

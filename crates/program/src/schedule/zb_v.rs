@@ -8,9 +8,7 @@
 //! device, which is `p` micro-batches; one message on a way is enough. With other times weight gradients
 //! are moved to where they fill gaps.
 
-use shardloom_plan::PassTimes;
-
-use super::timing::best;
+use super::timing::{Purpose, best};
 use super::weight_filling::{Memory, fill, without_weights};
 use super::{Cell, Instance, Pass, StageMap, Turn};
 use crate::ProgramError;
@@ -19,13 +17,13 @@ use crate::ProgramError;
 ///
 /// # Errors
 /// If devices do not hold two stages each.
-pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>) -> Result<Vec<Vec<Turn>>, ProgramError> {
     super::wants_two_stages(map, "zb-v")?;
     let memory = Memory::microbatches(2 * map.devices());
     let stable: Vec<Vec<Turn>> = (0..map.devices()).map(|device| order(map, device)).collect();
     let bare = without_weights(&stable);
-    let filled = [false, true].map(|eager| fill(map, times, &bare, memory, eager));
-    Ok(best(map, times, [stable].into_iter().chain(filled)))
+    let filled = [false, true].map(|eager| fill(map, purpose.times, &bare, memory, eager));
+    Ok(best(map, purpose, [stable].into_iter().chain(filled)))
 }
 
 /// The passes that a device has run so far of its two stages.

@@ -6,6 +6,9 @@
 //! alternates. Eight variants are drafted for the given times, and two orders are made in which devices run
 //! what [comes first](super::earliest_first), which are shorter where messages are slow; the best is kept.
 //!
+//! The best has the shortest time of a device's own, or the least makespan where steps wait for each other
+//! ([`Succession`]).
+//!
 //! H1 holds as many micro-batches as 1F1B's first stage, the `p` devices; H2 holds `2p - 1`. The bubble of
 //! a device is what it stands idle between its own start and end: devices start one after the other and
 //! end so, and the next step fits in. With `2p` micro-batches or more and messages in no time it is
@@ -24,7 +27,7 @@
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 
 use super::earliest_first;
-use super::timing::best;
+use super::timing::{Purpose, Succession, best};
 use super::weight_filling::{Filling, Memory};
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 use crate::ProgramError;
@@ -40,6 +43,7 @@ impl Schedule {
         map: StageMap,
         times: &PassTimes,
         limit: usize,
+        succession: Succession,
     ) -> Result<Schedule, ProgramError> {
         map.check(ScheduleKind::ZeroBubbleH1, Arrangement::Chain)?;
         if limit == 0 {
@@ -47,7 +51,8 @@ impl Schedule {
                            needed";
             return Err(ProgramError::Schedule(message.into()));
         }
-        let orders = orders(&map, times, Memory::microbatches(limit));
+        let purpose = Purpose { times, succession };
+        let orders = orders(&map, purpose, Memory::microbatches(limit));
         Ok(Schedule { map, orders })
     }
 }
@@ -64,7 +69,8 @@ struct Variant {
 }
 
 /// The orders for passes of the given times and devices of the given memory.
-pub(super) fn orders(map: &StageMap, times: &PassTimes, memory: Memory) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, memory: Memory) -> Vec<Vec<Turn>> {
+    let times = purpose.times;
     let variants = (0..8).map(|bits| Variant {
         overrun: bits & 1 != 0,
         gradients_first: bits & 2 != 0,
@@ -72,7 +78,7 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes, memory: Memory) -> Vec<V
     });
     let drafts = variants.map(|variant| draft(map, times, memory, variant));
     let others = [false, true].map(|eager| earliest_first::orders(map, times, memory, eager));
-    best(map, times, drafts.chain(others))
+    best(map, purpose, drafts.chain(others))
 }
 
 fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) -> Vec<Vec<Turn>> {

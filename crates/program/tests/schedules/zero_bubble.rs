@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-use shardloom_program::schedule::{Schedule, StageMap, check};
+use shardloom_program::schedule::{Schedule, StageMap, Succession, check};
 
 use super::{ALIKE, idle, schedule, text, times, timing, work};
 
@@ -95,7 +95,7 @@ proptest! {
     ) {
         let times = PassTimes { message: f64::from(message), ..times };
         let map = StageMap::arranged(Arrangement::Chain, devices, 1, microbatches).expect("a map");
-        let built = Schedule::zero_bubble(map, &times, limit).expect("a schedule");
+        let built = Schedule::zero_bubble(map, &times, limit, Succession::Own).expect("a schedule");
         let peaks = check(&built, microbatches)?;
         prop_assert!(peaks.iter().all(|&peak| peak <= limit), "{limit}: {peaks:?}");
         if limit == devices {
