@@ -15,6 +15,7 @@ mod meeting;
 mod one_forward_one_backward;
 mod pipedream;
 mod pipemare;
+mod reordering;
 mod stage_map;
 mod table;
 mod timing;
@@ -22,6 +23,7 @@ mod v_half;
 mod v_min;
 mod weight_filling;
 mod zb_v;
+mod zb_v_rounds;
 mod zero_bubble;
 
 use shardloom_plan::{PassTimes, ScheduleKind};

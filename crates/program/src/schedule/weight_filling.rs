@@ -57,13 +57,25 @@ impl Memory {
     }
 }
 
+/// Which of the gaps that are too short for them weight gradients fill.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Short {
+    /// None.
+    Never,
+    /// Those after which the device would have stood idle for longer than any other.
+    WhereCostly,
+    /// All.
+    Always,
+}
+
 /// An execution that decides where weight gradients go.
 pub(super) struct Filling<'a> {
     map: &'a StageMap,
     times: &'a PassTimes,
     memory: Memory,
-    /// Whether to run weight gradients into every gap, even one that is too short for them.
-    eager: bool,
+    short: Short,
+    /// For how long each device may stand idle anyway.
+    allowance: Vec<f64>,
     ends: BTreeMap<Cell, f64>,
     devices: Vec<Device>,
 }
@@ -75,8 +87,25 @@ impl<'a> Filling<'a> {
         memory: Memory,
         eager: bool,
     ) -> Filling<'a> {
+        let short = if eager { Short::Always } else { Short::WhereCostly };
+        Filling { short, ..Filling::allowing(map, times, memory, vec![0.0; map.devices()]) }
+    }
+
+    /// An execution in which devices may stand idle for so long, if as long as the one that may longest.
+    pub(super) fn allowing(
+        map: &'a StageMap,
+        times: &'a PassTimes,
+        memory: Memory,
+        allowance: Vec<f64>,
+    ) -> Filling<'a> {
         let devices = (0..map.devices()).map(|_| Device::default()).collect();
-        Filling { map, times, memory, eager, ends: BTreeMap::new(), devices }
+        let (short, ends) = (Short::WhereCostly, BTreeMap::new());
+        Filling { map, times, memory, short, allowance, ends, devices }
+    }
+
+    /// For how long `device` stood idle since it started.
+    pub(super) fn idle(&self, device: usize) -> f64 {
+        self.devices[device].idle
     }
 
     /// When `device` is done with what it has run.
@@ -96,10 +125,12 @@ impl<'a> Filling<'a> {
         Some(arrival)
     }
 
-    /// How much longer `device` may stand idle without standing idle longer than every other.
+    /// How much longer `device` may stand idle without standing idle longer than every other, or than it is
+    /// allowed to.
     pub(super) fn slack(&self, device: usize) -> f64 {
         let most = self.devices.iter().map(|it| it.idle).fold(0.0, f64::max);
-        most - self.devices[device].idle
+        let allowed = self.allowance.iter().copied().fold(0.0, f64::max) - self.allowance[device];
+        most.max(allowed) - self.devices[device].idle
     }
 
     /// How long the weight gradients take that must run before `device` has room for a forward pass.
@@ -116,25 +147,34 @@ impl<'a> Filling<'a> {
         self.memory.holds(self.devices[device].forward + 1, 0)
     }
 
-    /// Whether `device` has room for a forward pass.
-    fn has_room(&self, device: usize) -> bool {
+    /// Whether `device` has room for so many forward passes.
+    pub(super) fn has_room_for(&self, device: usize, forwards: usize) -> bool {
         let it = &self.devices[device];
-        self.memory.holds(it.forward + 1, it.waiting.len())
+        self.memory.holds(it.forward + forwards, it.waiting.len())
     }
 
     /// Runs a forward pass or input gradients that can run, and before it the weight gradients that
     /// there is time for or that must make room.
     pub(super) fn run(&mut self, cell: Cell) {
+        self.run_with(cell, self.short);
+    }
+
+    /// The same, where weight gradients fill short gaps as given.
+    pub(super) fn run_with(&mut self, cell: Cell, short: Short) {
         let device = self.map.device(cell.instance);
         let arrival = self.arrival(cell).expect("a schedule runs what can run");
         if cell.pass == Pass::Forward {
-            while !self.has_room(device) && self.run_weight(device) {}
+            while !self.has_room_for(device, 1) && self.run_weight(device) {}
         }
         while let Some(&weight) = self.devices[device].waiting.front() {
             let gap = arrival - self.clock(device);
             let fits = cell_time(self.map, self.times, weight) <= gap;
-            let costly = gap > 0.0 && (self.eager || gap > self.slack(device));
-            if !fits && !costly {
+            let fills = match short {
+                Short::Never => false,
+                Short::WhereCostly => gap > 0.0 && gap > self.slack(device),
+                Short::Always => gap > 0.0,
+            };
+            if !fits && !fills {
                 break;
             }
             self.run_weight(device);
