@@ -345,7 +345,8 @@ fn schedules_that_do_not_exist_say_what_would_be_right() {
         ("chimera --stages 3 --microbatches 6", "half of the devices"),
         ("pipedream --replicas 2,1 --microbatches 3", "evenly to 2 pipelines"),
         ("pipedream --replicas 1021,1023 --microbatches 4", "at most 1024"),
-        ("chimera --stages 4 --microbatches 3", "evenly to 2 pipelines"),
+        ("chimera --stages 4 --microbatches 1", "each of 2 pipelines"),
+        ("chimera-doubling --stages 4 --microbatches 3", "evenly to 2 pipelines"),
         ("hanayo --stages 4 --microbatches 4 --chunks 3", "even number of stages"),
     ] {
         place.run(&format!("schedule {arguments} --json")).refuses("plan", hint);

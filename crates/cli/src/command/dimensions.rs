@@ -360,6 +360,8 @@ mod tests {
         assert_eq!(chosen(&[ScheduleKind::Interleaved], (30, 3, 1)), 10);
         assert_eq!(chosen(&[one, ScheduleKind::Interleaved], (30, 3, 1)), 10);
         assert_eq!(chosen(&[ScheduleKind::Chimera], (9, 2, 1)), 3);
-        assert_eq!(chosen(&[ScheduleKind::Chimera], (30, 4, 1)), 10);
+        assert_eq!(chosen(&[ScheduleKind::Chimera], (30, 4, 1)), 15);
+        assert_eq!(chosen(&[ScheduleKind::ChimeraDoubling], (30, 4, 1)), 15);
+        assert_eq!(chosen(&[ScheduleKind::ChimeraDoubling], (60, 4, 1)), 12);
     }
 }

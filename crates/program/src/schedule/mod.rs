@@ -74,6 +74,10 @@ impl Schedule {
     ) -> Result<Schedule, ProgramError> {
         let purpose = Purpose { times, succession };
         kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
+        // Chimera leaves the slots empty of the micro-batch that a pipeline lacks.
+        if kind != ScheduleKind::Chimera {
+            map.require_even_shares()?;
+        }
         let devices = map.devices();
         let orders = match kind {
             ScheduleKind::Afab => afab::orders(&map),
