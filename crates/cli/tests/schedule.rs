@@ -247,6 +247,51 @@ fn zb_2p_fills_what_h2_leaves_where_input_gradients_free_memory() {
     assert_eq!([rate("zb-h2"), rate("zb-2p --kept 0.3664")], [837.0, 39.0]);
 }
 
+/// All forwards, then all backwards of equal micro-batches: each half takes one through all stages, and
+/// the other micro-batches through the slowest.
+#[test]
+fn a_stage_twice_as_long_is_drawn_before_and_after_two_devices_share_it() {
+    let arguments = "gpipe --stages 4 --microbatches 8 --forward 1,2,1,1";
+    let (before, after) = (5.0 + 7.0 * 2.0, 5.0 + 7.0 * 1.0);
+    let alone = drawn(arguments);
+    assert_eq!(alone["makespan"], 3.0 * before);
+    assert!(alone.get("without_replicas").is_none());
+    let shared = drawn(&format!("{arguments} --replicas 1,2,1,1"));
+    assert_eq!(shared["makespan"], 3.0 * after);
+    assert_eq!(shared["replicas"], json!([1, 2, 1, 1]));
+    assert_eq!(shared["without_replicas"], alone);
+    let arguments = "gpipe --stages 2 --microbatches 2 --forward 1,2 --replicas 1,2";
+    let outcome = Place::new().run(&format!("schedule {arguments}")).succeeds();
+    insta::assert_snapshot!(outcome.stdout, @r"
+    one device for each stage:
+    0 │ F0 F1 ·  ·  ·  ·  ·  ·  ·  B1 B1 ·  ·  B0 B0
+    1 │ ·  F0 F0 F1 F1 B1 B1 B1 B1 B0 B0 B0 B0 ·  ·
+    F forward  B backward  · idle
+    makespan 15, bubble 40.0%, utilisation 60.0%
+    largest bubble between a device's own first and last pass: 60.0%
+    most micro-batches in flight, by device: 2, 2
+
+    with 1, 2 devices for the stages:
+    0 │ F0 F1 ·  ·  ·  ·  ·  ·  B1 B1 B0 B0
+    1 │ ·  F0 F0 B0 B0 B0 B0 ·  ·  ·  ·  ·
+    2 │ ·  ·  F1 F1 B1 B1 B1 B1 ·  ·  ·  ·
+    F forward  B backward  · idle
+    makespan 12, bubble 50.0%, utilisation 50.0%
+    largest bubble between a device's own first and last pass: 50.0%
+    most micro-batches in flight, by device: 2, 1, 1
+    ");
+}
+
+#[test]
+fn times_of_stages_are_a_stage_s_own_and_times_of_devices_are_shared_by_its_stages() {
+    let makespan = |arguments: &str| drawn(arguments)["makespan"].as_f64().expect("a number");
+    let chunks = "interleaved --stages 2 --chunks 2 --microbatches 4";
+    let whole = makespan(&format!("{chunks} --forward 1 --backward 2"));
+    assert_eq!(makespan(&format!("{chunks} --forward 0.5,0.5,0.5,0.5 --backward 2")), whole);
+    let mixed = format!("{chunks} --forward 0.5,0.5,0.5,0.5 --input 0.5,0.5,0.5,0.5 --weight 1");
+    assert_eq!(makespan(&mixed), whole);
+}
+
 #[test]
 fn steps_that_wait_for_each_other_have_orders_of_their_own() {
     let times = "--forward 4 --input 1 --weight 9 --message 3";
@@ -313,7 +358,13 @@ fn numbers_that_are_none_are_refused() {
         ("pipedream --stages 4 --microbatches 4 --steps 0", "--steps 0"),
         ("pipedream --replicas 2,0 --microbatches 4", "--replicas 0"),
         ("pipedream --replicas 2;1 --microbatches 4", "--replicas"),
-        ("pipedream --replicas 2,1 --stages 2 --microbatches 4", "--stages"),
+        ("pipedream --replicas 2,1 --stages 3 --microbatches 4", "--stages 3"),
+        ("gpipe --stages 4 --microbatches 4 --forward 1,2,1", "3 times for 4 stages"),
+        ("gpipe --stages 4 --microbatches 4 --backward 1,2,1,1,1", "5 times for 4 stages"),
+        ("zb-h1 --stages 3 --microbatches 4 --input 1 --weight 1,2", "--weight 1,2: 2 times"),
+        ("interleaved --stages 2 --chunks 2 --microbatches 4 --forward 1,2", "for 4 stages"),
+        ("gpipe --stages 4 --microbatches 4 --forward 1,0,1,1", "--forward 0"),
+        ("gpipe --stages 4 --microbatches 4 --forward 1,,1,1", "--forward"),
         ("pipedream --stages 4 --microbatches 4 --steps 4000000000", "at most"),
         ("interleaved --stages 4 --microbatches 4 --chunks 4000000000", "at most"),
         ("1f1b --stages 4 --microbatches 4 --forward nan", "--forward NaN"),
