@@ -100,7 +100,11 @@ fn parallelism() {
         ("--pp 2 --schedule interleaved --chunks 3", "plan", "6 stages; gpt has 4 blocks"),
         ("--pp 2 --schedule interleaved --chunks 18446744073709551615", "plan", "4 blocks"),
         ("--pp 2 --schedule interleaved --chunks 0", "plan", "chunks = 0"),
-        ("--pp 2 --schedule interleaved --microbatches 1", "plan", "multiples of the 2 devices"),
+        (
+            "--pp 2 --schedule interleaved --microbatches 1",
+            "plan",
+            "as many micro-batches as the 2 devices",
+        ),
         ("--pp 3 --schedule chimera", "plan", "half of the devices"),
         ("--pp 2 --versions stash", "plan", "1f1b has a flush"),
         ("--pp 2 --schedule pipedream --versions new", "usage", "double-buffer"),

@@ -92,13 +92,13 @@ fn chunks_have_their_share_of_the_time() {
         .run("schedule interleaved --stages 2 --microbatches 2 --chunks 2 --backward 1")
         .succeeds();
     insta::assert_snapshot!(outcome.stdout, @r"
-    0 │ F0@0 F1@0 F0@1 F1@1 ·    ·    B0@1 B1@1 B0@0 B1@0
-    1 │ ·    F0@0 F1@0 F0@1 F1@1 B0@1 B1@1 B0@0 B1@0 ·
+    0 │ F0@0 F1@0 F0@1 F1@1 ·    B0@1 ·    B1@1 B0@0 B1@0
+    1 │ ·    F0@0 F1@0 F0@1 B0@1 F1@1 B1@1 B0@0 B1@0 ·
     F forward  B backward  · idle
     @0 chunk 0  @1 chunk 1
     makespan 5, bubble 20.0%, utilisation 80.0%
     largest bubble between a device's own first and last pass: 20.0%
-    most micro-batches in flight, each stage's counted, by device: 4, 4
+    most micro-batches in flight, each stage's counted, by device: 4, 3
     ");
     // Bubble over ideal time (p - 1) / (v m), whatever the number of chunks.
     for chunks in [2, 3, 4] {
@@ -255,6 +255,72 @@ fn zero_bubble_is_drawn_for_any_memory() {
     assert_eq!(idle("zb-h2 --in-flight 4"), usual);
 }
 
+/// The published bubbles of one setting: 8.37% for ZB-H2 and 0.39% for ZB-2p.
+#[test]
+fn zb_2p_fills_what_h2_leaves_where_input_gradients_free_memory() {
+    let rate = |arguments: &str| {
+        let times = "--forward 18.513 --input 18.086 --weight 9.331 --message 0.626";
+        let answer = drawn(&format!("{arguments} --stages 8 --microbatches 32 {times}"));
+        (answer["span_bubble_fraction"].as_f64().expect("a number") * 1e4).round()
+    };
+    assert_eq!([rate("zb-h2"), rate("zb-2p --kept 0.3664")], [837.0, 39.0]);
+}
+
+/// All forwards, then all backwards of equal micro-batches: each half takes one through all stages, and
+/// the other micro-batches through the slowest.
+#[test]
+fn a_stage_twice_as_long_is_drawn_before_and_after_two_devices_share_it() {
+    let arguments = "gpipe --stages 4 --microbatches 8 --forward 1,2,1,1";
+    let (before, after) = (5.0 + 7.0 * 2.0, 5.0 + 7.0 * 1.0);
+    let alone = drawn(arguments);
+    assert_eq!(alone["makespan"], 3.0 * before);
+    assert!(alone.get("without_replicas").is_none());
+    let shared = drawn(&format!("{arguments} --replicas 1,2,1,1"));
+    assert_eq!(shared["makespan"], 3.0 * after);
+    assert_eq!(shared["replicas"], json!([1, 2, 1, 1]));
+    assert_eq!(shared["without_replicas"], alone);
+    let arguments = "gpipe --stages 2 --microbatches 2 --forward 1,2 --replicas 1,2";
+    let outcome = Place::new().run(&format!("schedule {arguments}")).succeeds();
+    insta::assert_snapshot!(outcome.stdout, @r"
+    one device for each stage:
+    0 │ F0 F1 ·  ·  ·  ·  ·  ·  ·  B1 B1 ·  ·  B0 B0
+    1 │ ·  F0 F0 F1 F1 B1 B1 B1 B1 B0 B0 B0 B0 ·  ·
+    F forward  B backward  · idle
+    makespan 15, bubble 40.0%, utilisation 60.0%
+    largest bubble between a device's own first and last pass: 60.0%
+    most micro-batches in flight, by device: 2, 2
+
+    with 1, 2 devices for the stages:
+    0 │ F0 F1 ·  ·  ·  ·  ·  ·  B1 B1 B0 B0
+    1 │ ·  F0 F0 B0 B0 B0 B0 ·  ·  ·  ·  ·
+    2 │ ·  ·  F1 F1 B1 B1 B1 B1 ·  ·  ·  ·
+    F forward  B backward  · idle
+    makespan 12, bubble 50.0%, utilisation 50.0%
+    largest bubble between a device's own first and last pass: 50.0%
+    most micro-batches in flight, by device: 2, 1, 1
+    ");
+}
+
+#[test]
+fn times_of_stages_are_a_stage_s_own_and_times_of_devices_are_shared_by_its_stages() {
+    let makespan = |arguments: &str| drawn(arguments)["makespan"].as_f64().expect("a number");
+    let chunks = "interleaved --stages 2 --chunks 2 --microbatches 4";
+    let whole = makespan(&format!("{chunks} --forward 1 --backward 2"));
+    assert_eq!(makespan(&format!("{chunks} --forward 0.5,0.5,0.5,0.5 --backward 2")), whole);
+    let mixed = format!("{chunks} --forward 0.5,0.5,0.5,0.5 --input 0.5,0.5,0.5,0.5 --weight 1");
+    assert_eq!(makespan(&mixed), whole);
+}
+
+#[test]
+fn steps_that_wait_for_each_other_have_orders_of_their_own() {
+    let times = "--forward 4 --input 1 --weight 9 --message 3";
+    let makespan = |more: &str| {
+        let answer = drawn(&format!("zb-h1 --stages 4 --microbatches 18 {times} {more}"));
+        answer["makespan"].as_f64().expect("a number")
+    };
+    assert_eq!([makespan(""), makespan("--wait")], [291.0, 282.0]);
+}
+
 #[test]
 fn a_drawn_order_can_be_trained_as_a_table() {
     let place = Place::new();
@@ -311,12 +377,22 @@ fn numbers_that_are_none_are_refused() {
         ("pipedream --stages 4 --microbatches 4 --steps 0", "--steps 0"),
         ("pipedream --replicas 2,0 --microbatches 4", "--replicas 0"),
         ("pipedream --replicas 2;1 --microbatches 4", "--replicas"),
-        ("pipedream --replicas 2,1 --stages 2 --microbatches 4", "--stages"),
+        ("pipedream --replicas 2,1 --stages 3 --microbatches 4", "--stages 3"),
+        ("gpipe --stages 4 --microbatches 4 --forward 1,2,1", "3 times for 4 stages"),
+        ("gpipe --stages 4 --microbatches 4 --backward 1,2,1,1,1", "5 times for 4 stages"),
+        ("zb-h1 --stages 3 --microbatches 4 --input 1 --weight 1,2", "--weight 1,2: 2 times"),
+        ("interleaved --stages 2 --chunks 2 --microbatches 4 --forward 1,2", "for 4 stages"),
+        ("gpipe --stages 4 --microbatches 4 --forward 1,0,1,1", "--forward 0"),
+        ("gpipe --stages 4 --microbatches 4 --forward 1,,1,1", "--forward"),
         ("pipedream --stages 4 --microbatches 4 --steps 4000000000", "at most"),
         ("interleaved --stages 4 --microbatches 4 --chunks 4000000000", "at most"),
         ("1f1b --stages 4 --microbatches 4 --forward nan", "--forward NaN"),
         ("1f1b --stages 4 --microbatches 4 --in-flight 3", "only zb-h1 and zb-h2"),
         ("zb-h1 --stages 4 --microbatches 4 --in-flight 0", "--in-flight 0"),
+        ("zb-h2 --stages 4 --microbatches 4 --kept 0.5", "only zb-1p and zb-2p"),
+        ("zb-2p --stages 4 --microbatches 4 --kept 1.5", "from 0 to 1"),
+        ("zb-2p --stages 4 --microbatches 4 --kept half", "--kept"),
+        ("zb-1p --stages 4 --microbatches 4 --in-flight 3", "only zb-h1 and zb-h2"),
         ("chimera --replicas 2,1 --microbatches 4", "afab, 1f1b and pipedream"),
         ("zb-h1 --replicas 2,1 --microbatches 4", "not in zb-h1"),
         ("1f1b --stages 4 --microbatches 4 --backward 1e300", "1000000"),
@@ -333,13 +409,14 @@ fn numbers_that_are_none_are_refused() {
 fn schedules_that_do_not_exist_say_what_would_be_right() {
     let place = Place::new();
     for (arguments, hint) in [
-        ("interleaved --stages 4 --microbatches 6", "multiples of the 4 devices"),
+        ("interleaved --stages 4 --microbatches 3", "as many micro-batches as the 4 devices"),
         ("interleaved --stages 4 --microbatches 8 --chunks 1", "at least two stages"),
         ("1f1b --stages 4 --microbatches 8 --chunks 2", "one stage on each device"),
         ("chimera --stages 3 --microbatches 6", "half of the devices"),
         ("pipedream --replicas 2,1 --microbatches 3", "evenly to 2 pipelines"),
         ("pipedream --replicas 1021,1023 --microbatches 4", "at most 1024"),
-        ("chimera --stages 4 --microbatches 3", "evenly to 2 pipelines"),
+        ("chimera --stages 4 --microbatches 1", "each of 2 pipelines"),
+        ("chimera-doubling --stages 4 --microbatches 3", "evenly to 2 pipelines"),
         ("hanayo --stages 4 --microbatches 4 --chunks 3", "even number of stages"),
     ] {
         place.run(&format!("schedule {arguments} --json")).refuses("plan", hint);

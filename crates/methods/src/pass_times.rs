@@ -1,4 +1,4 @@
-//! The times that schedules which fill gaps are made for, as the simulator predicts them.
+//! The times and the memory that schedules which fill gaps are made for, as the simulator predicts them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use shardloom_sim::{Options, simulate};
 
 use crate::MethodError;
 
-/// What passes and messages of `plan` take on its slowest device, in microseconds.
+/// What passes and messages of `plan` take on its slowest device, in microseconds, and the largest share
+/// of a forward pass's memory that weight gradients need on any device.
 ///
 /// The plan is simulated. A pass lasts from the start of its first operator to the end of its last, so
 /// tensor parallelism's collectives count; where this differs from micro-batch to micro-batch, the least
@@ -35,7 +36,10 @@ pub fn pass_times(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<PassT
         }
     }
     let message = tracks.iter().map(shortest_message).fold(0.0, f64::max);
-    Ok(PassTimes { forward, input, weight, message })
+    let kept = program.classes.iter().map(|class| class.kept_share(&program, 0));
+    // A thousandth is close enough to plan with, and plans are read by people.
+    let kept = (kept.fold(0.0, f64::max) * 1e3).ceil() / 1e3;
+    Ok(PassTimes { forward, input, weight, message, kept: kept.min(1.0) })
 }
 
 /// Microseconds, to a nanosecond.

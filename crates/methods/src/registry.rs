@@ -15,6 +15,8 @@ pub fn all() -> &'static [Method] {
         system::hanayo::METHOD,
         system::zero_bubble::H1,
         system::zero_bubble::H2,
+        system::zero_bubble::ONE_P,
+        system::zero_bubble::TWO_P,
         system::zero_bubble::V,
         system::controllable_memory::V_HALF,
         system::controllable_memory::V_MIN,

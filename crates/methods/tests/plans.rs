@@ -94,9 +94,12 @@ fn the_registry_is_as_recorded() {
 
 #[test]
 fn schedules_that_fill_gaps_are_made_for_the_times_of_their_passes() {
-    for method in ["zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "hanayo"] {
+    for method in ["zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "hanayo"] {
         let times = chosen(method, "h100-80g:4", 32).plan.pass_times;
         let all = [times.forward, times.input, times.weight, times.message];
         assert!(all.iter().all(|&time| time > 0.0), "{method}: {times:?}");
+        // Hanayo's backward passes are whole; of others input gradients free a part.
+        let some = 0.0 < times.kept && times.kept < 1.0;
+        assert!(if method == "hanayo" { times.kept == 1.0 } else { some }, "{method}: {times:?}");
     }
 }

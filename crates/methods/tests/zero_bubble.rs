@@ -48,8 +48,8 @@ fn plan(graph: &Graph, cluster: &Cluster, name: &str, microbatches: usize) -> Pl
     let (schedule, chunks) = match name {
         "1f1b" => (ScheduleKind::OneForwardOneBackward, 1),
         "interleaved-1f1b" => (ScheduleKind::Interleaved, 3),
-        "zb-1p" => (ScheduleKind::ZeroBubbleH1, 1),
-        "zb-2p" => (ScheduleKind::ZeroBubbleH2, 1),
+        "zb-1p" => (ScheduleKind::ZeroBubbleOneP, 1),
+        "zb-2p" => (ScheduleKind::ZeroBubbleTwoP, 1),
         other => panic!("{other} is no published schedule"),
     };
     let uniform = Uniform {

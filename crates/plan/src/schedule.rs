@@ -33,6 +33,12 @@ pub enum ScheduleKind {
     /// Zero bubble with almost twice the memory of 1F1B (Qi et al. 2024).
     #[serde(rename = "zb-h2")]
     ZeroBubbleH2,
+    /// Zero bubble searched for the memory of 1F1B (Qi et al. 2024).
+    #[serde(rename = "zb-1p")]
+    ZeroBubbleOneP,
+    /// Zero bubble searched for twice the memory of 1F1B (Qi et al. 2024).
+    #[serde(rename = "zb-2p")]
+    ZeroBubbleTwoP,
     /// Zero bubble with the memory of 1F1B, down the devices and back up (Qi et al. 2024).
     #[serde(rename = "zb-v")]
     ZeroBubbleV,
@@ -54,7 +60,7 @@ impl ScheduleKind {
     /// The kinds with a flush and one stage on each device whose backward passes are whole.
     pub const PLAIN: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
     /// All kinds.
-    pub const ALL: [ScheduleKind; 16] = [
+    pub const ALL: [ScheduleKind; 18] = [
         ScheduleKind::Afab,
         ScheduleKind::OneForwardOneBackward,
         ScheduleKind::Interleaved,
@@ -63,6 +69,8 @@ impl ScheduleKind {
         ScheduleKind::Hanayo,
         ScheduleKind::ZeroBubbleH1,
         ScheduleKind::ZeroBubbleH2,
+        ScheduleKind::ZeroBubbleOneP,
+        ScheduleKind::ZeroBubbleTwoP,
         ScheduleKind::ZeroBubbleV,
         ScheduleKind::VHalf,
         ScheduleKind::VMin,
@@ -77,9 +85,11 @@ impl ScheduleKind {
     pub fn arrangement(self) -> Option<Arrangement> {
         match self {
             ScheduleKind::Afab | ScheduleKind::Table => None,
-            ScheduleKind::ZeroBubbleH1 | ScheduleKind::ZeroBubbleH2 | ScheduleKind::PipeMare => {
-                Some(Arrangement::Chain)
-            }
+            ScheduleKind::ZeroBubbleH1
+            | ScheduleKind::ZeroBubbleH2
+            | ScheduleKind::ZeroBubbleOneP
+            | ScheduleKind::ZeroBubbleTwoP
+            | ScheduleKind::PipeMare => Some(Arrangement::Chain),
             ScheduleKind::OneForwardOneBackward | ScheduleKind::PipeDream => {
                 Some(Arrangement::TakingTurns)
             }
@@ -108,6 +118,8 @@ impl ScheduleKind {
             ScheduleKind::PipeMare => "pipemare",
             ScheduleKind::ZeroBubbleH1 => "zb-h1",
             ScheduleKind::ZeroBubbleH2 => "zb-h2",
+            ScheduleKind::ZeroBubbleOneP => "zb-1p",
+            ScheduleKind::ZeroBubbleTwoP => "zb-2p",
             ScheduleKind::ZeroBubbleV => "zb-v",
             ScheduleKind::VHalf => "v-half",
             ScheduleKind::VMin => "v-min",
@@ -240,8 +252,8 @@ pub fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// What the passes of one micro-batch take on a whole device, in any unit. Schedules that fill gaps are
-/// made for certain times.
+/// What the passes of one micro-batch take on a whole device: times in any unit, and memory. Schedules
+/// that fill gaps are made for them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PassTimes {
@@ -254,12 +266,25 @@ pub struct PassTimes {
     /// A message between devices.
     #[serde(default)]
     pub message: f64,
+    /// Of the memory that a forward pass leaves in use, the share that is still in use after input
+    /// gradients, for weight gradients to free. 1 if nobody knows, which is never too little.
+    #[serde(default = "all_of_it", skip_serializing_if = "is_all_of_it")]
+    pub kept: f64,
+}
+
+/// What is kept if nobody knows.
+fn all_of_it() -> f64 {
+    1.0
+}
+
+fn is_all_of_it(kept: &f64) -> bool {
+    *kept == all_of_it()
 }
 
 impl Default for PassTimes {
-    /// All passes alike, messages in no time.
+    /// All passes alike, messages in no time, all memory kept for weight gradients.
     fn default() -> PassTimes {
-        PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 }
+        PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0, kept: all_of_it() }
     }
 }
 
@@ -269,7 +294,7 @@ impl PassTimes {
         *self == PassTimes::default()
     }
 
-    /// Checks that they are times.
+    /// Checks that they are times, and a share.
     pub(crate) fn validate(&self) -> Result<(), PlanError> {
         let times = [
             ("pass_times.forward", self.forward),
@@ -277,12 +302,16 @@ impl PassTimes {
             ("pass_times.weight", self.weight),
             ("pass_times.message", self.message),
         ];
-        match times.into_iter().find(|(_, time)| !(time.is_finite() && *time >= 0.0)) {
-            Some((key, time)) => {
-                Err(PlanError::field(key, time, "a time is finite and at least 0"))
-            }
-            None => Ok(()),
+        if let Some((key, time)) =
+            times.into_iter().find(|(_, time)| !(time.is_finite() && *time >= 0.0))
+        {
+            return Err(PlanError::field(key, time, "a time is finite and at least 0"));
         }
+        if !(0.0..=1.0).contains(&self.kept) {
+            let rule = "a share of what a forward pass leaves is from 0 to 1";
+            return Err(PlanError::field("pass_times.kept", self.kept, rule));
+        }
+        Ok(())
     }
 }
 

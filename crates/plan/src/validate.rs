@@ -98,11 +98,14 @@ impl Plan {
             let rule = format!("micro-batches must divide global_batch = {}", self.global_batch);
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
-        if !self.microbatches.is_multiple_of(self.pipeline.len()) {
-            let rule = format!(
-                "micro-batches are dealt to {} pipelines, so a multiple of that",
-                self.pipeline.len()
-            );
+        let pipelines = self.pipeline.len();
+        if !self.microbatches.is_multiple_of(pipelines) && !self.takes_uneven_shares() {
+            let rule =
+                format!("micro-batches are dealt to {pipelines} pipelines, so a multiple of that");
+            return Err(PlanError::field("microbatches", self.microbatches, rule));
+        }
+        if self.microbatches < pipelines {
+            let rule = format!("one for each of {pipelines} pipelines, or more");
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
         if self.order.is_empty() == (self.schedule == ScheduleKind::Table) {
@@ -117,6 +120,15 @@ impl Plan {
             return Err(PlanError::field("post_validation", true, rule));
         }
         self.pass_times.validate()
+    }
+
+    /// Whether one pipeline may get a micro-batch more than another.
+    fn takes_uneven_shares(&self) -> bool {
+        match self.schedule {
+            ScheduleKind::Chimera => true,
+            ScheduleKind::Table => self.flushes(),
+            _ => false,
+        }
     }
 
     fn validate_sync(&self) -> Result<(), PlanError> {

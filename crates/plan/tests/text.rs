@@ -108,12 +108,14 @@ fn plan() -> impl Strategy<Value = Plan> {
     let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
     let order = vec("[FBIW0-9@<+. ]{0,9}", 0..3);
     let time = || 0.0..1e3f64;
-    let times = (time(), time(), time(), time());
-    let times = times.prop_map(|(forward, input, weight, message)| PassTimes {
+    let share = prop_oneof![Just(1.0), 0.0..=1.0f64];
+    let times = (time(), time(), time(), time(), share);
+    let times = times.prop_map(|(forward, input, weight, message, kept)| PassTimes {
         forward,
         input,
         weight,
         message,
+        kept,
     });
     let times = prop_oneof![Just(PassTimes::default()), times];
     let updates = select(vec![Updates::Step, Updates::Round]);

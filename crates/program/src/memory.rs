@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::allocation::Allocated;
 use crate::{
-    Allocation, Class, Content, Copies, Instruction, Keep, Program, StreamItem, Tensor, TensorId,
+    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, StreamItem, Tensor,
+    TensorId,
 };
 
 /// What a rank holds all the time.
@@ -151,6 +152,35 @@ impl Class {
             *held += u64::from(copies) * self.tensor_bytes(id, position);
         }
         bytes
+    }
+
+    /// Of the bytes that forward passes on `position` leave in use, the share that is still in use after
+    /// input gradients, for weight gradients to free; 1 where backward passes run whole.
+    pub fn kept_share(&self, program: &Program, position: usize) -> f64 {
+        let mut tracker = MemoryTracker::new(self, position);
+        let (mut left, mut freed_last, mut splits) = (0, 0, false);
+        for (_, StreamItem { body, microbatch, .. }) in
+            program.unrolled(self, 1).filter(|(_, item)| !item.amends)
+        {
+            let before = tracker.live_bytes() as i64;
+            for instruction in &self.body(body).instructions {
+                tracker.begin(instruction, microbatch);
+                tracker.end(instruction, microbatch);
+            }
+            let more = tracker.live_bytes() as i64 - before;
+            match self.body(body).kind {
+                BodyKind::Forward => left += more,
+                BodyKind::BackwardWeight => {
+                    freed_last -= more;
+                    splits = true;
+                }
+                _ => {}
+            }
+        }
+        match splits && left > 0 {
+            true => (freed_last as f64 / left as f64).clamp(0.0, 1.0),
+            false => 1.0,
+        }
     }
 
     /// The memory of `position` over one step.

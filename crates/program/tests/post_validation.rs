@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, StageReplicas, Sync,
-    Uniform, Weights, pipelines_in_turn,
+    Arrangement, DeviceList, Mesh, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind,
+    StageReplicas, Sync, Uniform, Weights, pipelines_in_turn,
 };
 use shardloom_program::buffers::BufferPlan;
+use shardloom_program::schedule::{Schedule, StageMap, Succession, Turn};
 use shardloom_program::{
     Action, BodyKind, Class, Content, Instruction, MemoryTracker, Program, RouteId, StreamItem,
     Write, lower,
@@ -249,4 +250,37 @@ fn the_place_of_a_copy_holds_the_largest_share_of_any_position() {
         }
     }
     assert!(later_is_larger, "the first position's share is always the largest");
+}
+
+#[test]
+fn only_where_stages_wait_for_the_norm_orders_are_made_for_steps_that_wait_for_each_other() {
+    let graph = graph();
+    let times =
+        PassTimes { forward: 4.0, input: 1.0, weight: 9.0, message: 3.0, ..PassTimes::default() };
+    let validated = Plan {
+        global_batch: 18,
+        microbatches: 18,
+        pass_times: times,
+        ..plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh::SINGLE)
+    };
+    let waiting = Plan { post_validation: false, ..validated.clone() };
+    let unclipped = Plan { clip_norm: None, ..waiting.clone() };
+    let written = |plan: &Plan, succession| {
+        let map = StageMap::arranged(Arrangement::Chain, STAGES, 1, 18).expect("a map");
+        let built = Schedule::build_for(plan.schedule, map, &times, succession).expect("an order");
+        let text = |(device, turns): (usize, &Vec<Turn>)| {
+            let turns = turns.iter().map(|&turn| built.map.text(device, turn));
+            turns.collect::<Vec<_>>().join(" ")
+        };
+        let order = built.orders.iter().enumerate().map(text).collect();
+        lowered(&graph, &Plan { schedule: ScheduleKind::Table, order, ..plan.clone() })
+    };
+    for (plan, succession, other) in [
+        (&validated, Succession::Own, Succession::Common),
+        (&unclipped, Succession::Own, Succession::Common),
+        (&waiting, Succession::Common, Succession::Own),
+    ] {
+        assert!(lowered(&graph, plan) == written(plan, succession));
+        assert!(lowered(&graph, plan) != written(plan, other));
+    }
 }

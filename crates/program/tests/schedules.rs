@@ -18,12 +18,16 @@ mod pipedream;
 mod pipemare;
 #[path = "schedules/single_stage.rs"]
 mod single_stage;
+#[path = "schedules/succession.rs"]
+mod succession;
 #[path = "schedules/table.rs"]
 mod table;
 #[path = "schedules/taking_turns.rs"]
 mod taking_turns;
 #[path = "schedules/v_shape.rs"]
 mod v_shape;
+#[path = "schedules/zb_1p_2p.rs"]
+mod zb_1p_2p;
 #[path = "schedules/zero_bubble.rs"]
 mod zero_bubble;
 
@@ -32,11 +36,14 @@ use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom_program::schedule::{Cell, Pass, Schedule, StageMap, Timing, Turn, time};
 
 /// f = b = 1, all of the backward pass counted.
-const EQUAL: PassTimes = PassTimes { forward: 1.0, input: 0.5, weight: 0.5, message: 0.0 };
+const EQUAL: PassTimes =
+    PassTimes { forward: 1.0, input: 0.5, weight: 0.5, message: 0.0, kept: 1.0 };
 /// b = 2f, all of the backward pass counted.
-const TWICE: PassTimes = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 };
+const TWICE: PassTimes =
+    PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0, kept: 1.0 };
 /// The published examples of split backward passes.
-const ALIKE: PassTimes = PassTimes { forward: 10.0, input: 10.0, weight: 10.0, message: 0.0 };
+const ALIKE: PassTimes =
+    PassTimes { forward: 10.0, input: 10.0, weight: 10.0, message: 0.0, kept: 1.0 };
 
 /// The schedule on its usual places.
 fn schedule(
@@ -108,7 +115,7 @@ fn delays(schedule: &Schedule) -> Vec<usize> {
 
 /// What a further step takes in a schedule without flush once the pipeline is full.
 fn steady_seconds(schedule: &Schedule, forward: f64, backward: f64, message: f64) -> f64 {
-    let times = PassTimes { forward, input: 0.0, weight: backward, message };
+    let times = PassTimes { forward, input: 0.0, weight: backward, message, kept: 1.0 };
     let makespan = |steps| {
         let timing = time(schedule, steps, &times).expect("these schedules cannot deadlock");
         timing.makespan
@@ -123,6 +130,6 @@ fn times() -> impl Strategy<Value = PassTimes> {
         forward: f64::from(forward),
         input: f64::from(input),
         weight: f64::from(weight),
-        message: 0.0,
+        ..ALIKE
     })
 }

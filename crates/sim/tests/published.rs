@@ -24,7 +24,12 @@ fn pass_times(kind: ScheduleKind, chunks: usize, [forward, input, weight]: Times
         Some(_) => chunks as f64,
     };
     let all = |of_stage: u64| stages * of_stage as f64;
-    PassTimes { forward: all(forward), input: all(input), weight: all(weight), message: 0.0 }
+    PassTimes {
+        forward: all(forward),
+        input: all(input),
+        weight: all(weight),
+        ..PassTimes::default()
+    }
 }
 
 fn simulated(

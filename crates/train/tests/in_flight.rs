@@ -119,9 +119,11 @@ fn peaks(
 }
 
 /// Forward and backward passes that take equally long.
-const EQUAL: PassTimes = PassTimes { forward: 1.0, input: 0.5, weight: 0.5, message: 0.0 };
+const EQUAL: PassTimes =
+    PassTimes { forward: 1.0, input: 0.5, weight: 0.5, message: 0.0, kept: 1.0 };
 /// The three kinds of pass take equally long.
-const ALIKE: PassTimes = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 };
+const ALIKE: PassTimes =
+    PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0, kept: 1.0 };
 
 #[test]
 fn afab_has_all_in_flight() {

@@ -248,6 +248,24 @@ fn more_pipelines_more_stages_and_fewer_microbatches_train_like_the_serial_run()
 }
 
 #[test]
+fn pipelines_of_chimera_that_share_micro_batches_unevenly_train_like_the_serial_run() {
+    for graph in graphs() {
+        let serial = with_momentum(Uniform { global_batch: 15, ..serial() });
+        let reference = reference(&graph, &serial);
+        // Devices, pipelines, and micro-batches.
+        for (pp, pipelines, microbatches) in [(2, 2, 3), (4, 2, 3), (4, 2, 5), (4, 4, 5)] {
+            let uniform =
+                Uniform { pp, microbatches, schedule: ScheduleKind::Chimera, ..serial.clone() };
+            let plan = uniform.plan_in_chunks(&graph, "model", "local", pipelines);
+            let plan = plan.unwrap_or_else(|error| panic!("{error}"));
+            assert_like_serial(&graph, &plan, &reference);
+            let spared = Plan { recompute: Recompute::Stage, recompute_last: false, ..plan };
+            assert_like_serial(&graph, &spared, &reference);
+        }
+    }
+}
+
+#[test]
 fn copies_of_sharded_stages_are_added_up_between_passes() {
     for graph in graphs() {
         let reference = reference(&graph, &serial());

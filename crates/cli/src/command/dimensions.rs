@@ -376,14 +376,17 @@ mod tests {
     fn schedules_get_microbatches_with_which_they_exist() {
         let one = ScheduleKind::OneForwardOneBackward;
         assert_eq!(chosen(&[one], (24, 5, 1)), 12);
-        // Interleaved wants multiples of the devices: of 1, 2, 3, 4, 6, 8 and 12 that is none of five.
+        // Interleaved wants as many as there are devices: of 1 and 3 that is none of five.
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (3, 5, 1)), 3);
         assert_eq!(chosen(&[ScheduleKind::Interleaved], (24, 5, 1)), 12);
         assert_eq!(chosen(&[ScheduleKind::Interleaved], (18, 4, 1)), 9);
         assert_eq!(chosen(&[ScheduleKind::Interleaved], (20, 3, 1)), 10);
         assert_eq!(chosen(&[ScheduleKind::Interleaved], (42, 4, 1)), 14);
-        assert_eq!(chosen(&[ScheduleKind::Interleaved], (30, 3, 1)), 6);
-        assert_eq!(chosen(&[one, ScheduleKind::Interleaved], (30, 3, 1)), 6);
+        assert_eq!(chosen(&[ScheduleKind::Interleaved], (30, 3, 1)), 10);
+        assert_eq!(chosen(&[one, ScheduleKind::Interleaved], (30, 3, 1)), 10);
         assert_eq!(chosen(&[ScheduleKind::Chimera], (9, 2, 1)), 3);
-        assert_eq!(chosen(&[ScheduleKind::Chimera], (30, 4, 1)), 10);
+        assert_eq!(chosen(&[ScheduleKind::Chimera], (30, 4, 1)), 15);
+        assert_eq!(chosen(&[ScheduleKind::ChimeraDoubling], (30, 4, 1)), 15);
+        assert_eq!(chosen(&[ScheduleKind::ChimeraDoubling], (60, 4, 1)), 12);
     }
 }

@@ -15,6 +15,7 @@ mod schedule;
 mod schedule_kind;
 mod simulate;
 mod slots;
+mod stage_times;
 mod train;
 
 pub use compare::Compare;

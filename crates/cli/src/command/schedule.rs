@@ -5,11 +5,12 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
-use shardloom::program::schedule::{self, StageMap, Timed, Turn};
+use shardloom::program::schedule::{self, StageMap, Succession, Timed, Turn};
 use shardloom_report::{cell_legend, cell_table};
 
 use super::schedule_kind::{Named, listing, schedule_kind};
-use super::slots::{Slots, WholeTimes};
+use super::slots::{Scale, Slots};
+use super::stage_times::{GivenTimes, StageTimes};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::terminal::Terminal;
@@ -19,13 +20,15 @@ const EXAMPLES: &str = "Examples:
   shardloom schedule interleaved --stages 4 --microbatches 8 --chunks 2
   shardloom schedule pipedream --stages 4 --microbatches 4 --steps 3
   shardloom schedule pipedream --replicas 2,1 --microbatches 4
+  shardloom schedule gpipe --stages 4 --microbatches 8 --forward 1,2,1,1 --replicas 1,2,1,1
   shardloom schedule hanayo --stages 4 --microbatches 4 --backward 1 --message 0.25 --json";
 
 /// Draw a pipeline schedule as a table of cells
 ///
-/// All devices take the same times for a micro-batch; where a device holds several stages, each takes
-/// its share of them, and where r devices take turns at a stage, it takes each of them r times as long.
-/// Columns are slots of one length, as long as possible with every pass in whole slots. Messages do not
+/// A time is that of a whole device, the same for all; where a device holds several stages, each takes
+/// its share of them, and where r devices take turns at a stage, it takes each of them r times as long. A
+/// time may also be given for each stage (1,2,1,1); with replicas the schedule is then drawn without them
+/// first. Columns are slots of one length, as long as possible with every pass in whole slots. Messages do not
 /// queue: each arrives its time after the pass that it comes from, however many are under way.
 #[derive(Debug, Args)]
 #[command(
@@ -52,7 +55,7 @@ pub struct Schedule {
     /// Devices of each stage that take its micro-batches in turn: 2,1 for two and then one
     #[arg(
         long, value_name = "R,R", value_parser = whole::<u32>, value_delimiter = ',',
-        conflicts_with_all = ["stages", "chunks"]
+        conflicts_with = "chunks"
     )]
     replicas: Option<Vec<u32>>,
 
@@ -68,32 +71,45 @@ pub struct Schedule {
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     in_flight: Option<u32>,
 
-    /// Time of a forward pass through a device
-    #[arg(long, value_name = "TIME", default_value_t = 1.0, value_parser = decimal)]
-    forward: f64,
+    /// Time of a forward pass through a device, or through each stage
+    #[arg(
+        long, value_name = "TIME,..", value_parser = decimal, value_delimiter = ',',
+        default_value = "1"
+    )]
+    forward: Vec<f64>,
 
-    /// Time of a backward pass, half of it for input gradients and half for weight gradients
-    #[arg(long, value_name = "TIME", default_value_t = 2.0, value_parser = decimal)]
-    backward: f64,
+    /// Time of a backward pass, half of it for input gradients and half for weight gradients [default:
+    /// 2, or twice --forward if that is given for each stage]
+    #[arg(long, value_name = "TIME,..", value_parser = decimal, value_delimiter = ',')]
+    backward: Option<Vec<f64>>,
 
     /// Time of input gradients alone
     #[arg(
-        long, value_name = "TIME", value_parser = decimal,
+        long, value_name = "TIME,..", value_parser = decimal, value_delimiter = ',',
         requires = "weight", conflicts_with = "backward"
     )]
-    input: Option<f64>,
+    input: Option<Vec<f64>>,
 
     /// Time of weight gradients alone
     #[arg(
-        long, value_name = "TIME", value_parser = decimal,
+        long, value_name = "TIME,..", value_parser = decimal, value_delimiter = ',',
         requires = "input", conflicts_with = "backward"
     )]
-    weight: Option<f64>,
+    weight: Option<Vec<f64>>,
 
     /// Time of a message between devices, which waits for no other; `shardloom simulate` has a rank's
     /// messages go one after another
     #[arg(long, value_name = "TIME", default_value_t = 0.0, value_parser = decimal)]
     message: f64,
+
+    /// Share of a forward pass's memory that only weight gradients free, of zb-1p and zb-2p [default: 1]
+    #[arg(long, value_name = "SHARE", value_parser = decimal)]
+    kept: Option<f64>,
+
+    /// Make the order for steps that wait for each other, shortest from the first start to the last end,
+    /// where the schedule has a choice [default: shortest between a device's own start and end]
+    #[arg(long)]
+    wait: bool,
 
     /// Steps to draw, one right after the other [default: 1; without flush enough to see the steady
     /// state]
@@ -124,6 +140,9 @@ struct Answer {
     turns: Vec<Vec<TurnTime>>,
     /// One step of each device, as a plan writes it.
     order: Vec<String>,
+    /// The same with one device for each stage, where stages differ and some have several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    without_replicas: Option<Box<Answer>>,
 }
 
 /// When a device does what, exactly.
@@ -140,10 +159,29 @@ const MOST_CELLS: u64 = 4_000_000;
 impl Schedule {
     /// Draws it.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        let answer = self.answer()?;
+        self.require_numbers()?;
+        let replicas = self.replicas.as_deref();
+        let without_replicas = match replicas.is_some() && self.times().by_stage() {
+            true => Some(Box::new(self.answer(None)?)),
+            false => None,
+        };
+        let answer = Answer { without_replicas, ..self.answer(replicas)? };
         if terminal.json() {
             return terminal.object(&answer);
         }
+        if let Some(before) = &answer.without_replicas {
+            terminal.line(format_args!("one device for each stage:"))?;
+            self.draw(before, terminal)?;
+            let replicas: Vec<String> =
+                answer.replicas.iter().flatten().map(u32::to_string).collect();
+            terminal
+                .line(format_args!("\nwith {} devices for the stages:", replicas.join(", ")))?;
+        }
+        self.draw(&answer, terminal)
+    }
+
+    /// Draws what was found.
+    fn draw(&self, answer: &Answer, terminal: Terminal) -> Result<(), Failure> {
         let colour = terminal.colour();
         terminal.text(cell_table(&answer.rows, colour))?;
         terminal.text(cell_legend(&answer.rows, colour))?;
@@ -188,22 +226,25 @@ impl Schedule {
         terminal.line(format_args!("{what}: {}", peaks.join(", ")))
     }
 
-    fn answer(&self) -> Result<Answer, Failure> {
-        self.require_numbers()?;
+    /// The schedule where stages have so many replicas.
+    fn answer(&self, replicas: Option<&[u32]>) -> Result<Answer, Failure> {
         let arrangement = self.named.kind.arrangement().unwrap_or(Arrangement::Chain);
         let chunks = self.chunks.map_or(arrangement.least_chunks(), |chunks| chunks as usize);
-        self.require_few_passes(chunks, self.steps.unwrap_or(1))?;
-        let (devices, microbatches) = (self.devices(), self.microbatches as usize);
-        let map = self.map(arrangement, chunks).map_err(program)?;
-        let WholeTimes { times, scale } = WholeTimes::of(self.times(), chunks);
-        let schedule = self.schedule(map, &times)?;
+        let (devices, microbatches) = (self.devices(replicas), self.microbatches as usize);
+        self.require_few_passes(devices, chunks, self.steps.unwrap_or(1))?;
+        let map = self.map(replicas, arrangement, chunks).map_err(program)?;
+        let given = self.times();
+        let unit = Scale::of(&given.all(), chunks);
+        let scale = unit.units();
+        let times = StageTimes::of(&given, &map, unit).ok_or_else(|| self.unmatched(&map))?;
+        let schedule = self.schedule(map, &times.device)?;
         let ahead = schedule.ahead();
         let steps = self.steps.unwrap_or(match ahead {
             0 => 1,
             ahead => ahead + devices.saturating_mul(2).div_ceil(self.microbatches).max(2),
         });
-        self.require_few_passes(chunks, steps)?;
-        let timing = schedule::time(&schedule, steps, &times).map_err(program)?;
+        self.require_few_passes(devices, chunks, steps)?;
+        let timing = timed(&schedule, steps, &times)?;
         let waiting = (ahead as usize + 2) * microbatches;
         let peaks = schedule::check(&schedule, waiting).map_err(program)?;
         let steady_utilisation = match ahead {
@@ -230,8 +271,8 @@ impl Schedule {
         let turns = turns.map(|(device, turns)| turns.iter().map(|it| turn(device, it)).collect());
         Ok(Answer {
             kind: self.named.kind.name(),
-            stages: self.replicas.as_ref().map_or(devices as usize, Vec::len),
-            replicas: self.replicas.clone(),
+            stages: replicas.map_or(devices as usize, <[u32]>::len),
+            replicas: replicas.map(<[u32]>::to_vec),
             microbatches: self.microbatches,
             chunks,
             steps,
@@ -246,15 +287,20 @@ impl Schedule {
             rows: slots.rows,
             turns: turns.collect(),
             order: schedule.orders.iter().enumerate().map(order).collect(),
+            without_replicas: None,
         })
     }
 
     fn schedule(&self, map: StageMap, times: &PassTimes) -> Result<schedule::Schedule, Failure> {
         let zero_bubble = [ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2];
+        let succession = match self.wait {
+            true => Succession::Common,
+            false => Succession::Own,
+        };
         let built = match self.in_flight {
-            None => schedule::Schedule::build(self.named.kind, map, times),
+            None => schedule::Schedule::build_for(self.named.kind, map, times, succession),
             Some(limit) if zero_bubble.contains(&self.named.kind) => {
-                schedule::Schedule::zero_bubble(map, times, limit as usize)
+                schedule::Schedule::zero_bubble(map, times, limit as usize, succession)
             }
             Some(limit) => {
                 let message = format!(
@@ -272,50 +318,93 @@ impl Schedule {
     fn steady_utilisation(
         &self,
         schedule: &schedule::Schedule,
-        times: &PassTimes,
+        times: &StageTimes,
         chunks: usize,
     ) -> Result<f64, Failure> {
+        let devices = schedule.map.devices() as u32;
         // As many steps as fill the pipeline several times over; then as many again.
-        let fill = self.devices().saturating_mul(4).div_ceil(self.microbatches);
+        let fill = devices.saturating_mul(4).div_ceil(self.microbatches);
         let steps = (schedule.ahead() + 2).max(fill);
-        self.require_few_passes(chunks, steps.saturating_mul(2))?;
-        let timing = |steps| schedule::time(schedule, steps, times).map_err(program);
+        self.require_few_passes(devices, chunks, steps.saturating_mul(2))?;
+        let timing = |steps| timed(schedule, steps, times);
         let (one, both) = (timing(steps)?, timing(steps * 2)?);
         let busy = |timing: &schedule::Timing| {
             (1.0 - timing.bubble_fraction) * timing.makespan * timing.turns.len() as f64
         };
-        let devices = f64::from(self.devices());
-        Ok((busy(&both) - busy(&one)) / (devices * (both.makespan - one.makespan)))
+        Ok((busy(&both) - busy(&one)) / (f64::from(devices) * (both.makespan - one.makespan)))
     }
 
     /// Devices in all.
-    fn devices(&self) -> u32 {
-        match &self.replicas {
+    fn devices(&self, replicas: Option<&[u32]>) -> u32 {
+        match replicas {
             Some(replicas) => replicas.iter().fold(0, |sum: u32, &it| sum.saturating_add(it)),
-            None => self.stages.unwrap_or(0),
+            None => self.stages(),
         }
     }
 
+    /// Stages, or devices that the pipeline goes through.
+    fn stages(&self) -> u32 {
+        let replicas = self.replicas.as_ref().and_then(|it| u32::try_from(it.len()).ok());
+        self.stages.or(replicas).unwrap_or(0)
+    }
+
     /// Where stages live.
-    fn map(&self, arrangement: Arrangement, chunks: usize) -> Result<StageMap, ProgramError> {
+    fn map(
+        &self,
+        replicas: Option<&[u32]>,
+        arrangement: Arrangement,
+        chunks: usize,
+    ) -> Result<StageMap, ProgramError> {
         let microbatches = self.microbatches as usize;
-        match &self.replicas {
+        match replicas {
             Some(replicas) => {
                 let replicas: Vec<usize> = replicas.iter().map(|&it| it as usize).collect();
                 StageMap::new(Arrangement::taking_turns(&replicas)?, microbatches)
             }
-            None => StageMap::arranged(arrangement, self.devices() as usize, chunks, microbatches),
+            None => StageMap::arranged(arrangement, self.stages() as usize, chunks, microbatches),
         }
     }
 
-    fn times(&self) -> PassTimes {
-        let half = self.backward / 2.0;
-        PassTimes {
-            forward: self.forward,
-            input: self.input.unwrap_or(half),
-            weight: self.weight.unwrap_or(half),
+    fn times(&self) -> GivenTimes {
+        let backward = match (&self.backward, &self.forward[..]) {
+            (Some(backward), _) => backward.clone(),
+            (None, [_]) => vec![2.0],
+            (None, forward) => forward.iter().map(|time| 2.0 * time).collect(),
+        };
+        let half: Vec<f64> = backward.iter().map(|time| time / 2.0).collect();
+        let input = self.input.clone().unwrap_or_else(|| half.clone());
+        let weight = self.weight.clone().unwrap_or(half);
+        GivenTimes {
+            passes: [self.forward.clone(), input, weight],
             message: self.message,
+            kept: self.kept.unwrap_or(1.0),
         }
+    }
+
+    /// What to say where there are neither one nor as many times as stages.
+    fn unmatched(&self, map: &StageMap) -> Failure {
+        let stages = map.chains()[0].stages();
+        let lists = self.lists();
+        let wrong = lists.into_iter().find(|(_, times)| times.len() != 1 && times.len() != stages);
+        let (name, times) = wrong.unwrap_or(("--forward", &self.forward));
+        let times: Vec<String> = times.iter().map(f64::to_string).collect();
+        let message = format!(
+            "{name} {}: {} times for {stages} stages; give one for each stage, or one for all",
+            times.join(","),
+            times.len()
+        );
+        Failure::usage(name, message)
+    }
+
+    /// The times of passes that were given, with their options.
+    fn lists(&self) -> Vec<(&'static str, &Vec<f64>)> {
+        let lists = [
+            ("--forward", Some(&self.forward)),
+            ("--backward", self.backward.as_ref()),
+            ("--input", self.input.as_ref()),
+            ("--weight", self.weight.as_ref()),
+        ];
+        lists.into_iter().filter_map(|(name, times)| Some((name, times?))).collect()
     }
 
     fn require_numbers(&self) -> Result<(), Failure> {
@@ -339,15 +428,19 @@ impl Schedule {
             );
             return Err(Failure::usage("--replicas", message));
         }
-        let times = [
-            ("--forward", Some(self.forward)),
-            ("--backward", Some(self.backward)),
-            ("--input", self.input),
-            ("--weight", self.weight),
-        ];
-        let passes = times.into_iter().filter_map(|(name, time)| Some((name, time?)));
+        self.require_share()?;
+        if let (Some(stages), Some(replicas)) = (self.stages, &self.replicas)
+            && stages as usize != replicas.len()
+        {
+            let message =
+                format!("--stages {stages}: --replicas has numbers for {} stages", replicas.len());
+            return Err(Failure::usage("--stages", message));
+        }
+        let lists = self.lists().into_iter();
+        let mut passes =
+            lists.flat_map(|(name, times)| times.iter().map(move |&time| (name, time)));
         let fits = |time: f64| (1e-3..=LONGEST).contains(&time);
-        if let Some((name, time)) = passes.clone().find(|&(_, time)| !fits(time)) {
+        if let Some((name, time)) = passes.find(|&(_, time)| !fits(time)) {
             let message = format!("{name} {time}: a pass takes from 0.001 to {LONGEST}");
             return Err(Failure::usage(name, message));
         }
@@ -359,17 +452,33 @@ impl Schedule {
         Ok(())
     }
 
-    fn require_few_passes(&self, chunks: usize, steps: u32) -> Result<(), Failure> {
-        let factors = [u64::from(self.microbatches), u64::from(self.devices()), chunks as u64];
+    fn require_share(&self) -> Result<(), Failure> {
+        let Some(kept) = self.kept else { return Ok(()) };
+        if !matches!(self.named.kind, ScheduleKind::ZeroBubbleOneP | ScheduleKind::ZeroBubbleTwoP) {
+            let message = format!(
+                "--kept {kept}: only zb-1p and zb-2p are made for memory that passes free in part, and \
+                 {} is not",
+                self.named.kind.name()
+            );
+            return Err(Failure::usage("--kept", message));
+        }
+        if !(0.0..=1.0).contains(&kept) {
+            let message = format!("--kept {kept}: a share is from 0 to 1");
+            return Err(Failure::usage("--kept", message));
+        }
+        Ok(())
+    }
+
+    fn require_few_passes(&self, devices: u32, chunks: usize, steps: u32) -> Result<(), Failure> {
+        let factors = [u64::from(self.microbatches), u64::from(devices), chunks as u64];
         let each = factors.iter().fold(2u64, |product, &factor| product.saturating_mul(factor));
         let passes = each.saturating_mul(u64::from(steps));
         if passes <= MOST_CELLS {
             return Ok(());
         }
         let message = format!(
-            "{} devices with {} micro-batches, {chunks} chunks and {steps} steps have about {passes} \
-             passes; at most {MOST_CELLS} are drawn",
-            self.devices(),
+            "{devices} devices with {} micro-batches, {chunks} chunks and {steps} steps have about \
+             {passes} passes; at most {MOST_CELLS} are drawn",
             self.microbatches
         );
         Err(Failure::usage("--stages", message))
@@ -378,6 +487,16 @@ impl Schedule {
 
 /// The longest time that is taken.
 const LONGEST: f64 = 1e6;
+
+/// When everything happens in so many steps.
+fn timed(
+    schedule: &schedule::Schedule,
+    steps: u32,
+    times: &StageTimes,
+) -> Result<schedule::Timing, Failure> {
+    let message = times.device.message;
+    schedule::time_with(schedule, steps, message, |turn| times.duration(turn)).map_err(program)
+}
 
 fn program(error: ProgramError) -> Failure {
     shardloom::Error::from(error).into()

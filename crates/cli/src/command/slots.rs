@@ -1,47 +1,46 @@
 //! Columns for a timed schedule.
 
-use shardloom::plan::{PassTimes, greatest_common_divisor};
+use shardloom::plan::greatest_common_divisor;
 use shardloom::program::schedule::{StageMap, Timed, Timing};
 
-/// Times in a unit in which they are whole numbers.
+/// A unit in which times are whole numbers.
 ///
 /// Whole numbers keep sums of times exact, and so which turns meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WholeTimes {
-    /// The times, in units.
-    pub times: PassTimes,
-    /// Units in one of the unit that the times were given in.
-    pub scale: f64,
+pub struct Scale {
+    /// Units in one of the unit that times were given in, but for the chunks.
+    power: f64,
+    exact: bool,
+    chunks: f64,
 }
 
 /// The most digits after the point that times are taken to have.
 const MOST_DIGITS: i32 = 6;
 
-impl WholeTimes {
-    /// `times`, such that the share of a stage in a device's time is whole, too. Where a time has more
-    /// than six digits after the point, they stay what they are, in millionths.
-    pub fn of(times: PassTimes, chunks: usize) -> WholeTimes {
-        let all = [times.forward, times.input, times.weight, times.message];
+impl Scale {
+    /// A unit for `times`, such that the share of one of a device's `chunks` stages in them is whole, too.
+    /// Where a time has more than six digits after the point, they stay what they are, in millionths.
+    pub fn of(times: &[f64], chunks: usize) -> Scale {
         let whole = |power: f64| {
-            let near = |time: f64| (time * power - (time * power).round()).abs() < 1e-6;
-            all.into_iter().all(near)
+            let near = |&time: &f64| (time * power - (time * power).round()).abs() < 1e-6;
+            times.iter().all(near)
         };
         let digits = (0..=MOST_DIGITS).find(|&digits| whole(10f64.powi(digits)));
         let power = 10f64.powi(digits.unwrap_or(MOST_DIGITS));
-        let chunks = chunks as f64;
-        let scaled = |time: f64| match digits {
-            Some(_) => (time * power).round() * chunks,
-            None => time * power * chunks,
-        };
-        WholeTimes {
-            times: PassTimes {
-                forward: scaled(times.forward),
-                input: scaled(times.input),
-                weight: scaled(times.weight),
-                message: scaled(times.message),
-            },
-            scale: power * chunks,
+        Scale { power, exact: digits.is_some(), chunks: chunks as f64 }
+    }
+
+    /// A time in units.
+    pub fn apply(self, time: f64) -> f64 {
+        match self.exact {
+            true => (time * self.power).round() * self.chunks,
+            false => time * self.power * self.chunks,
         }
+    }
+
+    /// Units in one of the unit that times were given in.
+    pub fn units(self) -> f64 {
+        self.power * self.chunks
     }
 }
 
@@ -90,7 +89,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use shardloom::plan::{Arrangement, ScheduleKind};
+    use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
     use shardloom::program::schedule::{Schedule, time};
 
     use super::*;
@@ -98,15 +97,19 @@ mod tests {
     fn slots(kind: ScheduleKind, chunks: usize, times: PassTimes) -> (Slots, f64) {
         let arrangement = kind.arrangement().unwrap_or(Arrangement::Chain);
         let map = StageMap::arranged(arrangement, 2, chunks, 4).expect("a map");
-        let whole = WholeTimes::of(times, chunks);
-        let schedule = Schedule::build(kind, map, &whole.times).expect("a schedule");
-        let timing = time(&schedule, 1, &whole.times).expect("no deadlock");
+        let PassTimes { forward, input, weight, message, .. } = times;
+        let scale = Scale::of(&[forward, input, weight, message], chunks);
+        let [forward, input, weight, message] =
+            [forward, input, weight, message].map(|time| scale.apply(time));
+        let times = PassTimes { forward, input, weight, message, ..times };
+        let schedule = Schedule::build(kind, map, &times).expect("a schedule");
+        let timing = time(&schedule, 1, &times).expect("no deadlock");
         let slots = Slots::of(&timing, &schedule.map, 10_000).expect("few cells");
-        (slots, whole.scale)
+        (slots, scale.units())
     }
 
     fn times(forward: f64, half: f64, message: f64) -> PassTimes {
-        PassTimes { forward, input: half, weight: half, message }
+        PassTimes { forward, input: half, weight: half, message, ..PassTimes::default() }
     }
 
     #[test]

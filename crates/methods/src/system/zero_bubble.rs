@@ -1,5 +1,5 @@
 //! Zero bubble pipeline parallelism (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, arXiv
-//! 2401.10241): ZB-H1, ZB-H2 and ZB-V.
+//! 2401.10241): ZB-H1, ZB-H2, ZB-1p, ZB-2p and ZB-V.
 
 use shardloom_plan::ScheduleKind;
 
@@ -29,6 +29,28 @@ pub(crate) const H2: Method = Method {
             activations.",
     rules: |_| Rules::FLUSH,
     chooser: |task| filled(task, ScheduleKind::ZeroBubbleH2, &[1]),
+};
+
+/// ZB-1p.
+pub(crate) const ONE_P: Method = Method {
+    name: "zb-1p",
+    family: Family::ZeroBubblePipeline,
+    paper: PAPER,
+    about: "ZB-H1 with as many micro-batches ahead as fit into the memory of 1F1B, of which input \
+            gradients already free a part.",
+    rules: |_| Rules::FLUSH,
+    chooser: |task| filled(task, ScheduleKind::ZeroBubbleOneP, &[1]),
+};
+
+/// ZB-2p.
+pub(crate) const TWO_P: Method = Method {
+    name: "zb-2p",
+    family: Family::ZeroBubblePipeline,
+    paper: PAPER,
+    about: "ZB-1p in twice the memory of 1F1B, which leaves hardly a bubble even where passes take \
+            different times.",
+    rules: |_| Rules::FLUSH,
+    chooser: |task| filled(task, ScheduleKind::ZeroBubbleTwoP, &[1]),
 };
 
 /// ZB-V.

@@ -31,7 +31,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank};
-use crate::schedule::{Instance, Pass, Schedule, StageMap};
+use crate::schedule::{Instance, Pass, Schedule, StageMap, Succession};
 use crate::sync::{self, Synchronisation, add};
 use crate::{ClassId, Content, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
 use bodies::StageBodies;
@@ -66,7 +66,13 @@ pub fn lower_with(
     let map = stage_map(plan, &stages)?;
     let schedule = match plan.schedule {
         ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
-        kind => Schedule::build(kind, map, &plan.pass_times)?,
+        kind => {
+            let succession = match plan.looks_at_norm() && !plan.post_validation {
+                true => Succession::Common,
+                false => Succession::Own,
+            };
+            Schedule::build_for(kind, map, &plan.pass_times, succession)?
+        }
     };
     require_rule(plan, &schedule)?;
     let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);

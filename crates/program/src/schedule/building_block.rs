@@ -7,16 +7,15 @@
 //! How long a micro-batch stays on a device, from forward to weight gradients, divided by the period is
 //! how many are in flight, which a block's offsets so choose. While the pipeline fills and drains slots
 //! stay empty, and passes are moved forward into them as far as memory allows; then all idle slots that
-//! the order does not need are dropped.
+//! the order does not need are dropped. That is done with weight gradients in whatever slots are left and,
+//! for which few micro-batches with slow messages are better off, [with slots of their own](super::reordering);
+//! the best is kept.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use shardloom_plan::PassTimes;
-
-use super::timing::best;
-use super::timing::time_with;
-use super::weight_filling::{fill, without_weights};
-use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
+use super::timing::{Purpose, best, time_with};
+use super::weight_filling::{Memory, fill, without_weights};
+use super::{Cell, Instance, Pass, Schedule, StageMap, Turn, reordering};
 
 /// Slots after which the block repeats: as many as a device has passes for one micro-batch.
 pub(super) const PERIOD: usize = 6;
@@ -31,7 +30,7 @@ type Rows = Vec<Vec<Option<Cell>>>;
 
 /// The orders on a map that goes to and fro once, with no more in flight than the block has when it
 /// repeats; and made for the given times where these allow several.
-pub(super) fn orders(map: &StageMap, times: &PassTimes, block: &Block) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, block: &Block) -> Vec<Vec<Turn>> {
     let mut rows = repeated(map, block);
     let limit = rows.iter().map(|row| peak(row)).max().unwrap_or(0);
     let mut orders = vec![];
@@ -41,9 +40,14 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes, block: &Block) -> Vec<Ve
         orders = rows.iter().map(|row| turns(row)).collect();
         (orders, rows) = squeezed(map, orders);
     }
-    let bare = without_weights(&orders);
-    let filled = [false, true].map(|eager| fill(map, times, &bare, limit, eager));
-    best(map, times, [orders].into_iter().chain(filled))
+    let mut candidates = vec![];
+    for orders in [orders, reordering::orders(map, block)] {
+        let bare = without_weights(&orders);
+        let memory = Memory::microbatches(limit);
+        let filled = [false, true].map(|eager| fill(map, purpose.times, &bare, memory, eager));
+        candidates.extend([orders].into_iter().chain(filled));
+    }
+    best(map, purpose, candidates)
 }
 
 /// The block, once for each micro-batch.

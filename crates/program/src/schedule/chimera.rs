@@ -7,6 +7,9 @@
 //! As `D / q` is even, the slots of a device's stages never meet, and a unit that begins `2 D` slots
 //! after another fills the gaps that the other leaves: units are concatenated.
 //!
+//! Micro-batches are dealt as evenly as can be, so that with an odd number some pipelines have one more than
+//! others, and the slots of those that lack stay empty.
+//!
 //! With `f = b` a step of whole units takes `2 N + D/q - 2`. With `b = 2 f` one unit takes
 //! `3 N + 2 (D/q - 2)`, and each further one leaves a gap of `D/q - 2` between units, which
 //! [doubling](doubled_orders) closes. With one pair of pipelines between `D/2 + 1` and `D` micro-batches

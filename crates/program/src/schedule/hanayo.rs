@@ -10,16 +10,16 @@
 //! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
 //! With `b = 2 f` and `P` micro-batches that order has a bubble of `2 (P - 1) f / W`; with `k P` of them,
 //! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. The other two often have a smaller one, which
-//! for one wave on three and more devices is below `4 (P - 1) f` for all `k` up to 8, with nearly twice as
-//! many in flight. Slow messages keep more still in flight, so orders are made for two messages on each way,
-//! which holds forwards back: without a limit, backward passes that are much slower than forward passes
-//! would let them pile up.
+//! for one wave on 3 to 12 devices is below `4 (P - 1) f` for all `k` up to 8 but one (3 devices and 21
+//! micro-batches have `17/4 (P - 1) f`), with nearly twice as many in flight. Slow messages keep more still
+//! in flight, so orders are made for two messages on each way, which holds forwards back: without a limit,
+//! backward passes that are much slower than forward passes would let them pile up.
 
 use std::collections::BTreeMap;
 
 use shardloom_plan::PassTimes;
 
-use super::timing::best;
+use super::timing::{Purpose, best};
 use super::{Cell, Instance, Pass, StageMap, Turn};
 use crate::ProgramError;
 
@@ -27,7 +27,8 @@ use crate::ProgramError;
 const BUFFERS: usize = 2;
 
 /// The orders on a zig-zag.
-pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>) -> Result<Vec<Vec<Turn>>, ProgramError> {
+    let times = purpose.times;
     let chunks = map.instances_on(0).count();
     if !chunks.is_multiple_of(2) {
         return Err(ProgramError::Schedule(format!(
@@ -48,7 +49,7 @@ pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>
     // Forward passes then pile up, so that their number needs a limit.
     let few = 2 * map.devices() as u32 - 1;
     let candidates = [(alike, u32::MAX), (*times, u32::MAX), (later, few)];
-    Ok(best(map, times, candidates.map(|(times, most)| greedy(map, &times, most))))
+    Ok(best(map, purpose, candidates.map(|(times, most)| greedy(map, &times, most))))
 }
 
 /// The greedy orders for some times, with at most so many micro-batches in flight.

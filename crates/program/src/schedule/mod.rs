@@ -8,12 +8,14 @@ mod check;
 mod chimera;
 mod dualpipe;
 mod dualpipe_v;
+mod earliest_first;
 mod hanayo;
 mod interleaved;
 mod meeting;
 mod one_forward_one_backward;
 mod pipedream;
 mod pipemare;
+mod reordering;
 mod stage_map;
 mod table;
 mod timing;
@@ -21,6 +23,7 @@ mod v_half;
 mod v_min;
 mod weight_filling;
 mod zb_v;
+mod zb_v_rounds;
 mod zero_bubble;
 
 use shardloom_plan::{PassTimes, ScheduleKind};
@@ -31,7 +34,9 @@ pub use cell::{Cell, Instance, Pass, Turn};
 pub use check::check;
 pub(crate) use meeting::{Meeting, Wish, meetings};
 pub use stage_map::{Chain, StageMap};
-pub use timing::{Timed, Timing, time, time_with};
+use timing::Purpose;
+pub use timing::{Succession, Timed, Timing, time, time_with};
+use weight_filling::Memory;
 
 /// In which order each device of a map runs its passes.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +49,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule `kind` on `map`, made for passes of the given times where it depends on them.
+    /// The schedule `kind` on `map`, made for passes of the given times where it depends on them, and for
+    /// devices that begin their next steps without waiting for each other.
     ///
     /// # Errors
     /// If the schedule does not exist for this map.
@@ -53,7 +59,25 @@ impl Schedule {
         map: StageMap,
         times: &PassTimes,
     ) -> Result<Schedule, ProgramError> {
+        Schedule::build_for(kind, map, times, Succession::Own)
+    }
+
+    /// The same, for steps that follow each other in the given way.
+    ///
+    /// # Errors
+    /// As [`Schedule::build`].
+    pub fn build_for(
+        kind: ScheduleKind,
+        map: StageMap,
+        times: &PassTimes,
+        succession: Succession,
+    ) -> Result<Schedule, ProgramError> {
+        let purpose = Purpose { times, succession };
         kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
+        // Chimera leaves the slots empty of the micro-batch that a pipeline lacks.
+        if kind != ScheduleKind::Chimera {
+            map.require_even_shares()?;
+        }
         let devices = map.devices();
         let orders = match kind {
             ScheduleKind::Afab => afab::orders(&map),
@@ -61,14 +85,24 @@ impl Schedule {
             ScheduleKind::Interleaved => interleaved::orders(&map)?,
             ScheduleKind::Chimera => chimera::orders(&map),
             ScheduleKind::ChimeraDoubling => chimera::doubled_orders(&map)?,
-            ScheduleKind::Hanayo => hanayo::orders(&map, times)?,
+            ScheduleKind::Hanayo => hanayo::orders(&map, purpose)?,
             ScheduleKind::PipeDream => pipedream::orders(&map),
             ScheduleKind::PipeMare => pipemare::orders(&map),
-            ScheduleKind::ZeroBubbleH1 => zero_bubble::orders(&map, times, devices),
-            ScheduleKind::ZeroBubbleH2 => zero_bubble::orders(&map, times, 2 * devices - 1),
-            ScheduleKind::ZeroBubbleV => zb_v::orders(&map, times)?,
-            ScheduleKind::VHalf => v_half::orders(&map, times)?,
-            ScheduleKind::VMin => v_min::orders(&map, times)?,
+            ScheduleKind::ZeroBubbleH1 => {
+                zero_bubble::orders(&map, purpose, Memory::microbatches(devices))
+            }
+            ScheduleKind::ZeroBubbleH2 => {
+                zero_bubble::orders(&map, purpose, Memory::microbatches(2 * devices - 1))
+            }
+            ScheduleKind::ZeroBubbleOneP => {
+                zero_bubble::orders(&map, purpose, Memory::forwards(devices, times.kept))
+            }
+            ScheduleKind::ZeroBubbleTwoP => {
+                zero_bubble::orders(&map, purpose, Memory::forwards(2 * devices, times.kept))
+            }
+            ScheduleKind::ZeroBubbleV => zb_v::orders(&map, purpose)?,
+            ScheduleKind::VHalf => v_half::orders(&map, purpose)?,
+            ScheduleKind::VMin => v_min::orders(&map, purpose)?,
             ScheduleKind::DualPipe => dualpipe::orders(&map)?,
             ScheduleKind::DualPipeV => dualpipe_v::orders(&map)?,
             ScheduleKind::Table => {

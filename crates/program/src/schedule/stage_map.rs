@@ -39,10 +39,10 @@ pub struct StageMap {
 
 impl StageMap {
     /// Pipelines whose stages live on the given devices. Micro-batches are dealt to them in turn: with
-    /// two pipelines the first gets 0, 2, 4, the second 1, 3, 5.
+    /// two pipelines the first gets 0, 2, 4, the second 1, 3, 5. The first may get one more than the last.
     ///
     /// # Errors
-    /// If there is nothing to run, or micro-batches cannot be dealt evenly.
+    /// If there is nothing to run, or devices take micro-batches in turn and these do not come round evenly.
     pub fn new(places: Vec<Vec<usize>>, microbatches: usize) -> Result<StageMap, ProgramError> {
         let refuse = |message: String| Err(ProgramError::Schedule(message));
         let devices = places.iter().flatten().max().map_or(0, |&last| last + 1);
@@ -55,9 +55,9 @@ impl StageMap {
         if !fits(pipelines) || !fits(longest) || u32::try_from(microbatches).is_err() {
             return refuse(format!("{longest} stages with {microbatches} micro-batches: too many"));
         }
-        if !microbatches.is_multiple_of(pipelines) {
+        if microbatches < pipelines {
             let message = format!(
-                "{microbatches} micro-batches cannot be dealt evenly to {pipelines} pipelines"
+                "each of {pipelines} pipelines needs a micro-batch, and there are {microbatches}"
             );
             return refuse(message);
         }
@@ -65,7 +65,23 @@ impl StageMap {
         let in_turn = Arrangement::taking_turns(&replicas).is_ok_and(|turns| turns == places);
         let turns = in_turn.then_some(replicas);
         let chains = places.into_iter().map(Chain).collect();
-        Ok(StageMap { devices, chains, microbatches: microbatches as u32, turns })
+        let map = StageMap { devices, chains, microbatches: microbatches as u32, turns };
+        if in_turn {
+            map.require_even_shares()?;
+        }
+        Ok(map)
+    }
+
+    /// Makes sure that all pipelines get as many micro-batches.
+    pub(super) fn require_even_shares(&self) -> Result<(), ProgramError> {
+        let pipelines = self.chains.len();
+        if (self.microbatches as usize).is_multiple_of(pipelines) {
+            return Ok(());
+        }
+        Err(ProgramError::Schedule(format!(
+            "{} micro-batches cannot be dealt evenly to {pipelines} pipelines",
+            self.microbatches
+        )))
     }
 
     /// The usual places of `arrangement` on `devices` devices with `chunks` stages each.

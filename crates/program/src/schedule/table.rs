@@ -32,6 +32,10 @@ impl Schedule {
         };
         let orders = orders.iter().enumerate().map(order).collect::<Result<_, _>>()?;
         let schedule = Schedule { map, orders };
+        if schedule.ahead() > 0 {
+            // Micro-batches of the next step are dealt on from where this one ends.
+            schedule.map.require_even_shares()?;
+        }
         // There and back is as far ahead as anything is gained.
         let longest = schedule.map.chains().iter().map(Chain::stages).max().unwrap_or(0);
         if schedule.ahead() as usize > 2 * longest {

@@ -52,29 +52,46 @@ fn span(turns: &[Timed]) -> Option<f64> {
     Some(turns.last()?.end - turns.first()?.start)
 }
 
-/// The orders whose slowest device takes the least time from its own start to its own end, of equals
-/// those with the least makespan, of equals the first.
-///
-/// That is what counts when steps follow each other: without a barrier between them the devices that
-/// start late also end late.
+/// How steps follow each other, and so what of a step's orders should be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Succession {
+    /// Each device begins its next step when it is through with this one. The longest time that a device
+    /// takes from its own start to its own end counts: those that start late also end late.
+    Own,
+    /// All devices wait for each other between steps, such as for the norm of all gradients. The time from
+    /// the first start to the last end counts.
+    Common,
+}
+
+/// What an order is made for.
+#[derive(Clone, Copy)]
+pub(super) struct Purpose<'a> {
+    pub times: &'a PassTimes,
+    pub succession: Succession,
+}
+
+/// The orders that are shortest in what counts for their purpose, of equals those that are shortest in
+/// the other sense, of equals the first.
 pub(super) fn best(
     map: &StageMap,
-    times: &PassTimes,
+    purpose: Purpose<'_>,
     candidates: impl IntoIterator<Item = Vec<Vec<Turn>>>,
 ) -> Vec<Vec<Turn>> {
-    let mut best: Option<(f64, f64, Vec<Vec<Turn>>)> = None;
+    let Purpose { times, succession } = purpose;
+    let mut best: Option<([f64; 2], Vec<Vec<Turn>>)> = None;
     for orders in candidates {
         let schedule = Schedule { map: map.clone(), orders };
         let Ok(timing) = time(&schedule, 1, times) else { continue };
-        let span = timing.longest_span();
-        let better = best.as_ref().is_none_or(|(least, makespan, _)| {
-            span < *least || (span == *least && timing.makespan < *makespan)
-        });
-        if better {
-            best = Some((span, timing.makespan, schedule.orders));
+        let (span, makespan) = (timing.longest_span(), timing.makespan);
+        let length = match succession {
+            Succession::Own => [span, makespan],
+            Succession::Common => [makespan, span],
+        };
+        if best.as_ref().is_none_or(|(least, _)| length < *least) {
+            best = Some((length, schedule.orders));
         }
     }
-    best.map(|(_, _, orders)| orders).expect("some candidate does not deadlock")
+    best.map(|(_, orders)| orders).expect("some candidate does not deadlock")
 }
 
 /// Times `steps` steps of `schedule` in a row, with the same times on all stages: `times` are a whole

@@ -7,9 +7,8 @@
 //! of 1F1B's. Devices do not idle for every micro-batch as long as `W + 2I >= 2F` and `W + 2F >= 2I`.
 //! One message on a way is enough.
 
-use shardloom_plan::PassTimes;
-
 use super::building_block::{self, Block};
+use super::timing::Purpose;
 use super::{StageMap, Turn};
 use crate::ProgramError;
 
@@ -17,9 +16,9 @@ use crate::ProgramError;
 ///
 /// # Errors
 /// If devices do not hold two stages each.
-pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>) -> Result<Vec<Vec<Turn>>, ProgramError> {
     super::wants_two_stages(map, "v-half")?;
-    Ok(building_block::orders(map, times, &block(map.devices())))
+    Ok(building_block::orders(map, purpose, &block(map.devices())))
 }
 
 fn block(devices: usize) -> Block {

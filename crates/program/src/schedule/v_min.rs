@@ -7,9 +7,8 @@
 //! thirds of 1F1B's; with unequal times there is no slack, and devices idle for every micro-batch. One
 //! message on a way is enough.
 
-use shardloom_plan::PassTimes;
-
 use super::building_block::{self, Block};
+use super::timing::Purpose;
 use super::{StageMap, Turn};
 use crate::ProgramError;
 
@@ -17,9 +16,9 @@ use crate::ProgramError;
 ///
 /// # Errors
 /// If devices do not hold two stages each.
-pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>) -> Result<Vec<Vec<Turn>>, ProgramError> {
     super::wants_two_stages(map, "v-min")?;
-    Ok(building_block::orders(map, times, &block(map.devices())))
+    Ok(building_block::orders(map, purpose, &block(map.devices())))
 }
 
 fn block(devices: usize) -> Block {

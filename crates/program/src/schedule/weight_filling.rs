@@ -18,19 +18,64 @@ struct Device {
     clock: f64,
     /// For how long it stood idle since it started.
     idle: f64,
-    in_flight: usize,
+    /// Micro-batches that went forward and have no input gradients yet.
+    forward: usize,
     /// Weight gradients that can run, oldest first.
     waiting: VecDeque<Cell>,
+}
+
+/// What a device has room for, in units of what a forward pass of a stage leaves.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    /// The most of it, summed over a device's stages.
+    limit: f64,
+    /// What is left of a unit between input and weight gradients.
+    kept: f64,
+}
+
+impl Memory {
+    /// Room for so many micro-batches from forward pass to weight gradients.
+    pub(super) fn microbatches(limit: usize) -> Memory {
+        Memory { limit: limit as f64, kept: 1.0 }
+    }
+
+    /// Room for what so many forward passes leave, of which input gradients free all but a share.
+    pub(super) fn forwards(limit: usize, kept: f64) -> Memory {
+        Memory { limit: limit as f64, kept }
+    }
+
+    /// How many forwards there is room for before the first gradient.
+    pub(super) fn first(self) -> u32 {
+        self.limit as u32
+    }
+
+    /// Whether there is room for `forward` micro-batches that went forward, and `waiting` more that wait
+    /// for their weight gradients.
+    fn holds(self, forward: usize, waiting: usize) -> bool {
+        // Shares add up to whole units but for rounding.
+        forward as f64 + waiting as f64 * self.kept <= self.limit + 1e-9
+    }
+}
+
+/// Which of the gaps that are too short for them weight gradients fill.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Short {
+    /// None.
+    Never,
+    /// Those after which the device would have stood idle for longer than any other.
+    WhereCostly,
+    /// All.
+    Always,
 }
 
 /// An execution that decides where weight gradients go.
 pub(super) struct Filling<'a> {
     map: &'a StageMap,
     times: &'a PassTimes,
-    /// The most micro-batches in flight on a device, summed over its stages.
-    limit: usize,
-    /// Whether to run weight gradients into every gap, even one that is too short for them.
-    eager: bool,
+    memory: Memory,
+    short: Short,
+    /// For how long each device may stand idle anyway.
+    allowance: Vec<f64>,
     ends: BTreeMap<Cell, f64>,
     devices: Vec<Device>,
 }
@@ -39,11 +84,28 @@ impl<'a> Filling<'a> {
     pub(super) fn new(
         map: &'a StageMap,
         times: &'a PassTimes,
-        limit: usize,
+        memory: Memory,
         eager: bool,
     ) -> Filling<'a> {
+        let short = if eager { Short::Always } else { Short::WhereCostly };
+        Filling { short, ..Filling::allowing(map, times, memory, vec![0.0; map.devices()]) }
+    }
+
+    /// An execution in which devices may stand idle for so long, if as long as the one that may longest.
+    pub(super) fn allowing(
+        map: &'a StageMap,
+        times: &'a PassTimes,
+        memory: Memory,
+        allowance: Vec<f64>,
+    ) -> Filling<'a> {
         let devices = (0..map.devices()).map(|_| Device::default()).collect();
-        Filling { map, times, limit, eager, ends: BTreeMap::new(), devices }
+        let (short, ends) = (Short::WhereCostly, BTreeMap::new());
+        Filling { map, times, memory, short, allowance, ends, devices }
+    }
+
+    /// For how long `device` stood idle since it started.
+    pub(super) fn idle(&self, device: usize) -> f64 {
+        self.devices[device].idle
     }
 
     /// When `device` is done with what it has run.
@@ -63,32 +125,56 @@ impl<'a> Filling<'a> {
         Some(arrival)
     }
 
-    /// How much longer `device` may stand idle without standing idle longer than every other.
+    /// How much longer `device` may stand idle without standing idle longer than every other, or than it is
+    /// allowed to.
     pub(super) fn slack(&self, device: usize) -> f64 {
         let most = self.devices.iter().map(|it| it.idle).fold(0.0, f64::max);
-        most - self.devices[device].idle
+        let allowed = self.allowance.iter().copied().fold(0.0, f64::max) - self.allowance[device];
+        most.max(allowed) - self.devices[device].idle
     }
 
     /// How long the weight gradients take that must run before `device` has room for a forward pass.
     pub(super) fn time_to_make_room(&self, device: usize) -> f64 {
         let it = &self.devices[device];
-        let needed = (it.in_flight + 1).saturating_sub(self.limit);
+        let all = it.waiting.len();
+        let enough = |count: &usize| self.memory.holds(it.forward + 1, all - count);
+        let needed = (0..all).find(enough).unwrap_or(all);
         it.waiting.iter().take(needed).map(|&cell| cell_time(self.map, self.times, cell)).sum()
+    }
+
+    /// Whether `device` has room for a forward pass once all its weight gradients have run that can.
+    pub(super) fn can_make_room(&self, device: usize) -> bool {
+        self.memory.holds(self.devices[device].forward + 1, 0)
+    }
+
+    /// Whether `device` has room for so many forward passes.
+    pub(super) fn has_room_for(&self, device: usize, forwards: usize) -> bool {
+        let it = &self.devices[device];
+        self.memory.holds(it.forward + forwards, it.waiting.len())
     }
 
     /// Runs a forward pass or input gradients that can run, and before it the weight gradients that
     /// there is time for or that must make room.
     pub(super) fn run(&mut self, cell: Cell) {
+        self.run_with(cell, self.short);
+    }
+
+    /// The same, where weight gradients fill short gaps as given.
+    pub(super) fn run_with(&mut self, cell: Cell, short: Short) {
         let device = self.map.device(cell.instance);
         let arrival = self.arrival(cell).expect("a schedule runs what can run");
         if cell.pass == Pass::Forward {
-            while self.devices[device].in_flight >= self.limit && self.run_weight(device) {}
+            while !self.has_room_for(device, 1) && self.run_weight(device) {}
         }
         while let Some(&weight) = self.devices[device].waiting.front() {
             let gap = arrival - self.clock(device);
             let fits = cell_time(self.map, self.times, weight) <= gap;
-            let costly = gap > 0.0 && (self.eager || gap > self.slack(device));
-            if !fits && !costly {
+            let fills = match short {
+                Short::Never => false,
+                Short::WhereCostly => gap > 0.0 && gap > self.slack(device),
+                Short::Always => gap > 0.0,
+            };
+            if !fits && !fills {
                 break;
             }
             self.run_weight(device);
@@ -124,11 +210,14 @@ impl<'a> Filling<'a> {
         it.order.push(Turn::Alone(cell));
         self.ends.insert(cell, it.clock);
         match cell.pass {
-            Pass::Forward => it.in_flight += 1,
+            Pass::Forward => it.forward += 1,
             Pass::BackwardInput => {
+                it.forward -= 1;
                 it.waiting.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
             }
-            Pass::Backward | Pass::BackwardWeight => it.in_flight -= 1,
+            Pass::Backward => it.forward -= 1,
+            // It has just left those that wait.
+            Pass::BackwardWeight => {}
         }
     }
 }
@@ -138,10 +227,10 @@ pub(super) fn fill(
     map: &StageMap,
     times: &PassTimes,
     orders: &[Vec<Cell>],
-    limit: usize,
+    memory: Memory,
     eager: bool,
 ) -> Vec<Vec<Turn>> {
-    let mut filling = Filling::new(map, times, limit, eager);
+    let mut filling = Filling::new(map, times, memory, eager);
     let mut next = vec![0; orders.len()];
     let start = |filling: &Filling, next: &[usize], device: usize| {
         let arrival = filling.arrival(*orders[device].get(next[device])?)?;

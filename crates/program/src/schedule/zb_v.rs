@@ -6,26 +6,25 @@
 //! equal times of forward, input gradients and weight gradients no device stands idle between its start
 //! and its end from `2p - 1` micro-batches on. At most `2p` activations of a stage are in flight on a
 //! device, which is `p` micro-batches; one message on a way is enough. With other times weight gradients
-//! are moved to where they fill gaps.
+//! are moved to where they fill gaps, and orders are made [in rounds](super::zb_v_rounds); the best is kept.
 
-use shardloom_plan::PassTimes;
-
-use super::timing::best;
-use super::weight_filling::{fill, without_weights};
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::timing::{Purpose, best};
+use super::weight_filling::{Memory, fill, without_weights};
+use super::{Cell, Instance, Pass, StageMap, Turn, zb_v_rounds};
 use crate::ProgramError;
 
 /// The orders on a map that goes to and fro once.
 ///
 /// # Errors
 /// If devices do not hold two stages each.
-pub(super) fn orders(map: &StageMap, times: &PassTimes) -> Result<Vec<Vec<Turn>>, ProgramError> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>) -> Result<Vec<Vec<Turn>>, ProgramError> {
     super::wants_two_stages(map, "zb-v")?;
-    let limit = 2 * map.devices();
+    let memory = Memory::microbatches(2 * map.devices());
     let stable: Vec<Vec<Turn>> = (0..map.devices()).map(|device| order(map, device)).collect();
     let bare = without_weights(&stable);
-    let filled = [false, true].map(|eager| fill(map, times, &bare, limit, eager));
-    Ok(best(map, times, [stable].into_iter().chain(filled)))
+    let filled = [false, true].map(|eager| fill(map, purpose.times, &bare, memory, eager));
+    let rounds = zb_v_rounds::orders(map, purpose.times, memory);
+    Ok(best(map, purpose, [stable].into_iter().chain(filled).chain(rounds)))
 }
 
 /// The passes that a device has run so far of its two stages.

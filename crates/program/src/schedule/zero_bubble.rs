@@ -1,9 +1,13 @@
-//! Zero bubble, one stage per device: ZB-H1 and ZB-H2 (Qi et al., ICLR 2024, arXiv 2401.10241, section
-//! 2 and the heuristic of section 3.1).
+//! Zero bubble, one stage per device: ZB-H1, ZB-H2, ZB-1p and ZB-2p (Qi et al., ICLR 2024, arXiv
+//! 2401.10241, section 2 and the heuristic of section 3.1).
 //!
 //! Backward passes are split, and only input gradients are passed on; weight gradients fill gaps. A
 //! device warms up with as many forwards as fit before its first gradient arrives and into memory, then
-//! alternates. Eight variants are drafted for the given times and the best is kept.
+//! alternates. Eight variants are drafted for the given times, and two orders are made in which devices run
+//! what [comes first](super::earliest_first), which are shorter where messages are slow; the best is kept.
+//!
+//! The best has the shortest time of a device's own, or the least makespan where steps wait for each other
+//! ([`Succession`]).
 //!
 //! H1 holds as many micro-batches as 1F1B's first stage, the `p` devices; H2 holds `2p - 1`. The bubble of
 //! a device is what it stands idle between its own start and end: devices start one after the other and
@@ -12,13 +16,19 @@
 //! formulas where `W <= F`, and for H2 also `2W <= F + I`. Elsewhere memory ends the warm-up before the first
 //! gradient is there, or, for H2, no bubble is left.
 //!
+//! H1 and H2 count a micro-batch as a whole until its weight gradients are there. ZB-1p and ZB-2p have room
+//! for what `p` or `2p` forwards leave, of which input gradients free a part at once
+//! ([`PassTimes::kept`] is the rest): the less is kept, the more micro-batches may be in flight, and the
+//! smaller is the bubble. Where all is kept, ZB-1p is H1, and ZB-2p may hold one micro-batch more than H2.
+//!
 //! One message on a way is enough where a gradient comes back within a forward, `I` and two messages in
 //! no more than `F`; else, or rather where devices then warm up further, `p` are.
 
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 
-use super::timing::best;
-use super::weight_filling::Filling;
+use super::earliest_first;
+use super::timing::{Purpose, Succession, best};
+use super::weight_filling::{Filling, Memory};
 use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
 use crate::ProgramError;
 
@@ -33,6 +43,7 @@ impl Schedule {
         map: StageMap,
         times: &PassTimes,
         limit: usize,
+        succession: Succession,
     ) -> Result<Schedule, ProgramError> {
         map.check(ScheduleKind::ZeroBubbleH1, Arrangement::Chain)?;
         if limit == 0 {
@@ -40,7 +51,8 @@ impl Schedule {
                            needed";
             return Err(ProgramError::Schedule(message.into()));
         }
-        let orders = orders(&map, times, limit);
+        let purpose = Purpose { times, succession };
+        let orders = orders(&map, purpose, Memory::microbatches(limit));
         Ok(Schedule { map, orders })
     }
 }
@@ -56,27 +68,30 @@ struct Variant {
     eager: bool,
 }
 
-/// The orders for passes of the given times, with at most `limit` micro-batches in flight on a device.
-pub(super) fn orders(map: &StageMap, times: &PassTimes, limit: usize) -> Vec<Vec<Turn>> {
+/// The orders for passes of the given times and devices of the given memory.
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, memory: Memory) -> Vec<Vec<Turn>> {
+    let times = purpose.times;
     let variants = (0..8).map(|bits| Variant {
         overrun: bits & 1 != 0,
         gradients_first: bits & 2 != 0,
         eager: bits & 4 != 0,
     });
-    best(map, times, variants.map(|variant| draft(map, times, limit, variant)))
+    let drafts = variants.map(|variant| draft(map, times, memory, variant));
+    let others = [false, true].map(|eager| earliest_first::orders(map, times, memory, eager));
+    best(map, purpose, drafts.chain(others))
 }
 
-fn draft(map: &StageMap, times: &PassTimes, limit: usize, variant: Variant) -> Vec<Vec<Turn>> {
+fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) -> Vec<Vec<Turn>> {
     let devices = map.devices();
     let microbatches = map.microbatches();
-    let mut filling = Filling::new(map, times, limit, variant.eager);
+    let mut filling = Filling::new(map, times, memory, variant.eager);
     let mut forwards = vec![0; devices];
     let forward = |filling: &mut Filling, forwards: &mut Vec<u32>, device: usize| {
         filling.run(cell(Pass::Forward, device, forwards[device]));
         forwards[device] += 1;
     };
     (0..devices).for_each(|device| forward(&mut filling, &mut forwards, device));
-    for (device, count) in warm_up(&filling, map, times, limit, variant.overrun).iter().enumerate()
+    for (device, count) in warm_up(&filling, map, times, memory, variant.overrun).iter().enumerate()
     {
         (0..*count).for_each(|_| forward(&mut filling, &mut forwards, device));
     }
@@ -103,7 +118,8 @@ fn draft(map: &StageMap, times: &PassTimes, limit: usize, variant: Variant) -> V
     filling.finish()
 }
 
-fn cell(pass: Pass, device: usize, microbatch: u32) -> Cell {
+/// A pass of the one stage of `device`.
+pub(super) fn cell(pass: Pass, device: usize, microbatch: u32) -> Cell {
     let instance = Instance { pipeline: 0, stage: device as u16 };
     Cell { pass, instance, microbatch }
 }
@@ -113,11 +129,11 @@ fn warm_up(
     filling: &Filling,
     map: &StageMap,
     times: &PassTimes,
-    limit: usize,
+    memory: Memory,
     overrun: bool,
 ) -> Vec<u32> {
     let devices = map.devices();
-    let most = map.microbatches().min(u32::try_from(limit).unwrap_or(u32::MAX));
+    let most = map.microbatches().min(memory.first());
     let mut counts = vec![0; devices];
     let mut sent = filling.clock(devices - 1) + times.input;
     for device in (0..devices - 1).rev() {

@@ -134,7 +134,7 @@ proptest! {
             f64::from(sum) / seconds.len() as f64
         };
         let times =
-            PassTimes { forward: mean(0), input: mean(1), weight: mean(2), message };
+            PassTimes { forward: mean(0), input: mean(1), weight: mean(2), message, kept: 1.0 };
         for kind in ScheduleKind::ALL {
             // Multiples that most kinds exist for; some want one stage on each device.
             let sizes = [(1, groups), (chunks, devices * groups), (2, 2 * devices * groups)];

@@ -1,7 +1,7 @@
 //! Chimera and its doubling: pipelines in both directions.
 
-use shardloom_plan::ScheduleKind::{Chimera, ChimeraDoubling};
-use shardloom_program::schedule::{Pass, Schedule, check};
+use shardloom_plan::ScheduleKind::{Chimera, ChimeraDoubling, DualPipe};
+use shardloom_program::schedule::{Cell, Pass, Schedule, Turn, check};
 
 use super::{EQUAL, TWICE, refusal, schedule, text, timing};
 
@@ -79,6 +79,35 @@ fn with_fewer_microbatches_than_devices_those_that_lack_leave_their_slots_empty(
             "{devices} {pairs} {microbatches}"
         );
     }
+}
+
+/// The order is that for the next number of whole shares, without those that there are not.
+#[test]
+fn of_micro_batches_that_are_not_dealt_evenly_the_slots_of_those_that_lack_stay_empty() {
+    for (devices, pairs, more) in sizes(1) {
+        let pipelines = 2 * pairs;
+        let even = schedule(Chimera, devices, pipelines, more, &EQUAL);
+        for microbatches in (more - pipelines + 1..more).filter(|&it| it >= pipelines) {
+            let size = (devices, pairs, microbatches);
+            let odd = schedule(Chimera, devices, pipelines, microbatches, &EQUAL);
+            let exists = |cell: &Cell| (cell.microbatch as usize) < microbatches;
+            for (found, whole) in odd.orders.iter().zip(&even.orders) {
+                let expected: Vec<Turn> =
+                    whole.iter().filter_map(|turn| turn.filtered(exists)).collect();
+                assert_eq!(*found, expected, "{size:?}");
+            }
+            check(&odd, 1).unwrap_or_else(|error| panic!("{size:?}: {error}"));
+            let makespan = |built: &Schedule| timing(built, &EQUAL).makespan;
+            assert!(makespan(&odd) <= makespan(&even), "{size:?}");
+        }
+    }
+}
+
+#[test]
+fn three_micro_batches_go_down_four_devices_twice_and_up_once() {
+    let built = schedule(Chimera, 4, 2, 3, &EQUAL);
+    assert_eq!(text(&built, 0), "F0 F2 F1< B1< B0 B2");
+    assert_eq!(text(&built, 3), "F1< F0 B0 F2 B2 B1<");
 }
 
 #[test]
@@ -195,9 +224,15 @@ fn sizes_that_do_not_exist_are_refused() {
         assert!(refusal(Chimera, devices, chunks, 12).contains(rule), "{devices} {chunks}");
     }
     assert_eq!(
-        refusal(Chimera, 4, 2, 5),
-        "schedule: 5 micro-batches cannot be dealt evenly to 2 pipelines"
+        refusal(Chimera, 4, 2, 1),
+        "schedule: each of 2 pipelines needs a micro-batch, and there are 1"
     );
+    for kind in [ChimeraDoubling, DualPipe] {
+        assert_eq!(
+            refusal(kind, 4, 2, 9),
+            "schedule: 9 micro-batches cannot be dealt evenly to 2 pipelines"
+        );
+    }
     assert_eq!(
         refusal(ChimeraDoubling, 4, 2, 6),
         "schedule: chimera-doubling wants an even number of micro-batches for each of 2 pipelines, not 3"

@@ -97,7 +97,7 @@ proptest! {
     ) {
         // Exact where a forward takes as long as input gradients, and no less than weight gradients.
         let (forward, weight) = (f64::from(forward.max(weight)), f64::from(weight));
-        let times = PassTimes { forward, input: forward, weight, message: 0.0 };
+        let times = PassTimes { forward, input: forward, weight, ..TWICE };
         let backward = forward + weight;
         let overlapped = (forward + backward) * (1.0 - 0.125 * f64::from(hidden));
         let bubble = (half as f64 - 1.0) * (overlapped + backward - 3.0 * weight);

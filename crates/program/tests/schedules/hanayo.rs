@@ -75,6 +75,23 @@ fn with_slower_backwards_more_micro_batches_have_little_more_bubble() {
 }
 
 #[test]
+fn of_one_wave_with_slower_backwards_only_3_devices_and_21_micro_batches_idle_4_forwards_of_others()
+{
+    for devices in 3..=8 {
+        for times in 1..=8 {
+            let microbatches = times * devices;
+            let built = schedule(KIND, devices, 2, microbatches, &TWICE);
+            let bubble = timing(&built, &TWICE).makespan - 3.0 * microbatches as f64;
+            let others = (devices - 1) as f64;
+            match (devices, microbatches) {
+                (3, 21) => assert_eq!(bubble, 4.25 * others),
+                size => assert!(bubble < 4.0 * others, "{size:?}: {bubble}"),
+            }
+        }
+    }
+}
+
+#[test]
 fn four_and_eight_devices_with_slower_backwards() {
     for (devices, bubbles) in [(4, [6.0, 3.0, 1.5]), (8, [14.0, 7.0, 3.5])] {
         for (waves, bubble) in [1, 2, 4].into_iter().zip(bubbles) {
@@ -111,7 +128,7 @@ proptest! {
         message in 0u8..=2,
     ) {
         let [forward, input, weight, message] = [forward, input, weight, message].map(f64::from);
-        let times = PassTimes { forward, input, weight, message };
+        let times = PassTimes { forward, input, weight, message, ..EQUAL };
         check(&schedule(KIND, devices, 2 * waves, microbatches, &times), 2)?;
     }
 

@@ -91,7 +91,7 @@ proptest! {
         backward in 1u32..=9,
     ) {
         let (forward, weight) = (f64::from(forward), f64::from(backward) - 0.5);
-        let times = PassTimes { forward, input: 0.5, weight, message: 0.0 };
+        let times = PassTimes { forward, input: 0.5, weight, ..EQUAL };
         let ideal = microbatches as f64 * (forward + f64::from(backward));
         for kind in KINDS {
             let timing = timing(&schedule(kind, stages, 1, microbatches, &times), &times);

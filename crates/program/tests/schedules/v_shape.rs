@@ -5,7 +5,7 @@ use proptest::test_runner::RngSeed;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom_program::schedule::{Schedule, StageMap, check};
 
-use super::{ALIKE, idle, schedule, text, times};
+use super::{ALIKE, idle, schedule, text, times, timing};
 
 const ZERO: ScheduleKind = ScheduleKind::ZeroBubbleV;
 const HALF: ScheduleKind = ScheduleKind::VHalf;
@@ -36,7 +36,7 @@ fn bubbles_in_passes_of_a_stage() {
     // 1F1B's are 6 (p - 1).
     let expected = [
         (ZERO, [0, 0, 0, 0, 0, 0, 0, 0]),
-        (HALF, [0, 1, 5, 5, 11, 11, 17, 17]),
+        (HALF, [0, 0, 5, 5, 11, 11, 17, 17]),
         (LEAST, [0, 3, 5, 11, 15, 17, 23, 27]),
     ];
     for (kind, bubbles) in expected {
@@ -46,6 +46,29 @@ fn bubbles_in_passes_of_a_stage() {
                 let found = idle(&built, &ALIKE) / 5.0;
                 assert_eq!(found, f64::from(bubble), "{kind:?} on {devices}, {microbatches}");
             }
+        }
+    }
+}
+
+#[test]
+fn no_order_is_longer_than_that_of_the_authors_scheduler() {
+    let text = include_str!("v_shape_spans.csv");
+    let rows = text.lines().filter(|line| !line.starts_with('#')).skip(1);
+    for row in rows {
+        let numbers: Vec<u32> = row.split(',').map(|it| it.parse().expect("a number")).collect();
+        let [devices, microbatches, times @ .., zero, half, least] = &numbers[..] else {
+            panic!("{row}: nine columns");
+        };
+        // A device has two stages.
+        let [forward, input, weight] = [0, 1, 2].map(|pass| 2.0 * f64::from(times[pass]));
+        let times = PassTimes { forward, input, weight, message: times[3].into(), ..ALIKE };
+        for (kind, theirs) in [(ZERO, zero), (HALF, half), (LEAST, least)] {
+            let built = schedule(kind, *devices as usize, 2, *microbatches as usize, &times);
+            let span = timing(&built, &times).longest_span();
+            assert!(span <= f64::from(*theirs), "{kind:?} {row}: {span}");
+            let limit = memory(kind, *devices as usize);
+            let peaks = check(&built, 1).expect("no deadlock");
+            assert!(peaks.iter().all(|&peak| peak <= limit), "{kind:?} {row}: {peaks:?}");
         }
     }
 }
@@ -65,7 +88,7 @@ fn orders_of_zb_v_on_two_devices() {
 
 #[test]
 fn with_slower_forwards_weight_gradients_of_zb_v_move_into_the_gaps() {
-    let times = PassTimes { forward: 12.0, input: 10.0, weight: 8.0, message: 0.0 };
+    let times = PassTimes { forward: 12.0, input: 10.0, weight: 8.0, ..ALIKE };
     let alike = schedule(ZERO, 4, 2, 12, &ALIKE);
     let made = schedule(ZERO, 4, 2, 12, &times);
     assert_ne!(alike.orders, made.orders);

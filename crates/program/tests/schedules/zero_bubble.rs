@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-use shardloom_program::schedule::{Schedule, StageMap, check};
+use shardloom_program::schedule::{Schedule, StageMap, Succession, check};
 
 use super::{ALIKE, idle, schedule, text, times, timing, work};
 
@@ -29,6 +29,17 @@ fn h2_adds_just_its_work_with_each_step() {
     // The last device starts three forwards after the first, once.
     assert_eq!(makespan(1), 240.0 + 30.0);
     assert_eq!(makespan(2), 480.0 + 30.0);
+}
+
+/// The last device begins after three forwards and messages, and then works without a gap.
+#[test]
+fn with_messages_as_long_as_passes_h2_of_4_devices_and_8_microbatches_takes_the_least_time_there_is()
+ {
+    let times = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 1.0, ..ALIKE };
+    let built = schedule(H2, 4, 1, 8, &times);
+    assert_eq!(timing(&built, &times).makespan, 3.0 * 2.0 + 8.0 * 3.0);
+    let peaks = check(&built, 4).expect("no deadlock");
+    assert_eq!(peaks.into_iter().max(), Some(7));
 }
 
 #[test]
@@ -84,7 +95,7 @@ proptest! {
     ) {
         let times = PassTimes { message: f64::from(message), ..times };
         let map = StageMap::arranged(Arrangement::Chain, devices, 1, microbatches).expect("a map");
-        let built = Schedule::zero_bubble(map, &times, limit).expect("a schedule");
+        let built = Schedule::zero_bubble(map, &times, limit, Succession::Own).expect("a schedule");
         let peaks = check(&built, microbatches)?;
         prop_assert!(peaks.iter().all(|&peak| peak <= limit), "{limit}: {peaks:?}");
         if limit == devices {

@@ -236,7 +236,7 @@ mod tests {
     /// When the schedule's passes run.
     fn timing(depth: u32, microbatches: u32, forward: f64, backward: f64) -> Timing {
         let [input, weight] = [backward / 2.0; 2];
-        let times = PassTimes { forward, input, weight, message: 0.0 };
+        let times = PassTimes { forward, input, weight, ..PassTimes::default() };
         let (devices, microbatches) = (depth as usize, microbatches as usize);
         let map = StageMap::arranged(Arrangement::Bidirectional, devices, 2, microbatches);
         let built = Schedule::build(ScheduleKind::Chimera, map.expect("places"), &times);

@@ -313,7 +313,7 @@ mod tests {
     #[test]
     fn a_flush_takes_as_long_as_its_schedule_and_what_is_then_exchanged() {
         for (depth, n) in (2..=8).flat_map(|depth| (1..=10).map(move |n| (depth, n))) {
-            let times = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0 };
+            let times = PassTimes::default();
             let map = StageMap::arranged(Arrangement::Chain, depth, 1, n).expect("places");
             let kind = ScheduleKind::OneForwardOneBackward;
             let schedule = Schedule::build(kind, map, &times).expect("a schedule");

@@ -1,0 +1,82 @@
+//! What passes of each stage take, given for a whole device or stage by stage.
+
+use shardloom::plan::PassTimes;
+use shardloom::program::schedule::{Pass, StageMap, Turn};
+
+use super::slots::Scale;
+
+/// Times of forwards, input gradients, weight gradients as they are given: one for a whole device, of
+/// which a stage takes its share, or one for each stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GivenTimes {
+    pub passes: [Vec<f64>; 3],
+    pub message: f64,
+    pub kept: f64,
+}
+
+impl GivenTimes {
+    /// Whether any is given stage by stage.
+    pub fn by_stage(&self) -> bool {
+        self.passes.iter().any(|times| times.len() > 1)
+    }
+
+    /// All times.
+    pub fn all(&self) -> Vec<f64> {
+        self.passes.iter().flatten().copied().chain([self.message]).collect()
+    }
+}
+
+/// What passes of each stage take, in whole units.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageTimes {
+    /// Of a whole device, on average over devices.
+    pub device: PassTimes,
+    /// Of each stage: forwards, input gradients, weight gradients.
+    stages: Vec<[f64; 3]>,
+}
+
+impl StageTimes {
+    /// The times on `map`; none if some are neither one nor one for each stage.
+    pub fn of(given: &GivenTimes, map: &StageMap, scale: Scale) -> Option<StageTimes> {
+        let pipeline = map.instances().filter(|it| it.pipeline == 0);
+        let shares: Vec<f64> = pipeline.map(|instance| map.share(instance)).collect();
+        let stage = |(index, share): (usize, &f64)| {
+            let time = |times: &Vec<f64>| match times[..] {
+                [whole] => Some(scale.apply(whole) * share),
+                _ if times.len() == shares.len() => Some(scale.apply(times[index])),
+                _ => None,
+            };
+            let [forward, input, weight] = &given.passes;
+            Some([time(forward)?, time(input)?, time(weight)?])
+        };
+        let stages: Vec<[f64; 3]> = shares.iter().enumerate().map(stage).collect::<Option<_>>()?;
+        // As much of each stage's work falls to a device as it has of all devices' shares.
+        let devices: f64 = shares.iter().sum();
+        let mean = |pass: usize| match given.passes[pass][..] {
+            [whole] => scale.apply(whole),
+            _ => stages.iter().map(|stage| stage[pass]).sum::<f64>() / devices,
+        };
+        let device = PassTimes {
+            forward: mean(0),
+            input: mean(1),
+            weight: mean(2),
+            message: scale.apply(given.message),
+            kept: given.kept,
+        };
+        Some(StageTimes { device, stages })
+    }
+
+    /// How long a turn takes.
+    pub fn duration(&self, turn: Turn) -> f64 {
+        let cell = |cell: shardloom::program::schedule::Cell| {
+            let [forward, input, weight] = self.stages[usize::from(cell.instance.stage)];
+            match cell.pass {
+                Pass::Forward => forward,
+                Pass::Backward => input + weight,
+                Pass::BackwardInput => input,
+                Pass::BackwardWeight => weight,
+            }
+        };
+        turn.cells().map(cell).sum()
+    }
+}

@@ -1,0 +1,82 @@
+//! Zero-bubble orders without rounds: each device runs the pass that can start first.
+//!
+//! Until its first gradient arrives a device runs forwards, as many as fit into memory. From then on, where
+//! both a forward and a gradient are there, it runs the forward as long as fewer micro-batches are without
+//! gradients than were then, so that later devices do not run dry, and else the gradient. Weight gradients
+//! make room for forwards before these arrive, and fill gaps.
+
+use shardloom_plan::PassTimes;
+
+use super::weight_filling::{Filling, Memory};
+use super::zero_bubble::cell;
+use super::{Pass, StageMap, Turn};
+
+/// What a device has run.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    forwards: u32,
+    gradients: u32,
+    /// How many forwards it ran before its first gradient.
+    warm_up: Option<u32>,
+}
+
+/// The orders of one stage on each device; `eager` ones put weight gradients into gaps that are too short.
+pub(super) fn orders(
+    map: &StageMap,
+    times: &PassTimes,
+    memory: Memory,
+    eager: bool,
+) -> Vec<Vec<Turn>> {
+    let mut filling = Filling::new(map, times, memory, eager);
+    let mut progress = vec![Progress::default(); map.devices()];
+    let turn = |filling: &Filling, progress: &[Progress], device: usize| {
+        next(map, filling, progress[device], device)
+    };
+    let mut turns: Vec<Option<(f64, Pass)>> =
+        (0..map.devices()).map(|device| turn(&filling, &progress, device)).collect();
+    // Of devices that are as early the last: gradients come from there.
+    let earliest = |turns: &[Option<(f64, Pass)>]| {
+        let turns = turns.iter().enumerate();
+        let turns =
+            turns.filter_map(|(device, turn)| turn.map(|(start, pass)| (start, device, pass)));
+        turns.min_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
+    };
+    while let Some((_, device, pass)) = earliest(&turns) {
+        let it = &mut progress[device];
+        let count = match pass {
+            Pass::Forward => &mut it.forwards,
+            _ => {
+                it.warm_up.get_or_insert(it.forwards);
+                &mut it.gradients
+            }
+        };
+        filling.run(cell(pass, device, *count));
+        *count += 1;
+        // Only the devices beside this one may have waited for it.
+        let beside = [device.checked_sub(1), Some(device), Some(device + 1)];
+        for device in beside.into_iter().flatten().filter(|&it| it < map.devices()) {
+            turns[device] = turn(&filling, &progress, device);
+        }
+    }
+    filling.finish()
+}
+
+/// What `device` runs next, and when it turns to it; none if nothing is there.
+fn next(map: &StageMap, filling: &Filling, it: Progress, device: usize) -> Option<(f64, Pass)> {
+    let clock = filling.clock(device);
+    let arrival = |pass, microbatch| {
+        let exists = microbatch < map.microbatches();
+        exists.then(|| filling.arrival(cell(pass, device, microbatch))).flatten()
+    };
+    let forward = arrival(Pass::Forward, it.forwards).filter(|_| filling.can_make_room(device));
+    let forward = forward.map(|at| clock.max(at - filling.time_to_make_room(device)));
+    let gradient = arrival(Pass::BackwardInput, it.gradients).map(|at| clock.max(at));
+    let refills = it.warm_up.is_some_and(|most| it.forwards - it.gradients < most);
+    match (forward, gradient) {
+        (Some(forward), Some(gradient)) if forward < gradient || refills && forward == gradient => {
+            Some((forward, Pass::Forward))
+        }
+        (_, Some(gradient)) => Some((gradient, Pass::BackwardInput)),
+        (forward, None) => Some((forward?, Pass::Forward)),
+    }
+}
