@@ -102,7 +102,7 @@ impl Sampler {
             buffers,
             transit: Transit::new(&program, &MessagePlan::new(&program)),
             program,
-            source: Box::new(Nothing),
+            source: Arc::new(Nothing),
             seed: 0,
             learning_rate: LearningRate::new(Curve::Constant { peak: 1.0 })?,
             skip_non_finite: false,

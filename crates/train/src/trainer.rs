@@ -15,7 +15,7 @@ use shardloom_program::{Group, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
-use crate::checkpoint::{Checkpoint, Meta, Piece, Writer};
+use crate::checkpoint::{Checkpoint, Meta, Piece, Snapshot, Writer};
 use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Rank, Shared, StepOutcome};
@@ -85,6 +85,8 @@ pub struct Trainer {
     crew: Crew,
     shared: Arc<Shared>,
     on_non_finite: OnNonFinite,
+    /// With which the run was started.
+    settings: Settings,
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
@@ -113,6 +115,10 @@ impl Trainer {
     /// If the environment asks for kernels that cannot be had, or there are more ranks than the system has
     /// threads.
     pub fn start(blueprint: Blueprint, source: Box<dyn Source + Send>) -> Result<Trainer> {
+        Trainer::started(blueprint, Arc::from(source))
+    }
+
+    fn started(blueprint: Blueprint, source: Arc<dyn Source + Send>) -> Result<Trainer> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
         let Blueprint { graph, program, buffers, messages, skip_non_finite, settings } = blueprint;
@@ -123,11 +129,11 @@ impl Trainer {
             program,
             source,
             seed: settings.seed,
-            learning_rate: settings.learning_rate,
+            learning_rate: settings.learning_rate.clone(),
             skip_non_finite,
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
-        let crew = match settings.clock {
+        let crew = match settings.clock.clone() {
             RunClock::Wall => executor::start_threads(&shared, settings.timeout)?,
             RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster),
         };
@@ -136,6 +142,7 @@ impl Trainer {
             crew,
             shared,
             on_non_finite: settings.on_non_finite,
+            settings,
             next_step: 0,
             sent_bytes: vec![0; ranks],
             peak_bytes: vec![0; ranks],
@@ -327,10 +334,7 @@ impl Trainer {
                 return Err(Error::NonFiniteWeights { name });
             }
         }
-        let updates = self.collect(|rank, updates: &mut BTreeMap<String, u64>| {
-            updates.extend(rank.updates());
-            Ok(())
-        })?;
+        let updates = self.updates()?;
         let writer = Arc::new(Writer::create(root, self.next_step)?);
         let shared_writer = Arc::clone(&writer);
         self.visit(move |rank, index| {
@@ -353,10 +357,45 @@ impl Trainer {
         let checkpoint = Arc::new(checkpoint);
         self.visit(move |rank, _| {
             rank.set_updates(|name| updates_of(checkpoint.meta(), name).unwrap_or(step));
-            rank.restore(&checkpoint)
+            rank.restore(&*checkpoint)
         })?;
         self.next_step = step;
         Ok(())
+    }
+
+    /// Goes on under another plan, as if the run was saved and resumed under it, but without files: all
+    /// state goes from its owners to the ranks of `plan`, each of which takes what its tensors are of it.
+    /// Both plans' ranks and one copy of all state are there at once meanwhile. Bytes sent and held are
+    /// counted anew.
+    ///
+    /// # Errors
+    /// If the plan does not fit the model, or asks for number formats other than fp32, or there are more
+    /// ranks than the system has threads: the run is as before then. If a rank fails.
+    pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
+        let graph = self.shared.graph.clone();
+        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?;
+        let updates = self.updates()?;
+        let snapshot = self.collect(|rank, snapshot: &mut Snapshot| {
+            let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
+            pieces.try_for_each(|piece| snapshot.add(&piece))
+        })?;
+        let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
+        let step = self.next_step;
+        next.visit(move |rank, _| {
+            rank.set_updates(|name| updates.get(name).copied().unwrap_or(step));
+            rank.restore(&snapshot)
+        })?;
+        next.next_step = step;
+        *self = next;
+        Ok(())
+    }
+
+    /// How many updates each parameter has had.
+    fn updates(&mut self) -> Result<BTreeMap<String, u64>> {
+        self.collect(|rank, updates: &mut BTreeMap<String, u64>| {
+            updates.extend(rank.updates());
+            Ok(())
+        })
     }
 
     /// Starts from given weights, whole tensors by parameter name. The state of the optimizer and of

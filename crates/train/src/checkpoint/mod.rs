@@ -34,6 +34,7 @@ mod piece;
 mod reader;
 mod safetensors_file;
 mod shard;
+mod snapshot;
 mod store;
 mod writer;
 
@@ -41,5 +42,6 @@ pub use manifest::{FORMAT_VERSION, Meta};
 pub use piece::Piece;
 pub use reader::Checkpoint;
 pub use safetensors_file::{Tensor, read_safetensors};
+pub(crate) use snapshot::{Saved, Snapshot};
 pub use store::{Refused, Store};
 pub use writer::Writer;

@@ -45,7 +45,7 @@ use validation::Norm;
 pub(crate) struct Shared {
     pub graph: Graph,
     pub program: Program,
-    pub source: Box<dyn Source + Send>,
+    pub source: Arc<dyn Source + Send>,
     pub seed: u64,
     pub learning_rate: LearningRate,
     pub skip_non_finite: bool,

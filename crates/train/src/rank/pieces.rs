@@ -10,7 +10,7 @@ use shardloom_program::{
 };
 
 use super::Rank;
-use crate::checkpoint::{Checkpoint, Piece};
+use crate::checkpoint::{Piece, Saved};
 use crate::{Error, Result};
 
 /// Where a parameter's local part lies in the whole.
@@ -109,13 +109,13 @@ impl Rank {
         }
     }
 
-    /// Takes weights and all other state from a checkpoint that may have been written under another plan.
+    /// Takes weights and all other state from where they were saved, maybe under another plan.
     /// What neither weights nor the optimizer's state is begins anew where the checkpoint has none, because
     /// its plan needed none or an earlier version wrote it.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
-    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+    pub fn restore(&mut self, checkpoint: &dyn Saved) -> Result<()> {
         self.fill_state(
             |content| content == Content::Weight,
             |name, site, range| {
