@@ -8,9 +8,9 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::{Axis, Corrections, Mesh, Optimizer, Precision};
 
-use crate::schedule::Instance;
 use crate::sync::Held;
 use crate::{Action, Group, Instruction, Layout, Route, RouteId, Tensor, TensorId};
+use shardloom_schedule::Instance;
 
 /// A participant of the program, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,5 +1,7 @@
 //! What can go wrong in lowering.
 
+use shardloom_schedule::ScheduleError;
+
 /// Why a plan has no program.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ProgramError {
@@ -68,6 +70,15 @@ pub enum ProgramError {
         second_mesh: String,
     },
     /// A schedule breaks one of its rules.
-    #[error("schedule: {0}")]
-    Schedule(String),
+    #[error(transparent)]
+    Schedule(ScheduleError),
+}
+
+impl From<ScheduleError> for ProgramError {
+    fn from(error: ScheduleError) -> ProgramError {
+        match error {
+            ScheduleError::Plan(error) => ProgramError::Plan(error),
+            ScheduleError::Rule(_) => ProgramError::Schedule(error),
+        }
+    }
 }

@@ -7,7 +7,6 @@
 
 pub mod buffers;
 pub mod quantity;
-pub mod schedule;
 pub mod sync;
 pub mod timeline;
 

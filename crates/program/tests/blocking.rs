@@ -8,11 +8,11 @@ use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind,
     StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
-use shardloom_program::schedule::{Schedule, StageMap, Turn};
 use shardloom_program::{
     Action, BodyKind, BucketId, Class, ClassId, Content, Group, Instruction, Program, Rank,
     RouteId, StreamItem, lower,
 };
+use shardloom_schedule::{Schedule, StageMap, Turn};
 
 fn graph(tied: bool) -> Graph {
     let spec = format!("gpt:layers=14,hidden=8,heads=2,seq=4,vocab=16,tied={tied}");

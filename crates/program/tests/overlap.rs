@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::schedule::{Schedule, StageMap, Turn};
 use shardloom_program::{Action, Body, BodyKind, Class, Instruction, Program, lower};
+use shardloom_schedule::{Schedule, StageMap, Turn};
 
 fn graph(tied: bool) -> Graph {
     let spec = format!("gpt:layers=6,hidden=16,heads=4,seq=8,vocab=32,tied={tied}");

@@ -8,11 +8,11 @@ use shardloom_plan::{
     StageReplicas, Sync, Uniform, Weights, pipelines_in_turn,
 };
 use shardloom_program::buffers::BufferPlan;
-use shardloom_program::schedule::{Schedule, StageMap, Succession, Turn};
 use shardloom_program::{
     Action, BodyKind, Class, Content, Instruction, MemoryTracker, Program, RouteId, StreamItem,
     Write, lower,
 };
+use shardloom_schedule::{Schedule, StageMap, Succession, Turn};
 
 const STAGES: usize = 4;
 

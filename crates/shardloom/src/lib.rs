@@ -66,6 +66,7 @@ pub use shardloom_cluster as cluster;
 
 /// Programs, schedules and timelines.
 pub use shardloom_program as program;
+pub use shardloom_schedule as schedule;
 
 /// Published systems as ways of choosing a plan.
 pub use shardloom_methods as methods;

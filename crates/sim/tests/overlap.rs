@@ -6,9 +6,9 @@ use scenario::{gpt, h100, uniform};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Plan, ScheduleKind, Uniform};
-use shardloom_program::schedule::{Schedule, StageMap, Turn};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Program, lower};
+use shardloom_schedule::{Schedule, StageMap, Turn};
 use shardloom_sim::{Call, Driver, Modelled, Options, SimError, Simulation, run, simulate};
 
 const OPTIONS: Options = Options { steps: 2, folded: true };

@@ -7,8 +7,8 @@ use scenario::fixed::Fixed;
 use scenario::{gpt, h100, uniform};
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind, Uniform};
 use shardloom_program::lower;
-use shardloom_program::schedule::{Cell, Pass, Schedule, StageMap, Turn, time_with};
 use shardloom_program::timeline::{Interval, Lane, Picos, Track};
+use shardloom_schedule::{Cell, Pass, Schedule, StageMap, Turn, time_with};
 use shardloom_sim::{Options, Simulation, run};
 
 /// What is simulated: a schedule of some devices, stages on each and micro-batches.

@@ -8,7 +8,7 @@ use shardloom::methods::Rules;
 use shardloom::plan::{
     Arrangement, Corrections, Optimizer, PassTimes, ScheduleKind, Updates, Weights,
 };
-use shardloom::program::schedule::{Schedule, StageMap};
+use shardloom::schedule::{Schedule, StageMap};
 
 use super::schedule_kind::{Named, schedule_kind};
 use crate::failure::Failure;

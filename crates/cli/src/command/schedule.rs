@@ -5,7 +5,7 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
-use shardloom::program::schedule::{self, StageMap, Succession, Timed, Turn};
+use shardloom::schedule::{self, ScheduleError, StageMap, Succession, Timed, Turn};
 use shardloom_report::{cell_legend, cell_table};
 
 use super::schedule_kind::{Named, listing, schedule_kind};
@@ -354,7 +354,7 @@ impl Schedule {
         replicas: Option<&[u32]>,
         arrangement: Arrangement,
         chunks: usize,
-    ) -> Result<StageMap, ProgramError> {
+    ) -> Result<StageMap, ScheduleError> {
         let microbatches = self.microbatches as usize;
         match replicas {
             Some(replicas) => {
@@ -498,7 +498,8 @@ fn timed(
     schedule::time_with(schedule, steps, message, |turn| times.duration(turn)).map_err(program)
 }
 
-fn program(error: ProgramError) -> Failure {
+fn program(error: ScheduleError) -> Failure {
+    let error = ProgramError::from(error);
     shardloom::Error::from(error).into()
 }
 

@@ -1,7 +1,7 @@
 //! Columns for a timed schedule.
 
 use shardloom::plan::greatest_common_divisor;
-use shardloom::program::schedule::{StageMap, Timed, Timing};
+use shardloom::schedule::{StageMap, Timed, Timing};
 
 /// A unit in which times are whole numbers.
 ///
@@ -90,7 +90,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
-    use shardloom::program::schedule::{Schedule, time};
+    use shardloom::schedule::{Schedule, time};
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! What passes of each stage take, given for a whole device or stage by stage.
 
 use shardloom::plan::PassTimes;
-use shardloom::program::schedule::{Pass, StageMap, Turn};
+use shardloom::schedule::{Pass, StageMap, Turn};
 
 use super::slots::Scale;
 
@@ -68,7 +68,7 @@ impl StageTimes {
 
     /// How long a turn takes.
     pub fn duration(&self, turn: Turn) -> f64 {
-        let cell = |cell: shardloom::program::schedule::Cell| {
+        let cell = |cell: shardloom::schedule::Cell| {
             let [forward, input, weight] = self.stages[usize::from(cell.instance.stage)];
             match cell.pass {
                 Pass::Forward => forward,

@@ -8,8 +8,8 @@ use shardloom_plan::Recompute;
 use super::forward::{self, Kept};
 use super::stage::{Context, awaited};
 use super::{backward, halves, liveness};
-use crate::schedule::Pass;
 use crate::{Instruction, ProgramError, Tensor, TensorId};
+use shardloom_schedule::Pass;
 
 /// The bodies of one stage.
 pub(super) struct StageBodies {

@@ -12,8 +12,8 @@ use shardloom_plan::PassTimes;
 
 use super::buckets::Parameters;
 use super::stage::StageModel;
-use crate::schedule::{Instance, Meeting, Pass, Schedule, Wish, meetings};
 use crate::{BucketId, ClassId, ProgramError};
+use shardloom_schedule::{Instance, Meeting, Pass, Schedule, Wish, meetings};
 
 /// For one class, after which turns of its order which buckets are reduced over their homes, in this
 /// order; all others are at the end of the step.

@@ -31,12 +31,12 @@ use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank};
-use crate::schedule::{Instance, Pass, Schedule, StageMap, Succession};
 use crate::sync::{self, Synchronisation, add};
 use crate::{ClassId, Content, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
 use bodies::StageBodies;
 use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
 use post_validation::PostValidation;
+use shardloom_schedule::{Instance, Pass, Schedule, ScheduleError, StageMap, Succession};
 use stage::{StageId, StageModel};
 use versions::Versions;
 
@@ -133,7 +133,7 @@ fn require_rule(plan: &Plan, schedule: &Schedule) -> Result<(), ProgramError> {
         false => "no device runs ahead of its step, so flush",
     };
     let name = plan.weights.name();
-    Err(ProgramError::Schedule(format!("weights.rule = {name}: {rule}")))
+    Err(ScheduleError::Rule(format!("weights.rule = {name}: {rule}")).into())
 }
 
 /// Makes sure that all classes that hold a parameter update it equally often.
@@ -143,7 +143,7 @@ fn require_common_updates(classes: &[Class]) -> Result<(), ProgramError> {
             let others = bucket.classes.iter().map(|other| &classes[other.0 as usize]);
             if let Some(other) = others.into_iter().find(|other| other.updates() != class.updates())
             {
-                return Err(ProgramError::Schedule(format!(
+                return Err(ScheduleError::Rule(format!(
                     "updates = round: {} is a parameter of {} and of {}, which update {} and {} times \
                      a step; give these stages as many replicas, or do not tie the parameter",
                     bucket.name,
@@ -151,7 +151,8 @@ fn require_common_updates(classes: &[Class]) -> Result<(), ProgramError> {
                     other.place(),
                     class.updates(),
                     other.updates()
-                )));
+                ))
+.into());
             }
         }
     }
@@ -192,7 +193,7 @@ fn stage_map(plan: &Plan, stages: &[StageModel]) -> Result<StageMap, ProgramErro
     for stage in stages {
         places[stage.place.pipeline as usize].push(stage.class.0 as usize);
     }
-    StageMap::new(places, plan.microbatches)
+    Ok(StageMap::new(places, plan.microbatches)?)
 }
 
 /// How many updates there are, on average over the stages of a class and their micro-batches, between a

@@ -23,10 +23,10 @@ use super::epilogue;
 use super::stage::StageModel;
 use super::stream::Stream;
 use crate::class::{Body, BodyId, BodyKind, Part, StreamItem};
-use crate::schedule::{Cell, Instance, Pass, Schedule, Turn};
 use crate::{
     Action, ClassId, Copies, Group, Instruction, Mode, Route, RouteId, Tensor, TensorId, View,
 };
+use shardloom_schedule::{Cell, Instance, Pass, Schedule, Turn};
 
 /// How the norm goes round the classes, and how far each gets before it is back.
 pub(super) struct PostValidation {

@@ -8,8 +8,8 @@ use shardloom_plan::{Mesh, Plan, Stage};
 use super::boundary::{Boundaries, Handovers};
 use super::buckets::Parameters;
 use super::liveness::of_microbatch;
-use crate::schedule::Instance;
 use crate::{Assignment, ClassId, Instruction, Layout, ProgramError, Tensor, TensorId};
+use shardloom_schedule::Instance;
 
 /// A stage's number among the stages of all pipelines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,8 +12,8 @@ use super::stage::{StageId, StageModel};
 use super::versions::Versions;
 use super::{epilogue, extrapolation, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
-use crate::schedule::{Cell, Pass, StageMap, Turn};
 use crate::{Instruction, ProgramError, Tensor};
+use shardloom_schedule::{Cell, Pass, StageMap, Turn};
 
 /// What a class runs.
 pub(super) struct Stream {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use shardloom_plan::{Plan, Updates, Weights};
 
 use crate::ProgramError;
-use crate::schedule::{Cell, Instance, Pass, Schedule};
+use shardloom_schedule::{Cell, Instance, Pass, Schedule, ScheduleError};
 
 /// The plan's rule on the schedule's order.
 pub(super) struct Versions<'a> {
@@ -71,7 +71,7 @@ impl<'a> Versions<'a> {
                 let lag = self.before(cell) - self.of_input_stage(cell);
                 u32::try_from(lag).map_err(|_| {
                     let device = map.device(cell.instance);
-                    ProgramError::Schedule(format!(
+                    ScheduleError::Rule(format!(
                         "device {device} runs {} before the first stage does",
                         map.cell_text(device, cell)
                     ))
@@ -79,7 +79,7 @@ impl<'a> Versions<'a> {
             }
             Weights::DoubleBuffer if !forward => 1,
             Weights::DoubleBuffer => u32::try_from(1 + self.before(cell)).map_err(|_| {
-                ProgramError::Schedule(format!(
+                ScheduleError::Rule(format!(
                     "two versions of weights do not suffice: some stage runs {} steps ahead, and with two \
                      it may run one ahead; give a step more micro-batches",
                     -self.before(cell)

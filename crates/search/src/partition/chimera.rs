@@ -217,7 +217,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-    use shardloom_program::schedule::{Pass, Schedule, StageMap, Timed, Timing, time};
+    use shardloom_schedule::{Pass, Schedule, StageMap, Timed, Timing, time};
 
     use super::*;
 

@@ -177,7 +177,7 @@ impl TwoBwConfiguration {
 mod tests {
     use shardloom_cluster::Link;
     use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-    use shardloom_program::schedule::{Schedule, StageMap, time};
+    use shardloom_schedule::{Schedule, StageMap, time};
 
     use super::*;
 

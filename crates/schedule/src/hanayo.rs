@@ -1,0 +1,172 @@
+//! Hanayo (Liu et al. 2023, arXiv 2308.15762, section 3).
+//!
+//! One pipeline of `2 W P` stages goes to and fro over `P` devices, `W` waves down and up again, so that
+//! each device holds `2 W` stages and parameters are held once. Orders are greedy: what can start first
+//! starts, and of what a device could start a backward pass comes before a forward pass, then the older
+//! micro-batch. One is made as if backward passes took as long as forward passes, one for the given
+//! times, and one as if messages took a little longer than they do; the best under the given times is taken.
+//!
+//! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
+//! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
+//! With `b = 2 f` and `P` micro-batches that order has a bubble of `2 (P - 1) f / W`; with `k P` of them,
+//! `k` at least 2, of at most `((k + 1) (P - 1) - 1/2) f / W`. The other two often have a smaller one, which
+//! for one wave on 3 to 12 devices is below `4 (P - 1) f` for all `k` up to 8 but one (3 devices and 21
+//! micro-batches have `17/4 (P - 1) f`), with nearly twice as many in flight. Slow messages keep more still
+//! in flight, so orders are made for two messages on each way, which holds forwards back: without a limit,
+//! backward passes that are much slower than forward passes would let them pile up.
+
+use std::collections::BTreeMap;
+
+use shardloom_plan::PassTimes;
+
+use super::timing::{Purpose, best};
+use super::{Cell, Instance, Pass, StageMap, Turn};
+use crate::ScheduleError;
+
+/// Messages that wait on a way at most.
+const BUFFERS: usize = 2;
+
+/// The orders on a zig-zag.
+pub(super) fn orders(
+    map: &StageMap,
+    purpose: Purpose<'_>,
+) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+    let times = purpose.times;
+    let chunks = map.instances_on(0).count();
+    if !chunks.is_multiple_of(2) {
+        return Err(ScheduleError::Rule(format!(
+            "hanayo wants an even number of stages on each device, two for each wave, not {chunks}"
+        )));
+    }
+    let all = [times.forward, times.input, times.weight, times.message];
+    if all.iter().any(|it| !it.is_finite() || *it < 0.0) {
+        let message = format!("passes and messages take finite times from 0, not {all:?}");
+        return Err(ScheduleError::Rule(message));
+    }
+    let pass = (times.forward + times.input + times.weight) / 2.0;
+    let alike = PassTimes { forward: pass, input: pass / 2.0, weight: pass / 2.0, ..*times };
+    // Of passes that could start at the same time that of the device itself then comes first: a backward
+    // pass that has only just come from another device no longer always displaces a forward pass.
+    let message = times.message + times.forward / 100.0;
+    let later = PassTimes { message, ..*times };
+    // Forward passes then pile up, so that their number needs a limit.
+    let few = 2 * map.devices() as u32 - 1;
+    let candidates = [(alike, u32::MAX), (*times, u32::MAX), (later, few)];
+    Ok(best(map, purpose, candidates.map(|(times, most)| greedy(map, &times, most))))
+}
+
+/// The greedy orders for some times, with at most so many micro-batches in flight.
+fn greedy(map: &StageMap, times: &PassTimes, most: u32) -> Vec<Vec<Turn>> {
+    let mut ready = Ready::new(map, times, most);
+    let mut orders = vec![vec![]; map.devices()];
+    while let Some((device, cell)) = ready.run_next() {
+        orders[device].push(Turn::Alone(cell));
+    }
+    orders
+}
+
+/// What each device could run, and since when. Times are in units of which a whole device's are given, so
+/// that whole numbers stay exact.
+struct Ready<'m> {
+    map: &'m StageMap,
+    forward: f64,
+    backward: f64,
+    message: f64,
+    /// Micro-batches in flight, and how many may be.
+    in_flight: u32,
+    most: u32,
+    clocks: Vec<f64>,
+    cells: Vec<Vec<(f64, Cell)>>,
+    /// Messages on the way to a stage, activations or gradients, and when last one was taken.
+    waiting: BTreeMap<(Instance, Pass), (usize, f64)>,
+}
+
+impl<'m> Ready<'m> {
+    fn new(map: &'m StageMap, times: &PassTimes, most: u32) -> Ready<'m> {
+        let first = Instance { pipeline: 0, stage: 0 };
+        let mut ready = Ready {
+            map,
+            forward: times.forward,
+            backward: times.input + times.weight,
+            message: times.message / map.share(first),
+            in_flight: 0,
+            most,
+            clocks: vec![0.0; map.devices()],
+            cells: vec![vec![]; map.devices()],
+            waiting: BTreeMap::new(),
+        };
+        ready.add(0.0, Cell { pass: Pass::Forward, instance: first, microbatch: 0 });
+        ready
+    }
+
+    fn add(&mut self, since: f64, cell: Cell) {
+        self.cells[self.map.device(cell.instance)].push((since, cell));
+    }
+
+    /// What waits for `cell`, and whether a message takes it there.
+    fn next(&self, cell: Cell) -> Option<(Cell, bool)> {
+        let (after, before) = (self.map.after(cell.instance), self.map.before(cell.instance));
+        let next = match (cell.pass, after, before) {
+            (Pass::Forward, Some(instance), _) => Cell { instance, ..cell },
+            (Pass::Forward, None, _) => Cell { pass: Pass::Backward, ..cell },
+            (_, _, before) => Cell { instance: before?, ..cell },
+        };
+        Some((next, self.map.device(next.instance) != self.map.device(cell.instance)))
+    }
+
+    /// From when a cell could run that nothing but its device and its way has kept waiting since `since`;
+    /// none while messages fill its way, or too many micro-batches are in flight for another.
+    fn start(&self, device: usize, since: f64, cell: Cell) -> Option<f64> {
+        let enters = cell.pass == Pass::Forward && cell.instance.stage == 0;
+        if enters && self.in_flight >= self.most {
+            return None;
+        }
+        let start = since.max(self.clocks[device]);
+        let Some((next, true)) = self.next(cell) else { return Some(start) };
+        match self.waiting.get(&(next.instance, next.pass)) {
+            Some(&(waiting, _)) if waiting >= BUFFERS => None,
+            Some(&(_, taken)) => Some(start.max(taken)),
+            None => Some(start),
+        }
+    }
+
+    /// Runs what can start first, of the cells of its device the most urgent; what waits for it can run
+    /// from then on.
+    fn run_next(&mut self) -> Option<(usize, Cell)> {
+        let this = &*self;
+        let starts = this.cells.iter().enumerate().flat_map(|(device, cells)| {
+            let start = move |it: &(f64, Cell)| Some((this.start(device, it.0, it.1)?, device));
+            cells.iter().filter_map(start)
+        });
+        let (start, device) = starts.min_by(|one, other| one.0.total_cmp(&other.0))?;
+        let can = |&(since, cell): &(f64, Cell)| self.start(device, since, cell) == Some(start);
+        let cells = self.cells[device].iter().enumerate().filter(|(_, it)| can(it));
+        // No two passes of one micro-batch can ever run at the same time.
+        let urgency = |cell: Cell| (cell.pass == Pass::Forward, cell.microbatch);
+        let (index, _) = cells.min_by_key(|(_, it)| urgency(it.1))?;
+        let (_, cell) = self.cells[device].swap_remove(index);
+        let forward = cell.pass == Pass::Forward;
+        match (forward, cell.instance.stage) {
+            (true, 0) => self.in_flight += 1,
+            (false, 0) => self.in_flight -= 1,
+            _ => {}
+        }
+        let end = start + if forward { self.forward } else { self.backward };
+        self.clocks[device] = end;
+        if let Some(waiting) = self.waiting.get_mut(&(cell.instance, cell.pass)) {
+            *waiting = (waiting.0 - 1, start);
+        }
+        if let Some((next, travels)) = self.next(cell) {
+            if travels {
+                self.waiting.entry((next.instance, next.pass)).or_insert((0, 0.0)).0 += 1;
+            }
+            self.add(if travels { end + self.message } else { end }, next);
+        }
+        // The oldest enter first, so that one that could enter is enough to know.
+        let microbatch = cell.microbatch + 1;
+        if forward && cell.instance.stage == 0 && microbatch < self.map.microbatches() {
+            self.add(0.0, Cell { microbatch, ..cell });
+        }
+        Some((device, cell))
+    }
+}

@@ -1,0 +1,322 @@
+//! Which stages live on which device, and which micro-batches they get.
+
+use std::collections::BTreeSet;
+
+use shardloom_plan::{Arrangement, ScheduleKind};
+
+use super::{Cell, Instance, Pass, Turn};
+use crate::ScheduleError;
+
+/// A pipeline: the device of each of its stages, first to last. A device here is whatever runs one
+/// order: one device, or the mesh of devices that a stage is split over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain(pub Vec<usize>);
+
+impl Chain {
+    /// The number of its stages.
+    pub fn stages(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it sets out towards lower device numbers.
+    pub fn is_reverse(&self) -> bool {
+        matches!(self.0[..], [first, second, ..] if first > second)
+    }
+}
+
+/// Of how many pipelines an error says where their stages are.
+const PIPELINES_SHOWN: usize = 8;
+
+/// Where the stages of all pipelines live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StageMap {
+    devices: usize,
+    chains: Vec<Chain>,
+    microbatches: u32,
+    /// For each stage how many devices take turns at it, if the pipelines are such turns.
+    turns: Option<Vec<usize>>,
+}
+
+impl StageMap {
+    /// Pipelines whose stages live on the given devices. Micro-batches are dealt to them in turn: with
+    /// two pipelines the first gets 0, 2, 4, the second 1, 3, 5. The first may get one more than the last.
+    ///
+    /// # Errors
+    /// If there is nothing to run, or devices take micro-batches in turn and these do not come round evenly.
+    pub fn new(places: Vec<Vec<usize>>, microbatches: usize) -> Result<StageMap, ScheduleError> {
+        let refuse = |message: String| Err(ScheduleError::Rule(message));
+        let devices = places.iter().flatten().max().map_or(0, |&last| last + 1);
+        let pipelines = places.len();
+        let longest = places.iter().map(Vec::len).max().unwrap_or(0);
+        let fits = |number: usize| u16::try_from(number).is_ok();
+        if devices == 0 || microbatches == 0 || places.iter().any(Vec::is_empty) {
+            return refuse("a pipeline needs a stage and a micro-batch".into());
+        }
+        if !fits(pipelines) || !fits(longest) || u32::try_from(microbatches).is_err() {
+            return refuse(format!("{longest} stages with {microbatches} micro-batches: too many"));
+        }
+        if microbatches < pipelines {
+            let message = format!(
+                "each of {pipelines} pipelines needs a micro-batch, and there are {microbatches}"
+            );
+            return refuse(message);
+        }
+        let replicas = replicas(&places);
+        let in_turn = Arrangement::taking_turns(&replicas).is_ok_and(|turns| turns == places);
+        let turns = in_turn.then_some(replicas);
+        let chains = places.into_iter().map(Chain).collect();
+        let map = StageMap { devices, chains, microbatches: microbatches as u32, turns };
+        if in_turn {
+            map.require_even_shares()?;
+        }
+        Ok(map)
+    }
+
+    /// Makes sure that all pipelines get as many micro-batches.
+    pub(super) fn require_even_shares(&self) -> Result<(), ScheduleError> {
+        let pipelines = self.chains.len();
+        if (self.microbatches as usize).is_multiple_of(pipelines) {
+            return Ok(());
+        }
+        Err(ScheduleError::Rule(format!(
+            "{} micro-batches cannot be dealt evenly to {pipelines} pipelines",
+            self.microbatches
+        )))
+    }
+
+    /// The usual places of `arrangement` on `devices` devices with `chunks` stages each.
+    ///
+    /// # Errors
+    /// As [`StageMap::new`], or if the arrangement does not exist for these numbers.
+    pub fn arranged(
+        arrangement: Arrangement,
+        devices: usize,
+        chunks: usize,
+        microbatches: usize,
+    ) -> Result<StageMap, ScheduleError> {
+        StageMap::new(arrangement.places(devices, chunks)?, microbatches)
+    }
+
+    /// Whether the stages live where `kind` has them.
+    pub(super) fn check(
+        &self,
+        kind: ScheduleKind,
+        arrangement: Arrangement,
+    ) -> Result<(), ScheduleError> {
+        let given: Vec<Vec<usize>> = self.chains.iter().map(|chain| chain.0.clone()).collect();
+        let wanted = match arrangement {
+            // Or, where replicas cannot take turns at all, without any.
+            Arrangement::TakingTurns => Arrangement::taking_turns(&replicas(&given))
+                .or_else(|_| Arrangement::Chain.places(given[0].len(), 1))?,
+            _ => arrangement.places(self.devices, self.instances_on(0).count())?,
+        };
+        if given == wanted {
+            return Ok(());
+        }
+        let text = |chains: &[Vec<usize>]| {
+            let stages = |chain: &Vec<usize>| {
+                chain.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
+            };
+            let more = if chains.len() > PIPELINES_SHOWN { "; …" } else { "" };
+            let shown = chains.iter().take(PIPELINES_SHOWN).map(stages).collect::<Vec<_>>();
+            shown.join("; ") + more
+        };
+        Err(ScheduleError::Rule(format!(
+            "{} wants its stages on devices {}, and they are on {}",
+            kind.name(),
+            text(&wanted),
+            text(&given)
+        )))
+    }
+
+    /// The number of devices.
+    pub fn devices(&self) -> usize {
+        self.devices
+    }
+
+    /// The pipelines.
+    pub fn chains(&self) -> &[Chain] {
+        &self.chains
+    }
+
+    /// Micro-batches of a step, over all pipelines.
+    pub fn microbatches(&self) -> u32 {
+        self.microbatches
+    }
+
+    /// The pipeline an instance belongs to.
+    pub fn chain(&self, instance: Instance) -> &Chain {
+        &self.chains[instance.pipeline as usize]
+    }
+
+    /// Where an instance lives.
+    pub fn device(&self, instance: Instance) -> usize {
+        self.chain(instance).0[instance.stage as usize]
+    }
+
+    /// The stage that an instance gets activations from.
+    pub fn before(&self, instance: Instance) -> Option<Instance> {
+        instance.stage.checked_sub(1).map(|stage| Instance { stage, ..instance })
+    }
+
+    /// The stage that an instance hands activations to.
+    pub fn after(&self, instance: Instance) -> Option<Instance> {
+        let stage = instance.stage + 1;
+        let exists = (stage as usize) < self.chain(instance).stages();
+        exists.then_some(Instance { stage, ..instance })
+    }
+
+    /// All instances, pipeline by pipeline.
+    pub fn instances(&self) -> impl Iterator<Item = Instance> {
+        self.chains.iter().zip(0u16..).flat_map(|(chain, pipeline)| {
+            (0..chain.stages() as u16).map(move |stage| Instance { pipeline, stage })
+        })
+    }
+
+    /// The instances on `device`: those of the first pipeline by stage, then of the next.
+    pub fn instances_on(&self, device: usize) -> impl Iterator<Item = Instance> {
+        self.instances().filter(move |&it| self.device(it) == device)
+    }
+
+    /// How many devices take turns at each stage: micro-batch `k` goes to device `k mod r` of them. One
+    /// everywhere on a plain chain; none where devices hold several stages.
+    pub fn replicas(&self) -> Option<&[usize]> {
+        self.turns.as_deref()
+    }
+
+    /// Which of the devices that take turns at its stage an instance lives on, if there are several.
+    pub fn replica(&self, instance: Instance) -> Option<u32> {
+        let count = *self.turns.as_ref()?.get(usize::from(instance.stage))? as u32;
+        (count > 1).then(|| u32::from(instance.pipeline) % count)
+    }
+
+    /// The chunks of a device: the different stages it holds of pipelines that run the same way, in order,
+    /// each with its instances. Several are of pipelines that come to this device in turn.
+    pub fn chunks(&self, device: usize, reverse: bool) -> Vec<Vec<Instance>> {
+        let same = |it: &Instance| self.chain(*it).is_reverse() == reverse;
+        let mut chunks: Vec<Vec<Instance>> = vec![];
+        for instance in self.instances_on(device).filter(same) {
+            let known = chunks.iter_mut().find(|chunk| {
+                let other = chunk[0];
+                self.turns.is_some() && other.stage == instance.stage
+            });
+            match known {
+                Some(chunk) => chunk.push(instance),
+                None => chunks.push(vec![instance]),
+            }
+        }
+        chunks
+    }
+
+    /// The instances on `device` with the micro-batches that they get in one step, in order of these.
+    pub(super) fn work_on(&self, device: usize) -> Vec<(Instance, u32)> {
+        let of = |instance: Instance| {
+            self.microbatches_of(instance).into_iter().map(move |it| (instance, it))
+        };
+        let mut work: Vec<(Instance, u32)> = self.instances_on(device).flat_map(of).collect();
+        work.sort_by_key(|&(_, microbatch)| microbatch);
+        work
+    }
+
+    /// The micro-batches of an instance in one step.
+    pub fn microbatches_of(&self, instance: Instance) -> Vec<u32> {
+        let pipelines = self.chains.len();
+        (u32::from(instance.pipeline)..self.microbatches).step_by(pipelines).collect()
+    }
+
+    /// Whether micro-batch `microbatch`, of this or a later step, goes through `instance`.
+    pub fn feeds(&self, instance: Instance, microbatch: u32) -> bool {
+        microbatch % self.chains.len() as u32 == u32::from(instance.pipeline)
+    }
+
+    /// What share of a whole device's work on a micro-batch an instance does, if every pipeline has
+    /// equal stages and each device as many stages of each pipeline. Where devices take turns, stages are
+    /// such that all devices have as much to do: a stage with `r` of them takes `r` times as long.
+    pub fn share(&self, instance: Instance) -> f64 {
+        match &self.turns {
+            Some(replicas) => replicas[instance.stage as usize] as f64,
+            None => self.devices as f64 / self.chain(instance).stages() as f64,
+        }
+    }
+
+    /// A cell as people write it on `device`: pass, micro-batch, `@chunk` where the device holds several
+    /// that run the same way, `<` for the reverse direction.
+    pub fn cell_text(&self, device: usize, cell: Cell) -> String {
+        let reverse = self.chain(cell.instance).is_reverse();
+        let chunks = self.chunks(device, reverse);
+        let mut text = format!("{}{}", cell.pass.letter(), cell.microbatch);
+        if chunks.len() > 1 {
+            let chunk = chunks.iter().position(|it| it.contains(&cell.instance));
+            text += &chunk.map_or_else(|| "@?".into(), |chunk| format!("@{chunk}"));
+        }
+        if reverse {
+            text.push('<');
+        }
+        text
+    }
+
+    /// A turn as people write it: `F3`, or `F3+B1<` where two overlap.
+    pub fn text(&self, device: usize, turn: Turn) -> String {
+        let cells: Vec<String> = turn.cells().map(|cell| self.cell_text(device, cell)).collect();
+        cells.join("+")
+    }
+
+    /// Reads what [`StageMap::text`] writes.
+    ///
+    /// # Errors
+    /// If it is no turn, or not one of this device.
+    pub fn parse(&self, device: usize, text: &str) -> Result<Turn, ScheduleError> {
+        let mut cells = vec![];
+        for part in text.split('+') {
+            cells.push(self.parse_cell(device, part.trim())?);
+        }
+        match cells[..] {
+            [cell] => Ok(Turn::Alone(cell)),
+            [first, second] => Ok(Turn::Overlapped(first, second)),
+            _ => {
+                let message = format!("device {device}: {text:?} has more than two passes at once");
+                Err(ScheduleError::Rule(message))
+            }
+        }
+    }
+
+    fn parse_cell(&self, device: usize, text: &str) -> Result<Cell, ScheduleError> {
+        let refuse = |rule: &str| {
+            ScheduleError::Rule(format!("device {device}: {text:?} is no cell: {rule}"))
+        };
+        let form = "write a pass (F, B, I or W), a micro-batch, @chunk where the device holds several \
+                    stages, < for the reverse direction: F3, W0@1, B2<";
+        let reverse = text.ends_with('<');
+        let rest = text.strip_suffix('<').unwrap_or(text);
+        let pass = match rest.chars().next() {
+            Some('F') => Pass::Forward,
+            Some('B') => Pass::Backward,
+            Some('I') => Pass::BackwardInput,
+            Some('W') => Pass::BackwardWeight,
+            _ => return Err(refuse(form)),
+        };
+        let (microbatch, chunk) = match rest[1..].split_once('@') {
+            Some((microbatch, chunk)) => (microbatch, chunk.parse().map_err(|_| refuse(form))?),
+            None => (&rest[1..], 0usize),
+        };
+        let microbatch: u32 = microbatch.parse().map_err(|_| refuse(form))?;
+        let chunks = self.chunks(device, reverse);
+        let chunk = chunks.get(chunk).ok_or_else(|| match chunks.len() {
+            0 => refuse("the device holds no stage of that direction"),
+            _ => refuse("the device holds fewer chunks of that direction"),
+        })?;
+        let fed = chunk.iter().copied().find(|&it| self.feeds(it, microbatch));
+        let instance =
+            fed.ok_or_else(|| refuse("that micro-batch does not go through that stage"))?;
+        Ok(Cell { pass, instance, microbatch })
+    }
+}
+
+/// For each stage how many devices it is on.
+fn replicas(places: &[Vec<usize>]) -> Vec<usize> {
+    let longest = places.iter().map(Vec::len).max().unwrap_or(0);
+    let devices = |stage: usize| -> BTreeSet<usize> {
+        places.iter().filter_map(|chain| chain.get(stage)).copied().collect()
+    };
+    (0..longest).map(|stage| devices(stage).len()).collect()
+}

@@ -1,0 +1,104 @@
+//! AFAB and 1F1B: one stage per device.
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use shardloom_plan::{PassTimes, ScheduleKind};
+use shardloom_schedule::check;
+
+use super::{EQUAL, TWICE, schedule, text, timing};
+
+const KINDS: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
+
+#[test]
+fn four_stages_and_four_microbatches_take_14_and_with_slower_backwards_21() {
+    for kind in KINDS {
+        let schedule = schedule(kind, 4, 1, 4, &EQUAL);
+        assert_eq!(timing(&schedule, &EQUAL).makespan, 14.0, "{kind:?}");
+        assert_eq!(timing(&schedule, &TWICE).makespan, 21.0, "{kind:?}");
+    }
+}
+
+#[test]
+fn eight_stages_and_32_microbatches_take_78() {
+    for kind in KINDS {
+        assert_eq!(timing(&schedule(kind, 8, 1, 32, &EQUAL), &EQUAL).makespan, 78.0, "{kind:?}");
+    }
+}
+
+#[test]
+fn four_stages_are_used_57_percent_with_4_microbatches_and_73_with_8() {
+    for kind in KINDS {
+        for (microbatches, percent) in [(4, 57.1), (8, 72.7)] {
+            let timing = timing(&schedule(kind, 4, 1, microbatches, &TWICE), &TWICE);
+            let utilisation = 1.0 - timing.bubble_fraction;
+            assert_eq!((utilisation * 1000.0).round() / 10.0, percent, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn the_orders_are_those_of_the_papers() {
+    let alternating = schedule(ScheduleKind::OneForwardOneBackward, 3, 1, 4, &EQUAL);
+    assert_eq!(text(&alternating, 0), "F0 F1 F2 B0 F3 B1 B2 B3");
+    assert_eq!(text(&alternating, 1), "F0 F1 B0 F2 B1 F3 B2 B3");
+    assert_eq!(text(&alternating, 2), "F0 B0 F1 B1 F2 B2 F3 B3");
+    let all_forward = schedule(ScheduleKind::Afab, 2, 1, 3, &EQUAL);
+    for device in 0..2 {
+        assert_eq!(text(&all_forward, device), "F0 F1 F2 B2 B1 B0");
+    }
+}
+
+#[test]
+fn cells_start_when_their_device_and_what_they_wait_for_are_done() {
+    let schedule = schedule(ScheduleKind::OneForwardOneBackward, 2, 1, 2, &TWICE);
+    let timing = timing(&schedule, &TWICE);
+    let starts = |device: usize| -> Vec<(String, f64)> {
+        let timed = timing.turns[device].iter();
+        timed.map(|it| (schedule.map.text(device, it.turn), it.start)).collect()
+    };
+    let cells = |cells: [(&str, f64); 4]| cells.map(|(cell, start)| (cell.to_owned(), start));
+    assert_eq!(starts(0), cells([("F0", 0.0), ("F1", 1.0), ("B0", 4.0), ("B1", 7.0)]));
+    assert_eq!(starts(1), cells([("F0", 1.0), ("B0", 2.0), ("F1", 4.0), ("B1", 5.0)]));
+    assert_eq!(timing.makespan, 9.0);
+    assert_eq!(timing.bubble_fraction, 1.0 - 12.0 / 18.0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(6), ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_pass_runs_once_with_one_buffer_and_the_peak_the_papers_claim(
+        stages in 1usize..=8,
+        microbatches in 1usize..=16,
+    ) {
+        for kind in KINDS {
+            let peaks = check(&schedule(kind, stages, 1, microbatches, &EQUAL), 1)?;
+            for (stage, &peak) in peaks.iter().enumerate() {
+                let expected = match kind {
+                    ScheduleKind::Afab => microbatches,
+                    _ => (stages - stage).min(microbatches),
+                };
+                prop_assert_eq!(peak, expected, "{:?}", kind);
+            }
+        }
+    }
+
+    #[test]
+    fn the_bubble_is_stages_less_one_over_microbatches_of_the_ideal_time(
+        stages in 1usize..=8,
+        microbatches in 1usize..=16,
+        forward in 1u32..=5,
+        backward in 1u32..=9,
+    ) {
+        let (forward, weight) = (f64::from(forward), f64::from(backward) - 0.5);
+        let times = PassTimes { forward, input: 0.5, weight, ..EQUAL };
+        let ideal = microbatches as f64 * (forward + f64::from(backward));
+        for kind in KINDS {
+            let timing = timing(&schedule(kind, stages, 1, microbatches, &times), &times);
+            let bubble = timing.makespan - ideal;
+            prop_assert_eq!(bubble * microbatches as f64, ideal * (stages as f64 - 1.0));
+            let fraction = (stages as f64 - 1.0) / (microbatches + stages - 1) as f64;
+            prop_assert!((timing.bubble_fraction - fraction).abs() < 1e-12);
+        }
+    }
+}
