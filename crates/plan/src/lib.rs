@@ -7,6 +7,7 @@
 mod device_list;
 mod diff;
 mod error;
+mod even_cut;
 mod layout;
 mod mesh;
 mod optimizer;
@@ -23,6 +24,7 @@ mod weights;
 pub use device_list::DeviceList;
 pub use diff::{Difference, diff};
 pub use error::PlanError;
+pub use even_cut::even_cut;
 pub use layout::{LayoutRule, LayoutRules};
 pub use mesh::{Axis, Mesh};
 pub use optimizer::{Kept, Optimizer};

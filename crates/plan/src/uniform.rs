@@ -4,7 +4,7 @@ use shardloom_graph::Graph;
 
 use crate::{
     Arrangement, Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates,
+    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates, even_cut,
 };
 
 /// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
@@ -70,21 +70,20 @@ impl Uniform {
 
     /// The plan whose pipelines' stages live on the given meshes.
     ///
-    /// Blocks are dealt evenly; a remainder goes to the stages after the first, which holds the
-    /// embedding, and before the last, which holds the head.
+    /// Blocks are dealt [evenly](even_cut).
     fn placed(&self, graph: &Graph, model: &str, cluster: &str, places: &[Vec<usize>]) -> Plan {
         let size = self.mesh.size() as u32;
         let pipeline = |places: &Vec<usize>| {
-            let cuts = even_cuts(graph.blocks().len(), places.len());
-            let stage = |(cut, &place): (&[usize], &usize)| {
+            let cut = |stage| even_cut(graph.blocks().len(), places.len(), stage);
+            let stage = |(index, &place): (usize, &usize)| {
                 let first = place as u32 * size;
                 Stage {
-                    blocks: (cut[0], cut[1]),
+                    blocks: (cut(index), cut(index + 1)),
                     mesh: self.mesh,
                     devices: DeviceList((first..first + size).collect()),
                 }
             };
-            Pipeline { stage: cuts.windows(2).zip(places).map(stage).collect() }
+            Pipeline { stage: places.iter().enumerate().map(stage).collect() }
         };
         Plan {
             format: FORMAT,
@@ -111,20 +110,6 @@ impl Uniform {
     }
 }
 
-/// Cuts `blocks` into `stages` runs whose lengths differ by at most one; longer runs stand in the
-/// middle. Fewer blocks than stages leave empty runs, which validation refuses.
-fn even_cuts(blocks: usize, stages: usize) -> Vec<usize> {
-    let stages = stages.max(1);
-    let (least, longer) = (blocks / stages, blocks % stages);
-    let first_longer = (stages - longer).div_ceil(2);
-    let mut cuts = vec![0];
-    for stage in 0..stages {
-        let extra = (first_longer..first_longer + longer).contains(&stage);
-        cuts.push(cuts[stage] + least + usize::from(extra));
-    }
-    cuts
-}
-
 /// Megatron's split for transformers: heads, feed-forward width and vocabulary over tp, the batch over
 /// dp, the sequence over cp. Plain stacks of layers split every second width.
 fn default_rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
@@ -149,17 +134,4 @@ fn default_rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
         rule("seq", Axis::Tp);
     }
     LayoutRules(rules)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::even_cuts;
-
-    #[test]
-    fn even_cuts_put_longer_stages_in_the_middle() {
-        assert_eq!(even_cuts(6, 4), vec![0, 1, 3, 5, 6]);
-        assert_eq!(even_cuts(8, 4), vec![0, 2, 4, 6, 8]);
-        assert_eq!(even_cuts(5, 2), vec![0, 2, 5]);
-        assert_eq!(even_cuts(1, 1), vec![0, 1]);
-    }
 }

@@ -46,6 +46,8 @@ pub use pipedream::{Level, Partition, ReplicatedStage, StageTime, pipedream};
 pub use profile::{LayerProfile, profile};
 pub use two_bw::{TwoBwConfiguration, TwoBwRequest, Updates, two_bw};
 
+use shardloom_plan::even_cut;
+
 use crate::SearchError;
 
 /// Whether `layers` layers of these `costs` can be cut into `stages` stages that each have one.
@@ -71,9 +73,9 @@ fn at_least_one(key: &'static str, value: u32) -> Result<(), SearchError> {
     }
 }
 
-/// Cuts into stages whose numbers of layers differ by at most one.
+/// The even cut into stages.
 fn even_cuts(layers: usize, stages: usize) -> Vec<usize> {
-    (0..=stages).map(|stage| stage * layers / stages).collect()
+    (0..=stages).map(|stage| even_cut(layers, stages, stage)).collect()
 }
 
 /// The sums of the first none, one, two and so on of `numbers`.

@@ -3,15 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use shardloom_plan::Pipeline;
-
-/// The first block of each of `stages` stages over `blocks` blocks, dealt as
-/// [`Uniform`](shardloom_plan::Uniform) does: lengths differ by at most one, longer stages in the middle.
-pub(super) fn even(blocks: usize, stages: usize, stage: usize) -> usize {
-    let (least, longer) = (blocks / stages, blocks % stages);
-    let first_longer = (stages - longer).div_ceil(2);
-    stage * least + stage.saturating_sub(first_longer).min(longer)
-}
+use shardloom_plan::{Pipeline, even_cut};
 
 /// Cuts blocks into `stages` runs such that the largest sum is the least possible; the first block of
 /// each run, then the number of blocks. `before` has the sum of all blocks before each one, and of all;
@@ -29,7 +21,7 @@ pub(super) fn even(blocks: usize, stages: usize, stage: usize) -> usize {
 pub fn balanced_cut(before: &[f64], stages: usize) -> Vec<usize> {
     let blocks = before.len() - 1;
     let sum = |first: usize, end: usize| before[end] - before[first];
-    let mut best: Vec<usize> = (0..=stages).map(|stage| even(blocks, stages, stage)).collect();
+    let mut best: Vec<usize> = (0..=stages).map(|stage| even_cut(blocks, stages, stage)).collect();
     loop {
         let largest = best.windows(2).map(|run| sum(run[0], run[1])).fold(0.0, f64::max);
         match greedy(before, stages, largest) {
@@ -60,7 +52,7 @@ pub fn balanced_stages(before: &[f64], pipelines: &[Pipeline]) -> Vec<usize> {
     if devices.iter().all(|stages| stages.len() == 1) {
         return balanced;
     }
-    let even = (0..=stages).map(|stage| even(before.len() - 1, stages, stage)).collect();
+    let even = (0..=stages).map(|stage| even_cut(before.len() - 1, stages, stage)).collect();
     let dealing = Dealing::new(before, devices);
     let [even, balanced] = [even, balanced].map(|cut| dealing.improved(cut));
     std::cmp::min_by_key(even, balanced, |cut| dealing.cost(cut))
@@ -275,23 +267,9 @@ mod tests {
                 of_devices(&before, &pipelines, cut).into_iter().fold(0.0, f64::max)
             };
             let even: Vec<usize> =
-                (0..=stages).map(|stage| even(weights.len(), stages, stage)).collect();
+                (0..=stages).map(|stage| even_cut(weights.len(), stages, stage)).collect();
             prop_assert!(largest(&cut) <= largest(&even));
             prop_assert!(largest(&cut) <= largest(&balanced_cut(&before, stages)));
-        }
-    }
-
-    #[test]
-    fn an_even_cut_is_the_one_that_uniform_plans_have() {
-        let spec =
-            ModelSpec::parse("gpt:layers=9,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
-        let graph = spec.graph().expect("its graph");
-        for pp in 1..=graph.blocks().len() {
-            let plan = uniform(pp).plan(&graph, "m", "c");
-            for ((_, stage), planned) in plan.stages() {
-                let of = |stage| even(graph.blocks().len(), pp, stage);
-                assert_eq!(planned.blocks, (of(stage), of(stage + 1)), "stage {stage} of {pp}");
-            }
         }
     }
 }

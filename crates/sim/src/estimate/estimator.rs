@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Excerpt, Graph};
-use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind, even_cut};
 
 use super::collective::Collective;
 use super::parameters::Parameters;
@@ -48,7 +48,7 @@ type BlockKey = (u32, bool, u32, Recompute);
 /// use shardloom_cluster::Cluster;
 /// use shardloom_collectives::Algorithm;
 /// use shardloom_graph::ModelSpec;
-/// use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
+/// use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind, even_cut};
 /// use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 ///
 /// let graph = ModelSpec::parse("gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128")?.graph()?;
@@ -309,7 +309,7 @@ impl<'a> Estimator<'a> {
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
         let balanced = || self.cuts.get(&(blocks, candidate.pp)).map(|cut| cut[stage]);
-        let even = || cut::even(self.excerpt.stand_ins().len(), candidate.pp as usize, stage);
+        let even = || even_cut(self.excerpt.stand_ins().len(), candidate.pp as usize, stage);
         match candidate.cut {
             Cut::Even => even(),
             Cut::Balanced => balanced().unwrap_or_else(even),
