@@ -9,6 +9,7 @@ pub mod buffers;
 pub mod quantity;
 pub mod schedule;
 pub mod sync;
+pub mod text;
 pub mod timeline;
 
 mod allocation;
