@@ -43,8 +43,8 @@ fn of_ranks_that_do_the_same_the_first_is_said() {
     let outcome = place_with_plan().run("program plan.toml").succeeds();
     outcome.check(outcome.stdout.starts_with("How to read this"), "no legend first");
     let expected = [
-        "rank 0 of 4: stage 0, dp 0; rank 1 does the same on other parts",
-        "rank 2 of 4: stage 1, dp 0; rank 3 does the same on other parts",
+        "rank 0 of 4: stage 0, dp 0; 2 ranks, 0 to 1, do the same on different parts",
+        "rank 2 of 4: stage 1, dp 0; 2 ranks, 2 to 3, do the same on different parts",
     ];
     outcome.check(ranks(&outcome.stdout) == expected, "other ranks");
     let says = |what: &str| outcome.check(outcome.stdout.contains(what), what);
@@ -58,7 +58,7 @@ fn of_ranks_that_do_the_same_the_first_is_said() {
 #[test]
 fn one_rank_can_be_asked_for() {
     let outcome = place_with_plan().run("program plan.toml --rank 3").succeeds();
-    let expected = ["rank 3 of 4: stage 1, dp 1; rank 2 does the same on other parts"];
+    let expected = ["rank 3 of 4: stage 1, dp 1; 2 ranks, 2 to 3, do the same on different parts"];
     outcome.check(ranks(&outcome.stdout) == expected, "another rank");
     outcome.check(outcome.stdout.contains("from rank 1 (512 B)"), "not what rank 1 sends it");
 }

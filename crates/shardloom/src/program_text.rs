@@ -41,7 +41,7 @@ pub struct RankText {
 /// let plan = uniform_plan(&model, &numbers, "local:4")?;
 /// let texts = program_text(&model, &plan, None)?;
 /// assert_eq!(texts.iter().map(|it| it.rank).collect::<Vec<_>>(), [0, 2]);
-/// assert!(texts[1].text.starts_with("rank 2 of 4: stage 1, dp 0; rank 3 does the same on other parts"));
+/// assert!(texts[1].text.starts_with("rank 2 of 4: stage 1, dp 0; 2 ranks, 2 to 3, do the same"));
 /// # Ok::<(), shardloom::Error>(())
 /// ```
 ///

@@ -101,11 +101,12 @@ fn names(class: &Class) -> Vec<String> {
     plain.iter().for_each(|name| *counts.entry(name).or_insert(0) += 1);
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     let mut numbered = vec![];
-    for name in &plain {
+    for (item, name) in class.stream.iter().zip(&plain) {
         let index = seen.entry(name).or_insert(0);
         *index += 1;
         numbered.push(match counts[name.as_str()] {
             1 => name.clone(),
+            count if item.microbatch.is_some() => format!("{name}, piece {index} of {count}"),
             count => format!("{name}, {index} of {count}"),
         });
     }

@@ -90,7 +90,7 @@ impl Lines<'_> {
             Action::Kernel { op, pass, again, .. } => {
                 let pass = match (pass, again) {
                     (Pass::Forward, false) => "forward",
-                    (Pass::Forward, true) => "forward once more",
+                    (Pass::Forward, true) => "recomputed forward",
                     (Pass::Input, _) => "input gradient",
                     (Pass::Weight, _) => "weight gradient",
                 };
@@ -123,10 +123,10 @@ impl Lines<'_> {
             }
             Action::Report => "report this micro-batch's part of the loss".into(),
             Action::Extrapolate { forward: true } => {
-                "move a weight on to when its gradient is applied".into()
+                "move a weight along its velocity to where its gradient will be applied".into()
             }
             Action::Extrapolate { forward: false } => {
-                "move a weight back to when its forward pass ran".into()
+                "move a weight back along its velocity to where its forward pass had it".into()
             }
             Action::Norm => "squared norm of the gradients that this rank owns".into(),
             Action::Statistics { round } => {

@@ -26,7 +26,8 @@ use crate::{
 /// How the text of a program is read, in a few lines.
 pub const LEGEND: &str = "\
 How to read this: an instruction is a line: its queue, what it does, what it writes <- what it
-reads; what it frees. Instructions are issued in the order in which they stand.
+reads; what it frees. They are issued in the order in which they stand; queues run side by side
+where the machine can.
   queue            compute, send or receive; of collectives the mesh axes (dp, cp, tp) along which
                    the ranks lie that take part, `stages` of ranks of several stages, or `all`
   name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
@@ -34,6 +35,7 @@ reads; what it frees. Instructions are issued in the order in which they stand.
   name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp
   add to           adds to what is there; start or add to: likewise, but the first time since the
                    sum was last used replaces it
+  saved            in checkpoints; what follows is what it is where no checkpoint has it
 ";
 
 impl Program {
@@ -98,12 +100,13 @@ impl Reader<'_> {
         for axis in Axis::ALL.into_iter().filter(|&axis| class.mesh.width(axis) > 1) {
             place += &format!(", {axis} {}", class.mesh.coordinate(position, axis));
         }
-        let all = (0..class.mesh.size() as u32).map(|it| Rank(class.first_rank.0 + it));
-        let others: Vec<Rank> = all.filter(|&other| other != self.rank()).collect();
-        let alike = match others.len() {
-            0 => String::new(),
-            1 => format!("; {} does the same on other parts", ranks(&others)),
-            _ => format!("; {} do the same on other parts", ranks(&others)),
+        let (first, count) = (class.first_rank.0, class.mesh.size());
+        let alike = match count {
+            1 => String::new(),
+            _ => format!(
+                "; {count} ranks, {first} to {}, do the same on different parts",
+                first + count as u32 - 1
+            ),
         };
         format!("rank {} of {}: {place}{alike}\n", self.rank().0, program.ranks())
     }
@@ -137,7 +140,7 @@ impl Reader<'_> {
             let members = self.program.members(self.id, self.position, &group);
             let others: Vec<Rank> = members.into_iter().filter(|&it| it != self.rank()).collect();
             let owner = if bucket.owned_here { "here" } else { "there" };
-            text += &format!(", equal on {} and saved {owner}", ranks(&others));
+            text += &format!(", also on {} and saved {owner}", ranks(&others));
         }
         text
     }

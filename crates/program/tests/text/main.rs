@@ -5,7 +5,7 @@ mod plans;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_program::{Body, Class, Instruction, Program, Rank, TensorId, lower};
+use shardloom_program::{Body, Class, Program, Rank, TensorId, View, lower};
 
 use plans::Case;
 
@@ -92,33 +92,35 @@ fn distinct(class: &Class) -> Vec<&Body> {
     distinct
 }
 
-/// The names of operands in a list of them, each of which ends with its shape.
-fn operands(list: &str, ending: &str) -> Vec<String> {
-    let name = |operand: &str| {
+/// The tensors of operands in a list of them, each with the elements of its shape.
+fn operands(list: &str) -> Vec<(String, usize)> {
+    let operand = |operand: &str| {
         let operand = operand.strip_prefix("start or ").unwrap_or(operand);
         let operand = operand.strip_prefix("add to ").unwrap_or(operand);
-        let (operand, _) = operand.rsplit_once(']').unwrap_or_else(|| panic!("{ending}: {list}"));
-        let (view, _) = operand.rsplit_once('[').unwrap_or_else(|| panic!("{ending}: {list}"));
-        view.split_once('/').map_or(view, |(tensor, _)| tensor).to_owned()
+        let (operand, _) = operand.rsplit_once(']').unwrap_or_else(|| panic!("no shape: {list}"));
+        let (view, shape) = operand.rsplit_once('[').unwrap_or_else(|| panic!("no shape: {list}"));
+        let tensor = view.split_once('/').map_or(view, |(tensor, _)| tensor);
+        (tensor.to_owned(), product(shape))
     };
-    list.split(", ").filter(|operand| !operand.is_empty()).map(name).collect()
+    list.split(", ").filter(|operand| !operand.is_empty()).map(operand).collect()
 }
 
-/// What a line of an instruction says that it writes, reads and frees.
-fn said(line: &str) -> [Vec<String>; 3] {
+/// The elements of a shape, whose extents have commas between.
+fn product(shape: &str) -> usize {
+    let extents = shape.split(',').filter(|extent| !extent.is_empty());
+    extents.map(|extent| extent.parse::<usize>().expect("a number")).product()
+}
+
+/// The operands that a line of an instruction says, what it writes first, and what it frees.
+fn said(line: &str) -> (Vec<(String, usize)>, Vec<String>) {
     let (line, freed) = line.split_once("; frees ").unwrap_or((line, ""));
     let freed = freed.split(", ").filter(|name| !name.is_empty());
     let freed = freed.map(|name| name.trim_end_matches(" (its memory goes on in use)").to_owned());
     let (_, views) = line.split_once(": ").unwrap_or_else(|| panic!("no operands: {line}"));
     let (written, read) = views.split_once("<- ").unwrap_or((views, ""));
-    [operands(written.trim_end(), line), operands(read, line), freed.collect()]
-}
-
-/// The tensors that an instruction writes, reads and frees.
-fn done(instruction: &Instruction) -> [Vec<TensorId>; 3] {
-    let writes = instruction.writes.iter().map(|write| write.to.tensor).collect();
-    let reads = instruction.reads.iter().map(|read| read.tensor).collect();
-    [writes, reads, instruction.frees.clone()]
+    let mut said = operands(written.trim_end());
+    said.extend(operands(read));
+    (said, freed.collect())
 }
 
 #[test]
@@ -136,12 +138,23 @@ fn every_instruction_and_every_operand_of_a_rank_is_said_once_for_equal_bodies()
                 for (lines, body) in bodies.iter().zip(expected) {
                     assert_eq!(lines.len(), body.instructions.len(), "{}: {lines:#?}", case.name);
                     for (line, instruction) in lines.iter().zip(&body.instructions) {
-                        for (said, done) in said(line).iter().zip(done(instruction)) {
-                            assert_eq!(said.len(), done.len(), "{}: {line}", case.name);
-                            for (name, id) in said.iter().zip(done) {
-                                let known = names.entry(id).or_insert_with(|| name.clone());
-                                assert_eq!(known, name, "{}: {line}", case.name);
-                            }
+                        let (said, freed) = said(line);
+                        let written = instruction.writes.iter().map(|write| write.to);
+                        let views: Vec<View> =
+                            written.chain(instruction.reads.iter().copied()).collect();
+                        assert_eq!(said.len(), views.len(), "{}: {line}", case.name);
+                        assert_eq!(freed.len(), instruction.frees.len(), "{}: {line}", case.name);
+                        let position = (rank.0 - class.first_rank.0) as usize;
+                        for ((_, elements), &view) in said.iter().zip(&views) {
+                            let held = class.view_range(view, position).len();
+                            assert_eq!(*elements, held, "{}: {line}", case.name);
+                        }
+                        let tensors = views.iter().map(|view| view.tensor);
+                        let tensors = tensors.chain(instruction.frees.iter().copied());
+                        let said = said.into_iter().map(|(name, _)| name).chain(freed);
+                        for (name, id) in said.zip(tensors) {
+                            let known = names.entry(id).or_insert_with(|| name.clone());
+                            assert_eq!(*known, name, "{}: {line}", case.name);
                         }
                     }
                 }
@@ -157,17 +170,22 @@ fn every_lasting_tensor_of_a_rank_is_said_once() {
     for case in all() {
         let program = program(&case);
         for class in &program.classes {
-            let text = program.text(&case.graph, class.first_rank).expect("it is a rank");
+            let last = class.mesh.size() - 1;
+            let rank = Rank(class.first_rank.0 + last as u32);
+            let text = program.text(&case.graph, rank).expect("it is a rank");
             let held = section(&text, "holds all the time");
-            let names: BTreeSet<&str> = held
-                .iter()
-                .filter_map(|line| line.trim_start().split_once("  "))
-                .map(|(name, _)| name)
-                .collect();
+            let columns = |line: &&str| {
+                let (name, rest) = line.trim_start().split_once("  ")?;
+                let (shape, _) = rest.trim_start().strip_prefix('[')?.split_once(']')?;
+                Some((name.to_owned(), product(shape)))
+            };
+            let rows: Vec<(String, usize)> = held.iter().filter_map(columns).collect();
+            let names: BTreeSet<&String> = rows.iter().map(|(name, _)| name).collect();
             assert_eq!(names.len(), held.len(), "{}: {held:#?}", case.name);
             assert_eq!(held.len(), class.lasting().count(), "{}", case.name);
-            for (line, (_, tensor)) in held.iter().zip(class.lasting()) {
-                assert!(line.trim_start().starts_with(&tensor.name), "{}: {line}", case.name);
+            for ((name, elements), (id, tensor)) in rows.iter().zip(class.lasting()) {
+                assert!(name.starts_with(&tensor.name), "{}: {name}", case.name);
+                assert_eq!(*elements, class.elements(id, last), "{}: {name}", case.name);
             }
         }
     }
