@@ -14,7 +14,8 @@ use std::process::ExitCode;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    Compare, Demo, Explain, Export, Generate, Methods, Plan, Profile, Schedule, Simulate, Train,
+    Compare, Demo, Explain, Export, Generate, Methods, Plan, Profile, Program, Schedule, Simulate,
+    Train,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -36,6 +37,7 @@ enum Command {
     Plan(Plan),
     Explain(Explain),
     Simulate(Box<Simulate>),
+    Program(Box<Program>),
     Train(Box<Train>),
     Generate(Generate),
     Export(Export),
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Plan(plan) => plan.run(terminal),
         Command::Explain(explain) => explain.run(terminal),
         Command::Simulate(simulate) => simulate.run(terminal),
+        Command::Program(program) => program.run(terminal),
         Command::Train(train) => train.run(terminal),
         Command::Generate(generate) => generate.run(terminal),
         Command::Export(export) => export.run(terminal),

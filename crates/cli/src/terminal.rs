@@ -86,7 +86,12 @@ impl Terminal {
 
     /// Columns of a line of results.
     pub fn width(self) -> usize {
-        Term::stdout().size_checked().map_or(PLAIN_WIDTH, |(_, columns)| usize::from(columns))
+        self.columns().unwrap_or(PLAIN_WIDTH)
+    }
+
+    /// Columns of the terminal that results go to; none if they go elsewhere.
+    pub fn columns(self) -> Option<usize> {
+        Term::stdout().size_checked().map(|(_, columns)| usize::from(columns))
     }
 
     /// Progress through `steps` equal steps on standard error; invisible unless that is a terminal.

@@ -8,6 +8,7 @@
 pub mod buffers;
 pub mod quantity;
 pub mod sync;
+pub mod text;
 pub mod timeline;
 
 mod allocation;

@@ -4,6 +4,7 @@
 //! says, by the [parameters](crate::WeightParam) that lie in them. Nobody else decides what a rank
 //! holds.
 
+use std::fmt;
 use std::ops::Range;
 
 use shardloom_graph::DType;
@@ -60,6 +61,19 @@ impl Format {
             DType::Index => Format::U32,
             DType::Mask => Format::U8,
         }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Format::F32 => "f32",
+            Format::Bf16 => "bf16",
+            Format::F16 => "f16",
+            Format::F64 => "f64",
+            Format::U32 => "u32",
+            Format::U8 => "u8",
+        })
     }
 }
 

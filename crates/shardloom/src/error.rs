@@ -76,6 +76,14 @@ pub enum Error {
         /// What would be right.
         rule: String,
     },
+    /// A rank that a program does not have.
+    #[error("rank {rank}: the plan has {}", ranks_text(*ranks))]
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// How many there are.
+        ranks: usize,
+    },
     /// A text that names no optimizer.
     #[error("optimizer {text:?}: {rule}")]
     Optimizer {
@@ -268,7 +276,7 @@ impl Error {
             | Error::Features { .. }
             | Error::Tables { .. } => "data",
             Error::Optimizer { .. } => "optimizer",
-            Error::Drawing { .. } => "usage",
+            Error::Drawing { .. } | Error::NoSuchRank { .. } => "usage",
             Error::Memory { .. } => "memory",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
@@ -338,6 +346,7 @@ impl Error {
             | Error::Program(ProgramError::Redistribution { name, .. })
             | Error::Program(ProgramError::SharedMeshes { name, .. }) => Some(name.clone()),
             Error::PlanSize { key, .. } | Error::Drawing { key, .. } => Some((*key).to_owned()),
+            Error::NoSuchRank { rank, .. } => Some(format!("rank {rank}")),
             Error::Optimizer { text, .. } => Some(text.clone()),
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::NoSampling { model, .. }
@@ -479,5 +488,13 @@ fn cluster_place(error: &ClusterError) -> Option<String> {
         ClusterError::NoPrecision { device, .. } => Some(device.clone()),
         ClusterError::NoLocalProfile => Some("local".into()),
         _ => None,
+    }
+}
+
+/// The ranks that there are, in words.
+fn ranks_text(ranks: usize) -> String {
+    match ranks {
+        1 => "rank 0 alone".into(),
+        _ => format!("ranks 0 to {}", ranks - 1),
     }
 }

@@ -34,6 +34,7 @@ mod model;
 mod optimizer;
 mod planning;
 mod prediction;
+mod program_text;
 mod saved;
 mod session;
 
@@ -50,6 +51,7 @@ pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;
 pub use planning::{Planned, explain, find_plan, plan_by_method, usual_request};
 pub use prediction::{Prediction, predict_here, simulate};
+pub use program_text::{RankText, program_text};
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints, guarded};
 

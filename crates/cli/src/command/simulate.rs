@@ -1,23 +1,17 @@
 //! `shardloom simulate`: a step of a plan, predicted.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use shardloom::cluster::Cluster;
-use shardloom::plan::Plan;
 use shardloom::program::quantity::{bytes, percent, seconds};
 use shardloom::sim::{Fit, Summary};
-use shardloom::{
-    Buffers, Defaults, Model, Prediction, RankBuffers, read_plan_and_model, simulate, usual_request,
-};
+use shardloom::{Buffers, Prediction, RankBuffers, simulate};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
-use super::dimensions::{Dimensions, Place};
-use super::order::OrderOptions;
-use super::{ProfileFile, is_plan, require_no_option};
+use super::ProfileFile;
+use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use crate::failure::Failure;
-use crate::number::whole;
 use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
@@ -30,18 +24,8 @@ use crate::terminal::Terminal;
   shardloom simulate plan.toml --buffers --json
   shardloom simulate gpt-2 --cluster a100-80g:4 --pp 4 --schedule interleaved --global-batch 32")]
 pub struct Simulate {
-    /// A plan file, as `shardloom plan -o` writes it, or a model, with --cluster and what else makes a
-    /// plan
-    #[arg(value_name = "PLAN|MODEL")]
-    what: String,
-
-    /// The machines of a MODEL
-    #[arg(long, value_name = "CLUSTER")]
-    cluster: Option<String>,
-
-    /// Sequence length of a MODEL [default: the model's]
-    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
-    seq: Option<usize>,
+    #[command(flatten)]
+    what: PlanOrModel,
 
     /// Simulate every rank by itself instead of ranks that do the same at once
     #[arg(long)]
@@ -71,17 +55,6 @@ pub struct Simulate {
     shape: Shape,
 }
 
-/// How a model that comes without a plan is split.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Plan (of a MODEL; a plan file says all this itself)")]
-struct Shape {
-    #[command(flatten)]
-    order: OrderOptions,
-
-    #[command(flatten)]
-    dimensions: Dimensions,
-}
-
 #[derive(Serialize)]
 struct Answer<'a> {
     #[serde(flatten)]
@@ -97,7 +70,12 @@ impl Simulate {
         let html = OutputFile::optional(self.html.as_ref(), self.force)?;
         let trace = OutputFile::optional(self.trace.as_ref(), self.force)?;
         OutputFile::require_distinct([&html, &trace])?;
-        let (model, plan, cluster) = self.planned(terminal)?;
+        let local = self.profile.local()?;
+        let Planned { model, plan, cluster } = self.what.planned(&self.shape, &local, terminal)?;
+        let cluster = match cluster {
+            Some(cluster) => cluster,
+            None => super::load_cluster(&plan.cluster, &local, terminal)?,
+        };
         let spinner = terminal.spinner("simulating");
         let prediction = simulate(&model, &plan, &cluster, !self.unfolded);
         spinner.finish_and_clear();
@@ -142,41 +120,6 @@ impl Simulate {
             Fit::Fits => Ok(()),
             Fit::Close => terminal.line("It fits, but with less than 5% of the memory to spare."),
             Fit::Exceeds => terminal.line("It does not fit in memory."),
-        }
-    }
-}
-
-impl Simulate {
-    /// What is simulated.
-    fn planned(&self, terminal: Terminal) -> Result<(Model, Plan, Cluster), Failure> {
-        let local = self.profile.local()?;
-        let path = Path::new(&self.what);
-        let Shape { order, dimensions } = &self.shape;
-        match &self.cluster {
-            Some(text) if !is_plan(path)? => {
-                let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
-                let model = Model::load_with(&self.what, defaults)?;
-                let cluster = super::load_cluster(text, &local, terminal)?;
-                let usual = usual_request(&model, &cluster, text, dimensions.global_batch());
-                let order = order.order();
-                let microbatches = dimensions.microbatches(&model, &[order]);
-                let plan =
-                    dimensions.plan(&model, order, microbatches, &Place::on(text, &usual))?;
-                Ok((model, plan, cluster))
-            }
-            cluster => {
-                if !path.exists() && Model::load(&self.what).is_ok() {
-                    let message = format!("--cluster is needed to simulate {}", self.what);
-                    return Err(Failure::usage("--cluster", message));
-                }
-                let cluster = cluster.as_ref().map(|_| "--cluster");
-                let seq = self.seq.map(|_| "--seq");
-                let given = cluster.or(seq).or(order.given()).or(dimensions.given());
-                require_no_option(given, path)?;
-                let (plan, model) = read_plan_and_model(path)?;
-                let cluster = super::load_cluster(&plan.cluster, &local, terminal)?;
-                Ok((model, plan, cluster))
-            }
         }
     }
 }

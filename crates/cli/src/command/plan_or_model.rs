@@ -1,0 +1,94 @@
+//! The arguments that name a plan: a plan file, or a model and how it is split.
+
+use std::path::Path;
+
+use clap::Args;
+use shardloom::cluster::Cluster;
+use shardloom::plan::Plan;
+use shardloom::{Defaults, LocalProfile, Model, read_plan_and_model, usual_request};
+
+use super::dimensions::{Dimensions, Place};
+use super::order::OrderOptions;
+use super::{is_plan, require_no_option};
+use crate::failure::Failure;
+use crate::number::whole;
+use crate::terminal::Terminal;
+
+/// A plan file, or a model and its machines. [`Shape`] says how the model is split; it is apart so that its
+/// options come last in help.
+#[derive(Debug, Args)]
+pub struct PlanOrModel {
+    /// A plan file, as `shardloom plan -o` writes it, or a model, with --cluster and what else makes a
+    /// plan
+    #[arg(value_name = "PLAN|MODEL")]
+    what: String,
+
+    /// The machines of a MODEL
+    #[arg(long, value_name = "CLUSTER")]
+    cluster: Option<String>,
+
+    /// Sequence length of a MODEL [default: the model's]
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
+    seq: Option<usize>,
+}
+
+/// How a model that comes without a plan is split.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Plan (of a MODEL; a plan file says all this itself)")]
+pub struct Shape {
+    #[command(flatten)]
+    order: OrderOptions,
+
+    #[command(flatten)]
+    dimensions: Dimensions,
+}
+
+/// A plan and its model.
+pub struct Planned {
+    /// The model.
+    pub model: Model,
+    /// The plan.
+    pub plan: Plan,
+    /// The machines, where they had to be looked at to make the plan.
+    pub cluster: Option<Cluster>,
+}
+
+impl PlanOrModel {
+    /// The plan that the arguments name; a model is split as `shape` says.
+    ///
+    /// # Errors
+    /// If there is no such plan or model, options contradict it, or it does not fit.
+    pub fn planned(
+        &self,
+        Shape { order, dimensions }: &Shape,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<Planned, Failure> {
+        let path = Path::new(&self.what);
+        match &self.cluster {
+            Some(text) if !is_plan(path)? => {
+                let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
+                let model = Model::load_with(&self.what, defaults)?;
+                let cluster = super::load_cluster(text, local, terminal)?;
+                let usual = usual_request(&model, &cluster, text, dimensions.global_batch());
+                let order = order.order();
+                let microbatches = dimensions.microbatches(&model, &[order]);
+                let plan =
+                    dimensions.plan(&model, order, microbatches, &Place::on(text, &usual))?;
+                Ok(Planned { model, plan, cluster: Some(cluster) })
+            }
+            cluster => {
+                if !path.exists() && Model::load(&self.what).is_ok() {
+                    let message = format!("--cluster is needed to make a plan of {}", self.what);
+                    return Err(Failure::usage("--cluster", message));
+                }
+                let cluster = cluster.as_ref().map(|_| "--cluster");
+                let seq = self.seq.map(|_| "--seq");
+                let given = cluster.or(seq).or(order.given()).or(dimensions.given());
+                require_no_option(given, path)?;
+                let (plan, model) = read_plan_and_model(path)?;
+                Ok(Planned { model, plan, cluster: None })
+            }
+        }
+    }
+}

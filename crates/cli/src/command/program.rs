@@ -1,0 +1,116 @@
+//! `shardloom program`: what the ranks of a plan hold and do, line by line.
+
+use clap::Args;
+use shardloom::program::text::LEGEND;
+use shardloom::program_text;
+
+use super::ProfileFile;
+use super::plan_or_model::{PlanOrModel, Planned, Shape};
+use crate::failure::Failure;
+use crate::number::whole;
+use crate::terminal::Terminal;
+
+/// Say what ranks of a plan hold and do: every tensor and every instruction of a step, a line each
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom program plan.toml
+  shardloom program plan.toml --rank 3
+  shardloom program gpt-2 --cluster a100-80g:4 --pp 2 --dp 2 --zero 1 --global-batch 32")]
+pub struct Program {
+    #[command(flatten)]
+    what: PlanOrModel,
+
+    /// The rank [default: the first of all ranks that do the same]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    rank: Option<u32>,
+
+    #[command(flatten)]
+    profile: ProfileFile,
+
+    #[command(flatten)]
+    shape: Shape,
+}
+
+impl Program {
+    /// Prints the programs.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let local = self.profile.local()?;
+        let Planned { model, plan, .. } = self.what.planned(&self.shape, &local, terminal)?;
+        let texts = program_text(&model, &plan, self.rank)?;
+        if terminal.json() {
+            return texts.iter().try_for_each(|text| terminal.object(text));
+        }
+        // Files keep each instruction on one line, to be searched and compared.
+        let width = terminal.columns().unwrap_or(usize::MAX);
+        terminal.text(LEGEND)?;
+        for text in &texts {
+            terminal.text("\n")?;
+            terminal.text(wrapped(&text.text, width))?;
+        }
+        Ok(())
+    }
+}
+
+/// The text in lines of at most `width` columns, broken between operands where that is possible, and else
+/// at spaces. A line goes on a little to the right of what stands behind its first gap of two spaces, so that queues
+/// and names remain a column.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut wrapped = String::new();
+    for line in text.lines() {
+        let start = line.len() - line.trim_start().len();
+        let gap = line[start..].find("  ").map(|at| start + at);
+        let begins = gap.map_or(start, |gap| line.len() - line[gap..].trim_start().len());
+        let indent = " ".repeat((begins + 2).min(width / 2));
+        let (mut rest, mut room, mut kept) = (line, width, begins);
+        while let Some((end, _)) = rest.char_indices().nth(room) {
+            // Before `kept` stands what is not to be broken off.
+            let spaces: Vec<usize> = rest.match_indices(' ').map(|(at, _)| at).collect();
+            let fits = spaces.iter().copied().filter(|&at| at > kept && at <= end);
+            let between = |at: &usize| ends_operand(&rest[..*at], &rest[*at..]);
+            let cut = fits.clone().rfind(between).or_else(|| fits.clone().next_back());
+            // A word that is longer than a line stays whole.
+            let cut = cut.or_else(|| spaces.into_iter().find(|&at| at > end.max(kept)));
+            let Some(cut) = cut else { break };
+            wrapped += rest[..cut].trim_end();
+            wrapped += &format!("\n{indent}");
+            rest = rest[cut..].trim_start();
+            (room, kept) = (width - indent.len(), 0);
+        }
+        wrapped += rest;
+        wrapped.push('\n');
+    }
+    wrapped
+}
+
+/// Whether an operand, or the part of a line that says what is done, ends between two texts.
+fn ends_operand(before: &str, after: &str) -> bool {
+    before.ends_with([',', ';', ':']) || after.starts_with(" <-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_fit_stay_as_they_are() {
+        assert_eq!(wrapped("a step\n  forward 0  (note)\n", 18), "a step\n  forward 0  (note)\n");
+    }
+
+    #[test]
+    fn long_lines_go_on_behind_the_queue() {
+        let line = "    dp   all-gather: y[4] <- x[2], z[2]; frees x\n";
+        let expected =
+            ["    dp   all-gather: y[4]", "           <- x[2], z[2];", "           frees x\n"];
+        assert_eq!(wrapped(line, 25), expected.join("\n"));
+    }
+
+    #[test]
+    fn words_longer_than_a_line_stay_whole_and_no_word_is_lost() {
+        let text =
+            "    compute  forward: é.long.naïve.name[2,8] <- x\n  block.0  412 elements: ä[8], b\n";
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for width in 0..60 {
+            assert_eq!(words(&wrapped(text, width)), words(text), "{width} columns");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `shardloom program`: what ranks hold and do, as text.
+
+mod invocation;
+
+use invocation::Place;
+
+const MODEL: &str = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
+
+/// Two stages of two replicas each, as a plan file.
+fn place_with_plan() -> Place {
+    let place = Place::new();
+    let plan = format!(
+        r#"
+format = 1
+model = "{MODEL}"
+cluster = "h100-80g:4"
+global_batch = 4
+microbatches = 2
+schedule = "1f1b"
+recompute = "none"
+layout = "batch:dp, heads:tp, ffn:tp, vocab:tp"
+sync = {{ algorithm = "ring", zero = 1, bucket_bytes = 25000000 }}
+precision = {{ compute = "fp32", gradients = "fp32", master = false }}
+optimizer = {{ kind = "sgd", momentum = 0.9, weight_decay = 0.0 }}
+[[pipeline]]
+stage = [
+    {{ blocks = [0, 2], mesh = {{ dp = 2 }}, devices = "0..2" }},
+    {{ blocks = [2, 4], mesh = {{ dp = 2 }}, devices = "2..4" }},
+]
+"#
+    );
+    place.write("plan.toml", plan);
+    place
+}
+
+/// The lines that begin the text of a rank.
+fn ranks(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| line.starts_with("rank ")).collect()
+}
+
+#[test]
+fn of_ranks_that_do_the_same_the_first_is_said() {
+    let outcome = place_with_plan().run("program plan.toml").succeeds();
+    outcome.check(outcome.stdout.starts_with("How to read this"), "no legend first");
+    let expected = [
+        "rank 0 of 4: stage 0, dp 0; 2 ranks, 0 to 1, do the same on different parts",
+        "rank 2 of 4: stage 1, dp 0; 2 ranks, 2 to 3, do the same on different parts",
+    ];
+    outcome.check(ranks(&outcome.stdout) == expected, "other ranks");
+    let says = |what: &str| outcome.check(outcome.stdout.contains(what), what);
+    says(
+        "    send     to rank 2 (512 B): <- block.0.ffn.residual[1,8,16]; frees block.0.ffn.residual",
+    );
+    says("  forward 1: as forward 0");
+    says("update by sgd of block.1: block.1 weights/share[");
+}
+
+#[test]
+fn one_rank_can_be_asked_for() {
+    let outcome = place_with_plan().run("program plan.toml --rank 3").succeeds();
+    let expected = ["rank 3 of 4: stage 1, dp 1; 2 ranks, 2 to 3, do the same on different parts"];
+    outcome.check(ranks(&outcome.stdout) == expected, "another rank");
+    outcome.check(outcome.stdout.contains("from rank 1 (512 B)"), "not what rank 1 sends it");
+}
+
+#[test]
+fn a_model_is_split_as_options_say() {
+    let options = "--cluster h100-80g:4 --pp 2 --tp 2 --global-batch 4 --no-clip";
+    let outcome = Place::new().run(&format!("program {MODEL} {options}")).succeeds();
+    outcome.check(ranks(&outcome.stdout).len() == 2, "not two stages");
+    let sums = outcome.stdout.lines().any(|line| line.starts_with("    tp       all-reduce (sum"));
+    outcome.check(sums, "nothing is summed over tp");
+}
+
+#[test]
+fn programs_get_an_object_for_each_rank() {
+    let outcome = place_with_plan().run("program plan.toml --json").succeeds();
+    let objects = outcome.objects();
+    outcome.check(objects.len() == 2, "not two objects");
+    for (object, rank) in objects.iter().zip([0, 2]) {
+        outcome.check(object["rank"] == rank, "another rank");
+        outcome.check(object["multiplicity"] == 2, "not two ranks alike");
+        let text = object["text"].as_str().unwrap_or_default();
+        outcome.check(text.starts_with(&format!("rank {rank} of 4")), "not its text");
+    }
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_with_what_would_be_right() {
+    let place = place_with_plan();
+    for (arguments, kind, hint) in [
+        ("plan.toml --rank 4", "usage", "rank 4: the plan has ranks 0 to 3"),
+        ("plan.toml --rank 4294967295", "usage", "the plan has ranks 0 to 3"),
+        ("plan.toml --rank -1", "usage", "'-1' for '--rank <N>': a whole number"),
+        ("missing.toml", "file", "missing.toml"),
+        ("gpt-2", "usage", "--cluster is needed"),
+        ("plan.toml --cluster h100-80g:4", "usage", "--cluster cannot be given"),
+    ] {
+        place.run(&format!("program {arguments} --json")).refuses(kind, hint);
+    }
+    let one = format!("{MODEL} --cluster h100-80g:1 --rank 1 --json");
+    place.run(&format!("program {one}")).refuses("usage", "the plan has rank 0 alone");
+}

@@ -1,0 +1,228 @@
+//! One instruction, in one line.
+
+use std::fmt::Write;
+
+use shardloom_graph::work::Pass;
+use shardloom_graph::{OpKind, Reduction};
+
+use super::ranks::ranks;
+use super::{Reader, names_of, shape};
+use crate::quantity::bytes;
+use crate::{
+    Action, Body, ClassId, Collective, Content, Group, Instruction, Message, Mode, Rank, RouteId,
+    View, Window, Write as Written,
+};
+
+/// The instructions of a rank.
+pub(super) struct Lines<'a>(pub &'a Reader<'a>);
+
+impl Lines<'_> {
+    /// The instructions of a body, one a line.
+    pub fn body(&self, body: &Body, text: &mut String) {
+        let queues: Vec<String> = body.instructions.iter().map(|it| self.queue(it)).collect();
+        let width = queues.iter().map(String::len).max().unwrap_or(0);
+        for (queue, instruction) in queues.iter().zip(&body.instructions) {
+            let line = self.instruction(instruction);
+            writeln!(text, "    {queue:width$}  {line}").expect("strings can be written");
+        }
+    }
+
+    /// The queue of an instruction: those of different queues can be under way at the same time.
+    fn queue(&self, instruction: &Instruction) -> String {
+        match &instruction.action {
+            Action::Send { .. } => "send".into(),
+            Action::Receive { .. } => "receive".into(),
+            Action::Collective { group: Group::Mesh(axes), .. } => {
+                let mesh = &self.0.class.mesh;
+                let wide = axes.iter().copied().filter(|&axis| mesh.width(axis) > 1);
+                match wide.collect::<Vec<_>>().as_slice() {
+                    [] => "compute".into(),
+                    wide => names_of(wide),
+                }
+            }
+            Action::Collective { group: Group::Classes(_), .. } => "stages".into(),
+            Action::Collective { group: Group::World, .. } => "all".into(),
+            _ => "compute".into(),
+        }
+    }
+
+    /// What an instruction does, to what, from what, and what it frees.
+    fn instruction(&self, instruction: &Instruction) -> String {
+        let writes: Vec<String> =
+            instruction.writes.iter().map(|write| self.written(instruction, *write)).collect();
+        let reads: Vec<String> = instruction.reads.iter().map(|&read| self.operand(read)).collect();
+        let (writes, reads) = (writes.join(", "), reads.join(", "));
+        let what = self.what(instruction);
+        let mut text = match (writes.is_empty(), reads.is_empty()) {
+            (false, false) => format!("{what}: {writes} <- {reads}"),
+            (true, false) => format!("{what}: <- {reads}"),
+            (false, true) => format!("{what}: {writes}"),
+            (true, true) => what,
+        };
+        if !instruction.frees.is_empty() {
+            text += &format!("; frees {}", self.freed(instruction));
+        }
+        text
+    }
+
+    /// What an instruction frees, and whose memory its result goes on to use.
+    fn freed(&self, instruction: &Instruction) -> String {
+        let Reader { class, names, .. } = self.0;
+        let reused = class.allocated_by(instruction, None).find_map(|it| it.from);
+        let name = |&tensor| {
+            let reused = reused.is_some_and(|it| it.tensor == tensor);
+            format!(
+                "{}{}",
+                names.tensor(tensor),
+                if reused { " (its memory goes on in use)" } else { "" }
+            )
+        };
+        instruction.frees.iter().map(name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What it does.
+    fn what(&self, instruction: &Instruction) -> String {
+        let Reader { program, graph, class, position, .. } = *self.0;
+        match &instruction.action {
+            Action::Load { value, .. } => {
+                format!("load {} from the data", graph.value(*value).name)
+            }
+            Action::Kernel { op, pass, again, .. } => {
+                let pass = match (pass, again) {
+                    (Pass::Forward, false) => "forward",
+                    (Pass::Forward, true) => "recomputed forward",
+                    (Pass::Input, _) => "input gradient",
+                    (Pass::Weight, _) => "weight gradient",
+                };
+                let op = graph.op(*op);
+                let kind = match op.kind {
+                    OpKind::Contract { .. } => "matrix product",
+                    _ => op.kind.name(),
+                };
+                format!("{pass} of {} ({kind})", op.name)
+            }
+            Action::Slice { axis, over } => {
+                format!("keep this rank's part along {over} of axis {axis}")
+            }
+            Action::Collective { kind, group, algorithm } => {
+                self.collective(instruction, *kind, group, &algorithm.to_string())
+            }
+            Action::Add => "sum".into(),
+            Action::Copy if self.backs_up(instruction) => "back up".into(),
+            Action::Copy if instruction.is_move() => "hand over".into(),
+            Action::Copy => "copy".into(),
+            Action::Send { route } => {
+                let to = program.route(*route).to;
+                let messages = program.route(*route).sent_by(position);
+                format!("to {}", self.messages(*route, to, messages.map(|it| (it.to, it))))
+            }
+            Action::Receive { route } => {
+                let from = program.route(*route).from;
+                let messages = program.route(*route).received_by(position);
+                format!("from {}", self.messages(*route, from, messages.map(|it| (it.from, it))))
+            }
+            Action::Report => "report this micro-batch's part of the loss".into(),
+            Action::Extrapolate { forward: true } => {
+                "move a weight along its velocity to where its gradient will be applied".into()
+            }
+            Action::Extrapolate { forward: false } => {
+                "move a weight back along its velocity to where its forward pass had it".into()
+            }
+            Action::Norm => "squared norm of the gradients that this rank owns".into(),
+            Action::Statistics { round } => {
+                format!("statistics of {} (round {round})", program.optimizer.name())
+            }
+            Action::Optimizer => {
+                let bucket = instruction.writes.first().and_then(|write| {
+                    let bucket = class.tensor(write.to.tensor).bucket?;
+                    Some(format!(" of {}", self.0.names.bucket(bucket)))
+                });
+                format!("update by {}{}", program.optimizer.name(), bucket.unwrap_or_default())
+            }
+            Action::Validate => "test the last update, and undo it where it was wrong".into(),
+        }
+    }
+
+    fn backs_up(&self, instruction: &Instruction) -> bool {
+        let content = |write: &Written| self.0.class.tensor(write.to.tensor).content;
+        instruction.writes.iter().any(|write| content(write) == Content::Backup)
+    }
+
+    /// The kind of a collective, between whom, how, and what this rank sends in it.
+    fn collective(
+        &self,
+        instruction: &Instruction,
+        kind: Collective,
+        group: &Group,
+        algorithm: &str,
+    ) -> String {
+        let Reader { program, id, position, .. } = *self.0;
+        let by = |reduction| match reduction {
+            Reduction::Sum => "sum",
+            Reduction::Max => "maximum",
+        };
+        let kind = match kind {
+            Collective::AllReduce(reduction) => format!("all-reduce ({}", by(reduction)),
+            Collective::ReduceScatter { axis, reduction } => {
+                format!("reduce-scatter ({}, axis {axis}", by(reduction))
+            }
+            Collective::AllGather { axis } => format!("all-gather (axis {axis}"),
+            Collective::AllToAll { from, to } => {
+                format!("all-to-all (joins axis {from}, splits axis {to}")
+            }
+        };
+        let members = program.members(id, position, group);
+        if members.len() == 1 {
+            return format!("{kind}, this rank alone)");
+        }
+        let sent = bytes(program.instruction_sent_bytes(id, position, instruction));
+        format!("{kind}, {algorithm}, {}, sends {sent})", ranks(&members))
+    }
+
+    /// The other ends of messages, with the bytes of each.
+    fn messages<'m>(
+        &self,
+        route: RouteId,
+        class: ClassId,
+        messages: impl Iterator<Item = (usize, &'m Message)>,
+    ) -> String {
+        let program = self.0.program;
+        let words = messages.map(|(position, message)| {
+            let rank = Rank(program.class(class).first_rank.0 + position as u32);
+            let size = bytes(program.route(route).message_bytes(message));
+            format!("{} ({size})", ranks(&[rank]))
+        });
+        let words: Vec<String> = words.collect();
+        if words.is_empty() { "nobody".into() } else { words.join(", ") }
+    }
+
+    /// Something that is written: an operand with its format and bytes.
+    fn written(&self, instruction: &Instruction, write: Written) -> String {
+        let Reader { class, position, .. } = *self.0;
+        let mode = match write.mode {
+            // That it changes what is there is what an update is.
+            _ if instruction.action == Action::Optimizer => "",
+            Mode::Set => "",
+            Mode::Add => "add to ",
+            Mode::AddUnlessFirst => "start or add to ",
+        };
+        let format = class.tensor(write.to.tensor).format;
+        let size = bytes(class.view_bytes(write.to, position));
+        format!("{mode}{} {format} {size}", self.operand(write.to))
+    }
+
+    /// Which part of which tensor, and its local shape.
+    fn operand(&self, view: View) -> String {
+        let Reader { class, position, names, .. } = self.0;
+        let name = names.tensor(view.tensor);
+        match view.window {
+            Window::Whole => format!("{name}{}", self.0.shape(view.tensor)),
+            Window::Param(param) => {
+                format!("{name}/{}{}", names.param(param), shape(&class.param(param).shape))
+            }
+            Window::Share => {
+                format!("{name}/share{}", shape(&[class.view_range(view, *position).len()]))
+            }
+        }
+    }
+}

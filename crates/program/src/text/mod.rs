@@ -1,0 +1,213 @@
+//! The text form of a program: what one rank holds and does, in words that can be followed without
+//! reading code.
+//!
+//! One line is one tensor, one entry of the step, or one instruction. Lines depend on the program alone,
+//! so texts can be compared from version to version.
+
+mod entries;
+mod line;
+mod names;
+mod ranks;
+
+use std::fmt::Write;
+
+use shardloom_graph::Graph;
+use shardloom_plan::Axis;
+
+use self::entries::{Entries, Entry};
+use self::line::Lines;
+use self::names::Names;
+use self::ranks::ranks;
+use crate::quantity::{bytes, counted};
+use crate::{
+    Bucket, Class, ClassId, Copies, Group, Initial, Keep, Program, Rank, Shape, Tensor, TensorId,
+};
+
+/// How the text of a program is read, in a few lines.
+pub const LEGEND: &str = "\
+How to read this: an instruction is a line: its queue, what it does, what it writes <- what it
+reads; what it frees. They are issued in the order in which they stand; queues run side by side
+where the machine can.
+  queue            compute, send or receive; of collectives the mesh axes (dp, cp, tp) along which
+                   the ranks lie that take part, `stages` of ranks of several stages, or `all`
+  name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
+  name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it
+  name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp
+  add to           adds to what is there; start or add to: likewise, but the first time since the
+                   sum was last used replaces it
+  saved            in checkpoints; what follows is what it is where no checkpoint has it
+";
+
+impl Program {
+    /// What `rank` holds and does in a step, one instruction a line; none if there is no such rank.
+    /// [`LEGEND`] says how it is read.
+    pub fn text(&self, graph: &Graph, rank: Rank) -> Option<String> {
+        if rank.0 as usize >= self.ranks() {
+            return None;
+        }
+        let (id, position) = self.locate(rank);
+        let class = self.class(id);
+        let entries = Entries::of(self, class);
+        let names = Names::of(graph, class, &entries);
+        let reader = Reader { program: self, graph, id, class, position, names };
+        Some(reader.text(&entries))
+    }
+}
+
+/// A rank whose text is written.
+struct Reader<'a> {
+    program: &'a Program,
+    graph: &'a Graph,
+    id: ClassId,
+    class: &'a Class,
+    position: usize,
+    names: Names,
+}
+
+impl Reader<'_> {
+    fn text(&self, entries: &Entries) -> String {
+        let mut text = self.heading();
+        self.buckets(&mut text);
+        self.lasting(&mut text);
+        let lines = Lines(self);
+        let mut add = |title: &str, entries: &[Entry]| {
+            text += title;
+            for entry in entries {
+                writeln!(text, "  {}", entry.title).expect("strings can be written");
+                if let Some(body) = entry.body {
+                    lines.body(self.class.body(body), &mut text);
+                }
+            }
+        };
+        add("a step, in order\n", &entries.step);
+        if !entries.evaluation.is_empty() {
+            add("the loss of validation data, which keeps nothing\n", &entries.evaluation);
+        }
+        text
+    }
+
+    fn rank(&self) -> Rank {
+        Rank(self.class.first_rank.0 + self.position as u32)
+    }
+
+    /// Which rank it is, and who does the same.
+    fn heading(&self) -> String {
+        let Reader { program, class, position, .. } = *self;
+        let mut place = class.place();
+        if class.stages.iter().any(|stage| stage.reverse) {
+            place += " (< in the pipeline that runs the other way)";
+        }
+        for axis in Axis::ALL.into_iter().filter(|&axis| class.mesh.width(axis) > 1) {
+            place += &format!(", {axis} {}", class.mesh.coordinate(position, axis));
+        }
+        let (first, count) = (class.first_rank.0, class.mesh.size());
+        let alike = match count {
+            1 => String::new(),
+            _ => format!(
+                "; {count} ranks, {first} to {}, do the same on different parts",
+                first + count as u32 - 1
+            ),
+        };
+        format!("rank {} of {}: {place}{alike}\n", self.rank().0, program.ranks())
+    }
+
+    /// What lies in each bucket.
+    fn buckets(&self, text: &mut String) {
+        let class = self.class;
+        text.push_str("parameters, in buckets that are held and updated together\n");
+        let rows = class.buckets().map(|(id, bucket)| {
+            let params = bucket.params.iter().map(|&param| {
+                let name = self.names.param(param);
+                format!("{name}{}", shape(&class.param(param).shape))
+            });
+            let params: Vec<String> = params.collect();
+            let elements = counted(bucket.elements, "element");
+            let name = self.names.bucket(id).to_owned();
+            [name, format!("{elements}{}: {}", self.spread(bucket), params.join(", "))]
+        });
+        columns(rows.collect(), text);
+    }
+
+    /// Who else holds a bucket, and who holds other parts of its parameters.
+    fn spread(&self, bucket: &Bucket) -> String {
+        let along = |word: &str, axes: &[Axis]| match axes {
+            [] => String::new(),
+            _ => format!(", {word} {}", names_of(axes)),
+        };
+        let mut text = along("equal along", &bucket.copies) + &along("split along", &bucket.splits);
+        if !bucket.classes.is_empty() {
+            let group = Group::Classes(bucket.classes.clone());
+            let members = self.program.members(self.id, self.position, &group);
+            let others: Vec<Rank> = members.into_iter().filter(|&it| it != self.rank()).collect();
+            let owner = if bucket.owned_here { "here" } else { "there" };
+            text += &format!(", also on {} and saved {owner}", ranks(&others));
+        }
+        text
+    }
+
+    /// What is held for the whole run.
+    fn lasting(&self, text: &mut String) {
+        let Reader { program, class, position, .. } = *self;
+        let memory = class.memory_use(program, position);
+        let (always, peak) = (bytes(memory.persistent.total()), bytes(memory.peak_bytes));
+        writeln!(
+            text,
+            "holds all the time {always} (with what comes and goes at most {peak} at once)"
+        )
+        .expect("strings can be written");
+        let rows = class.lasting().map(|(id, tensor)| {
+            let (copies, words) = match tensor.copies {
+                Copies::Versions(count) => (u64::from(count), format!("{count} versions, ")),
+                Copies::One | Copies::PerMicrobatch => (1, String::new()),
+            };
+            let size = bytes(copies * class.tensor_bytes(id, position));
+            let kept = words + kept(tensor);
+            let name = self.names.tensor(id).to_owned();
+            [name, self.shape(id), tensor.format.to_string(), size, kept]
+        });
+        columns(rows.collect(), text);
+    }
+
+    /// The local shape of a tensor.
+    fn shape(&self, id: TensorId) -> String {
+        match &self.class.tensor(id).shape {
+            Shape::Local(local) => shape(local),
+            Shape::Flat(_) => shape(&[self.class.elements(id, self.position)]),
+        }
+    }
+}
+
+/// What becomes of a lasting tensor between runs.
+fn kept(tensor: &Tensor) -> &'static str {
+    match tensor.keep {
+        Keep::State(Initial::Drawn) => "saved; drawn at first",
+        Keep::State(Initial::Weights) => "saved; the weights at first",
+        Keep::State(Initial::Zero) => "saved; zero at first",
+        Keep::Resident | Keep::Transient => "not saved",
+    }
+}
+
+/// A shape in brackets.
+fn shape(extents: &[usize]) -> String {
+    let extents: Vec<String> = extents.iter().map(ToString::to_string).collect();
+    format!("[{}]", extents.join(","))
+}
+
+/// The names of mesh axes.
+fn names_of(axes: &[Axis]) -> String {
+    axes.iter().map(|axis| axis.name()).collect::<Vec<_>>().join(",")
+}
+
+/// Rows whose cells stand below each other.
+fn columns<const N: usize>(rows: Vec<[String; N]>, text: &mut String) {
+    let widths: Vec<usize> = (0..N)
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            write!(line, "  {cell:width$}").expect("strings can be written");
+        }
+        writeln!(text, "{}", line.trim_end()).expect("strings can be written");
+    }
+}
