@@ -42,7 +42,17 @@ impl Lines<'_> {
             }
             Action::Collective { group: Group::Classes(_), .. } => "stages".into(),
             Action::Collective { group: Group::World, .. } => "all".into(),
-            _ => "compute".into(),
+            Action::Load { .. }
+            | Action::Kernel { .. }
+            | Action::Slice { .. }
+            | Action::Add
+            | Action::Copy
+            | Action::Report
+            | Action::Extrapolate { .. }
+            | Action::Norm
+            | Action::Statistics { .. }
+            | Action::Optimizer
+            | Action::Validate => "compute".into(),
         }
     }
 

@@ -10,6 +10,7 @@ mod names;
 mod ranks;
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use shardloom_graph::Graph;
 use shardloom_plan::Axis;
@@ -20,7 +21,8 @@ use self::names::Names;
 use self::ranks::ranks;
 use crate::quantity::{bytes, counted};
 use crate::{
-    Bucket, Class, ClassId, Copies, Group, Initial, Keep, Program, Rank, Shape, Tensor, TensorId,
+    Bucket, Class, ClassId, Copies, Extent, Group, Initial, Keep, Program, Rank, Shape, Tensor,
+    TensorId,
 };
 
 /// How the text of a program is read, in a few lines.
@@ -35,7 +37,8 @@ where the machine can.
   name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp
   add to           adds to what is there; start or add to: likewise, but the first time since the
                    sum was last used replaces it
-  saved            in checkpoints; what follows is what it is where no checkpoint has it
+  saved            in checkpoints; then what it is where no checkpoint has it; `0..8 of 16` are
+                   this rank's elements of a bucket that ranks share
 ";
 
 impl Program {
@@ -134,7 +137,8 @@ impl Reader<'_> {
             [] => String::new(),
             _ => format!(", {word} {}", names_of(axes)),
         };
-        let mut text = along("equal along", &bucket.copies) + &along("split along", &bucket.splits);
+        let mut text =
+            along("replicas along", &bucket.copies) + &along("split along", &bucket.splits);
         if !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());
             let members = self.program.members(self.id, self.position, &group);
@@ -161,11 +165,26 @@ impl Reader<'_> {
                 Copies::One | Copies::PerMicrobatch => (1, String::new()),
             };
             let size = bytes(copies * class.tensor_bytes(id, position));
-            let kept = words + kept(tensor);
+            let kept = words + kept(tensor) + &self.share(tensor);
             let name = self.names.tensor(id).to_owned();
             [name, self.shape(id), tensor.format.to_string(), size, kept]
         });
         columns(rows.collect(), text);
+    }
+
+    /// Which elements of its bucket a tensor has, where it has only this rank's share.
+    fn share(&self, tensor: &Tensor) -> String {
+        match (&tensor.shape, tensor.bucket) {
+            (Shape::Flat(Extent::Share), Some(bucket)) => {
+                let bucket = self.class.bucket(bucket);
+                let Range { start, end } = self.class.shard_range(bucket, self.position);
+                match end - start == bucket.elements {
+                    true => String::new(),
+                    false => format!("; {start}..{end} of {}", bucket.elements),
+                }
+            }
+            _ => String::new(),
+        }
     }
 
     /// The local shape of a tensor.
