@@ -9,8 +9,8 @@ use shardloom_plan::Axis;
 use super::row::{Row, Step, entries, instructions, steps};
 use super::violation::Violation;
 use crate::{
-    Action, Bucket, BucketId, ClassId, Content, Group, Mode, ParamId, Program, TensorId, View,
-    Window,
+    Action, Bucket, BucketId, ClassId, Content, Extent, Group, Mode, ParamId, Program, Shape,
+    TensorId, View, Window,
 };
 
 /// Over whom a sum is reduced.
@@ -50,7 +50,14 @@ type Read = BTreeMap<ValueId, BTreeMap<u32, Vec<OpId>>>;
 pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     let mut read = Read::new();
     for (id, _) in program.classes() {
-        Reductions { program, id, sums: BTreeMap::new(), read: &mut read }.run(row, found);
+        Reductions {
+            program,
+            id,
+            sums: BTreeMap::new(),
+            statistics: BTreeMap::new(),
+            read: &mut read,
+        }
+        .run(row, found);
     }
     let microbatches = steps(program) * program.microbatches as u32;
     for (value, by_microbatch) in &mut read {
@@ -69,6 +76,8 @@ struct Reductions<'a> {
     program: &'a Program,
     id: ClassId,
     sums: BTreeMap<Place, Sum>,
+    /// The statistics that are found, and over whom they are summed.
+    statistics: BTreeMap<TensorId, BTreeSet<Over>>,
     read: &'a mut Read,
 }
 
@@ -84,9 +93,11 @@ impl Reductions<'_> {
                         }
                     }
                 }
-                Action::Collective { group, .. } if is_gradient(&step) => {
-                    self.reduce(&step, group, found);
-                }
+                Action::Collective { group, .. } => match reads(&step) {
+                    Content::Gradient => self.reduce(&step, group, found),
+                    Content::Statistics => self.sum_up(&step, group, found),
+                    _ => {}
+                },
                 Action::Norm => {
                     let reads = step.instruction.reads.iter();
                     let read: BTreeSet<BucketId> =
@@ -101,8 +112,14 @@ impl Reductions<'_> {
                 }
                 Action::Statistics { .. } => {
                     self.require_reduced(&step, step.instruction.reads[0], found);
+                    self.require_summed(&step, found);
+                    let written = step.instruction.writes[0].to.tensor;
+                    self.statistics.insert(written, BTreeSet::new());
                 }
-                Action::Optimizer => self.update(&step, found),
+                Action::Optimizer => {
+                    self.require_summed(&step, found);
+                    self.update(&step, found);
+                }
                 _ => {}
             }
         }
@@ -140,11 +157,7 @@ impl Reductions<'_> {
             at: step.site(),
             tensor: step.tensor_name(tensor),
         };
-        let over: BTreeSet<Over> = match group {
-            Group::Mesh(axes) => axes.iter().map(|&axis| Over::Axis(axis)).collect(),
-            Group::Classes(_) => [Over::Classes].into(),
-            Group::World => [Over::World].into(),
-        };
+        let over = over(group);
         let (from, to) = (place(read), place(write.to));
         let mut sum = match self.sums.get_mut(&from) {
             Some(sum) if sum.is_pending() => {
@@ -194,6 +207,39 @@ impl Reductions<'_> {
         }
     }
 
+    /// A collective sums statistics up.
+    fn sum_up(&mut self, step: &Step<'_>, group: &Group, found: &mut Vec<Violation>) {
+        let tensor = step.instruction.reads[0].tensor;
+        let known = self.statistics.entry(tensor).or_default();
+        let over = over(group);
+        if !known.is_disjoint(&over) {
+            let tensor = step.tensor_name(tensor);
+            found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        }
+        known.extend(over);
+    }
+
+    /// Something needs statistics over all ranks that have a part of what the bucket's parameters are
+    /// updated with.
+    fn require_summed(&self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let gradients = step.instruction.reads[0];
+        let Some(bucket) = self.bucket(step, gradients) else { return };
+        let shape = &step.class.tensor(gradients.tensor).shape;
+        let is_share = gradients.window == Window::Share || *shape == Shape::Flat(Extent::Share);
+        let replicas = bucket.replicas.iter().filter(|_| is_share);
+        let wanted: BTreeSet<Over> =
+            bucket.splits.iter().chain(replicas).map(|&axis| Over::Axis(axis)).collect();
+        let tensors = step.instruction.reads.iter().map(|read| read.tensor);
+        let unlike = |it: &TensorId| {
+            let is_sum = step.class.tensor(*it).content == Content::Statistics;
+            is_sum && self.statistics.get(it) != Some(&wanted)
+        };
+        for tensor in tensors.filter(unlike) {
+            let tensor = step.tensor_name(tensor);
+            found.push(Violation::Unreduced { at: step.site(), tensor });
+        }
+    }
+
     /// An update reads gradients.
     fn update(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
         let read = step.instruction.reads[0];
@@ -228,7 +274,15 @@ impl Reductions<'_> {
     }
 }
 
-fn is_gradient(step: &Step<'_>) -> bool {
-    let read = step.instruction.reads[0].tensor;
-    step.class.tensor(read).content == Content::Gradient
+/// What a collective is over.
+fn reads(step: &Step<'_>) -> Content {
+    step.class.tensor(step.instruction.reads[0].tensor).content
+}
+
+fn over(group: &Group) -> BTreeSet<Over> {
+    match group {
+        Group::Mesh(axes) => axes.iter().map(|&axis| Over::Axis(axis)).collect(),
+        Group::Classes(_) => [Over::Classes].into(),
+        Group::World => [Over::World].into(),
+    }
 }

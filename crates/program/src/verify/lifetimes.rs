@@ -37,7 +37,13 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
             let name = || step.tensor_name(view.tensor);
             let in_place = instruction.reads.iter().any(|read| read.tensor == view.tensor);
             let whole = view.window == Window::Whole;
-            if write.mode == Mode::Set && whole && !in_place && live.contains_key(&it) {
+            let replaces = match write.mode {
+                Mode::Set => whole && !in_place && live.contains_key(&it),
+                Mode::Add => false,
+                // A sum that was read is done with.
+                Mode::AddUnlessFirst => live.get(&it).is_some_and(|now| now.is_read),
+            };
+            if replaces {
                 found.push(Violation::Overwritten { at: step.site(), tensor: name() });
             }
             let now = live.entry(it).or_default();
@@ -57,7 +63,8 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
         }
     }
     for it in live.into_keys() {
-        found.push(Violation::Left { place: class.place(), tensor: class.allocation_text(it) });
+        let tensor = class.tensor(it.tensor).name.clone();
+        found.push(Violation::Left { place: class.place(), tensor });
     }
 }
 

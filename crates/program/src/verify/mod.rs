@@ -67,6 +67,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
     for (id, _) in program.classes() {
         versions::check(program, id, found);
     }
+    operators::check_counts(program, found);
     for row in Row::all(program) {
         for (id, _) in program.classes() {
             lifetimes::check(program, id, row, found);

@@ -110,6 +110,9 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
             counts.0, counts.1
         ));
     }
+    if !kinds(step) {
+        return Some("it reads or writes what is not for it".into());
+    }
     if let Action::Optimizer = instruction.action {
         let bucket = |view: View| class.tensor(view.tensor).bucket;
         let own = bucket(instruction.reads[0]);
@@ -118,6 +121,61 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         }
     }
     None
+}
+
+/// Whether an instruction's operands hold what its action works on.
+fn kinds(step: &Step<'_>) -> bool {
+    let (class, instruction) = (step.class, step.instruction);
+    let content = |view: &View| class.tensor(view.tensor).content;
+    let is_value = |view: &View| content(view) == Content::Activation;
+    let values = || instruction.operands().all(|view| is_value(&view));
+    let mut reads = instruction.reads.iter();
+    match &instruction.action {
+        Action::Kernel { .. } => {
+            let read = |view: &View| match view.window {
+                Window::Param(_) => content(view) == Content::Weight,
+                _ => matches!(content(view), Content::Activation | Content::ExtrapolatedWeight),
+            };
+            let written = |view: &View| match view.window {
+                Window::Param(_) => content(view) == Content::Gradient,
+                _ => is_value(view),
+            };
+            reads.all(read) && instruction.writes.iter().all(|write| written(&write.to))
+        }
+        Action::Load { .. } | Action::Slice { .. } | Action::Add | Action::Report => values(),
+        Action::Copy => {
+            let is_backup = instruction.writes.iter().all(|it| content(&it.to) == Content::Backup);
+            is_backup || values()
+        }
+        Action::Extrapolate { .. } => {
+            content(&instruction.reads[0]) == Content::Weight
+                && instruction.reads[0].window == instruction.reads[1].window
+                && content(&instruction.writes[0].to) == Content::ExtrapolatedWeight
+        }
+        // What is found over all gradients is for all updates, and what is for the bucket for its own.
+        Action::Statistics { .. } | Action::Optimizer => {
+            let bucket = class.tensor(instruction.reads[0].tensor).bucket;
+            let known = |wanted: Content| {
+                let mut all = class.tensors.iter().filter(|it| it.content == wanted);
+                all.any(|it| it.bucket.is_none() || it.bucket == bucket)
+            };
+            let is_first = matches!(instruction.action, Action::Statistics { round: 0 });
+            let has = |wanted: Content| instruction.reads.iter().any(|it| content(it) == wanted);
+            (has(Content::Norm) || !known(Content::Norm))
+                && (has(Content::Statistics) || is_first || !known(Content::Statistics))
+        }
+        Action::Norm => content(&instruction.writes[0].to) == Content::Norm,
+        Action::Collective { .. } => {
+            // A collective changes how something is spread, and not what it is.
+            let [read, write] = [instruction.reads[0], instruction.writes[0].to];
+            content(&read) == content(&write)
+                && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
+        }
+        Action::Send { .. } | Action::Receive { .. } => {
+            instruction.operands().all(|it| is_value(&it) || content(&it) == Content::Norm)
+        }
+        Action::Validate => true,
+    }
 }
 
 /// Whether a view lies in its tensor, at every position.
@@ -158,7 +216,10 @@ fn modes(step: &Step<'_>, found: &mut Vec<Violation>) {
             Action::Add | Action::Optimizer => write.mode == Mode::Add,
             Action::Receive { .. } => write.mode != Mode::AddUnlessFirst,
             Action::Collective { kind: Collective::ReduceScatter { .. }, .. } => {
-                write.mode != Mode::Add
+                write.mode == Mode::Set
+                    || (is_gradient
+                        && write.mode == Mode::AddUnlessFirst
+                        && !step.instruction.is_in_place())
             }
             _ => write.mode == Mode::Set,
         };

@@ -16,7 +16,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     let changed: Vec<TensorId> =
         class.tensors().filter(|(_, it)| is_updated(it)).map(|(tensor, _)| tensor).collect();
     let mut times: BTreeMap<TensorId, i64> = BTreeMap::new();
-    let (mut updates, mut stale) = (0, BTreeMap::new());
+    let (mut updates, mut validations, mut stale) = (0, 0, BTreeMap::new());
     let mut copies: BTreeMap<TensorId, View> = BTreeMap::new();
     for entry in entries(program, class, row) {
         let mut now: BTreeMap<TensorId, usize> = BTreeMap::new();
@@ -41,6 +41,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                     }
                 }
                 Action::Validate => {
+                    validations += 1;
                     // Ahead of the copies stands the norm.
                     let reads = step.instruction.reads.iter().skip(1);
                     for (copy, write) in reads.zip(&step.instruction.writes) {
@@ -66,6 +67,11 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                 found.push(Violation::Updates { place, tensor, times: number });
             }
         }
+    }
+    let is_validated = program.classes.iter().any(Class::ends_late);
+    if is_validated && validations != updates {
+        let times = validations;
+        found.push(Violation::Validations { place: class.place(), updates, times });
     }
     // What is rebuilt from what was put back need not be put back itself.
     for &tensor in changed.iter().filter(|&&it| class.tensor(it).keep != Keep::Resident) {

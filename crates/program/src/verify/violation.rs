@@ -104,6 +104,20 @@ pub enum Violation {
         /// Another place at which it runs.
         other: Site,
     },
+    /// A micro-batch does not go through a pass of an operator once.
+    #[error(
+        "micro-batch {microbatch} goes {times} times through the {pass} pass of operator {operator}"
+    )]
+    Passes {
+        /// The micro-batch.
+        microbatch: u32,
+        /// The graph's number of the operator.
+        operator: usize,
+        /// Which pass.
+        pass: String,
+        /// How often.
+        times: usize,
+    },
     /// A tensor is read, or added to, that is not written before.
     #[error("{at}: {tensor} is used before it is written, or after it is freed")]
     Unwritten {
@@ -276,6 +290,16 @@ pub enum Violation {
         /// How many updates there are.
         updates: i64,
         /// How often it is changed, less how often that is undone.
+        times: i64,
+    },
+    /// Updates that are validated later are not validated once.
+    #[error("{place}: {updates} updates are validated {times} times")]
+    Validations {
+        /// The class.
+        place: String,
+        /// How many updates there are.
+        updates: i64,
+        /// How often one is validated.
         times: i64,
     },
 }
