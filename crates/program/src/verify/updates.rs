@@ -129,7 +129,11 @@ fn whole(
         if changes && write.to.window == Window::Share && is_shared(step.class, tensor) {
             stale.insert(tensor, (step.item.body, step.index));
         } else if gathers && write.to.window == Window::Whole {
-            stale.remove(&tensor);
+            let was_stale = stale.remove(&tensor).is_some();
+            if !was_stale && instruction.is_in_place() && is_shared(step.class, tensor) {
+                let tensor = step.tensor_name(tensor);
+                found.push(Violation::GatheredTwice { at: step.site(), tensor });
+            }
         }
     }
 }

@@ -262,6 +262,14 @@ pub enum Violation {
         /// The weights.
         tensor: String,
     },
+    /// Weights are gathered of which no share has changed.
+    #[error("{at}: {tensor} is gathered and is up to date")]
+    GatheredTwice {
+        /// Where.
+        at: Site,
+        /// The weights.
+        tensor: String,
+    },
     /// A copy to go back to is not of what is put back, or not of what was there before the update.
     #[error("{at}: {tensor} does not go back to what it was before the update")]
     Backup {

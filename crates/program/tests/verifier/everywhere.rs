@@ -2,7 +2,7 @@
 
 use shardloom_plan::{Optimizer, Precision, ScheduleKind, Uniform};
 use shardloom_program::verify::verify;
-use shardloom_program::{Action, Class, ClassId, Mode, Program};
+use shardloom_program::{Action, Class, ClassId, Instruction, Mode, Program};
 
 use crate::programs::{
     both_ways, gpt, lowered, mesh, pipeline, program, replicas, stashed, uniform, validated,
@@ -47,14 +47,7 @@ fn an_instruction_that_is_left_out_anywhere_is_rejected() {
             Action::Collective { .. } => write.mode == Mode::AddUnlessFirst,
             _ => false,
         });
-        // Alone in its group a rank has the result already.
-        let is_alone = match &instruction.action {
-            Action::Collective { group, .. } => {
-                program.members(ClassId(index as u32), 0, group).len() == 1
-            }
-            _ => false,
-        };
-        if sums || is_alone {
+        if sums || is_alone(program, index, instruction) {
             return;
         }
         let mut mutated = program.clone();
@@ -63,6 +56,29 @@ fn an_instruction_that_is_left_out_anywhere_is_rejected() {
         count += 1;
     });
     assert!(count > 1000, "{count}");
+}
+
+#[test]
+fn an_instruction_that_is_run_twice_anywhere_is_rejected() {
+    let mut count = 0;
+    at_every_instruction(|program, class, (index, body, at)| {
+        let instruction = &class.bodies[body].instructions[at];
+        if is_alone(program, index, instruction) {
+            return;
+        }
+        let mut mutated = program.clone();
+        let instructions = &mut mutated.classes[index].bodies[body].instructions;
+        instructions.insert(at, instruction.clone());
+        assert!(verify(&mutated).is_err(), "{instruction:?}");
+        count += 1;
+    });
+    assert!(count > 1000, "{count}");
+}
+
+/// Whether it is a collective of one rank, which has the result already.
+fn is_alone(program: &Program, class: usize, instruction: &Instruction) -> bool {
+    let Action::Collective { group, .. } = &instruction.action else { return false };
+    program.members(ClassId(class as u32), 0, group).len() == 1
 }
 
 #[test]
