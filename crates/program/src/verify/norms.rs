@@ -6,7 +6,7 @@ use shardloom_plan::Axis;
 
 use super::row::{Row, Step, entries, instructions};
 use super::violation::Violation;
-use crate::{Action, ClassId, Content, Group, Mode, Program};
+use crate::{Action, ClassId, Content, Group, Mode, Program, TensorId};
 
 /// What a rank's norm covers.
 #[derive(Default)]
@@ -43,7 +43,11 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
             Action::Collective { group, .. } => {
                 let again = match group {
                     Group::World => std::mem::replace(&mut norm.is_of_all, true),
-                    Group::Mesh(axes) => axes.iter().any(|&axis| !norm.axes.insert(axis)),
+                    Group::Mesh(axes) => {
+                        let known = axes.iter().any(|axis| norm.axes.contains(axis));
+                        norm.axes.extend(axes);
+                        known
+                    }
                     Group::Classes(_) => true,
                 };
                 if again || !norm.is_pending {
@@ -57,9 +61,12 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                 _ => require(&step, &norm, false, tensor, found),
             },
             action => {
-                let alone = !class.ends_late() || *action == Action::Validate;
-                let knows_all = class.ends_late() && !class.updates_early();
-                require(&step, &norm, alone && !knows_all, tensor, found);
+                // Where updates are validated later, only that waits for the norm of all.
+                let of_all = match action {
+                    Action::Validate => class.updates_early(),
+                    _ => !class.ends_late(),
+                };
+                require(&step, &norm, of_all, tensor, found);
                 norm.is_pending = false;
             }
         }
@@ -70,14 +77,14 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
 fn require(
     step: &Step<'_>,
     norm: &Norm,
-    all: bool,
-    tensor: crate::TensorId,
+    of_all: bool,
+    tensor: TensorId,
     found: &mut Vec<Violation>,
 ) {
     let mesh = &step.class.mesh;
     let wide = |axis: &&Axis| mesh.width(**axis) > 1;
     let covers = norm.is_of_all || Axis::ALL.iter().filter(wide).all(|it| norm.axes.contains(it));
-    if !covers || (all && !norm.is_of_all) {
+    if !covers || (of_all && !norm.is_of_all) {
         let tensor = step.tensor_name(tensor);
         found.push(Violation::Unreduced { at: step.site(), tensor });
     }
