@@ -10,6 +10,7 @@ pub mod quantity;
 pub mod sync;
 pub mod text;
 pub mod timeline;
+pub mod verify;
 
 mod allocation;
 mod assignment;

@@ -1,16 +1,14 @@
 //! Ranks that block at every receive and every collective come through every program, and all members
 //! of a group run the same collectives in the same order.
 
-use std::collections::BTreeMap;
-
-use shardloom_graph::{Graph, ModelSpec, ValueId};
+use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind,
     StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
+use shardloom_program::verify::{Row, run_blocking};
 use shardloom_program::{
-    Action, BodyKind, BucketId, Class, ClassId, Content, Group, Instruction, Program, Rank,
-    RouteId, StreamItem, lower,
+    Action, BodyKind, BucketId, Class, ClassId, Group, Program, StreamItem, lower,
 };
 use shardloom_schedule::{Schedule, StageMap, Turn};
 
@@ -40,23 +38,6 @@ fn lowered(graph: &Graph, plan: &Plan) -> Program {
     lower(graph, plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What a rank runs in one row of steps.
-struct Stream<'p> {
-    class: ClassId,
-    position: usize,
-    instructions: Vec<(&'p Instruction, Option<u32>)>,
-    next: usize,
-}
-
-/// What a collective is about, the same for all who belong to it.
-#[derive(Debug, PartialEq)]
-enum Subject {
-    Bucket(ValueId, usize),
-    /// Within one class.
-    Instruction(ClassId, usize),
-    Norm,
-}
-
 /// Runs all ranks of `program`, each as far as it comes, until they are through or wait in a circle.
 fn execute(program: &Program) -> Result<(), String> {
     execute_amended(program, false)
@@ -64,104 +45,8 @@ fn execute(program: &Program) -> Result<(), String> {
 
 /// Likewise, where all updates that are validated in the next step were wrong, or none was.
 fn execute_amended(program: &Program, amended: bool) -> Result<(), String> {
-    let mut streams: Vec<Stream> = vec![];
-    for rank in 0..program.ranks() as u32 {
-        let (class, position) = program.locate(Rank(rank));
-        let node = program.class(class);
-        let items = program.unrolled(node, program.ahead + 2);
-        // In the first step there is nothing to validate yet.
-        let runs = |&(step, item): &(i64, StreamItem)| !item.amends || (amended && step > 0);
-        let instructions = items.filter(runs).flat_map(|(_, item)| {
-            let body = &node.body(item.body).instructions;
-            body.iter().map(move |instruction| (instruction, item.microbatch))
-        });
-        streams.push(Stream { class, position, instructions: instructions.collect(), next: 0 });
-    }
-    let mut mail: BTreeMap<(RouteId, usize, Option<u32>), usize> = BTreeMap::new();
-    loop {
-        let mut moved = false;
-        for rank in 0..streams.len() {
-            while let Some(&(instruction, microbatch)) = current(&streams[rank]) {
-                let (class, position) = (streams[rank].class, streams[rank].position);
-                match instruction.action {
-                    Action::Send { route } => {
-                        for message in program.route(route).sent_by(position) {
-                            *mail.entry((route, message.to, microbatch)).or_default() += 1;
-                        }
-                    }
-                    Action::Receive { route } => {
-                        let wanted = program.route(route).received_by(position).count();
-                        let waiting = mail.entry((route, position, microbatch)).or_default();
-                        if *waiting < wanted {
-                            break;
-                        }
-                        *waiting -= wanted;
-                    }
-                    _ => {
-                        let exchange =
-                            program.exchange(program.class(class), position, instruction);
-                        if let Some(exchange) = exchange {
-                            let group = program.members(class, position, &exchange.group);
-                            let own = subject(program, &streams[rank]);
-                            let there = |member: &&Rank| {
-                                let other = &streams[member.0 as usize];
-                                let comes = current(other).and_then(|(it, _)| {
-                                    let node = program.class(other.class);
-                                    let exchange = program.exchange(node, other.position, it)?;
-                                    Some(program.members(
-                                        other.class,
-                                        other.position,
-                                        &exchange.group,
-                                    ))
-                                });
-                                comes.as_ref() == Some(&group)
-                            };
-                            if !group.iter().all(|member| there(&member)) {
-                                break;
-                            }
-                            for member in &group {
-                                let theirs = subject(program, &streams[member.0 as usize]);
-                                if theirs != own {
-                                    return Err(format!("{own:?} meets {theirs:?}"));
-                                }
-                            }
-                            // The others of the group leave with this rank, which does below.
-                            for member in group.iter().filter(|it| it.0 as usize != rank) {
-                                streams[member.0 as usize].next += 1;
-                            }
-                        }
-                    }
-                }
-                streams[rank].next += 1;
-                moved = true;
-            }
-        }
-        if !moved {
-            break;
-        }
-    }
-    match streams.iter().enumerate().find(|(_, stream)| current(stream).is_some()) {
-        None => Ok(()),
-        Some((rank, stream)) => Err(format!("rank {rank} waits at {:?}", current(stream))),
-    }
-}
-
-fn current<'s, 'p>(stream: &'s Stream<'p>) -> Option<&'s (&'p Instruction, Option<u32>)> {
-    stream.instructions.get(stream.next)
-}
-
-fn subject(program: &Program, stream: &Stream) -> Subject {
-    let class = program.class(stream.class);
-    let (instruction, _) = current(stream).expect("a member stands at the collective");
-    let bucket = |bucket: BucketId| class.param(class.bucket(bucket).params[0]).value;
-    let read = class.tensor(instruction.reads[0].tensor);
-    match (&instruction.action, read.bucket) {
-        (Action::Collective { group: Group::Classes(_), .. }, Some(id)) => {
-            Subject::Bucket(bucket(id), class.bucket(id).elements)
-        }
-        _ if read.content == Content::Norm => Subject::Norm,
-        _ => Subject::Instruction(stream.class, stream.next),
-    }
+    let row = if amended { Row::Amended } else { Row::Usual };
+    run_blocking(program, row).map_err(|violation| violation.to_string())
 }
 
 /// The entries between passes, each with its place in the stream.

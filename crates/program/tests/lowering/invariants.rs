@@ -3,6 +3,7 @@
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::verify::verify;
 use shardloom_program::{Action, Allocation, Content, Mode, Program, StreamItem, Window};
 use std::collections::BTreeSet;
 
@@ -13,6 +14,7 @@ use crate::model::{gpt, graph, llama, mesh, program, single};
 /// forward once per micro-batch, and every parameter's gradient is written; and messages tile what they
 /// bring.
 pub fn check_invariants(program: &Program) {
+    assert_eq!(verify(program), Ok(()));
     let steps = 1 + program.ahead;
     let (mut forwards, mut ops) = (BTreeSet::new(), BTreeSet::new());
     for class in &program.classes {

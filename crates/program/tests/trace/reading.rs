@@ -7,12 +7,13 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::{
     Action, BodyKind, Class, ClassId, Content, Instruction, MemoryTracker, Program, Rank,
-    StreamItem, View, lower,
+    StreamItem, View, lower, verify::verify,
 };
 
 /// The trace of the first and the last rank of each class.
 pub fn trace(graph: &Graph, plan: &Plan) -> String {
     let program = lower(graph, plan, plan.device_count()).unwrap_or_else(|it| panic!("{it}"));
+    assert_eq!(verify(&program), Ok(()));
     let mut text = String::new();
     for (id, class) in program.classes() {
         let last = class.mesh.size() - 1;

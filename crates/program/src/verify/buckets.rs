@@ -1,0 +1,49 @@
+//! Parameters fill their buckets, and tensors of buckets have their size.
+
+use super::violation::Violation;
+use crate::{Bucket, BucketId, Class, Content, Extent, Shape, Tensor};
+
+/// Checks the buckets of a class and the tensors that are held of them.
+pub(super) fn check(class: &Class, found: &mut Vec<Violation>) {
+    for (id, bucket) in class.buckets() {
+        let mut wrong = |tensor: &str| {
+            let (place, bucket) = (class.place(), bucket.name.clone());
+            found.push(Violation::Bucket { place, bucket, tensor: tensor.to_owned() });
+        };
+        if !is_filled(class, id, bucket) {
+            wrong("it");
+        }
+        for tensor in class.tensors.iter().filter(|tensor| tensor.bucket == Some(id)) {
+            if !fits(tensor, bucket) {
+                wrong(&tensor.name);
+            }
+        }
+    }
+}
+
+/// Whether a bucket's parameters lie side by side in all of it, each with as many elements as its shape.
+fn is_filled(class: &Class, id: BucketId, bucket: &Bucket) -> bool {
+    let mut filled = 0;
+    for &param in &bucket.params {
+        let Some(param) = class.params.get(param.0 as usize) else { return false };
+        if param.bucket != id || param.offset != filled {
+            return false;
+        }
+        filled = param.range().end;
+    }
+    filled == bucket.elements
+}
+
+/// Whether a tensor of a bucket has an element for each of the bucket's, where it should.
+fn fits(tensor: &Tensor, bucket: &Bucket) -> bool {
+    let flat = match tensor.content {
+        Content::Statistics | Content::ExtrapolatedWeight => return true,
+        _ => &tensor.shape,
+    };
+    match flat {
+        Shape::Flat(Extent::Exactly(elements)) => *elements == bucket.elements,
+        Shape::Flat(Extent::Share) => true,
+        Shape::Flat(Extent::OfParam { param, .. }) => bucket.params.contains(param),
+        Shape::Local(_) => false,
+    }
+}

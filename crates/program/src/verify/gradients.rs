@@ -1,0 +1,288 @@
+//! Every gradient is reduced once over all that have a part of it before an update reads it, and every
+//! micro-batch adds to it alike.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_graph::{OpId, ValueId};
+use shardloom_plan::Axis;
+
+use super::row::{Row, Step, entries, instructions, steps};
+use super::violation::Violation;
+use crate::{
+    Action, Bucket, BucketId, ClassId, Content, Extent, Group, Mode, ParamId, Program, Shape,
+    TensorId, View, Window,
+};
+
+/// Over whom a sum is reduced.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Over {
+    Axis(Axis),
+    Classes,
+    World,
+}
+
+/// What was added to gradients since an update read them.
+#[derive(Clone, Default)]
+struct Sum {
+    parts: BTreeMap<ParamId, Vec<(u32, OpId)>>,
+    over: BTreeSet<Over>,
+    /// Whether an update has read it, or a reduction has moved it elsewhere: the next write begins anew.
+    is_used: bool,
+}
+
+impl Sum {
+    fn is_pending(&self) -> bool {
+        !self.is_used && !self.parts.is_empty()
+    }
+}
+
+/// The gradients of a tensor: all of it, or the rank's share of it.
+type Place = (TensorId, bool);
+
+fn place(view: View) -> Place {
+    (view.tensor, view.window == Window::Share)
+}
+
+/// The gradients that updates have read: by parameter and micro-batch the operators that added to them.
+type Read = BTreeMap<ValueId, BTreeMap<u32, Vec<OpId>>>;
+
+/// Checks the gradients of all classes in a row.
+pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
+    let mut read = Read::new();
+    for (id, _) in program.classes() {
+        Reductions {
+            program,
+            id,
+            sums: BTreeMap::new(),
+            statistics: BTreeMap::new(),
+            read: &mut read,
+        }
+        .run(row, found);
+    }
+    let microbatches = steps(program) * program.microbatches as u32;
+    for (value, by_microbatch) in &mut read {
+        by_microbatch.values_mut().for_each(|ops| ops.sort());
+        let first = by_microbatch.get(&0).cloned();
+        let differs = |it: &u32| by_microbatch.get(it) != first.as_ref();
+        if let Some(microbatch) = (0..microbatches).find(differs) {
+            let parameter = format!("parameter {}", value.index());
+            found.push(Violation::Contributions { microbatch, parameter });
+        }
+    }
+}
+
+/// Follows the sums of one class.
+struct Reductions<'a> {
+    program: &'a Program,
+    id: ClassId,
+    sums: BTreeMap<Place, Sum>,
+    /// The statistics that are found, and over whom they are summed.
+    statistics: BTreeMap<TensorId, BTreeSet<Over>>,
+    read: &'a mut Read,
+}
+
+impl Reductions<'_> {
+    fn run(mut self, row: Row, found: &mut Vec<Violation>) {
+        let class = self.program.class(self.id);
+        for step in instructions(class, self.id, &entries(self.program, class, row)) {
+            match &step.instruction.action {
+                Action::Kernel { op, .. } => {
+                    for write in &step.instruction.writes {
+                        if class.tensor(write.to.tensor).content == Content::Gradient {
+                            self.add(&step, *op, write.to, found);
+                        }
+                    }
+                }
+                Action::Collective { group, .. } => match reads(&step) {
+                    Content::Gradient => self.reduce(&step, group, found),
+                    Content::Statistics => self.sum_up(&step, group, found),
+                    _ => {}
+                },
+                Action::Norm => {
+                    let reads = step.instruction.reads.iter();
+                    let read: BTreeSet<BucketId> =
+                        reads.clone().filter_map(|it| class.tensor(it.tensor).bucket).collect();
+                    if reads.len() != class.buckets.len() || read.len() != reads.len() {
+                        let fault = "the norm is not that of all buckets, each once".into();
+                        found.push(Violation::Operands { at: step.site(), fault });
+                    }
+                    for &read in &step.instruction.reads {
+                        self.require_reduced(&step, read, found);
+                    }
+                }
+                Action::Statistics { .. } => {
+                    self.require_reduced(&step, step.instruction.reads[0], found);
+                    self.require_summed(&step, found);
+                    let written = step.instruction.writes[0].to.tensor;
+                    self.statistics.insert(written, BTreeSet::new());
+                }
+                Action::Optimizer => {
+                    self.require_summed(&step, found);
+                    self.update(&step, found);
+                }
+                _ => {}
+            }
+        }
+        let pending = self.sums.iter().filter(|(_, sum)| sum.is_pending());
+        let left = pending.map(|((tensor, _), _)| Violation::Unused {
+            place: class.place(),
+            tensor: class.tensor(*tensor).name.clone(),
+        });
+        found.extend(left);
+    }
+
+    /// An operator adds to a parameter's gradient.
+    fn add(&mut self, step: &Step<'_>, op: OpId, to: View, found: &mut Vec<Violation>) {
+        let share = self.sums.get(&(to.tensor, true)).is_some_and(Sum::is_pending);
+        self.sums.remove(&(to.tensor, true));
+        let sum = self.sums.entry((to.tensor, false)).or_default();
+        if sum.is_used {
+            *sum = Sum::default();
+        }
+        if share || !sum.over.is_empty() {
+            found.push(Violation::ReducedTwice {
+                at: step.site(),
+                tensor: step.tensor_name(to.tensor),
+            });
+        }
+        if let (Window::Param(param), Some(microbatch)) = (to.window, step.item.microbatch) {
+            sum.parts.entry(param).or_default().push((microbatch, op));
+        }
+    }
+
+    /// A collective reduces gradients.
+    fn reduce(&mut self, step: &Step<'_>, group: &Group, found: &mut Vec<Violation>) {
+        let (read, write) = (step.instruction.reads[0], step.instruction.writes[0]);
+        let twice = |tensor: TensorId| Violation::ReducedTwice {
+            at: step.site(),
+            tensor: step.tensor_name(tensor),
+        };
+        let over = over(group);
+        let (from, to) = (place(read), place(write.to));
+        let mut sum = match self.sums.get_mut(&from) {
+            Some(sum) if sum.is_pending() => {
+                let taken = sum.clone();
+                if from != to {
+                    *sum = Sum { is_used: true, ..Sum::default() };
+                }
+                taken
+            }
+            _ => return found.push(twice(read.tensor)),
+        };
+        if !sum.over.is_disjoint(&over) {
+            found.push(twice(read.tensor));
+        }
+        sum.over.extend(over);
+        let known = self.sums.get(&to).filter(|known| from != to && known.is_pending());
+        match (known, write.mode) {
+            (Some(_), Mode::Set) => {
+                let tensor = step.tensor_name(write.to.tensor);
+                found.push(Violation::Lost { at: step.site(), tensor });
+            }
+            (Some(known), _) => {
+                if known.over != sum.over {
+                    found.push(twice(write.to.tensor));
+                }
+                for (&param, parts) in &known.parts {
+                    sum.parts.entry(param).or_default().extend(parts);
+                }
+            }
+            (None, _) => {}
+        }
+        self.sums.insert(to, sum);
+    }
+
+    /// Something needs gradients as they are over all that have parts of them.
+    fn require_reduced(&self, step: &Step<'_>, read: View, found: &mut Vec<Violation>) {
+        let Some(bucket) = self.bucket(step, read) else { return };
+        let axes = bucket.replicas.iter().chain(&bucket.partial);
+        let mut wanted: BTreeSet<Over> = axes.map(|&axis| Over::Axis(axis)).collect();
+        if !bucket.classes.is_empty() {
+            wanted.insert(Over::Classes);
+        }
+        let is_reduced = self.sums.get(&place(read)).is_some_and(|sum| sum.over == wanted);
+        if !is_reduced {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::Unreduced { at: step.site(), tensor });
+        }
+    }
+
+    /// A collective sums statistics up.
+    fn sum_up(&mut self, step: &Step<'_>, group: &Group, found: &mut Vec<Violation>) {
+        let tensor = step.instruction.reads[0].tensor;
+        let known = self.statistics.entry(tensor).or_default();
+        let over = over(group);
+        if !known.is_disjoint(&over) {
+            let tensor = step.tensor_name(tensor);
+            found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        }
+        known.extend(over);
+    }
+
+    /// Something needs statistics over all ranks that have a part of what the bucket's parameters are
+    /// updated with.
+    fn require_summed(&self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let gradients = step.instruction.reads[0];
+        let Some(bucket) = self.bucket(step, gradients) else { return };
+        let shape = &step.class.tensor(gradients.tensor).shape;
+        let is_share = gradients.window == Window::Share || *shape == Shape::Flat(Extent::Share);
+        let replicas = bucket.replicas.iter().filter(|_| is_share);
+        let wanted: BTreeSet<Over> =
+            bucket.splits.iter().chain(replicas).map(|&axis| Over::Axis(axis)).collect();
+        let tensors = step.instruction.reads.iter().map(|read| read.tensor);
+        let unlike = |it: &TensorId| {
+            let is_sum = step.class.tensor(*it).content == Content::Statistics;
+            is_sum && self.statistics.get(it) != Some(&wanted)
+        };
+        for tensor in tensors.filter(unlike) {
+            let tensor = step.tensor_name(tensor);
+            found.push(Violation::Unreduced { at: step.site(), tensor });
+        }
+    }
+
+    /// An update reads gradients.
+    fn update(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let read = step.instruction.reads[0];
+        self.require_reduced(step, read, found);
+        let Some(bucket) = self.bucket(step, read) else { return };
+        let sum = self.sums.entry(place(read)).or_default();
+        // An update that is made once more has the gradients that it had.
+        if step.item.amends {
+            return;
+        }
+        for &param in &bucket.params {
+            let value = step.class.param(param).value;
+            match sum.parts.get(&param).filter(|_| !sum.is_used) {
+                None => {
+                    let parameter = format!("parameter {}", value.index());
+                    found.push(Violation::NoGradient { at: step.site(), parameter });
+                }
+                Some(parts) => {
+                    for &(microbatch, op) in parts {
+                        let of_value = self.read.entry(value).or_default();
+                        of_value.entry(microbatch).or_default().push(op);
+                    }
+                }
+            }
+        }
+        sum.is_used = true;
+    }
+
+    fn bucket<'s>(&self, step: &Step<'s>, view: View) -> Option<&'s Bucket> {
+        let class = step.class;
+        class.tensor(view.tensor).bucket.map(|bucket| class.bucket(bucket))
+    }
+}
+
+/// What a collective is over.
+fn reads(step: &Step<'_>) -> Content {
+    step.class.tensor(step.instruction.reads[0].tensor).content
+}
+
+fn over(group: &Group) -> BTreeSet<Over> {
+    match group {
+        Group::Mesh(axes) => axes.iter().map(|&axis| Over::Axis(axis)).collect(),
+        Group::Classes(_) => [Over::Classes].into(),
+        Group::World => [Over::World].into(),
+    }
+}

@@ -1,0 +1,363 @@
+//! Operands are those that an action needs, lie within their tensors, and fit each other at every position.
+
+use shardloom_collectives::chunk;
+
+use super::row::Step;
+use super::violation::Violation;
+use crate::{
+    Action, Collective, Content, Extent, Group, Keep, Mode, Program, Shape, Tensor, View, Window,
+};
+
+/// Checks an instruction by itself. Whether what it says is well formed: the rest can be looked at only
+/// then.
+pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violation>) -> bool {
+    let before = found.len();
+    if let Some(fault) = fault(program, step) {
+        found.push(Violation::Operands { at: step.site(), fault });
+        return false;
+    }
+    for view in step.instruction.operands() {
+        if !is_within(step, view) {
+            let tensor = step.tensor_name(view.tensor);
+            found.push(Violation::Outside { at: step.site(), tensor });
+        }
+    }
+    if found.len() > before {
+        return false;
+    }
+    modes(step, found);
+    match &step.instruction.action {
+        Action::Copy | Action::Add => {
+            let writes = step.instruction.writes.iter().map(|write| write.to);
+            let pairs: Vec<_> = step.instruction.reads.iter().copied().zip(writes).collect();
+            pairs.into_iter().for_each(|(read, write)| same(step, read, write, found));
+        }
+        Action::Validate => {
+            // Ahead of the copies stands the norm.
+            let reads = step.instruction.reads.iter().skip(1).copied();
+            let writes = step.instruction.writes.iter().map(|write| write.to);
+            reads.zip(writes).for_each(|(read, write)| same(step, read, write, found));
+        }
+        Action::Extrapolate { .. } => {
+            let (reads, write) = (&step.instruction.reads, step.instruction.writes[0].to);
+            same(step, reads[0], write, found);
+            sizes(step, reads[1], write, found);
+        }
+        Action::Slice { axis, over } => {
+            let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
+            formats(step, read, write, found);
+            split(step, read, write, (*axis, step.class.mesh.width(*over)), found);
+        }
+        Action::Collective { kind, group, .. } => collective(program, step, *kind, group, found),
+        Action::Statistics { .. } => {
+            let reads = &step.instruction.reads;
+            sizes(step, reads[0], reads[1], found);
+        }
+        Action::Optimizer => {
+            let read = step.instruction.reads[0];
+            for write in &step.instruction.writes {
+                let per_element = !matches!(
+                    step.class.tensor(write.to.tensor).shape,
+                    Shape::Flat(Extent::OfParam { .. })
+                );
+                if per_element {
+                    sizes(step, read, write.to, found);
+                }
+            }
+        }
+        _ => {}
+    }
+    true
+}
+
+/// What is wrong with the number or the kinds of an instruction's operands, if anything is.
+fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
+    let (class, instruction) = (step.class, step.instruction);
+    let operands = instruction.operands().map(|view| view.tensor);
+    let mut touched = operands.chain(instruction.frees.iter().copied());
+    if touched.any(|it| it.0 as usize >= class.tensors.len()) {
+        return Some("it names a tensor that the class does not hold".into());
+    }
+    let content = |view: View| class.tensor(view.tensor).content;
+    let reads = || instruction.reads.iter().map(|&view| content(view));
+    let counts = (instruction.reads.len(), instruction.writes.len());
+    let fits = match &instruction.action {
+        Action::Load { .. } => counts == (0, 1),
+        Action::Kernel { .. } => counts.1 > 0,
+        Action::Slice { .. } | Action::Add => counts == (1, 1),
+        Action::Collective { .. } => counts == (1, 1) || counts == (1, 2),
+        Action::Copy => counts.0 == counts.1,
+        Action::Send { route } => counts == (1, 0) && (route.0 as usize) < program.routes.len(),
+        Action::Receive { route } => counts == (0, 1) && (route.0 as usize) < program.routes.len(),
+        Action::Report => counts == (1, 0),
+        Action::Extrapolate { .. } => counts == (2, 1),
+        Action::Norm => counts.1 == 1 && reads().all(|it| it == Content::Gradient),
+        Action::Statistics { .. } => {
+            counts.0 >= 2 && counts.1 >= 1 && reads().next() == Some(Content::Gradient)
+        }
+        Action::Optimizer => {
+            counts.0 >= 1 && counts.1 >= 1 && reads().next() == Some(Content::Gradient)
+        }
+        Action::Validate => {
+            counts.0 == counts.1 + 1
+                && reads().next() == Some(Content::Norm)
+                && reads().skip(1).all(|it| it == Content::Backup)
+        }
+    };
+    if !fits {
+        return Some(format!(
+            "it reads {} and writes {} tensors, or such of another kind",
+            counts.0, counts.1
+        ));
+    }
+    if !kinds(step) {
+        return Some("it reads or writes what is not for it".into());
+    }
+    if let Action::Optimizer = instruction.action {
+        let bucket = |view: View| class.tensor(view.tensor).bucket;
+        let own = bucket(instruction.reads[0]);
+        if instruction.writes.iter().any(|write| bucket(write.to) != own) {
+            return Some("it updates a bucket with gradients of another".into());
+        }
+    }
+    None
+}
+
+/// Whether an instruction's operands hold what its action works on.
+fn kinds(step: &Step<'_>) -> bool {
+    let (class, instruction) = (step.class, step.instruction);
+    let content = |view: &View| class.tensor(view.tensor).content;
+    let is_value = |view: &View| content(view) == Content::Activation;
+    let values = || instruction.operands().all(|view| is_value(&view));
+    let mut reads = instruction.reads.iter();
+    match &instruction.action {
+        Action::Kernel { .. } => {
+            let read = |view: &View| match view.window {
+                Window::Param(_) => content(view) == Content::Weight,
+                _ => matches!(content(view), Content::Activation | Content::ExtrapolatedWeight),
+            };
+            let written = |view: &View| match view.window {
+                Window::Param(_) => content(view) == Content::Gradient,
+                _ => is_value(view),
+            };
+            reads.all(read) && instruction.writes.iter().all(|write| written(&write.to))
+        }
+        Action::Load { .. } | Action::Slice { .. } | Action::Add | Action::Report => values(),
+        Action::Copy => {
+            let is_backup = instruction.writes.iter().all(|it| content(&it.to) == Content::Backup);
+            is_backup || values()
+        }
+        Action::Extrapolate { .. } => {
+            content(&instruction.reads[0]) == Content::Weight
+                && instruction.reads[0].window == instruction.reads[1].window
+                && content(&instruction.writes[0].to) == Content::ExtrapolatedWeight
+        }
+        // What is found over all gradients is for all updates, and what is for the bucket for its own.
+        Action::Statistics { .. } | Action::Optimizer => {
+            let bucket = class.tensor(instruction.reads[0].tensor).bucket;
+            let known = |wanted: Content| {
+                let mut all = class.tensors.iter().filter(|it| it.content == wanted);
+                all.any(|it| it.bucket.is_none() || it.bucket == bucket)
+            };
+            let is_first = matches!(instruction.action, Action::Statistics { round: 0 });
+            let has = |wanted: Content| instruction.reads.iter().any(|it| content(it) == wanted);
+            (has(Content::Norm) || !known(Content::Norm))
+                && (has(Content::Statistics) || is_first || !known(Content::Statistics))
+        }
+        Action::Norm => content(&instruction.writes[0].to) == Content::Norm,
+        Action::Collective { .. } => {
+            // A collective changes how something is spread, and not what it is.
+            let [read, write] = [instruction.reads[0], instruction.writes[0].to];
+            content(&read) == content(&write)
+                && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
+        }
+        Action::Send { .. } | Action::Receive { .. } => {
+            instruction.operands().all(|it| is_value(&it) || content(&it) == Content::Norm)
+        }
+        Action::Validate => true,
+    }
+}
+
+/// Whether a view lies in its tensor, at every position.
+fn is_within(step: &Step<'_>, view: View) -> bool {
+    let class = step.class;
+    let tensor = class.tensor(view.tensor);
+    let bucket = tensor.bucket.and_then(|id| class.buckets.get(id.0 as usize));
+    // The whole bucket lies in the tensor; its share may only be a part of all of it.
+    let holds_all = |tensor: &Tensor| match (&tensor.shape, bucket) {
+        (Shape::Flat(Extent::Exactly(elements)), Some(bucket)) => *elements == bucket.elements,
+        (Shape::Flat(Extent::Share), Some(bucket)) => bucket.replicas.is_empty(),
+        _ => false,
+    };
+    match view.window {
+        Window::Whole => match tensor.shape {
+            Shape::Flat(Extent::Exactly(_)) | Shape::Local(_) => true,
+            Shape::Flat(_) => bucket.is_some(),
+        },
+        Window::Share => holds_all(tensor),
+        Window::Param(param) => {
+            let param = class.params.get(param.0 as usize);
+            holds_all(tensor) && param.is_some_and(|param| Some(param.bucket) == tensor.bucket)
+        }
+    }
+}
+
+/// Checks that modes are those that actions have.
+fn modes(step: &Step<'_>, found: &mut Vec<Violation>) {
+    for write in &step.instruction.writes {
+        let tensor = step.class.tensor(write.to.tensor);
+        let is_gradient = tensor.content == Content::Gradient;
+        let fits = match &step.instruction.action {
+            // A sum of gradients begins with the first write after it was used.
+            Action::Kernel { .. } if is_gradient => write.mode == Mode::AddUnlessFirst,
+            Action::Kernel { .. } => {
+                write.mode != Mode::AddUnlessFirst && tensor.keep == Keep::Transient
+            }
+            Action::Add | Action::Optimizer => write.mode == Mode::Add,
+            Action::Receive { .. } => write.mode != Mode::AddUnlessFirst,
+            Action::Collective { kind: Collective::ReduceScatter { .. }, .. } => {
+                write.mode == Mode::Set
+                    || (is_gradient
+                        && write.mode == Mode::AddUnlessFirst
+                        && !step.instruction.is_in_place())
+            }
+            _ => write.mode == Mode::Set,
+        };
+        if !fits {
+            let tensor = tensor.name.clone();
+            found.push(Violation::Mode { at: step.site(), tensor });
+        }
+    }
+}
+
+/// Checks that two operands are equally large and stored alike.
+fn same(step: &Step<'_>, read: View, write: View, found: &mut Vec<Violation>) {
+    formats(step, read, write, found);
+    sizes(step, read, write, found);
+}
+
+fn formats(step: &Step<'_>, read: View, write: View, found: &mut Vec<Violation>) {
+    let [one, other] = [read, write].map(|view| step.class.tensor(view.tensor));
+    if one.format != other.format {
+        let (read, written) = (one.name.clone(), other.name.clone());
+        found.push(Violation::Formats { at: step.site(), read, written });
+    }
+}
+
+fn sizes(step: &Step<'_>, read: View, write: View, found: &mut Vec<Violation>) {
+    let elements = |view: View, position| step.class.view_range(view, position).len();
+    let differ = |position| elements(read, position) != elements(write, position);
+    if (0..step.class.mesh.size()).any(differ) {
+        found.push(wrong_sizes(step, read, write));
+    }
+}
+
+fn wrong_sizes(step: &Step<'_>, read: View, write: View) -> Violation {
+    let [read, written] = [read, write].map(|view| step.tensor_name(view.tensor));
+    Violation::Sizes { at: step.site(), read, written }
+}
+
+/// Checks that one tensor is the other, cut along an axis into so many parts.
+fn split(
+    step: &Step<'_>,
+    whole: View,
+    part: View,
+    (axis, parts): (usize, usize),
+    found: &mut Vec<Violation>,
+) {
+    let [large, small] = [whole, part].map(|view| step.class.shape(view));
+    let fits = large.len() == small.len()
+        && axis < large.len()
+        && (0..large.len()).all(|at| match at == axis {
+            true => large[at] == small[at] * parts,
+            false => large[at] == small[at],
+        });
+    if !fits {
+        found.push(wrong_sizes(step, whole, part));
+    }
+}
+
+/// Checks the sizes and formats of a collective's operands.
+fn collective(
+    program: &Program,
+    step: &Step<'_>,
+    kind: Collective,
+    group: &Group,
+    found: &mut Vec<Violation>,
+) {
+    let (class, instruction) = (step.class, step.instruction);
+    let (read, write) = (instruction.reads[0], instruction.writes[0].to);
+    let members = match group {
+        Group::Mesh(axes) => class.mesh.span(axes),
+        Group::Classes(classes) => {
+            let known = classes.iter().all(|it| (it.0 as usize) < program.classes.len());
+            let alike = || classes.iter().all(|&it| program.class(it).mesh == class.mesh);
+            if !known || !classes.contains(&step.id) || !alike() {
+                let fault = "the class is not in its group, or another has a different mesh".into();
+                found.push(Violation::Operands { at: step.site(), fault });
+                return;
+            }
+            classes.len()
+        }
+        Group::World => program.ranks(),
+    };
+    formats(step, read, write, found);
+    if let Some(parts) = instruction.writes.get(1) {
+        formats(step, read, parts.to, found);
+        let like = match kind {
+            Collective::ReduceScatter { .. } => read,
+            _ => write,
+        };
+        sizes(step, like, parts.to, found);
+    }
+    let is_flat =
+        [read, write].iter().all(|view| matches!(class.tensor(view.tensor).shape, Shape::Flat(_)));
+    match kind {
+        Collective::AllReduce(_) => sizes(step, read, write, found),
+        Collective::ReduceScatter { .. } if is_flat => {
+            shares(step, read, write, (group, members), found);
+        }
+        Collective::AllGather { .. } if is_flat => {
+            shares(step, write, read, (group, members), found);
+        }
+        Collective::ReduceScatter { axis, .. } => split(step, read, write, (axis, members), found),
+        Collective::AllGather { axis } => split(step, write, read, (axis, members), found),
+        Collective::AllToAll { from, to } => {
+            let [before, after] = [read, write].map(|view| class.shape(view));
+            let fits = before.len() == after.len()
+                && from != to
+                && from.max(to) < before.len()
+                && (0..before.len()).all(|at| match at {
+                    _ if at == from => before[at] * members == after[at],
+                    _ if at == to => before[at] == after[at] * members,
+                    _ => before[at] == after[at],
+                });
+            if !fits {
+                found.push(wrong_sizes(step, read, write));
+            }
+        }
+    }
+}
+
+/// Checks that the shares of all members, in their order, are the parts of the whole as collectives cut it.
+fn shares(
+    step: &Step<'_>,
+    whole: View,
+    share: View,
+    (group, members): (&Group, usize),
+    found: &mut Vec<Violation>,
+) {
+    let class = step.class;
+    let fits = |position: usize| {
+        let Group::Mesh(axes) = group else { return false };
+        let all = class.bucket_range(whole, position);
+        let part = chunk(all.len(), members, class.mesh.index_along(position, axes));
+        let own = class.bucket_range(share, position);
+        own == (all.start + part.start..all.start + part.end)
+            && class.view_range(share, position).len() == part.len()
+    };
+    if !(0..class.mesh.size()).all(fits) {
+        let tensor = step.tensor_name(whole.tensor);
+        found.push(Violation::Shares { at: step.site(), tensor });
+    }
+}

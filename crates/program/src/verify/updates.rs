@@ -1,0 +1,145 @@
+//! What lasts is changed once by each update, put back as it was where an update is undone, and is whole
+//! where it is read.
+
+use std::collections::BTreeMap;
+
+use super::row::{Row, Step, entries, instructions, place, site};
+use super::violation::Violation;
+use crate::{
+    Action, BodyId, BodyKind, Class, ClassId, Collective, Content, Keep, Program, Tensor, TensorId,
+    View, Window,
+};
+
+/// Follows what updates change of a class through a row.
+pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Violation>) {
+    let class = program.class(id);
+    let changed: Vec<TensorId> =
+        class.tensors().filter(|(_, it)| is_updated(it)).map(|(tensor, _)| tensor).collect();
+    let mut times: BTreeMap<TensorId, i64> = BTreeMap::new();
+    let (mut updates, mut validations, mut stale) = (0, 0, BTreeMap::new());
+    let mut copies: BTreeMap<TensorId, View> = BTreeMap::new();
+    for entry in entries(program, class, row) {
+        let mut now: BTreeMap<TensorId, usize> = BTreeMap::new();
+        for step in instructions(class, id, &[entry]) {
+            whole(&step, &mut stale, row, found);
+            match &step.instruction.action {
+                Action::Optimizer => {
+                    for write in &step.instruction.writes {
+                        *now.entry(write.to.tensor).or_default() += 1;
+                    }
+                }
+                Action::Copy => {
+                    let pairs = step.instruction.reads.iter().zip(&step.instruction.writes);
+                    for (&read, write) in pairs {
+                        if class.tensor(write.to.tensor).content != Content::Backup {
+                            continue;
+                        }
+                        if now.contains_key(&read.tensor) {
+                            found.push(not_back(&step, read));
+                        }
+                        copies.insert(write.to.tensor, read);
+                    }
+                }
+                Action::Validate => {
+                    validations += 1;
+                    // Ahead of the copies stands the norm.
+                    let reads = step.instruction.reads.iter().skip(1);
+                    for (copy, write) in reads.zip(&step.instruction.writes) {
+                        if copies.get(&copy.tensor) != Some(&write.to) {
+                            found.push(not_back(&step, write.to));
+                        }
+                        if step.undoes(row) {
+                            *times.entry(write.to.tensor).or_default() -= 1;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        let kind = class.body(entry.body).kind;
+        updates += i64::from(kind == BodyKind::Epilogue);
+        let is_update = matches!(kind, BodyKind::Epilogue | BodyKind::Amendment);
+        for &tensor in &changed {
+            let number = now.get(&tensor).copied().unwrap_or(0);
+            *times.entry(tensor).or_default() += number as i64;
+            if number != usize::from(is_update) {
+                let (place, tensor) = (place(class, entry.body), class.tensor(tensor).name.clone());
+                found.push(Violation::Updates { place, tensor, times: number });
+            }
+        }
+    }
+    let is_validated = program.classes.iter().any(Class::ends_late);
+    if is_validated && validations != updates {
+        let times = validations;
+        found.push(Violation::Validations { place: class.place(), updates, times });
+    }
+    // What is rebuilt from what was put back need not be put back itself.
+    for &tensor in changed.iter().filter(|&&it| class.tensor(it).keep != Keep::Resident) {
+        let times = times.get(&tensor).copied().unwrap_or(0);
+        if times != updates {
+            let (place, tensor) = (class.place(), class.tensor(tensor).name.clone());
+            found.push(Violation::UpdatesOfAll { place, tensor, updates, times });
+        }
+    }
+    for (tensor, (body, index)) in stale {
+        let at = site(class, id, body, index);
+        found.push(Violation::Stale { at, tensor: class.tensor(tensor).name.clone() });
+    }
+}
+
+/// Whether an update changes a tensor.
+fn is_updated(tensor: &Tensor) -> bool {
+    let of_update = matches!(
+        tensor.content,
+        Content::Weight
+            | Content::MasterWeight
+            | Content::OptimizerState(_)
+            | Content::PreviousWeight
+            | Content::WeightVelocity
+    );
+    of_update && tensor.keep != Keep::Transient && tensor.bucket.is_some()
+}
+
+fn not_back(step: &Step<'_>, view: View) -> Violation {
+    Violation::Backup { at: step.site(), tensor: step.tensor_name(view.tensor) }
+}
+
+/// Checks that weights of which ranks change a share are gathered again before something reads more of
+/// them; `stale` are those that are not.
+fn whole(
+    step: &Step<'_>,
+    stale: &mut BTreeMap<TensorId, (BodyId, usize)>,
+    row: Row,
+    found: &mut Vec<Violation>,
+) {
+    let instruction = step.instruction;
+    for read in instruction.reads.iter().filter(|read| read.window != Window::Share) {
+        if stale.contains_key(&read.tensor) {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::Stale { at: step.site(), tensor });
+        }
+    }
+    let changes = instruction.action == Action::Optimizer || step.undoes(row);
+    for write in &instruction.writes {
+        let tensor = write.to.tensor;
+        let gathers = matches!(
+            instruction.action,
+            Action::Collective { kind: Collective::AllGather { .. }, .. }
+        );
+        if changes && write.to.window == Window::Share && is_shared(step.class, tensor) {
+            stale.insert(tensor, (step.item.body, step.index));
+        } else if gathers && write.to.window == Window::Whole {
+            let was_stale = stale.remove(&tensor).is_some();
+            if !was_stale && instruction.is_in_place() && is_shared(step.class, tensor) {
+                let tensor = step.tensor_name(tensor);
+                found.push(Violation::GatheredTwice { at: step.site(), tensor });
+            }
+        }
+    }
+}
+
+/// Whether ranks have shares of a tensor's bucket.
+fn is_shared(class: &Class, tensor: TensorId) -> bool {
+    let bucket = class.tensor(tensor).bucket.map(|bucket| class.bucket(bucket));
+    bucket.is_some_and(|bucket| class.mesh.span(&bucket.replicas) > 1)
+}

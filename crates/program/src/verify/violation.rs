@@ -1,0 +1,313 @@
+//! What can be wrong with a program.
+
+use std::fmt;
+
+use crate::{BodyId, ClassId};
+
+/// An instruction of a program.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Site {
+    /// The class whose ranks run it.
+    pub class: ClassId,
+    /// The body that it stands in.
+    pub body: BodyId,
+    /// Its number in the body, from 0.
+    pub instruction: usize,
+    /// Its class and its body, for people.
+    pub place: String,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}, instruction {}", self.place, self.instruction)
+    }
+}
+
+/// A rule that a program breaks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Violation {
+    /// An instruction has not the operands that its action needs.
+    #[error("{at}: {fault}")]
+    Operands {
+        /// Where.
+        at: Site,
+        /// What is wrong with them.
+        fault: String,
+    },
+    /// An operand lies outside of its tensor.
+    #[error("{at}: the operand is not within {tensor}")]
+    Outside {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
+    /// The two ends of an instruction have different sizes.
+    #[error("{at}: the sizes of {read} and {written} do not fit")]
+    Sizes {
+        /// Where.
+        at: Site,
+        /// What it reads.
+        read: String,
+        /// What it writes.
+        written: String,
+    },
+    /// The two ends of an instruction store their elements differently.
+    #[error("{at}: {read} and {written} have different formats")]
+    Formats {
+        /// Where.
+        at: Site,
+        /// What it reads, or the route it belongs to.
+        read: String,
+        /// What it writes.
+        written: String,
+    },
+    /// The shares of a collective's members are not the parts of the whole.
+    #[error("{at}: the members' shares of {tensor} do not make up the whole")]
+    Shares {
+        /// Where.
+        at: Site,
+        /// What is shared.
+        tensor: String,
+    },
+    /// A write has a mode that its action cannot have.
+    #[error("{at}: {tensor} cannot be written in this mode")]
+    Mode {
+        /// Where.
+        at: Site,
+        /// What it writes.
+        tensor: String,
+    },
+    /// The parameters of a bucket do not lie side by side in all of it, or a tensor of it has another size.
+    #[error("{place}: the parameters of {bucket} do not fill {tensor}")]
+    Bucket {
+        /// The class.
+        place: String,
+        /// The bucket.
+        bucket: String,
+        /// What they do not fill.
+        tensor: String,
+    },
+    /// A route's messages do not bring each receiver its whole tensor.
+    #[error("route {route}: {fault}")]
+    Route {
+        /// Its number.
+        route: u32,
+        /// What is wrong with it.
+        fault: String,
+    },
+    /// A pass of an operator has other operands than elsewhere.
+    #[error("{at}: the operator's operands differ from those at {other}")]
+    Operator {
+        /// Where.
+        at: Site,
+        /// Another place at which it runs.
+        other: Site,
+    },
+    /// A micro-batch does not go through a pass of an operator once.
+    #[error(
+        "micro-batch {microbatch} goes {times} times through the {pass} pass of operator {operator}"
+    )]
+    Passes {
+        /// The micro-batch.
+        microbatch: u32,
+        /// The graph's number of the operator.
+        operator: usize,
+        /// Which pass.
+        pass: String,
+        /// How often.
+        times: usize,
+    },
+    /// A tensor is read, or added to, that is not written before.
+    #[error("{at}: {tensor} is used before it is written, or after it is freed")]
+    Unwritten {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor is overwritten while it is there.
+    #[error("{at}: {tensor} is overwritten while it is there")]
+    Overwritten {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor is freed that nobody has read.
+    #[error("{at}: {tensor} is freed and was never read")]
+    Unread {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor is freed that is not there, or that is there for the whole run.
+    #[error("{at}: {tensor} is freed and is not there to be freed")]
+    FreedTwice {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor is left at the end.
+    #[error("{place}: nothing frees {tensor}")]
+    Left {
+        /// The class.
+        place: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// An entry asks for older weights than are held.
+    #[error("{place}: runs with weights {lag} updates old, of which {versions} versions are held")]
+    Lag {
+        /// The class and the body.
+        place: String,
+        /// The age that the entry asks for.
+        lag: u32,
+        /// How many versions there are.
+        versions: u32,
+    },
+    /// The passes of one micro-batch run with different versions of the weights.
+    #[error("{place}: micro-batch {microbatch} runs with other weights than in its forward pass")]
+    Versions {
+        /// The class and the body.
+        place: String,
+        /// The micro-batch.
+        microbatch: u32,
+    },
+    /// A micro-batch is sent more or less often than it is received.
+    #[error("route {route}: micro-batch {microbatch:?} is sent {sent} times, received {received}")]
+    Messages {
+        /// The route.
+        route: u32,
+        /// The micro-batch; none of what belongs to a step.
+        microbatch: Option<u32>,
+        /// How often it is sent.
+        sent: usize,
+        /// How often it is received.
+        received: usize,
+    },
+    /// Members of a group come to different collectives.
+    #[error("{at}: meets {other}, which is another collective")]
+    Meeting {
+        /// Where one of them stands.
+        at: Site,
+        /// Where another does.
+        other: Site,
+    },
+    /// Ranks wait for each other for ever.
+    #[error("rank {rank} waits at {at} for ever")]
+    Deadlock {
+        /// The first of them.
+        rank: u32,
+        /// Where it waits.
+        at: Site,
+    },
+    /// Gradients are read or updated with before they are reduced over all that have parts of them.
+    #[error("{at}: {tensor} is used before it is reduced over all replicas")]
+    Unreduced {
+        /// Where.
+        at: Site,
+        /// The gradients, or the norm.
+        tensor: String,
+    },
+    /// Gradients are reduced once more over the same group, or added to after they were.
+    #[error("{at}: {tensor} is reduced twice, or added to after it was reduced")]
+    ReducedTwice {
+        /// Where.
+        at: Site,
+        /// The gradients.
+        tensor: String,
+    },
+    /// Gradients are overwritten before an update read them.
+    #[error("{at}: {tensor} is overwritten before an update reads it")]
+    Lost {
+        /// Where.
+        at: Site,
+        /// The gradients, or the norm.
+        tensor: String,
+    },
+    /// An update reads gradients to which nothing was added since the last.
+    #[error("{at}: {parameter} has no gradient")]
+    NoGradient {
+        /// Where.
+        at: Site,
+        /// The parameter.
+        parameter: String,
+    },
+    /// Gradients are left that no update has read.
+    #[error("{place}: no update reads {tensor}")]
+    Unused {
+        /// The class.
+        place: String,
+        /// The gradients.
+        tensor: String,
+    },
+    /// A micro-batch adds to a parameter's gradient in other operators than the others.
+    #[error(
+        "micro-batch {microbatch} does not add to the gradient of {parameter} as the others do"
+    )]
+    Contributions {
+        /// The micro-batch.
+        microbatch: u32,
+        /// The parameter.
+        parameter: String,
+    },
+    /// Weights are read of which only this rank's share is new.
+    #[error("{at}: of {tensor} only a share is up to date")]
+    Stale {
+        /// Where.
+        at: Site,
+        /// The weights.
+        tensor: String,
+    },
+    /// Weights are gathered of which no share has changed.
+    #[error("{at}: {tensor} is gathered and is up to date")]
+    GatheredTwice {
+        /// Where.
+        at: Site,
+        /// The weights.
+        tensor: String,
+    },
+    /// A copy to go back to is not of what is put back, or not of what was there before the update.
+    #[error("{at}: {tensor} does not go back to what it was before the update")]
+    Backup {
+        /// Where.
+        at: Site,
+        /// What is copied, or put back.
+        tensor: String,
+    },
+    /// An update does not change a tensor, or does so more than once.
+    #[error("{place}: an update changes {tensor} {times} times")]
+    Updates {
+        /// The class and the body.
+        place: String,
+        /// The tensor.
+        tensor: String,
+        /// How often.
+        times: usize,
+    },
+    /// Over all steps a tensor is not changed as often as there are updates.
+    #[error("{place}: {updates} updates change {tensor} {times} times")]
+    UpdatesOfAll {
+        /// The class.
+        place: String,
+        /// The tensor.
+        tensor: String,
+        /// How many updates there are.
+        updates: i64,
+        /// How often it is changed, less how often that is undone.
+        times: i64,
+    },
+    /// Updates that are validated later are not validated once.
+    #[error("{place}: {updates} updates are validated {times} times")]
+    Validations {
+        /// The class.
+        place: String,
+        /// How many updates there are.
+        updates: i64,
+        /// How often one is validated.
+        times: i64,
+    },
+}

@@ -1,0 +1,136 @@
+//! A change that no program bears is rejected at every instruction and every entry at which it is made.
+
+use shardloom_plan::{Optimizer, Precision, ScheduleKind, Uniform};
+use shardloom_program::verify::verify;
+use shardloom_program::{Action, Class, ClassId, Instruction, Mode, Program};
+
+use crate::programs::{
+    both_ways, gpt, lowered, mesh, pipeline, program, replicas, stashed, uniform, validated,
+};
+
+/// Programs that differ in what they have to keep to.
+fn several() -> Vec<Program> {
+    let graph = gpt(false);
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01 };
+    let alone = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 2), 1);
+    let lamb = Uniform { optimizer: lamb, ..alone.clone() };
+    let mixed = Uniform { precision: Precision::MIXED, ..alone };
+    let of = |uniform: &Uniform| lowered(&graph, &uniform.plan(&graph, "model", "local"));
+    let split = program(ScheduleKind::OneForwardOneBackward, 2, mesh(2, 2), 2);
+    let replicas = (0..=3).map(replicas);
+    let others = [pipeline(), stashed(), validated(), both_ways(), split, of(&lamb), of(&mixed)];
+    replicas.chain(others).collect()
+}
+
+/// Each program with one change after another, made at every instruction.
+fn at_every_instruction(mut change: impl FnMut(&Program, &Class, (usize, usize, usize))) {
+    for program in several() {
+        for (index, class) in program.classes.iter().enumerate() {
+            for (body, spec) in class.bodies.iter().enumerate() {
+                for at in 0..spec.instructions.len() {
+                    change(&program, class, (index, body, at));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_instruction_that_is_left_out_anywhere_is_rejected() {
+    let mut count = 0;
+    at_every_instruction(|program, class, (index, body, at)| {
+        let instruction = &class.bodies[body].instructions[at];
+        // One more summand of a value's gradient is for the graph to want, and a reduction in the pass of
+        // each micro-batch may as well follow after several.
+        let sums = instruction.writes.iter().any(|write| match instruction.action {
+            Action::Kernel { .. } => write.mode == Mode::Add,
+            Action::Collective { .. } => write.mode == Mode::AddUnlessFirst,
+            _ => false,
+        });
+        if sums || is_alone(program, index, instruction) {
+            return;
+        }
+        let mut mutated = program.clone();
+        mutated.classes[index].bodies[body].instructions.remove(at);
+        assert!(verify(&mutated).is_err(), "{instruction:?}");
+        count += 1;
+    });
+    assert!(count > 1000, "{count}");
+}
+
+#[test]
+fn an_instruction_that_is_run_twice_anywhere_is_rejected() {
+    let mut count = 0;
+    at_every_instruction(|program, class, (index, body, at)| {
+        let instruction = &class.bodies[body].instructions[at];
+        if is_alone(program, index, instruction) {
+            return;
+        }
+        let mut mutated = program.clone();
+        let instructions = &mut mutated.classes[index].bodies[body].instructions;
+        instructions.insert(at, instruction.clone());
+        assert!(verify(&mutated).is_err(), "{instruction:?}");
+        count += 1;
+    });
+    assert!(count > 1000, "{count}");
+}
+
+/// Whether it is a collective of one rank, which has the result already.
+fn is_alone(program: &Program, class: usize, instruction: &Instruction) -> bool {
+    let Action::Collective { group, .. } = &instruction.action else { return false };
+    program.members(ClassId(class as u32), 0, group).len() == 1
+}
+
+#[test]
+fn a_free_that_is_left_out_anywhere_is_rejected() {
+    let mut count = 0;
+    at_every_instruction(|program, class, (index, body, at)| {
+        let instruction = &class.bodies[body].instructions[at];
+        for freed in 0..instruction.frees.len() {
+            let mut mutated = program.clone();
+            mutated.classes[index].bodies[body].instructions[at].frees.remove(freed);
+            assert!(verify(&mutated).is_err(), "{instruction:?}");
+            count += 1;
+        }
+    });
+    assert!(count > 1000, "{count}");
+}
+
+#[test]
+fn a_write_in_another_mode_is_rejected_everywhere() {
+    let mut count = 0;
+    at_every_instruction(|program, class, (index, body, at)| {
+        let instruction = &class.bodies[body].instructions[at];
+        for (number, write) in instruction.writes.iter().enumerate() {
+            let others = [Mode::Set, Mode::Add, Mode::AddUnlessFirst];
+            for mode in others.into_iter().filter(|mode| *mode != write.mode) {
+                let mut mutated = program.clone();
+                let instructions = &mut mutated.classes[index].bodies[body].instructions;
+                instructions[at].writes[number].mode = mode;
+                assert!(verify(&mutated).is_err(), "{mode:?} {instruction:?}");
+                count += 1;
+            }
+        }
+    });
+    assert!(count > 1000, "{count}");
+}
+
+#[test]
+fn a_pass_that_is_left_out_or_run_twice_anywhere_is_rejected() {
+    let mut count = 0;
+    for program in several() {
+        for (index, class) in program.classes.iter().enumerate() {
+            for (at, item) in class.stream.iter().enumerate() {
+                let kind = class.body(item.body).kind;
+                let mut without = program.clone();
+                without.classes[index].stream.remove(at);
+                assert!(verify(&without).is_err(), "without {item:?}, {kind:?}");
+                let mut twice = program.clone();
+                twice.classes[index].stream.insert(at, *item);
+                assert!(verify(&twice).is_err(), "twice {item:?}, {kind:?}");
+                count += 2;
+            }
+        }
+    }
+    assert!(count > 100, "{count}");
+}

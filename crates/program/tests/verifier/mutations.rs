@@ -1,0 +1,557 @@
+//! Programs in which one thing is wrong are rejected, and for that.
+
+use std::collections::BTreeSet;
+
+use shardloom_graph::work::Pass;
+use shardloom_plan::{Axis, ScheduleKind};
+use shardloom_program::verify::{Violation, verify};
+use shardloom_program::{
+    Action, Body, BodyId, BodyKind, Collective, Content, Copies, Extent, Format, Group,
+    Instruction, Mode, Program, Shape, StreamItem, TensorId, View, Window,
+};
+
+use crate::programs::{both_ways, mesh, pipeline, program, replicas, stashed, validated};
+
+/// The first instruction of a class for which something holds: its body and its number there.
+fn find(
+    program: &Program,
+    class: usize,
+    is_it: impl Fn(&Instruction, &Body) -> bool,
+) -> (usize, usize) {
+    let bodies = program.classes[class].bodies.iter().enumerate();
+    let found = bodies.flat_map(|(body, spec)| {
+        let number = move |(index, _)| (body, index);
+        spec.instructions.iter().enumerate().filter(|(_, it)| is_it(it, spec)).map(number)
+    });
+    found.into_iter().next().expect("the program has such an instruction")
+}
+
+fn instruction(
+    program: &mut Program,
+    class: usize,
+    (body, index): (usize, usize),
+) -> &mut Instruction {
+    &mut program.classes[class].bodies[body].instructions[index]
+}
+
+/// Changes the first instruction for which something holds.
+fn change(
+    mut program: Program,
+    class: usize,
+    is_it: impl Fn(&Instruction, &Body) -> bool,
+    how: impl FnOnce(&mut Instruction),
+) -> Program {
+    let at = find(&program, class, is_it);
+    how(instruction(&mut program, class, at));
+    program
+}
+
+/// Takes the first instruction away for which something holds.
+fn without(
+    mut program: Program,
+    class: usize,
+    is_it: impl Fn(&Instruction, &Body) -> bool,
+) -> Program {
+    let (body, index) = find(&program, class, is_it);
+    program.classes[class].bodies[body].instructions.remove(index);
+    program
+}
+
+/// Takes every instruction away for which something holds.
+fn without_all(
+    mut program: Program,
+    class: usize,
+    is_it: impl Fn(&Instruction, &Body) -> bool,
+) -> Program {
+    find(&program, class, &is_it);
+    for body in &mut program.classes[class].bodies {
+        let before = body.clone();
+        body.instructions.retain(|it| !is_it(it, &before));
+    }
+    program
+}
+
+/// Runs the first instruction twice for which something holds.
+fn twice(
+    mut program: Program,
+    class: usize,
+    is_it: impl Fn(&Instruction, &Body) -> bool,
+) -> Program {
+    let (body, index) = find(&program, class, is_it);
+    let instructions = &mut program.classes[class].bodies[body].instructions;
+    instructions.insert(index, instructions[index].clone());
+    program
+}
+
+fn sends(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Send { .. })
+}
+
+fn receives(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Receive { .. })
+}
+
+fn optimizes(it: &Instruction, _: &Body) -> bool {
+    it.action == Action::Optimizer
+}
+
+fn frees(it: &Instruction, body: &Body) -> bool {
+    body.kind == BodyKind::Backward && !it.frees.is_empty()
+}
+
+fn is_kernel(it: &Instruction, wanted: Pass) -> bool {
+    matches!(it.action, Action::Kernel { pass, .. } if pass == wanted)
+}
+
+fn gathers(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Collective { kind: Collective::AllGather { .. }, .. })
+}
+
+/// Whether it reduces gradients.
+fn reduces(program: &Program, class: usize) -> impl Fn(&Instruction, &Body) -> bool + use<> {
+    let tensors = program.classes[class].tensors.clone();
+    move |it, _| {
+        matches!(it.action, Action::Collective { .. })
+            && tensors[it.reads[0].tensor.0 as usize].content == Content::Gradient
+    }
+}
+
+/// Whether it is an operator that adds to the gradient of a parameter.
+fn differentiates(it: &Instruction, _: &Body) -> bool {
+    is_kernel(it, Pass::Weight)
+}
+
+/// A mutated program is rejected, for one of these reasons among others.
+macro_rules! rejected {
+    ($($name:ident: $program:expr => $violation:pat),* $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                let found = verify(&$program).expect_err("something is wrong with it");
+                assert!(
+                    found.iter().any(|violation| matches!(violation, $violation)),
+                    "{found:#?}"
+                );
+            }
+        )*
+    };
+}
+
+rejected! {
+    a_dropped_receive_is_rejected: without(pipeline(), 1, receives) => Violation::Messages { .. },
+    a_value_that_is_not_received_is_rejected:
+        without(pipeline(), 1, receives) => Violation::Unwritten { .. },
+    a_dropped_send_is_rejected: without(pipeline(), 0, sends) => Violation::Messages { .. },
+    a_message_sent_twice_is_rejected: twice(pipeline(), 0, sends) => Violation::Messages { .. },
+    a_missing_free_is_rejected:
+        change(pipeline(), 0, frees, |it| { it.frees.pop(); }) => Violation::Left { .. },
+    a_double_free_is_rejected:
+        change(pipeline(), 0, frees, |it| it.frees.push(it.frees[0])) => Violation::FreedTwice { .. },
+    freeing_what_lasts_is_rejected:
+        change(pipeline(), 0, optimizes, |it| it.frees.push(it.reads[0].tensor))
+            => Violation::FreedTwice { .. },
+    an_early_free_is_rejected: freed_early(pipeline()) => Violation::Unwritten { .. },
+    a_free_right_after_the_write_is_rejected: freed_at_once(pipeline()) => Violation::Unread { .. },
+    a_wrong_tensor_as_operand_is_rejected: reads_another(pipeline()) => Violation::Operator { .. },
+    a_read_of_what_is_not_there_yet_is_rejected: reads_later(pipeline()) => Violation::Unwritten { .. },
+    an_unknown_tensor_is_rejected:
+        change(pipeline(), 0, sends, |it| it.reads[0].tensor = TensorId(u32::MAX))
+            => Violation::Operands { .. },
+    a_send_of_nothing_is_rejected:
+        change(pipeline(), 0, sends, |it| it.reads.clear()) => Violation::Operands { .. },
+    a_route_to_another_class_is_rejected: on_another_route(pipeline()) => Violation::Operands { .. },
+    a_message_one_element_longer_is_rejected: message(pipeline(), |part| {
+        *part.extent.last_mut().expect("values have axes") += 1;
+    }) => Violation::Route { .. },
+    a_message_one_element_off_is_rejected: message(pipeline(), |part| {
+        *part.start.last_mut().expect("values have axes") += 1;
+    }) => Violation::Route { .. },
+    messages_that_miss_an_element_are_rejected: shorter_messages(pipeline()) => Violation::Route { .. },
+    a_receiver_without_messages_is_rejected: no_messages(pipeline()) => Violation::Route { .. },
+    a_route_of_another_format_is_rejected: route_format(pipeline()) => Violation::Formats { .. },
+    swapped_collectives_of_one_class_are_rejected: swapped(both_ways()) => Violation::Meeting { .. },
+    a_meeting_that_one_class_leaves_out_is_rejected:
+        without_all(both_ways(), 0, over_classes) => Violation::Meeting { .. },
+    a_norm_among_fewer_ranks_is_rejected:
+        regrouped(pipeline(), 0, Content::Norm, Group::Mesh(vec![])) => Violation::Deadlock { .. },
+    an_update_before_the_norm_of_all_is_known_is_rejected:
+        regrouped(pipeline(), 0, Content::Norm, Group::Mesh(vec![])) => Violation::Unreduced { .. },
+    a_reduction_in_the_wrong_group_is_rejected:
+        regrouped(
+            program(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 2), 0),
+            0,
+            Content::Gradient,
+            Group::Mesh(vec![Axis::Cp]),
+        ) => Violation::Unreduced { .. },
+    another_algorithm_on_one_class_is_rejected: other_kind(both_ways()) => Violation::Meeting { .. },
+    a_dropped_reduction_is_rejected: {
+        let program = replicas(0);
+        let reduces = reduces(&program, 0);
+        without(program, 0, reduces)
+    } => Violation::Unreduced { .. },
+    a_reduction_twice_is_rejected: {
+        let program = replicas(0);
+        let reduces = reduces(&program, 0);
+        twice(program, 0, reduces)
+    } => Violation::ReducedTwice { .. },
+    a_reduction_to_shares_twice_is_rejected: {
+        let program = replicas(1);
+        let reduces = reduces(&program, 0);
+        twice(program, 0, reduces)
+    } => Violation::ReducedTwice { .. },
+    a_sum_of_shards_that_forgets_micro_batches_is_rejected: {
+        let program = replicas(2);
+        let reduces = reduces(&program, 0);
+        change(program, 0, reduces, |it| it.writes[0].mode = Mode::Set)
+    } => Violation::Lost { .. },
+    a_dropped_reduction_over_classes_is_rejected: {
+        let program = both_ways();
+        let program = without(program, 0, over_classes);
+        without(program, 1, over_classes)
+    } => Violation::Unreduced { .. },
+    a_dropped_gather_before_a_use_is_rejected:
+        without(replicas(3), 0, gathers) => Violation::Unwritten { .. },
+    a_dropped_gather_after_an_update_is_rejected:
+        without(replicas(1), 0, gathers) => Violation::Stale { .. },
+    a_shard_one_element_short_is_rejected: short_bucket(replicas(3)) => Violation::Bucket { .. },
+    gathered_weights_one_element_short_are_rejected:
+        short_tensor(replicas(3), Content::Weight) => Violation::Bucket { .. },
+    gathering_into_a_tensor_of_another_bucket_is_rejected:
+        other_bucket(replicas(3)) => Violation::Operands { .. },
+    a_gather_among_too_few_ranks_is_rejected:
+        regrouped(replicas(3), 0, Content::Weight, Group::Mesh(vec![])) => Violation::Shares { .. },
+    another_element_format_of_a_shard_is_rejected: other_format(replicas(3)) => Violation::Formats { .. },
+    a_gradient_in_the_window_of_another_parameter_is_rejected:
+        other_parameter(replicas(0)) => Violation::NoGradient { .. } | Violation::Operator { .. },
+    a_parameter_of_another_bucket_is_rejected: outside(replicas(0)) => Violation::Outside { .. },
+    a_gradient_that_is_set_is_rejected:
+        change(replicas(0), 0, differentiates, |it| it.writes[0].mode = Mode::Set)
+            => Violation::Mode { .. },
+    an_update_that_overwrites_is_rejected:
+        change(replicas(0), 0, optimizes, |it| it.writes[0].mode = Mode::Set)
+            => Violation::Mode { .. },
+    a_sum_that_begins_with_an_addition_is_rejected:
+        change(pipeline(), 0, |it, _| is_kernel(it, Pass::Forward), |it| it.writes[0].mode = Mode::Add)
+            => Violation::Unwritten { .. },
+    a_dropped_weight_gradient_is_rejected:
+        without_all(pipeline(), 0, differentiates) => Violation::NoGradient { .. },
+    a_gradient_that_one_micro_batch_lacks_is_rejected: uneven(pipeline()) => Violation::Contributions { .. },
+    a_state_that_the_update_leaves_out_is_rejected:
+        change(pipeline(), 0, optimizes, |it| { it.writes.pop(); }) => Violation::Updates { .. },
+    a_dropped_update_is_rejected: without(pipeline(), 0, optimizes) => Violation::Unused { .. },
+    an_update_twice_is_rejected: twice(pipeline(), 0, optimizes) => Violation::Updates { .. },
+    an_update_with_gradients_of_another_bucket_is_rejected:
+        foreign_gradients(pipeline()) => Violation::Operands { .. },
+    weights_older_than_are_held_are_rejected: aged(stashed(), |lag| lag + 2) => Violation::Lag { .. },
+    a_backward_pass_with_newer_weights_is_rejected:
+        aged(stashed(), |_| 0) => Violation::Versions { .. },
+    fewer_versions_than_are_read_are_rejected: fewer_versions(stashed()) => Violation::Lag { .. },
+    a_pass_that_is_not_repeated_is_rejected: without_entry(validated(), 0, |item, kind| {
+        item.amends && kind == BodyKind::Forward
+    }) => Violation::Messages { .. } | Violation::Unwritten { .. },
+    an_update_that_is_not_made_again_is_rejected: without_entry(validated(), 0, |_, kind| {
+        kind == BodyKind::Amendment
+    }) => Violation::UpdatesOfAll { .. },
+    what_was_sent_for_nothing_and_is_not_dropped_is_rejected:
+        without_entry(validated(), 1, |item, kind| item.amends && kind == BodyKind::Forward)
+            => Violation::Messages { .. },
+    an_update_validated_without_its_copies_is_rejected:
+        without(validated(), 0, |it, body| it.action == Action::Copy && body.kind == BodyKind::Epilogue)
+            => Violation::Unwritten { .. },
+    an_update_that_is_not_validated_is_rejected:
+        without_all(validated(), 1, |it, _| it.action == Action::Validate)
+            => Violation::Validations { .. },
+    copies_made_after_the_update_are_rejected: late_copies(validated()) => Violation::Backup { .. },
+    an_evaluation_that_leaves_something_is_rejected:
+        change(
+            pipeline(),
+            0,
+            |it, body| body.kind == BodyKind::Evaluation && !it.frees.is_empty(),
+            |it| it.frees.clear(),
+        ) => Violation::Left { .. },
+    a_pass_that_is_left_out_is_rejected:
+        without_entry(pipeline(), 0, |_, kind| kind == BodyKind::Forward) => Violation::Unwritten { .. },
+}
+
+fn over_classes(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Collective { group: Group::Classes(_), .. })
+}
+
+/// Frees a tensor at its first read instead of its last.
+fn freed_early(mut program: Program) -> Program {
+    let body = find(&program, 0, frees).0;
+    let instructions = &mut program.classes[0].bodies[body].instructions;
+    let read_before = |last: usize, tensor: TensorId| {
+        let reads = |it: &Instruction| it.reads.iter().any(|read| read.tensor == tensor);
+        instructions[..last].iter().position(reads)
+    };
+    let found = instructions.iter().enumerate().find_map(|(last, it)| {
+        it.frees.iter().find_map(|&tensor| Some((read_before(last, tensor)?, last, tensor)))
+    });
+    let (first, last, tensor) = found.expect("something is read twice in a pass");
+    instructions[last].frees.retain(|&it| it != tensor);
+    instructions[first].frees.push(tensor);
+    program
+}
+
+/// Frees what an instruction writes before anybody reads it.
+fn freed_at_once(program: Program) -> Program {
+    let loads = |it: &Instruction, body: &Body| {
+        body.kind == BodyKind::Forward && matches!(it.action, Action::Load { .. })
+    };
+    change(program, 0, loads, |it| it.frees.push(it.writes[0].to.tensor))
+}
+
+/// Has an operator read a value of another shape.
+fn reads_another(program: Program) -> Program {
+    let class = program.classes[0].clone();
+    let forward = |it: &Instruction, body: &Body| {
+        body.kind == BodyKind::Forward && is_kernel(it, Pass::Forward) && it.reads.len() == 2
+    };
+    change(program, 0, forward, |it| {
+        let shape = class.shape(it.reads[0]).to_vec();
+        let other = class.tensors().find(|(_, tensor)| {
+            tensor.copies == Copies::PerMicrobatch && tensor.local_shape() != shape
+        });
+        it.reads[0] = View::whole(other.expect("values have several shapes").0);
+    })
+}
+
+/// Has an operator read a value of the same shape that is written by a later one.
+fn reads_later(mut program: Program) -> Program {
+    let class = program.classes[0].clone();
+    let body = class.bodies.iter().position(|body| body.kind == BodyKind::Forward);
+    let instructions = &mut program.classes[0].bodies[body.expect("a pass")].instructions;
+    let later = (0..instructions.len()).find_map(|at| {
+        let read = instructions[at].reads.first()?;
+        is_kernel(&instructions[at], Pass::Forward).then_some(())?;
+        let like = |view: &View| {
+            let format = |view: &View| class.tensor(view.tensor).format;
+            view.tensor != read.tensor
+                && class.tensor(view.tensor).copies == Copies::PerMicrobatch
+                && class.shape(*view) == class.shape(*read)
+                && format(view) == format(read)
+        };
+        let writes = instructions[at + 1..].iter().flat_map(|it| &it.writes);
+        Some((at, writes.map(|write| write.to).find(like)?))
+    });
+    let (at, view) = later.expect("values have equal shapes");
+    instructions[at].reads[0] = view;
+    program
+}
+
+fn on_another_route(program: Program) -> Program {
+    let other = program.routes.iter().position(|route| route.from.0 == 1).expect("a way back");
+    change(program, 0, sends, |it| {
+        it.action = Action::Send { route: shardloom_program::RouteId(other as u32) };
+    })
+}
+
+/// Changes what the first message of the first route reads.
+fn message(mut program: Program, how: impl FnOnce(&mut shardloom_program::Placement)) -> Program {
+    let message = &mut program.routes[0].messages[0];
+    how(&mut message.source);
+    message.target = message.source.clone();
+    program
+}
+
+fn shorter_messages(program: Program) -> Program {
+    message(program, |part| *part.extent.last_mut().expect("values have axes") -= 1)
+}
+
+fn no_messages(mut program: Program) -> Program {
+    program.routes[0].messages.clear();
+    program
+}
+
+fn route_format(mut program: Program) -> Program {
+    program.routes[0].format = Format::Bf16;
+    program
+}
+
+/// Swaps two meetings of one class.
+fn swapped(mut program: Program) -> Program {
+    let meetings = |body: &Body| {
+        let all = body.instructions.iter().enumerate().filter(|(_, it)| over_classes(it, body));
+        all.map(|(index, _)| index).collect::<Vec<usize>>()
+    };
+    let bodies = &mut program.classes[0].bodies;
+    let body = bodies.iter_mut().find(|body| meetings(body).len() > 1).expect("several buckets");
+    let at = meetings(body);
+    body.instructions.swap(at[0], at[1]);
+    program
+}
+
+/// Moves the collective over a content into another group.
+fn regrouped(program: Program, class: usize, content: Content, to: Group) -> Program {
+    let tensors = program.classes[class].tensors.clone();
+    let of_it = |it: &Instruction, _: &Body| {
+        matches!(it.action, Action::Collective { .. })
+            && tensors[it.reads[0].tensor.0 as usize].content == content
+    };
+    change(program, class, of_it, |it| {
+        if let Action::Collective { group, .. } = &mut it.action {
+            *group = to;
+        }
+    })
+}
+
+fn other_kind(program: Program) -> Program {
+    change(program, 0, over_classes, |it| {
+        if let Action::Collective { algorithm, .. } = &mut it.action {
+            let others =
+                [shardloom_collectives::Algorithm::Direct, shardloom_collectives::Algorithm::Ring];
+            *algorithm = others.into_iter().find(|it| it != algorithm).expect("there are two");
+        }
+    })
+}
+
+fn short_bucket(mut program: Program) -> Program {
+    program.classes[0].buckets[0].elements -= 1;
+    program
+}
+
+fn short_tensor(mut program: Program, content: Content) -> Program {
+    let shorten = |tensor: &mut shardloom_program::Tensor| match &mut tensor.shape {
+        Shape::Flat(Extent::Exactly(elements)) if tensor.content == content => {
+            *elements -= 1;
+            true
+        }
+        _ => false,
+    };
+    assert!(program.classes[0].tensors.iter_mut().any(shorten));
+    program
+}
+
+/// Gathers the weights of one bucket from another's shards, of another size.
+fn other_bucket(program: Program) -> Program {
+    let class = program.classes[0].clone();
+    change(program, 0, gathers, |it| {
+        let own = class.tensor(it.reads[0].tensor).bucket.expect("weights lie in buckets");
+        let size = class.bucket(own).elements;
+        let other = class.buckets.iter().find(|bucket| bucket.elements != size);
+        let other = other.expect("buckets of another size");
+        it.reads[0] = View::whole(other.held.replicated.weights);
+    })
+}
+
+fn other_format(mut program: Program) -> Program {
+    let shard = program.classes[0].buckets[0].held.replicated.weights;
+    program.classes[0].tensors[shard.0 as usize].format = Format::Bf16;
+    program
+}
+
+/// Adds a parameter's gradient to another's of the same shape in the same bucket.
+fn other_parameter(mut program: Program) -> Program {
+    let class = program.classes[0].clone();
+    let like = |view: View| {
+        let Window::Param(param) = view.window else { return None };
+        let spec = class.param(param);
+        let mut others = class.bucket(spec.bucket).params.iter();
+        let other = others.find(|&&it| it != param && class.param(it).shape == spec.shape)?;
+        Some(View { window: Window::Param(*other), ..view })
+    };
+    let writes = program.classes[0].bodies.iter_mut().flat_map(|body| &mut body.instructions);
+    let mut writes = writes.filter(|it| is_kernel(it, Pass::Weight)).flat_map(|it| &mut it.writes);
+    let changed = writes.any(|write| match like(write.to) {
+        Some(other) => {
+            write.to = other;
+            true
+        }
+        None => false,
+    });
+    assert!(changed, "two parameters of a bucket have the same shape");
+    program
+}
+
+/// Adds to the gradient of a parameter that lies in another bucket.
+fn outside(program: Program) -> Program {
+    let class = program.classes[0].clone();
+    change(program, 0, differentiates, |it| {
+        let own = class.tensor(it.writes[0].to.tensor).bucket;
+        let other = class.buckets().find(|(id, _)| Some(*id) != own).expect("several buckets").1;
+        it.writes[0].to.window = Window::Param(other.params[0]);
+    })
+}
+
+/// Leaves a weight gradient out for one micro-batch.
+fn uneven(mut program: Program) -> Program {
+    let class = &mut program.classes[0];
+    let item = class.stream.iter().position(|item| {
+        class.body(item.body).kind == BodyKind::Backward && item.microbatch == Some(1)
+    });
+    let item = item.expect("every micro-batch goes backward");
+    let mut body = class.body(class.stream[item].body).clone();
+    let at = body.instructions.iter().position(|it| is_kernel(it, Pass::Weight));
+    let gone = body.instructions.remove(at.expect("a pass has weight gradients"));
+    // What it was the last to read goes one earlier.
+    let before = at.expect("found above") - 1;
+    body.instructions[before].frees.extend(gone.frees);
+    class.bodies.push(body);
+    class.stream[item].body = BodyId(class.bodies.len() as u32 - 1);
+    program
+}
+
+fn foreign_gradients(program: Program) -> Program {
+    let class = program.classes[0].clone();
+    change(program, 0, optimizes, |it| {
+        let own = class.tensor(it.reads[0].tensor).bucket;
+        let other = class.buckets().find(|(id, _)| Some(*id) != own).expect("several buckets").1;
+        it.reads[0] = other.held.replicated.reduced;
+    })
+}
+
+/// Changes the age of the weights that the first class's late backward passes run with.
+fn aged(mut program: Program, how: impl Fn(u32) -> u32) -> Program {
+    let items = program.classes[0].stream.iter_mut().filter(|item| item.lag > 0);
+    let items: Vec<&mut StreamItem> = items.collect();
+    assert!(!items.is_empty(), "some pass is late");
+    items.into_iter().for_each(|item| item.lag = how(item.lag));
+    program
+}
+
+fn fewer_versions(mut program: Program) -> Program {
+    let class = &mut program.classes[0];
+    let several = |copies: &Copies| matches!(copies, Copies::Versions(it) if *it > 1);
+    let tensors = class.tensors.iter_mut().filter(|tensor| several(&tensor.copies));
+    let tensors: Vec<_> = tensors.collect();
+    assert!(!tensors.is_empty(), "versions are held");
+    tensors.into_iter().for_each(|tensor| tensor.copies = Copies::One);
+    program
+}
+
+/// Takes the first entry away for which something holds.
+fn without_entry(
+    mut program: Program,
+    class: usize,
+    is_it: impl Fn(&StreamItem, BodyKind) -> bool,
+) -> Program {
+    let class = &mut program.classes[class];
+    let at = class.stream.iter().position(|item| is_it(item, class.body(item.body).kind));
+    class.stream.remove(at.expect("the stream has such an entry"));
+    program
+}
+
+/// Makes the first copies of what an update changes after it.
+fn late_copies(mut program: Program) -> Program {
+    let (body, copy) =
+        find(&program, 0, |it, body| it.action == Action::Copy && body.kind == BodyKind::Epilogue);
+    let instructions = &mut program.classes[0].bodies[body].instructions;
+    let copied = instructions.remove(copy);
+    instructions.push(copied);
+    program
+}
+
+#[test]
+fn a_violation_says_where_it_is_and_of_what() {
+    let program = change(pipeline(), 0, frees, |it| it.frees.push(it.frees[0]));
+    let (body, index) = find(&program, 0, frees);
+    let freed = program.classes[0].bodies[body].instructions[index].frees[0];
+    let name = &program.classes[0].tensors[freed.0 as usize].name;
+    let found = verify(&program).expect_err("something is freed twice");
+    let texts: BTreeSet<String> = found.iter().map(Violation::to_string).collect();
+    let expected = format!(
+        "stage 0, body {body} (B), instruction {index}: {name} is freed and is not there to be freed"
+    );
+    assert!(texts.contains(&expected), "{texts:?}");
+}

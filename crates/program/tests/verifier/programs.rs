@@ -1,0 +1,75 @@
+//! Small programs.
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+};
+use shardloom_program::{Program, lower};
+
+pub fn graph(spec: &str) -> Graph {
+    ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+pub fn gpt(tied: bool) -> Graph {
+    graph(&format!("gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16,dropout=0.1,tied={tied}"))
+}
+
+pub fn mesh(dp: u32, tp: u32) -> Mesh {
+    Mesh { dp, cp: 1, tp }
+}
+
+pub fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Uniform {
+    Uniform {
+        pp,
+        mesh,
+        sequence_parallel: mesh.tp > 1,
+        global_batch: 4 * mesh.dp as usize,
+        microbatches: 4,
+        schedule,
+        recompute: Recompute::None,
+        sync: Sync { zero, bucket_bytes: 400, ..Sync::default() },
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: schedule.flushes().then_some(1.0),
+    }
+}
+
+pub fn lowered(graph: &Graph, plan: &Plan) -> Program {
+    lower(graph, plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn program(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Program {
+    let graph = gpt(false);
+    lowered(&graph, &uniform(schedule, pp, mesh, zero).plan(&graph, "model", "local"))
+}
+
+/// Two stages in a row, one device each.
+pub fn pipeline() -> Program {
+    program(ScheduleKind::OneForwardOneBackward, 2, Mesh::SINGLE, 0)
+}
+
+/// Two replicas of all.
+pub fn replicas(zero: u8) -> Program {
+    program(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), zero)
+}
+
+/// Two stages without a flush, which keep the weights of forward passes for backward passes.
+pub fn stashed() -> Program {
+    let graph = gpt(false);
+    let uniform = uniform(ScheduleKind::PipeDream, 2, Mesh::SINGLE, 0);
+    let plan = uniform.plan(&graph, "model", "local");
+    lowered(&graph, &Plan { weights: Weights::Stash, ..plan })
+}
+
+/// Two stages whose updates are validated in the next step.
+pub fn validated() -> Program {
+    let graph = gpt(false);
+    let uniform = uniform(ScheduleKind::ZeroBubbleH2, 2, Mesh::SINGLE, 0);
+    let plan = uniform.plan(&graph, "model", "local");
+    lowered(&graph, &Plan { post_validation: true, ..plan })
+}
+
+/// Two pipelines in opposite directions, whose stages are held twice.
+pub fn both_ways() -> Program {
+    program(ScheduleKind::Chimera, 2, Mesh::SINGLE, 0)
+}
