@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{BlockId, DType, Graph, OpId, OpKind, Signature, ValueId};
 
-/// All that tells a block from others, of the same graph or an excerpt of it. Blocks of one kind are
+/// All that tells a block from others, of the same graph or a representative model of it. Blocks of one kind are
 /// split, kept, timed and communicate alike under every plan.
 #[derive(PartialEq)]
 pub(crate) struct BlockKind<'g> {

@@ -21,15 +21,15 @@ pub mod work;
 
 mod block_kind;
 mod error;
-mod excerpt;
 mod model;
+mod representative;
 
 pub use builder::GraphBuilder;
 pub use dim::{Dim, DimId, Extents};
 pub use error::GraphError;
-pub use excerpt::Excerpt;
 pub use model::{Block, BlockId, Graph};
 pub use op::{Op, OpId, OpKind};
+pub use representative::Representative;
 pub use signature::{Loop, Reduction, Signature, Split};
 pub use spec::{ModelSpec, Network};
 pub use value::{DType, Init, Parameter, Role, Value, ValueId};

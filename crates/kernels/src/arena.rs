@@ -23,7 +23,7 @@ pub(crate) struct Arena {
 /// Lines in use.
 struct InUse {
     lines: Range<usize>,
-    tenant: u64,
+    allocation: u64,
 }
 
 // SAFETY: a shared reference to an arena gives access to its lines only through `Taken::start`, and
@@ -41,11 +41,16 @@ impl Arena {
         Arena { lines, in_use: Mutex::new(Vec::with_capacity(EXPECTED_BUFFERS)) }
     }
 
-    /// Takes `bytes` bytes from `offset` on; the tenant who is there, if some of them are in use.
+    /// Takes `bytes` bytes from `offset` on; the allocation that is there, if some of them are in use.
     ///
     /// # Panics
     /// If they do not lie in the arena, or do not begin with a line.
-    pub fn take(self: &Arc<Arena>, offset: usize, bytes: usize, tenant: u64) -> Result<Taken, u64> {
+    pub fn take(
+        self: &Arc<Arena>,
+        offset: usize,
+        bytes: usize,
+        allocation: u64,
+    ) -> Result<Taken, u64> {
         assert!(offset.is_multiple_of(size_of::<Line>()), "a place begins with a line");
         let start = offset / size_of::<Line>();
         let lines = start..start + bytes.div_ceil(size_of::<Line>());
@@ -54,9 +59,9 @@ impl Arena {
             let mut in_use = self.in_use();
             let next = in_use.partition_point(|it| it.lines.end <= lines.start);
             if let Some(there) = in_use.get(next).filter(|it| it.lines.start < lines.end) {
-                return Err(there.tenant);
+                return Err(there.allocation);
             }
-            in_use.insert(next, InUse { lines: lines.clone(), tenant });
+            in_use.insert(next, InUse { lines: lines.clone(), allocation });
         }
         Ok(Taken { arena: Arc::clone(self), lines })
     }
@@ -99,7 +104,7 @@ mod tests {
     use crate::{DType, Memory, Occupied};
 
     #[test]
-    fn a_place_in_use_is_not_given_again_and_its_tenant_is_named() {
+    fn a_place_in_use_is_not_given_again_and_its_allocation_is_named() {
         let memory = Memory::new();
         memory.reserve(4 * 64);
         let first = memory.take(64, 7, DType::F32, 20).expect("nobody is there");

@@ -91,7 +91,7 @@ impl Memory {
 
     /// A buffer in a block of its own, which is long enough.
     fn buffer(&self, block: Block, dtype: DType, elements: usize) -> Buffer {
-        let storage = Storage::Block { block, home: self.clone() };
+        let storage = Storage::Block { block, memory: self.clone() };
         Buffer { storage, dtype, len: elements, account: self.clone() }
     }
 
@@ -115,24 +115,24 @@ impl Memory {
     }
 
     /// A buffer of `elements` elements, contents unspecified, that begins `offset` bytes into the arena.
-    /// `tenant` is whatever identifies it to the caller.
+    /// `allocation` is whatever identifies it to the caller.
     ///
     /// # Errors
-    /// The tenant who is there already, even if only in part.
+    /// The allocation that is there already, even if only in part.
     ///
     /// # Panics
     /// If the place does not lie in the arena, or does not begin at a multiple of 64 bytes.
     pub fn take(
         &self,
         offset: usize,
-        tenant: u64,
+        allocation: u64,
         dtype: DType,
         elements: usize,
     ) -> Result<Buffer, Occupied> {
         let (bytes, _) = size(dtype, elements);
         let arena = self.pool().arena.clone();
         let arena = arena.expect("places are taken in an arena that was reserved");
-        let taken = arena.take(offset, bytes, tenant).map_err(|by| Occupied { by })?;
+        let taken = arena.take(offset, bytes, allocation).map_err(|by| Occupied { by })?;
         self.pool().count_in(bytes);
         Ok(Buffer { storage: Storage::Place(taken), dtype, len: elements, account: self.clone() })
     }
@@ -231,7 +231,7 @@ enum Storage {
         block: Block,
         /// Whose free list the block returns to. It stays the allocating memory when a buffer is adopted:
         /// a rank that only sends would otherwise allocate anew every step.
-        home: Memory,
+        memory: Memory,
     },
     /// At a place of an arena.
     Place(Taken),
@@ -361,10 +361,10 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = self.bytes();
         self.account.pool().live_bytes -= bytes;
-        if let Storage::Block { block, home } = &mut self.storage {
+        if let Storage::Block { block, memory } = &mut self.storage {
             let block = std::mem::take(block);
             if !block.is_empty() {
-                home.pool().free.entry(block.len()).or_default().push(block);
+                memory.pool().free.entry(block.len()).or_default().push(block);
             }
         }
     }

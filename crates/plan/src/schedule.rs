@@ -93,7 +93,7 @@ impl ScheduleKind {
             ScheduleKind::OneForwardOneBackward | ScheduleKind::PipeDream => {
                 Some(Arrangement::TakingTurns)
             }
-            ScheduleKind::Interleaved => Some(Arrangement::RoundRobin),
+            ScheduleKind::Interleaved => Some(Arrangement::Looped),
             ScheduleKind::Chimera | ScheduleKind::ChimeraDoubling | ScheduleKind::DualPipe => {
                 Some(Arrangement::Bidirectional)
             }
@@ -101,7 +101,7 @@ impl ScheduleKind {
             | ScheduleKind::ZeroBubbleV
             | ScheduleKind::VHalf
             | ScheduleKind::VMin
-            | ScheduleKind::DualPipeV => Some(Arrangement::ZigZag),
+            | ScheduleKind::DualPipeV => Some(Arrangement::Wave),
         }
     }
 
@@ -140,9 +140,9 @@ pub enum Arrangement {
     TakingTurns,
     /// One pipeline that goes through the devices several times in the same direction: stage `k` on
     /// device `k mod p`.
-    RoundRobin,
+    Looped,
     /// One pipeline that goes to and fro: down the devices, back up, and so on.
-    ZigZag,
+    Wave,
     /// An even number of pipelines with one stage of each on every device, half of them down the
     /// devices and half up. Pipelines of one direction begin `p / q` devices apart.
     Bidirectional,
@@ -153,7 +153,7 @@ impl Arrangement {
     pub fn least_chunks(self) -> usize {
         match self {
             Arrangement::Chain | Arrangement::TakingTurns => 1,
-            Arrangement::RoundRobin | Arrangement::ZigZag | Arrangement::Bidirectional => 2,
+            Arrangement::Looped | Arrangement::Wave | Arrangement::Bidirectional => 2,
         }
     }
 
@@ -212,8 +212,8 @@ impl Arrangement {
                 return refuse("this schedule has one stage on each device");
             }
             Arrangement::Chain | Arrangement::TakingTurns => vec![down.collect()],
-            Arrangement::RoundRobin => vec![(0..chunks).flat_map(|_| down.clone()).collect()],
-            Arrangement::ZigZag => {
+            Arrangement::Looped => vec![(0..chunks).flat_map(|_| down.clone()).collect()],
+            Arrangement::Wave => {
                 let way = |chunk: usize| -> Vec<usize> {
                     match chunk.is_multiple_of(2) {
                         true => down.clone().collect(),

@@ -142,7 +142,7 @@ pub struct StreamItem {
     pub microbatch: Option<u32>,
     /// With the weights as they were so many updates ago, or as they were when the pipeline was filled
     /// if that is later.
-    pub lag: u32,
+    pub age: u32,
     /// Whether it ends the step before the one that it stands in: it is left out of the first step, and
     /// run once more after the last.
     pub late: bool,
@@ -156,7 +156,7 @@ pub struct StreamItem {
 impl StreamItem {
     /// An entry of every step, with the newest weights.
     pub fn new(body: BodyId, microbatch: Option<u32>) -> StreamItem {
-        StreamItem { body, microbatch, lag: 0, late: false, amends: false, occurrence: 0 }
+        StreamItem { body, microbatch, age: 0, late: false, amends: false, occurrence: 0 }
     }
 }
 
@@ -311,7 +311,7 @@ impl Program {
     }
 
     /// The messages of a route by their number in it, each with who sends it to whom.
-    pub fn crossings(&self, route: RouteId) -> impl Iterator<Item = (usize, Rank, Rank)> {
+    pub fn transfers(&self, route: RouteId) -> impl Iterator<Item = (usize, Rank, Rank)> {
         let Route { from, to, messages, .. } = self.route(route);
         let [from, to] = [from, to].map(|&class| self.class(class).first_rank.0);
         let rank = |first, position: usize| Rank(first + position as u32);
@@ -386,7 +386,7 @@ impl Class {
 
     /// How many versions of its weights a rank holds.
     pub fn versions(&self) -> u32 {
-        1 + self.stream.iter().map(|item| item.lag).max().unwrap_or(0)
+        1 + self.stream.iter().map(|item| item.age).max().unwrap_or(0)
     }
 
     /// One bucket.

@@ -37,7 +37,7 @@ pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};
 pub use lower::{lower, lower_with};
 pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
-pub use route::{Cargo, Message, Route, RouteId};
+pub use route::{Carried, Message, Route, RouteId};
 pub use tensor::{
     Content, Copies, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View, Window,
     Write,

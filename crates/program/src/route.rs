@@ -24,7 +24,7 @@ pub struct Message {
 
 /// What goes from one class to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Cargo {
+pub enum Carried {
     /// A value, for every micro-batch.
     Value(ValueId),
     /// The gradient of a value, for every micro-batch.
@@ -37,7 +37,7 @@ pub enum Cargo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// What.
-    pub cargo: Cargo,
+    pub carried: Carried,
     /// The sending class.
     pub from: ClassId,
     /// The receiving class.
@@ -116,7 +116,7 @@ impl Route {
         let number = || Placement { start: vec![], extent: vec![] };
         let message = |to| Message { from: to % senders, to, source: number(), target: number() };
         let messages = (0..receivers).map(message).collect();
-        Route { cargo: Cargo::Norm, from, to, format: Format::F64, messages }
+        Route { carried: Carried::Norm, from, to, format: Format::F64, messages }
     }
 
     /// Bytes of one message.

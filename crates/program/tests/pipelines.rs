@@ -208,15 +208,15 @@ fn a_stage_holds_more_between_the_halves_than_after_both() {
     assert_eq!(at(BodyKind::BackwardWeight), held);
 }
 
-/// For each class the lags of its forwards and backwards, where all of a kind have one.
-fn lags(weights: Weights, microbatches: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
+/// For each class the ages of its forwards and backwards, where all of a kind have one.
+fn ages(weights: Weights, microbatches: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
     let uniform = Uniform { microbatches, ..uniform(ScheduleKind::PipeDream, 4) };
     let mut plan = uniform.plan(&graph(), "model", "local");
     plan.weights = weights;
     let program = lowered(&plan);
     let of = |class: &Class, kind| -> Vec<u32> {
         let items = class.stream.iter().filter(|item| class.body(item.body).kind == kind);
-        items.map(|item| item.lag).collect()
+        items.map(|item| item.age).collect()
     };
     let both = |class| (of(class, BodyKind::Forward), of(class, BodyKind::Backward));
     program.classes.iter().map(both).collect()
@@ -226,10 +226,10 @@ fn lags(weights: Weights, microbatches: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
 fn old_weights_are_as_old_as_the_papers_say() {
     // n - 1 - s updates between a forward and its backward, n = 4.
     let stash: Vec<_> = (0..4).map(|stage| (vec![0], vec![3 - stage])).collect();
-    assert_eq!(lags(Weights::Stash, 1), stash);
+    assert_eq!(ages(Weights::Stash, 1), stash);
     // All stages use what the first used: n - 1 updates old at the backward pass.
     let vertical: Vec<_> = (0..4).map(|stage| (vec![stage], vec![3])).collect();
-    assert_eq!(lags(Weights::VerticalSync, 1), vertical);
+    assert_eq!(ages(Weights::VerticalSync, 1), vertical);
     // One update old; forwards of the next step run with the newest.
     let double: Vec<_> = (0..4)
         .map(|stage| {
@@ -238,7 +238,7 @@ fn old_weights_are_as_old_as_the_papers_say() {
             (forwards, vec![1; 4])
         })
         .collect();
-    assert_eq!(lags(Weights::DoubleBuffer, 4), double);
+    assert_eq!(ages(Weights::DoubleBuffer, 4), double);
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn a_parameter_of_stages_that_update_at_different_times_is_refused() {
 }
 
 /// How old the weights of each forward and each last pass are, counted: of steps in the middle of many, as
-/// stage, whether it is a forward, micro-batch, updates before it, and the entry's own lag.
+/// stage, whether it is a forward, micro-batch, updates before it, and the entry's own age.
 fn counted_lags(program: &Program) -> Vec<(usize, bool, u32, u32, u32)> {
     let steps = 2 * program.ahead + 3;
     let mut counted = vec![];
@@ -361,7 +361,7 @@ fn counted_lags(program: &Program) -> Vec<(usize, bool, u32, u32, u32)> {
                 kind => {
                     let microbatch = item.microbatch.expect("passes have one");
                     let forward = kind == BodyKind::Forward;
-                    counted.push((stage, forward, microbatch, updates, item.lag));
+                    counted.push((stage, forward, microbatch, updates, item.age));
                 }
             }
         }
@@ -377,7 +377,7 @@ fn in_rounds_vertical_sync_runs_every_stage_on_the_gradients_of_the_same_micro_b
     for replicas in [&[2, 1][..], &[1, 2], &[2, 3, 1], &[3, 2], &[1, 3, 2]] {
         let program = in_turns_with(replicas, false, Weights::VerticalSync).expect("a program");
         let counted = counted_lags(&program);
-        for &(stage, _, microbatch, updates, lag) in &counted {
+        for &(stage, _, microbatch, updates, age) in &counted {
             let input = counted.iter().find(|&&(stage, forward, other, ..)| {
                 (stage, forward, other) == (0, true, microbatch)
             });
@@ -386,7 +386,7 @@ fn in_rounds_vertical_sync_runs_every_stage_on_the_gradients_of_the_same_micro_b
             let brought = input_updates as usize * replicas[0];
             rounded += usize::from(!brought.is_multiple_of(replicas[stage]));
             let version = (brought / replicas[stage]) as u32;
-            assert_eq!(lag, updates - version, "stage {stage} of {replicas:?}: {microbatch}");
+            assert_eq!(age, updates - version, "stage {stage} of {replicas:?}: {microbatch}");
         }
     }
     assert!(rounded > 0, "stages never have to leave out what the first has already");
@@ -397,13 +397,13 @@ fn in_rounds_a_stash_keeps_each_forward_s_weights_for_its_backward() {
     for replicas in [&[2, 1][..], &[2, 3, 1]] {
         let program = in_turns_with(replicas, false, Weights::Stash).expect("a program");
         let counted = counted_lags(&program);
-        for &(stage, forward, microbatch, updates, lag) in &counted {
+        for &(stage, forward, microbatch, updates, age) in &counted {
             let of_forward = counted.iter().find(|&&(other, forward, its, ..)| {
                 (other, forward, its) == (stage, true, microbatch)
             });
             let &(_, _, _, before, _) = of_forward.expect("every micro-batch has a forward");
             let expected = if forward { 0 } else { updates - before };
-            assert_eq!(lag, expected, "stage {stage} of {replicas:?}: {microbatch}");
+            assert_eq!(age, expected, "stage {stage} of {replicas:?}: {microbatch}");
         }
     }
 }

@@ -10,7 +10,7 @@ use shardloom_plan::{
     Stage, Sync, Uniform, Weights,
 };
 use shardloom_program::{
-    Action, Body, BodyKind, Cargo, Class, ClassId, Instruction, Program, Route, RouteId,
+    Action, Body, BodyKind, Carried, Class, ClassId, Instruction, Program, Route, RouteId,
     StreamItem, TensorId, View, lower,
 };
 
@@ -56,7 +56,7 @@ fn placed(graph: &Graph, recompute: Recompute, places: &[usize]) -> Plan {
     plan
 }
 
-/// One stage to a device in chains of 2, 4 and 8, and several to a device in rounds and in zigzag.
+/// One stage to a device in chains of 2, 4 and 8, and several to a device in loops and in waves.
 fn places() -> Vec<Vec<usize>> {
     let arranged = |arrangement: Arrangement, chunks| {
         arrangement.places(2, chunks).unwrap_or_else(|error| panic!("{error}")).remove(0)
@@ -65,9 +65,9 @@ fn places() -> Vec<Vec<usize>> {
         vec![0, 1],
         vec![0, 1, 2, 3],
         (0..LAYERS + 2).collect(),
-        arranged(Arrangement::RoundRobin, 2),
-        arranged(Arrangement::ZigZag, 2),
-        arranged(Arrangement::ZigZag, 4),
+        arranged(Arrangement::Looped, 2),
+        arranged(Arrangement::Wave, 2),
+        arranged(Arrangement::Wave, 4),
     ]
 }
 
@@ -133,14 +133,14 @@ type Way = (ValueId, bool, u32, u32);
 
 /// The value that goes this way, or whose gradient does.
 fn valued(route: &Route) -> ValueId {
-    match route.cargo {
-        Cargo::Value(value) | Cargo::Gradient(value) => value,
-        Cargo::Norm => panic!("no norm goes from stage to stage in these plans"),
+    match route.carried {
+        Carried::Value(value) | Carried::Gradient(value) => value,
+        Carried::Norm => panic!("no norm goes from stage to stage in these plans"),
     }
 }
 
 fn is_gradient(route: &Route) -> bool {
-    matches!(route.cargo, Cargo::Gradient(_))
+    matches!(route.carried, Carried::Gradient(_))
 }
 
 fn way(program: &Program, route: &Route) -> Way {
@@ -231,14 +231,14 @@ fn a_skip_crosses_one_boundary_instead_of_all_between() {
             let [from, to] =
                 [encoder, decoder].map(|layer| stage_of(&plan.pipeline[0], block(layer)));
             let arrives = |it: &&Route| {
-                it.cargo == Cargo::Value(skip) && program.class(it.to).devices[0].0 == to as u32
+                it.carried == Carried::Value(skip) && program.class(it.to).devices[0].0 == to as u32
             };
-            let crossing: Vec<&Route> = program.routes.iter().filter(arrives).collect();
-            assert_eq!(crossing.len(), usize::from(from != to), "{pp} stages");
-            for route in &crossing {
+            let routes: Vec<&Route> = program.routes.iter().filter(arrives).collect();
+            assert_eq!(routes.len(), usize::from(from != to), "{pp} stages");
+            for route in &routes {
                 assert_eq!(program.class(route.from).devices[0].0, from as u32, "{pp} stages");
             }
-            direct += crossing.len();
+            direct += routes.len();
             handed_on += to - from;
         }
         let expected = match pp {
@@ -250,9 +250,9 @@ fn a_skip_crosses_one_boundary_instead_of_all_between() {
     }
 }
 
-/// A zigzag folds the pipeline in the middle, so that both ends of a skip come to lie on one device.
+/// A wave folds the pipeline in the middle, so that both ends of a skip come to lie on one device.
 #[test]
-fn in_a_zigzag_only_what_the_next_stage_reads_leaves_its_device() {
+fn in_a_wave_only_what_the_next_stage_reads_leaves_its_device() {
     let graph = graph();
     let places = [0, 1, 1, 0];
     let program = lowered(&graph, &placed(&graph, Recompute::None, &places));

@@ -26,7 +26,7 @@ use crate::ScheduleError;
 /// Messages that wait on a way at most.
 const BUFFERS: usize = 2;
 
-/// The orders on a zig-zag.
+/// The orders on a wave.
 pub(super) fn orders(
     map: &StageMap,
     purpose: Purpose<'_>,

@@ -145,7 +145,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             instruction: self.line().instruction,
             microbatch: self.microbatch(),
             step: self.step(),
-            lag: item.lag,
+            age: item.age,
             occurrence: item.occurrence,
             start,
         }

@@ -36,7 +36,7 @@ pub struct Call<'p> {
     /// In which step, from 0; the first also for what runs ahead of it.
     pub step: u32,
     /// With the weights as they were so many updates ago.
-    pub lag: u32,
+    pub age: u32,
     /// How many entries of the step before it ran the same body on the same micro-batch.
     pub occurrence: u32,
     /// When it starts.

@@ -23,10 +23,10 @@ use shardloom_program::timeline::{Picos, Timeline};
 use shardloom_program::{Action, Class, Program, Rank, RouteId};
 
 use crate::actor::{ActorState, Moved};
-use crate::mail::{Delivery, Mail};
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Queue, Script};
 use crate::track_writer::TrackWriter;
+use crate::transfers::{Delivery, Transfers};
 use crate::{Actor, Call, Driver, SimError, Simulation};
 
 /// How a program is simulated.
@@ -85,7 +85,7 @@ struct Engine<'s, 'p> {
     step_ends: Vec<Vec<Picos>>,
     /// The first actor of each class.
     first_actor: Vec<u32>,
-    mail: Mail,
+    transfers: Transfers,
     groups: Vec<Rendezvous<'p>>,
     groups_of: Vec<Vec<u32>>,
     /// Actors that can go on, by when.
@@ -127,7 +127,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             actors,
             tracks,
             first_actor,
-            mail: Mail::new(program, folded),
+            transfers: Transfers::new(program, folded),
             groups,
             groups_of,
             runnable: BinaryHeap::new(),
@@ -195,7 +195,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let delivery = match line.doing {
             Doing::Receive(route) => {
                 let (position, microbatch) = (actor.actor.position, microbatch(actor));
-                Some(self.mail.look(route, position, microbatch)?)
+                Some(self.transfers.look(route, position, microbatch)?)
             }
             _ => None,
         };
@@ -246,7 +246,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let call = actor.call(start);
         self.durations.clear();
         driver.send(&call, &mut self.durations)?;
-        let receivers = self.mail.receivers(route, call.actor.position).len();
+        let receivers = self.transfers.receivers(route, call.actor.position).len();
         if self.options.folded {
             let total = self.durations.iter().fold(Picos::ZERO, |sum, &each| sum + each);
             self.durations.clear();
@@ -260,13 +260,13 @@ impl<'s, 'p> Engine<'s, 'p> {
         for message in 0..receivers {
             let begun = arrival;
             arrival += self.durations[message];
-            let receiver = self.mail.receivers(route, call.actor.position)[message];
+            let receiver = self.transfers.receivers(route, call.actor.position)[message];
             let address = (route, receiver, microbatch(&self.actors[index]));
-            if self.mail.post(address, call.actor.position, Delivery { begun, arrival }) {
+            if self.transfers.post(address, call.actor.position, Delivery { begun, arrival }) {
                 self.wake(to as usize + receiver);
             }
         }
-        self.mail.end_send(route, call.actor.position, microbatch(&self.actors[index]));
+        self.transfers.end_send(route, call.actor.position, microbatch(&self.actors[index]));
         let actor = &mut self.actors[index];
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         actor.occupy(Queue::SENDS, arrival);
@@ -283,9 +283,9 @@ impl<'s, 'p> Engine<'s, 'p> {
     ) -> Result<(), D::Error> {
         let actor = &mut self.actors[index];
         let (position, microbatch) = (actor.actor.position, microbatch(actor));
-        let delivery = self.mail.look(route, position, microbatch);
+        let delivery = self.transfers.look(route, position, microbatch);
         let delivery = delivery.expect("a receive is due only once its messages have been sent");
-        self.mail.clear(route, position, microbatch);
+        self.transfers.clear(route, position, microbatch);
         let begun = actor.free(Queue::RECEIVES).max(delivery.begun);
         let start = actor.earliest(line, Queue::RECEIVES).max(delivery.arrival);
         let call = actor.call(start);

@@ -51,7 +51,6 @@ mod cost;
 mod driver;
 mod engine;
 mod error;
-mod mail;
 mod modelled;
 mod rate;
 mod recording;
@@ -60,6 +59,7 @@ mod script;
 mod simulate;
 mod summary;
 mod track_writer;
+mod transfers;
 
 pub use cost::CostModel;
 pub use driver::{Actor, Call, Driver};

@@ -96,7 +96,7 @@ pub(crate) struct Item {
     pub body: BodyId,
     /// Counted from the first of the step; beyond the step's, one of a later step.
     pub microbatch: Option<u32>,
-    pub lag: u32,
+    pub age: u32,
     /// How many entries before it run the same body on the same micro-batch.
     pub occurrence: u32,
     /// Whether no earlier entry works on this micro-batch.
@@ -214,7 +214,7 @@ fn items(program: &Program, class: &Class) -> Vec<Item> {
         Item {
             body: item.body,
             microbatch: item.microbatch,
-            lag: item.lag,
+            age: item.age,
             occurrence: item.occurrence,
             first,
             last,

@@ -14,7 +14,7 @@ use shardloom_plan::{
 };
 use shardloom_program::timeline::{Activity, Picos};
 use shardloom_program::{
-    Action, Bucket, Cargo, ClassId, Collective, Content, Exchange, Group, Instruction, Program,
+    Action, Bucket, Carried, ClassId, Collective, Content, Exchange, Group, Instruction, Program,
     View, lower,
 };
 use shardloom_sim::{CostModel, Options, SimError, simulate};
@@ -272,7 +272,7 @@ fn what_leaves_a_node_together_shares_its_uplink() {
     let bytes = route.message_bytes(&route.messages[0]) as f64;
     let path = cluster.link(DeviceId(0), DeviceId(16)).expect("devices").expect("two of them");
     let message = Picos::from_seconds(path.transfer_seconds(bytes, 8));
-    let Cargo::Value(value) = route.cargo else { panic!("activations go first") };
+    let Carried::Value(value) = route.carried else { panic!("activations go first") };
     let label = format!("send {}", graph.value(value).name);
     assert_eq!(lengths(Activity::Send, &label), [message; 2]);
 }

@@ -1,4 +1,4 @@
-//! Published makespans, bubbles and peaks, from the engine on lowered programs: what `program::schedule`
+//! Published makespans, bubbles and peaks, from the engine on lowered programs: what the crate `schedule`
 //! says of an order is what a simulation of the plan comes to.
 
 mod scenario;

@@ -41,7 +41,7 @@ impl Transit {
         let in_a_step = (program.microbatches * (program.ahead as usize + 1)) as u32;
         let mut between: BTreeMap<(Rank, Rank), usize> = BTreeMap::new();
         let rings = routes.map(|(id, route)| {
-            for (index, from, to) in program.crossings(id) {
+            for (index, from, to) in program.transfers(id) {
                 let most = plan.most_under_way(id, index).unwrap_or(in_a_step);
                 *between.entry((from, to)).or_default() += most as usize;
             }

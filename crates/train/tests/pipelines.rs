@@ -109,9 +109,9 @@ fn stages_in_any_place_train_like_the_serial_run() {
         arrangement.places(devices, chunks).unwrap_or_else(|error| panic!("{error}"))
     };
     let places = [
-        arranged(Arrangement::RoundRobin, 2, 2),
-        arranged(Arrangement::ZigZag, 2, 2),
-        arranged(Arrangement::ZigZag, 2, 4),
+        arranged(Arrangement::Looped, 2, 2),
+        arranged(Arrangement::Wave, 2, 2),
+        arranged(Arrangement::Wave, 2, 4),
         arranged(Arrangement::Bidirectional, 2, 2),
         arranged(Arrangement::Bidirectional, 4, 4),
         vec![vec![0, 0, 0]],

@@ -118,9 +118,9 @@ fn split_over_stages_it_trains_like_the_serial_run_and_frees_every_skip() {
             }
         }
         for places in [
-            arranged(Arrangement::RoundRobin, 2),
-            arranged(Arrangement::ZigZag, 2),
-            arranged(Arrangement::ZigZag, 4),
+            arranged(Arrangement::Looped, 2),
+            arranged(Arrangement::Wave, 2),
+            arranged(Arrangement::Wave, 4),
             vec![0, 0, 0],
         ] {
             assert_like(&reference, &graph, &placed(&graph, &pipelined(recompute), &places));
@@ -183,14 +183,14 @@ fn the_projection_of_a_join_can_be_split_along_the_joined_width() {
 /// Schedules on so many devices, and how many values and gradients of six layers with two skips, from
 /// blocks 0 and 1 to blocks 5 and 4, each device sends to others.
 fn ways() -> Vec<(ScheduleKind, usize, Vec<u64>)> {
-    use Arrangement::{Bidirectional, RoundRobin, ZigZag};
+    use Arrangement::{Bidirectional, Looped, Wave};
     let sizes = |schedule: ScheduleKind| match schedule.arrangement() {
         // Down as in a chain and up as in its mirror image, half of the micro-batches each.
         Some(Bidirectional) => vec![(2, vec![3, 3])],
         // Of block 0 there are two readers on the other device.
-        Some(RoundRobin) => vec![(2, vec![5, 5])],
+        Some(Looped) => vec![(2, vec![5, 5])],
         // Both ends of a skip are on one device.
-        Some(ZigZag) => vec![(2, vec![2, 2]), (4, vec![2, 4, 4, 2])],
+        Some(Wave) => vec![(2, vec![2, 2]), (4, vec![2, 4, 4, 2])],
         // Of two stages the result of block 2 and two skips, and as many gradients; of four, the first
         // stage sends block 0's result to the next and to the last, and so on.
         _ => vec![(2, vec![3, 3]), (4, vec![2, 3, 3, 2])],

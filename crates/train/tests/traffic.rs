@@ -265,9 +265,9 @@ fn boundaries(schedule: ScheduleKind, devices: usize, chunks: usize, device: usi
             }
         }
         // p v - 1 boundaries between p v stages; the first sends no gradient, the last no activation.
-        Arrangement::RoundRobin => (2 * chunks - usize::from(end)) as f64,
+        Arrangement::Looped => (2 * chunks - usize::from(end)) as f64,
         // p - 1 boundaries on each way down or up, as a turn is on one device.
-        Arrangement::ZigZag => (if end { chunks } else { 2 * chunks }) as f64,
+        Arrangement::Wave => (if end { chunks } else { 2 * chunks }) as f64,
         // As many as one pipeline's; in two of the pipelines a device is first or last if it is where
         // pipelines of one direction begin.
         Arrangement::Bidirectional => {

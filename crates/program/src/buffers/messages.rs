@@ -142,7 +142,7 @@ fn webs(program: &Program, with_collectives: bool) -> Vec<Web> {
     }
     let mut channels = vec![];
     for route in (0..program.routes.len() as u32).map(RouteId) {
-        for (message, from, to) in program.crossings(route) {
+        for (message, from, to) in program.transfers(route) {
             let (from, to) = (from.0 as usize, to.0 as usize);
             channels.push(Channel { route, message, from, to });
             let (one, other) = (lead(&mut leader, from), lead(&mut leader, to));
@@ -272,7 +272,7 @@ struct Execution<'a> {
     receives: HashMap<(usize, RouteId), Vec<usize>>,
     clocks: Vec<Clock>,
     /// Messages under way, by channel and micro-batch.
-    letters: HashMap<(usize, u32), Rc<Clock>>,
+    transfers: HashMap<(usize, u32), Rc<Clock>>,
     /// By channel: messages sent, and of each receive which event of its rank it was.
     sent: Vec<u32>,
     received: Vec<Vec<u32>>,
@@ -294,7 +294,7 @@ impl<'a> Execution<'a> {
             sends,
             receives,
             clocks: vec![vec![0; ranks]; ranks],
-            letters: HashMap::new(),
+            transfers: HashMap::new(),
             sent: vec![0; channels],
             received: vec![vec![]; channels],
             most: vec![0; channels],
@@ -345,7 +345,7 @@ impl<'a> Execution<'a> {
             let back = self.received[channel].partition_point(|&event| event < known) as u32;
             self.sent[channel] += 1;
             self.most[channel] = self.most[channel].max(self.sent[channel] - back);
-            self.letters.insert((channel, microbatch), Rc::clone(&clock));
+            self.transfers.insert((channel, microbatch), Rc::clone(&clock));
         }
     }
 
@@ -353,12 +353,12 @@ impl<'a> Execution<'a> {
     fn receive(&mut self, rank: usize, route: RouteId, microbatch: u32) -> bool {
         let number = self.clocks[rank][rank];
         let channels = self.receives.get(&(rank, route)).map_or(&[][..], Vec::as_slice);
-        if !channels.iter().all(|&channel| self.letters.contains_key(&(channel, microbatch))) {
+        if !channels.iter().all(|&channel| self.transfers.contains_key(&(channel, microbatch))) {
             return false;
         }
         for &channel in channels {
-            let letter = self.letters.remove(&(channel, microbatch)).expect("was just seen");
-            for (own, &known) in self.clocks[rank].iter_mut().zip(&*letter) {
+            let transfer = self.transfers.remove(&(channel, microbatch)).expect("was just seen");
+            for (own, &known) in self.clocks[rank].iter_mut().zip(&*transfer) {
                 *own = known.max(*own);
             }
             self.received[channel].push(number);

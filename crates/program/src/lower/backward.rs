@@ -39,9 +39,9 @@ pub(super) fn body(
         gradients: BTreeMap::new(),
         sharers: BTreeMap::new(),
     };
-    for (id, crossing) in context.boundaries.out_of(context.stage) {
-        let tensor = builder.emitter.value(crossing.value, &crossing.handed, ".gradient");
-        match crossing.way {
+    for (id, transfer) in context.boundaries.out_of(context.stage) {
+        let tensor = builder.emitter.value(transfer.value, &transfer.handed, ".gradient");
+        match transfer.way {
             Way::Messages { backward, .. } => {
                 let action = Action::Receive { route: backward };
                 builder.emitter.push(action, vec![], vec![write(tensor)]);
@@ -51,14 +51,14 @@ pub(super) fn body(
                 builder.emitter.push(Action::Copy, vec![waiting], vec![write(tensor)]);
             }
         }
-        builder.contribute(crossing.value, crossing.handed.clone(), tensor);
+        builder.contribute(transfer.value, transfer.handed.clone(), tensor);
     }
     for &op in context.model.ops.iter().rev() {
         builder.differentiate(op)?;
     }
-    for (id, crossing) in context.boundaries.into(context.stage) {
-        if let Some(operand) = builder.complete_gradient(crossing.value, &crossing.received)? {
-            match crossing.way {
+    for (id, transfer) in context.boundaries.into(context.stage) {
+        if let Some(operand) = builder.complete_gradient(transfer.value, &transfer.received)? {
+            match transfer.way {
                 Way::Messages { backward, .. } => {
                     let action = Action::Send { route: backward };
                     builder.emitter.push(action, vec![operand], vec![]);

@@ -7,10 +7,10 @@ use shardloom_plan::Precision;
 
 use super::stage::{StageId, StageModel};
 use crate::route::{self, Cell};
-use crate::{Cargo, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
+use crate::{Carried, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
 
 /// A value made in one stage and read in a later one of the same pipeline.
-pub(super) struct Crossing {
+pub(super) struct Transfer {
     pub value: ValueId,
     pub from: StageId,
     pub to: StageId,
@@ -38,18 +38,18 @@ pub(super) struct Handover {
     pub gradient: TensorId,
 }
 
-/// The handovers of one class, by crossing.
-pub(super) type Handovers = BTreeMap<CrossingId, Handover>;
+/// The handovers of one class, by transfer.
+pub(super) type Handovers = BTreeMap<TransferId, Handover>;
 
-/// Identifies a crossing.
+/// Identifies a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct CrossingId(usize);
+pub(super) struct TransferId(usize);
 
 /// All values that cross stages. A value read by several later stages goes from its producer to each
 /// directly.
 pub(super) struct Boundaries {
     precision: Precision,
-    crossings: Vec<Crossing>,
+    transfers: Vec<Transfer>,
     pub routes: Vec<Route>,
 }
 
@@ -59,15 +59,15 @@ impl Boundaries {
         precision: Precision,
         stages: &[StageModel],
     ) -> Result<Boundaries, ProgramError> {
-        let mut found = Boundaries { precision, crossings: vec![], routes: vec![] };
+        let mut found = Boundaries { precision, transfers: vec![], routes: vec![] };
         for (to, consumer) in stages.iter().enumerate() {
             let siblings = |stage: &StageModel| stage.place.pipeline == consumer.place.pipeline;
             for &op in &consumer.ops {
                 for (index, &value) in graph.op(op).inputs.iter().enumerate() {
                     let Some(producer_op) = graph.value(value).producer else { continue };
                     let known =
-                        |crossing: &Crossing| crossing.value == value && crossing.to == StageId(to);
-                    if consumer.holds(producer_op) || found.crossings.iter().any(known) {
+                        |transfer: &Transfer| transfer.value == value && transfer.to == StageId(to);
+                    if consumer.holds(producer_op) || found.transfers.iter().any(known) {
                         continue;
                     }
                     let holds = |stage: &StageModel| siblings(stage) && stage.holds(producer_op);
@@ -111,31 +111,31 @@ impl Boundaries {
             let upstream = Cell { layout: &handed, mesh: &producer.mesh };
             let downstream = Cell { layout: &received, mesh: &consumer.mesh };
             let format = Format::of_value(graph.value(value).dtype, self.precision);
-            let mut route = |cargo: Cargo, from: ClassId, to: ClassId, messages| {
-                self.routes.push(Route { cargo, from, to, format, messages });
+            let mut route = |carried: Carried, from: ClassId, to: ClassId, messages| {
+                self.routes.push(Route { carried, from, to, format, messages });
                 RouteId(self.routes.len() as u32 - 1)
             };
             let there = route::messages(&global, upstream, downstream);
             let back = route::messages(&global, downstream, upstream);
-            let forward = route(Cargo::Value(value), producer.class, consumer.class, there);
-            let backward = route(Cargo::Gradient(value), consumer.class, producer.class, back);
+            let forward = route(Carried::Value(value), producer.class, consumer.class, there);
+            let backward = route(Carried::Gradient(value), consumer.class, producer.class, back);
             Way::Messages { forward, backward }
         };
-        self.crossings.push(Crossing { value, from, to, handed, received, way });
+        self.transfers.push(Transfer { value, from, to, handed, received, way });
     }
 
     /// All of them.
-    pub fn crossings(&self) -> impl Iterator<Item = (CrossingId, &Crossing)> {
-        self.crossings.iter().enumerate().map(|(index, it)| (CrossingId(index), it))
+    pub fn transfers(&self) -> impl Iterator<Item = (TransferId, &Transfer)> {
+        self.transfers.iter().enumerate().map(|(index, it)| (TransferId(index), it))
     }
 
     /// What `stage` receives in its forward pass.
-    pub fn into(&self, stage: StageId) -> impl Iterator<Item = (CrossingId, &Crossing)> {
-        self.crossings().filter(move |(_, crossing)| crossing.to == stage)
+    pub fn into(&self, stage: StageId) -> impl Iterator<Item = (TransferId, &Transfer)> {
+        self.transfers().filter(move |(_, transfer)| transfer.to == stage)
     }
 
     /// What `stage` sends in its forward pass.
-    pub fn out_of(&self, stage: StageId) -> impl Iterator<Item = (CrossingId, &Crossing)> {
-        self.crossings().filter(move |(_, crossing)| crossing.from == stage)
+    pub fn out_of(&self, stage: StageId) -> impl Iterator<Item = (TransferId, &Transfer)> {
+        self.transfers().filter(move |(_, transfer)| transfer.from == stage)
     }
 }

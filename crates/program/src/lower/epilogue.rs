@@ -4,7 +4,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_plan::Axis;
 
 use super::buckets::Parameters;
-use super::homes::Early;
+use super::owners::Early;
 use crate::class::Bucket;
 use crate::sync::SUM;
 use crate::{Action, BucketId, Group, Instruction, Mode, TensorId, View};

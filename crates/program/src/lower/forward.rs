@@ -42,9 +42,9 @@ pub(super) fn forms(
 
 fn emit(emitter: &mut Emitter<'_>) -> Result<(), ProgramError> {
     let context = emitter.context;
-    for (id, crossing) in context.boundaries.into(context.stage) {
-        let tensor = emitter.value(crossing.value, &crossing.received, "");
-        match crossing.way {
+    for (id, transfer) in context.boundaries.into(context.stage) {
+        let tensor = emitter.value(transfer.value, &transfer.received, "");
+        match transfer.way {
             Way::Messages { forward, .. } => {
                 emitter.push(Action::Receive { route: forward }, vec![], vec![write(tensor)]);
             }
@@ -53,15 +53,15 @@ fn emit(emitter: &mut Emitter<'_>) -> Result<(), ProgramError> {
                 emitter.push(Action::Copy, vec![waiting], vec![write(tensor)]);
             }
         }
-        emitter.add_form(crossing.value, crossing.received.clone(), View::whole(tensor));
+        emitter.add_form(transfer.value, transfer.received.clone(), View::whole(tensor));
     }
     for &op in &context.model.ops {
         emitter.forward(op, false)?;
     }
-    for (id, crossing) in context.boundaries.out_of(context.stage) {
-        let operand = emitter.obtain(crossing.value, &crossing.handed)?;
+    for (id, transfer) in context.boundaries.out_of(context.stage) {
+        let operand = emitter.obtain(transfer.value, &transfer.handed)?;
         let operand = operand.expect("the stage produced what it hands over");
-        match crossing.way {
+        match transfer.way {
             Way::Messages { forward, .. } => {
                 emitter.push(Action::Send { route: forward }, vec![operand], vec![]);
             }

@@ -15,9 +15,9 @@ mod epilogue;
 mod extrapolation;
 mod forward;
 mod halves;
-mod homes;
 mod liveness;
 mod overlap;
+mod owners;
 mod post_validation;
 mod sharding;
 mod stage;
@@ -34,7 +34,7 @@ use crate::class::{Class, HeldStage, Program, Rank};
 use crate::sync::{self, Synchronisation, add};
 use crate::{ClassId, Content, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
 use bodies::StageBodies;
-use boundary::{Boundaries, Crossing, Handover, Handovers, Way};
+use boundary::{Boundaries, Handover, Handovers, Transfer, Way};
 use post_validation::PostValidation;
 use shardloom_schedule::{Instance, Pass, Schedule, ScheduleError, StageMap, Succession};
 use stage::{StageId, StageModel};
@@ -88,7 +88,7 @@ pub fn lower_with(
     };
     let parameters: Vec<buckets::Parameters<'_>> =
         ids().map(parameters).collect::<Result<_, _>>()?;
-    let early = homes::early(&schedule, &plan.pass_times, &stages, &parameters)?;
+    let early = owners::early(&schedule, &plan.pass_times, &stages, &parameters)?;
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -209,7 +209,7 @@ struct ClassLowering<'a> {
     graph: &'a Graph,
     plan: &'a Plan,
     stages: &'a [StageModel],
-    early: &'a homes::Early,
+    early: &'a owners::Early,
     boundaries: &'a Boundaries,
     schedule: &'a Schedule,
     versions: &'a Versions<'a>,
@@ -275,7 +275,7 @@ impl ClassLowering<'_> {
             let known = (&parameters, tensors.as_slice());
             later.weave(&mut stream, self.id, known, boundaries, self.stages);
         }
-        let versions = 1 + stream.entries.iter().map(|(item, _)| item.lag).max().unwrap_or(0);
+        let versions = 1 + stream.entries.iter().map(|(item, _)| item.age).max().unwrap_or(0);
         let lasting =
             |it: &&mut Tensor| it.content == Content::Weight && it.keep != Keep::Transient;
         for weights in tensors.iter_mut().filter(lasting) {
@@ -300,20 +300,20 @@ impl ClassLowering<'_> {
     /// Where values wait that go from one of the class's stages to another.
     fn handovers(&self, tensors: &mut Vec<Tensor>) -> Handovers {
         let mut handovers = BTreeMap::new();
-        for (id, crossing) in self.boundaries.crossings() {
-            let producer = &self.stages[crossing.from.0];
-            if crossing.way != Way::Stays || producer.class != self.id {
+        for (id, transfer) in self.boundaries.transfers() {
+            let producer = &self.stages[transfer.from.0];
+            if transfer.way != Way::Stays || producer.class != self.id {
                 continue;
             }
-            let mut waiting = |crossing: &Crossing, layout: &Layout, suffix: &str| {
-                let node = self.graph.value(crossing.value);
+            let mut waiting = |transfer: &Transfer, layout: &Layout, suffix: &str| {
+                let node = self.graph.value(transfer.value);
                 let shape = layout.local_shape(&producer.extents.shape(&node.axes), &producer.mesh);
                 let format = Format::of_value(node.dtype, self.plan.precision);
                 let name = format!("{}{suffix}", node.name);
                 add(tensors, emitter::of_microbatch(name, shape, format))
             };
-            let value = waiting(crossing, &crossing.received, " (waiting)");
-            let gradient = waiting(crossing, &crossing.handed, ".gradient (waiting)");
+            let value = waiting(transfer, &transfer.received, " (waiting)");
+            let gradient = waiting(transfer, &transfer.handed, ".gradient (waiting)");
             handovers.insert(id, Handover { value, gradient });
         }
         handovers

@@ -158,14 +158,14 @@ impl PostValidation {
     ) -> Vec<(BodyId, u32, Vec<RouteId>)> {
         let mut dropped = vec![];
         for (cell, body) in after.iter().filter(|(cell, _)| cell.pass == Pass::Forward) {
-            let crossings = boundaries.crossings().filter_map(|(_, crossing)| {
-                let Way::Messages { forward, .. } = crossing.way else { return None };
-                let sender = stages[crossing.from.0].place;
+            let transfers = boundaries.transfers().filter_map(|(_, transfer)| {
+                let Way::Messages { forward, .. } = transfer.way else { return None };
+                let sender = stages[transfer.from.0].place;
                 let (class, place) = self.places.get(&(sender, cell.microbatch)).copied()?;
-                let arrives = stages[crossing.to.0].place == cell.instance;
+                let arrives = stages[transfer.to.0].place == cell.instance;
                 (arrives && place < self.cuts[class]).then_some(forward)
             });
-            let routes: Vec<RouteId> = crossings.collect();
+            let routes: Vec<RouteId> = transfers.collect();
             if !routes.is_empty() {
                 dropped.push((*body, cell.microbatch, routes));
             }

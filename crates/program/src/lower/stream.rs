@@ -6,8 +6,8 @@ use shardloom_graph::Graph;
 
 use super::bodies::StageBodies;
 use super::buckets::Parameters;
-use super::homes::Early;
 use super::overlap::{Side, interleaved};
+use super::owners::Early;
 use super::stage::{StageId, StageModel};
 use super::versions::Versions;
 use super::{epilogue, extrapolation, sharding};
@@ -135,8 +135,8 @@ impl Assembly<'_> {
             let passes: Vec<(Cell, Key<'_>)> =
                 passes.map(|(cell, completes)| (cell, self.key(cell, completes))).collect();
             for (cell, body) in made.turn(self, &passes) {
-                let lag = self.versions.lag(cell)?;
-                let item = StreamItem { lag, ..StreamItem::new(body, Some(cell.microbatch)) };
+                let age = self.versions.age(cell)?;
+                let item = StreamItem { age, ..StreamItem::new(body, Some(cell.microbatch)) };
                 entries.push((item, Some(cell)));
             }
             if turn.cells().any(|cell| self.versions.ends_round(cell)) {

@@ -60,7 +60,7 @@ impl<'a> Versions<'a> {
     ///
     /// # Errors
     /// If the rule has no version for it.
-    pub fn lag(&self, cell: Cell) -> Result<u32, ProgramError> {
+    pub fn age(&self, cell: Cell) -> Result<u32, ProgramError> {
         let map = &self.schedule.map;
         let forward = cell.pass == Pass::Forward;
         Ok(match self.rule {
@@ -68,8 +68,8 @@ impl<'a> Versions<'a> {
             Weights::Stash if forward => 0,
             Weights::Stash => self.updates_since_forward(cell),
             Weights::VerticalSync => {
-                let lag = self.before(cell) - self.of_input_stage(cell);
-                u32::try_from(lag).map_err(|_| {
+                let age = self.before(cell) - self.of_input_stage(cell);
+                u32::try_from(age).map_err(|_| {
                     let device = map.device(cell.instance);
                     ScheduleError::Rule(format!(
                         "device {device} runs {} before the first stage does",

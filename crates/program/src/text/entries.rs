@@ -70,7 +70,7 @@ fn notes(program: &Program, item: &StreamItem) -> Vec<String> {
             }
         }
     }
-    match item.lag {
+    match item.age {
         0 => {}
         1 => notes.push("with weights 1 update old".into()),
         updates => notes.push(format!("with weights {updates} updates old")),

@@ -11,10 +11,10 @@ use crate::{BodyKind, Class, ClassId, Content, Copies, Keep, Program};
 pub(super) fn check(program: &Program, id: ClassId, found: &mut Vec<Violation>) {
     let class = program.class(id);
     let Some(held) = versions(class) else { return };
-    let late = class.stream.iter().filter(|item| item.lag >= held);
+    let late = class.stream.iter().filter(|item| item.age >= held);
     let too_late = late.map(|item| Violation::Lag {
         place: place(class, item.body),
-        lag: item.lag,
+        age: item.age,
         versions: held,
     });
     found.extend(too_late);
@@ -30,7 +30,7 @@ pub(super) fn check(program: &Program, id: ClassId, found: &mut Vec<Violation>) 
         }
         let Some(microbatch) = item.microbatch else { continue };
         // The version from the start is the oldest that there is.
-        let version = (updates - i64::from(item.lag)).max(0);
+        let version = (updates - i64::from(item.age)).max(0);
         let key = (body.part.chunk, body.part.reverse, microbatch);
         if *known.entry(key).or_insert(version) != version {
             let place = place(class, item.body);

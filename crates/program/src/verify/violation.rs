@@ -159,12 +159,12 @@ pub enum Violation {
         tensor: String,
     },
     /// An entry asks for older weights than are held.
-    #[error("{place}: runs with weights {lag} updates old, of which {versions} versions are held")]
+    #[error("{place}: runs with weights {age} updates old, of which {versions} versions are held")]
     Lag {
         /// The class and the body.
         place: String,
         /// The age that the entry asks for.
-        lag: u32,
+        age: u32,
         /// How many versions there are.
         versions: u32,
     },

@@ -2,7 +2,7 @@
 
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Stage, Uniform};
-use shardloom_program::{Cargo, ClassId, lower};
+use shardloom_program::{Carried, ClassId, lower};
 
 use crate::invariants::check_invariants;
 use crate::model::{gpt, mesh, single};
@@ -37,8 +37,8 @@ fn stages_of_different_meshes_send_each_receiver_its_part_once() {
                 let [forward, backward] = &program.routes[..] else {
                     panic!("one value crosses, and its gradient goes back")
                 };
-                assert!(matches!(forward.cargo, Cargo::Value(_)));
-                assert!(matches!(backward.cargo, Cargo::Gradient(_)));
+                assert!(matches!(forward.carried, Carried::Value(_)));
+                assert!(matches!(backward.carried, Carried::Gradient(_)));
                 assert_eq!((forward.from, forward.to), (ClassId(0), ClassId(1)));
                 assert_eq!((backward.from, backward.to), (ClassId(1), ClassId(0)));
             }

@@ -60,7 +60,7 @@ impl Reader<'_> {
         let mut known: BTreeMap<String, String> = BTreeMap::new();
         let steps = program.ahead + 1 + u32::from(class.ends_late());
         for (step, item) in program.unrolled(class, steps) {
-            let StreamItem { body, microbatch, lag, amends, .. } = item;
+            let StreamItem { body, microbatch, age, amends, .. } = item;
             let mut lines: Vec<Line> = vec![];
             let (mut taken_before, mut given_before) = (0, 0);
             for instruction in &class.body(body).instructions {
@@ -86,7 +86,7 @@ impl Reader<'_> {
                 }
             }
             let name = self.name(&item);
-            let age = if lag > 0 { format!(", {lag} updates old") } else { String::new() };
+            let age = if age > 0 { format!(", {age} updates old") } else { String::new() };
             let amends = if amends { ", if the update was wrong" } else { "" };
             let block = block(&lines);
             if let Some(first) = known.get(&block) {

@@ -242,7 +242,7 @@ rejected! {
     an_update_twice_is_rejected: twice(pipeline(), 0, optimizes) => Violation::Updates { .. },
     an_update_with_gradients_of_another_bucket_is_rejected:
         foreign_gradients(pipeline()) => Violation::Operands { .. },
-    weights_older_than_are_held_are_rejected: aged(stashed(), |lag| lag + 2) => Violation::Lag { .. },
+    weights_older_than_are_held_are_rejected: aged(stashed(), |age| age + 2) => Violation::Lag { .. },
     a_backward_pass_with_newer_weights_is_rejected:
         aged(stashed(), |_| 0) => Violation::Versions { .. },
     fewer_versions_than_are_read_are_rejected: fewer_versions(stashed()) => Violation::Lag { .. },
@@ -503,10 +503,10 @@ fn foreign_gradients(program: Program) -> Program {
 
 /// Changes the age of the weights that the first class's late backward passes run with.
 fn aged(mut program: Program, how: impl Fn(u32) -> u32) -> Program {
-    let items = program.classes[0].stream.iter_mut().filter(|item| item.lag > 0);
+    let items = program.classes[0].stream.iter_mut().filter(|item| item.age > 0);
     let items: Vec<&mut StreamItem> = items.collect();
     assert!(!items.is_empty(), "some pass is late");
-    items.into_iter().for_each(|item| item.lag = how(item.lag));
+    items.into_iter().for_each(|item| item.age = how(item.age));
     program
 }
 

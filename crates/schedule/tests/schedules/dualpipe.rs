@@ -59,11 +59,11 @@ fn other_sizes_are_refused_with_what_would_be_right() {
          pipelines"
     );
     assert_eq!(
-        refusal(HALF, Arrangement::ZigZag, 3, 2, 5),
+        refusal(HALF, Arrangement::Wave, 3, 2, 5),
         "schedule: dualpipev wants at least 6 micro-batches on 3 devices, and these are 5"
     );
     assert_eq!(
-        refusal(HALF, Arrangement::ZigZag, 3, 4, 6),
+        refusal(HALF, Arrangement::Wave, 3, 4, 6),
         "schedule: dualpipev wants 2 stages on each device, and there are 4"
     );
     let odd = StageMap::arranged(Arrangement::Bidirectional, 3, 2, 6);

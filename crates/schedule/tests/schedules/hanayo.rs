@@ -109,7 +109,7 @@ fn an_odd_number_of_stages_on_a_device_and_impossible_times_are_refused() {
         "schedule: hanayo wants an even number of stages on each device, two for each wave, not 3"
     );
     for wrong in [-1.0, f64::NAN, f64::INFINITY] {
-        let map = StageMap::arranged(Arrangement::ZigZag, 2, 2, 2).expect("a map");
+        let map = StageMap::arranged(Arrangement::Wave, 2, 2, 2).expect("a map");
         assert!(Schedule::build(KIND, map, &PassTimes { forward: wrong, ..EQUAL }).is_err());
     }
 }

@@ -99,7 +99,7 @@ fn with_slower_forwards_weight_gradients_of_zb_v_move_into_the_gaps() {
 fn one_stage_on_a_device_or_four_are_refused() {
     for kind in [ZERO, HALF, LEAST] {
         for stages in [1, 4] {
-            let map = StageMap::arranged(Arrangement::ZigZag, 2, stages, 4).expect("a map");
+            let map = StageMap::arranged(Arrangement::Wave, 2, stages, 4).expect("a map");
             let message =
                 Schedule::build(kind, map, &ALIKE).expect_err("not two stages").to_string();
             let expected =

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
-use shardloom_graph::{Excerpt, Graph};
+use shardloom_graph::{Graph, Representative};
 use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind, even_cut};
 
 use super::collective::Collective;
@@ -83,7 +83,7 @@ pub struct Estimator<'a> {
     cluster: &'a Cluster,
     settings: Settings,
     place: Place<'a>,
-    excerpt: Excerpt,
+    representative: Representative,
     update_rate: String,
     statistics_rate: String,
     split_ids: BTreeMap<(u32, bool), usize>,
@@ -113,7 +113,7 @@ impl<'a> Estimator<'a> {
             cluster,
             settings,
             place: Place::of(cluster, settings.precision.compute)?,
-            excerpt: Excerpt::of(graph),
+            representative: Representative::of(graph),
             update_rate: format!("update.{name}"),
             statistics_rate: format!("statistics.{name}"),
             split_ids: BTreeMap::new(),
@@ -249,7 +249,7 @@ impl<'a> Estimator<'a> {
             _ => [self.place.world(size), replicas],
         };
         Terms {
-            kinds: self.excerpt.stand_ins(),
+            kinds: self.representative.stand_ins(),
             blocks,
             split: &self.splits[blocks.split],
             settings: &self.settings,
@@ -295,8 +295,8 @@ impl<'a> Estimator<'a> {
                     self.start(candidate, blocks, stage)..self.start(candidate, blocks, stage + 1);
                 each.blocks.iter().any(|block| range.contains(block))
             };
-            let homes = stages.filter(holds).count() as u32;
-            let shape = self.place.homes(homes, candidate.dp * candidate.tp);
+            let holders = stages.filter(holds).count() as u32;
+            let shape = self.place.holders(holders, candidate.dp * candidate.tp);
             let Settings { algorithm, precision, .. } = self.settings;
             let bytes = precision.gradients.bytes();
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
@@ -309,7 +309,7 @@ impl<'a> Estimator<'a> {
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
         let balanced = || self.cuts.get(&(blocks, candidate.pp)).map(|cut| cut[stage]);
-        let even = || even_cut(self.excerpt.stand_ins().len(), candidate.pp as usize, stage);
+        let even = || even_cut(self.representative.stand_ins().len(), candidate.pp as usize, stage);
         match candidate.cut {
             Cut::Even => even(),
             Cut::Balanced => balanced().unwrap_or_else(even),
@@ -346,17 +346,17 @@ impl<'a> Estimator<'a> {
 
     /// Lowers the reduced model and fills in its tables.
     fn tabulate(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
-        let Estimator { graph, excerpt, settings, .. } = self;
-        let Some(program) = reduced::program(excerpt, settings, candidate)? else {
+        let Estimator { graph, representative, settings, .. } = self;
+        let Some(program) = reduced::program(representative, settings, candidate)? else {
             return Ok(None);
         };
         let split = *self.split_ids.entry(split_key(candidate)).or_insert_with(|| {
             let samples = candidate.microbatch;
-            self.splits.push(SplitTable::of(graph, excerpt, &program, settings, samples));
+            self.splits.push(SplitTable::of(graph, representative, &program, settings, samples));
             self.splits.len() - 1
         });
         let Estimator { cluster, place, .. } = self;
-        let table = BlockTable::of(cluster, place, excerpt, program, candidate, split)?;
+        let table = BlockTable::of(cluster, place, representative, program, candidate, split)?;
         self.blocks.push(table);
         Ok(Some(self.blocks.len() - 1))
     }

@@ -3,9 +3,9 @@
 //!
 //! A search asks for hundreds of thousands of plans that differ in a few numbers. What they have in
 //! common is tabulated once: for each tensor-parallel width, sequence parallelism, micro-batch and
-//! recomputation, a model of one block of each kind (an [`Excerpt`](shardloom_graph::Excerpt)) is
+//! recomputation, a model of one block of each kind (an [`Representative`](shardloom_graph::Representative)) is
 //! lowered with each block as a stage of its own, its bodies timed by the
-//! [`CostModel`](crate::CostModel) and followed with a [`Ledger`](shardloom_program::Ledger). An
+//! [`CostModel`](crate::CostModel) and followed with a [`MemoryTracker`](shardloom_program::MemoryTracker). An
 //! estimate then adds up blocks to stages and stages to a pipeline, with the synchronisation that data
 //! parallelism and ZeRO call for, in closed form and without allocating.
 //!

@@ -1,6 +1,6 @@
 //! The parameters of blocks, sorted by how they are spread over a replica's devices.
 
-use shardloom_graph::{Excerpt, Graph, ValueId};
+use shardloom_graph::{Graph, Representative, ValueId};
 use shardloom_plan::Optimizer;
 use shardloom_program::{Bucket, Program, WeightParam};
 
@@ -73,10 +73,10 @@ pub(super) struct ParameterTable {
 }
 
 impl ParameterTable {
-    /// The parameters of `graph`, spread as those of its lowered `excerpt` are.
+    /// The parameters of `graph`, spread as those of its lowered representative model are.
     pub fn of(
         graph: &Graph,
-        excerpt: &Excerpt,
+        representative: &Representative,
         program: &Program,
         optimizer: &Optimizer,
     ) -> ParameterTable {
@@ -86,7 +86,7 @@ impl ParameterTable {
             let mut sum = Parameters::default();
             for param in &class.params {
                 let parameters = Parameters::of(param, class.bucket(param.bucket), optimizer);
-                let value = excerpt.original(param.value);
+                let value = representative.original(param.value);
                 let blocks = using_blocks(graph, value);
                 if blocks.len() == 1 {
                     sum.add(&parameters);

@@ -103,7 +103,7 @@ impl<'c> Place<'c> {
     }
 
     /// Two ends of a pipeline of stages of `size` devices that hold the same parameter.
-    pub fn homes(&self, count: u32, size: u32) -> GroupShape<'c> {
+    pub fn holders(&self, count: u32, size: u32) -> GroupShape<'c> {
         let concurrent = size.min(self.per_node);
         self.group.group_shape(count, 1, concurrent)
     }

@@ -5,7 +5,7 @@
 //! to them sent.
 
 use shardloom_collectives::Kind;
-use shardloom_graph::Excerpt;
+use shardloom_graph::Representative;
 use shardloom_plan::{Mesh, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Program, ProgramError, lower};
 
@@ -24,11 +24,11 @@ const REPLICAS: u32 = 2;
 /// # Errors
 /// If the settings are impossible for every candidate.
 pub(super) fn program(
-    excerpt: &Excerpt,
+    representative: &Representative,
     settings: &Settings,
     candidate: &Candidate,
 ) -> Result<Option<Program>, SimError> {
-    let graph = excerpt.graph();
+    let graph = representative.graph();
     if !candidate.divides(graph) {
         return Ok(None);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
-use shardloom_graph::{BlockId, Excerpt, Graph, ValueId};
+use shardloom_graph::{BlockId, Graph, Representative, ValueId};
 use shardloom_program::{Action, BodyKind, Class, Content, Program};
 
 use super::block::{BlockCost, Held, Site, pass_instructions};
@@ -23,26 +23,31 @@ pub(super) struct SplitTable {
 }
 
 impl SplitTable {
-    /// The blocks of `graph` as those of its lowered `excerpt` are split; micro-batches have `samples`
+    /// The blocks of `graph` as those of its lowered representative model are split; micro-batches have `samples`
     /// samples.
     pub fn of(
         graph: &Graph,
-        excerpt: &Excerpt,
+        representative: &Representative,
         program: &Program,
         settings: &Settings,
         samples: u32,
     ) -> SplitTable {
-        let parameters = ParameterTable::of(graph, excerpt, program, &settings.optimizer);
-        let own = excerpt.stand_ins().iter().map(|&kind| parameters.own[kind].total());
+        let parameters = ParameterTable::of(graph, representative, program, &settings.optimizer);
+        let own = representative.stand_ins().iter().map(|&kind| parameters.own[kind].total());
         let shared = parameters.shared.iter().map(|it| it.parameters.total());
         let total_elements = own.chain(shared).sum();
-        let crossing_bytes = crossing_bytes(graph, excerpt, program, samples);
+        let crossing_bytes = crossing_bytes(graph, representative, program, samples);
         SplitTable { parameters, total_elements, crossing_bytes }
     }
 }
 
 /// Each value that crosses a cut is as large as what the first block behind it receives.
-fn crossing_bytes(graph: &Graph, excerpt: &Excerpt, program: &Program, samples: u32) -> Vec<f64> {
+fn crossing_bytes(
+    graph: &Graph,
+    representative: &Representative,
+    program: &Program,
+    samples: u32,
+) -> Vec<f64> {
     let received: Vec<Vec<f64>> =
         program.classes.iter().map(|class| received_bytes(class, samples)).collect();
     let mut bytes = vec![0.0; graph.blocks().len() + 1];
@@ -50,7 +55,9 @@ fn crossing_bytes(graph: &Graph, excerpt: &Excerpt, program: &Program, samples: 
     let mut next: BTreeMap<ValueId, usize> = BTreeMap::new();
     for block in 0..graph.blocks().len() {
         let values = values_from_before(graph, block);
-        for ((value, producer), size) in values.iter().zip(&received[excerpt.stand_in(block)]) {
+        for ((value, producer), size) in
+            values.iter().zip(&received[representative.stand_in(block)])
+        {
             let next = next.entry(*value).or_insert(producer + 1);
             bytes[*next..=block].iter_mut().for_each(|cut| *cut += size);
             *next = block + 1;
@@ -97,14 +104,14 @@ pub(super) struct BlockTable {
 }
 
 impl BlockTable {
-    /// The costs of blocks as those of the lowered `excerpt`.
+    /// The costs of blocks as those of the lowered representative model.
     ///
     /// # Errors
     /// As [`CostModel`].
     pub fn of(
         cluster: &Cluster,
         place: &Place<'_>,
-        excerpt: &Excerpt,
+        representative: &Representative,
         mut program: Program,
         candidate: &Candidate,
         split: usize,
@@ -116,7 +123,7 @@ impl BlockTable {
         }
         let site = Site { devices: &devices, concurrent, overlaps: place.overlaps() };
         let mut blocks = vec![BlockCost::default(); program.classes.len()];
-        let costs = CostModel::new(excerpt.graph(), cluster, &program);
+        let costs = CostModel::new(representative.graph(), cluster, &program);
         for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
             [block.forward_seconds, block.backward_seconds] = site.pass_seconds(&costs, id)?;
         }
@@ -137,7 +144,7 @@ impl BlockTable {
         let mut seconds_before = vec![0.0];
         let mut kept_bytes = 0.0;
         let mut seconds = 0.0;
-        for &kind in excerpt.stand_ins() {
+        for &kind in representative.stand_ins() {
             seconds += blocks[kind].forward_seconds + blocks[kind].backward_seconds;
             seconds_before.push(seconds);
             kept_bytes += blocks[kind].whole.kept_bytes;

@@ -21,7 +21,7 @@ pub struct Drawn<'p> {
 
 impl Drawn<'_> {
     fn draw(&self, what: u64, at: At, more: u64) -> Picos {
-        let At { rank, class, position, body, index, microbatch, step, lag, occurrence } = at;
+        let At { rank, class, position, body, index, microbatch, step, age, occurrence } = at;
         let microbatch = microbatch.map_or(u64::MAX, u64::from);
         let numbers = [
             self.seed,
@@ -33,7 +33,7 @@ impl Drawn<'_> {
             index as u64,
             microbatch,
             u64::from(step),
-            u64::from(lag),
+            u64::from(age),
             u64::from(occurrence),
             more,
         ];
@@ -84,7 +84,7 @@ fn at(call: &Call<'_>) -> At {
         index: call.index,
         microbatch: call.microbatch,
         step: call.step,
-        lag: call.lag,
+        age: call.age,
         occurrence: call.occurrence,
     }
 }

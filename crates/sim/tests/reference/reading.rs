@@ -56,7 +56,7 @@ pub struct At {
     /// Counted from the first of all steps.
     pub microbatch: Option<u32>,
     pub step: u32,
-    pub lag: u32,
+    pub age: u32,
     pub occurrence: u32,
 }
 
@@ -107,7 +107,7 @@ fn entries(program: &Program, (id, class, position): Place<'_>, steps: u32) -> V
     let mut entries = vec![];
     for round in -i64::from(program.ahead)..=steps {
         for item in &class.stream {
-            let StreamItem { body, microbatch, lag, late, amends, occurrence } = *item;
+            let StreamItem { body, microbatch, age, late, amends, occurrence } = *item;
             let microbatch = microbatch.map(|it| round * microbatches + i64::from(it));
             let belongs = match microbatch {
                 Some(it) => it >= 0 && it < steps * microbatches,
@@ -127,7 +127,7 @@ fn entries(program: &Program, (id, class, position): Place<'_>, steps: u32) -> V
                 index: 0,
                 microbatch: microbatch.map(|it| it as u32),
                 step: round.max(0) as u32,
-                lag,
+                age,
                 occurrence,
             };
             entries.push(Entry { round, amends, at, body });

@@ -147,7 +147,7 @@ fn main() {
     let (mut tasks, mut seeds) = (vec![], 3);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
-            // What Cargo tells every bench.
+            // What Carried tells every bench.
             "--bench" => {}
             "--seeds" => {
                 let number = arguments.next().and_then(|number| number.parse().ok());

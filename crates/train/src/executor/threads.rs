@@ -247,8 +247,8 @@ impl Worker<'_> {
             Action::Send { route } => {
                 let shared = Arc::clone(self.rank.shared());
                 let own = RankId(self.endpoint.rank());
-                let crossings = shared.program.crossings(route);
-                for (message, _, to) in crossings.filter(|&(_, from, _)| from == own) {
+                let transfers = shared.program.transfers(route);
+                for (message, _, to) in transfers.filter(|&(_, from, _)| from == own) {
                     let pack = || {
                         let packed = self.rank.pack(route, message, instruction, microbatch);
                         // Nothing is sent back in evaluation, so that a rank may run far ahead there.
@@ -263,8 +263,8 @@ impl Worker<'_> {
             Action::Receive { route } => {
                 let shared = Arc::clone(self.rank.shared());
                 let own = RankId(self.endpoint.rank());
-                let crossings = shared.program.crossings(route);
-                for (message, sender, _) in crossings.filter(|&(_, _, to)| to == own) {
+                let transfers = shared.program.transfers(route);
+                for (message, sender, _) in transfers.filter(|&(_, _, to)| to == own) {
                     let payload = self.endpoint.receive(sender.0, tag(route.0))?.0;
                     self.rank.unpack(route, message, instruction, microbatch, payload);
                     self.endpoint.nudge(sender.0)?;

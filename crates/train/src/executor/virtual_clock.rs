@@ -118,7 +118,7 @@ impl VirtualCrew {
             ranks: &mut self.ranks,
             sent_bytes: &mut self.sent_bytes,
             model,
-            letters: BTreeMap::new(),
+            transfers: BTreeMap::new(),
         };
         let mut driver = Recorder::new(driver);
         let options = Options { steps, folded: false };
@@ -146,7 +146,7 @@ struct Executing<'a> {
     sent_bytes: &'a mut [u64],
     model: Modelled<'a>,
     /// Messages under way, by route, sender, receiver and micro-batch.
-    letters: BTreeMap<(RouteId, RankId, RankId, u32), VecDeque<Buffer>>,
+    transfers: BTreeMap<(RouteId, RankId, RankId, u32), VecDeque<Buffer>>,
 }
 
 impl Executing<'_> {
@@ -159,7 +159,7 @@ impl Executing<'_> {
             rank.begin_step(call.step);
         }
         let item = StreamItem::new(call.body, call.microbatch);
-        rank.begin_item(&StreamItem { lag: call.lag, occurrence: call.occurrence, ..item });
+        rank.begin_item(&StreamItem { age: call.age, occurrence: call.occurrence, ..item });
         rank.go_to(call.index as u32);
         rank
     }
@@ -193,12 +193,12 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         let shared = Arc::clone(self.shared);
         let sender = call.actor.rank;
-        let crossings = shared.program.crossings(route);
-        for (message, _, to) in crossings.filter(|&(_, from, _)| from == sender) {
+        let transfers = shared.program.transfers(route);
+        for (message, _, to) in transfers.filter(|&(_, from, _)| from == sender) {
             let payload = self.rank(call).pack(route, message, call.instruction, microbatch);
             let payload = payload.expect(FULL_RING);
             let key = (route, sender, to, microbatch);
-            self.letters.entry(key).or_default().push_back(payload);
+            self.transfers.entry(key).or_default().push_back(payload);
         }
         self.rank(call).free(call.instruction, microbatch);
         self.count(call);
@@ -212,14 +212,14 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
         let shared = Arc::clone(self.shared);
-        let crossings = shared.program.crossings(route);
-        for (message, sender, _) in crossings.filter(|&(_, _, to)| to == receiver) {
+        let transfers = shared.program.transfers(route);
+        for (message, sender, _) in transfers.filter(|&(_, _, to)| to == receiver) {
             let key = (route, sender, receiver, microbatch);
-            let letters = self.letters.get_mut(&key);
-            let letters = letters.expect("the engine delivers after the send");
-            let payload = letters.pop_front().expect("what is empty is removed");
-            if letters.is_empty() {
-                self.letters.remove(&key);
+            let transfers = self.transfers.get_mut(&key);
+            let transfers = transfers.expect("the engine delivers after the send");
+            let payload = transfers.pop_front().expect("what is empty is removed");
+            if transfers.is_empty() {
+                self.transfers.remove(&key);
             }
             self.rank(call).unpack(route, message, call.instruction, microbatch, payload);
         }

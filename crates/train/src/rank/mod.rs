@@ -221,7 +221,7 @@ impl Rank {
     /// a row.
     pub fn begin_item(&mut self, item: &StreamItem) {
         self.norm.amending = self.class().body(item.body).kind == BodyKind::Amendment;
-        self.store.go_back(item.lag);
+        self.store.go_back(item.age);
         let step = (self.now.step - self.now.first_step) as u32;
         self.arena.begin_item(item, step);
     }

@@ -465,7 +465,7 @@ fn tied_weights_are_read_in_the_version_of_each_home() {
     }
 }
 
-/// Both homes update them alike, or they would not be tied for long.
+/// Both holders update them alike, or they would not be tied for long.
 #[test]
 fn tied_weights_are_corrected_for_the_latest_of_their_gradients() {
     let graph = graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true");

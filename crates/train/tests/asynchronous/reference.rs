@@ -116,7 +116,7 @@ impl<'a> Reference<'a> {
                 }
             }
             for (id, value) in graph.parameters() {
-                if (number + 1).is_multiple_of(self.between[self.home(value)])
+                if (number + 1).is_multiple_of(self.between[self.holder(value)])
                     && let Some(sum) = sums.remove(&id)
                 {
                     self.update(id, value, &sum);
@@ -198,7 +198,7 @@ impl<'a> Reference<'a> {
             Prediction::Velocity => {
                 assert!(matches!(self.run.optimizer, Optimizer::Sgd(_)), "only SGD has a velocity");
                 // The rate of the update to come.
-                let stage = self.home(self.run.graph.value(id));
+                let stage = self.holder(self.run.graph.value(id));
                 let rate = self.rate(stage, version as u64);
                 for (w, &velocity) in weights.iter_mut().zip(&self.versions[&id][version].state[0])
                 {
@@ -218,7 +218,7 @@ impl<'a> Reference<'a> {
     fn update(&mut self, id: ValueId, value: &Value, gradient: &[f32]) {
         let (graph, step) = (self.run.graph, self.steps);
         let corrections = self.run.rule.corrections();
-        let stage = self.home(value);
+        let stage = self.holder(value);
         let delay = match step >= self.synchronous_steps() {
             true => self.stage(stage).delay(),
             false => 0.0,
@@ -302,10 +302,10 @@ impl<'a> Reference<'a> {
 
     /// The stage that a parameter is updated in: of several the first, whose gradients are the latest.
     /// Where stages update after rounds of their own, there must be one only.
-    fn home(&self, value: &Value) -> usize {
-        let homes = || value.consumers.iter().map(|&op| self.stage_of(self.run.graph.op(op)));
-        let first = homes().min().expect("parameters are read");
-        let alone = !self.run.in_rounds || homes().all(|it| it == first);
+    fn holder(&self, value: &Value) -> usize {
+        let holders = || value.consumers.iter().map(|&op| self.stage_of(self.run.graph.op(op)));
+        let first = holders().min().expect("parameters are read");
+        let alone = !self.run.in_rounds || holders().all(|it| it == first);
         assert!(alone, "{} is updated in several stages", value.name);
         first
     }

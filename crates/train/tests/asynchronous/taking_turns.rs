@@ -114,7 +114,7 @@ fn several_updates_a_step_with_sums_over_whole_parameters_train_by_the_formula()
     }
 }
 
-/// Stages with several homes add up shares of their gradients in each update.
+/// Stages with several holders add up shares of their gradients in each update.
 #[test]
 fn several_updates_a_step_of_sharded_state_train_by_the_formula() {
     let mesh = Mesh { dp: 2, cp: 1, tp: 1 };

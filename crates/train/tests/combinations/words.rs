@@ -206,7 +206,7 @@ impl Words {
                     // There is no norm of all gradients.
                     GUARD => rounds && GUARDS[other] != (None, false),
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
-                    // Both homes of a parameter are updated as often.
+                    // Both holders of a parameter are updated as often.
                     MODEL => {
                         rounds && !way.replicas.is_empty() && MODELS[other].contains("tied=true")
                     }

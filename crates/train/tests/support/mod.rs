@@ -17,7 +17,7 @@ pub fn graph(spec: &str) -> Graph {
     spec.graph().expect("a valid model")
 }
 
-/// A GPT with all there is in one: dropout, and a parameter with two homes.
+/// A GPT with all there is in one: dropout, and a parameter with two holders.
 pub fn gpt() -> Graph {
     graph("gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,dropout=0.1,tied=true")
 }

@@ -84,13 +84,13 @@ fn executed(
         Follower { class, position, events, next: 0 }
     };
     let mut ranks: Vec<Follower> = (0..program.ranks() as u32).map(follower).collect();
-    let mut letters: BTreeSet<(RouteId, usize, u32)> = BTreeSet::new();
+    let mut transfers: BTreeSet<(RouteId, usize, u32)> = BTreeSet::new();
     let mut most: BTreeMap<(RouteId, usize), u32> = BTreeMap::new();
     let ends = |route, rank: usize, end: fn((Rank, Rank)) -> Rank| {
-        let crossings = program
-            .crossings(route)
+        let transfers = program
+            .transfers(route)
             .filter(move |&(_, from, to)| end((from, to)).0 as usize == rank);
-        crossings.map(|(message, _, _)| message)
+        transfers.map(|(message, _, _)| message)
     };
     let group = |it: &Follower, axes: &[Axis]| -> Vec<usize> {
         let members = program.members(it.class, it.position, &Group::Mesh(axes.to_vec()));
@@ -100,7 +100,7 @@ fn executed(
         let can = |&rank: &usize| match ranks[rank].events.get(ranks[rank].next) {
             Some(Event::Send(..)) => true,
             Some(&Event::Receive(route, microbatch)) => {
-                ends(route, rank, |it| it.1).all(|it| letters.contains(&(route, it, microbatch)))
+                ends(route, rank, |it| it.1).all(|it| transfers.contains(&(route, it, microbatch)))
             }
             Some(Event::Meet(axes)) => {
                 let members = group(&ranks[rank], axes);
@@ -110,7 +110,7 @@ fn executed(
         };
         let able: Vec<usize> = (0..ranks.len()).filter(can).collect();
         if able.is_empty() {
-            assert!(letters.is_empty());
+            assert!(transfers.is_empty());
             assert!(ranks.iter().all(|it| it.next == it.events.len()));
             return most;
         }
@@ -118,8 +118,8 @@ fn executed(
         match ranks[rank].events[ranks[rank].next].clone() {
             Event::Send(route, microbatch) => {
                 for message in ends(route, rank, |it| it.0) {
-                    letters.insert((route, message, microbatch));
-                    let under_way = letters.iter().filter(|it| (it.0, it.1) == (route, message));
+                    transfers.insert((route, message, microbatch));
+                    let under_way = transfers.iter().filter(|it| (it.0, it.1) == (route, message));
                     let under_way = under_way.count() as u32;
                     let most = most.entry((route, message)).or_default();
                     *most = under_way.max(*most);
@@ -128,7 +128,7 @@ fn executed(
             }
             Event::Receive(route, microbatch) => {
                 let received = ends(route, rank, |it| it.1);
-                received.for_each(|it| _ = letters.remove(&(route, it, microbatch)));
+                received.for_each(|it| _ = transfers.remove(&(route, it, microbatch)));
                 ranks[rank].next += 1;
             }
             Event::Meet(axes) => {
@@ -150,7 +150,7 @@ fn gpipe_and_1f1b_need_what_their_orders_let_pile_up() {
             for (id, route) in (0u32..).map(RouteId).zip(&program.routes) {
                 let sender = route.from.0 as usize;
                 let most = planned.most_under_way(id, 0).expect("gradients come back");
-                if matches!(route.cargo, crate::Cargo::Value(_)) {
+                if matches!(route.carried, crate::Carried::Value(_)) {
                     // A stage has as many in flight before it waits for a gradient.
                     let in_flight = if schedule == ScheduleKind::Afab {
                         ahead

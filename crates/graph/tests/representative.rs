@@ -1,7 +1,7 @@
-//! What an excerpt has of the whole graph.
+//! What a representative model has of the whole graph.
 
 use proptest::prelude::*;
-use shardloom_graph::{Excerpt, Graph, GraphBuilder, Init, ModelSpec, OpKind, ValueId};
+use shardloom_graph::{Graph, GraphBuilder, Init, ModelSpec, OpKind, Representative, ValueId};
 
 fn model(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
@@ -13,22 +13,25 @@ fn block_names(graph: &Graph) -> Vec<&str> {
 
 /// Every operator of every block has the kind, the operand shapes and as many readers as that of its
 /// stand-in.
-fn assert_stands_in(graph: &Graph, excerpt: &Excerpt) {
+fn assert_stands_in(graph: &Graph, representative: &Representative) {
     for (index, block) in graph.blocks().iter().enumerate() {
-        let other = &excerpt.graph().blocks()[excerpt.stand_in(index)];
+        let other = &representative.graph().blocks()[representative.stand_in(index)];
         assert_eq!(block.ops.len(), other.ops.len());
         for (&op, &stand_in) in block.ops.iter().zip(&other.ops) {
-            let (op, stand_in) = (graph.op(op), excerpt.graph().op(stand_in));
+            let (op, stand_in) = (graph.op(op), representative.graph().op(stand_in));
             assert_eq!((op.kind, &op.signature), (stand_in.kind, &stand_in.signature));
             let axes = |graph: &Graph, values: &[ValueId]| -> Vec<_> {
                 values.iter().map(|&it| graph.value(it).axes.clone()).collect()
             };
-            assert_eq!(axes(graph, &op.inputs), axes(excerpt.graph(), &stand_in.inputs));
-            assert_eq!(axes(graph, &op.outputs), axes(excerpt.graph(), &stand_in.outputs));
+            assert_eq!(axes(graph, &op.inputs), axes(representative.graph(), &stand_in.inputs));
+            assert_eq!(axes(graph, &op.outputs), axes(representative.graph(), &stand_in.outputs));
             let readers = |graph: &Graph, values: &[ValueId]| -> Vec<usize> {
                 values.iter().map(|&it| graph.value(it).consumers.len()).collect()
             };
-            assert_eq!(readers(graph, &op.outputs), readers(excerpt.graph(), &stand_in.outputs));
+            assert_eq!(
+                readers(graph, &op.outputs),
+                readers(representative.graph(), &stand_in.outputs)
+            );
         }
     }
 }
@@ -57,19 +60,19 @@ fn assert_well_formed(graph: &Graph) {
 #[test]
 fn a_transformer_is_its_ends_and_one_layer_for_all_in_between() {
     let graph = model("llama:layers=40,hidden=8,heads=2,ffn=12,seq=4,vocab=16");
-    let excerpt = Excerpt::of(&graph);
+    let representative = Representative::of(&graph);
     let names = ["embedding", "block.0", "block.1", "block.39", "head"];
-    assert_eq!(block_names(excerpt.graph()), names);
+    assert_eq!(block_names(representative.graph()), names);
     let expected: Vec<usize> = [vec![0, 1], vec![2; 38], vec![3, 4]].concat();
-    assert_eq!(excerpt.stand_ins(), expected);
+    assert_eq!(representative.stand_ins(), expected);
 }
 
 #[test]
 fn what_a_value_was_has_its_name() {
     let graph = model("gpt:layers=5,hidden=8,heads=2,seq=4,vocab=16,tied=true");
-    let excerpt = Excerpt::of(&graph);
-    for (id, value) in excerpt.graph().values() {
-        assert_eq!(graph.value(excerpt.original(id)).name, value.name);
+    let representative = Representative::of(&graph);
+    for (id, value) in representative.graph().values() {
+        assert_eq!(graph.value(representative.original(id)).name, value.name);
     }
 }
 
@@ -79,7 +82,7 @@ fn models_with_nothing_alike_stay_whole() {
         ["gpt:layers=1,hidden=8,heads=2,seq=4,vocab=16", "mlp:inputs=3,hidden=5,layers=1,classes=2"]
     {
         let graph = model(text);
-        assert_eq!(block_names(Excerpt::of(&graph).graph()), block_names(&graph));
+        assert_eq!(block_names(Representative::of(&graph).graph()), block_names(&graph));
     }
 }
 
@@ -118,24 +121,24 @@ fn stream(letters: &[u8], skip: usize) -> Graph {
 
 proptest! {
     #[test]
-    fn any_mixture_of_blocks_has_a_well_formed_excerpt(
+    fn any_mixture_of_blocks_has_a_well_formed_representative(
         letters in prop::collection::vec(0u8..3, 1..12),
         skip in 1usize..4,
     ) {
         let graph = stream(&letters, skip);
-        let excerpt = Excerpt::of(&graph);
-        assert_well_formed(excerpt.graph());
-        assert_stands_in(&graph, &excerpt);
-        prop_assert!(excerpt.graph().blocks().len() <= graph.blocks().len());
-        // What stands for a block stands for itself in an excerpt of the excerpt.
-        let again = Excerpt::of(excerpt.graph());
-        assert_stands_in(excerpt.graph(), &again);
+        let representative = Representative::of(&graph);
+        assert_well_formed(representative.graph());
+        assert_stands_in(&graph, &representative);
+        prop_assert!(representative.graph().blocks().len() <= graph.blocks().len());
+        // What stands for a block stands for itself in a representative model of that model.
+        let again = Representative::of(representative.graph());
+        assert_stands_in(representative.graph(), &again);
     }
 }
 
 #[test]
 fn alternating_blocks_are_one_of_each_kind_and_the_ends() {
     let graph = stream(&[0, 1, 0, 1, 0, 1, 0, 1, 0], 1);
-    let names = block_names(Excerpt::of(&graph).graph()).join(" ");
+    let names = block_names(Representative::of(&graph).graph()).join(" ");
     assert_eq!(names, "first block.0 block.1 block.2 block.7 block.8 head");
 }

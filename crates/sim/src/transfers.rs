@@ -5,7 +5,7 @@ use shardloom_program::{Program, RouteId};
 
 /// What one receiver waits for on one route for one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
-struct Letter {
+struct Transfer {
     arrived: u32,
     begun: Option<Picos>,
     arrival: Picos,
@@ -23,8 +23,8 @@ pub(crate) struct Delivery {
 
 /// All routes' messages. Senders and receivers are named by their place in their class: the position,
 /// or 0 for a folded class.
-pub(crate) struct Mail {
-    routes: Vec<RouteMail>,
+pub(crate) struct Transfers {
+    routes: Vec<RouteTransfers>,
     /// How many micro-batches in a row can be under way at a time.
     microbatches: usize,
     /// How many deliveries of one micro-batch can be under way at a time: where a step may begin anew,
@@ -32,20 +32,20 @@ pub(crate) struct Mail {
     deliveries: usize,
 }
 
-struct RouteMail {
+struct RouteTransfers {
     /// Receivers of each sender's messages, in the order in which it sends them.
     receivers: Vec<Vec<usize>>,
     /// How many messages make each receiver's delivery.
     expected: Vec<u32>,
     /// Per receiver, per micro-batch, as many as there are deliveries.
-    letters: Vec<Letter>,
+    transfers: Vec<Transfer>,
     /// Which of them is next, per sender, per micro-batch, and per receiver, per micro-batch.
     posted: Vec<usize>,
     taken: Vec<usize>,
 }
 
-impl Mail {
-    pub fn new(program: &Program, folded: bool) -> Mail {
+impl Transfers {
+    pub fn new(program: &Program, folded: bool) -> Transfers {
         // A sender may be a step further ahead than any rank is of its own.
         let microbatches = program.microbatches
             * match program.ahead {
@@ -67,12 +67,12 @@ impl Mail {
                     expected[message.to] += 1;
                 }
             }
-            let letters = vec![Letter::default(); expected.len() * microbatches * deliveries];
+            let transfers = vec![Transfer::default(); expected.len() * microbatches * deliveries];
             let posted = vec![0; receivers.len() * microbatches];
             let taken = vec![0; expected.len() * microbatches];
-            RouteMail { receivers, expected, letters, posted, taken }
+            RouteTransfers { receivers, expected, transfers, posted, taken }
         });
-        Mail { routes: routes.collect(), microbatches, deliveries }
+        Transfers { routes: routes.collect(), microbatches, deliveries }
     }
 
     /// To whom `sender` sends, in order.
@@ -90,15 +90,15 @@ impl Mail {
         let expected = self.routes[route.0 as usize].expected[receiver];
         let place = self.place(sender, microbatch);
         let next = self.routes[route.0 as usize].posted[place];
-        let letter = self.letter(route, receiver, microbatch, next);
+        let transfer = self.transfer(route, receiver, microbatch, next);
         assert!(
-            letter.arrived < expected,
+            transfer.arrived < expected,
             "a stage has received a micro-batch of one step before it is sent that of the next"
         );
-        letter.arrived += 1;
-        letter.begun = Some(letter.begun.map_or(sent.begun, |begun| begun.min(sent.begun)));
-        letter.arrival = letter.arrival.max(sent.arrival);
-        letter.awaited && letter.arrived == expected
+        transfer.arrived += 1;
+        transfer.begun = Some(transfer.begun.map_or(sent.begun, |begun| begun.min(sent.begun)));
+        transfer.arrival = transfer.arrival.max(sent.arrival);
+        transfer.awaited && transfer.arrived == expected
     }
 
     /// All of `sender`'s messages of one send have been posted.
@@ -112,10 +112,10 @@ impl Mail {
     pub fn look(&mut self, route: RouteId, receiver: usize, microbatch: u32) -> Option<Delivery> {
         let expected = self.routes[route.0 as usize].expected[receiver];
         let next = self.routes[route.0 as usize].taken[self.place(receiver, microbatch)];
-        let letter = self.letter(route, receiver, microbatch, next);
-        letter.awaited = letter.arrived < expected;
-        let begun = letter.begun.unwrap_or_default();
-        (!letter.awaited).then_some(Delivery { begun, arrival: letter.arrival })
+        let transfer = self.transfer(route, receiver, microbatch, next);
+        transfer.awaited = transfer.arrived < expected;
+        let begun = transfer.begun.unwrap_or_default();
+        (!transfer.awaited).then_some(Delivery { begun, arrival: transfer.arrival })
     }
 
     /// The delivery has been taken in; the place is free for another.
@@ -124,7 +124,7 @@ impl Mail {
         let deliveries = self.deliveries;
         let next = &mut self.routes[route.0 as usize].taken[place];
         let taken = std::mem::replace(next, (*next + 1) % deliveries);
-        *self.letter(route, receiver, microbatch, taken) = Letter::default();
+        *self.transfer(route, receiver, microbatch, taken) = Transfer::default();
     }
 
     /// The place of one micro-batch of one sender or receiver.
@@ -132,14 +132,14 @@ impl Mail {
         position * self.microbatches + microbatch as usize % self.microbatches
     }
 
-    fn letter(
+    fn transfer(
         &mut self,
         route: RouteId,
         receiver: usize,
         microbatch: u32,
         delivery: usize,
-    ) -> &mut Letter {
+    ) -> &mut Transfer {
         let place = self.place(receiver, microbatch) * self.deliveries + delivery;
-        &mut self.routes[route.0 as usize].letters[place]
+        &mut self.routes[route.0 as usize].transfers[place]
     }
 }

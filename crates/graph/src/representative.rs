@@ -5,30 +5,30 @@ use crate::{Block, BlockId, Graph, Op, OpId, Value, ValueId};
 
 /// A graph of one block of each kind of a whole graph, in its order.
 ///
-/// What one plan makes of a block of the excerpt it makes of each block of that kind, so the costs of a
+/// What one plan makes of a block of the representative model it makes of each block of that kind, so the costs of a
 /// model of a hundred equal layers can be taken from one of them. Blocks are of one kind if they have
 /// equal operators on equal operands and the blocks around them meet them with equal operators; the
 /// first layer, which reads an embedding, and the last, which a head reads, are kinds of their own.
 ///
 /// ```
-/// use shardloom_graph::{Excerpt, ModelSpec};
+/// use shardloom_graph::{Representative, ModelSpec};
 /// let graph = ModelSpec::parse("gpt:layers=96,hidden=8,heads=2,seq=4,vocab=16")?.graph()?;
-/// let excerpt = Excerpt::of(&graph);
+/// let representative = Representative::of(&graph);
 /// // Embedding, first layer, one for all in between, last layer, head.
-/// assert_eq!(excerpt.graph().blocks().len(), 5);
-/// assert_eq!(excerpt.stand_in(50), excerpt.stand_in(51));
+/// assert_eq!(representative.graph().blocks().len(), 5);
+/// assert_eq!(representative.stand_in(50), representative.stand_in(51));
 /// # Ok::<(), shardloom_graph::GraphError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Excerpt {
+pub struct Representative {
     graph: Graph,
     stand_ins: Vec<usize>,
     originals: Vec<ValueId>,
 }
 
-impl Excerpt {
-    /// The excerpt of `graph`.
-    pub fn of(graph: &Graph) -> Excerpt {
+impl Representative {
+    /// The representative model of `graph`.
+    pub fn of(graph: &Graph) -> Representative {
         let examples = examples(graph);
         let mut taken = examples.clone();
         taken.sort_unstable();
@@ -42,7 +42,7 @@ impl Excerpt {
         };
         let place = |block: &usize| taken.partition_point(|it| it < block);
         let stand_ins = examples.iter().map(place).collect();
-        Excerpt { graph: smaller, stand_ins, originals }
+        Representative { graph: smaller, stand_ins, originals }
     }
 
     /// The smaller graph. It has all dimensions of the whole one, under the same ids.
@@ -50,17 +50,17 @@ impl Excerpt {
         &self.graph
     }
 
-    /// The block of the excerpt that is of the kind of the whole graph's `block`.
+    /// The block of the representative model that is of the kind of the whole graph's `block`.
     pub fn stand_in(&self, block: usize) -> usize {
         self.stand_ins[block]
     }
 
-    /// [`Excerpt::stand_in`] of all blocks.
+    /// [`Representative::stand_in`] of all blocks.
     pub fn stand_ins(&self) -> &[usize] {
         &self.stand_ins
     }
 
-    /// The value of the whole graph that a value of the excerpt was.
+    /// The value of the whole graph that a value of the representative model was.
     pub fn original(&self, value: ValueId) -> ValueId {
         self.originals[value.index()]
     }

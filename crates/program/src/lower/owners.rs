@@ -15,7 +15,7 @@ use super::stage::StageModel;
 use crate::{BucketId, ClassId, ProgramError};
 use shardloom_schedule::{Instance, Meeting, Pass, Schedule, Wish, meetings};
 
-/// For one class, after which turns of its order which buckets are reduced over their homes, in this
+/// For one class, after which turns of its order which buckets are reduced over their holders, in this
 /// order; all others are at the end of the step.
 #[derive(Clone, Default)]
 pub(super) struct Early(BTreeMap<usize, Vec<BucketId>>);
@@ -42,7 +42,7 @@ pub(super) fn early(
     stages: &[StageModel],
     parameters: &[Parameters<'_>],
 ) -> Result<Vec<Early>, ProgramError> {
-    // All homes have the same parameters in such a bucket; the first says which bucket it is.
+    // All holders have the same parameters in such a bucket; the first says which bucket it is.
     let mut shared: BTreeMap<ValueId, Vec<(ClassId, BucketId)>> = BTreeMap::new();
     for (class, parameters) in (0u32..).map(ClassId).zip(parameters) {
         for (bucket, spec) in (0u32..).map(BucketId).zip(&parameters.buckets) {
@@ -53,12 +53,12 @@ pub(super) fn early(
         }
     }
     let shared: Vec<Vec<(ClassId, BucketId)>> = shared.into_values().collect();
-    let wish = |homes: &Vec<(ClassId, BucketId)>| {
+    let wish = |holders: &Vec<(ClassId, BucketId)>| {
         let last = |&(class, bucket): &(ClassId, BucketId)| {
             let values: Vec<ValueId> = parameters[class.0 as usize].values(bucket).collect();
             (class.0 as usize, last_addition(schedule, stages, class, &values))
         };
-        Wish { not_before: homes.iter().map(last).collect() }
+        Wish { not_before: holders.iter().map(last).collect() }
     };
     let wishes: Vec<Wish> = shared.iter().map(wish).collect();
     let mut early = vec![Early::default(); parameters.len()];
