@@ -129,7 +129,7 @@ impl Trainer {
             program,
             source,
             seed: settings.seed,
-            learning_rate: settings.learning_rate.clone(),
+            learning_rate: settings.learning_rate,
             skip_non_finite,
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
