@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Kept, Optimizer, Plan, Prediction};
+use shardloom_plan::{Axis, Optimizer, Plan};
 
+use super::holdings::{Keeps, Ways};
 use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
-use crate::sync::{AllReduce, Held, Replicated, Synchronisation, Unheld, add};
+use crate::sync::{Synchronisation, add};
 use crate::{
-    Content, Copies, Extent, Format, Initial, Instruction, Keep, Layout, ProgramError, Shape,
-    Tensor, TensorId, View, Window,
+    Content, Copies, Format, Keep, Layout, ProgramError, Shape, Tensor, TensorId, View, Window,
 };
 
 /// The parameters of a class's stages, their buckets, and the tensors that hold them.
@@ -23,39 +23,9 @@ pub(super) struct Parameters<'a> {
     pub norm: Option<TensorId>,
     by_value: BTreeMap<ValueId, ParamId>,
     /// Where a weight stands that was moved along its velocity.
-    moved: BTreeMap<ParamId, TensorId>,
-    plan: &'a Plan,
-    ways: &'a Ways<'a>,
-}
-
-/// How buckets are kept equal over their replicas.
-pub(super) struct Ways<'a> {
-    /// Those that have several.
-    replicated: &'a dyn Synchronisation,
-    /// Those that have one.
-    alone: AllReduce,
-}
-
-impl<'a> Ways<'a> {
-    pub fn new(plan: &Plan, replicated: &'a dyn Synchronisation) -> Ways<'a> {
-        Ways { replicated, alone: AllReduce { algorithm: plan.sync.algorithm } }
-    }
-
-    fn of(&self, replicas: &[Axis]) -> &dyn Synchronisation {
-        match replicas.is_empty() {
-            true => &self.alone,
-            false => self.replicated,
-        }
-    }
-}
-
-/// What a class keeps besides parameters and gradients.
-#[derive(Clone, Copy)]
-pub(super) struct Keeps {
-    /// Whether its gradients are applied later than the updates after their forward passes.
-    pub is_delayed: bool,
-    /// Whether updates are made before they are known to be right.
-    pub backs_up: bool,
+    pub(super) moved: BTreeMap<ParamId, TensorId>,
+    pub(super) plan: &'a Plan,
+    pub(super) ways: &'a Ways<'a>,
 }
 
 /// What parameters of one bucket have in common.
@@ -171,213 +141,9 @@ impl<'a> Parameters<'a> {
         Ok(parts)
     }
 
-    /// Adds the tensors of a bucket.
-    fn hold(
-        &mut self,
-        id: BucketId,
-        name: &str,
-        elements: usize,
-        params: &[ParamId],
-        replicas: &[Axis],
-        keeps: Keeps,
-    ) -> Held {
-        let plan = self.plan;
-        let bucket = Unheld { id, name, elements, replicas, precision: plan.precision };
-        let replicated = self.ways.of(replicas).tensors(&bucket, &mut self.tensors);
-        // What an update changes has as many elements as the weights that it updates.
-        let extent = self.updated_extent(&replicated);
-        let fp32 = |name: &str, extent, keep, content| {
-            bucket.flat(name, extent, Format::F32, keep, content)
-        };
-        let mut state = vec![];
-        if plan.precision.master {
-            let master =
-                fp32("master weights", extent, Keep::State(Initial::Drawn), Content::MasterWeight);
-            state.push(add(&mut self.tensors, master));
-        }
-        let corrections = plan.weights.corrections();
-        let like_weights = |name: &str, initial, content| {
-            let format = Format::of_number(plan.precision.compute);
-            bucket.flat(name, extent, format, Keep::State(initial), content)
-        };
-        if keeps.is_delayed && corrections.discrepancy.is_some() {
-            let velocity = like_weights("mean velocity", Initial::Zero, Content::WeightVelocity);
-            state.push(add(&mut self.tensors, velocity));
-        }
-        if keeps.is_delayed && corrections.prediction == Some(Prediction::Weights) {
-            let previous =
-                like_weights("previous weights", Initial::Weights, Content::PreviousWeight);
-            state.push(add(&mut self.tensors, previous));
-        }
-        self.keep_state(&bucket, params, extent, &mut state);
-        let mut statistics = vec![];
-        for round in 0..plan.optimizer.statistics_rounds() {
-            let of = |&param: &ParamId| {
-                let WeightParam { rows, columns, .. } = self.params[param.0 as usize];
-                plan.optimizer.statistics_elements(rows, columns, round)
-            };
-            let elements: usize = params.iter().map(of).sum();
-            let (extent, content) = (Extent::Exactly(elements), Content::Statistics);
-            let sums = fp32("statistics", extent, Keep::Transient, content);
-            statistics.push(add(&mut self.tensors, sums));
-        }
-        let mut held = Held { replicated, state, statistics, backups: vec![] };
-        if keeps.backs_up {
-            for view in self.undone(&held) {
-                let original = self.tensor(view).clone();
-                let shape = match view.window {
-                    Window::Share => Shape::Flat(Extent::Share),
-                    Window::Whole | Window::Param(_) => original.shape,
-                };
-                let copy = Tensor {
-                    name: format!("{} before their update", original.name),
-                    shape,
-                    keep: Keep::Transient,
-                    copies: Copies::One,
-                    content: Content::Backup,
-                    ..original
-                };
-                held.backups.push(add(&mut self.tensors, copy));
-            }
-        }
-        held
-    }
-
-    /// What has to be put back where an update is undone. Weights with a master copy are rebuilt from it.
-    fn undone(&self, held: &Held) -> Vec<View> {
-        let weights = (!self.plan.precision.master).then_some(held.replicated.updated);
-        weights.into_iter().chain(held.state.iter().map(|&it| View::whole(it))).collect()
-    }
-
-    /// What the backups of a bucket are copies of, in their order.
-    pub fn backed_up(&self, bucket: &Bucket) -> Vec<View> {
-        self.undone(&bucket.held)
-    }
-
-    /// Adds what the optimizer keeps: one tensor for the bucket where every parameter has so many numbers
-    /// an element, and one for each parameter otherwise.
-    fn keep_state(
-        &mut self,
-        bucket: &Unheld<'_>,
-        params: &[ParamId],
-        extent: Extent,
-        state: &mut Vec<TensorId>,
-    ) {
-        let optimizer = self.plan.optimizer;
-        let of = |&param: &ParamId| {
-            let WeightParam { rows, columns, .. } = self.params[param.0 as usize];
-            (param, optimizer.keeps(rows, columns))
-        };
-        let kept: Vec<(ParamId, Vec<Kept>)> = params.iter().map(of).collect();
-        let alike = kept.windows(2).all(|pair| pair[0].1 == pair[1].1);
-        let numbers =
-            |index: usize| (Keep::State(Initial::Zero), Content::OptimizerState(index as u8));
-        let flat = kept.first().map_or(&[][..], |(_, kept)| kept);
-        if alike && flat.iter().all(|it| *it == Kept::PerElement) {
-            for index in 0..flat.len() {
-                let (keep, content) = numbers(index);
-                let name = format!("optimizer state {index}");
-                let tensor = bucket.flat(&name, extent, Format::F32, keep, content);
-                state.push(add(&mut self.tensors, tensor));
-            }
-            return;
-        }
-        for (param, kept) in kept {
-            for (index, kept) in kept.into_iter().enumerate() {
-                let shared = extent == Extent::Share;
-                let extent = Extent::OfParam { param, kept, shared };
-                let (keep, content) = numbers(index);
-                let name = format!("optimizer state {index}");
-                let tensor = bucket.flat(&name, extent, Format::F32, keep, content);
-                state.push(add(&mut self.tensors, tensor));
-            }
-        }
-    }
-
-    /// Adds room for each weight moved along its velocity.
-    fn add_moved(&mut self, graph: &Graph) {
-        for (id, param) in (0u32..).map(ParamId).zip(&self.params) {
-            let moved = Tensor {
-                name: format!("{} moved", graph.value(param.value).name),
-                shape: Shape::Local(param.shape.clone()),
-                format: Format::of_number(self.plan.precision.compute),
-                keep: Keep::Transient,
-                copies: Copies::One,
-                content: Content::ExtrapolatedWeight,
-                bucket: Some(param.bucket),
-            };
-            self.moved.insert(id, add(&mut self.tensors, moved));
-        }
-    }
-
-    /// Where a weight stands that is moved for a forward pass (or back, for a backward pass), and what it is
-    /// moved along; none if it is read as it is.
-    pub fn extrapolated(&self, param: ParamId, forward: bool) -> Option<(TensorId, View)> {
-        let moved = *self.moved.get(&param)?;
-        let corrections = self.plan.weights.corrections();
-        let along = match (forward, corrections.prediction) {
-            (true, Some(Prediction::Weights)) => Content::PreviousWeight,
-            (true, Some(Prediction::Velocity)) => Content::OptimizerState(0),
-            (true, None) => return None,
-            (false, _) => corrections.discrepancy.map(|_| Content::WeightVelocity)?,
-        };
-        let held = &self.buckets[self.params[param.0 as usize].bucket.0 as usize].held;
-        let is_it = |it: &&TensorId| self.tensors[it.0 as usize].content == along;
-        let tensor = *held.state.iter().find(is_it)?;
-        Some((moved, View { tensor, window: Window::Param(param) }))
-    }
-
-    fn tensor(&self, view: View) -> &Tensor {
-        &self.tensors[view.tensor.0 as usize]
-    }
-
-    fn unheld(&self, id: BucketId) -> Unheld<'_> {
-        let Bucket { name, elements, replicas, .. } = &self.buckets[id.0 as usize];
-        let precision = self.plan.precision;
-        Unheld { id, name, elements: *elements, replicas, precision }
-    }
-
-    fn replicated(&self, id: BucketId) -> &Replicated {
-        &self.buckets[id.0 as usize].held.replicated
-    }
-
     /// The algorithm of collectives that are no replicas' own.
     pub fn algorithm(&self) -> Algorithm {
         self.plan.sync.algorithm
-    }
-
-    /// Whether each replica updates a share of a bucket.
-    pub fn updates_shares(&self, bucket: &Bucket) -> bool {
-        self.updated_extent(&bucket.held.replicated) == Extent::Share
-    }
-
-    /// How many elements of a bucket a rank updates.
-    fn updated_extent(&self, held: &Replicated) -> Extent {
-        match (held.updated.window, &self.tensor(held.updated).shape) {
-            (Window::Share, _) => Extent::Share,
-            (_, Shape::Flat(extent)) => *extent,
-            (_, Shape::Local(_)) => unreachable!("weights of a bucket are flat"),
-        }
-    }
-
-    /// The way in which a bucket's replicas are kept equal.
-    pub fn way(&self, id: BucketId) -> &dyn Synchronisation {
-        self.ways.of(&self.buckets[id.0 as usize].replicas)
-    }
-
-    /// What makes the weights of a bucket that operators read.
-    pub fn before_use(&self, id: BucketId) -> Option<Instruction> {
-        self.way(id).before_use(&self.unheld(id), self.replicated(id))
-    }
-
-    /// What reduces the gradients of a bucket over its replicas.
-    pub fn after_gradient(&self, id: BucketId) -> Vec<Instruction> {
-        self.way(id).after_gradient(&self.unheld(id), self.replicated(id))
-    }
-
-    /// What makes all weights of a bucket those that were updated.
-    pub fn after_update(&self, id: BucketId) -> Vec<Instruction> {
-        self.way(id).after_update(&self.unheld(id), self.replicated(id))
     }
 
     /// A weight as operators read it.

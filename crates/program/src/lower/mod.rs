@@ -15,6 +15,7 @@ mod epilogue;
 mod extrapolation;
 mod forward;
 mod halves;
+mod holdings;
 mod liveness;
 mod overlap;
 mod owners;
@@ -78,12 +79,12 @@ pub fn lower_with(
     let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);
     let versions = Versions::new(plan, &schedule);
     let units = buckets::Units::of(graph, plan, way);
-    let ways = buckets::Ways::new(plan, way);
+    let ways = holdings::Ways::new(plan, way);
     let ids = || (0u32..lists.len() as u32).map(ClassId);
     let parameters = |id| {
         let validated = post_validation.as_ref().is_some_and(|it| !it.knows_all(id));
         let is_delayed = delay(&stages, &versions, id) > 0.0;
-        let keeps = buckets::Keeps { is_delayed, backs_up: validated };
+        let keeps = holdings::Keeps { is_delayed, backs_up: validated };
         buckets::Parameters::of(graph, plan, &ways, &stages, &units, (id, keeps))
     };
     let parameters: Vec<buckets::Parameters<'_>> =
