@@ -188,13 +188,13 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Whether it is a value of a micro-batch, of which only one operator body knows.
+    /// Whether it is a value of a micro-batch or the gradient of one.
     pub fn is_activation(&self) -> bool {
         matches!(self.content, Content::Activation)
     }
 
-    /// Whether it passes with a micro-batch.
-    pub fn is_passed_on(&self) -> bool {
+    /// Whether each micro-batch has a copy of its own.
+    pub fn is_of_microbatch(&self) -> bool {
         self.copies == Copies::PerMicrobatch
     }
 
@@ -241,7 +241,8 @@ pub enum Mode {
     Set,
     /// It is added to.
     Add,
-    /// It is added to, but for the first write of a parameter since the sum was used, which overwrites.
+    /// It is added to, but for the first write of a parameter since the sum was used, which overwrites. A
+    /// parameter to which nothing was added since then reads as zero.
     AddUnlessFirst,
 }
 

@@ -25,7 +25,8 @@ impl Traffic {
     pub(crate) const ALL: [Traffic; 3] = [Traffic::Tensor, Traffic::Replicas, Traffic::Stages];
 
     fn of(class: &Class, instruction: &Instruction) -> Option<Traffic> {
-        let of_values = instruction.operands().all(|view| class.tensor(view.tensor).is_passed_on());
+        let of_values =
+            instruction.operands().all(|view| class.tensor(view.tensor).is_of_microbatch());
         match (&instruction.action, of_values) {
             (Action::Collective { .. }, true) => Some(Traffic::Tensor),
             (Action::Send { .. } | Action::Receive { .. }, true) => Some(Traffic::Stages),

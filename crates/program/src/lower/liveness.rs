@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Copies, Instruction, Tensor, TensorId};
+use crate::{Instruction, Tensor, TensorId};
 
 /// Has every tensor of a micro-batch that `instructions` touch freed by the last instruction that touches
 /// it, except those in `kept`.
@@ -25,5 +25,5 @@ pub(super) fn mark(
 
 /// Whether a tensor has a copy for each micro-batch.
 pub(super) fn of_microbatch(tensors: &[Tensor], id: TensorId) -> bool {
-    tensors[id.0 as usize].copies == Copies::PerMicrobatch
+    tensors[id.0 as usize].is_of_microbatch()
 }
