@@ -1,12 +1,13 @@
 //! Once a row of steps runs, training asks the heap for nothing at all: not for buffers, and not for short
 //! lists either. Only the row as a whole costs a few calls, however many instructions it has.
 //!
-//! The calls of the whole process are counted, so that all this is one test.
+//! The calls of all threads are counted, so that all this is one test.
 #![expect(unsafe_code, reason = "only an allocator sees how often it is called")]
 
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -22,6 +23,15 @@ use support::{Samples, graph, mesh, serial, trainer};
 /// How often the heap was asked for memory, by whichever thread.
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
+/// How often it was, but by the thread that gives the orders. That one waits for the ranks' answers, and a
+/// channel asks for memory when it is waited at for the first time, whenever that is.
+static RANK_THREADS_CALLS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Whether this is the thread that gives the orders.
+    static GIVES_ORDERS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Whether calls are passed over that are like those of the `gemm` crates. They ask twice for each product:
 /// for what they pack operands into, and for flags of what is packed.
 static LIKE_PRODUCTS_PASSED_OVER: AtomicBool = AtomicBool::new(false);
@@ -35,6 +45,7 @@ fn count(layout: Layout, zeroed: bool) {
     let like_products = layout.align() == PACKED_ALIGNMENT || zeroed && layout.align() == 1;
     if !(like_products && LIKE_PRODUCTS_PASSED_OVER.load(Ordering::Relaxed)) {
         CALLS.fetch_add(1, Ordering::SeqCst);
+        RANK_THREADS_CALLS.fetch_add(usize::from(!GIVES_ORDERS.get()), Ordering::SeqCst);
     }
 }
 
@@ -103,8 +114,9 @@ impl Source for Watched {
     fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
         let [first, end] = [&self.watch.first_sample, &self.watch.end_sample];
         if (first.load(Ordering::SeqCst)..end.load(Ordering::SeqCst)).contains(&position) {
-            self.watch.before.fetch_min(calls(), Ordering::SeqCst);
-            self.watch.after.fetch_max(calls(), Ordering::SeqCst);
+            let calls = RANK_THREADS_CALLS.load(Ordering::SeqCst);
+            self.watch.before.fetch_min(calls, Ordering::SeqCst);
+            self.watch.after.fetch_max(calls, Ordering::SeqCst);
         }
         self.samples.field(part, position, input)
     }
@@ -116,6 +128,7 @@ impl Source for Watched {
 
 /// Trains a few rows of steps, the last but one of which is watched from the inside, the last as a whole.
 fn assert_asks_for_nothing(graph: &Graph, plan: &Plan) {
+    GIVES_ORDERS.set(true);
     let watch = Arc::new(Watch {
         first_sample: AtomicU64::new(u64::MAX),
         end_sample: AtomicU64::new(u64::MAX),
