@@ -40,6 +40,6 @@ pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
 pub use route::{Carried, Message, Route, RouteId};
 pub use tensor::{
     Content, Copies, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View, Window,
-    Write,
+    Write, overlap,
 };
 pub use traffic::Exchange;

@@ -285,9 +285,8 @@ impl Class {
                 match *extent {
                     Extent::Exactly(elements) => elements,
                     Extent::Share => share.len(),
-                    Extent::OfParam { param, kept, shared } => {
-                        let whole = self.param(param).range();
-                        let here = if shared { overlap(&share, &whole) } else { whole };
+                    Extent::OfParam { kept, .. } => {
+                        let here = self.bucket_range(View::whole(id), position);
                         match kept {
                             Kept::PerElement => here.len(),
                             Kept::PerParameter(_) if here.is_empty() => 0,
@@ -316,14 +315,18 @@ impl Class {
         }
     }
 
-    /// The elements of its bucket that a view covers at a position, of a tensor with one element for each
-    /// of the bucket's or of the position's share.
+    /// The elements of its bucket that a view covers, or belongs to, at a position.
     pub fn bucket_range(&self, view: View, position: usize) -> Range<usize> {
         let tensor = self.tensor(view.tensor);
+        let share = || {
+            let bucket = tensor.bucket.expect("shares are of buckets");
+            self.shard_range(self.bucket(bucket), position)
+        };
         match (&tensor.shape, view.window) {
-            (Shape::Flat(Extent::Share), Window::Whole) => {
-                let bucket = tensor.bucket.expect("shares are of buckets");
-                self.shard_range(self.bucket(bucket), position)
+            (Shape::Flat(Extent::Share), Window::Whole) => share(),
+            (&Shape::Flat(Extent::OfParam { param, shared, .. }), Window::Whole) => {
+                let whole = self.param(param).range();
+                if shared { overlap(&share(), &whole) } else { whole }
             }
             _ => self.view_range(view, position),
         }
@@ -351,7 +354,7 @@ impl Class {
 }
 
 /// The indices that two ranges share.
-pub(crate) fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+pub fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
     let start = one.start.max(other.start);
     start..one.end.min(other.end).max(start)
 }

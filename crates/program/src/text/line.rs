@@ -8,6 +8,7 @@ use shardloom_graph::{OpKind, Reduction};
 use super::ranks::ranks;
 use super::{Reader, names_of, shape};
 use crate::quantity::bytes;
+use crate::timeline::Lane;
 use crate::{
     Action, Body, ClassId, Collective, Content, Group, Instruction, Message, Mode, Rank, RouteId,
     View, Window, Write as Written,
@@ -42,17 +43,10 @@ impl Lines<'_> {
             }
             Action::Collective { group: Group::Classes(_), .. } => "stages".into(),
             Action::Collective { group: Group::World, .. } => "all".into(),
-            Action::Load { .. }
-            | Action::Kernel { .. }
-            | Action::Slice { .. }
-            | Action::Add
-            | Action::Copy
-            | Action::Report
-            | Action::Extrapolate { .. }
-            | Action::Norm
-            | Action::Statistics { .. }
-            | Action::Optimizer
-            | Action::Validate => "compute".into(),
+            _ => {
+                debug_assert_eq!(instruction.lane(), Lane::Compute);
+                "compute".into()
+            }
         }
     }
 

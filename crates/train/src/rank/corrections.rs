@@ -23,14 +23,11 @@ impl Rank {
         self.program().update_delay(self.class(), bucket)
     }
 
-    /// Whether an update of a bucket in the current step counts for the mean velocity, and the velocity's
-    /// decay.
-    pub(super) fn velocity_decay(&self, bucket: BucketId) -> (bool, f32) {
+    /// The decay of the mean velocity, if an update of a bucket in the current step counts for it.
+    fn velocity_decay(&self, bucket: BucketId) -> Option<f32> {
         let delay = self.update_delay(bucket);
-        match self.rules(delay).and_then(|rules| rules.discrepancy) {
-            Some(share) => (true, share.powf(1.0 / delay) as f32),
-            None => (false, 0.0),
-        }
+        let share = self.rules(delay)?.discrepancy?;
+        Some(share.powf(1.0 / delay) as f32)
     }
 
     /// What the learning rate of the current step is multiplied by for a bucket (PipeMare's T1). What is
@@ -61,6 +58,17 @@ impl Rank {
         written.find(|&it| self.class().tensor(it).content == content)
     }
 
+    /// The mean velocity that an update counts for, and its decay.
+    fn mean_velocity(
+        &mut self,
+        update: &Instruction,
+        bucket: BucketId,
+    ) -> Option<(&mut [f32], f32)> {
+        let decay = self.velocity_decay(bucket)?;
+        let velocity = self.written(update, Content::WeightVelocity)?;
+        Some((self.store.newest_mut(velocity).as_f32_mut(), decay))
+    }
+
     /// Notes the weights of a bucket before an update.
     pub(super) fn note_before_update(
         &mut self,
@@ -68,9 +76,7 @@ impl Rank {
         bucket: BucketId,
         weights: &[f32],
     ) {
-        let (acts, decay) = self.velocity_decay(bucket);
-        if let Some(velocity) = self.written(update, Content::WeightVelocity).filter(|_| acts) {
-            let velocity = self.store.newest_mut(velocity).as_f32_mut();
+        if let Some((velocity, decay)) = self.mean_velocity(update, bucket) {
             for (mean, &weight) in velocity.iter_mut().zip(weights) {
                 *mean = decay * *mean - (1.0 - decay) * weight;
             }
@@ -87,9 +93,7 @@ impl Rank {
         bucket: BucketId,
         weights: &[f32],
     ) {
-        let (acts, decay) = self.velocity_decay(bucket);
-        if let Some(velocity) = self.written(update, Content::WeightVelocity).filter(|_| acts) {
-            let velocity = self.store.newest_mut(velocity).as_f32_mut();
+        if let Some((velocity, decay)) = self.mean_velocity(update, bucket) {
             for (mean, &weight) in velocity.iter_mut().zip(weights) {
                 *mean += (1.0 - decay) * weight;
             }

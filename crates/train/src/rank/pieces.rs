@@ -6,7 +6,7 @@ use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
 use shardloom_plan::Kept;
 use shardloom_program::{
-    Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View,
+    Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View, overlap,
 };
 
 use super::Rank;
@@ -89,17 +89,13 @@ impl Rank {
     /// What is held here of each parameter in a state tensor of a bucket.
     fn parts(&self, id: TensorId, tensor: &Tensor, bucket: &Bucket) -> Vec<Part> {
         let class = self.class();
-        let view = View::whole(id);
+        let held = class.bucket_range(View::whole(id), self.position);
         match tensor.shape {
-            Shape::Flat(Extent::OfParam { param, kept, shared }) => {
-                let whole = class.param(param).range();
-                let share = class.shard_range(bucket, self.position);
-                let range = if shared { overlap(&share, &whole) } else { whole };
+            Shape::Flat(Extent::OfParam { param, kept, .. }) => {
                 let is_whole = matches!(kept, Kept::PerParameter(_));
-                vec![Part { param, origin: range.start, range, is_whole }]
+                vec![Part { param, origin: held.start, range: held, is_whole }]
             }
             _ => {
-                let held = class.bucket_range(view, self.position);
                 let part = |&param: &ParamId| {
                     let range = overlap(&held, &class.param(param).range());
                     Part { param, range, origin: held.start, is_whole: false }
@@ -276,11 +272,13 @@ fn saved_name(content: Content, parameter: &str) -> String {
         Content::WeightVelocity => format!("correction.mean-velocity/{parameter}"),
         Content::PreviousWeight => format!("correction.previous-weights/{parameter}"),
         Content::Synchronisation(index) => format!("synchronisation.{index}/{parameter}"),
-        _ => parameter.to_owned(),
+        Content::Gradient => format!("gradient/{parameter}"),
+        Content::Weight | Content::MasterWeight => parameter.to_owned(),
+        Content::Activation
+        | Content::Staging
+        | Content::ExtrapolatedWeight
+        | Content::Statistics
+        | Content::Norm
+        | Content::Backup => unreachable!("{content:?} of {parameter} is not kept"),
     }
-}
-
-fn overlap(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
-    let start = one.start.max(other.start);
-    start..one.end.min(other.end).max(start)
 }
