@@ -188,6 +188,8 @@ pub struct Class {
     pub params: Vec<WeightParam>,
     /// Its buckets.
     pub buckets: Vec<Bucket>,
+    /// The groups that it runs collectives in, by the number of their [queue](crate::Queue).
+    pub communicators: Vec<Group>,
     /// Its bodies.
     pub bodies: Vec<Body>,
     /// One step.

@@ -8,7 +8,7 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, Reduction, ValueId};
 use shardloom_plan::Axis;
 
-use crate::{Assignment, ClassId, Layout, Mode, RouteId, TensorId, View, Write};
+use crate::{Assignment, ClassId, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write};
 
 /// What must hold after a collective. Tensor axes are of local tensors; a flat tensor has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -139,10 +139,16 @@ pub struct Instruction {
     pub writes: Vec<Write>,
     /// Tensors that nobody reads after it.
     pub frees: Vec<TensorId>,
+    /// In which queue it runs.
+    pub queue: Queue,
+    /// What must have ended in other queues before it starts. Of its own queue it follows what was issued
+    /// before.
+    pub after: Vec<Point>,
 }
 
 impl Instruction {
-    /// An instruction that overwrites what it writes.
+    /// An instruction that overwrites what it writes. Lowering says at its end in which queue it runs, and
+    /// after what.
     pub fn new(
         action: Action,
         reads: impl IntoIterator<Item = View>,
@@ -153,6 +159,8 @@ impl Instruction {
             reads: reads.into_iter().collect(),
             writes: writes.into_iter().map(Write::set).collect(),
             frees: vec![],
+            queue: Queue::default(),
+            after: vec![],
         }
     }
 

@@ -21,6 +21,7 @@ mod label;
 mod layout;
 mod lower;
 mod memory;
+mod queue;
 mod redistribution;
 mod route;
 mod tensor;
@@ -37,6 +38,7 @@ pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};
 pub use lower::{lower, lower_with};
 pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
+pub use queue::{Point, Queue};
 pub use route::{Carried, Message, Route, RouteId};
 pub use tensor::{
     Content, Copies, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View, Window,

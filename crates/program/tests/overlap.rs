@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Action, Body, BodyKind, Class, Instruction, Program, lower};
+use shardloom_program::{Action, Body, BodyKind, Class, Instruction, Program, Queue, lower};
 use shardloom_schedule::{Schedule, StageMap, Turn};
 
 fn graph(tied: bool) -> Graph {
@@ -54,12 +54,16 @@ fn one_after_the_other(plan: &Plan) -> Plan {
 }
 
 /// The names of a class's entries, and what each pass comes to.
-fn passes(class: &Class) -> (Vec<String>, BTreeMap<String, Vec<&Instruction>>) {
-    let (mut names, mut passes) = (vec![], BTreeMap::<String, Vec<&Instruction>>::new());
+fn passes(class: &Class) -> (Vec<String>, BTreeMap<String, Vec<Instruction>>) {
+    let (mut names, mut passes) = (vec![], BTreeMap::<String, Vec<Instruction>>::new());
     for item in &class.stream {
         let body = class.body(item.body);
         names.push(body.label(item.microbatch));
-        passes.entry(names[names.len() - 1].clone()).or_default().extend(&body.instructions);
+        // Where they wait for each other, and the numbers of queues, depend on where they stand.
+        let instructions = body.instructions.iter().cloned();
+        let apart =
+            instructions.map(|it| Instruction { queue: Queue::Compute, after: vec![], ..it });
+        passes.entry(names[names.len() - 1].clone()).or_default().extend(apart);
     }
     (names, passes)
 }

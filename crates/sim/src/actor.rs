@@ -1,9 +1,9 @@
 //! Where an actor stands in its stream, and until when its queues are taken.
 
-use shardloom_program::Program;
 use shardloom_program::timeline::Picos;
+use shardloom_program::{Program, Queue};
 
-use crate::script::{Cell, Item, Line, Queue, Script};
+use crate::script::{Event, Item, Line, Script, Wait};
 use crate::{Actor, Call};
 
 /// An actor's state.
@@ -14,9 +14,9 @@ pub(crate) struct ActorState<'s, 'p> {
     blocking: bool,
     /// When each queue is free.
     free: Vec<Picos>,
-    /// When shared cells are ready.
-    shared: Vec<Picos>,
-    /// When slots are ready; one table for each micro-batch in flight.
+    /// When the last runs of instructions ended.
+    latest: Vec<Picos>,
+    /// When those for a micro-batch ended; one table for each micro-batch in flight.
     tables: Vec<Vec<Picos>>,
     idle_tables: Vec<usize>,
     /// The table of each micro-batch that can be in flight at a time, and at the end that of entries
@@ -60,7 +60,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             script,
             blocking,
             free: vec![Picos::ZERO; script.queues()],
-            shared: vec![Picos::ZERO; script.class.tensors.len()],
+            latest: vec![Picos::ZERO; script.events[1]],
             tables: vec![],
             idle_tables: vec![],
             table_of: vec![usize::MAX; program.microbatches * (program.ahead as usize + 1) + 1],
@@ -87,7 +87,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// When computation is free: the actor's clock.
     pub fn clock(&self) -> Picos {
-        self.free[Queue::COMPUTE.index()]
+        self.free[Queue::Compute.index()]
     }
 
     /// When all queues are free.
@@ -105,32 +105,27 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.free[queue.index()]
     }
 
-    /// When the current instruction could start on `queue`.
-    pub fn earliest(&self, line: &Line<'_>, queue: Queue) -> Picos {
+    /// When the current instruction could start.
+    pub fn earliest(&self, line: &Line<'_>) -> Picos {
         let table = &self.tables[self.table];
-        let ready = |cell: &Cell| match cell.is_shared() {
-            true => self.shared[cell.index()],
-            false => table[cell.index()],
+        let ended = |wait: &Wait| match *wait {
+            Wait::Queue(queue) => self.free(queue),
+            Wait::Event(Event::Microbatch(event)) => table[event as usize],
+            Wait::Event(Event::Latest(event)) => self.latest[event as usize],
         };
-        let free = self.free(queue);
-        let free = if line.in_step { free.max(self.clock()) } else { free };
-        line.waits.iter().map(ready).fold(free, Picos::max)
+        line.waits.iter().map(ended).fold(self.free(line.instruction.queue), Picos::max)
     }
 
-    /// Takes `queue` until `end`.
-    pub fn occupy(&mut self, queue: Queue, end: Picos) {
+    /// `line`, the current instruction, ends at `end`, and takes its queue until then.
+    pub fn end(&mut self, line: &Line<'_>, end: Picos) {
         match self.blocking {
             true => self.free.fill(end),
-            false => self.free[queue.index()] = end,
+            false => self.free[line.instruction.queue.index()] = end,
         }
-    }
-
-    /// What `line` completes is ready at `end`.
-    pub fn complete(&mut self, line: &Line<'_>, end: Picos) {
-        for cell in &line.sets {
-            match cell.is_shared() {
-                true => self.shared[cell.index()] = end,
-                false => self.tables[self.table][cell.index()] = end,
+        for event in &line.ends {
+            match *event {
+                Event::Microbatch(event) => self.tables[self.table][event as usize] = end,
+                Event::Latest(event) => self.latest[event as usize] = end,
             }
         }
     }
@@ -246,8 +241,8 @@ impl<'s, 'p> ActorState<'s, 'p> {
     fn enter_item(&mut self) {
         let place = self.table_place();
         if self.item().first {
-            let slots = self.script.class.tensors.len();
-            let fresh = || vec![Picos::ZERO; slots];
+            let events = self.script.events[0];
+            let fresh = || vec![Picos::ZERO; events];
             self.table_of[place] = match self.idle_tables.pop() {
                 Some(table) => {
                     self.tables[table].fill(Picos::ZERO);

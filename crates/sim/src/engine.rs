@@ -1,14 +1,12 @@
 //! The discrete-event engine: follows the streams of a program in virtual time.
 //!
-//! Instructions are issued in stream order and join a queue: computation, receives, sends, or one
-//! queue for each group that the rank runs collectives in, as communication libraries have a stream
-//! per communicator. Each queue works through its instructions in order. An instruction starts when
-//! its queue comes to it and everything it reads, adds to or overwrites is ready, so communication
-//! holds back only the computation that reads its result. Gathers of weights and reductions of
-//! gradients also wait until computation has come to where they stand: where that is, is lowering's
-//! choice. Queues do not slow each other down, even where two groups share a link. An actor on a
-//! device whose lanes do not overlap finishes each instruction before the next, as an executor does
-//! that computes and communicates on the same cores.
+//! Instructions are issued in stream order and join their [queues](shardloom_program::Queue), each of
+//! which works through its instructions in order. An instruction starts when its queue comes to it and
+//! the [points](shardloom_program::Point) in other queues that it follows have been reached, so
+//! communication holds back only the computation that reads its result. Queues do not slow each other
+//! down, even where two groups share a link. An actor on a device whose lanes do not overlap finishes
+//! each instruction before the next, as an executor does that computes and communicates on the same
+//! cores.
 //!
 //! A message is under way for as long as its sender's driver says and arrives at the end of that; a
 //! collective starts when the last member can start it. An actor waits at a receive until the message
@@ -20,11 +18,11 @@ use std::collections::BinaryHeap;
 
 use shardloom_cluster::Cluster;
 use shardloom_program::timeline::{Picos, Timeline};
-use shardloom_program::{Action, Class, Program, Rank, RouteId};
+use shardloom_program::{Action, Class, Program, Queue, Rank, RouteId};
 
 use crate::actor::{ActorState, Moved};
 use crate::rendezvous::{self, Rendezvous};
-use crate::script::{Doing, Line, Queue, Script};
+use crate::script::{Doing, Line, Script};
 use crate::track_writer::TrackWriter;
 use crate::transfers::{Delivery, Transfers};
 use crate::{Actor, Call, Driver, SimError, Simulation};
@@ -200,7 +198,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             _ => None,
         };
         Some(match line.doing {
-            Doing::Local => actor.earliest(line, Queue::COMPUTE),
+            Doing::Local => actor.earliest(line),
             _ if !actor.is_blocking() => actor.clock(),
             _ => delivery.map_or(actor.clock(), |it| it.arrival.max(actor.clock())),
         })
@@ -213,12 +211,11 @@ impl<'s, 'p> Engine<'s, 'p> {
         driver: &mut D,
     ) -> Result<(), D::Error> {
         let actor = &mut self.actors[index];
-        let start = actor.earliest(line, Queue::COMPUTE);
+        let start = actor.earliest(line);
         let call = actor.call(start);
         self.tracks[index].remember(line.instruction, call.microbatch, start);
         let end = start + driver.local(&call)?;
-        actor.occupy(Queue::COMPUTE, end);
-        actor.complete(line, end);
+        actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
         Ok(())
     }
@@ -242,7 +239,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         driver: &mut D,
     ) -> Result<(), D::Error> {
         let actor = &mut self.actors[index];
-        let start = actor.earliest(line, Queue::SENDS);
+        let start = actor.earliest(line);
         let call = actor.call(start);
         self.durations.clear();
         driver.send(&call, &mut self.durations)?;
@@ -269,7 +266,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.transfers.end_send(route, call.actor.position, microbatch(&self.actors[index]));
         let actor = &mut self.actors[index];
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
-        actor.occupy(Queue::SENDS, arrival);
+        actor.end(line, arrival);
         self.tracks[index].communicate(line, actor, start, arrival);
         Ok(())
     }
@@ -286,13 +283,12 @@ impl<'s, 'p> Engine<'s, 'p> {
         let delivery = self.transfers.look(route, position, microbatch);
         let delivery = delivery.expect("a receive is due only once its messages have been sent");
         self.transfers.clear(route, position, microbatch);
-        let begun = actor.free(Queue::RECEIVES).max(delivery.begun);
-        let start = actor.earliest(line, Queue::RECEIVES).max(delivery.arrival);
+        let begun = actor.free(Queue::Receive).max(delivery.begun);
+        let start = actor.earliest(line).max(delivery.arrival);
         let call = actor.call(start);
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         let end = start + driver.receive(&call)?;
-        actor.occupy(Queue::RECEIVES, end);
-        actor.complete(line, end);
+        actor.end(line, end);
         self.tracks[index].communicate(line, actor, begun, end);
         Ok(())
     }
@@ -306,7 +302,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         driver: &mut D,
     ) -> Result<bool, D::Error> {
         let actor = &self.actors[index];
-        let start = actor.earliest(line, Queue::of_group(group));
+        let start = actor.earliest(line);
         let call = actor.call(start);
         self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
         let group = self.groups_of[index][group] as usize;
@@ -319,8 +315,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let member = call.actor.index as usize;
             let actor = &mut self.actors[member];
             let line = actor.line();
-            actor.occupy(line.queue(), end);
-            actor.complete(line, end);
+            actor.end(line, end);
             self.tracks[member].communicate(line, actor, start, end);
             let goes_on = self.advance(member);
             match member == index {

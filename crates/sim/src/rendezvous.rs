@@ -67,8 +67,8 @@ pub(crate) fn meet<'p>(
     for ((class, _), script) in program.classes().zip(scripts) {
         let positions = if folded { 1 } else { script.class.mesh.size() };
         // Per group, per position.
-        let mut numbers = vec![vec![u32::MAX; positions]; script.groups.len()];
-        for (group, numbers) in script.groups.iter().zip(&mut numbers) {
+        let mut numbers = vec![vec![u32::MAX; positions]; script.class.communicators.len()];
+        for (group, numbers) in script.class.communicators.iter().zip(&mut numbers) {
             for position in 0..positions {
                 if numbers[position] != u32::MAX {
                     continue;

@@ -1,36 +1,29 @@
-//! A class's stream in the form that the engine follows: what each instruction waits for and completes
-//! as numbered cells, so that no map is asked while time runs.
+//! A class's stream in the form that the engine follows: what instructions wait for as numbered events, so
+//! that no map is asked while time runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use shardloom_program::timeline::Activity;
 use shardloom_program::{
-    Action, Body, BodyId, Class, Copies, Group, Instruction, Program, RouteId, StreamItem, TensorId,
+    Action, Body, BodyId, Class, Instruction, Point, Program, Queue, RouteId, StreamItem,
 };
 
-/// When a tensor is ready: a micro-batch's copy, or one that all micro-batches share.
+/// The end of an instruction's last run, where others wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cell(u32);
+pub(crate) enum Event {
+    /// For the same micro-batch.
+    Microbatch(u32),
+    /// Of all.
+    Latest(u32),
+}
 
-const SHARED: u32 = 1 << 31;
-
-impl Cell {
-    fn of(class: &Class, tensor: TensorId) -> Cell {
-        match class.tensor(tensor).copies {
-            Copies::PerMicrobatch => Cell(tensor.0),
-            Copies::One | Copies::Versions(_) => Cell(SHARED | tensor.0),
-        }
-    }
-
-    /// The index of its tensor.
-    pub fn index(self) -> usize {
-        (self.0 & !SHARED) as usize
-    }
-
-    /// Whether all micro-batches share it.
-    pub fn is_shared(self) -> bool {
-        self.0 & SHARED != 0
-    }
+/// Something that an instruction waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Everything that was issued to a queue before.
+    Queue(Queue),
+    /// An event.
+    Event(Event),
 }
 
 /// What the engine does with an instruction.
@@ -46,49 +39,16 @@ pub(crate) enum Doing {
     Receive(RouteId),
 }
 
-/// An in-order queue of instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Queue(usize);
-
-impl Queue {
-    pub const COMPUTE: Queue = Queue(0);
-    pub const RECEIVES: Queue = Queue(1);
-    pub const SENDS: Queue = Queue(2);
-
-    /// Collectives of one of the class's groups.
-    pub fn of_group(group: usize) -> Queue {
-        Queue(Queue::SENDS.0 + 1 + group)
-    }
-
-    pub fn index(self) -> usize {
-        self.0
-    }
-}
-
 /// One instruction.
 pub(crate) struct Line<'p> {
     pub instruction: &'p Instruction,
     pub doing: Doing,
-    /// Cells that must be ready; those of [`Line::sets`] among them.
-    pub waits: Vec<Cell>,
-    /// Cells that are ready afterwards.
-    pub sets: Vec<Cell>,
-    /// Whether it may not start before computation is through with all instructions before it.
-    pub in_step: bool,
+    /// What must have ended before it starts, but for what stands before it in its queue.
+    pub waits: Vec<Wait>,
+    /// What others wait for of it.
+    pub ends: Vec<Event>,
     /// For people, where it is not computation.
     pub label: String,
-}
-
-impl Line<'_> {
-    /// The queue in which it ends.
-    pub fn queue(&self) -> Queue {
-        match self.doing {
-            Doing::Local => Queue::COMPUTE,
-            Doing::Collective { group, .. } => Queue::of_group(group),
-            Doing::Send(_) => Queue::SENDS,
-            Doing::Receive(_) => Queue::RECEIVES,
-        }
-    }
 }
 
 /// One entry of the stream.
@@ -118,22 +78,19 @@ pub(crate) struct Script<'p> {
     pub class: &'p Class,
     pub bodies: Vec<Vec<Line<'p>>>,
     pub items: Vec<Item>,
-    /// Different groups among its collectives.
-    pub groups: Vec<Group>,
+    /// Events of each kind: for the same micro-batch, and of all.
+    pub events: [usize; 2],
 }
 
 impl<'p> Script<'p> {
     pub fn of(program: &'p Program, class: &'p Class) -> Script<'p> {
-        let mut script =
-            Script { class, bodies: vec![], items: items(program, class), groups: vec![] };
-        for body in &class.bodies {
-            let mut lines = vec![];
-            for instruction in &body.instructions {
-                let line = script.line(instruction, body);
-                lines.push(line);
-            }
-            script.bodies.push(lines);
-        }
+        let lines = |body: &'p Body| {
+            let line = |instruction| line(class, body, instruction);
+            body.instructions.iter().map(line).collect()
+        };
+        let bodies = class.bodies.iter().map(lines).collect();
+        let mut script = Script { class, bodies, items: items(program, class), events: [0; 2] };
+        script.number_events();
         script
     }
 
@@ -144,46 +101,54 @@ impl<'p> Script<'p> {
 
     /// How many queues an actor has.
     pub fn queues(&self) -> usize {
-        Queue::of_group(self.groups.len()).index()
+        Queue::count(self.class.communicators.len())
     }
 
-    fn line(&mut self, instruction: &'p Instruction, body: &Body) -> Line<'p> {
-        let class = self.class;
-        let cell = |tensor| Cell::of(class, tensor);
-        let mut sets: Vec<Cell> =
-            instruction.writes.iter().map(|write| cell(write.to.tensor)).collect();
-        let mut waits: Vec<Cell> = instruction.reads.iter().map(|it| cell(it.tensor)).collect();
-        waits.extend(&sets);
-        // What is written again waits until it was read for the last time before.
-        let freed = instruction.frees.iter().map(|&tensor| cell(tensor));
-        sets.extend(freed.filter(|cell| cell.is_shared()));
-        waits.sort_by_key(|cell| cell.0);
-        waits.dedup();
-        sets.sort_by_key(|cell| cell.0);
-        sets.dedup();
-        let doing = match &instruction.action {
-            &Action::Send { route } => Doing::Send(route),
-            &Action::Receive { route } => Doing::Receive(route),
-            Action::Collective { group, .. } => Doing::Collective { group: self.group(group) },
-            _ => Doing::Local,
-        };
-        let label = match doing {
-            Doing::Local => String::new(),
-            _ => instruction.label(class, body, None),
-        };
-        let in_step = match doing {
-            Doing::Collective { .. } => cell(instruction.reads[0].tensor).is_shared(),
-            _ => false,
-        };
-        Line { instruction, doing, waits, sets, in_step, label }
+    /// Gives numbers to the events that instructions wait for.
+    fn number_events(&mut self) {
+        let mut numbers: HashMap<(bool, BodyId, u32), Event> = HashMap::new();
+        for (index, body) in self.class.bodies.iter().enumerate() {
+            for (number, instruction) in body.instructions.iter().enumerate() {
+                for &point in &instruction.after {
+                    let (latest, at, place) = match point {
+                        Point::Queue(queue) => {
+                            self.bodies[index][number].waits.push(Wait::Queue(queue));
+                            continue;
+                        }
+                        Point::Here(place) => (false, BodyId(index as u32), place),
+                        Point::Microbatch(body, place) => (false, body, place),
+                        Point::Latest(body, place) => (true, body, place),
+                    };
+                    let event = *numbers.entry((latest, at, place)).or_insert_with(|| {
+                        let count = &mut self.events[usize::from(latest)];
+                        let number = *count as u32;
+                        *count += 1;
+                        if latest { Event::Latest(number) } else { Event::Microbatch(number) }
+                    });
+                    self.bodies[index][number].waits.push(Wait::Event(event));
+                }
+            }
+        }
+        for ((_, body, place), event) in numbers {
+            self.bodies[body.0 as usize][place as usize].ends.push(event);
+        }
     }
+}
 
-    fn group(&mut self, group: &Group) -> usize {
-        self.groups.iter().position(|known| known == group).unwrap_or_else(|| {
-            self.groups.push(group.clone());
-            self.groups.len() - 1
-        })
-    }
+fn line<'p>(class: &Class, body: &Body, instruction: &'p Instruction) -> Line<'p> {
+    let doing = match (&instruction.action, instruction.queue) {
+        (&Action::Send { route }, _) => Doing::Send(route),
+        (&Action::Receive { route }, _) => Doing::Receive(route),
+        (Action::Collective { .. }, Queue::Communicator(group)) => {
+            Doing::Collective { group: usize::from(group) }
+        }
+        _ => Doing::Local,
+    };
+    let label = match doing {
+        Doing::Local => String::new(),
+        _ => instruction.label(class, body, None),
+    };
+    Line { instruction, doing, waits: vec![], ends: vec![], label }
 }
 
 fn items(program: &Program, class: &Class) -> Vec<Item> {

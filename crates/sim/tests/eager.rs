@@ -50,6 +50,7 @@ fn at_the_end(mut program: Program) -> Program {
         let all = taken(class);
         let epilogue = class.bodies.iter_mut().find(|it| it.kind == BodyKind::Epilogue);
         epilogue.expect("a step ends").instructions.splice(0..0, all);
+        class.assign_queues();
     }
     program
 }
@@ -76,6 +77,7 @@ fn at_once(mut program: Program) -> Program {
             let item = StreamItem::new(body, None);
             class.stream.insert(last.expect("every bucket gets a gradient") + 1, item);
         }
+        class.assign_queues();
     }
     program
 }

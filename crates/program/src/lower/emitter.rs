@@ -45,7 +45,7 @@ impl<'a> Emitter<'a> {
     }
 
     pub fn push(&mut self, action: Action, reads: Vec<View>, writes: Vec<Write>) {
-        self.instructions.push(Instruction { action, reads, writes, frees: vec![] });
+        self.instructions.push(Instruction { writes, ..Instruction::new(action, reads, []) });
     }
 
     pub fn add_form(&mut self, value: ValueId, layout: Layout, operand: View) {

@@ -20,6 +20,7 @@ mod liveness;
 mod overlap;
 mod owners;
 mod post_validation;
+mod queues;
 mod sharding;
 mod stage;
 mod stream;
@@ -282,7 +283,7 @@ impl ClassLowering<'_> {
         for weights in tensors.iter_mut().filter(lasting) {
             weights.copies = if versions > 1 { Copies::Versions(versions) } else { Copies::One };
         }
-        Ok(Class {
+        let mut class = Class {
             stages: places.iter().map(held).collect(),
             replica,
             mesh,
@@ -291,11 +292,14 @@ impl ClassLowering<'_> {
             tensors,
             params: parameters.params,
             buckets: parameters.buckets,
+            communicators: vec![],
             bodies: stream.bodies,
             stream: stream.entries.into_iter().map(|(item, _)| item).collect(),
             delay,
             evaluation: stream.evaluation,
-        })
+        };
+        class.assign_queues();
+        Ok(class)
     }
 
     /// Where values wait that go from one of the class's stages to another.

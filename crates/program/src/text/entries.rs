@@ -19,11 +19,14 @@ pub(super) struct Entries {
     pub step: Vec<Entry>,
     /// Those of a forward pass that keeps nothing.
     pub evaluation: Vec<Entry>,
+    /// The name of the entry below which the instructions of each body stand.
+    pub bodies: BTreeMap<BodyId, String>,
 }
 
 impl Entries {
     pub fn of(program: &Program, class: &Class) -> Entries {
         let mut shown: Vec<(BodyId, String)> = vec![];
+        let mut bodies = BTreeMap::new();
         let mut listed = |(name, notes, body): (String, Vec<String>, BodyId)| {
             let notes = match notes.as_slice() {
                 [] => String::new(),
@@ -38,10 +41,12 @@ impl Entries {
             }
             match shown.iter().find(|(other, _)| same(*other)) {
                 Some((_, first)) => {
+                    bodies.insert(body, first.clone());
                     Entry { title: format!("{name}: as {first}{notes}"), body: None }
                 }
                 None => {
                     shown.push((body, name.clone()));
+                    bodies.insert(body, name.clone());
                     Entry { title: name + &notes, body: Some(body) }
                 }
             }
@@ -53,7 +58,8 @@ impl Entries {
         let evaluation = class.evaluation.iter();
         let evaluation =
             evaluation.map(|&body| listed((name(class.body(body), None), vec![], body)));
-        Entries { step, evaluation: evaluation.collect() }
+        let evaluation = evaluation.collect();
+        Entries { step, evaluation, bodies }
     }
 }
 

@@ -4,50 +4,62 @@ use std::fmt::Write;
 
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpKind, Reduction};
+use shardloom_plan::Axis;
 
 use super::ranks::ranks;
 use super::{Reader, names_of, shape};
 use crate::quantity::bytes;
-use crate::timeline::Lane;
 use crate::{
-    Action, Body, ClassId, Collective, Content, Group, Instruction, Message, Mode, Rank, RouteId,
-    View, Window, Write as Written,
+    Action, Body, ClassId, Collective, Content, Group, Instruction, Message, Mode, Point, Queue,
+    Rank, RouteId, View, Window, Write as Written,
 };
 
 /// The instructions of a rank.
 pub(super) struct Lines<'a>(pub &'a Reader<'a>);
 
 impl Lines<'_> {
-    /// The instructions of a body, one a line.
+    /// The instructions of a body, one a line, each with its number.
     pub fn body(&self, body: &Body, text: &mut String) {
-        let queues: Vec<String> = body.instructions.iter().map(|it| self.queue(it)).collect();
+        let queues: Vec<String> = body.instructions.iter().map(|it| self.queue(it.queue)).collect();
         let width = queues.iter().map(String::len).max().unwrap_or(0);
-        for (queue, instruction) in queues.iter().zip(&body.instructions) {
+        let digits = body.instructions.len().saturating_sub(1).to_string().len();
+        for (number, (queue, instruction)) in queues.iter().zip(&body.instructions).enumerate() {
             let line = self.instruction(instruction);
-            writeln!(text, "    {queue:width$}  {line}").expect("strings can be written");
+            writeln!(text, "    {number:digits$}  {queue:width$}  {line}")
+                .expect("strings can be written");
         }
     }
 
-    /// The queue of an instruction: those of different queues can be under way at the same time.
-    fn queue(&self, instruction: &Instruction) -> String {
-        match &instruction.action {
-            Action::Send { .. } => "send".into(),
-            Action::Receive { .. } => "receive".into(),
-            Action::Collective { group: Group::Mesh(axes), .. } => {
-                let mesh = &self.0.class.mesh;
-                let wide = axes.iter().copied().filter(|&axis| mesh.width(axis) > 1);
-                match wide.collect::<Vec<_>>().as_slice() {
-                    [] => "compute".into(),
-                    wide => names_of(wide),
+    /// The name of a queue: instructions of different queues can be under way at the same time.
+    fn queue(&self, queue: Queue) -> String {
+        match queue {
+            Queue::Communicator(number) => match &self.0.class.communicators[usize::from(number)] {
+                Group::Mesh(axes) => {
+                    let mesh = &self.0.class.mesh;
+                    let wide: Vec<Axis> =
+                        axes.iter().copied().filter(|&axis| mesh.width(axis) > 1).collect();
+                    names_of(if wide.is_empty() { axes } else { &wide })
                 }
-            }
-            Action::Collective { group: Group::Classes(_), .. } => "stages".into(),
-            Action::Collective { group: Group::World, .. } => "all".into(),
-            _ => {
-                debug_assert_eq!(instruction.lane(), Lane::Compute);
-                "compute".into()
-            }
+                Group::Classes(_) => "stages".into(),
+                Group::World => "all".into(),
+            },
+            other => other.to_string(),
         }
+    }
+
+    /// What an instruction waits for in other queues.
+    fn after(&self, instruction: &Instruction) -> String {
+        let point = |&point: &Point| match point {
+            Point::Queue(queue) => format!("all {}", self.queue(queue)),
+            Point::Here(number) => number.to_string(),
+            Point::Microbatch(body, number) => {
+                format!("{number} of {}", self.0.names.body(body))
+            }
+            Point::Latest(body, number) => {
+                format!("{number} of the last {}", self.0.names.body(body))
+            }
+        };
+        instruction.after.iter().map(point).collect::<Vec<_>>().join(" and ")
     }
 
     /// What an instruction does, to what, from what, and what it frees.
@@ -65,6 +77,9 @@ impl Lines<'_> {
         };
         if !instruction.frees.is_empty() {
             text += &format!("; frees {}", self.freed(instruction));
+        }
+        if !instruction.after.is_empty() {
+            text += &format!("; after {}", self.after(instruction));
         }
         text
     }

@@ -27,11 +27,15 @@ use crate::{
 
 /// How the text of a program is read, in a few lines.
 pub const LEGEND: &str = "\
-How to read this: an instruction is a line: its queue, what it does, what it writes <- what it
-reads; what it frees. They are issued in the order in which they stand; queues run side by side
-where the machine can.
+How to read this: an instruction is a line: its number, its queue, what it does, what it writes
+<- what it reads; what it frees; after what. They are issued in the order in which they stand; queues
+run side by side where the machine can, each in order.
   queue            compute, send or receive; of collectives the mesh axes (dp, cp, tp) along which
                    the ranks lie that take part, `stages` of ranks of several stages, or `all`
+  after 5          waits until instruction 5 of this entry has ended, in another queue
+  after all dp     until everything that was issued to the queue dp before has ended
+  after 5 of E     until instruction 5 below the entry named E has ended for the same micro-batch;
+                   `of the last E`: in its last run, whatever the micro-batch
   name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
   name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it
   name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use shardloom_graph::Graph;
 
 use super::entries::Entries;
-use crate::{BucketId, Class, ParamId, TensorId};
+use crate::{BodyId, BucketId, Class, ParamId, TensorId};
 
 /// The names of a class.
 pub(super) struct Names {
     tensors: Vec<String>,
     buckets: Vec<String>,
     params: Vec<String>,
+    bodies: BTreeMap<BodyId, String>,
 }
 
 impl Names {
@@ -43,6 +44,7 @@ impl Names {
             params: params.collect(),
             tensors,
             buckets: numbered(class.buckets.iter().map(|it| it.name.clone()).collect()),
+            bodies: entries.bodies.clone(),
         }
     }
 
@@ -52,6 +54,11 @@ impl Names {
 
     pub fn bucket(&self, id: BucketId) -> &str {
         &self.buckets[id.0 as usize]
+    }
+
+    /// The entry below which the instructions of a body stand.
+    pub fn body(&self, id: BodyId) -> &str {
+        self.bodies.get(&id).map_or("an entry that is not run", String::as_str)
     }
 
     /// A weight's name within its bucket.

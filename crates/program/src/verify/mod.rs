@@ -11,6 +11,7 @@ mod lifetimes;
 mod norms;
 mod operands;
 mod operators;
+mod races;
 mod routes;
 mod row;
 mod updates;
@@ -55,6 +56,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
             if operands::check(program, &step, found) {
                 routes::check_end(program, &step, found);
             }
+            races::check_queue(&step, found);
         }
     }
     if found.is_empty() {
@@ -71,6 +73,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
     for row in Row::all(program) {
         for (id, _) in program.classes() {
             lifetimes::check(program, id, row, found);
+            races::check(program, id, row, found);
             if row != Row::Evaluation {
                 norms::check(program, id, row, found);
                 updates::check(program, id, row, found);

@@ -158,6 +158,14 @@ pub enum Violation {
         /// The tensor.
         tensor: String,
     },
+    /// An instruction touches a tensor that another queue may still read or write.
+    #[error("{at}: another queue may not be through with {tensor}")]
+    Race {
+        /// Where.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+    },
     /// An entry asks for older weights than are held.
     #[error("{place}: runs with weights {age} updates old, of which {versions} versions are held")]
     Lag {

@@ -113,6 +113,7 @@ fn product(shape: &str) -> usize {
 
 /// The operands that a line of an instruction says, what it writes first, and what it frees.
 fn said(line: &str) -> (Vec<(String, usize)>, Vec<String>) {
+    let (line, _) = line.split_once("; after ").unwrap_or((line, ""));
     let (line, freed) = line.split_once("; frees ").unwrap_or((line, ""));
     let freed = freed.split(", ").filter(|name| !name.is_empty());
     let freed = freed.map(|name| name.trim_end_matches(" (its memory goes on in use)").to_owned());
@@ -137,7 +138,15 @@ fn every_instruction_and_every_operand_of_a_rank_is_said_once_for_equal_bodies()
                 let mut names: BTreeMap<TensorId, String> = BTreeMap::new();
                 for (lines, body) in bodies.iter().zip(expected) {
                     assert_eq!(lines.len(), body.instructions.len(), "{}: {lines:#?}", case.name);
-                    for (line, instruction) in lines.iter().zip(&body.instructions) {
+                    for (number, (line, instruction)) in
+                        lines.iter().zip(&body.instructions).enumerate()
+                    {
+                        let first = line.split_whitespace().next();
+                        assert_eq!(first, Some(number.to_string().as_str()), "{line}");
+                        let waits = line
+                            .split_once("; after ")
+                            .map_or(0, |(_, after)| after.split(" and ").count());
+                        assert_eq!(waits, instruction.after.len(), "{}: {line}", case.name);
                         let (said, freed) = said(line);
                         let written = instruction.writes.iter().map(|write| write.to);
                         let views: Vec<View> =

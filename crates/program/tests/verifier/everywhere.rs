@@ -1,7 +1,7 @@
 //! A change that no program bears is rejected at every instruction and every entry at which it is made.
 
 use shardloom_plan::{Optimizer, Precision, ScheduleKind, Uniform};
-use shardloom_program::verify::verify;
+use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{Action, Class, ClassId, Instruction, Mode, Program};
 
 use crate::programs::{
@@ -35,6 +35,12 @@ fn at_every_instruction(mut change: impl FnMut(&Program, &Class, (usize, usize, 
     }
 }
 
+/// Whether a program is rejected even where its queues wait for each other as its instructions want it.
+fn is_rejected(mut program: Program) -> bool {
+    program.classes.iter_mut().for_each(Class::assign_queues);
+    verify(&program).is_err()
+}
+
 #[test]
 fn an_instruction_that_is_left_out_anywhere_is_rejected() {
     let mut count = 0;
@@ -52,7 +58,7 @@ fn an_instruction_that_is_left_out_anywhere_is_rejected() {
         }
         let mut mutated = program.clone();
         mutated.classes[index].bodies[body].instructions.remove(at);
-        assert!(verify(&mutated).is_err(), "{instruction:?}");
+        assert!(is_rejected(mutated), "{instruction:?}");
         count += 1;
     });
     assert!(count > 1000, "{count}");
@@ -69,7 +75,7 @@ fn an_instruction_that_is_run_twice_anywhere_is_rejected() {
         let mut mutated = program.clone();
         let instructions = &mut mutated.classes[index].bodies[body].instructions;
         instructions.insert(at, instruction.clone());
-        assert!(verify(&mutated).is_err(), "{instruction:?}");
+        assert!(is_rejected(mutated), "{instruction:?}");
         count += 1;
     });
     assert!(count > 1000, "{count}");
@@ -89,7 +95,7 @@ fn a_free_that_is_left_out_anywhere_is_rejected() {
         for freed in 0..instruction.frees.len() {
             let mut mutated = program.clone();
             mutated.classes[index].bodies[body].instructions[at].frees.remove(freed);
-            assert!(verify(&mutated).is_err(), "{instruction:?}");
+            assert!(is_rejected(mutated), "{instruction:?}");
             count += 1;
         }
     });
@@ -107,7 +113,7 @@ fn a_write_in_another_mode_is_rejected_everywhere() {
                 let mut mutated = program.clone();
                 let instructions = &mut mutated.classes[index].bodies[body].instructions;
                 instructions[at].writes[number].mode = mode;
-                assert!(verify(&mutated).is_err(), "{mode:?} {instruction:?}");
+                assert!(is_rejected(mutated), "{mode:?} {instruction:?}");
                 count += 1;
             }
         }
@@ -133,4 +139,24 @@ fn a_pass_that_is_left_out_or_run_twice_anywhere_is_rejected() {
         }
     }
     assert!(count > 100, "{count}");
+}
+
+#[test]
+fn a_point_that_is_not_waited_for_is_rejected_unless_others_imply_it() {
+    let (mut rejected, mut implied) = (0, 0);
+    at_every_instruction(|program, class, (index, body, at)| {
+        for point in 0..class.bodies[body].instructions[at].after.len() {
+            let mut mutated = program.clone();
+            mutated.classes[index].bodies[body].instructions[at].after.remove(point);
+            match verify(&mutated) {
+                Ok(()) => implied += 1,
+                Err(found) => {
+                    let races = |it: &Violation| matches!(it, Violation::Race { .. });
+                    assert!(found.iter().all(races), "{found:#?}");
+                    rejected += 1;
+                }
+            }
+        }
+    });
+    assert!(rejected > 500 && rejected > 2 * implied, "{rejected} rejected, {implied} implied");
 }

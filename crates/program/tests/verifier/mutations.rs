@@ -6,8 +6,8 @@ use shardloom_graph::work::Pass;
 use shardloom_plan::{Axis, ScheduleKind};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
-    Action, Body, BodyId, BodyKind, Collective, Content, Copies, Extent, Format, Group,
-    Instruction, Mode, Program, Shape, StreamItem, TensorId, View, Window,
+    Action, Body, BodyId, BodyKind, Class, Collective, Content, Copies, Extent, Format, Group,
+    Instruction, Mode, Point, Program, Queue, Shape, StreamItem, TensorId, View, Window,
 };
 
 use crate::programs::{both_ways, mesh, pipeline, program, replicas, stashed, validated};
@@ -46,6 +46,12 @@ fn change(
     program
 }
 
+/// The same with queues that wait for each other as its instructions want it.
+fn requeued(mut program: Program) -> Program {
+    program.classes.iter_mut().for_each(Class::assign_queues);
+    program
+}
+
 /// Takes the first instruction away for which something holds.
 fn without(
     mut program: Program,
@@ -54,7 +60,7 @@ fn without(
 ) -> Program {
     let (body, index) = find(&program, class, is_it);
     program.classes[class].bodies[body].instructions.remove(index);
-    program
+    requeued(program)
 }
 
 /// Takes every instruction away for which something holds.
@@ -68,7 +74,7 @@ fn without_all(
         let before = body.clone();
         body.instructions.retain(|it| !is_it(it, &before));
     }
-    program
+    requeued(program)
 }
 
 /// Runs the first instruction twice for which something holds.
@@ -80,7 +86,7 @@ fn twice(
     let (body, index) = find(&program, class, is_it);
     let instructions = &mut program.classes[class].bodies[body].instructions;
     instructions.insert(index, instructions[index].clone());
-    program
+    requeued(program)
 }
 
 fn sends(it: &Instruction, _: &Body) -> bool {
@@ -89,6 +95,11 @@ fn sends(it: &Instruction, _: &Body) -> bool {
 
 fn receives(it: &Instruction, _: &Body) -> bool {
     matches!(it.action, Action::Receive { .. })
+}
+
+/// Whether it computes, and waits for a message.
+fn waits(it: &Instruction, _: &Body) -> bool {
+    it.queue == Queue::Compute && !it.after.is_empty()
 }
 
 fn optimizes(it: &Instruction, _: &Body) -> bool {
@@ -138,6 +149,36 @@ macro_rules! rejected {
 }
 
 rejected! {
+    a_use_that_does_not_wait_for_its_message_is_rejected:
+        change(pipeline(), 1, waits, |it| it.after.clear()) => Violation::Race { .. },
+    a_reduction_that_does_not_wait_for_computation_is_rejected: {
+        let program = replicas(0);
+        let reduces = reduces(&program, 0);
+        change(program, 0, reduces, |it| it.after.clear())
+    } => Violation::Race { .. },
+    a_gather_that_overtakes_the_readers_of_its_tensor_is_rejected: {
+        let waits = |it: &Instruction, body: &Body| gathers(it, body) && !it.after.is_empty();
+        change(replicas(1), 0, waits, |it| it.after.clear())
+    } => Violation::Race { .. },
+    a_wait_for_the_same_micro_batch_where_all_share_a_tensor_is_rejected: {
+        change(replicas(0), 0, |it, _| it.action == Action::Norm, |it| {
+            for point in &mut it.after {
+                if let Point::Latest(body, number) = *point {
+                    *point = Point::Microbatch(body, number);
+                }
+            }
+        })
+    } => Violation::Race { .. },
+    computation_in_the_queue_of_sends_is_rejected:
+        change(pipeline(), 0, optimizes, |it| it.queue = Queue::Send) => Violation::Operands { .. },
+    a_collective_in_the_queue_of_another_group_is_rejected: {
+        let program = replicas(0);
+        let reduces = reduces(&program, 0);
+        change(program, 0, reduces, |it| it.queue = Queue::Communicator(9))
+    } => Violation::Operands { .. },
+    a_wait_for_a_later_instruction_is_rejected:
+        change(pipeline(), 0, sends, |it| it.after.push(Point::Here(u32::MAX)))
+            => Violation::Operands { .. },
     a_dropped_receive_is_rejected: without(pipeline(), 1, receives) => Violation::Messages { .. },
     a_value_that_is_not_received_is_rejected:
         without(pipeline(), 1, receives) => Violation::Unwritten { .. },
@@ -389,11 +430,11 @@ fn regrouped(program: Program, class: usize, content: Content, to: Group) -> Pro
         matches!(it.action, Action::Collective { .. })
             && tensors[it.reads[0].tensor.0 as usize].content == content
     };
-    change(program, class, of_it, |it| {
+    requeued(change(program, class, of_it, |it| {
         if let Action::Collective { group, .. } = &mut it.action {
             *group = to;
         }
-    })
+    }))
 }
 
 fn other_kind(program: Program) -> Program {

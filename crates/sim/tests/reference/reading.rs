@@ -39,6 +39,8 @@ pub struct Operation {
     pub kind: Kind,
     /// What has to be ready: all that it reads, adds to or overwrites.
     pub needs: Vec<Thing>,
+    /// What it changes or frees.
+    pub changes: Vec<Thing>,
     /// What is ready once it is over.
     pub makes: Vec<Thing>,
     /// Whether it waits until computation has come to where it stands.
@@ -150,9 +152,10 @@ fn operation(
     let mut needs: Vec<Thing> = instruction.reads.iter().map(|it| thing(it.tensor)).collect();
     let mut makes: Vec<Thing> = instruction.writes.iter().map(|it| thing(it.to.tensor)).collect();
     needs.extend(&makes);
+    let freed = || instruction.frees.iter().map(|&tensor| thing(tensor));
+    let changes = makes.iter().copied().chain(freed()).collect();
     // What all micro-batches share is written again only once it is free.
-    let freed = instruction.frees.iter().map(|&tensor| thing(tensor));
-    makes.extend(freed.filter(|it| matches!(it, Thing::Shared(_))));
+    makes.extend(freed().filter(|it| matches!(it, Thing::Shared(_))));
     let of_route = |route: RouteId, mine: &dyn Fn(&shardloom_program::Message) -> bool| {
         let messages = program.route(route).messages.iter().enumerate();
         messages.filter(|(_, it)| mine(it)).map(|(number, _)| number).collect()
@@ -173,5 +176,5 @@ fn operation(
     };
     let in_step = matches!(instruction.action, Action::Collective { .. })
         && matches!(needs.first(), Some(Thing::Shared(_)));
-    Operation { kind, needs, makes, in_step }
+    Operation { kind, needs, changes, makes, in_step }
 }

@@ -3,7 +3,8 @@
 //! The rules, as the engine's documentation has them:
 //!
 //! - An instruction starts when the one before it in its queue is over and everything that it reads, adds
-//!   to or overwrites is ready. Computation, sends, receives and each group of ranks are a queue.
+//!   to or overwrites is ready, and of what it changes or frees all reads since are over. Computation,
+//!   sends, receives and each group of ranks are a queue.
 //! - Gathers of weights and reductions of gradients also wait for all computation before them.
 //! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
 //! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
@@ -94,6 +95,8 @@ struct State {
     before: Option<Node>,
     /// What makes each thing ready.
     made: BTreeMap<Key, Node>,
+    /// What has read it since.
+    read: BTreeMap<Key, Vec<Node>>,
     /// How often each message has been sent and received, and each group has met.
     sent: BTreeMap<(RouteId, Option<u32>), usize>,
     received: BTreeMap<(RouteId, Option<u32>), usize>,
@@ -199,9 +202,8 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                         step.graph.messages.insert(name, node);
                         nodes.push(node);
                     }
-                    // Nothing is made ready by a send: only the queue is taken.
                     let last = *nodes.last().expect("it starts");
-                    step.takes(Queue::Sends, last);
+                    step.ends(Queue::Sends, last);
                     add(Part::Sends, nodes, queued);
                 }
                 Kind::Receive { route, messages } => {
@@ -268,17 +270,23 @@ impl Step<'_> {
             true => self.state.last.get(queue).copied(),
             false => self.state.before,
         };
-        let ready = self.operation.needs.iter();
+        let ready = self.operation.needs.iter().chain(&self.operation.changes);
         let ready = ready.filter_map(|&it| self.state.made.get(&self.key(it)).copied());
         let mut after: BTreeSet<Node> = ready.chain(queued).collect();
+        let changed = self.operation.changes.iter();
+        after.extend(changed.filter_map(|&it| self.state.read.get(&self.key(it))).flatten());
         if self.operation.in_step {
             after.extend(self.state.last.get(&Queue::Compute));
         }
         (after, queued)
     }
 
-    /// The queue is taken until `node` is over.
+    /// The queue is taken until `node` is over, and what is read is read until then.
     fn takes(&mut self, queue: Queue, node: Node) {
+        for &thing in &self.operation.needs {
+            let key = self.key(thing);
+            self.state.read.entry(key).or_default().push(node);
+        }
         self.state.last.insert(queue, node);
         self.state.before = Some(node);
     }
@@ -289,6 +297,7 @@ impl Step<'_> {
         for &thing in &self.operation.makes {
             let key = self.key(thing);
             self.state.made.insert(key, node);
+            self.state.read.remove(&key);
         }
     }
 }
