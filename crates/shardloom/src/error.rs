@@ -391,7 +391,9 @@ impl Error {
             Error::Ranks { .. } => Some("devices".into()),
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
             Error::Method(MethodError::Unknown { name, .. }) => Some(name.clone()),
-            Error::Method(MethodError::Impossible { key, .. }) => Some((*key).to_owned()),
+            Error::Method(
+                MethodError::Impossible { key, .. } | MethodError::Planner { key, .. },
+            ) => Some((*key).to_owned()),
             Error::Search(_)
             | Error::Method(_)
             | Error::Program(_)

@@ -1,8 +1,10 @@
 //! Chimera (Li & Hoefler 2021, "Chimera: Efficiently Training Large-Scale Neural Networks with
 //! Bidirectional Pipelines", SC, arXiv 2107.06925).
 
+pub(crate) mod planner;
+
+use planner::{ChimeraConfiguration, ChimeraRequest, chimera};
 use shardloom_plan::ScheduleKind;
-use shardloom_search::partition::{ChimeraConfiguration, ChimeraRequest, Interconnect, chimera};
 
 use super::equal_stages::{
     Shape, equal, memory_bytes, no_room, shapes, state_bytes_per_weight_byte,
@@ -10,6 +12,7 @@ use super::equal_stages::{
 use crate::choice::Task;
 use crate::configuration::Configuration;
 use crate::depth::require_depth;
+use crate::interconnect::Interconnect;
 use crate::method::{Family, Method, Rules};
 use crate::{Choice, MethodError};
 
@@ -41,11 +44,8 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         (Shape { width, depth, microbatch, microbatches }, it.recompute)
     });
     for (shape, recompute) in shapes(planned) {
-        let with = |schedule| Configuration {
-            schedule,
-            chunks: 2,
-            ..equal(task, shape, recompute.clone())
-        };
+        let with =
+            |schedule| Configuration { schedule, chunks: 2, ..equal(shape, recompute.clone()) };
         configurations.push(with(ScheduleKind::Chimera));
         // Doubling runs the micro-batches of each of the two pipelines in pairs.
         if shape.microbatches.is_multiple_of(4) {

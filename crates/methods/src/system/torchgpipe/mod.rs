@@ -1,6 +1,8 @@
 //! torchgpipe (Kim et al. 2020, "torchgpipe: On-the-fly Pipeline Parallelism for Training Giant Models",
 //! arXiv 2004.09910).
 
+pub(crate) mod block_partition;
+
 use shardloom_plan::{Recompute, ScheduleKind};
 
 use crate::configuration::Pipelines;

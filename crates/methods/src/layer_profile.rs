@@ -3,12 +3,12 @@
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Extents, Graph};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    DeviceList, Mesh, Optimizer, Pipeline, Precision, Recompute, ScheduleKind, Stage, Sync, Uniform,
 };
 use shardloom_program::{Action, Body, BodyKind, Program, lower};
 use shardloom_sim::CostModel;
 
-use crate::SearchError;
+use crate::MethodError;
 
 /// One layer, or several in a row, with one micro-batch on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -62,7 +62,7 @@ pub fn profile(
     device: DeviceId,
     precision: Precision,
     microbatch: usize,
-) -> Result<Vec<LayerProfile>, SearchError> {
+) -> Result<Vec<LayerProfile>, MethodError> {
     let program = alone(graph, cluster, device, precision, microbatch)?;
     let (class_id, class) = program.classes().next().expect("a plan of one stage has one class");
     let costs = CostModel::new(graph, cluster, &program);
@@ -99,7 +99,7 @@ fn alone(
     device: DeviceId,
     precision: Precision,
     microbatch: usize,
-) -> Result<Program, SearchError> {
+) -> Result<Program, MethodError> {
     let whole = Uniform {
         pp: 1,
         mesh: Mesh::SINGLE,
@@ -113,10 +113,9 @@ fn alone(
         optimizer: Optimizer::default(),
         clip_norm: None,
     };
-    let mut plan = whole.plan(graph, graph.name(), "");
-    for stage in plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage) {
-        stage.devices = DeviceList(vec![device.0]);
-    }
+    let devices = DeviceList(vec![device.0]);
+    let stage = Stage { blocks: (0, graph.blocks().len()), mesh: whole.mesh, devices };
+    let plan = whole.plan_of(graph, graph.name(), "", vec![Pipeline { stage: vec![stage] }]);
     Ok(lower(graph, &plan, cluster.device_count() as usize)?)
 }
 

@@ -1,16 +1,20 @@
 //! PipeDream (Narayanan et al. 2019, "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP;
 //! Harlap et al. 2018, arXiv 1806.03377).
 
+pub(crate) mod partition;
+
 use shardloom_plan::{
     DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas,
     Uniform, Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::ProgramError;
-use shardloom_search::partition::{Interconnect, Level, Partition, StageTime, pipedream};
 use shardloom_search::{SearchError, judge};
+
+use partition::{Level, Partition, StageTime, pipedream};
 
 use crate::choice::Task;
 use crate::configuration::{Counts, Pipelines};
+use crate::interconnect::Interconnect;
 use crate::method::{Family, Method, Rules};
 use crate::selection::Selection;
 use crate::{Choice, MethodError};
@@ -106,7 +110,7 @@ fn partition_of(task: &mut Task<'_>, samples: usize) -> Result<Partition, Method
         levels.push(level(nodes, links.between.reachable_bytes_per_second()));
     }
     let layers = task.layers(samples)?;
-    Ok(pipedream(layers, &levels, StageTime::Published)?)
+    pipedream(layers, &levels, StageTime::Published)
 }
 
 /// The minibatches of a step: as many as bring all stages to their first replica again. None if they are
@@ -161,19 +165,21 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
         clip_norm: None,
         ..task.uniform(1, Mesh::SINGLE, 1)
     };
-    let mut plan = uniform.plan(task.graph, &task.request.model, &task.request.cluster);
+    let of = |pipelines| {
+        uniform.plan_of(task.graph, &task.request.model, &task.request.cluster, pipelines)
+    };
     let stages = stages(task, partition);
     if let [stage] = &stages[..] {
         // All replicas of one stage update together: as if each had a part of one minibatch.
         let devices = stage.replicas.iter().flat_map(|list| &list.0).copied().collect();
         let mesh = Mesh { dp: stage.replicas.len() as u32, ..Mesh::SINGLE };
         let stage = Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices) };
-        plan.pipeline = vec![Pipeline { stage: vec![stage] }];
+        let mut plan = of(vec![Pipeline { stage: vec![stage] }]);
         // Nobody is ahead of anybody, so the norm keeps nobody waiting.
         plan.clip_norm = task.request.clip_norm;
         return Ok(plan);
     }
-    plan.pipeline = pipelines_in_turn(&stages).map_err(|error| error.to_string())?;
+    let mut plan = of(pipelines_in_turn(&stages).map_err(|error| error.to_string())?);
     plan.microbatches = plan.pipeline.len();
     if plan.microbatches > 1 {
         plan.updates = rules(&task.request.optimizer).updates;

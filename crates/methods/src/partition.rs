@@ -1,6 +1,6 @@
-//! Where the partitioners of published systems cut a chain of layers into pipeline stages.
+//! Where the planners of published systems cut a chain of layers into pipeline stages.
 //!
-//! They are pure functions of what layers cost; [`profile`] finds that for the blocks of a graph. Every
+//! Each is in the folder of its system, and all are pure functions of what layers cost; [`profile`] finds that for the blocks of a graph. Every
 //! cut is the first layer of each stage and then the number of layers, as
 //! [`Estimator::cuts`](shardloom_sim::estimate::Estimator::cuts) gives it.
 //!
@@ -19,7 +19,7 @@
 //! use shardloom_cluster::{Cluster, DeviceId};
 //! use shardloom_graph::ModelSpec;
 //! use shardloom_plan::Precision;
-//! use shardloom_search::partition::{least_variance, profile};
+//! use shardloom_methods::partition::{least_variance, profile};
 //!
 //! let graph = ModelSpec::parse("gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024")?.graph()?;
 //! let cluster = Cluster::parse("h100-80g:2")?;
@@ -30,56 +30,45 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod blocks;
-mod chimera;
-mod interconnect;
-mod least_variance;
-mod pipedream;
-mod profile;
-mod two_bw;
+pub use crate::interconnect::Interconnect;
+pub use crate::layer_profile::{LayerProfile, profile};
+pub use crate::system::chimera::planner::{ChimeraConfiguration, ChimeraRequest, chimera};
+pub use crate::system::gpipe::least_variance::least_variance;
+pub use crate::system::pipedream::partition::{
+    Level, Partition, ReplicatedStage, StageTime, pipedream,
+};
+pub use crate::system::pipedream_2bw::planner::{
+    TwoBwConfiguration, TwoBwRequest, Updates, two_bw,
+};
+pub use crate::system::torchgpipe::block_partition::{Unit, block_partition};
 
-pub use blocks::{Unit, block_partition};
-pub use chimera::{ChimeraConfiguration, ChimeraRequest, chimera};
-pub use interconnect::Interconnect;
-pub use least_variance::least_variance;
-pub use pipedream::{Level, Partition, ReplicatedStage, StageTime, pipedream};
-pub use profile::{LayerProfile, profile};
-pub use two_bw::{TwoBwConfiguration, TwoBwRequest, Updates, two_bw};
-
-use shardloom_plan::even_cut;
-
-use crate::SearchError;
+use crate::MethodError;
 
 /// Whether `layers` layers of these `costs` can be cut into `stages` stages that each have one.
-fn check(costs: &[f64], stages: usize) -> Result<(), SearchError> {
+pub(crate) fn check_layers(costs: &[f64], stages: usize) -> Result<(), MethodError> {
     if let Some(cost) = costs.iter().find(|cost| !(cost.is_finite() && **cost >= 0.0)) {
         let rule = "what a layer costs is a finite number from 0".into();
-        return Err(SearchError::Request { key: "layers", value: cost.to_string(), rule });
+        return Err(MethodError::Planner { key: "layers", value: cost.to_string(), rule });
     }
     if stages == 0 || stages > costs.len() {
         let rule = format!("1 to {}: each of the stages needs a layer", costs.len());
-        return Err(SearchError::Request { key: "stages", value: stages.to_string(), rule });
+        return Err(MethodError::Planner { key: "stages", value: stages.to_string(), rule });
     }
     Ok(())
 }
 
-fn at_least_one(key: &'static str, value: u32) -> Result<(), SearchError> {
+pub(crate) fn at_least_one(key: &'static str, value: u32) -> Result<(), MethodError> {
     match value {
         0 => {
             let rule = "at least one".into();
-            Err(SearchError::Request { key, value: value.to_string(), rule })
+            Err(MethodError::Planner { key, value: value.to_string(), rule })
         }
         _ => Ok(()),
     }
 }
 
-/// The even cut into stages.
-fn even_cuts(layers: usize, stages: usize) -> Vec<usize> {
-    (0..=stages).map(|stage| even_cut(layers, stages, stage)).collect()
-}
-
 /// The sums of the first none, one, two and so on of `numbers`.
-fn running_sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
+pub(crate) fn running_sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut sum = 0.0;
     let sums = numbers.map(|number| {
         sum += number;

@@ -1,9 +1,13 @@
 //! PipeDream-2BW's planner: equal stages, equally replicated (Narayanan et al. 2021, "Memory-Efficient
 //! Pipeline-Parallel DNN Training", ICML, arXiv 2006.09503, section 4 and appendix A).
 
-use super::{Interconnect, LayerProfile, at_least_one, even_cuts};
-use crate::SearchError;
-use crate::space::divisors;
+use shardloom_plan::even_cuts;
+use shardloom_search::divisors;
+
+use crate::MethodError;
+use crate::interconnect::Interconnect;
+use crate::layer_profile::LayerProfile;
+use crate::partition::at_least_one;
 
 /// When weights are updated, which decides how many versions of them there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +97,8 @@ impl TwoBwConfiguration {
 /// If there are no workers or samples, or those of `profile`.
 pub fn two_bw(
     request: &TwoBwRequest,
-    mut profile: impl FnMut(u32) -> Result<Vec<LayerProfile>, SearchError>,
-) -> Result<Vec<TwoBwConfiguration>, SearchError> {
+    mut profile: impl FnMut(u32) -> Result<Vec<LayerProfile>, MethodError>,
+) -> Result<Vec<TwoBwConfiguration>, MethodError> {
     at_least_one("workers", request.workers)?;
     at_least_one("global_batch", request.global_batch)?;
     let mut fitting = vec![];

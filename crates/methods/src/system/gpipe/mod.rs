@@ -1,6 +1,8 @@
 //! GPipe (Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline
 //! Parallelism", NeurIPS, arXiv 1811.06965).
 
+pub(crate) mod least_variance;
+
 use shardloom_plan::{Optimizer, Recompute, ScheduleKind};
 
 use crate::configuration::Pipelines;

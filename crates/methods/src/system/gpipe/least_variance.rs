@@ -1,8 +1,8 @@
 //! GPipe's partition: the least variance of what stages cost (Huang et al. 2019, arXiv 1811.06965,
 //! section 2.2).
 
-use super::{check, running_sums};
-use crate::SearchError;
+use crate::MethodError;
+use crate::partition::{check_layers, running_sums};
 
 /// Cuts layers that cost `costs`, in any one unit, into `stages` stages such that the variance of the
 /// stages' costs is the least there is.
@@ -15,12 +15,12 @@ use crate::SearchError;
 /// If a cost is negative or not finite, or there are fewer layers than stages.
 ///
 /// ```
-/// # use shardloom_search::partition::least_variance;
+/// # use shardloom_methods::partition::least_variance;
 /// assert_eq!(least_variance(&[1.0, 1.0, 1.0, 3.0], 2)?, [0, 3, 4]);
-/// # Ok::<(), shardloom_search::SearchError>(())
+/// # Ok::<(), shardloom_methods::MethodError>(())
 /// ```
-pub fn least_variance(costs: &[f64], stages: usize) -> Result<Vec<usize>, SearchError> {
-    check(costs, stages)?;
+pub fn least_variance(costs: &[f64], stages: usize) -> Result<Vec<usize>, MethodError> {
+    check_layers(costs, stages)?;
     let layers = costs.len();
     let before = running_sums(costs.iter().copied());
     let square = |first: usize, end: usize| (before[end] - before[first]).powi(2);

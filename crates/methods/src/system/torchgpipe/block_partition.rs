@@ -2,8 +2,10 @@
 //! section 3.2.1; the algorithm is that of Bárány & Grinberg, "Block partitions of sequences", Israel
 //! Journal of Mathematics 206, 2015, arXiv 1308.2452).
 
-use super::check;
-use crate::SearchError;
+use shardloom_plan::even_cuts;
+
+use crate::MethodError;
+use crate::partition::check_layers;
 
 /// How costs become numbers from 0 to 1, of which stages may differ by 1 in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,22 +34,20 @@ const ONE: u64 = 1 << 40;
 /// If a cost is negative or not finite, or there are fewer layers than stages.
 ///
 /// ```
-/// # use shardloom_search::partition::{Unit, block_partition};
+/// # use shardloom_methods::partition::{Unit, block_partition};
 /// // The example of torchgpipe's own tests.
 /// let cuts = block_partition(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, Unit::Spread)?;
 /// assert_eq!(cuts, [0, 4, 6]);
-/// # Ok::<(), shardloom_search::SearchError>(())
+/// # Ok::<(), shardloom_methods::MethodError>(())
 /// ```
 pub fn block_partition(
     costs: &[f64],
     stages: usize,
     unit: Unit,
-) -> Result<Vec<usize>, SearchError> {
-    check(costs, stages)?;
+) -> Result<Vec<usize>, MethodError> {
+    check_layers(costs, stages)?;
     let before = running_units(costs, unit);
-    let layers = costs.len();
-    let mut cuts: Vec<usize> = (0..stages).map(|stage| stage * layers / stages).collect();
-    cuts.push(layers);
+    let mut cuts = even_cuts(costs.len(), stages);
     let sum = |cuts: &[usize], stage: usize| before[cuts[stage + 1]] - before[cuts[stage]];
     loop {
         let mut dearest = 0;

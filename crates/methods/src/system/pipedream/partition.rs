@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
-use super::{LayerProfile, running_sums};
-use crate::SearchError;
+use crate::MethodError;
+use crate::layer_profile::LayerProfile;
+use crate::partition::{check_layers, running_sums};
 
 /// A level of the machines' hierarchy: some components of the level below, or devices, behind equal links.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,7 +94,7 @@ impl Partition {
 /// If there are no layers, or a level without components or with a bandwidth that is not above 0.
 ///
 /// ```
-/// # use shardloom_search::partition::{LayerProfile, Level, StageTime, pipedream};
+/// # use shardloom_methods::partition::{LayerProfile, Level, StageTime, pipedream};
 /// // A layer of much work and few weights, and one of little work and many weights.
 /// let convolution = LayerProfile { backward_seconds: 3.0, ..LayerProfile::default() };
 /// let dense = LayerProfile {
@@ -107,13 +108,13 @@ impl Partition {
 /// let replicas: Vec<usize> = found.stages.iter().map(|stage| stage.replicas()).collect();
 /// assert_eq!(replicas, [3, 1]);
 /// assert_eq!((found.bottleneck_seconds, found.admitted_minibatches()), (1.0, 2));
-/// # Ok::<(), shardloom_search::SearchError>(())
+/// # Ok::<(), shardloom_methods::MethodError>(())
 /// ```
 pub fn pipedream(
     layers: &[LayerProfile],
     levels: &[Level],
     time: StageTime,
-) -> Result<Partition, SearchError> {
+) -> Result<Partition, MethodError> {
     check(layers, levels)?;
     let chain = Chain::of(layers);
     let mut tables: Vec<Table> = vec![];
@@ -127,12 +128,12 @@ pub fn pipedream(
     Ok(Partition { stages: stages(&tables, 0..layers.len(), 0), bottleneck_seconds })
 }
 
-fn check(layers: &[LayerProfile], levels: &[Level]) -> Result<(), SearchError> {
+fn check(layers: &[LayerProfile], levels: &[Level]) -> Result<(), MethodError> {
     let wrong = |key, value: String, rule: &str| {
-        Err(SearchError::Request { key, value, rule: rule.into() })
+        Err(MethodError::Planner { key, value, rule: rule.into() })
     };
     let seconds: Vec<f64> = layers.iter().map(LayerProfile::seconds).collect();
-    super::check(&seconds, 1)?;
+    check_layers(&seconds, 1)?;
     if levels.is_empty() {
         return wrong("levels", "[]".into(), "at least one, of the devices that there are");
     }

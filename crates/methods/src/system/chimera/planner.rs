@@ -8,10 +8,13 @@
 //! unit that has fewer leaves the later slots empty. The tests below time the schedule itself.
 
 use shardloom_cluster::Link;
+use shardloom_plan::even_cuts;
+use shardloom_search::divisors;
 
-use super::{Interconnect, LayerProfile, at_least_one, even_cuts};
-use crate::SearchError;
-use crate::space::divisors;
+use crate::MethodError;
+use crate::interconnect::Interconnect;
+use crate::layer_profile::LayerProfile;
+use crate::partition::at_least_one;
 
 /// What to plan for.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,8 +96,8 @@ impl ChimeraConfiguration {
 /// If there are no workers or samples, or those of `profile`.
 pub fn chimera(
     request: &ChimeraRequest,
-    mut profile: impl FnMut(u32) -> Result<Vec<LayerProfile>, SearchError>,
-) -> Result<Vec<ChimeraConfiguration>, SearchError> {
+    mut profile: impl FnMut(u32) -> Result<Vec<LayerProfile>, MethodError>,
+) -> Result<Vec<ChimeraConfiguration>, MethodError> {
     at_least_one("workers", request.workers)?;
     at_least_one("global_batch", request.global_batch)?;
     let mut fitting = vec![];

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use shardloom_search::partition::{
+use shardloom_methods::partition::{
     LayerProfile, Level, Partition, ReplicatedStage, StageTime, pipedream,
 };
 

@@ -2,9 +2,9 @@
 
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ModelSpec};
+use shardloom_methods::partition::{LayerProfile, Level, StageTime, pipedream, profile};
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{BodyKind, lower};
-use shardloom_search::partition::{LayerProfile, Level, StageTime, pipedream, profile};
 use shardloom_sim::{CostModel, Options, simulate};
 
 const MICROBATCH: usize = 4;
