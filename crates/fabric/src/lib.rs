@@ -48,7 +48,7 @@ mod settings;
 
 pub use counters::Counters;
 pub use error::FabricError;
-pub use in_process::{Endpoint, Group, InProcess};
+pub use in_process::{Endpoint, Group, InProcess, MOST_RANKS};
 pub use operation::{Call, Operation};
 pub use payload::Payload;
 pub use settings::Settings;

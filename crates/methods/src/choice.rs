@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, PassTimes, Plan, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_search::partition::{LayerProfile, profile};
-use shardloom_search::{Judgement, Request, Rule, SearchError, judge};
+use shardloom_search::{Baseline, Judgement, Request, judge};
 use shardloom_sim::estimate::Candidate;
 
 use crate::configuration::Configuration;
+use crate::layer_profile::{LayerProfile, profile};
 use crate::selection::Selection;
 use crate::{MethodError, pass_times};
 
@@ -60,7 +60,7 @@ impl<'a> Task<'a> {
     }
 
     /// What each block takes on the cluster's first device with a micro-batch of so many samples.
-    pub fn layers(&mut self, samples: usize) -> Result<&[LayerProfile], SearchError> {
+    pub fn layers(&mut self, samples: usize) -> Result<&[LayerProfile], MethodError> {
         if !self.profiles.contains_key(&samples) {
             let precision = self.request.precision;
             let found = profile(self.graph, self.cluster, DeviceId(0), precision, samples)?;
@@ -122,13 +122,12 @@ impl<'a> Task<'a> {
         Ok(found.choice(configurations.len(), simulated))
     }
 
-    /// The fastest of the plans of some rules that fit.
-    pub fn by_rules(&self, rules: &[Rule]) -> Result<Choice, MethodError> {
+    /// The fastest that fits of what some rules lead to.
+    pub fn by_rules(&self, found: Vec<Baseline>) -> Result<Choice, MethodError> {
         let mut selection = Selection::new(self.request.memory_share);
-        let mut simulated = 0;
-        for rule in rules {
-            let found = rule.baseline(self.graph, self.cluster, self.request)?;
-            if let (Some(plan), Some(judgement)) = (found.plan, found.judgement) {
+        let (rules, mut simulated) = (found.len(), 0);
+        for each in found {
+            if let (Some(plan), Some(judgement)) = (each.plan, each.judgement) {
                 simulated += 1;
                 selection.offer(plan, judgement);
             }
@@ -139,8 +138,8 @@ impl<'a> Task<'a> {
             self.impossible("global_batch", self.request.global_batch, rule)
         };
         let found = selection.finish(self).map_err(|why| why.unwrap_or_else(nothing))?;
-        let impossible = rules.len() - simulated;
-        Ok(Choice { impossible, ..found.choice(rules.len(), simulated) })
+        let impossible = rules - simulated;
+        Ok(Choice { impossible, ..found.choice(rules, simulated) })
     }
 
     /// The plan of a configuration.
@@ -158,22 +157,17 @@ impl<'a> Task<'a> {
             clip_norm: request.clip_norm.filter(|_| configuration.schedule.flushes()),
             ..self.uniform(pp, mesh, microbatches)
         };
-        let (graph, model) = (self.graph, &request.model);
-        let mut plan = uniform.plan_in_chunks(graph, model, &request.cluster, chunks)?;
+        let places = uniform.places(chunks)?;
+        let samples = request.global_batch / microbatches / mesh.dp as usize;
+        let again = matches!(recompute, Recompute::Full | Recompute::Stage);
+        let cuts = configuration.cut.blocks(self.layers(samples.max(1))?, &places, again)?;
+        let (graph, pipelines) = (self.graph, uniform.pipelines(&places, &cuts));
+        let mut plan = uniform.plan_of(graph, &request.model, &request.cluster, pipelines);
         plan.weights = configuration.weights;
         plan.recompute_last = configuration.recompute_last;
         plan.post_validation = configuration.post_validation || request.post_validation;
         if mesh.tp > 1 {
             plan.layout = layout(configuration, graph);
-        }
-        let samples = request.global_batch / microbatches / mesh.dp as usize;
-        let again = matches!(recompute, Recompute::Full | Recompute::Stage);
-        let layers = self.layers(samples.max(1))?;
-        let cuts = configuration.cut.blocks(layers, &plan.pipeline, again)?;
-        for pipeline in &mut plan.pipeline {
-            for (stage, run) in pipeline.stage.iter_mut().zip(cuts.windows(2)) {
-                stage.blocks = (run[0], run[1]);
-            }
         }
         if configuration.timed {
             plan.pass_times = PassTimes::default();

@@ -235,7 +235,7 @@ impl Pipelines {
                         schedule: self.schedule,
                         weights: self.weights,
                         zero: if shape.dp > 1 && task.request.shards() { self.zero } else { 0 },
-                        cut: self.cut.clone(),
+                        cut: self.cut,
                         recompute: self.recompute.to_vec(),
                         recompute_last: self.recompute_last,
                         timed: self.timed,

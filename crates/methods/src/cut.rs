@@ -1,13 +1,15 @@
 //! Where stages are cut.
 
-use shardloom_plan::Pipeline;
-use shardloom_search::partition::{LayerProfile, Unit, block_partition, least_variance};
+use shardloom_plan::even_cuts;
 use shardloom_sim::estimate::balanced_stages;
 
 use crate::MethodError;
+use crate::layer_profile::LayerProfile;
+use crate::system::gpipe::least_variance::least_variance;
+use crate::system::torchgpipe::block_partition::{Unit, block_partition};
 
 /// A rule for cuts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Cut {
     /// The least time of the slowest device.
     LeastSlowest,
@@ -15,17 +17,17 @@ pub(crate) enum Cut {
     LeastVariance,
     /// torchgpipe's block partition.
     BlockPartition,
-    /// The first block of each stage and then the number of blocks.
-    At(Vec<usize>),
+    /// As many blocks in each.
+    Even,
 }
 
 impl Cut {
-    /// The first block of each stage of `pipelines`, which are cut alike, and then the number of blocks.
-    /// `again` is whether forward passes run a second time.
+    /// The first block of each stage, and then the number of blocks, of pipelines that are cut alike and
+    /// whose stages live at `places`. `again` is whether forward passes run a second time.
     pub fn blocks(
-        &self,
+        self,
         layers: &[LayerProfile],
-        pipelines: &[Pipeline],
+        places: &[Vec<usize>],
         again: bool,
     ) -> Result<Vec<usize>, MethodError> {
         let forwards = if again { 2.0 } else { 1.0 };
@@ -33,18 +35,30 @@ impl Cut {
             .iter()
             .map(|layer| forwards * layer.forward_seconds + layer.backward_seconds)
             .collect();
-        let stages = pipelines[0].stage.len();
+        let stages = places[0].len();
         Ok(match self {
             Cut::LeastSlowest => {
                 let mut before = vec![0.0];
                 for (block, seconds) in seconds.iter().enumerate() {
                     before.push(before[block] + seconds);
                 }
-                balanced_stages(&before, pipelines)
+                balanced_stages(&before, places)
             }
             Cut::LeastVariance => least_variance(&seconds, stages)?,
             Cut::BlockPartition => block_partition(&seconds, stages, Unit::Spread)?,
-            Cut::At(blocks) => blocks.clone(),
+            Cut::Even => even_cuts(seconds.len(), stages),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_stages_are_cut_as_every_even_plan_is() {
+        let layers = [LayerProfile::default(); 6];
+        let cuts = Cut::Even.blocks(&layers, &[vec![0, 1, 2, 3]], false).expect("a cut");
+        assert_eq!(cuts, [0, 1, 3, 5, 6]);
     }
 }

@@ -52,7 +52,17 @@ pub enum MethodError {
         /// What that device has for it.
         available_gigabytes: f64,
     },
-    /// A request, partition or baseline cannot be.
+    /// A planner is asked for what cannot be.
+    #[error("{key} = {value}: {rule}")]
+    Planner {
+        /// The field.
+        key: &'static str,
+        /// What was asked for.
+        value: String,
+        /// What would be right.
+        rule: String,
+    },
+    /// A request or baseline cannot be.
     #[error(transparent)]
     Search(#[from] SearchError),
     /// A plan has no program.

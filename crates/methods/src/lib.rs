@@ -22,17 +22,22 @@
 //! ```
 
 pub mod configuration;
+pub mod partition;
 
+mod baselines;
 mod choice;
 mod cut;
 mod depth;
 mod error;
+mod interconnect;
+mod layer_profile;
 mod method;
 mod pass_times;
 mod registry;
 mod selection;
 mod system;
 
+pub use baselines::baselines;
 pub use choice::Choice;
 pub use error::MethodError;
 pub use method::{Family, Method, Rules};

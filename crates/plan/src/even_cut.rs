@@ -1,5 +1,11 @@
 //! The one even cut of blocks into stages.
 
+/// The even cut of `blocks` blocks into `stages` stages: the first block of each stage, then the number of
+/// blocks. [`even_cut`] says which.
+pub fn even_cuts(blocks: usize, stages: usize) -> Vec<usize> {
+    (0..=stages).map(|stage| even_cut(blocks, stages, stage)).collect()
+}
+
 /// The first block of stage number `stage` of `stages` over `blocks` blocks; of the number `stages` itself,
 /// the number of blocks. Stages' lengths differ by at most one, and longer ones stand in the middle: the
 /// first stage has the embedding and the last the head besides. Fewer blocks than stages leave empty ones,
@@ -13,16 +19,13 @@ pub fn even_cut(blocks: usize, stages: usize, stage: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::even_cut;
+    use super::even_cuts;
 
     #[test]
     fn even_cuts_put_longer_stages_in_the_middle() {
-        let cuts = |blocks, stages| -> Vec<usize> {
-            (0..=stages).map(|stage| even_cut(blocks, stages, stage)).collect()
-        };
-        assert_eq!(cuts(6, 4), [0, 1, 3, 5, 6]);
-        assert_eq!(cuts(8, 4), [0, 2, 4, 6, 8]);
-        assert_eq!(cuts(5, 2), [0, 2, 5]);
-        assert_eq!(cuts(1, 1), [0, 1]);
+        assert_eq!(even_cuts(6, 4), [0, 1, 3, 5, 6]);
+        assert_eq!(even_cuts(8, 4), [0, 2, 4, 6, 8]);
+        assert_eq!(even_cuts(5, 2), [0, 2, 5]);
+        assert_eq!(even_cuts(1, 1), [0, 1]);
     }
 }

@@ -24,7 +24,7 @@ mod weights;
 pub use device_list::DeviceList;
 pub use diff::{Difference, diff};
 pub use error::PlanError;
-pub use even_cut::even_cut;
+pub use even_cut::{even_cut, even_cuts};
 pub use layout::{LayoutRule, LayoutRules};
 pub use mesh::{Axis, Mesh};
 pub use optimizer::{Kept, Optimizer};

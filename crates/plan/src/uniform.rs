@@ -4,7 +4,7 @@ use shardloom_graph::Graph;
 
 use crate::{
     Arrangement, Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates, even_cut,
+    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates, even_cuts,
 };
 
 /// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
@@ -37,11 +37,11 @@ pub struct Uniform {
 
 impl Uniform {
     /// The plan in full, for `graph` written as `model` on `cluster`, with as few stages on each device
-    /// as the schedule wants. Numbers for which its arrangement does not exist leave no pipeline, which
-    /// validation refuses.
+    /// as the schedule wants and blocks dealt [evenly](crate::even_cut). Numbers for which its
+    /// arrangement does not exist leave no pipeline, which validation refuses.
     pub fn plan(&self, graph: &Graph, model: &str, cluster: &str) -> Plan {
-        let places = self.arrangement().places(self.pp, self.least_chunks()).unwrap_or_default();
-        self.placed(graph, model, cluster, &places)
+        let places = self.places(self.least_chunks()).unwrap_or_default();
+        self.cut_evenly(graph, model, cluster, &places)
     }
 
     /// Likewise with `chunks` stages on each of the `pp` meshes of devices.
@@ -55,8 +55,36 @@ impl Uniform {
         cluster: &str,
         chunks: usize,
     ) -> Result<Plan, PlanError> {
-        let places = self.arrangement().places(self.pp, chunks)?;
-        Ok(self.placed(graph, model, cluster, &places))
+        Ok(self.cut_evenly(graph, model, cluster, &self.places(chunks)?))
+    }
+
+    fn cut_evenly(&self, graph: &Graph, model: &str, cluster: &str, places: &[Vec<usize>]) -> Plan {
+        let cuts = even_cuts(graph.blocks().len(), places.first().map_or(1, Vec::len));
+        self.plan_of(graph, model, cluster, self.pipelines(places, &cuts))
+    }
+
+    /// For each pipeline the mesh, from 0, on which each of its stages lives, with `chunks` stages on each
+    /// of the `pp` meshes. All pipelines have as many stages.
+    ///
+    /// # Errors
+    /// If the schedule's arrangement does not exist for these numbers.
+    pub fn places(&self, chunks: usize) -> Result<Vec<Vec<usize>>, PlanError> {
+        self.arrangement().places(self.pp, chunks)
+    }
+
+    /// Pipelines whose stages live on the meshes `places` and are cut at `cuts`: the first block of each
+    /// stage, then the number of blocks.
+    pub fn pipelines(&self, places: &[Vec<usize>], cuts: &[usize]) -> Vec<Pipeline> {
+        let size = self.mesh.size() as u32;
+        let stage = |(&place, run): (&usize, &[usize])| {
+            let first = place as u32 * size;
+            let devices = DeviceList((first..first + size).collect());
+            Stage { blocks: (run[0], run[1]), mesh: self.mesh, devices }
+        };
+        let pipeline = |places: &Vec<usize>| Pipeline {
+            stage: places.iter().zip(cuts.windows(2)).map(stage).collect(),
+        };
+        places.iter().map(pipeline).collect()
     }
 
     /// The fewest stages on each device that the schedule wants.
@@ -68,23 +96,14 @@ impl Uniform {
         self.schedule.arrangement().unwrap_or(Arrangement::Chain)
     }
 
-    /// The plan whose pipelines' stages live on the given meshes.
-    ///
-    /// Blocks are dealt [evenly](even_cut).
-    fn placed(&self, graph: &Graph, model: &str, cluster: &str, places: &[Vec<usize>]) -> Plan {
-        let size = self.mesh.size() as u32;
-        let pipeline = |places: &Vec<usize>| {
-            let cut = |stage| even_cut(graph.blocks().len(), places.len(), stage);
-            let stage = |(index, &place): (usize, &usize)| {
-                let first = place as u32 * size;
-                Stage {
-                    blocks: (cut(index), cut(index + 1)),
-                    mesh: self.mesh,
-                    devices: DeviceList((first..first + size).collect()),
-                }
-            };
-            Pipeline { stage: places.iter().enumerate().map(stage).collect() }
-        };
+    /// The plan that has these `pipelines`.
+    pub fn plan_of(
+        &self,
+        graph: &Graph,
+        model: &str,
+        cluster: &str,
+        pipelines: Vec<Pipeline>,
+    ) -> Plan {
         Plan {
             format: FORMAT,
             model: model.into(),
@@ -105,7 +124,7 @@ impl Uniform {
             sync: self.sync,
             precision: self.precision,
             optimizer: self.optimizer,
-            pipeline: places.iter().map(pipeline).collect(),
+            pipeline: pipelines,
         }
     }
 }

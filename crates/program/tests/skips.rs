@@ -7,7 +7,7 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{BlockId, Graph, ModelSpec, Op, OpId, OpKind, Role, ValueId};
 use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
-    Stage, Sync, Uniform, Weights,
+    Stage, Sync, Uniform, Weights, even_cut,
 };
 use shardloom_program::{
     Action, Body, BodyKind, Carried, Class, ClassId, Instruction, Program, Route, RouteId,
@@ -48,7 +48,7 @@ fn placed(graph: &Graph, recompute: Recompute, places: &[usize]) -> Plan {
     let mut plan = uniform(1, recompute).plan(graph, "model", "local");
     let (blocks, stages) = (graph.blocks().len(), places.len());
     let stage = |(index, &place): (usize, &usize)| Stage {
-        blocks: (index * blocks / stages, (index + 1) * blocks / stages),
+        blocks: (even_cut(blocks, stages, index), even_cut(blocks, stages, index + 1)),
         mesh: Mesh::SINGLE,
         devices: DeviceList(vec![place as u32]),
     };

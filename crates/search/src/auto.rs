@@ -8,7 +8,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
 
-use crate::baseline::{self, Baseline};
+use crate::baseline::Baseline;
 use crate::ranking::Ranking;
 use crate::space::Space;
 use crate::{Judgement, Request, SearchError, closest, judge};
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub judgement: Judgement,
     /// What it was estimated to take; none for a baseline that won.
     pub estimated_seconds: Option<f64>,
-    /// What people use without a search.
+    /// What the answer was held against.
     pub baselines: Vec<Baseline>,
     /// What was looked at.
     pub search: SearchCounts,
@@ -85,14 +85,20 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
     Err(SearchError::Request { key: "post_validation", value: "true".into(), rule: rule.into() })
 }
 
-/// Finds the fastest plan for `graph` on `cluster`.
+/// Finds the fastest plan for `graph` on `cluster`: one that is no slower than any of `baselines` that
+/// fits, such as those that people use without a search.
 ///
 /// A cluster of several kinds of device is planned for as if all were like the slowest and had the memory
 /// of the smallest; the outcome's notes say so. Simulated times are those of the real cluster.
 ///
 /// # Errors
 /// If the request asks for what cannot be, no plan divides, or none fits in memory.
-pub fn auto(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
+pub fn auto(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    baselines: Vec<Baseline>,
+) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
     let mut estimator = Estimator::new(graph, cluster, request.settings())?;
@@ -110,7 +116,6 @@ pub fn auto(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outco
         spaces.push(wider);
     }
     let counted = scan.evaluated + scan.bounded_away;
-    let baselines = baseline::all(graph, cluster, request, &mut estimator)?;
     let finalists =
         simulate_best(graph, cluster, request, &mut estimator, scan.ranking, &baselines)?;
     let best = |a: &&Finalist, b: &&Finalist| {

@@ -2,9 +2,9 @@
 //!
 //! [`auto`] enumerates a [`Space`] of 3D plans, scores each with the analytic
 //! [estimate](shardloom_sim::estimate), lowers and simulates the best, and gives the fastest simulated one
-//! beside the plans that people use without a search. [`explain`] finds out by experiments in the simulator
-//! what limits a plan and what would change that. [`partition`] has the cuts into stages of published
-//! systems.
+//! that is no slower than any [`Baseline`] that it is given. [`explain`] finds out by experiments in the
+//! simulator what limits a plan and what would change that. How published systems choose plans is not
+//! known here.
 //!
 //! ```
 //! use shardloom_cluster::Cluster;
@@ -14,14 +14,12 @@
 //! let model = "gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1024";
 //! let graph = ModelSpec::parse(model)?.graph()?;
 //! let cluster = Cluster::parse("h100-80g:4")?;
-//! let outcome = auto(&graph, &cluster, &Request::new(model, "h100-80g:4", 32))?;
+//! let outcome = auto(&graph, &cluster, &Request::new(model, "h100-80g:4", 32), vec![])?;
 //! assert_eq!(outcome.plan.global_batch, 32);
 //! let search = &outcome.search;
 //! assert_eq!(search.space, search.evaluated + search.bounded_away);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-
-pub mod partition;
 
 mod auto;
 mod baseline;
@@ -35,9 +33,9 @@ mod request;
 mod space;
 
 pub use auto::{Finalist, Outcome, SearchCounts, auto};
-pub use baseline::{Baseline, Rule, baselines};
+pub use baseline::Baseline;
 pub use error::SearchError;
 pub use explain::{Explanation, Fact, Topic, explain};
 pub use judge::{Judgement, judge};
 pub use request::Request;
-pub use space::Space;
+pub use space::{Space, divisors};

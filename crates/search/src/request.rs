@@ -136,13 +136,12 @@ impl Request {
             optimizer: self.optimizer,
             clip_norm: self.clip_norm,
         };
-        let mut plan = uniform.plan(graph, &self.model, &self.cluster);
+        // A candidate's stages are one behind the other, one on each mesh.
+        let places: Vec<usize> = (0..uniform.pp).collect();
+        let pipelines = uniform.pipelines(&[places], cuts);
+        let mut plan = uniform.plan_of(graph, &self.model, &self.cluster, pipelines);
         plan.layout = candidate.layout(graph);
         plan.post_validation = self.post_validation;
-        let stages = plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage);
-        for (stage, cut) in stages.zip(cuts.windows(2)) {
-            stage.blocks = (cut[0], cut[1]);
-        }
         plan
     }
 }

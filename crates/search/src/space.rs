@@ -170,7 +170,7 @@ pub(crate) fn node_devices(cluster: &Cluster) -> u32 {
 }
 
 /// The numbers that divide `number`, ascending.
-pub(crate) fn divisors(number: u32) -> impl Iterator<Item = u32> {
+pub fn divisors(number: u32) -> impl Iterator<Item = u32> {
     let small = (1..).take_while(move |it| it * it <= number);
     let small: Vec<u32> = small.filter(|it| number.is_multiple_of(*it)).collect();
     // The square of a large one may be no `u32`.

@@ -2,13 +2,12 @@
 
 mod scenario;
 
-use std::collections::BTreeSet;
-
 use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_search::{Outcome, Request, Rule, SearchError, Space, auto, judge};
+use shardloom_methods::baselines;
+use shardloom_plan::{Mesh, Plan, Sync, Uniform};
+use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Candidate, Cut};
 
 const PLENTY: u64 = 80_000_000_000;
@@ -50,8 +49,13 @@ fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64
     best
 }
 
+/// The answer, held against what people use without a search.
+fn search(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
+    auto(graph, cluster, request, baselines(graph, cluster, request)?)
+}
+
 fn check(graph: &Graph, cluster: &Cluster, request: &Request) -> Outcome {
-    let outcome = auto(graph, cluster, request).expect("an answer");
+    let outcome = search(graph, cluster, request).expect("an answer");
     let devices = cluster.device_count();
     outcome.plan.validate(graph, devices as usize).expect("a valid plan");
     let judgement = judge(graph, cluster, &outcome.plan).expect("a plan that can be lowered");
@@ -117,20 +121,6 @@ fn less_memory_never_makes_the_answer_faster() {
 }
 
 #[test]
-fn baselines_are_data_parallelism_zero_3_and_the_megatron_rules() {
-    let graph = model(GPT);
-    let outcome = check(&graph, &h100(1, 8, PLENTY), &Request::new(GPT, "c", 32));
-    let names: Vec<&str> = outcome.baselines.iter().map(|it| it.name).collect();
-    assert_eq!(names, ["data parallel", "zero-3", "megatron rules"]);
-    for (baseline, zero) in outcome.baselines.iter().zip([0, 3, 1]) {
-        assert!(baseline.fits, "{}", baseline.name);
-        let plan = baseline.plan.as_ref().expect("what fits has a plan");
-        assert_eq!(plan.sync.zero, zero, "{}", baseline.name);
-        assert_eq!(plan.device_count(), 8, "{}", baseline.name);
-    }
-}
-
-#[test]
 fn devices_that_a_batch_cannot_use_are_left_out_and_said_to_be() {
     let graph = model(GPT);
     let outcome = check(&graph, &h100(1, 7, PLENTY), &Request::new(GPT, "c", 2));
@@ -154,7 +144,7 @@ fn a_mixed_cluster_is_planned_for_its_slowest_devices_and_least_memory() {
 fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
     let graph = model(GPT);
     let cluster = h100(1, 2, 12_000_000);
-    let error = auto(&graph, &cluster, &Request::new(GPT, "tiny", 32)).expect_err("too small");
+    let error = search(&graph, &cluster, &Request::new(GPT, "tiny", 32)).expect_err("too small");
     let message = error.to_string();
     assert!(message.starts_with("gpt fits on tiny in none"), "{message}");
     let SearchError::NothingFits { needed_gigabytes, available_gigabytes, remedy, space, .. } =
@@ -196,51 +186,7 @@ fn a_search_with_updates_that_are_validated_afterwards_is_refused_by_name() {
     let text = "gpt:layers=4,hidden=64,heads=4,seq=32,vocab=128";
     let cluster = Cluster::parse("h100-80g:8").expect("a preset");
     let request = Request { post_validation: true, ..Request::new(text, "h100-80g:8", 16) };
-    let error = auto(&model(text), &cluster, &request).expect_err("it has no estimate");
+    let error = search(&model(text), &cluster, &request).expect_err("it has no estimate");
     let refused = matches!(&error, SearchError::Request { key: "post_validation", .. });
     assert!(refused, "{error}");
-}
-
-#[test]
-fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
-    let graph = model(GPT);
-    let request = Request { memory_share: 1.0, ..Request::new(GPT, "c", 64) };
-    let mut shapes = BTreeSet::new();
-    for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8] {
-        let cluster = h100(2, 4, megabytes * 1_000_000);
-        let baseline = Rule::Megatron.baseline(&graph, &cluster, &request).expect("a baseline");
-        // Tensor parallelism within a node first, then stages; all devices, selective recomputation and a
-        // sharded optimizer.
-        let mut order = vec![];
-        for (pp, tp) in [(1, 1), (1, 2), (1, 4), (2, 4)] {
-            let dp = 8 / (pp * tp);
-            let share = 64 / dp;
-            let mut sizes: Vec<u32> = (1..=share).rev().filter(|size| share % size == 0).collect();
-            // The largest, but of those that leave four micro-batches to a stage first.
-            sizes.sort_by_key(|size| share / size < 4 * pp);
-            order.extend(sizes.into_iter().map(|microbatch| Candidate {
-                pp,
-                dp,
-                tp,
-                sequence_parallel: tp > 1,
-                zero: u8::from(dp > 1),
-                microbatch,
-                microbatches: share / microbatch,
-                recompute: Recompute::Selective,
-                schedule: ScheduleKind::OneForwardOneBackward,
-                cut: Cut::Even,
-            }));
-        }
-        let plans = order.iter().map(|candidate| even_plan(&graph, &request, candidate));
-        let fits = |plan: &Plan| judge(&graph, &cluster, plan).expect("a plan").fits(1.0);
-        let first = plans.into_iter().find(fits);
-        assert_eq!(baseline.fits, first.is_some(), "{megabytes} megabytes");
-        let Some(first) = first else { continue };
-        let (_, stage) = first.stages().next().expect("a stage");
-        shapes.insert((first.stages().count(), stage.mesh.tp, first.microbatches));
-        assert_eq!(baseline.plan, Some(first), "{megabytes} megabytes");
-    }
-    let widths: BTreeSet<(usize, u32)> = shapes.iter().map(|&(pp, tp, _)| (pp, tp)).collect();
-    assert_eq!(widths.len(), 4, "{shapes:?}");
-    assert!(shapes.len() > widths.len(), "one size of micro-batch for each: {shapes:?}");
 }

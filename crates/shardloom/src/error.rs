@@ -3,11 +3,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use shardloom_checkpoint::CheckpointError;
 use shardloom_cluster::ClusterError;
+use shardloom_data::DataError;
 use shardloom_graph::GraphError;
 use shardloom_interop::InteropError;
 use shardloom_methods::MethodError;
 use shardloom_plan::PlanError;
+use shardloom_profile::ProfileError;
 use shardloom_program::ProgramError;
 use shardloom_search::SearchError;
 use shardloom_sim::SimError;
@@ -42,7 +45,16 @@ pub enum Error {
     /// A published system has no plan, or there is no such system.
     #[error(transparent)]
     Method(MethodError),
-    /// Data, a checkpoint or a training run went wrong.
+    /// What is to be trained on cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A checkpoint or a file of weights cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// This machine cannot be measured.
+    #[error(transparent)]
+    Measuring(#[from] ProfileError),
+    /// A training run went wrong.
     #[error(transparent)]
     Train(shardloom_train::Error),
 
@@ -286,34 +298,20 @@ impl Error {
                 | Train::Thread { .. } => "plan",
                 Train::Kernels(_) => "kernels",
                 Train::Sampling { .. } => "model",
-                Train::Io { .. } => "file",
-                Train::MissingWeight { .. }
-                | Train::Shape { .. }
-                | Train::Safetensors { .. }
-                | Train::UnsupportedDtype { .. } => "weights",
+                Train::MissingWeight { .. } | Train::Shape { .. } => "weights",
                 Train::LearningRate { .. } => "learning-rate",
-                Train::Tokenizer { .. }
-                | Train::Tokenize { .. }
-                | Train::NotUtf8 { .. }
-                | Train::NotText { .. }
-                | Train::NotAFile { .. }
-                | Train::TokenOutOfVocabulary { .. }
-                | Train::Table { .. }
-                | Train::ValidationFraction { .. }
-                | Train::EmptyCorpus { .. }
-                | Train::CorpusTooShort { .. }
-                | Train::SequenceLength
-                | Train::Input { .. } => "data",
-                Train::CorpusChanged { .. }
-                | Train::Piece { .. }
-                | Train::ShapeConflict { .. }
-                | Train::ShardTwice { .. }
-                | Train::NoTensors { .. }
-                | Train::UnknownTensor { .. }
-                | Train::MissingElements { .. }
-                | Train::Damaged { .. }
-                | Train::FormatVersion { .. }
-                | Train::NoUsableCheckpoint { .. } => "checkpoint",
+                Train::Input { .. } => "data",
+                _ => "training",
+            },
+            Error::Data(error) => match error {
+                DataError::Io { .. } => "file",
+                DataError::CorpusChanged { .. } => "checkpoint",
+                _ => "data",
+            },
+            Error::Checkpoint(error) => checkpoint_kind(error),
+            Error::Measuring(error) => match error {
+                ProfileError::TooManyRanks { .. } | ProfileError::Thread { .. } => "plan",
+                ProfileError::Kernels(_) => "kernels",
                 _ => "training",
             },
         }
@@ -361,27 +359,9 @@ impl Error {
             | Error::CheckpointsExist { folder: at, .. } => path(at),
             Error::Train(error) => match error {
                 Train::Program(ProgramError::Plan(error)) => plan_place(error),
-                Train::Io { path: at, .. }
-                | Train::Tokenizer { path: at, .. }
-                | Train::NotText { path: at, .. }
-                | Train::NotAFile { path: at }
-                | Train::Table { path: at, .. }
-                | Train::ShardTwice { path: at, .. }
-                | Train::UnknownTensor { path: at, .. }
-                | Train::Damaged { path: at, .. }
-                | Train::FormatVersion { path: at, .. }
-                | Train::NoUsableCheckpoint { root: at, .. }
-                | Train::Safetensors { path: at, .. }
-                | Train::UnsupportedDtype { path: at, .. } => path(at),
-                Train::EmptyCorpus { paths } => paths.first().and_then(|first| path(first)),
-                Train::MissingWeight { name }
-                | Train::Shape { name, .. }
-                | Train::Piece { name, .. }
-                | Train::MissingElements { name, .. }
-                | Train::ShapeConflict { name, .. } => Some(name.clone()),
+                Train::MissingWeight { name } | Train::Shape { name, .. } => Some(name.clone()),
                 Train::LearningRate { .. } => Some("learning rate".into()),
                 Train::Kernels(_) => Some(shardloom_train::KERNELS_VARIABLE.into()),
-                Train::ValidationFraction { .. } => Some("validation fraction".into()),
                 Train::Rank { rank, .. } | Train::RankPanicked { rank, .. } => {
                     Some(format!("rank {rank}"))
                 }
@@ -390,10 +370,30 @@ impl Error {
                 }
                 _ => None,
             },
+            Error::Data(error) => match error {
+                DataError::Io { path: at, .. }
+                | DataError::Tokenizer { path: at, .. }
+                | DataError::NotText { path: at, .. }
+                | DataError::NotAFile { path: at }
+                | DataError::Table { path: at, .. } => path(at),
+                DataError::EmptyCorpus { paths } => paths.first().and_then(|first| path(first)),
+                DataError::ValidationFraction { .. } => Some("validation fraction".into()),
+                _ => None,
+            },
+            Error::Checkpoint(error) => checkpoint_place(error),
+            Error::Measuring(error) => match error {
+                ProfileError::Kernels(_) => Some(shardloom_train::KERNELS_VARIABLE.into()),
+                ProfileError::Rank { rank, .. } | ProfileError::RankPanicked { rank, .. } => {
+                    Some(format!("rank {rank}"))
+                }
+                _ => None,
+            },
             Error::Ranks { .. } => Some("devices".into()),
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
             Error::Method(MethodError::Unknown { name, .. }) => Some(name.clone()),
-            Error::Method(MethodError::Impossible { key, .. }) => Some((*key).to_owned()),
+            Error::Method(
+                MethodError::Impossible { key, .. } | MethodError::Planner { key, .. },
+            ) => Some((*key).to_owned()),
             Error::Search(_)
             | Error::Method(_)
             | Error::Program(_)
@@ -456,6 +456,7 @@ impl From<shardloom_train::Error> for Error {
     fn from(error: shardloom_train::Error) -> Error {
         match error {
             shardloom_train::Error::Program(error) => error.into(),
+            shardloom_train::Error::Checkpoint(error) => Error::Checkpoint(error),
             other => Error::Train(other),
         }
     }
@@ -467,6 +468,33 @@ fn graph_place(error: &GraphError) -> Option<String> {
         GraphError::Axes { op, .. } => Some(op.clone()),
         GraphError::Name { name, .. } => Some(name.clone()),
         GraphError::Text { place, .. } => Some(place.clone()),
+    }
+}
+
+/// Files of weights are not checkpoints.
+fn checkpoint_kind(error: &CheckpointError) -> &'static str {
+    match error {
+        CheckpointError::Io { .. } => "file",
+        CheckpointError::Safetensors { .. } | CheckpointError::UnsupportedDtype { .. } => "weights",
+        _ => "checkpoint",
+    }
+}
+
+fn checkpoint_place(error: &CheckpointError) -> Option<String> {
+    match error {
+        CheckpointError::Io { path, .. }
+        | CheckpointError::ShardTwice { path, .. }
+        | CheckpointError::UnknownTensor { path, .. }
+        | CheckpointError::Damaged { path, .. }
+        | CheckpointError::FormatVersion { path, .. }
+        | CheckpointError::NoUsableCheckpoint { root: path, .. }
+        | CheckpointError::Safetensors { path, .. }
+        | CheckpointError::UnsupportedDtype { path, .. } => Some(path.display().to_string()),
+        CheckpointError::Piece { name, .. }
+        | CheckpointError::MissingElements { name, .. }
+        | CheckpointError::ShapeConflict { name, .. }
+        | CheckpointError::NotInSnapshot { name } => Some(name.clone()),
+        CheckpointError::NoTensors { .. } => None,
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use shardloom_checkpoint::Refused;
+use shardloom_data::Tokenizer;
 use shardloom_train::Sampler;
-use shardloom_train::checkpoint::Refused;
-use shardloom_train::data::Tokenizer;
 
 use crate::saved::open_checkpoint;
 use crate::session::TOKENIZER;

@@ -19,12 +19,11 @@
 //! # Ok::<(), shardloom::Error>(())
 //! ```
 //!
-//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`methods`], [`sim`] and
-//! [`train`] hold the parts that these few calls are made of.
+//! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`methods`], [`sim`],
+//! [`data`], [`checkpoint`], [`profile`] and [`train`] hold the parts that these few calls are made of.
 
 mod arithmetic;
 mod buffers;
-mod data;
 mod error;
 mod generator;
 mod local_profile;
@@ -37,9 +36,9 @@ mod prediction;
 mod program_text;
 mod saved;
 mod session;
+mod training_data;
 
 pub use buffers::{Buffers, RankBuffers};
-pub use data::{Data, Sampling, TextTokenizer};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use local_profile::LocalProfile;
@@ -54,6 +53,7 @@ pub use prediction::{Prediction, predict_here, simulate};
 pub use program_text::{RankText, program_text};
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints, guarded};
+pub use training_data::{Data, Sampling, TextTokenizer};
 
 pub use shardloom_plan::Plan;
 
@@ -79,5 +79,14 @@ pub use shardloom_search as search;
 /// The simulator.
 pub use shardloom_sim as sim;
 
-/// Training: data, learning rates, checkpoints.
+/// Checkpoints.
+pub use shardloom_checkpoint as checkpoint;
+
+/// Where samples come from.
+pub use shardloom_data as data;
+
+/// Measuring this machine.
+pub use shardloom_profile as profile;
+
+/// Training, and its learning rates.
 pub use shardloom_train as train;

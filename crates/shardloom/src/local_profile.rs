@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_cluster::Profile;
-use shardloom_train::profile::{Options, measure, this_machine};
+use shardloom_profile::{Options, measure, this_machine};
 
 use crate::{Error, Result, model};
 

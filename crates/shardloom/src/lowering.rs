@@ -139,19 +139,15 @@ pub fn uniform_plan_in_chunks(
     if chunks > blocks.max(numbers.pp) {
         return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
     }
-    let mut plan = numbers.plan_in_chunks(model.graph(), &model.text(), cluster, chunks)?;
-    let before = flops_before(model.graph());
-    let stages = plan.pipeline[0].stage.len();
+    let places = numbers.places(chunks)?;
+    let stages = places[0].len();
     if stages > blocks {
         let rule = format!("with pp = {} these are {stages} stages; {rule}", numbers.pp);
         return Err(Error::PlanSize { key: "chunks", value: chunks as u128, rule });
     }
-    let cut = balanced_stages(&before, &plan.pipeline);
-    for pipeline in &mut plan.pipeline {
-        for (stage, blocks) in pipeline.stage.iter_mut().zip(cut.windows(2)) {
-            stage.blocks = (blocks[0], blocks[1]);
-        }
-    }
+    let cuts = balanced_stages(&flops_before(model.graph()), &places);
+    let pipelines = numbers.pipelines(&places, &cuts);
+    let plan = numbers.plan_of(model.graph(), &model.text(), cluster, pipelines);
     require_sizes(model, &plan)?;
     plan.validate(model.graph(), plan.device_count())?;
     Ok(plan)

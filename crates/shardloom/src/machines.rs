@@ -1,7 +1,7 @@
 //! Clusters by the text that names them.
 
 use shardloom_cluster::{Cluster, ClusterError, Profile};
-use shardloom_train::profile::Options;
+use shardloom_profile::Options;
 
 use crate::{LocalProfile, Result};
 

@@ -52,7 +52,7 @@ pub fn usual_request(
     Request { precision, algorithm, ..request }
 }
 
-/// Finds the fastest plan that fits in memory.
+/// Finds the fastest plan that fits in memory, no slower than those that people use without a search.
 ///
 /// ```
 /// use shardloom::{LocalProfile, Model, find_plan, load_cluster, usual_request};
@@ -69,7 +69,8 @@ pub fn usual_request(
 /// # Errors
 /// If the request asks for what cannot be, or no plan divides or fits.
 pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<Planned> {
-    let outcome = shardloom_search::auto(model.graph(), cluster, request)?;
+    let baselines = shardloom_methods::baselines(model.graph(), cluster, request)?;
+    let outcome = shardloom_search::auto(model.graph(), cluster, request, baselines)?;
     Ok(Planned::of(model, cluster, outcome))
 }
 
@@ -98,7 +99,7 @@ pub fn plan_by_method(
     let begun = Instant::now();
     let graph = model.graph();
     let choice = method.choose(graph, cluster, request)?;
-    let baselines = shardloom_search::baselines(graph, cluster, request)?;
+    let baselines = shardloom_methods::baselines(graph, cluster, request)?;
     let search = SearchCounts {
         method: method.name,
         space: choice.space,

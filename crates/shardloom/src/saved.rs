@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use shardloom_train::checkpoint::{Checkpoint, Refused, Store};
+use shardloom_checkpoint::{Checkpoint, Refused, Store};
 
 use crate::{Model, Result};
 

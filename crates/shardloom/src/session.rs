@@ -4,12 +4,14 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
+use shardloom_data::DataError;
 use shardloom_interop::weights::{self, Tensor};
 use shardloom_plan::{Difference, Plan, diff};
+use shardloom_profile::SystemMemory;
 use shardloom_program::timeline::Timeline;
-use shardloom_train::checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
 use shardloom_train::learning_rate::LearningRate;
-use shardloom_train::{Blueprint, OnNonFinite, Settings, Step, SystemMemory, Trainer};
+use shardloom_train::{Blueprint, OnNonFinite, Settings, Step, Trainer};
 
 use crate::lowering::require_sizes;
 use crate::{Data, Error, Model, Result};
@@ -169,7 +171,7 @@ impl Session {
         }
         if theirs.corpus_digest != ours.corpus_digest {
             let (recorded, found) = (theirs.corpus_digest.clone(), ours.corpus_digest.clone());
-            return Err(shardloom_train::Error::CorpusChanged { recorded, found }.into());
+            return Err(DataError::CorpusChanged { recorded, found }.into());
         }
         if theirs.seed != ours.seed {
             let rule = "the seed decides the order of samples, so resume with the same";

@@ -15,7 +15,6 @@ use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, 
 use shardloom_program::lower;
 use shardloom_program::timeline::Timeline;
 use shardloom_sim::{Modelled, Options, run};
-use shardloom_train::profile;
 
 /// Eight blocks, so that stages of equally many blocks exist for two and for four stages.
 const MODEL: &str = "gpt:layers=6,hidden=256,heads=4,seq=128,vocab=1024";
@@ -103,8 +102,9 @@ fn median(values: impl Iterator<Item = f64>) -> (f64, f64) {
 
 fn main() {
     let repeats = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(5);
-    let options = profile::Options::default();
-    let profile = profile::measure(options, &mut |_, _| {}).expect("a profile of this machine");
+    let options = shardloom_profile::Options::default();
+    let profile =
+        shardloom_profile::measure(options, &mut |_, _| {}).expect("a profile of this machine");
     let cluster = Cluster::parse_with("local:2", Some(&profile)).expect("two local devices");
     let spec = ModelSpec::parse(MODEL).expect("a valid model");
     let graph = spec.graph().expect("a valid model");

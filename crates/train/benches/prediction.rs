@@ -12,7 +12,6 @@ use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::lower;
 use shardloom_sim::{Options, simulate};
-use shardloom_train::profile;
 
 const MODELS: [(&str, usize); 4] = [
     ("gpt:layers=4,hidden=256,heads=4,seq=128,vocab=8192", 8),
@@ -50,8 +49,9 @@ fn plans(graph: &Graph, model: &str, batch: usize) -> Vec<(&'static str, Plan)> 
 
 fn main() {
     let repeats = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(5);
-    let options = profile::Options::default();
-    let profile = profile::measure(options, &mut |_, _| {}).expect("a profile of this machine");
+    let options = shardloom_profile::Options::default();
+    let profile =
+        shardloom_profile::measure(options, &mut |_, _| {}).expect("a profile of this machine");
     let cluster = Cluster::parse_with("local:2", Some(&profile)).expect("two local devices");
 
     let mut rows = vec![];

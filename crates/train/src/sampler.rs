@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
 use shardloom_kernels::Tier;
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
@@ -11,7 +12,6 @@ use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem,
 
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared};
-use crate::source::{Field, Part, Source};
 use crate::transit::Transit;
 use crate::{Error, Result};
 

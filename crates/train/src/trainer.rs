@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use shardloom_checkpoint::{Checkpoint, Meta, Piece, Snapshot, Writer};
 use shardloom_cluster::Cluster;
+use shardloom_data::Source;
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{Axis, Plan};
@@ -15,11 +17,9 @@ use shardloom_program::{Group, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
-use crate::checkpoint::{Checkpoint, Meta, Piece, Snapshot, Writer};
 use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Rank, Shared, StepOutcome};
-use crate::source::Source;
 use crate::transit::Transit;
 use crate::{Error, Result};
 
@@ -339,12 +339,12 @@ impl Trainer {
         let shared_writer = Arc::clone(&writer);
         self.visit(move |rank, index| {
             let pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-            shared_writer.shard(index, pieces)
+            Ok(shared_writer.shard(index, pieces)?)
         })?;
         let mut meta = meta;
         note_updates(&mut meta, &updates);
         let writer = Arc::into_inner(writer).expect("all ranks have answered and dropped theirs");
-        writer.finish(meta, keep)
+        Ok(writer.finish(meta, keep)?)
     }
 
     /// Goes on from a checkpoint, which may have been written under another plan. Corrections of late
@@ -377,7 +377,7 @@ impl Trainer {
         let updates = self.updates()?;
         let snapshot = self.collect(|rank, snapshot: &mut Snapshot| {
             let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-            pieces.try_for_each(|piece| snapshot.add(&piece))
+            Ok(pieces.try_for_each(|piece| snapshot.add(&piece))?)
         })?;
         let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
         let step = self.next_step;

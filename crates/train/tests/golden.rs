@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use shardloom_checkpoint::read_safetensors;
 use shardloom_graph::Graph;
 use shardloom_kernels::{Tier, tier};
 use shardloom_plan::{Optimizer, Plan, Uniform};
-use shardloom_train::checkpoint::read_safetensors;
 use support::{Samples, graph, losses, trainer};
 
 fn golden() -> PathBuf {

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use shardloom_collectives::Algorithm;
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{
     Corrections, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
 };
-use shardloom_train::{Field, Part, Source};
 use support::{Samples, graph, mesh, serial, trainer};
 
 /// How often the heap was asked for memory, by whichever thread.

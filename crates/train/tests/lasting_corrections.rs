@@ -4,12 +4,12 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Corrections, Mesh, Optimizer, Plan, Prediction, ScheduleKind, Uniform, Weights,
 };
 use shardloom_train::Trainer;
-use shardloom_train::checkpoint::{Checkpoint, Meta, Store};
 use support::{Samples, gpt, llama, losses, mesh, serial, trainer};
 
 const NONE: Corrections = Corrections {

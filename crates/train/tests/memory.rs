@@ -2,11 +2,11 @@
 
 mod support;
 
+use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::timeline::{Activity, Picos, Track};
 use shardloom_program::{Action, Class, Instruction, Program, Rank};
-use shardloom_train::data::Table;
 use support::{Samples, graph, losses, serial, trainer};
 
 const SEQ: usize = 64;

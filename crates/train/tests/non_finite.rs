@@ -2,11 +2,12 @@
 
 mod support;
 
+use shardloom_checkpoint::Meta;
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, ScheduleKind, Uniform};
-use shardloom_train::checkpoint::Meta;
 use shardloom_train::learning_rate::Curve;
-use shardloom_train::{Error, Field, Part, Source, Trainer};
+use shardloom_train::{Error, Trainer};
 use support::{Samples, gpt, graph, serial, settings, trainer_with};
 
 fn plan(graph: &Graph, schedule: ScheduleKind) -> Plan {

@@ -3,11 +3,11 @@
 mod support;
 
 use shardloom_cluster::Cluster;
+use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::Rank;
 use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::data::Table;
 use shardloom_train::{RunClock, Trainer};
 use support::{Samples, graph, losses, serial, trainer, trainer_with_clock};
 

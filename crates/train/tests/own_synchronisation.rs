@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, Reduction};
@@ -16,7 +17,6 @@ use shardloom_program::{
     Tensor, TensorId, View, lower, lower_with,
 };
 use shardloom_sim::{Options, simulate};
-use shardloom_train::checkpoint::{Meta, Store};
 use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Blueprint, RunClock, Settings, Trainer};
 use support::{Samples, gpt, mesh, serial, settings};

@@ -5,7 +5,7 @@ mod support;
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync,
-    Uniform,
+    Uniform, even_cut,
 };
 use shardloom_program::{Body, BodyKind, lower};
 use support::trained::Trained;
@@ -37,7 +37,7 @@ fn placed(graph: &Graph, uniform: &Uniform, places: &[Vec<usize>]) -> Plan {
     let pipeline = |places: &Vec<usize>| {
         let stages = places.len();
         let stage = |(index, &place): (usize, &usize)| Stage {
-            blocks: (index * blocks / stages, (index + 1) * blocks / stages),
+            blocks: (even_cut(blocks, stages, index), even_cut(blocks, stages, index + 1)),
             mesh: uniform.mesh,
             devices: DeviceList((place as u32 * size..(place as u32 + 1) * size).collect()),
         };

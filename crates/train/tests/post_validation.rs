@@ -3,12 +3,13 @@
 mod support;
 
 use shardloom_cluster::Cluster;
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Optimizer, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::Rank;
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::learning_rate::Curve;
-use shardloom_train::{Field, OnNonFinite, Part, RunClock, Settings, Source, Step, Trainer};
+use shardloom_train::{OnNonFinite, RunClock, Settings, Step, Trainer};
 use support::{Samples, graph, serial, settings, trainer, trainer_with, trainer_with_clock};
 
 const STEPS: u32 = 10;

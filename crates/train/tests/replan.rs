@@ -2,12 +2,12 @@
 
 mod support;
 
+use shardloom_checkpoint::{Meta, Store};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Corrections, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
 };
 use shardloom_train::Trainer;
-use shardloom_train::checkpoint::{Meta, Store};
 use support::{Samples, gpt, mesh, serial, trainer};
 
 const RATE: f64 = 3e-3;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, DeviceList, LayoutRules, Optimizer, Pipeline, Plan, Recompute, ScheduleKind,
-    Stage, Sync, Uniform, Weights as Versions,
+    Stage, Sync, Uniform, Weights as Versions, even_cut,
 };
 use shardloom_train::Trainer;
 use support::trained::Trained;
@@ -40,7 +40,7 @@ fn placed(graph: &Graph, uniform: &Uniform, places: &[usize]) -> Plan {
     let (size, blocks) = (uniform.mesh.size() as u32, graph.blocks().len());
     let stages = places.len();
     let stage = |(index, &place): (usize, &usize)| Stage {
-        blocks: (index * blocks / stages, (index + 1) * blocks / stages),
+        blocks: (even_cut(blocks, stages, index), even_cut(blocks, stages, index + 1)),
         mesh: uniform.mesh,
         devices: DeviceList((place as u32 * size..(place as u32 + 1) * size).collect()),
     };

@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{
@@ -12,7 +13,6 @@ use shardloom_plan::{
 };
 use shardloom_program::timeline::{Activity, Lane};
 use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::checkpoint::{Checkpoint, Meta, Store};
 use shardloom_train::{RunClock, Trainer};
 use support::{Samples, graph, serial, trainer, trainer_with_clock};
 

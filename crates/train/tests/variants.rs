@@ -6,6 +6,7 @@ mod support;
 
 use std::time::Duration;
 
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::op::Activation;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{
@@ -13,7 +14,7 @@ use shardloom_plan::{
     Uniform,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{Error, Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
+use shardloom_train::{Error, OnNonFinite, RunClock, Settings, Trainer};
 use support::{Samples, gpt, graph, llama, losses, mesh, serial, trainer};
 
 const STEPS: usize = 8;

@@ -7,8 +7,8 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
+use shardloom::profile::{Effort, Options, check, measure};
 use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
-use shardloom::train::profile::{Effort, Options, check, measure};
 
 use super::ProfileFile;
 use crate::failure::Failure;
@@ -102,7 +102,7 @@ impl Profile {
         };
         bar.finish_and_clear();
         let rows = rows.map(|estimates| {
-            let row = |estimate: shardloom::train::profile::Estimate| Row {
+            let row = |estimate: shardloom::profile::Estimate| Row {
                 error: estimate.error(),
                 operator: estimate.class,
                 size: estimate.size,

@@ -18,5 +18,8 @@ mod shared_memory;
 mod stepwise;
 mod stock;
 
+/// The most ranks that one process can be asked for: between every two is a channel.
+pub const MOST_RANKS: u32 = 4096;
+
 pub use endpoint::{Endpoint, InProcess};
 pub use group::Group;

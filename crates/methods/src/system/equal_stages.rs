@@ -1,17 +1,13 @@
-//! What the planners of equal, equally replicated stages lead to.
+//! What planners of equal, equally replicated stages have in common.
 
 use std::collections::BTreeMap;
 
 use shardloom_plan::{Mesh, Recompute, ScheduleKind, Weights};
-use shardloom_search::partition::{
-    Interconnect, TwoBwConfiguration, TwoBwRequest, Updates, two_bw,
-};
 
+use crate::MethodError;
 use crate::choice::Task;
 use crate::configuration::Configuration;
 use crate::cut::Cut;
-use crate::depth::require_depth;
-use crate::{Choice, MethodError};
 
 /// Bytes of gradients, optimizer state and master weights beside a byte of weights.
 pub(super) fn state_bytes_per_weight_byte(task: &Task<'_>) -> f64 {
@@ -62,11 +58,10 @@ pub(super) fn shapes(planned: impl Iterator<Item = (Shape, bool)>) -> Vec<(Shape
 }
 
 /// A pipeline of 1F1B with blocks dealt evenly.
-pub(super) fn equal(task: &Task<'_>, shape: Shape, recompute: Vec<Recompute>) -> Configuration {
+pub(super) fn equal(shape: Shape, recompute: Vec<Recompute>) -> Configuration {
     let Shape { width, depth, microbatch, microbatches } = shape;
-    let (blocks, stages) = (task.graph.blocks().len(), depth as usize);
     Configuration {
-        pp: stages,
+        pp: depth as usize,
         mesh: Mesh { dp: width, cp: 1, tp: 1 },
         sequence_parallel: false,
         microbatches: microbatches as usize,
@@ -75,7 +70,7 @@ pub(super) fn equal(task: &Task<'_>, shape: Shape, recompute: Vec<Recompute>) ->
         schedule: ScheduleKind::OneForwardOneBackward,
         weights: Weights::Flush,
         zero: 0,
-        cut: Cut::At((0..=stages).map(|stage| stage * blocks / stages).collect()),
+        cut: Cut::Even,
         recompute,
         recompute_last: true,
         timed: false,
@@ -91,45 +86,4 @@ pub(super) fn no_room(task: &Task<'_>) -> MethodError {
         memory_bytes(task) / 1e9
     );
     task.impossible("devices", task.cluster.device_count(), rule)
-}
-
-/// The fastest of what PipeDream-2BW's planner puts first that has at least two stages and fits.
-pub(super) fn planned(
-    task: &mut Task<'_>,
-    schedule: ScheduleKind,
-    weights: Weights,
-    updates: Updates,
-) -> Result<Choice, MethodError> {
-    let request = TwoBwRequest {
-        workers: task.cluster.device_count(),
-        global_batch: task.request.global_batch as u32,
-        memory_bytes: memory_bytes(task),
-        links: Interconnect::of(task.cluster),
-        updates,
-        state_bytes_per_weight_byte: state_bytes_per_weight_byte(task),
-    };
-    let found = two_bw(&request, |samples| task.layers(samples as usize).map(<[_]>::to_vec))?;
-    let pipelines = found.iter().filter(|it| it.depth > 1).map(|it| {
-        let TwoBwConfiguration { width, depth, microbatch, microbatches, .. } = *it;
-        (Shape { width, depth, microbatch, microbatches }, it.recompute)
-    });
-    let configurations: Vec<Configuration> = shapes(pipelines)
-        .into_iter()
-        .map(|(shape, recompute)| Configuration {
-            schedule,
-            weights,
-            ..equal(task, shape, recompute)
-        })
-        .collect();
-    if configurations.is_empty() {
-        require_depth(task, |_| true, |depth| depth)?;
-        // Depth 2 is possible, in one pipeline of micro-batches of a sample each.
-        if updates == Updates::DoubleBuffered && request.global_batch < 2 {
-            let rule = "with two versions of the weights the paper has at least as many micro-batches a \
-                        step as a pipeline has stages, so at least 2";
-            return Err(task.impossible("global_batch", request.global_batch, rule));
-        }
-        return Err(no_room(task));
-    }
-    task.fastest(&configurations)
 }

@@ -2,9 +2,9 @@
 //! 2006.09503, section 3.3).
 
 use shardloom_plan::{ScheduleKind, Weights};
-use shardloom_search::partition::Updates;
 
-use super::equal_stages::planned;
+use super::pipedream_2bw::planned;
+use super::pipedream_2bw::planner::Updates;
 use crate::method::{Family, Method, Rules};
 
 /// 1F1B with a flush.

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use shardloom_plan::{Pipeline, even_cut};
+use shardloom_plan::even_cuts;
 
 /// Cuts blocks into `stages` runs such that the largest sum is the least possible; the first block of
 /// each run, then the number of blocks. `before` has the sum of all blocks before each one, and of all;
@@ -21,7 +21,7 @@ use shardloom_plan::{Pipeline, even_cut};
 pub fn balanced_cut(before: &[f64], stages: usize) -> Vec<usize> {
     let blocks = before.len() - 1;
     let sum = |first: usize, end: usize| before[end] - before[first];
-    let mut best: Vec<usize> = (0..=stages).map(|stage| even_cut(blocks, stages, stage)).collect();
+    let mut best = even_cuts(blocks, stages);
     loop {
         let largest = best.windows(2).map(|run| sum(run[0], run[1])).fold(0.0, f64::max);
         match greedy(before, stages, largest) {
@@ -31,20 +31,21 @@ pub fn balanced_cut(before: &[f64], stages: usize) -> Vec<usize> {
     }
 }
 
-/// Cuts blocks for `pipelines`, which are cut alike and have a stage or more each, such that devices have
+/// Cuts blocks for pipelines, which are cut alike and have a stage or more each, such that devices have
 /// equal work: the first block of each stage, then the number of blocks. `before` is as for
-/// [`balanced_cut`].
+/// [`balanced_cut`]; `places` says for each pipeline on which devices, by a number, each stage lives
+/// ([`Uniform::places`](shardloom_plan::Uniform::places)).
 ///
 /// With a stage for each device that is [`balanced_cut`]. Where devices hold several, one pipeline's or
 /// several's, their sum is what they work on. The cut is then the better of two that no block taken from
 /// one stage and given to another makes better: by the largest sum of a device, and if that stays by how
 /// much sums of devices, and then of stages, differ.
-pub fn balanced_stages(before: &[f64], pipelines: &[Pipeline]) -> Vec<usize> {
-    let stages = pipelines[0].stage.len();
-    let mut held: BTreeMap<&[u32], Vec<usize>> = BTreeMap::new();
-    for pipeline in pipelines {
-        for (index, stage) in pipeline.stage.iter().enumerate() {
-            held.entry(&stage.devices.0).or_default().push(index);
+pub fn balanced_stages(before: &[f64], places: &[Vec<usize>]) -> Vec<usize> {
+    let stages = places[0].len();
+    let mut held: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for pipeline in places {
+        for (stage, &device) in pipeline.iter().enumerate() {
+            held.entry(device).or_default().push(stage);
         }
     }
     let balanced = balanced_cut(before, stages);
@@ -52,8 +53,8 @@ pub fn balanced_stages(before: &[f64], pipelines: &[Pipeline]) -> Vec<usize> {
     if devices.iter().all(|stages| stages.len() == 1) {
         return balanced;
     }
-    let even = (0..=stages).map(|stage| even_cut(before.len() - 1, stages, stage)).collect();
     let dealing = Dealing::new(before, devices);
+    let even = even_cuts(before.len() - 1, stages);
     let [even, balanced] = [even, balanced].map(|cut| dealing.improved(cut));
     std::cmp::min_by_key(even, balanced, |cut| dealing.cost(cut))
 }
@@ -155,24 +156,7 @@ fn greedy(before: &[f64], stages: usize, bound: f64) -> Option<Vec<usize>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use shardloom_graph::ModelSpec;
-    use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
-
-    fn uniform(pp: usize) -> Uniform {
-        Uniform {
-            pp,
-            mesh: Mesh::SINGLE,
-            sequence_parallel: false,
-            global_batch: 1,
-            microbatches: 1,
-            schedule: ScheduleKind::Afab,
-            recompute: Recompute::None,
-            sync: Sync::default(),
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
-        }
-    }
+    use shardloom_plan::ScheduleKind;
 
     /// The largest sum of the best cut, by trying all.
     fn exhaustive(weights: &[f64], stages: usize) -> f64 {
@@ -210,19 +194,16 @@ mod tests {
         before
     }
 
-    fn pipelines(schedule: ScheduleKind, devices: usize, chunks: usize) -> Vec<Pipeline> {
-        let spec = ModelSpec::parse("gpt:layers=62,hidden=8,heads=2,seq=4,vocab=8");
-        let graph = spec.expect("a model").graph().expect("its graph");
-        let plan = Uniform { schedule, ..uniform(devices) };
-        let plan = plan.plan_in_chunks(&graph, "m", "c", chunks).expect("a plan");
-        plan.pipeline
+    fn places(schedule: ScheduleKind, devices: usize, chunks: usize) -> Vec<Vec<usize>> {
+        let arrangement = schedule.arrangement().expect("a schedule with an arrangement");
+        arrangement.places(devices, chunks).expect("it exists")
     }
 
     /// The sums of devices.
-    fn of_devices(before: &[f64], pipelines: &[Pipeline], cut: &[usize]) -> Vec<f64> {
-        let mut sums: BTreeMap<&[u32], f64> = BTreeMap::new();
-        for (stage, run) in pipelines.iter().flat_map(|it| it.stage.iter().zip(cut.windows(2))) {
-            *sums.entry(&stage.devices.0).or_default() += before[run[1]] - before[run[0]];
+    fn of_devices(before: &[f64], places: &[Vec<usize>], cut: &[usize]) -> Vec<f64> {
+        let mut sums: BTreeMap<usize, f64> = BTreeMap::new();
+        for (&device, run) in places.iter().flat_map(|it| it.iter().zip(cut.windows(2))) {
+            *sums.entry(device).or_default() += before[run[1]] - before[run[0]];
         }
         sums.into_values().collect()
     }
@@ -242,9 +223,9 @@ mod tests {
             (ScheduleKind::Hanayo, 4, 1.0),
             (ScheduleKind::Chimera, 2, 2.0),
         ] {
-            let pipelines = pipelines(schedule, 8, chunks);
-            let cut = balanced_stages(&before, &pipelines);
-            let sums = of_devices(&before, &pipelines, &cut);
+            let places = places(schedule, 8, chunks);
+            let cut = balanced_stages(&before, &places);
+            let sums = of_devices(&before, &places, &cut);
             let largest = sums.iter().copied().fold(0.0, f64::max) / pipelines_alike;
             // Less than a block above the average.
             assert!(largest < average + 100.0, "{schedule:?} {chunks}: {cut:?} gives {sums:?}");
@@ -258,17 +239,15 @@ mod tests {
             chunks in 1usize..4,
         ) {
             let before = sums(&weights);
-            let pipelines = pipelines(ScheduleKind::Interleaved, 4, chunks);
+            let places = places(ScheduleKind::Interleaved, 4, chunks);
             let stages = 4 * chunks;
-            let cut = balanced_stages(&before, &pipelines);
+            let cut = balanced_stages(&before, &places);
             prop_assert_eq!((cut.len(), cut[0], cut[stages]), (stages + 1, 0, weights.len()));
             prop_assert!(cut.windows(2).all(|run| run[0] < run[1]));
             let largest = |cut: &[usize]| {
-                of_devices(&before, &pipelines, cut).into_iter().fold(0.0, f64::max)
+                of_devices(&before, &places, cut).into_iter().fold(0.0, f64::max)
             };
-            let even: Vec<usize> =
-                (0..=stages).map(|stage| even_cut(weights.len(), stages, stage)).collect();
-            prop_assert!(largest(&cut) <= largest(&even));
+            prop_assert!(largest(&cut) <= largest(&even_cuts(weights.len(), stages)));
             prop_assert!(largest(&cut) <= largest(&balanced_cut(&before, stages)));
         }
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use shardloom_data::{Batches, Corpus, DataError, Field, Part, Source, Table, Tokenizer};
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_train::data::{Batches, Corpus, Table, Tokenizer};
-use shardloom_train::{Field, Part, Source, Trainer};
+use shardloom_train::Trainer;
 
 /// A model, its data, and settings that are the same for all methods.
 pub struct Task {
@@ -54,7 +54,7 @@ pub fn text() -> Task {
 }
 
 /// A deep perceptron on the digits in `table`.
-pub fn digits(path: &Path) -> Result<Task, shardloom_train::Error> {
+pub fn digits(path: &Path) -> Result<Task, DataError> {
     // The order of training rows is each run's own.
     let table = Table::open(path, VALIDATION_FRACTION, 0)?;
     let model = "mlp:inputs=64,hidden=64,layers=7,classes=10";

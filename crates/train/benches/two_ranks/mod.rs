@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use shardloom_data::{Batches, Corpus};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
-use shardloom_train::data::{Batches, Corpus};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{OnNonFinite, RunClock, Settings, Trainer};
 

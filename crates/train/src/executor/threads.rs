@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use shardloom_fabric::{Endpoint, InProcess, Settings};
+use shardloom_fabric::{Endpoint, InProcess, MOST_RANKS, Settings};
 use shardloom_program::{Action, Instruction, Rank as RankId, StreamItem};
 
 use super::communicators::{Communicators, Parcel};
@@ -40,7 +40,9 @@ pub(crate) fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Crew> {
 impl Threads {
     fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Threads> {
         let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
-        Error::unless_threads(ranks)?;
+        if ranks > MOST_RANKS {
+            return Err(Error::TooManyRanks { ranks, most: MOST_RANKS });
+        }
         // What has no most is held back by its channel.
         let most = shared.transit.most_between_two;
         let channel_capacity = NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use shardloom_data::Part;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, OpKind};
 use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
@@ -12,7 +13,6 @@ use smallvec::SmallVec;
 
 use super::Rank;
 use super::store::storage;
-use crate::source;
 
 /// One thing for each tensor that an operator writes; on the heap only beyond four, as the gradients of a
 /// concatenation of many may be.
@@ -129,7 +129,7 @@ impl Rank {
             let found = node.signature.loops.iter().position(|each| Some(each.dim) == dim);
             found.map_or(0, start)
         };
-        let evaluating = self.now.part == source::Part::Validation;
+        let evaluating = self.now.part == Part::Validation;
         let mask = node.kind.dropout().filter(|_| !evaluating).map(|_| {
             let loops = &node.signature.outputs[1];
             let global = |each: usize| match node.signature.loops[each].dim {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_data::{Field, Part};
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_kernels::DType;
 use shardloom_kernels::window::cut_box;
@@ -9,7 +10,6 @@ use shardloom_program::{Action, Class, Instruction, Placement, TensorId, View};
 
 use super::Rank;
 use super::store::storage;
-use crate::source::{Field, Part};
 use crate::{Error, Result};
 
 /// The parts of inputs that a rank loads, by the tensors that they go to.

@@ -19,6 +19,7 @@ mod validation;
 
 use std::sync::Arc;
 
+use shardloom_data::{Part, Source};
 use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
@@ -29,7 +30,6 @@ use shardloom_program::{
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
-use crate::source::{Part, Source};
 use crate::transit::Transit;
 
 use arena::Arena;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use shardloom_checkpoint::{Piece, Saved};
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
 use shardloom_plan::Kept;
@@ -10,7 +11,6 @@ use shardloom_program::{
 };
 
 use super::Rank;
-use crate::checkpoint::{Piece, Saved};
 use crate::{Error, Result};
 
 /// Where a parameter's local part lies in the whole.
@@ -122,9 +122,11 @@ impl Rank {
                         found: shape.to_vec(),
                         expected: global.clone(),
                     }),
-                    _ => checkpoint.read_flat(name, &placement.start, &placement.extent, range),
+                    _ => {
+                        let Placement { start, extent } = placement;
+                        Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
+                    }
                 }
-                .map(Some)
             },
         )?;
         self.begin_state();
@@ -134,17 +136,17 @@ impl Rank {
             match checkpoint.global_shape(name) {
                 None => Ok(None),
                 Some(_) => {
-                    checkpoint.read_flat(name, &placement.start, &placement.extent, range).map(Some)
+                    let Placement { start, extent } = placement;
+                    Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
                 }
             }
         })?;
         let rest = |content| content != Content::Weight && !begins_anew(content);
         self.fill_state(rest, |name, Site { placement, is_whole, .. }, range| {
-            match is_whole {
-                true => checkpoint.read_whole(name),
-                false => checkpoint.read_flat(name, &placement.start, &placement.extent, range),
-            }
-            .map(Some)
+            Ok(Some(match is_whole {
+                true => checkpoint.read_whole(name)?,
+                false => checkpoint.read_flat(name, &placement.start, &placement.extent, range)?,
+            }))
         })
     }
 

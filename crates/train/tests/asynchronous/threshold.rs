@@ -4,9 +4,9 @@
 
 use std::f64::consts::PI;
 
+use shardloom_data::Table;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Optimizer, ScheduleKind, Uniform};
-use shardloom_train::data::Table;
 
 use crate::support::{serial, trainer};
 

@@ -1,7 +1,7 @@
 //! Interrupted runs.
 
+use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_train::Trainer;
-use shardloom_train::checkpoint::{Checkpoint, Meta, Store};
 
 use crate::words::{Combination, Words};
 

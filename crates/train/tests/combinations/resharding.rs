@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_train::checkpoint::Checkpoint;
+use shardloom_checkpoint::Checkpoint;
 
 use crate::interruption::saved;
 use crate::words::{Combination, Words};

@@ -1,12 +1,13 @@
 //! The choices, and the plans that they make.
 
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Corrections, DeviceList, Mesh, Optimizer, Pipeline, Plan, Prediction, Recompute,
     ScheduleKind, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{Field, OnNonFinite, Part, Settings, Source, Trainer};
+use shardloom_train::{OnNonFinite, Settings, Trainer};
 
 use crate::pairs::{Covering, Pair, Row, all_pairs, covering};
 use crate::support::{self, Samples, mesh, serial, trainer_with};

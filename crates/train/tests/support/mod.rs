@@ -5,12 +5,13 @@ pub mod trained;
 
 use std::time::Duration;
 
+use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{Extents, Graph, ModelSpec};
 use shardloom_plan::{
     Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Stage, Sync, Uniform,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{Field, OnNonFinite, Part, RunClock, Settings, Source, Trainer};
+use shardloom_train::{OnNonFinite, RunClock, Settings, Trainer};
 
 pub fn graph(spec: &str) -> Graph {
     let spec = ModelSpec::parse(spec).expect("a valid model");

@@ -5,8 +5,8 @@ use std::fmt;
 use shardloom::cluster::Cluster;
 use shardloom::methods::{self, Method};
 use shardloom::plan::{Plan, ScheduleKind};
-use shardloom::search::{Judgement, Request, auto};
-use shardloom::{Error, Model};
+use shardloom::search::{Judgement, Request};
+use shardloom::{Error, Model, find_plan};
 
 use crate::command::dimensions::{Dimensions, Place};
 use crate::command::order::Order;
@@ -68,7 +68,7 @@ impl Contenders<'_> {
             }
             Contenders::Choosers { choosers, cluster, request } => match choosers[index] {
                 Chooser::Search => {
-                    let found = auto(model.graph(), cluster, request).map_err(Error::from)?;
+                    let found = find_plan(model, cluster, request)?.outcome;
                     (found.plan, Some(found.judgement), found.notes)
                 }
                 Chooser::Method(method) => {

@@ -1,0 +1,200 @@
+//! A checkpoint that was found sound, and the tensors in it.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::durable::{rename, sync_folder, write_new};
+use crate::index::{Index, StoredPiece, StoredTensor};
+use crate::manifest::{Manifest, Meta};
+use crate::names::shard_file;
+use crate::overlap::{Run, for_each_run};
+use crate::piece::Region;
+use crate::safetensors_file::{decode_values, header, write_values};
+use crate::shard;
+use crate::{CheckpointError, Result};
+
+/// An open checkpoint. It holds the description of every piece, and reads
+/// values from the files when asked, so it takes little memory itself and may
+/// be read by several threads at once.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    step: u64,
+    meta: Meta,
+    index: Index,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in folder `path`, after comparing every file with
+    /// its recorded length and digest.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Io`] if a file is missing or unreadable, [`CheckpointError::Damaged`] if
+    /// one is not as it was written, [`CheckpointError::FormatVersion`] if another
+    /// version of the format wrote it.
+    pub fn open(path: &Path) -> Result<Self> {
+        let manifest = Manifest::read(path)?;
+        let mut index = Index::default();
+        for record in &manifest.shards {
+            let shard = path.join(shard_file(record.rank));
+            shard::verify(&shard, record)?;
+            shard::read(&shard, record.rank, &mut index)?;
+        }
+        Ok(Self { path: path.to_path_buf(), step: manifest.step, meta: manifest.meta, index })
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Optimizer steps done when it was written.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// What was recorded besides the tensors.
+    #[must_use]
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.index.names()
+    }
+
+    /// The shape of a whole tensor, if there is one of that name.
+    #[must_use]
+    pub fn global_shape(&self, name: &str) -> Option<&[usize]> {
+        self.index.get(name).map(|tensor| tensor.shape.as_slice())
+    }
+
+    /// The values of the box at `start` of `extent` elements along each axis,
+    /// in row-major order, from whichever pieces hold them.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::Piece`] if the box is not inside the
+    /// tensor, [`CheckpointError::MissingElements`], or [`CheckpointError::Io`] and
+    /// [`CheckpointError::Damaged`] if a file was changed after it was opened.
+    pub fn read(&self, name: &str, start: &[usize], extent: &[usize]) -> Result<Vec<f32>> {
+        // An overflowing product belongs to a box that is refused just below.
+        let elements = extent.iter().fold(1_usize, |product, &axis| product.saturating_mul(axis));
+        self.read_flat(name, start, extent, 0..elements)
+    }
+
+    /// The elements `range` of a box, counted in row-major order within it.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read), and [`CheckpointError::Piece`] if the range is not inside
+    /// the box.
+    pub fn read_flat(
+        &self,
+        name: &str,
+        start: &[usize],
+        extent: &[usize],
+        range: Range<usize>,
+    ) -> Result<Vec<f32>> {
+        let tensor = self.tensor(name)?;
+        let region = Region::new(name, &tensor.shape, start, extent, range)?;
+        tensor.require(name, &region)?;
+        let mut values = vec![0.0; region.len()];
+        for piece in &tensor.pieces {
+            self.copy(piece, &region, &mut values)?;
+        }
+        Ok(values)
+    }
+
+    /// All values of a tensor.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn read_whole(&self, name: &str) -> Result<Vec<f32>> {
+        let shape = &self.tensor(name)?.shape;
+        self.read(name, &vec![0; shape.len()], shape)
+    }
+
+    /// Writes the tensors whose names `include` accepts, whole, into one plain
+    /// safetensors file, in the order of their names. A file of that path is
+    /// replaced at once when the new one is complete.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read), and [`CheckpointError::NoTensors`] if no name is
+    /// accepted.
+    pub fn export_safetensors(&self, path: &Path, include: impl Fn(&str) -> bool) -> Result<()> {
+        let names: Vec<&str> = self.names().filter(|name| include(name)).collect();
+        if names.is_empty() {
+            return Err(CheckpointError::NoTensors { step: self.step });
+        }
+        let mut tensors = Vec::with_capacity(names.len());
+        for name in &names {
+            tensors.push(((*name).to_owned(), self.tensor(name)?.shape.clone()));
+        }
+        let header = header(path, tensors, None)?;
+        let unfinished = path.with_added_extension("writing");
+        if unfinished.exists() {
+            // Left by an export that was killed.
+            fs::remove_file(&unfinished).map_err(CheckpointError::io("delete", &unfinished))?;
+        }
+        let written = write_new(&unfinished, |output| {
+            output.write_all(&header).map_err(CheckpointError::io("write", &unfinished))?;
+            names
+                .iter()
+                .try_for_each(|name| write_values(&unfinished, output, &self.read_whole(name)?))
+        })
+        .and_then(|()| rename(&unfinished, path));
+        if written.is_err() {
+            // The first error is the one to report.
+            let _ = fs::remove_file(&unfinished);
+        }
+        written?;
+        match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => sync_folder(folder),
+            _ => sync_folder(Path::new(".")),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<&StoredTensor> {
+        self.index.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
+            name: name.to_owned(),
+            path: self.path.clone(),
+            available: self.names().map(str::to_owned).collect(),
+        })
+    }
+
+    /// Copies what a piece has of a region.
+    fn copy(&self, piece: &StoredPiece, region: &Region, values: &mut [f32]) -> Result<()> {
+        let mut span: Option<Range<usize>> = None;
+        for_each_run(&piece.region, region, |run| {
+            let end = run.source + run.elements;
+            span = Some(span.as_ref().map_or(run.source, |span| span.start)..end);
+        });
+        let Some(span) = span else { return Ok(()) };
+        // One read for all runs: rows are short and lie close to each other.
+        let bytes = self.read_bytes(piece, &span)?;
+        for_each_run(&piece.region, region, |Run { source, target, elements }| {
+            let first = (source - span.start) * size_of::<f32>();
+            decode_values(&bytes[first..], &mut values[target..target + elements]);
+        });
+        Ok(())
+    }
+
+    fn read_bytes(&self, piece: &StoredPiece, elements: &Range<usize>) -> Result<Vec<u8>> {
+        let path = self.path.join(shard_file(piece.rank));
+        let mut file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
+        let first = piece.offset_bytes + (elements.start * size_of::<f32>()) as u64;
+        file.seek(SeekFrom::Start(first)).map_err(CheckpointError::io("read", &path))?;
+        let mut bytes = vec![0; elements.len() * size_of::<f32>()];
+        file.read_exact(&mut bytes).map_err(CheckpointError::io("read", &path))?;
+        Ok(bytes)
+    }
+}

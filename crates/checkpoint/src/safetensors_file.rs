@@ -1,0 +1,135 @@
+//! The safetensors format: 8 bytes of header length, a JSON header, values.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::piece::volume;
+use crate::{CheckpointError, Result};
+
+/// Values converted to bytes at a time.
+const VALUES_PER_WRITE: usize = 1 << 16;
+
+/// A tensor in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Elements along each axis; empty for a scalar.
+    pub shape: Vec<usize>,
+    /// The values in row-major order.
+    pub values: Vec<f32>,
+}
+
+/// Reads every tensor of a safetensors file, for instance initial weights.
+/// F16 and BF16 values are converted, which is exact.
+///
+/// # Errors
+///
+/// [`CheckpointError::Io`] if the file cannot be read, [`CheckpointError::Safetensors`] if it is
+/// truncated or otherwise not in the format, [`CheckpointError::UnsupportedDtype`] for a
+/// tensor of any other type.
+pub fn read_safetensors(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+    let bytes = fs::read(path).map_err(CheckpointError::io("read", path))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| unreadable(path, error))?;
+    let convert = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
+        let bytes = view.data();
+        let values = match view.dtype() {
+            Dtype::F32 => values_of(bytes, f32::from_le_bytes),
+            Dtype::F16 => values_of(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => values_of(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            other => {
+                return Err(CheckpointError::UnsupportedDtype {
+                    name: name.to_owned(),
+                    path: path.to_path_buf(),
+                    dtype: other.to_string(),
+                });
+            }
+        };
+        Ok((name.to_owned(), Tensor { shape: view.shape().to_vec(), values }))
+    };
+    file.iter().map(convert).collect()
+}
+
+fn values_of<const N: usize>(bytes: &[u8], convert: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&bytes| convert(bytes)).collect()
+}
+
+/// Copies little-endian bytes into values; as many of them as there are values.
+pub(crate) fn decode_values(bytes: &[u8], values: &mut [f32]) {
+    for (value, &bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+        *value = f32::from_le_bytes(bytes);
+    }
+}
+
+/// The header of a file of float32 tensors with these names and shapes, laid
+/// out in this order, and the length bytes before it.
+pub(crate) fn header(
+    path: &Path,
+    tensors: Vec<(String, Vec<usize>)>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>> {
+    let mut offset = 0;
+    let mut infos = Vec::with_capacity(tensors.len());
+    for (name, shape) in tensors {
+        let start = offset;
+        offset += volume(&shape) * size_of::<f32>();
+        infos.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, offset) }));
+    }
+    let metadata = Metadata::new(metadata, infos).map_err(|error| unreadable(path, error))?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|error| unreadable(path, error))?;
+    // The format aligns the values to 8 bytes by spaces after the header.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(header)
+}
+
+/// Writes values as little-endian bytes.
+pub(crate) fn write_values(path: &Path, output: &mut dyn Write, values: &[f32]) -> Result<()> {
+    let mut bytes = vec![0; VALUES_PER_WRITE.min(values.len()) * size_of::<f32>()];
+    for values in values.chunks(VALUES_PER_WRITE) {
+        let bytes = &mut bytes[..size_of_val(values)];
+        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *bytes = value.to_le_bytes();
+        }
+        output.write_all(bytes).map_err(CheckpointError::io("write", path))?;
+    }
+    Ok(())
+}
+
+/// Reads the header of a file, and where its values begin. The values must
+/// reach to the end of the file exactly.
+pub(crate) fn read_header(path: &Path) -> Result<(Metadata, u64)> {
+    let mut file = File::open(path).map_err(CheckpointError::io("open", path))?;
+    let file_bytes = file.metadata().map_err(CheckpointError::io("look at", path))?.len();
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(CheckpointError::io("read", path))?;
+    let header_bytes = u64::from_le_bytes(length);
+    let values_start = header_bytes.saturating_add(8);
+    if values_start > file_bytes {
+        return Err(unreadable(
+            path,
+            format!("its header of {header_bytes} bytes reaches past its {file_bytes} bytes"),
+        ));
+    }
+    let mut json = Vec::new();
+    file.take(header_bytes).read_to_end(&mut json).map_err(CheckpointError::io("read", path))?;
+    let header: Metadata =
+        serde_json::from_slice(&json).map_err(|error| unreadable(path, error))?;
+    let values_end = values_start.saturating_add(header.data_len() as u64);
+    if values_end != file_bytes {
+        return Err(unreadable(
+            path,
+            format!("its values end at byte {values_end}, but it has {file_bytes} bytes"),
+        ));
+    }
+    Ok((header, values_start))
+}
+
+pub(crate) fn unreadable(path: &Path, reason: impl ToString) -> CheckpointError {
+    CheckpointError::Safetensors { path: path.to_path_buf(), reason: reason.to_string() }
+}

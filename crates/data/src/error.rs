@@ -1,0 +1,148 @@
+//! What can go wrong in this crate, in words a person can act on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A result of this crate.
+pub type Result<T> = std::result::Result<T, DataError>;
+
+/// What went wrong. Every message names the file or setting concerned
+/// and says what would be right; the underlying cause is part of the message.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The operating system refused a file operation.
+    #[error("cannot {action} {}: {error}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// The file or folder it was tried on.
+        path: PathBuf,
+        /// What the operating system answered.
+        error: io::Error,
+    },
+
+    /// A `tokenizer.json` that cannot be used.
+    #[error("cannot use the tokenizer {}: {reason}", path.display())]
+    Tokenizer {
+        /// The tokenizer file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// The tokenizer failed on a text or on a list of tokens.
+    #[error("the tokenizer failed: {reason}")]
+    Tokenize {
+        /// What the tokenizer answered.
+        reason: String,
+    },
+
+    /// Bytes given to a tokenizer that works on text are not text.
+    #[error("not UTF-8 text at byte {offset}; only the byte tokenizer takes arbitrary bytes")]
+    NotUtf8 {
+        /// The first byte that is not part of valid UTF-8.
+        offset: usize,
+    },
+
+    /// A file named as training data is not text.
+    #[error(
+        "{} is not UTF-8 text at byte {offset}; name a text file, or use the byte tokenizer",
+        path.display()
+    )]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The first byte that is not part of valid UTF-8.
+        offset: usize,
+    },
+
+    /// A path named as training data is neither a file nor a folder.
+    #[error("{} is neither a file nor a folder", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// A token id that the vocabulary does not have.
+    #[error("token {token} at position {position} is outside the vocabulary of {vocabulary_size}")]
+    TokenOutOfVocabulary {
+        /// The token id.
+        token: u32,
+        /// Its index in the list of tokens.
+        position: usize,
+        /// Ids must be below this.
+        vocabulary_size: usize,
+    },
+
+    /// A share of the data for validation that is not a share.
+    #[error("validation fraction is {fraction}, but must be at least 0 and below 1")]
+    ValidationFraction {
+        /// The value given.
+        fraction: f64,
+    },
+
+    /// No token at all in the training data.
+    #[error("no text in {}", display_paths(paths))]
+    EmptyCorpus {
+        /// The files and folders named; empty for a corpus made from tokens.
+        paths: Vec<PathBuf>,
+    },
+
+    /// Too few tokens for one window.
+    #[error(
+        "the {part} part of the corpus has {tokens} tokens, but one window of sequence length \
+         {sequence_length} needs {needed}; use more data, a shorter sequence or another \
+         validation fraction"
+    )]
+    CorpusTooShort {
+        /// `training` or `validation`.
+        part: &'static str,
+        /// Tokens in that part.
+        tokens: usize,
+        /// Tokens of one window: the sequence and one more to predict.
+        needed: usize,
+        /// Input tokens of one window.
+        sequence_length: usize,
+    },
+
+    /// A sequence length of zero.
+    #[error("sequence length is 0, but must be at least 1")]
+    SequenceLength,
+
+    /// A table that cannot be trained on.
+    #[error("{}{}: {reason}", path.display(), if *row > 0 { format!(", row {row}") } else { String::new() })]
+    Table {
+        /// The file.
+        path: PathBuf,
+        /// The row, from 1; 0 for the table as a whole.
+        row: u64,
+        /// What is wrong and what would be right.
+        reason: String,
+    },
+
+    /// The data is not what a checkpoint was trained on.
+    #[error(
+        "the corpus has digest {found}, but the checkpoint was trained on {recorded}; \
+         resume with the same data and tokenizer"
+    )]
+    CorpusChanged {
+        /// Digest recorded in the checkpoint.
+        recorded: String,
+        /// Digest of the corpus at hand.
+        found: String,
+    },
+}
+
+impl DataError {
+    /// A [`DataError::Io`] for `map_err`.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Io { action, path: path.to_path_buf(), error }
+    }
+}
+
+fn display_paths(paths: &[PathBuf]) -> String {
+    if paths.is_empty() {
+        return "an empty list of tokens".to_owned();
+    }
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,26 @@
+//! What feeds training: text to tokens, tokens to an endless, resumable
+//! sequence of samples.
+//!
+//! A [`Tokenizer`] turns files into a [`Corpus`], one stream of tokens cut into
+//! a training and a validation part. [`Batches`] cuts the stream into windows
+//! and gives every sample position, from 0 without end, its window. A [`Table`]
+//! has a row of features for every position instead; both are a [`Source`]. Nothing
+//! here knows how many ranks there are: a global batch is a range of positions,
+//! and who takes which of them is the program's business, so the order of
+//! samples is the same for every plan and a position is all it takes to resume.
+
+mod batches;
+mod corpus;
+mod error;
+mod permutation;
+mod source;
+mod table;
+mod text_files;
+mod tokenizer;
+
+pub use batches::{Batches, Sample};
+pub use corpus::Corpus;
+pub use error::{DataError, Result};
+pub use source::{Field, Part, Source};
+pub use table::Table;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,211 @@
+//! Samples from a table: features and a class per row.
+
+use std::path::Path;
+
+use crate::permutation::Permutation;
+use crate::source::{Field, Part, Source};
+use crate::{DataError, Result};
+
+/// Rows of numbers, the last column being the class (a whole number from 0). Serves the inputs
+/// `features` and `targets`.
+///
+/// Training rows come shuffled, every row once per epoch, in an order that depends on nothing but the
+/// seed and the epoch; the last rows of the table are the validation part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    features: Vec<f32>,
+    classes: Vec<u32>,
+    columns: usize,
+    training_rows: u64,
+    seed: u64,
+}
+
+impl Table {
+    /// Reads a file of comma-separated values. A first row that is not all numbers is taken for a
+    /// header.
+    ///
+    /// # Errors
+    /// If the file cannot be read, a field is no finite number, a class no whole number, rows differ in
+    /// length, or there are too few rows.
+    pub fn open(path: &Path, validation_fraction: f64, seed: u64) -> Result<Table> {
+        let wrong =
+            |row: u64, reason: String| DataError::Table { path: path.to_path_buf(), row, reason };
+        let mut reader = csv::ReaderBuilder::new()
+            .has_headers(false)
+            .trim(csv::Trim::All)
+            .from_path(path)
+            .map_err(|error| wrong(0, error.to_string()))?;
+        let mut table =
+            Table { features: vec![], classes: vec![], columns: 0, training_rows: 0, seed };
+        for (row, record) in (1u64..).zip(reader.records()) {
+            let record = record.map_err(|error| wrong(row, error.to_string()))?;
+            let header = row == 1 && record.iter().any(|field| field.parse::<f32>().is_err());
+            if header {
+                continue;
+            }
+            let number = |field: &str| match field.parse::<f32>() {
+                Ok(number) if number.is_finite() => Ok(number),
+                _ => Err(wrong(row, format!("{field:?} is no finite number"))),
+            };
+            let mut numbers = record.iter().map(number).collect::<Result<Vec<f32>>>()?;
+            let class = numbers.pop().unwrap_or(-1.0);
+            // The largest whole number below which all are exact in 32-bit floating point.
+            if class < 0.0 || class.fract() != 0.0 || class > 16_777_216.0 || numbers.is_empty() {
+                let reason = "a row is features and then a class, a whole number from 0".into();
+                return Err(wrong(row, reason));
+            }
+            table.columns = numbers.len();
+            table.features.append(&mut numbers);
+            table.classes.push(class as u32);
+        }
+        table.split(validation_fraction).map_err(|reason| wrong(0, reason))
+    }
+
+    /// A table from rows of `columns` features each, one class per row.
+    ///
+    /// # Errors
+    /// If the numbers of features and classes do not fit together, or there are too few rows.
+    pub fn from_rows(
+        features: Vec<f32>,
+        classes: Vec<u32>,
+        validation_fraction: f64,
+        seed: u64,
+    ) -> Result<Table> {
+        let wrong = |reason: String| DataError::Table { path: "rows".into(), row: 0, reason };
+        if classes.is_empty()
+            || features.is_empty()
+            || !features.len().is_multiple_of(classes.len())
+        {
+            let reason = format!(
+                "{} features and {} classes are no rows of equal length",
+                features.len(),
+                classes.len()
+            );
+            return Err(wrong(reason));
+        }
+        let columns = features.len() / classes.len();
+        let table = Table { features, classes, columns, training_rows: 0, seed };
+        table.split(validation_fraction).map_err(wrong)
+    }
+
+    fn split(mut self, validation_fraction: f64) -> std::result::Result<Table, String> {
+        if !(0.0..1.0).contains(&validation_fraction) {
+            return Err(format!(
+                "validation fraction is {validation_fraction}, but must be at least 0 and below 1"
+            ));
+        }
+        let rows = self.classes.len() as u64;
+        let validation = (rows as f64 * validation_fraction).ceil() as u64;
+        self.training_rows = rows.saturating_sub(validation);
+        if self.training_rows == 0 {
+            return Err(format!("{rows} rows leave none to train on"));
+        }
+        Ok(self)
+    }
+
+    /// Features of a row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The number of classes: one more than the largest.
+    pub fn classes(&self) -> usize {
+        self.classes.iter().max().map_or(0, |&most| most as usize + 1)
+    }
+
+    /// A digest of all rows, to notice on resuming that the data changed.
+    pub fn digest(&self) -> String {
+        let mut digest = blake3::Hasher::new();
+        for feature in &self.features {
+            digest.update(&feature.to_le_bytes());
+        }
+        for class in &self.classes {
+            digest.update(&class.to_le_bytes());
+        }
+        digest.finalize().to_hex().to_string()
+    }
+}
+
+impl Source for Table {
+    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+        let row = match part {
+            Part::Training => {
+                let (epoch, index) = (position / self.training_rows, position % self.training_rows);
+                Permutation::new(self.training_rows, self.seed, epoch).image(index)
+            }
+            Part::Validation => self.training_rows.checked_add(position)?,
+        } as usize;
+        let class = self.classes.get(row..=row)?;
+        match input {
+            "features" => {
+                let at = row * self.columns..(row + 1) * self.columns;
+                Some(Field::Reals(&self.features[at]))
+            }
+            "targets" => Some(Field::Indices(class)),
+            _ => None,
+        }
+    }
+
+    fn validation_len(&self) -> u64 {
+        self.classes.len() as u64 - self.training_rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(rows: usize, validation_fraction: f64) -> Table {
+        let features = (0..rows * 2).map(|index| index as f32).collect();
+        let classes = (0..rows as u32).collect();
+        Table::from_rows(features, classes, validation_fraction, 5).expect("rows")
+    }
+
+    #[test]
+    fn an_epoch_visits_every_training_row_once_and_features_stay_with_their_class() {
+        let table = table(10, 0.25);
+        assert_eq!(table.validation_len(), 3);
+        for epoch in 0..3 {
+            let mut seen = vec![];
+            for position in epoch * 7..(epoch + 1) * 7 {
+                let Some(Field::Indices(&[class])) =
+                    table.field(Part::Training, position, "targets")
+                else {
+                    panic!("a class for every position")
+                };
+                let first = class as f32 * 2.0;
+                assert_eq!(
+                    table.field(Part::Training, position, "features"),
+                    Some(Field::Reals(&[first, first + 1.0]))
+                );
+                seen.push(class);
+            }
+            seen.sort();
+            assert_eq!(seen, (0..7).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn files_with_and_without_a_header_are_read_and_bad_rows_named() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("table.csv");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("a temporary file");
+            Table::open(&path, 0.0, 0)
+        };
+        let plain = read("1,2,0\n3,4,1\n").expect("a table");
+        let headed = read("a,b,class\n1, 2, 0\n3, 4, 1\n").expect("a table");
+        assert_eq!(plain, headed);
+        assert_eq!((plain.columns(), plain.classes()), (2, 2));
+        for (text, part) in [
+            ("1,2,0\n3,x,1\n", "row 2: \"x\" is no finite number"),
+            ("1,2,0\n3,1\n", "row 2"),
+            ("1,2,0.5\n", "row 1: a row is features and then a class"),
+            ("1,nan,0\n", "row 1: \"nan\" is no finite number"),
+            ("", "0 rows leave none to train on"),
+        ] {
+            let message = read(text).expect_err("a bad table").to_string();
+            assert!(message.contains(part), "{message} does not say {part}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Text to token ids and back.
+
+use std::fs;
+use std::path::Path;
+
+use tokenizers::ModelWrapper;
+
+use crate::{DataError, Result};
+
+/// Longer texts are encoded in parts of at least this many bytes, because the
+/// offsets a tokenizer keeps take many times the memory of its text.
+const PART_BYTES: usize = 1 << 20;
+
+/// Turns text into token ids and back.
+pub struct Tokenizer {
+    kind: Kind,
+    vocabulary_size: usize,
+}
+
+enum Kind {
+    Bytes,
+    HuggingFace(Box<tokenizers::Tokenizer>),
+}
+
+impl Tokenizer {
+    /// The tokenizer whose tokens are bytes: a vocabulary of 256, and any
+    /// bytes at all can be encoded.
+    #[must_use]
+    pub fn bytes() -> Self {
+        Self { kind: Kind::Bytes, vocabulary_size: 256 }
+    }
+
+    /// A Hugging Face `tokenizer.json`.
+    ///
+    /// Its truncation and padding settings, which are meant for inference, are
+    /// ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Io`] if the file cannot be read; [`DataError::Tokenizer`] if it is
+    /// not a tokenizer, has an empty vocabulary, or has BPE dropout, with which
+    /// the same text would have different tokens each time.
+    pub fn open(path: &Path) -> Result<Self> {
+        let unusable = |reason: String| DataError::Tokenizer { path: path.to_path_buf(), reason };
+        let json = fs::read(path).map_err(DataError::io("read", path))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json)
+            .map_err(|error| unusable(error.to_string()))?;
+        if let ModelWrapper::BPE(model) = tokenizer.get_model()
+            && let Some(dropout) = model.dropout
+            && dropout > 0.0
+        {
+            return Err(unusable(format!(
+                "its BPE dropout is {dropout}, which makes tokens random; set \"dropout\" to null"
+            )));
+        }
+        // An embedding table has a row for the highest id, and ids may have gaps.
+        let highest = tokenizer.get_vocab(true).into_values().max();
+        let highest = highest.ok_or_else(|| unusable("its vocabulary is empty".to_owned()))?;
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
+        Ok(Self {
+            kind: Kind::HuggingFace(Box::new(tokenizer)),
+            vocabulary_size: highest as usize + 1,
+        })
+    }
+
+    /// One more than the highest token id.
+    #[must_use]
+    pub fn vocabulary_size(&self) -> usize {
+        self.vocabulary_size
+    }
+
+    /// The token ids of a text, without any special tokens around it.
+    ///
+    /// A text of more than 1 MiB is encoded in parts, cut at the first line end
+    /// after that much that stands between two characters other than
+    /// whitespace. The pre-tokenizers of GPT-2 and Llama 3 and later cut there
+    /// anyway; one that marks the start of a text marks that of each part.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::NotUtf8`] if the bytes are not UTF-8, unless this is the byte
+    /// tokenizer; [`DataError::Tokenize`] if the tokenizer fails, for instance on a
+    /// character it has no token for.
+    pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>> {
+        let text = text.as_ref();
+        match &self.kind {
+            Kind::Bytes => Ok(text.iter().copied().map(u32::from).collect()),
+            Kind::HuggingFace(tokenizer) => {
+                let text = str::from_utf8(text)
+                    .map_err(|error| DataError::NotUtf8 { offset: error.valid_up_to() })?;
+                encode_in_parts(tokenizer, text, PART_BYTES)
+            }
+        }
+    }
+
+    /// The text of token ids, special tokens included. Bytes that are not UTF-8
+    /// become replacement characters, as happens where a sample ends within a
+    /// character.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::TokenOutOfVocabulary`] for an id at or above
+    /// [`vocabulary_size`](Self::vocabulary_size); [`DataError::Tokenize`] if the
+    /// tokenizer fails.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        check_vocabulary(tokens, self.vocabulary_size)?;
+        match &self.kind {
+            Kind::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Kind::HuggingFace(tokenizer) => tokenizer.decode(tokens, false).map_err(failed),
+        }
+    }
+}
+
+/// Errors unless every token is below `vocabulary_size`.
+pub(crate) fn check_vocabulary(tokens: &[u32], vocabulary_size: usize) -> Result<()> {
+    match tokens.iter().position(|&token| token as usize >= vocabulary_size) {
+        None => Ok(()),
+        Some(position) => Err(DataError::TokenOutOfVocabulary {
+            token: tokens[position],
+            position,
+            vocabulary_size,
+        }),
+    }
+}
+
+fn encode_in_parts(
+    tokenizer: &tokenizers::Tokenizer,
+    mut text: &str,
+    part_bytes: usize,
+) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    while !text.is_empty() {
+        let (part, rest) = text.split_at(end_of_part(text, part_bytes));
+        tokens.extend_from_slice(tokenizer.encode_fast(part, false).map_err(failed)?.get_ids());
+        text = rest;
+    }
+    Ok(tokens)
+}
+
+/// Just after the first single line end between two words that has at least
+/// `part_bytes` before it, or the end of the text.
+fn end_of_part(text: &str, part_bytes: usize) -> usize {
+    let mut searched = text.floor_char_boundary(part_bytes);
+    while let Some(found) = text[searched..].find('\n') {
+        let (line, rest) = text.split_at(searched + found);
+        searched += found + 1;
+        let blank = |character: Option<char>| character.is_none_or(char::is_whitespace);
+        if !blank(line.chars().next_back()) && !blank(rest[1..].chars().next()) {
+            return searched;
+        }
+    }
+    text.len()
+}
+
+fn failed(error: tokenizers::Error) -> DataError {
+    DataError::Tokenize { reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+    use serde_json::json;
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+    use super::*;
+
+    /// A GPT-2 style tokenizer: the 256 bytes and four merges, a special token
+    /// after a gap in the ids, and a truncation setting to be ignored.
+    fn gpt2_json() -> serde_json::Value {
+        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let mut vocabulary: BTreeMap<String, u32> =
+            alphabet.into_iter().map(String::from).zip(0..).collect();
+        for (token, id) in ["he", "ll", "hell", "hello"].into_iter().zip(256..) {
+            vocabulary.insert(token.to_owned(), id);
+        }
+        vocabulary.insert("<|endoftext|>".to_owned(), 300);
+        json!({
+            "version": "1.0",
+            "truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+            "padding": null,
+            "added_tokens": [{
+                "id": 300, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true
+            }],
+            "normalizer": null,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+            "post_processor": null,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true},
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": null,
+                "continuing_subword_prefix": "", "end_of_word_suffix": "", "fuse_unk": false,
+                "vocab": vocabulary,
+                "merges": ["h e", "l l", "he ll", "hell o"]
+            }
+        })
+    }
+
+    fn open(json: &serde_json::Value) -> Result<Tokenizer> {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("tokenizer.json");
+        fs::write(&path, json.to_string()).expect("written");
+        Tokenizer::open(&path)
+    }
+
+    fn gpt2() -> Tokenizer {
+        open(&gpt2_json()).expect("a tokenizer")
+    }
+
+    #[test]
+    fn bytes_are_their_own_tokens() {
+        let tokenizer = Tokenizer::bytes();
+        assert_eq!(tokenizer.vocabulary_size(), 256);
+        assert_eq!(tokenizer.encode("aé").expect("encodes"), [97, 195, 169]);
+        assert_eq!(tokenizer.encode([0, 255]).expect("encodes"), [0, 255]);
+        assert_eq!(tokenizer.decode(&[97, 195, 169]).expect("decodes"), "aé");
+        assert_eq!(tokenizer.decode(&[97, 195]).expect("decodes"), "a\u{fffd}");
+        let error = tokenizer.decode(&[1, 256]).expect_err("not a byte").to_string();
+        assert_eq!(error, "token 256 at position 1 is outside the vocabulary of 256");
+    }
+
+    #[test]
+    fn hugging_face_merges_are_applied_and_truncation_is_not() {
+        let tokenizer = gpt2();
+        let tokens = tokenizer.encode("hello hehell").expect("encodes");
+        assert_eq!(tokens.len(), 4);
+        assert_eq!((tokens[0], &tokens[2..]), (259, [256, 258].as_slice()));
+        assert_eq!(tokenizer.decode(&tokens).expect("decodes"), "hello hehell");
+    }
+
+    #[test]
+    fn vocabulary_reaches_the_highest_id_across_gaps() {
+        assert_eq!(gpt2().vocabulary_size(), 301);
+        assert_eq!(gpt2().encode("<|endoftext|>").expect("encodes"), [300]);
+    }
+
+    #[test]
+    fn text_tokenizer_refuses_bytes_that_are_not_text() {
+        let error = gpt2().encode(b"ab\xff").expect_err("not UTF-8");
+        assert!(matches!(error, DataError::NotUtf8 { offset: 2 }), "{error}");
+    }
+
+    #[test]
+    fn unusable_tokenizers_are_refused_by_path() {
+        let mut random = gpt2_json();
+        random["model"]["dropout"] = json!(0.5);
+        let error = open(&random).err().expect("refused").to_string();
+        assert!(error.contains("tokenizer.json") && error.contains("dropout is 0.5"), "{error}");
+
+        let error = open(&json!({"model": 1})).err().expect("refused");
+        assert!(matches!(error, DataError::Tokenizer { .. }), "{error}");
+
+        let error = Tokenizer::open(Path::new("/nowhere/tokenizer.json")).err().expect("refused");
+        assert!(matches!(error, DataError::Io { .. }), "{error}");
+    }
+
+    #[test]
+    fn parts_end_between_two_lines_of_words() {
+        assert_eq!(end_of_part("ab\ncd\nef", 0), 3);
+        assert_eq!(end_of_part("ab\ncd\nef", 3), 6);
+        assert_eq!(end_of_part("ab\n\ncd\n ef\r\ngh", 0), 14, "blank lines and indents hold");
+        assert_eq!(end_of_part("éa\nb", 1), 4, "within a character");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn encoding_in_parts_changes_nothing(text in "(hello|he|é|\n|\n\n|\r\n| |  |a|!){0,40}", part in 0_usize..20) {
+            let tokenizer = gpt2();
+            let Kind::HuggingFace(inner) = &tokenizer.kind else { unreachable!("opened from json") };
+            let parts = encode_in_parts(inner, &text, part).expect("encodes");
+            prop_assert_eq!(&parts, &tokenizer.encode(&text).expect("encodes"));
+            prop_assert_eq!(tokenizer.decode(&parts).expect("decodes"), text);
+        }
+    }
+}

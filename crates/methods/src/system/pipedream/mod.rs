@@ -1,0 +1,213 @@
+//! PipeDream (Narayanan et al. 2019, "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP;
+//! Harlap et al. 2018, arXiv 1806.03377).
+
+pub(crate) mod partition;
+
+use shardloom_plan::{
+    DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, StageReplicas,
+    Uniform, Updates, Weights, pipelines_in_turn,
+};
+use shardloom_program::ProgramError;
+use shardloom_search::{SearchError, judge};
+
+use partition::{Level, Partition, StageTime, pipedream};
+
+use crate::choice::Task;
+use crate::configuration::{Counts, Pipelines};
+use crate::interconnect::Interconnect;
+use crate::method::{Family, Method, Rules};
+use crate::selection::Selection;
+use crate::{Choice, MethodError};
+
+/// 1F1B without flush, weights stashed.
+pub(crate) const METHOD: Method = Method {
+    name: "pipedream",
+    family: Family::AsynchronousPipeline,
+    paper: "Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP, \
+            arXiv 1806.03377",
+    about: "1F1B without flush: a minibatch keeps the weights that it went forward with until it has gone \
+            backward; stages and their replicas, which take minibatches in turn, by the paper's dynamic \
+            program.",
+    rules,
+    chooser: choose,
+};
+
+fn rules(_: &Optimizer) -> Rules {
+    Rules { weights: Weights::Stash, updates: Updates::Round, ..Rules::FLUSH }
+}
+
+/// The fastest of the partitions' plans if there is one; otherwise the fastest of equally replicated stages.
+fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
+    let partitions = partitions(task)?;
+    let mut selection = Selection::new(task.request.memory_share);
+    // Why partitions are no plans, where they are none.
+    let mut reasons: Vec<Option<String>> = vec![];
+    for partition in &partitions {
+        reasons.push(offer(task, partition, &mut selection)?);
+    }
+    let (space, impossible) = (partitions.len(), reasons.iter().flatten().count());
+    let unfit = match selection.finish(task) {
+        Ok(found) => {
+            let choice = found.choice(space, space - impossible);
+            return Ok(Choice { impossible, ..choice }.without_flush(task));
+        }
+        // There is no pipeline to replace it by.
+        Err(Some(why)) if task.cluster.device_count() < 2 => return Err(why),
+        Err(why) => why.map(|error| error.to_string()),
+    };
+    // The paper's is the first.
+    let (partition, reason) = (&partitions[0], reasons.swap_remove(0).or(unfit));
+    let reason = reason.expect("a plan that was offered fits or does not");
+    let pipelines = Pipelines {
+        weights: rules(&task.request.optimizer).weights,
+        counts: |_| Counts::SINGLE,
+        ..Pipelines::of(ScheduleKind::PipeDream)
+    };
+    let mut choice = pipelines.choose(task)?.without_flush(task);
+    let replicas: Vec<String> =
+        partition.stages.iter().map(|stage| stage.replicas().to_string()).collect();
+    choice.notes.push(format!(
+        "PipeDream's partition, stages with {} replicas, is no plan here ({reason}); this is the fastest \
+         of equally replicated stages",
+        replicas.join(", ")
+    ));
+    Ok(choice)
+}
+
+/// How many partitions are tried.
+const MOST_PARTITIONS: usize = 4;
+
+/// The paper's partition for minibatches of the whole global batch. A step has as many minibatches as its
+/// replicas take turns; so next the one for minibatches of that share, which may have other replicas,
+/// until one has come before.
+fn partitions(task: &mut Task<'_>) -> Result<Vec<Partition>, MethodError> {
+    let global_batch = task.request.global_batch;
+    let mut found = vec![partition_of(task, global_batch)?];
+    while found.len() < MOST_PARTITIONS {
+        let turns = turns(task, &found[found.len() - 1]).unwrap_or(1);
+        if !global_batch.is_multiple_of(turns) {
+            break;
+        }
+        let next = partition_of(task, global_batch / turns)?;
+        if found.iter().any(|known| known.stages == next.stages) {
+            break;
+        }
+        found.push(next);
+    }
+    Ok(found)
+}
+
+/// The paper's partition for minibatches of so many samples.
+fn partition_of(task: &mut Task<'_>, samples: usize) -> Result<Partition, MethodError> {
+    let links = Interconnect::of(task.cluster);
+    let nodes = task.cluster.node_count() as usize;
+    let level = |components: usize, bytes_per_second: f64| Level { components, bytes_per_second };
+    let mut levels =
+        vec![level(links.per_node as usize, links.within.reachable_bytes_per_second())];
+    if nodes > 1 {
+        // The components of this level are nodes: what a whole one exchanges with another, which a ring
+        // through all its devices sends over one link.
+        levels.push(level(nodes, links.between.reachable_bytes_per_second()));
+    }
+    let layers = task.layers(samples)?;
+    pipedream(layers, &levels, StageTime::Published)
+}
+
+/// The minibatches of a step: as many as bring all stages to their first replica again. None if they are
+/// too many to be planned.
+fn turns(task: &Task<'_>, partition: &Partition) -> Option<usize> {
+    match partition.stages[..] {
+        [_] => Some(1),
+        _ => Some(pipelines_in_turn(&stages(task, partition)).ok()?.len()),
+    }
+}
+
+/// Offers plans of a partition, from the least recomputation on until one fits; says why where there is
+/// none.
+fn offer(
+    task: &Task<'_>,
+    partition: &Partition,
+    selection: &mut Selection,
+) -> Result<Option<String>, MethodError> {
+    let mut refusal = None;
+    let mut offered = false;
+    for recompute in Recompute::BY_BLOCK {
+        let plan = match plan(task, partition, recompute) {
+            Ok(plan) => plan,
+            Err(reason) => {
+                refusal = Some(reason);
+                break;
+            }
+        };
+        let judgement = match judge(task.graph, task.cluster, &plan) {
+            Ok(judgement) => judgement,
+            Err(SearchError::Program(
+                reason @ (ProgramError::Plan(_) | ProgramError::Schedule(_)),
+            )) => {
+                refusal = Some(reason.to_string());
+                break;
+            }
+            Err(other) => return Err(other.into()),
+        };
+        offered = true;
+        if selection.offer(plan, judgement) {
+            break;
+        }
+    }
+    Ok(refusal.filter(|_| !offered))
+}
+
+/// The plan of a partition, or why there is none.
+fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<Plan, String> {
+    let uniform = Uniform {
+        schedule: ScheduleKind::PipeDream,
+        recompute,
+        clip_norm: None,
+        ..task.uniform(1, Mesh::SINGLE, 1)
+    };
+    let of = |pipelines| {
+        uniform.plan_of(task.graph, &task.request.model, &task.request.cluster, pipelines)
+    };
+    let stages = stages(task, partition);
+    if let [stage] = &stages[..] {
+        // All replicas of one stage update together: as if each had a part of one minibatch.
+        let devices = stage.replicas.iter().flat_map(|list| &list.0).copied().collect();
+        let mesh = Mesh { dp: stage.replicas.len() as u32, ..Mesh::SINGLE };
+        let stage = Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices) };
+        let mut plan = of(vec![Pipeline { stage: vec![stage] }]);
+        // Nobody is ahead of anybody, so the norm keeps nobody waiting.
+        plan.clip_norm = task.request.clip_norm;
+        return Ok(plan);
+    }
+    let mut plan = of(pipelines_in_turn(&stages).map_err(|error| error.to_string())?);
+    plan.microbatches = plan.pipeline.len();
+    if plan.microbatches > 1 {
+        plan.updates = rules(&task.request.optimizer).updates;
+    }
+    Ok(plan)
+}
+
+/// The stages of a partition with each replica's device.
+fn stages(task: &Task<'_>, partition: &Partition) -> Vec<StageReplicas> {
+    let devices = workers(task);
+    let stages = partition.stages.iter().map(|stage| StageReplicas {
+        blocks: (stage.layers.start, stage.layers.end),
+        mesh: Mesh::SINGLE,
+        replicas: stage.workers.iter().map(|&it| DeviceList(vec![devices[it]])).collect(),
+    });
+    stages.collect()
+}
+
+/// The device of each worker: as many of every node as the smallest has.
+fn workers(task: &Task<'_>) -> Vec<u32> {
+    let per_node = Interconnect::of(task.cluster).per_node;
+    let mut devices = vec![];
+    let mut first = 0;
+    for group in task.cluster.groups() {
+        for _ in 0..group.nodes {
+            devices.extend(first..first + per_node);
+            first += group.devices_per_node;
+        }
+    }
+    devices
+}

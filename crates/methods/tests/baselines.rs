@@ -1,0 +1,106 @@
+//! Plans that people use without a search.
+
+use std::collections::BTreeSet;
+
+use shardloom_cluster::{Cluster, NodeGroup, Profile};
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_methods::baselines;
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_search::{Request, judge};
+use shardloom_sim::estimate::{Candidate, Cut};
+
+const GPT: &str = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1024";
+const PLENTY: u64 = 80_000_000_000;
+
+fn model(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
+}
+
+/// Nodes of H100s with this much memory each.
+fn h100(nodes: u32, devices_per_node: u32, memory_bytes: u64) -> Cluster {
+    let mut profile = Profile::preset("h100-80g").expect("a preset");
+    profile.device.memory_bytes = memory_bytes;
+    Cluster::new(vec![NodeGroup { profile, nodes, devices_per_node }]).expect("a cluster")
+}
+
+/// The evenly cut plan of a candidate.
+fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
+    let uniform = Uniform {
+        pp: candidate.pp as usize,
+        mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+        sequence_parallel: candidate.sequence_parallel,
+        global_batch: request.global_batch,
+        microbatches: candidate.microbatches as usize,
+        schedule: candidate.schedule,
+        recompute: candidate.recompute,
+        sync: Sync {
+            algorithm: request.algorithm,
+            zero: candidate.zero,
+            bucket_bytes: request.bucket_bytes,
+        },
+        precision: request.precision,
+        optimizer: request.optimizer,
+        clip_norm: request.clip_norm,
+    };
+    uniform.plan(graph, &request.model, &request.cluster)
+}
+
+#[test]
+fn baselines_are_data_parallelism_zero_3_and_the_megatron_rules() {
+    let graph = model(GPT);
+    let found = baselines(&graph, &h100(1, 8, PLENTY), &Request::new(GPT, "c", 32));
+    let found = found.expect("baselines");
+    let names: Vec<&str> = found.iter().map(|it| it.name).collect();
+    assert_eq!(names, ["data parallel", "zero-3", "megatron rules"]);
+    for (baseline, zero) in found.iter().zip([0, 3, 1]) {
+        assert!(baseline.fits, "{}", baseline.name);
+        let plan = baseline.plan.as_ref().expect("what fits has a plan");
+        assert_eq!(plan.sync.zero, zero, "{}", baseline.name);
+        assert_eq!(plan.device_count(), 8, "{}", baseline.name);
+    }
+}
+
+#[test]
+fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
+    let graph = model(GPT);
+    let request = Request { memory_share: 1.0, ..Request::new(GPT, "c", 64) };
+    let mut shapes = BTreeSet::new();
+    for megabytes in [80_000, 60, 40, 25, 20, 16, 14, 12, 10, 8] {
+        let cluster = h100(2, 4, megabytes * 1_000_000);
+        let found = baselines(&graph, &cluster, &request).expect("baselines");
+        let baseline = found.into_iter().last().expect("the rules are the last");
+        // Tensor parallelism within a node first, then stages; all devices, selective recomputation and a
+        // sharded optimizer.
+        let mut order = vec![];
+        for (pp, tp) in [(1, 1), (1, 2), (1, 4), (2, 4)] {
+            let dp = 8 / (pp * tp);
+            let share = 64 / dp;
+            let mut sizes: Vec<u32> = (1..=share).rev().filter(|size| share % size == 0).collect();
+            // The largest, but of those that leave four micro-batches to a stage first.
+            sizes.sort_by_key(|size| share / size < 4 * pp);
+            order.extend(sizes.into_iter().map(|microbatch| Candidate {
+                pp,
+                dp,
+                tp,
+                sequence_parallel: tp > 1,
+                zero: u8::from(dp > 1),
+                microbatch,
+                microbatches: share / microbatch,
+                recompute: Recompute::Selective,
+                schedule: ScheduleKind::OneForwardOneBackward,
+                cut: Cut::Even,
+            }));
+        }
+        let plans = order.iter().map(|candidate| even_plan(&graph, &request, candidate));
+        let fits = |plan: &Plan| judge(&graph, &cluster, plan).expect("a plan").fits(1.0);
+        let first = plans.into_iter().find(fits);
+        assert_eq!(baseline.fits, first.is_some(), "{megabytes} megabytes");
+        let Some(first) = first else { continue };
+        let (_, stage) = first.stages().next().expect("a stage");
+        shapes.insert((first.stages().count(), stage.mesh.tp, first.microbatches));
+        assert_eq!(baseline.plan, Some(first), "{megabytes} megabytes");
+    }
+    let widths: BTreeSet<(usize, u32)> = shapes.iter().map(|&(pp, tp, _)| (pp, tp)).collect();
+    assert_eq!(widths.len(), 4, "{shapes:?}");
+    assert!(shapes.len() > widths.len(), "one size of micro-batch for each: {shapes:?}");
+}

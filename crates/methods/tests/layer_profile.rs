@@ -1,0 +1,112 @@
+//! The profile of a graph's blocks against the simulation of the same graph on the same device.
+
+use shardloom_cluster::{Cluster, DeviceId};
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_methods::partition::{LayerProfile, Level, StageTime, pipedream, profile};
+use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::{BodyKind, lower};
+use shardloom_sim::{CostModel, Options, simulate};
+
+const MICROBATCH: usize = 4;
+
+fn graph() -> Graph {
+    let spec = ModelSpec::parse("gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024");
+    spec.expect("a model").graph().expect("its graph")
+}
+
+fn profiled(graph: &Graph, cluster: &Cluster) -> Vec<LayerProfile> {
+    profile(graph, cluster, DeviceId(0), Precision::MIXED, MICROBATCH).expect("a profile")
+}
+
+#[test]
+fn blocks_take_together_what_a_simulated_step_computes_without_its_update() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
+    let whole = Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: MICROBATCH,
+        microbatches: 1,
+        schedule: ScheduleKind::Afab,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::MIXED,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    let program = lower(&graph, &whole.plan(&graph, "gpt", "a100-80g:1"), 1).expect("a program");
+    let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("a step");
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let (class, only) = program.classes().next().expect("one class");
+    let updates = only.bodies.iter().filter(|body| body.kind == BodyKind::Epilogue);
+    let update: f64 = updates
+        .flat_map(|body| &body.instructions)
+        .map(|it| costs.local_seconds(class, 0, it).expect("a known device"))
+        .sum();
+    let blocks: f64 = profiled(&graph, &cluster).iter().map(LayerProfile::seconds).sum();
+    let busy = simulation.summary().ranks[0].busy_seconds;
+    // The simulation counts whole picoseconds, some thousand times.
+    assert!((blocks + update - busy).abs() < 1e-6 * busy, "{blocks} + {update}, not {busy}");
+}
+
+#[test]
+fn sizes_are_those_of_the_architecture() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
+    let layers = profiled(&graph, &cluster);
+    assert_eq!(layers.len(), graph.blocks().len());
+    // Between blocks flows one tensor of 4 samples, 128 positions and 256 features in bf16.
+    let (last, others) = layers.split_last().expect("blocks");
+    assert!(others.iter().all(|layer| layer.output_bytes == (4 * 128 * 256 * 2) as f64));
+    assert_eq!(last.output_bytes, 0.0);
+    // Every layer has 12 h² weights and some vectors; gradients are fp32.
+    let middle = layers[layers.len() / 2];
+    let weights = 12.0 * 256.0 * 256.0;
+    assert!((1.0..1.02).contains(&(middle.parameter_bytes / 2.0 / weights)));
+    assert_eq!(middle.gradient_bytes, 2.0 * middle.parameter_bytes);
+    assert_eq!(
+        LayerProfile { output_bytes: 0.0, ..layers[3] },
+        LayerProfile { output_bytes: 0.0, ..layers[4] }
+    );
+    assert!(middle.backward_seconds > middle.forward_seconds && middle.kept_bytes > 0.0);
+    // What a layer keeps is proportional to the micro-batch, its weights are not.
+    let twice = profile(&graph, &cluster, DeviceId(0), Precision::MIXED, 2 * MICROBATCH);
+    let twice = twice.expect("a profile")[layers.len() / 2];
+    assert_eq!(twice.kept_bytes, 2.0 * middle.kept_bytes);
+    assert_eq!(twice.parameter_bytes, middle.parameter_bytes);
+}
+
+#[test]
+fn a_stage_is_the_sum_of_its_layers_and_ends_with_the_last_output() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
+    let layers = profiled(&graph, &cluster);
+    let stage = LayerProfile::of_stage(&layers[..3]);
+    assert_eq!(
+        stage.seconds(),
+        layers[..3].iter().map(|it| it.forward_seconds).sum::<f64>()
+            + layers[..3].iter().map(|it| it.backward_seconds).sum::<f64>()
+    );
+    assert_eq!(stage.output_bytes, layers[2].output_bytes);
+}
+
+#[test]
+fn a_graph_on_two_nodes_is_partitioned_over_all_their_devices() {
+    let (graph, cluster) = (graph(), Cluster::parse("h100-80g:2x4").expect("a preset"));
+    let layers = profiled(&graph, &cluster);
+    let levels = [
+        Level { components: 4, bytes_per_second: 300e9 },
+        Level { components: 2, bytes_per_second: 40e9 },
+    ];
+    let found = pipedream(&layers, &levels, StageTime::Published).expect("a partition");
+    let mut workers: Vec<usize> = found.stages.iter().flat_map(|it| it.workers.clone()).collect();
+    workers.sort_unstable();
+    assert_eq!(workers, (0..8).collect::<Vec<_>>());
+    let serial: f64 = layers.iter().map(LayerProfile::seconds).sum();
+    assert!(found.bottleneck_seconds >= serial / 8.0 * (1.0 - 1e-9));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
+    assert!(profile(&graph, &cluster, DeviceId(1), Precision::MIXED, 1).is_err());
+    assert!(profile(&graph, &cluster, DeviceId(0), Precision::MIXED, 0).is_err());
+}

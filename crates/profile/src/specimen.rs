@@ -1,0 +1,174 @@
+//! Networks in which every kind of operator occurs, and the sizes to measure them at.
+
+use std::collections::BTreeMap;
+
+use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
+use shardloom_graph::work::Pass;
+use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, gradient};
+use shardloom_sim::rate_name;
+
+const PASSES: [Pass; 3] = [Pass::Forward, Pass::Input, Pass::Weight];
+
+/// Width of what is not a matrix product: the cost of a row is small beside that of its elements.
+const HIDDEN: usize = 256;
+/// Classes of the cross-entropy.
+const VOCAB: usize = 1024;
+/// Heads of an attention.
+const HEADS: usize = 4;
+/// Positions of a long enough sequence.
+const SEQ: usize = 128;
+
+/// Where one rate class occurs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Occurrence {
+    /// Index of the specimen.
+    pub specimen: usize,
+    pub op: OpId,
+    pub pass: Pass,
+}
+
+/// One layer each of the model families, or as few as they can have, with and without dropout, and an
+/// encoder of attention that is not causal.
+pub(crate) fn specimens() -> Vec<Graph> {
+    let build = || -> Result<Vec<Graph>, GraphError> {
+        Ok(vec![
+            gpt(0.0).graph("gpt")?,
+            gpt(0.1).graph("gpt")?,
+            llama().graph("llama")?,
+            mlp().graph("mlp")?,
+            UTransformerConfig(GptConfig { layers: 3, ..gpt(0.0) }).graph("u-transformer")?,
+            encoder(0.0)?,
+            encoder(0.1)?,
+        ])
+    };
+    build().expect("the specimens' sizes are possible")
+}
+
+fn gpt(dropout: f32) -> GptConfig {
+    GptConfig {
+        layers: 1,
+        hidden: HIDDEN,
+        heads: HEADS,
+        seq: SEQ,
+        vocab: VOCAB,
+        ffn: None,
+        dropout,
+        tied: false,
+        norm_epsilon: 1e-5,
+        init_std: 0.02,
+    }
+}
+
+fn llama() -> LlamaConfig {
+    LlamaConfig {
+        layers: 1,
+        hidden: HIDDEN,
+        heads: HEADS,
+        kv_heads: None,
+        head_dim: None,
+        ffn: HIDDEN,
+        seq: SEQ,
+        vocab: VOCAB,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        norm_epsilon: 1e-5,
+        tied: false,
+        init_std: 0.02,
+    }
+}
+
+fn mlp() -> MlpConfig {
+    MlpConfig { inputs: HIDDEN, hidden: HIDDEN, layers: 2, classes: VOCAB }
+}
+
+/// What no family has: attention that sees all, dropout on its own, and a head with a bias.
+fn encoder(dropout: f32) -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("encoder");
+    let [seq, keys] = [net.dim("seq", SEQ)?, net.dim("keys", SEQ)?];
+    let model = net.dim("model", HIDDEN)?;
+    let [heads, head_dim] = [net.dim("heads", HEADS)?, net.dim("head_dim", HIDDEN / HEADS)?];
+    let vocab = net.dim("vocab", VOCAB)?;
+    let normal = Init::Normal { std: 0.02 };
+    let features = net.features("features", &[seq, model])?;
+    let targets = net.targets("targets", &[seq])?;
+    let mut project = |name: &str| {
+        let w = net.parameter(&format!("{name}.weight"), &[model, heads, head_dim], 1, normal)?;
+        net.contract(name, features, w, None)
+    };
+    let (q, k, v) = (project("query")?, project("key")?, project("value")?);
+    let context = net.attention("attention", q, k, v, keys, false, dropout)?;
+    let w = net.parameter("head.weight", &[vocab, heads, head_dim], 1, normal)?;
+    let b = net.parameter("head.bias", &[vocab], 0, Init::Constant(0.0))?;
+    let logits = net.contract("head", context, w, Some(b))?;
+    let loss = net.cross_entropy("loss", logits, targets)?;
+    net.finish(loss)
+}
+
+/// One occurrence of each rate class of `specimens`, by name.
+pub(crate) fn classes(specimens: &[Graph]) -> BTreeMap<String, Occurrence> {
+    let mut classes = BTreeMap::new();
+    for (specimen, graph) in specimens.iter().enumerate() {
+        for (op, pass) in passes(graph) {
+            let name = rate_name(graph, op, pass);
+            classes.entry(name).or_insert(Occurrence { specimen, op, pass });
+        }
+    }
+    classes
+}
+
+/// All passes of all operators.
+pub(crate) fn passes(graph: &Graph) -> impl Iterator<Item = (OpId, Pass)> + '_ {
+    graph.ops().flat_map(move |(op, _)| {
+        let rule = gradient::rule(graph, op);
+        PASSES
+            .into_iter()
+            .filter(move |pass| match pass {
+                Pass::Forward => true,
+                Pass::Input => rule.input.is_some(),
+                Pass::Weight => rule.weight.is_some(),
+            })
+            .map(move |pass| (op, pass))
+    })
+}
+
+/// Extents with so many rows: positions of all samples together.
+pub(crate) fn rows(graph: &Graph, rows: usize) -> Extents {
+    let mut extents = Extents::global(graph, rows);
+    if let (Some(seq), Some(keys)) = (graph.dim_named("seq"), graph.dim_named("keys")) {
+        let positions = rows.min(SEQ);
+        extents.set(seq, positions);
+        extents.set(keys, positions);
+        extents.set(graph.batch(), rows / positions);
+    }
+    extents
+}
+
+/// Extents in which a contraction is of `rows` rows by `inputs` by `outputs`.
+pub(crate) fn contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) -> Extents {
+    let [rows, inputs, outputs] = sizes;
+    let axes = |index: usize| &graph.value(graph.op(op).inputs[index]).axes;
+    let (x, w) = (axes(0), axes(1));
+    let mut extents = Extents::global(graph, 1);
+    let mut spread = |dims: Vec<DimId>, size: usize| {
+        for (index, dim) in dims.into_iter().enumerate() {
+            extents.set(dim, if index == 0 { size } else { 1 });
+        }
+    };
+    spread(x.iter().copied().filter(|dim| !w.contains(dim)).collect(), rows);
+    spread(x.iter().copied().filter(|dim| w.contains(dim)).collect(), inputs);
+    spread(w.iter().copied().filter(|dim| !x.contains(dim)).collect(), outputs);
+    extents
+}
+
+/// Extents in which attention is over so many positions and has heads of such a width, and enough
+/// of them that they come out of memory.
+pub(crate) fn attention(graph: &Graph, [positions, head_dim]: [usize; 2]) -> Extents {
+    const PROBABILITIES: usize = 1 << 18;
+    let batch = (PROBABILITIES / (positions * positions * HEADS)).max(1);
+    let mut extents = Extents::global(graph, batch);
+    for (name, size) in [("seq", positions), ("keys", positions), ("head_dim", head_dim)] {
+        let dim = graph.dim_named(name).expect("a network with attention has positions and heads");
+        extents.set(dim, size);
+    }
+    extents
+}

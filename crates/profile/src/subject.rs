@@ -1,0 +1,97 @@
+//! One pass of an operator with all its operands, ready to run.
+
+use shardloom_graph::gradient::{self, Operand as Which};
+use shardloom_graph::work::Pass;
+use shardloom_graph::{Extents, Graph, OpId, OpKind, ValueId};
+use shardloom_kernels::dispatch::{self, Input, Output, Setting};
+use shardloom_kernels::random::Key;
+use shardloom_kernels::window::Window;
+use shardloom_kernels::{DType, Memory};
+
+use crate::operand::{Operand, Warmth};
+
+/// A pass of an operator at certain extents.
+pub(crate) struct Subject {
+    kind: OpKind,
+    pass: Pass,
+    reads: Vec<Operand>,
+    writes: Vec<Operand>,
+    accumulate: bool,
+    setting: Setting,
+    memory: Memory,
+}
+
+impl Subject {
+    /// The operands of `pass` of `op`.
+    ///
+    /// # Panics
+    /// If the operator has no such pass.
+    pub fn new(graph: &Graph, op: OpId, pass: Pass, extents: &Extents, memory: &Memory) -> Subject {
+        let node = graph.op(op);
+        let vocab = graph.dim_named("vocab").map_or(1, |dim| extents.get(dim));
+        let operand = |value: ValueId, warmth| {
+            let value = graph.value(value);
+            let dtype = match value.dtype {
+                shardloom_graph::DType::Real | shardloom_graph::DType::Float => DType::F32,
+                shardloom_graph::DType::Index => DType::U32,
+                shardloom_graph::DType::Mask => DType::U8,
+            };
+            Operand::new(memory, dtype, extents.shape(&value.axes), warmth, vocab)
+        };
+        let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
+        let weights_cold = |value| if is_parameter(value) { Warmth::Cold } else { Warmth::Warm };
+        let (reads, writes) = match pass {
+            Pass::Forward => (
+                node.inputs.iter().map(|&value| operand(value, weights_cold(value))).collect(),
+                node.outputs.iter().map(|&value| operand(value, Warmth::Cold)).collect(),
+            ),
+            Pass::Input | Pass::Weight => {
+                let rule = gradient::rule(graph, op);
+                let found = if pass == Pass::Input { rule.input } else { rule.weight };
+                let gradient = found.expect("only passes that an operator has are measured");
+                let read = |which: &Which| match *which {
+                    Which::Input(index) => operand(node.inputs[index], Warmth::Cold),
+                    Which::Output(index) => operand(node.outputs[index], Warmth::Cold),
+                    Which::OutputGradient => operand(node.outputs[0], Warmth::Warm),
+                };
+                let write = |&index: &usize| {
+                    let value = node.inputs[index];
+                    operand(value, weights_cold(value))
+                };
+                let reads = gradient.reads.iter().map(read).collect();
+                (reads, gradient.produces.iter().map(write).collect())
+            }
+        };
+        let mask = node
+            .kind
+            .dropout()
+            .map(|_| Window::whole(&extents.shape(&graph.value(node.outputs[1]).axes)));
+        let setting = Setting {
+            mask,
+            first_position: 0,
+            first_index: 0,
+            loss_scale: 1.0,
+            key: Key { seed: 1, stream: 2, step: 3 },
+        };
+        // A table's gradient is cleared once a step, however many rows are added to.
+        let accumulate = node.kind == OpKind::Embed;
+        Subject {
+            kind: node.kind,
+            pass,
+            reads,
+            writes,
+            accumulate,
+            setting,
+            memory: memory.clone(),
+        }
+    }
+
+    /// Runs the pass on the operands' next copies.
+    pub fn run(&mut self, call: usize) {
+        let Subject { kind, pass, reads, writes, accumulate, setting, memory } = self;
+        let reads: Vec<Input<'_>> = reads.iter().map(|operand| operand.input(call)).collect();
+        let mut writes: Vec<Output<'_>> =
+            writes.iter_mut().map(|operand| operand.output(call, *accumulate)).collect();
+        dispatch::run(kind, *pass, &reads, &mut writes, setting, memory);
+    }
+}

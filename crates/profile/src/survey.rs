@@ -1,0 +1,329 @@
+//! Which sizes are measured, and the profile that comes of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use shardloom_cluster::{
+    Curve, DeviceKind, Link, MatmulPoint, MatmulRates, MeasuredMatmul, NodeKind, PeakFlops,
+    Precision, Profile,
+};
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::work::MatmulShape;
+use shardloom_graph::{Extents, Graph, OpKind};
+use shardloom_kernels::optimizer::{Adafactor, AdamW, Lamb, Optimizer, Sgd};
+use shardloom_sim::collective_rate_name;
+
+use crate::Result;
+use crate::bench::{self, Repeats};
+use crate::fit::{TimedProduct, fit};
+use crate::machine::Machine;
+use crate::monotone::rising;
+use crate::specimen::{self, Occurrence};
+use crate::streaming::Streaming;
+use crate::task::{COPY, LAUNCH, MESSAGE, Size, Task};
+use crate::{Effort, Estimate};
+
+/// The sizes to measure at.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    pub repeats: Repeats,
+    /// Rows of operators that are no products: multiples of the positions of a sequence, or fewer.
+    pub rows: Vec<usize>,
+    /// Rows, inputs and outputs of contractions.
+    pub contractions: Vec<[usize; 3]>,
+    /// Positions and head widths of attention.
+    pub attentions: Vec<[usize; 2]>,
+    /// Elements of parameters and of tensors that are added and copied.
+    pub elements: Vec<usize>,
+    /// Elements of collectives.
+    pub exchanges: Vec<usize>,
+    /// Elements of messages.
+    pub messages: Vec<usize>,
+}
+
+impl Plan {
+    pub fn of(effort: Effort) -> Plan {
+        let quick = Plan {
+            repeats: Repeats { batches: 5, batch_seconds: 1e-3, most: 1000 },
+            rows: vec![16, 128, 512, 1024, 2048, 4096],
+            contractions: vec![
+                [64, 64, 64],
+                [100, 200, 300],
+                [128, 128, 512],
+                [128, 512, 128],
+                [256, 256, 256],
+                [256, 512, 2048],
+                [256, 2048, 512],
+                [512, 128, 128],
+                [512, 128, 512],
+                [512, 128, 4096],
+                [512, 256, 1024],
+                [512, 512, 128],
+                [512, 1024, 256],
+                [1024, 256, 256],
+                [1024, 512, 512],
+                [2048, 128, 512],
+                [2048, 512, 128],
+            ],
+            attentions: vec![
+                [16, 32],
+                [64, 16],
+                [64, 64],
+                [128, 32],
+                [128, 64],
+                [256, 16],
+                [256, 64],
+                [256, 128],
+                [512, 64],
+            ],
+            elements: vec![1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
+            exchanges: vec![1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
+            messages: vec![1 << 10, 1 << 20],
+        };
+        match effort {
+            Effort::Quick => quick,
+            Effort::Thorough => Plan {
+                repeats: Repeats { batches: 21, batch_seconds: 5e-3, most: 5000 },
+                rows: vec![16, 64, 128, 256, 512, 1024, 2048, 4096, 8192],
+                ..quick
+            },
+        }
+    }
+
+    /// Sizes between those that are measured.
+    fn between(repeats: Repeats) -> Plan {
+        Plan {
+            repeats,
+            rows: vec![256, 768, 1536],
+            contractions: vec![
+                [512, 256, 256],
+                [1024, 128, 384],
+                [768, 384, 192],
+                [512, 192, 768],
+                [300, 700, 500],
+                [1024, 1024, 256],
+                [256, 256, 8192],
+                [1024, 512, 2048],
+            ],
+            attentions: vec![[96, 48], [128, 128], [192, 64], [256, 32]],
+            elements: vec![1 << 17, 3 << 18],
+            exchanges: vec![1 << 14, 3 << 17, 3 << 19],
+            messages: vec![1 << 16],
+        }
+    }
+}
+
+/// See [`crate::measure`].
+pub(crate) fn measure(
+    machine: &Machine,
+    plan: &Plan,
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Profile> {
+    let specimens = specimen::specimens();
+    let tasks = tasks(machine, plan, &specimens);
+    let seconds = time(machine, plan, &tasks, progress)?;
+    profile(machine, tasks.iter().map(|task| (&*task.name, task.size)).zip(seconds))
+}
+
+/// See [`crate::check`].
+pub(crate) fn check(
+    profile: &Profile,
+    machine: &Machine,
+    plan: &Plan,
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Vec<Estimate>> {
+    let specimens = specimen::specimens();
+    let plan = Plan::between(plan.repeats);
+    let tasks = tasks(machine, &plan, &specimens);
+    let seconds = time(machine, &plan, &tasks, progress)?;
+    let estimates = tasks.iter().zip(seconds).filter_map(|(task, measured_seconds)| {
+        let (size, estimated_seconds) = match task.size {
+            Size::Elements(elements) => {
+                let seconds = match &*task.name {
+                    MESSAGE => profile.node.intra.transfer_seconds(4.0 * elements as f64),
+                    name => profile.device.rates.get(name)?.seconds(elements as f64, 0.0),
+                };
+                (format!("{elements}"), seconds)
+            }
+            Size::Product(MatmulShape { batch, m, n, k }) => {
+                let product = profile.device.products.get(&task.name)?;
+                let seconds = product.seconds(m as u64, n as u64, k as u64);
+                (format!("{m} x {n} x {k}, {batch} at once"), seconds)
+            }
+        };
+        let class = task.name.clone();
+        Some(Estimate { class, size, estimated_seconds, measured_seconds })
+    });
+    Ok(estimates.collect())
+}
+
+fn time(
+    machine: &Machine,
+    plan: &Plan,
+    tasks: &[Task<'_>],
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Vec<f64>> {
+    bench::run(machine.ranks, plan.repeats, progress, |bench| {
+        let timed = tasks.iter().enumerate().map(|(index, task)| {
+            bench.announce(&task.name, index as f64 / tasks.len() as f64);
+            task.seconds(bench)
+        });
+        timed.collect()
+    })
+}
+
+fn tasks<'a>(machine: &Machine, plan: &Plan, specimens: &'a [Graph]) -> Vec<Task<'a>> {
+    let mut tasks = vec![Task::launch()];
+    for (name, Occurrence { specimen, op, pass }) in specimen::classes(specimens) {
+        let graph = &specimens[specimen];
+        let extents: Vec<Extents> = match graph.op(op).kind {
+            OpKind::Contract { .. } => {
+                let sizes = plan.contractions.iter();
+                sizes.map(|&sizes| specimen::contraction(graph, op, sizes)).collect()
+            }
+            OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
+                let sizes = plan.attentions.iter();
+                sizes.map(|&sizes| specimen::attention(graph, sizes)).collect()
+            }
+            _ => plan.rows.iter().map(|&rows| specimen::rows(graph, rows)).collect(),
+        };
+        let each = |extents| Task::operator(&name, graph, op, pass, extents);
+        tasks.extend(extents.into_iter().map(each));
+    }
+    for (name, streaming) in streamings() {
+        let each = |&elements: &usize| Task::streaming(&name, streaming, elements);
+        tasks.extend(plan.elements.iter().map(each));
+    }
+    for members in group_sizes(machine.ranks) {
+        for algorithm in [Algorithm::Direct, Algorithm::Ring] {
+            let kinds = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::AllToAll];
+            for kind in kinds.into_iter().filter(|kind| kind.has(algorithm)) {
+                let name = collective_rate_name(algorithm, kind, members as usize);
+                let each = |&elements: &usize| {
+                    // Every member gets the same, and something.
+                    let elements = elements.next_multiple_of(members as usize);
+                    Task::collective(&name, algorithm, kind, members, elements)
+                };
+                tasks.extend(plan.exchanges.iter().map(each));
+            }
+        }
+    }
+    tasks.extend(plan.messages.iter().map(|&elements| Task::message(elements)));
+    tasks
+}
+
+/// Sizes of groups that train together: powers of two, and all ranks.
+fn group_sizes(ranks: u32) -> BTreeSet<u32> {
+    let powers = (1..u32::BITS).map(|power| 1 << power).take_while(|&size| size <= ranks);
+    powers.chain((ranks > 1).then_some(ranks)).collect()
+}
+
+fn streamings() -> Vec<(String, Streaming)> {
+    let weight_decay = 0.1;
+    let (beta1, beta2, epsilon) = (0.9, 0.95, 1e-8);
+    let optimizers = [
+        ("sgd", Optimizer::Sgd(Sgd::new(0.9, weight_decay))),
+        ("adamw", Optimizer::AdamW(AdamW { beta1, beta2, epsilon, weight_decay })),
+        ("lamb", Optimizer::Lamb(Lamb { beta1, beta2, epsilon, weight_decay })),
+        (
+            "adafactor",
+            Optimizer::Adafactor(Adafactor {
+                decay_exponent: 0.8,
+                clip: 1.0,
+                least_parameter_rms: 1e-3,
+                weight_decay,
+            }),
+        ),
+    ];
+    let mut all = vec![
+        ("add".to_owned(), Streaming::Add),
+        (COPY.to_owned(), Streaming::Copy),
+        ("norm".to_owned(), Streaming::Norm),
+    ];
+    for (name, optimizer) in optimizers {
+        all.push((format!("update.{name}"), Streaming::Update(optimizer)));
+        if optimizer.rounds() > 0 {
+            all.push((format!("statistics.{name}"), Streaming::Statistics(optimizer)));
+        }
+    }
+    all
+}
+
+fn profile<'a>(
+    machine: &Machine,
+    timed: impl Iterator<Item = ((&'a str, Size), f64)>,
+) -> Result<Profile> {
+    let mut curves: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut products: BTreeMap<&str, Vec<TimedProduct>> = BTreeMap::new();
+    for ((name, size), seconds) in timed {
+        match size {
+            Size::Elements(elements) => {
+                curves.entry(name).or_default().push((elements as f64, seconds));
+            }
+            Size::Product(MatmulShape { m, n, k, .. }) => {
+                let [m, n, k] = [m, n, k].map(|size| size as u64);
+                products.entry(name).or_default().push(TimedProduct { m, n, k, seconds });
+            }
+        }
+    }
+    let mut curves: BTreeMap<&str, Vec<(f64, f64)>> =
+        curves.into_iter().map(|(name, points)| (name, rising(&points))).collect();
+    let mut take = |name| curves.remove(name).expect("launches and messages are always timed");
+    let launch_seconds = take(LAUNCH)[0].1;
+    let messages: Vec<(f64, f64)> = take(MESSAGE)
+        .into_iter()
+        .map(|(elements, seconds)| (elements * size_of::<f32>() as f64, seconds))
+        .collect();
+    // Read once, written once.
+    let (elements, seconds) = *curves[COPY].last().expect("copies have sizes");
+    let memory_bytes_per_second = 2.0 * size_of::<f32>() as f64 * elements / seconds;
+    let plain = &products["contract.forward"];
+    let flops = |it: &TimedProduct| 2.0 * (it.m * it.n * it.k) as f64 / it.seconds;
+    let points = plain.iter().map(|it| {
+        let [m, n, k] = [it.m, it.n, it.k].map(|size| size as u32);
+        MatmulPoint { m, n, k, seconds: it.seconds }
+    });
+    let matmul = MeasuredMatmul::new(Precision::Fp32, points.collect())?;
+    let fastest = products.iter().filter(|(name, _)| name.starts_with("contract"));
+    let fp32 = fastest.flat_map(|(_, points)| points).map(flops).fold(0.0, f64::max);
+    let link = Link {
+        latency_seconds: messages[0].1,
+        bytes_per_second: memory_bytes_per_second,
+        reachable: 1.0,
+        curve: Some(Curve::new(messages)?),
+    };
+    let rates = curves
+        .into_iter()
+        .map(|(name, points)| Ok((name.to_owned(), Curve::new(points)?)))
+        .collect::<Result<_>>()?;
+    let fits = products.iter().map(|(name, points)| ((*name).to_owned(), fit(points)));
+    Ok(Profile {
+        source: format!(
+            "measured on {} with {} ranks at once; nothing was measured between machines, and links \
+             between nodes are taken to be as those within",
+            machine.measured_on.processor, machine.ranks
+        ),
+        measured_on: Some(machine.measured_on.clone()),
+        device: DeviceKind {
+            name: "local".into(),
+            memory_bytes: machine.memory_bytes / u64::from(machine.ranks),
+            memory_bytes_per_second,
+            memory_reachable: 1.0,
+            launch_seconds,
+            lanes_overlap: false,
+            fused_attention: None,
+            price_per_hour: None,
+            peak_flops: PeakFlops { fp32: Some(fp32), ..PeakFlops::default() },
+            matmul: MatmulRates::Measured(matmul),
+            rates,
+            products: fits.collect(),
+        },
+        node: NodeKind {
+            devices: machine.ranks,
+            uplink_bytes_per_second: memory_bytes_per_second * f64::from(machine.ranks),
+            oversubscription: 1.0,
+            intra: link.clone(),
+            inter: link,
+            torus: None,
+        },
+    })
+}

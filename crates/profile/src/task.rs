@@ -1,0 +1,148 @@
+//! One thing to be timed.
+
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::op::Activation;
+use shardloom_graph::work::{self, MatmulShape, Pass};
+use shardloom_graph::{Extents, Graph, OpId, OpKind};
+use shardloom_kernels::DType;
+use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
+use shardloom_kernels::random::Key;
+
+use crate::Result;
+use crate::bench::{Bench, Clock};
+use crate::links;
+use crate::streaming::Streaming;
+use crate::subject::Subject;
+
+/// The class of messages between two ranks.
+pub(crate) const MESSAGE: &str = "message";
+/// The class of the smallest operator.
+pub(crate) const LAUNCH: &str = "launch";
+/// The class of copies of tensors.
+pub(crate) const COPY: &str = "copy";
+
+/// What a time is a function of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Size {
+    /// Elements.
+    Elements(usize),
+    /// A product's sizes; its time is that of one product of the batch.
+    Product(MatmulShape),
+}
+
+/// One thing to be timed.
+pub(crate) struct Task<'a> {
+    /// The rate class.
+    pub name: String,
+    pub size: Size,
+    work: Work<'a>,
+}
+
+enum Work<'a> {
+    Operator { graph: &'a Graph, op: OpId, pass: Pass, extents: Extents },
+    Streaming { streaming: Streaming, elements: usize },
+    Collective { algorithm: Algorithm, kind: Kind, members: u32, elements: usize },
+    Message { elements: usize },
+    Launch,
+}
+
+impl<'a> Task<'a> {
+    /// A pass of an operator at given extents.
+    pub fn operator(
+        name: &str,
+        graph: &'a Graph,
+        op: OpId,
+        pass: Pass,
+        extents: Extents,
+    ) -> Task<'a> {
+        let work = work::work(graph, op, pass, &extents, size_of::<f32>())
+            .expect("only passes that an operator has are measured");
+        let size = match work.matmul {
+            Some((shape, _)) => Size::Product(shape),
+            None => Size::Elements(work.elements),
+        };
+        let work = Work::Operator { graph, op, pass, extents };
+        Task { name: name.to_owned(), size, work }
+    }
+
+    /// A pass over `elements`.
+    pub fn streaming(name: &str, streaming: Streaming, elements: usize) -> Task<'a> {
+        let work = Work::Streaming { streaming, elements };
+        Task { name: name.to_owned(), size: Size::Elements(elements), work }
+    }
+
+    /// A collective over `elements` among groups of `members`.
+    pub fn collective(
+        name: &str,
+        algorithm: Algorithm,
+        kind: Kind,
+        members: u32,
+        elements: usize,
+    ) -> Task<'a> {
+        let work = Work::Collective { algorithm, kind, members, elements };
+        Task { name: name.to_owned(), size: Size::Elements(elements), work }
+    }
+
+    /// A message of `elements`.
+    pub fn message(elements: usize) -> Task<'a> {
+        Task {
+            name: MESSAGE.into(),
+            size: Size::Elements(elements),
+            work: Work::Message { elements },
+        }
+    }
+
+    /// The smallest operator there is.
+    pub fn launch() -> Task<'a> {
+        Task { name: LAUNCH.into(), size: Size::Elements(1), work: Work::Launch }
+    }
+
+    /// Seconds it takes.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn seconds(&self, bench: &mut Bench) -> Result<f64> {
+        let seconds = match &self.work {
+            Work::Operator { graph, op, pass, extents } => {
+                let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
+                bench.seconds(Clock::Processor, |call| {
+                    subject.run(call);
+                    Ok(())
+                })
+            }
+            Work::Streaming { streaming, elements } => streaming.seconds(*elements, bench),
+            Work::Collective { algorithm, kind, members, elements } => {
+                links::collective(*algorithm, *kind, *members, *elements, bench)
+            }
+            Work::Message { elements } => links::message(*elements, bench),
+            Work::Launch => launch_seconds(bench),
+        }?;
+        Ok(match self.size {
+            Size::Elements(_) => seconds,
+            Size::Product(shape) => seconds / shape.batch as f64,
+        })
+    }
+}
+
+/// Seconds from deciding to run an operator until its result is released, when there is next to
+/// nothing to compute.
+fn launch_seconds(bench: &mut Bench) -> Result<f64> {
+    let memory = bench.memory.clone();
+    let kind = OpKind::Pointwise(Activation::Relu);
+    let setting = Setting {
+        mask: None,
+        first_position: 0,
+        first_index: 0,
+        loss_scale: 1.0,
+        key: Key { seed: 1, stream: 2, step: 3 },
+    };
+    let x = memory.alloc_zeroed(DType::F32, 1);
+    bench.seconds(Clock::Processor, |_| {
+        let mut y = memory.alloc(DType::F32, 1);
+        let reads = vec![Input { shape: &[1], data: Data::F32(x.as_f32()) }];
+        let data = DataMut::F32(y.as_f32_mut());
+        let mut writes = vec![Output { shape: &[1], data, accumulate: false }];
+        dispatch::run(&kind, Pass::Forward, &reads, &mut writes, &setting, &memory);
+        Ok(())
+    })
+}

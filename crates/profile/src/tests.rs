@@ -1,0 +1,177 @@
+//! A profile made in a moment has all that one made with patience has.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use shardloom_cluster::{MeasuredOn, Precision, Profile};
+use shardloom_graph::{Extents, Graph, ModelSpec, work};
+use shardloom_sim::rate_name;
+
+use crate::bench::Repeats;
+use crate::machine::Machine;
+use crate::survey::{self, Plan};
+use crate::{Effort, specimen};
+
+fn machine() -> Machine {
+    let measured_on = MeasuredOn {
+        processor: "a processor".into(),
+        cores: 4,
+        kernels: "portable".into(),
+        version: "1.2.3".into(),
+    };
+    Machine { ranks: 2, memory_bytes: 8 << 30, measured_on }
+}
+
+fn hasty() -> Plan {
+    Plan {
+        repeats: Repeats { batches: 1, batch_seconds: 1e-6, most: 1 },
+        rows: vec![2, 16],
+        contractions: vec![[4, 8, 16], [16, 8, 4], [8, 8, 8]],
+        attentions: vec![[4, 8], [8, 4]],
+        elements: vec![256, 512],
+        exchanges: vec![2, 64],
+        messages: vec![1, 64],
+    }
+}
+
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
+    survey::measure(&machine(), &hasty(), &mut |_, _| ()).expect("a profile is measured")
+});
+
+fn rates(profile: &Profile) -> impl Iterator<Item = (&str, Vec<(f64, f64)>)> {
+    profile.device.rates.iter().map(|(name, curve)| (name.as_str(), curve.clone().into()))
+}
+
+/// Models of other sizes than those that are measured.
+fn models() -> Vec<Graph> {
+    [
+        "gpt:layers=2,hidden=32,heads=2,seq=16,vocab=64,dropout=0.2",
+        "gpt:layers=2,hidden=32,heads=2,seq=16,vocab=64,tied=true",
+        "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=48,seq=16,vocab=64",
+        "mlp:inputs=8,hidden=16,layers=3,classes=5",
+        "u-transformer:layers=4,hidden=32,heads=2,seq=16,vocab=64,dropout=0.2",
+    ]
+    .into_iter()
+    .map(graph)
+    .collect()
+}
+
+fn graph(model: &str) -> Graph {
+    ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model")
+}
+
+#[test]
+fn a_profile_survives_being_written_and_read() {
+    let text = PROFILE.to_toml().expect("it can be written");
+    assert_eq!(Profile::from_toml(&text).expect("it can be read"), *PROFILE);
+}
+
+#[test]
+fn every_pass_of_every_operator_of_the_families_is_measured() {
+    for graph in models() {
+        let extents = Extents::global(&graph, 2);
+        for (op, pass) in specimen::passes(&graph) {
+            let name = rate_name(&graph, op, pass);
+            let work = work::work(&graph, op, pass, &extents, 4).expect("the pass exists");
+            let device = &PROFILE.device;
+            let found = match work.matmul {
+                Some(_) => device.products.contains_key(&name),
+                None => device.rates.contains_key(&name),
+            };
+            assert!(found, "{} of {}: no rate {name}", graph.op(op).name, graph.name());
+        }
+    }
+}
+
+#[test]
+fn what_the_specimens_add_is_measured_too() {
+    let names = [
+        "dropout+dropout.input",
+        "bias-dropout-add+dropout.weight",
+        "attention-context+dropout.input",
+        "attention-probs.forward",
+        "contract+transposed+bias.weight",
+        "add+broadcast.weight",
+    ];
+    let specimens = specimen::specimens();
+    let classes = specimen::classes(&specimens);
+    for name in names {
+        assert!(classes.contains_key(name), "{name} is not among {:?}", classes.keys());
+    }
+}
+
+#[test]
+fn updates_streams_and_collectives_are_measured() {
+    let found: BTreeSet<&str> = rates(&PROFILE).map(|(name, _)| name).collect();
+    for name in [
+        "add",
+        "copy",
+        "norm",
+        "update.sgd",
+        "update.adamw",
+        "update.lamb",
+        "update.adafactor",
+        "statistics.lamb",
+        "statistics.adafactor",
+        "direct.all-reduce.2",
+        "direct.reduce-scatter.2",
+        "direct.all-gather.2",
+        "direct.all-to-all.2",
+        "ring.all-reduce.2",
+        "ring.reduce-scatter.2",
+        "ring.all-gather.2",
+    ] {
+        assert!(found.contains(name), "{name} is not among {found:?}");
+    }
+}
+
+#[test]
+fn curves_rise_from_above_zero() {
+    for (name, points) in rates(&PROFILE) {
+        assert!(points.len() > 1, "{name} is one point");
+        assert!(points[0].1 > 0.0, "{name} starts with {:?}", points[0]);
+        assert!(points.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{name} falls: {points:?}");
+    }
+}
+
+#[test]
+fn each_rank_is_a_device_with_its_share_of_the_memory() {
+    assert_eq!(PROFILE.node.devices, 2);
+    assert_eq!(PROFILE.device.memory_bytes, 4 << 30);
+    assert!(!PROFILE.device.lanes_overlap);
+    let device = &PROFILE.device;
+    assert!(device.matmul_seconds(Precision::Fp32, 1, 8, 8, 8).expect("fp32 is measured") > 0.0);
+    assert!(device.matmul_seconds(Precision::Bf16, 1, 8, 8, 8).is_err());
+}
+
+#[test]
+fn the_check_compares_sizes_between_with_the_profile() {
+    let plan = Plan { repeats: hasty().repeats, ..Plan::of(Effort::Quick) };
+    let one = Machine { ranks: 1, ..machine() };
+    let profile = survey::measure(&one, &hasty(), &mut |_, _| ()).expect("a profile");
+    let estimates = survey::check(&profile, &one, &plan, &mut |_, _| ()).expect("a comparison");
+    assert!(estimates.iter().any(|it| it.class == "contract+bias.weight"));
+    assert!(estimates.iter().any(|it| it.class == "message"));
+    for it in estimates {
+        let seconds = [it.estimated_seconds, it.measured_seconds];
+        assert!(seconds.iter().all(|&each| each > 0.0 && each.is_finite()), "{it:?}");
+    }
+}
+
+#[test]
+fn progress_only_rises_and_names_what_is_measured() {
+    let mut told: Vec<(String, f64)> = vec![];
+    let mut listen = |what: &str, done: f64| told.push((what.to_owned(), done));
+    survey::measure(&machine(), &hasty(), &mut listen).expect("a profile");
+    assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].1));
+    assert!(told.iter().all(|&(_, done)| (0.0..1.0).contains(&done)));
+    assert!(told.iter().any(|(what, _)| what == "layer-norm.input"));
+}
+
+#[test]
+fn more_ranks_than_a_process_can_hold_are_refused() {
+    let machine = Machine { ranks: u32::MAX, ..machine() };
+    let measured = survey::measure(&machine, &Plan::of(Effort::Quick), &mut |_, _| {});
+    let error = measured.expect_err("refused").to_string();
+    assert!(error.starts_with("4294967295 ranks are too many"), "{error}");
+}

@@ -1,0 +1,153 @@
+//! What a model is trained on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shardloom_data::{Batches, Corpus, Source, Table, Tokenizer};
+use shardloom_graph::{Extents, Value};
+
+use crate::{Error, Model, Result};
+
+/// A tokenizer and the name under which it is found again.
+pub struct TextTokenizer {
+    name: String,
+    tokenizer: Tokenizer,
+}
+
+impl TextTokenizer {
+    /// The tokenizer of this name: `bytes`, or the path of a Hugging Face `tokenizer.json`.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is no tokenizer.
+    pub fn open(name: &str) -> Result<TextTokenizer> {
+        if name == "bytes" {
+            return Ok(TextTokenizer { name: name.into(), tokenizer: Tokenizer::bytes() });
+        }
+        let path = Path::new(name);
+        // Checkpoints hold the path, and are read from other folders.
+        let path = fs::canonicalize(path).map_err(Error::io("read", path))?;
+        let tokenizer = Tokenizer::open(&path)?;
+        Ok(TextTokenizer { name: path.display().to_string(), tokenizer })
+    }
+
+    /// `bytes`, or the full path of the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+}
+
+/// How data becomes samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Seed of the order of samples.
+    pub seed: u64,
+    /// The share of the data that is kept for validation, from its end.
+    pub validation_fraction: f64,
+}
+
+/// Data cut into samples for one model.
+pub struct Data {
+    pub(crate) source: Box<dyn Source + Send>,
+    pub(crate) digest: String,
+    /// The tokenizer's name; none for a table.
+    pub(crate) tokenizer: Option<String>,
+}
+
+impl Data {
+    /// Reads what `model` is trained on: for a language model text, from files and from folders with all
+    /// text below them; for a classifier of features one file of comma-separated values whose last
+    /// column is the class.
+    ///
+    /// # Errors
+    /// If a path cannot be read or is not of that kind, there is too little data, or the model knows
+    /// fewer tokens, classes or features than the data has.
+    pub fn open(
+        model: &Model,
+        paths: &[PathBuf],
+        tokenizer: &TextTokenizer,
+        sampling: Sampling,
+    ) -> Result<Data> {
+        let inputs: Vec<&Value> = model.graph().inputs().map(|(_, value)| value).collect();
+        let reads = |name: &str| inputs.iter().find(|input| input.name == name);
+        match reads("features") {
+            Some(features) => Data::table(model, features, paths, sampling),
+            None => Data::text(model, &inputs, paths, tokenizer, sampling),
+        }
+    }
+
+    /// Samples that are kept for validation.
+    pub fn validation_samples(&self) -> u64 {
+        self.source.validation_len()
+    }
+
+    fn text(
+        model: &Model,
+        inputs: &[&Value],
+        paths: &[PathBuf],
+        tokenizer: &TextTokenizer,
+        sampling: Sampling,
+    ) -> Result<Data> {
+        let graph = model.graph();
+        let sequence = graph.dim_named("seq");
+        for input in inputs {
+            let fits = ["tokens", "targets"].contains(&input.name.as_str())
+                && sequence.is_some_and(|sequence| input.axes == [graph.batch(), sequence]);
+            if !fits {
+                return Err(Error::ModelInput {
+                    model: model.spec().name().into(),
+                    input: input.name.clone(),
+                    axes: graph.axes_text(&input.axes),
+                });
+            }
+        }
+        require_vocabulary(model, tokenizer.tokenizer.vocabulary_size(), || {
+            format!("tokens of the tokenizer {}", tokenizer.name)
+        })?;
+        let corpus = Corpus::open(paths, &tokenizer.tokenizer, sampling.validation_fraction)?;
+        let digest = corpus.digest().to_owned();
+        let batches = Batches::new(corpus, model.spec().seq(), sampling.seed)?;
+        let tokenizer = Some(tokenizer.name.clone());
+        Ok(Data { source: Box::new(batches), digest, tokenizer })
+    }
+
+    fn table(
+        model: &Model,
+        features: &Value,
+        paths: &[PathBuf],
+        sampling: Sampling,
+    ) -> Result<Data> {
+        let [path] = paths else {
+            return Err(Error::Tables { model: model.spec().name().into(), found: paths.len() });
+        };
+        let table = Table::open(path, sampling.validation_fraction, sampling.seed)?;
+        let needed = Extents::global(model.graph(), 1).elements(&features.axes);
+        if needed != table.columns() {
+            return Err(Error::Features {
+                path: path.clone(),
+                found: table.columns(),
+                model: model.spec().name().into(),
+                needed,
+            });
+        }
+        require_vocabulary(model, table.classes(), || format!("classes of {}", path.display()))?;
+        let digest = table.digest();
+        Ok(Data { source: Box::new(table), digest, tokenizer: None })
+    }
+}
+
+fn require_vocabulary(model: &Model, needed: usize, what: impl FnOnce() -> String) -> Result<()> {
+    match model.vocabulary() {
+        Some(found) if found < needed => Err(Error::Vocabulary {
+            model: model.spec().name().into(),
+            found,
+            what: what(),
+            needed,
+        }),
+        _ => Ok(()),
+    }
+}
