@@ -113,7 +113,7 @@ fn parallelism() {
             "plan",
             "two versions",
         ),
-        ("--pp 2 --schedule table", "plan", "a line of cells for each device"),
+        ("--pp 2 --schedule table", "plan", "a line of actions for each device"),
         ("--schedule chimaera", "usage", "did you mean chimera?"),
         ("--ranks 2 --chunks 2", "usage", "--chunks cannot be given with --ranks"),
         ("--ranks 2 --versions stash", "usage", "--versions cannot be given with --ranks"),

@@ -63,9 +63,9 @@ fn json_has_a_cell_for_every_slot() {
         outcome.check(near < 1e-12, key);
         found[key] = expected[key].clone();
     }
-    let turns = found.as_object_mut().and_then(|object| object.remove("turns"));
-    let last = json!({ "cells": "B0", "start": 7.0, "end": 9.0 });
-    outcome.check(turns.is_some_and(|turns| turns[0][3] == last), "another last turn");
+    let actions = found.as_object_mut().and_then(|object| object.remove("actions"));
+    let last = json!({ "action": "B0", "start": 7.0, "end": 9.0 });
+    outcome.check(actions.is_some_and(|actions| actions[0][3] == last), "another last action");
     outcome.check(found == expected, "another object");
 }
 

@@ -189,3 +189,51 @@ pub struct Op {
     /// Its loops.
     pub signature: Signature,
 }
+
+impl Op {
+    /// The loop over positions of a sequence, where what is computed depends on which position it is: a
+    /// device that has a part of it must know where that begins.
+    pub fn position_loop(&self) -> Option<usize> {
+        match self.kind {
+            // Queries and what is rotated are `[batch, seq, ...]`, and so is what attention gives.
+            OpKind::Rotary { .. } | OpKind::AttentionProbs { .. } => {
+                Some(self.signature.inputs[0][1])
+            }
+            OpKind::AttentionContext { .. } => Some(self.signature.outputs[0][1]),
+            OpKind::Embed
+            | OpKind::Contract { .. }
+            | OpKind::Add
+            | OpKind::Concat { .. }
+            | OpKind::Dropout { .. }
+            | OpKind::BiasDropoutAdd { .. }
+            | OpKind::LayerNorm { .. }
+            | OpKind::RmsNorm { .. }
+            | OpKind::Pointwise(_)
+            | OpKind::SwiGlu
+            | OpKind::LogitMax
+            | OpKind::LogitSum
+            | OpKind::CrossEntropy => None,
+        }
+    }
+
+    /// The loop over what an index among the inputs names one of: rows of a table, or classes.
+    pub fn index_loop(&self) -> Option<usize> {
+        match self.kind {
+            OpKind::Embed => self.signature.inputs[1].first().copied(),
+            OpKind::LogitSum | OpKind::CrossEntropy => self.signature.inputs[0].last().copied(),
+            OpKind::Contract { .. }
+            | OpKind::Add
+            | OpKind::Concat { .. }
+            | OpKind::Dropout { .. }
+            | OpKind::BiasDropoutAdd { .. }
+            | OpKind::LayerNorm { .. }
+            | OpKind::RmsNorm { .. }
+            | OpKind::Pointwise(_)
+            | OpKind::SwiGlu
+            | OpKind::Rotary { .. }
+            | OpKind::AttentionProbs { .. }
+            | OpKind::AttentionContext { .. }
+            | OpKind::LogitMax => None,
+        }
+    }
+}

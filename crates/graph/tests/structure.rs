@@ -139,3 +139,24 @@ fn every_operator_follows_those_it_reads_from_and_knows_its_readers() {
         }
     }
 }
+
+#[test]
+fn operators_that_depend_on_a_position_or_an_index_say_which_loop_it_runs_along() {
+    for graph in graphs() {
+        let name = |op: &shardloom_graph::Op, each: Option<usize>| {
+            each.map(|each| graph.dim(op.signature.loops[each].dim).name.clone())
+        };
+        for (_, op) in graph.ops() {
+            let found = (name(op, op.position_loop()), name(op, op.index_loop()));
+            let (seq, vocab) = (Some("seq".to_owned()), Some("vocab".to_owned()));
+            let expected = match op.kind {
+                OpKind::Rotary { .. }
+                | OpKind::AttentionProbs { .. }
+                | OpKind::AttentionContext { .. } => (seq, None),
+                OpKind::Embed | OpKind::LogitSum | OpKind::CrossEntropy => (None, vocab),
+                _ => (None, None),
+            };
+            assert_eq!(found, expected, "{} of {}", op.name, graph.name());
+        }
+    }
+}

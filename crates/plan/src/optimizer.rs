@@ -139,6 +139,13 @@ impl Optimizer {
         }
     }
 
+    /// Whether it adds up over rows and over columns of a matrix. Of such a parameter only the first axis
+    /// of its rows and the first of its columns may be split, so that a part is a run of whole rows and
+    /// of whole columns.
+    pub fn factors_matrices(&self) -> bool {
+        matches!(self, Optimizer::Adafactor { .. })
+    }
+
     /// Rounds of statistics over whole parameters that owners of parts must add up before an update:
     /// LAMB's norms; Adafactor's row and column sums, then its update's root mean square.
     pub fn statistics_rounds(&self) -> usize {

@@ -28,7 +28,7 @@ pub struct Plan {
     pub microbatches: usize,
     /// In which order stages run passes.
     pub schedule: ScheduleKind,
-    /// The order of a schedule that is written down: each device's cells, `F0 F1 B0 B1`.
+    /// The order of a schedule that is written down: each device's actions, `F0 F1 B0 B1`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub order: Vec<String>,
     /// The times of passes that the schedule is made for, where it depends on them.

@@ -109,7 +109,8 @@ impl Plan {
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
         if self.order.is_empty() == (self.schedule == ScheduleKind::Table) {
-            let rule = "a schedule \"table\" has a line of cells for each device, and no other has";
+            let rule =
+                "a schedule \"table\" has a line of actions for each device, and no other has";
             return Err(PlanError::field("order", format!("{:?}", self.order), rule));
         }
         self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;

@@ -286,7 +286,7 @@ fn pass_times_are_finite_and_not_negative() {
 
 #[test]
 fn only_a_table_has_an_order_and_only_schedules_without_flush_other_weights() {
-    let rule = "a schedule \"table\" has a line of cells for each device, and no other has";
+    let rule = "a schedule \"table\" has a line of actions for each device, and no other has";
     assert_eq!(complaint(|it| it.schedule = ScheduleKind::Table), format!("order = []: {rule}"));
     assert_eq!(complaint(|it| it.order = vec!["F0".into()]), format!("order = [\"F0\"]: {rule}"));
     assert_eq!(

@@ -28,7 +28,8 @@ impl Subject {
     /// If the operator has no such pass.
     pub fn new(graph: &Graph, op: OpId, pass: Pass, extents: &Extents, memory: &Memory) -> Subject {
         let node = graph.op(op);
-        let vocab = graph.dim_named("vocab").map_or(1, |dim| extents.get(dim));
+        let indices = node.index_loop();
+        let indices = indices.map_or(1, |it| extents.get(node.signature.loops[it].dim));
         let operand = |value: ValueId, warmth| {
             let value = graph.value(value);
             let dtype = match value.dtype {
@@ -36,7 +37,7 @@ impl Subject {
                 shardloom_graph::DType::Index => DType::U32,
                 shardloom_graph::DType::Mask => DType::U8,
             };
-            Operand::new(memory, dtype, extents.shape(&value.axes), warmth, vocab)
+            Operand::new(memory, dtype, extents.shape(&value.axes), warmth, indices)
         };
         let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
         let weights_cold = |value| if is_parameter(value) { Warmth::Cold } else { Warmth::Warm };

@@ -50,7 +50,7 @@ pub struct Route {
 
 /// One end of a route: a layout on a mesh.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cell<'a> {
+pub(crate) struct Side<'a> {
     /// The layout.
     pub layout: &'a Layout,
     /// The mesh.
@@ -60,7 +60,7 @@ pub(crate) struct Cell<'a> {
 /// The messages that bring a tensor of shape `global` from one layout to another: the intersections of
 /// what senders hold with what receivers need, each taken from one of the senders that hold it. Between
 /// equal meshes and layouts every position sends to its own number.
-pub(crate) fn messages(global: &[usize], from: Cell<'_>, to: Cell<'_>) -> Vec<Message> {
+pub(crate) fn messages(global: &[usize], from: Side<'_>, to: Side<'_>) -> Vec<Message> {
     if from.mesh == to.mesh && from.layout == to.layout {
         let whole = |position| {
             let extent = from.layout.local_shape(global, from.mesh);

@@ -10,7 +10,7 @@ use shardloom_program::verify::{Row, run_blocking};
 use shardloom_program::{
     Action, BodyKind, BucketId, Class, ClassId, Group, Program, StreamItem, lower,
 };
-use shardloom_schedule::{Schedule, StageMap, Turn};
+use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap};
 
 fn graph(tied: bool) -> Graph {
     let spec = format!("gpt:layers=14,hidden=8,heads=2,seq=4,vocab=16,tied={tied}");
@@ -189,9 +189,9 @@ fn blocking_ranks_come_through_orders_that_are_written_down() {
             let map = StageMap::arranged(arrangement, 4, chunks, plan.microbatches);
             let built = map.and_then(|map| Schedule::build(kind, map, &plan.pass_times));
             let built = built.unwrap_or_else(|error| panic!("{error}"));
-            let line = |(device, order): (usize, &Vec<Turn>)| -> String {
-                let turns = order.iter().map(|&turn| built.map.text(device, turn));
-                turns.collect::<Vec<_>>().join(" ")
+            let line = |(device, order): (usize, &Vec<ScheduleAction>)| -> String {
+                let actions = order.iter().map(|&action| built.map.text(device, action));
+                actions.collect::<Vec<_>>().join(" ")
             };
             let order = built.orders.iter().enumerate().map(line).collect();
             let written = Plan { schedule: ScheduleKind::Table, order, ..plan.clone() };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Action, Body, BodyKind, Class, Instruction, Program, Queue, lower};
-use shardloom_schedule::{Schedule, StageMap, Turn};
+use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap};
 
 fn graph(tied: bool) -> Graph {
     let spec = format!("gpt:layers=6,hidden=16,heads=4,seq=8,vocab=32,tied={tied}");
@@ -44,10 +44,11 @@ fn schedule(plan: &Plan) -> Schedule {
 /// The same plan with one pass after the other.
 fn one_after_the_other(plan: &Plan) -> Plan {
     let Schedule { map, orders } = schedule(plan);
-    let line = |(device, order): (usize, &Vec<Turn>)| {
-        let cells = order.iter().flat_map(|turn| turn.cells());
-        let cells: Vec<String> = cells.map(|cell| map.text(device, Turn::Alone(cell))).collect();
-        cells.join(" ")
+    let line = |(device, order): (usize, &Vec<ScheduleAction>)| {
+        let passes = order.iter().flat_map(|action| action.passes());
+        let passes: Vec<String> =
+            passes.map(|pass| map.text(device, ScheduleAction::Alone(pass))).collect();
+        passes.join(" ")
     };
     let order = orders.iter().enumerate().map(line).collect();
     Plan { schedule: ScheduleKind::Table, order, ..plan.clone() }
@@ -107,14 +108,14 @@ fn pieces_alternate_and_end_with_collectives() {
             let is_pass = |body: &Body| body.kind != BodyKind::Synchronisation;
             let items = class.stream.iter().map(|it| (class.body(it.body), it.microbatch));
             let mut items = items.filter(|(body, _)| is_pass(body));
-            for turn in order {
-                let names = turn.cells().map(|cell| map.cell_text(device, cell));
+            for action in order {
+                let names = action.passes().map(|pass| map.pass_text(device, pass));
                 let lengths: Vec<usize> = names.map(|name| whole[&name].len()).collect();
                 let mut pieces: Vec<&Body> = vec![];
                 while pieces.iter().map(|it| it.instructions.len()).sum::<usize>()
                     < lengths.iter().sum()
                 {
-                    pieces.push(items.next().expect("the turn goes on").0);
+                    pieces.push(items.next().expect("the action goes on").0);
                 }
                 if lengths.len() == 1 {
                     assert_eq!(pieces.len(), 1, "a pass alone is whole");

@@ -137,9 +137,9 @@ fn both_copies_of_a_stage_add_up_their_gradients_once_a_step() {
 #[test]
 fn what_stays_on_a_device_is_handed_over_without_a_message_or_a_copy() {
     let program = program(ScheduleKind::ZeroBubbleV, 2, 2);
-    let turn = &program.classes[1];
+    let last = &program.classes[1];
     for kind in [BodyKind::Forward, BodyKind::BackwardInput] {
-        let bodies = turn.bodies.iter().filter(|body| body.kind == kind);
+        let bodies = last.bodies.iter().filter(|body| body.kind == kind);
         let copies = bodies.flat_map(|body| &body.instructions);
         let copies: Vec<_> = copies.filter(|it| matches!(it.action, Action::Copy)).collect();
         assert!(copies.len() >= 2, "one stage hands over, the other takes");

@@ -12,7 +12,7 @@ use shardloom_program::{
     Action, BodyKind, Class, Content, Instruction, MemoryTracker, Program, RouteId, StreamItem,
     Write, lower,
 };
-use shardloom_schedule::{Schedule, StageMap, Succession, Turn};
+use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap, Succession};
 
 const STAGES: usize = 4;
 
@@ -268,9 +268,9 @@ fn only_where_stages_wait_for_the_norm_orders_are_made_for_steps_that_wait_for_e
     let written = |plan: &Plan, succession| {
         let map = StageMap::arranged(Arrangement::Chain, STAGES, 1, 18).expect("a map");
         let built = Schedule::build_for(plan.schedule, map, &times, succession).expect("an order");
-        let text = |(device, turns): (usize, &Vec<Turn>)| {
-            let turns = turns.iter().map(|&turn| built.map.text(device, turn));
-            turns.collect::<Vec<_>>().join(" ")
+        let text = |(device, actions): (usize, &Vec<ScheduleAction>)| {
+            let actions = actions.iter().map(|&action| built.map.text(device, action));
+            actions.collect::<Vec<_>>().join(" ")
         };
         let order = built.orders.iter().enumerate().map(text).collect();
         lowered(&graph, &Plan { schedule: ScheduleKind::Table, order, ..plan.clone() })

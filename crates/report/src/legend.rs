@@ -10,8 +10,8 @@ use crate::shade::{Part, Parts};
 pub(crate) enum Style {
     /// Blocks with fills, small letters for the reverse way and small figures for chunks: `f₁▒`.
     Blocks,
-    /// Cells in full: `F3@1<`.
-    Cells,
+    /// Actions in full: `F3@1<`.
+    Actions,
 }
 
 /// Explains the activities that `occur`, idling, and the parts that there are.
@@ -25,7 +25,7 @@ pub(crate) fn legend(
     for activity in ACTIVITIES.into_iter().filter(|&activity| occur(activity)) {
         let look = look(activity);
         let fill = match (style, colour) {
-            (Style::Cells, _) => String::new(),
+            (Style::Actions, _) => String::new(),
             (Style::Blocks, Colour::Ansi) => " ".to_owned(),
             (Style::Blocks, Colour::Plain) => look.fill.to_string(),
         };
@@ -43,14 +43,14 @@ pub(crate) fn legend(
     for chunk in 0..parts.chunks {
         let mark = match style {
             Style::Blocks => format!("F{}", subscript(chunk)),
-            Style::Cells => format!("@{chunk}"),
+            Style::Actions => format!("@{chunk}"),
         };
         sample(Part { chunk: Some(chunk), reverse: false }, &mark, &format!("chunk {chunk}"));
     }
     if parts.reverse {
         let mark = match style {
             Style::Blocks => "F< f",
-            Style::Cells => "<",
+            Style::Actions => "<",
         };
         sample(Part { chunk: None, reverse: true }, mark, "pipeline the reverse way");
     }
@@ -75,12 +75,12 @@ mod tests {
     fn only_what_occurs_is_explained() {
         let forward = |activity| activity == Activity::Forward;
         let plain = |parts, style| legend(forward, parts, style, Colour::Plain);
-        assert_eq!(plain(Parts::default(), Style::Cells), "F forward  · idle\n");
+        assert_eq!(plain(Parts::default(), Style::Actions), "F forward  · idle\n");
         let parts = Parts { chunks: 2, reverse: true };
         let blocks = "F░ forward  · idle\nF₀ chunk 0  F₁ chunk 1  F< f pipeline the reverse way\n";
         assert_eq!(plain(parts, Style::Blocks), blocks);
-        let cells = "F forward  · idle\n@0 chunk 0  @1 chunk 1  < pipeline the reverse way\n";
-        assert_eq!(plain(parts, Style::Cells), cells);
+        let actions = "F forward  · idle\n@0 chunk 0  @1 chunk 1  < pipeline the reverse way\n";
+        assert_eq!(plain(parts, Style::Actions), actions);
     }
 
     #[test]

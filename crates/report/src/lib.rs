@@ -3,17 +3,17 @@
 //! Everything here turns a [`Timeline`](shardloom_program::timeline::Timeline), predicted or
 //! measured alike, into text or bytes; nothing is printed or written to disk, and nothing can fail.
 //!
-//! - [`swimlane`], [`cell_table`] and [`cell_legend`] give text for a terminal.
+//! - [`swimlane`], [`schedule_table`] and [`schedule_legend`] give text for a terminal.
 //! - [`Report::html`] gives one self-contained page that works from a file, without a network.
 //! - [`perfetto_trace`] gives bytes that <https://ui.perfetto.dev> and `trace_processor` open.
 
-mod cells;
 mod html;
 mod label;
 mod legend;
 mod palette;
 mod payload;
 mod perfetto;
+mod schedule_table;
 mod shade;
 mod stacking;
 mod swimlane;
@@ -21,8 +21,8 @@ mod tables;
 mod totals;
 mod visible;
 
-pub use cells::{cell_legend, cell_table};
 pub use html::{LossPoint, Report, Table};
 pub use palette::Colour;
 pub use perfetto::perfetto_trace;
+pub use schedule_table::{schedule_legend, schedule_table};
 pub use swimlane::swimlane;

@@ -27,8 +27,8 @@ impl Part {
         Part { chunk: interval.chunk, reverse }
     }
 
-    /// The part in a pass of a table of cells: `F3@1<`.
-    pub(crate) fn of_cell(pass: &str) -> Part {
+    /// The part in a pass of a schedule: `F3@1<`.
+    pub(crate) fn of_pass(pass: &str) -> Part {
         let reverse = pass.ends_with('<');
         let chunk = pass.trim_end_matches('<').split_once('@');
         Part { chunk: chunk.and_then(|(_, chunk)| chunk.parse().ok()), reverse }
@@ -236,11 +236,11 @@ mod tests {
     #[test]
     fn cells_and_intervals_say_their_part() {
         let part = |chunk, reverse| Part { chunk, reverse };
-        assert_eq!(Part::of_cell("F3"), part(None, false));
-        assert_eq!(Part::of_cell("W12@1"), part(Some(1), false));
-        assert_eq!(Part::of_cell("B0@2<"), part(Some(2), true));
-        assert_eq!(Part::of_cell("@<"), part(None, true));
-        let parts = ["F0@3", "B1<"].map(Part::of_cell);
+        assert_eq!(Part::of_pass("F3"), part(None, false));
+        assert_eq!(Part::of_pass("W12@1"), part(Some(1), false));
+        assert_eq!(Part::of_pass("B0@2<"), part(Some(2), true));
+        assert_eq!(Part::of_pass("@<"), part(None, true));
+        let parts = ["F0@3", "B1<"].map(Part::of_pass);
         assert_eq!(Parts::among(parts.into_iter()), Parts { chunks: 4, reverse: true });
         assert_eq!(Parts::among([Part::default()].into_iter()), Parts::default());
     }

@@ -390,7 +390,7 @@ mod tests {
         let activities = [Activity::Forward, Activity::BackwardInput];
         let passes = labels.iter().zip(0u64..).map(|(label, at)| {
             let activity = activities[(at / 2) as usize];
-            let chunk = Part::of_cell(label).chunk;
+            let chunk = Part::of_pass(label).chunk;
             Interval { chunk, ..interval(activity, label, at * 10_000, at * 10_000 + 8_000) }
         });
         simulated(vec![track(0, "", passes.collect())])

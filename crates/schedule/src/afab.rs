@@ -4,18 +4,19 @@
 //! With several stages on a device, forwards go through them in the order of the pipeline, through a stage
 //! that several pipelines have there in the order of micro-batches. The most in flight are all micro-batches of all stages.
 
-use super::{Cell, Pass, StageMap, Turn};
+use super::{Action, Pass, PassKind, StageMap};
 
 /// The orders on any map.
-pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap) -> Vec<Vec<Action>> {
     let order = |device| {
         let mut work = map.work_on(device);
         // Those of a stage stay in the order of micro-batches.
         work.sort_by_key(|(instance, _)| instance.stage);
-        let turn =
-            |pass| move |&(instance, microbatch)| Turn::Alone(Cell { pass, instance, microbatch });
-        let forwards = work.iter().map(turn(Pass::Forward));
-        forwards.chain(work.iter().rev().map(turn(Pass::Backward))).collect()
+        let action = |kind| {
+            move |&(instance, microbatch)| Action::Alone(Pass { kind, instance, microbatch })
+        };
+        let forwards = work.iter().map(action(PassKind::Forward));
+        forwards.chain(work.iter().rev().map(action(PassKind::Backward))).collect()
     };
     (0..map.devices()).map(order).collect()
 }

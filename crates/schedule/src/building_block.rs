@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::timing::{Purpose, best, time_with};
 use super::weight_filling::{Memory, fill, without_weights};
-use super::{Cell, Instance, Pass, Schedule, StageMap, Turn, reordering};
+use super::{Action, Instance, Pass, PassKind, Schedule, StageMap, reordering};
 
 /// Slots after which the block repeats: as many as a device has passes for one micro-batch.
 pub(super) const PERIOD: usize = 6;
@@ -26,18 +26,18 @@ pub(super) type Block = Vec<[usize; 4]>;
 
 /// Slots of forwards and input gradients by device; those that are idle or for weight gradients are
 /// none.
-type Rows = Vec<Vec<Option<Cell>>>;
+type Rows = Vec<Vec<Option<Pass>>>;
 
 /// The orders on a map that goes to and fro once, with no more in flight than the block has when it
 /// repeats; and made for the given times where these allow several.
-pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, block: &Block) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, block: &Block) -> Vec<Vec<Action>> {
     let mut rows = repeated(map, block);
     let limit = rows.iter().map(|row| peak(row)).max().unwrap_or(0);
     let mut orders = vec![];
     // What moved makes room for more.
     for _ in 0..2 {
         move_forward(map, &mut rows, limit);
-        orders = rows.iter().map(|row| turns(row)).collect();
+        orders = rows.iter().map(|row| actions(row)).collect();
         (orders, rows) = squeezed(map, orders);
     }
     let mut candidates = vec![];
@@ -56,13 +56,18 @@ fn repeated(map: &StageMap, block: &Block) -> Rows {
     let row = |(device, offsets): (usize, &[usize; 4])| {
         let last = offsets.iter().max().unwrap_or(&0);
         let mut row = vec![None; last + PERIOD * map.microbatches() as usize];
-        let passes = [Pass::Forward, Pass::Forward, Pass::BackwardInput, Pass::BackwardInput];
+        let passes = [
+            PassKind::Forward,
+            PassKind::Forward,
+            PassKind::BackwardInput,
+            PassKind::BackwardInput,
+        ];
         let places = [device, stages - 1 - device, stages - 1 - device, device];
-        for ((&offset, pass), stage) in offsets.iter().zip(passes).zip(places) {
+        for ((&offset, kind), stage) in offsets.iter().zip(passes).zip(places) {
             let instance = Instance { pipeline: 0, stage: stage as u16 };
             for microbatch in 0..map.microbatches() {
                 let slot = offset + PERIOD * microbatch as usize;
-                row[slot] = Some(Cell { pass, instance, microbatch });
+                row[slot] = Some(Pass { kind, instance, microbatch });
             }
         }
         row
@@ -71,31 +76,31 @@ fn repeated(map: &StageMap, block: &Block) -> Rows {
 }
 
 /// What a device does: weight gradients in idle slots as soon as they can run, the rest in the end.
-fn with_weights(row: &[Option<Cell>]) -> impl Iterator<Item = Cell> {
-    let mut waiting: VecDeque<Cell> = VecDeque::new();
-    let rest = row.iter().filter(|cell| cell.is_some_and(|it| it.pass == Pass::BackwardInput));
+fn with_weights(row: &[Option<Pass>]) -> impl Iterator<Item = Pass> {
+    let mut waiting: VecDeque<Pass> = VecDeque::new();
+    let rest = row.iter().filter(|pass| pass.is_some_and(|it| it.kind == PassKind::BackwardInput));
     let slots = row.iter().copied().chain(rest.map(|_| None));
     slots.filter_map(move |slot| {
-        let Some(cell) = slot else { return waiting.pop_front() };
-        if cell.pass == Pass::BackwardInput {
-            waiting.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
+        let Some(pass) = slot else { return waiting.pop_front() };
+        if pass.kind == PassKind::BackwardInput {
+            waiting.push_back(Pass { kind: PassKind::BackwardWeight, ..pass });
         }
-        Some(cell)
+        Some(pass)
     })
 }
 
-fn turns(row: &[Option<Cell>]) -> Vec<Turn> {
-    with_weights(row).map(Turn::Alone).collect()
+fn actions(row: &[Option<Pass>]) -> Vec<Action> {
+    with_weights(row).map(Action::Alone).collect()
 }
 
 /// The most micro-batches in flight.
-fn peak(row: &[Option<Cell>]) -> usize {
+fn peak(row: &[Option<Pass>]) -> usize {
     let (mut in_flight, mut peak) = (0, 0);
-    for cell in with_weights(row) {
-        match cell.pass {
-            Pass::Forward => in_flight += 1,
-            Pass::BackwardWeight => in_flight -= 1,
-            Pass::Backward | Pass::BackwardInput => {}
+    for pass in with_weights(row) {
+        match pass.kind {
+            PassKind::Forward => in_flight += 1,
+            PassKind::BackwardWeight => in_flight -= 1,
+            PassKind::Backward | PassKind::BackwardInput => {}
         }
         peak = peak.max(in_flight);
     }
@@ -105,34 +110,34 @@ fn peak(row: &[Option<Cell>]) -> usize {
 /// Moves passes into earlier empty slots, while the pipeline fills and while it drains, as far as what
 /// they wait for and `limit` allow. In the order of the slots, so what a pass waits for has moved before.
 fn move_forward(map: &StageMap, rows: &mut Rows, limit: usize) {
-    let mut slots: BTreeMap<Cell, usize> = BTreeMap::new();
-    let mut queue: Vec<(usize, usize, Cell)> = vec![];
+    let mut slots: BTreeMap<Pass, usize> = BTreeMap::new();
+    let mut queue: Vec<(usize, usize, Pass)> = vec![];
     for (device, row) in rows.iter().enumerate() {
-        for (slot, cell) in row.iter().enumerate() {
-            if let &Some(cell) = cell {
-                slots.insert(cell, slot);
-                queue.push((slot, device, cell));
+        for (slot, pass) in row.iter().enumerate() {
+            if let &Some(pass) = pass {
+                slots.insert(pass, slot);
+                queue.push((slot, device, pass));
             }
         }
     }
     queue.sort_unstable();
     // Full from when the first micro-batch has left the first stage until the last has entered it.
     let first = Instance { pipeline: 0, stage: 0 };
-    let at = |pass, microbatch| slots[&Cell { pass, instance: first, microbatch }];
-    let full = at(Pass::BackwardInput, 0)..=at(Pass::Forward, map.microbatches() - 1);
-    for (slot, device, cell) in queue {
+    let at = |kind, microbatch| slots[&Pass { kind, instance: first, microbatch }];
+    let full = at(PassKind::BackwardInput, 0)..=at(PassKind::Forward, map.microbatches() - 1);
+    for (slot, device, pass) in queue {
         if full.contains(&slot) {
             continue;
         }
         let row = &mut rows[device];
-        for earlier in earliest(map, &slots, cell)..slot {
+        for earlier in earliest(map, &slots, pass)..slot {
             if row[earlier].is_some() {
                 continue;
             }
             row.swap(earlier, slot);
             // Later slots see only what was done earlier.
             if peak(&row[..=slot]) <= limit {
-                slots.insert(cell, earlier);
+                slots.insert(pass, earlier);
                 break;
             }
             row.swap(earlier, slot);
@@ -140,27 +145,27 @@ fn move_forward(map: &StageMap, rows: &mut Rows, limit: usize) {
     }
 }
 
-/// The first slot in which `cell` can run, when what it waits for runs in its slot.
-fn earliest(map: &StageMap, slots: &BTreeMap<Cell, usize>, cell: Cell) -> usize {
-    let required = super::requirements(map, cell).into_iter().flatten();
+/// The first slot in which `pass` can run, when what it waits for runs in its slot.
+fn earliest(map: &StageMap, slots: &BTreeMap<Pass, usize>, pass: Pass) -> usize {
+    let required = super::requirements(map, pass).into_iter().flatten();
     let required = required.filter_map(|it| it.as_slice().iter().find_map(|it| slots.get(it)));
-    let before = cell.microbatch.checked_sub(1).map(|microbatch| Cell { microbatch, ..cell });
+    let before = pass.microbatch.checked_sub(1).map(|microbatch| Pass { microbatch, ..pass });
     let before = before.and_then(|before| slots.get(&before));
     required.chain(before).max().map_or(0, |slot| slot + 1)
 }
 
 /// The orders run without delay: in which slots what runs then.
-fn squeezed(map: &StageMap, orders: Vec<Vec<Turn>>) -> (Vec<Vec<Turn>>, Rows) {
+fn squeezed(map: &StageMap, orders: Vec<Vec<Action>>) -> (Vec<Vec<Action>>, Rows) {
     let schedule = Schedule { map: map.clone(), orders };
     let timing = time_with(&schedule, 1, 0.0, |_| 1.0).expect("slots in time do not deadlock");
-    let row = |turns: &Vec<super::Timed>| {
+    let row = |actions: &Vec<super::Timed>| {
         let mut row = vec![None; timing.makespan as usize];
-        for timed in turns {
-            let cells = timed.turn.cells().filter(|cell| cell.pass != Pass::BackwardWeight);
-            cells.for_each(|cell| row[timed.start as usize] = Some(cell));
+        for timed in actions {
+            let passes = timed.action.passes().filter(|pass| pass.kind != PassKind::BackwardWeight);
+            passes.for_each(|pass| row[timed.start as usize] = Some(pass));
         }
         row
     };
-    let rows = timing.turns.iter().map(row).collect();
+    let rows = timing.actions.iter().map(row).collect();
     (schedule.orders, rows)
 }

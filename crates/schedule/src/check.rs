@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, Schedule, StageMap};
 use crate::ScheduleError;
 
 /// Checks that each stage runs each pass of each of its micro-batches exactly once (backward whole, or
@@ -18,7 +18,7 @@ use crate::ScheduleError;
 /// A schedule without flush is checked over as many steps as it runs ahead, and two more.
 ///
 /// # Errors
-/// The first promise that is broken, with device and cell.
+/// The first promise that is broken, with device and pass.
 pub fn check(schedule: &Schedule, buffers: usize) -> Result<Vec<usize>, ScheduleError> {
     let map = &schedule.map;
     let steps = match schedule.ahead() {
@@ -27,11 +27,11 @@ pub fn check(schedule: &Schedule, buffers: usize) -> Result<Vec<usize>, Schedule
     };
     for (device, order) in schedule.orders.iter().enumerate() {
         let early =
-            |cell: &Cell| cell.pass != Pass::Forward && cell.microbatch >= map.microbatches();
-        if let Some(cell) = order.iter().flat_map(|turn| turn.cells()).find(early) {
-            let cell = map.cell_text(device, cell);
+            |pass: &Pass| pass.kind != PassKind::Forward && pass.microbatch >= map.microbatches();
+        if let Some(pass) = order.iter().flat_map(|action| action.passes()).find(early) {
+            let pass = map.pass_text(device, pass);
             let message =
-                format!("device {device} runs {cell}, and only forwards may be of later steps");
+                format!("device {device} runs {pass}, and only forwards may be of later steps");
             return Err(ScheduleError::Rule(message));
         }
     }
@@ -41,47 +41,51 @@ pub fn check(schedule: &Schedule, buffers: usize) -> Result<Vec<usize>, Schedule
 }
 
 /// Whether every pass that belongs to the steps runs once, where its stage lives.
-fn check_passes(map: &StageMap, orders: &[Vec<Turn>], end: u32) -> Result<(), ScheduleError> {
-    let refuse = |device: usize, cell: Cell, what: &str| {
-        let cell = map.cell_text(device, cell);
-        Err(ScheduleError::Rule(format!("device {device} {what} {cell}")))
+fn check_passes(map: &StageMap, orders: &[Vec<Action>], end: u32) -> Result<(), ScheduleError> {
+    let refuse = |device: usize, pass: Pass, what: &str| {
+        let pass = map.pass_text(device, pass);
+        Err(ScheduleError::Rule(format!("device {device} {what} {pass}")))
     };
     if orders.len() != map.devices() {
         let message = format!("{} orders for {} devices", orders.len(), map.devices());
         return Err(ScheduleError::Rule(message));
     }
     for (device, order) in orders.iter().enumerate() {
-        let mut seen: BTreeSet<Cell> = BTreeSet::new();
-        for cell in order.iter().flat_map(|turn| turn.cells()) {
-            let runs = |pass| seen.contains(&Cell { pass, ..cell });
-            let belongs = map.device(cell.instance) == device
-                && cell.microbatch < end
-                && map.feeds(cell.instance, cell.microbatch);
-            let twice = match cell.pass {
-                Pass::Forward => false,
-                Pass::Backward => runs(Pass::BackwardInput) || runs(Pass::BackwardWeight),
-                Pass::BackwardInput | Pass::BackwardWeight => runs(Pass::Backward),
+        let mut seen: BTreeSet<Pass> = BTreeSet::new();
+        for pass in order.iter().flat_map(|action| action.passes()) {
+            let runs = |kind| seen.contains(&Pass { kind, ..pass });
+            let belongs = map.device(pass.instance) == device
+                && pass.microbatch < end
+                && map.feeds(pass.instance, pass.microbatch);
+            let twice = match pass.kind {
+                PassKind::Forward => false,
+                PassKind::Backward => {
+                    runs(PassKind::BackwardInput) || runs(PassKind::BackwardWeight)
+                }
+                PassKind::BackwardInput | PassKind::BackwardWeight => runs(PassKind::Backward),
             };
-            if !belongs || twice || !seen.insert(cell) {
-                return refuse(device, cell, "runs, twice or where it does not belong,");
+            if !belongs || twice || !seen.insert(pass) {
+                return refuse(device, pass, "runs, twice or where it does not belong,");
             }
         }
         for instance in map.instances_on(device) {
             for microbatch in (0..end).filter(|&it| map.feeds(instance, it)) {
-                let cell = |pass| Cell { pass, instance, microbatch };
-                let whole = seen.contains(&cell(Pass::Backward));
-                let needed: &[Pass] = match whole {
-                    true => &[Pass::Forward],
-                    false => &[Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight],
+                let pass = |kind| Pass { kind, instance, microbatch };
+                let whole = seen.contains(&pass(PassKind::Backward));
+                let needed: &[PassKind] = match whole {
+                    true => &[PassKind::Forward],
+                    false => {
+                        &[PassKind::Forward, PassKind::BackwardInput, PassKind::BackwardWeight]
+                    }
                 };
-                let missing = needed.iter().map(|&pass| cell(pass)).find(|it| !seen.contains(it));
+                let missing = needed.iter().map(|&kind| pass(kind)).find(|it| !seen.contains(it));
                 match missing {
-                    Some(missing) if missing.pass == Pass::Forward => {
+                    Some(missing) if missing.kind == PassKind::Forward => {
                         return refuse(device, missing, "never runs");
                     }
                     // Neither whole nor in parts: say it as most schedules have it.
-                    Some(_) if !seen.contains(&cell(Pass::BackwardInput)) => {
-                        return refuse(device, cell(Pass::Backward), "never runs");
+                    Some(_) if !seen.contains(&pass(PassKind::BackwardInput)) => {
+                        return refuse(device, pass(PassKind::Backward), "never runs");
                     }
                     Some(missing) => return refuse(device, missing, "never runs"),
                     None => {}
@@ -96,7 +100,7 @@ fn check_passes(map: &StageMap, orders: &[Vec<Turn>], end: u32) -> Result<(), Sc
 struct Execution<'m> {
     map: &'m StageMap,
     buffers: usize,
-    done: BTreeSet<Cell>,
+    done: BTreeSet<Pass>,
     /// Messages sent to a stage and not yet received: activations, and gradients.
     waiting: BTreeMap<(Instance, bool), usize>,
     in_flight: Vec<usize>,
@@ -116,16 +120,16 @@ impl<'m> Execution<'m> {
         }
     }
 
-    fn run(mut self, orders: &[Vec<Turn>]) -> Result<Vec<usize>, ScheduleError> {
+    fn run(mut self, orders: &[Vec<Action>]) -> Result<Vec<usize>, ScheduleError> {
         let mut next = vec![0; orders.len()];
         loop {
             let mut moved = false;
             for (device, order) in orders.iter().enumerate() {
-                while let Some(&turn) = order.get(next[device]) {
-                    if !self.is_ready(turn) {
+                while let Some(&action) = order.get(next[device]) {
+                    if !self.is_ready(action) {
                         break;
                     }
-                    turn.cells().for_each(|cell| self.execute(device, cell));
+                    action.passes().for_each(|pass| self.execute(device, pass));
                     next[device] += 1;
                     moved = true;
                 }
@@ -135,8 +139,8 @@ impl<'m> Execution<'m> {
             }
             if !moved {
                 let stuck = orders.iter().zip(&next).enumerate().filter_map(|(device, it)| {
-                    let turn = it.0.get(*it.1)?;
-                    Some(format!("device {device} at {}", self.map.text(device, *turn)))
+                    let action = it.0.get(*it.1)?;
+                    Some(format!("device {device} at {}", self.map.text(device, *action)))
                 });
                 let stuck: Vec<String> = stuck.collect();
                 let buffers = self.buffers;
@@ -147,37 +151,39 @@ impl<'m> Execution<'m> {
     }
 
     /// The stage that a pass receives from and the one it sends to, if they are not on this device.
-    fn ways(&self, cell: Cell) -> (Option<Instance>, Option<Instance>) {
-        let device = self.map.device(cell.instance);
+    fn ways(&self, pass: Pass) -> (Option<Instance>, Option<Instance>) {
+        let device = self.map.device(pass.instance);
         let other = |it: &Instance| self.map.device(*it) != device;
-        let (before, after) = (self.map.before(cell.instance), self.map.after(cell.instance));
-        match cell.pass {
-            Pass::Forward => (before.filter(other), after.filter(other)),
-            Pass::Backward | Pass::BackwardInput => (after.filter(other), before.filter(other)),
-            Pass::BackwardWeight => (None, None),
+        let (before, after) = (self.map.before(pass.instance), self.map.after(pass.instance));
+        match pass.kind {
+            PassKind::Forward => (before.filter(other), after.filter(other)),
+            PassKind::Backward | PassKind::BackwardInput => {
+                (after.filter(other), before.filter(other))
+            }
+            PassKind::BackwardWeight => (None, None),
         }
     }
 
-    /// Whether what the passes of a turn need is there, and there is room for what they send.
-    fn is_ready(&self, turn: Turn) -> bool {
-        let way = |cell: Cell| Some((self.ways(cell).1?, cell.pass == Pass::Forward));
+    /// Whether what the passes of an action need is there, and there is room for what they send.
+    fn is_ready(&self, action: Action) -> bool {
+        let way = |pass: Pass| Some((self.ways(pass).1?, pass.kind == PassKind::Forward));
         let has_room = |to: (Instance, bool)| {
             let waiting = self.waiting.get(&to).copied().unwrap_or(0);
-            waiting + turn.cells().filter(|&cell| way(cell) == Some(to)).count() <= self.buffers
+            waiting + action.passes().filter(|&pass| way(pass) == Some(to)).count() <= self.buffers
         };
-        let has_all = |cell: Cell| {
-            let done = |any: &[Cell]| any.iter().any(|it| self.done.contains(it));
-            let mut requirements = super::requirements(self.map, cell).into_iter().flatten();
+        let has_all = |pass: Pass| {
+            let done = |any: &[Pass]| any.iter().any(|it| self.done.contains(it));
+            let mut requirements = super::requirements(self.map, pass).into_iter().flatten();
             requirements.all(|required| done(required.as_slice()))
         };
-        turn.cells().all(|cell| has_all(cell) && way(cell).is_none_or(has_room))
+        action.passes().all(|pass| has_all(pass) && way(pass).is_none_or(has_room))
     }
 
-    fn execute(&mut self, device: usize, cell: Cell) {
-        let forward = cell.pass == Pass::Forward;
-        let (from, to) = self.ways(cell);
+    fn execute(&mut self, device: usize, pass: Pass) {
+        let forward = pass.kind == PassKind::Forward;
+        let (from, to) = self.ways(pass);
         if from.is_some()
-            && let Some(waiting) = self.waiting.get_mut(&(cell.instance, forward))
+            && let Some(waiting) = self.waiting.get_mut(&(pass.instance, forward))
         {
             *waiting -= 1;
         }
@@ -188,9 +194,9 @@ impl<'m> Execution<'m> {
             self.in_flight[device] += 1;
             self.peak[device] = self.peak[device].max(self.in_flight[device]);
         }
-        if cell.pass.ends() {
+        if pass.kind.ends() {
             self.in_flight[device] -= 1;
         }
-        self.done.insert(cell);
+        self.done.insert(pass);
     }
 }

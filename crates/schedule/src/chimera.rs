@@ -15,11 +15,11 @@
 //! [doubling](doubled_orders) closes. With one pair of pipelines between `D/2 + 1` and `D` micro-batches
 //! are in flight, `D/2 + 1 + min(i, D - 1 - i)` on device `i`. One message on each way is enough.
 
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, StageMap};
 use crate::ScheduleError;
 
 /// The orders of Chimera.
-pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap) -> Vec<Vec<Action>> {
     merged(map, 1)
 }
 
@@ -34,7 +34,7 @@ pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
 ///
 /// An order that runs a pair's forwards as one pass hands on both at once; here the first is handed on
 /// as soon as it is done.
-pub(super) fn doubled_orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+pub(super) fn doubled_orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> {
     let pipelines = map.chains().len();
     let each = map.microbatches() as usize / pipelines;
     if !each.is_multiple_of(2) {
@@ -47,7 +47,7 @@ pub(super) fn doubled_orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleE
 }
 
 /// All pipelines on the grid, `together` micro-batches at once.
-fn merged(map: &StageMap, together: usize) -> Vec<Vec<Turn>> {
+fn merged(map: &StageMap, together: usize) -> Vec<Vec<Action>> {
     let devices = map.devices();
     // The arrangement has made sure that pipelines are even in number and divide the devices.
     let unit = devices / map.chains().len();
@@ -58,15 +58,16 @@ fn merged(map: &StageMap, together: usize) -> Vec<Vec<Turn>> {
         for (group, microbatches) in map.microbatches_of(instance).chunks(together).enumerate() {
             let begin = group / unit * 2 * devices + group % unit * 2;
             let backward = begin + 2 * devices - 1 - stage;
-            for (pass, slot) in [(Pass::Forward, begin + stage), (Pass::Backward, backward)] {
-                let cell = |&microbatch: &u32| Cell { pass, instance, microbatch };
-                slots[device].extend(microbatches.iter().map(cell).map(|cell| (slot, cell)));
+            for (kind, slot) in [(PassKind::Forward, begin + stage), (PassKind::Backward, backward)]
+            {
+                let pass = |&microbatch: &u32| Pass { kind, instance, microbatch };
+                slots[device].extend(microbatches.iter().map(pass).map(|pass| (slot, pass)));
             }
         }
     }
-    let order = |mut slots: Vec<(usize, Cell)>| {
+    let order = |mut slots: Vec<(usize, Pass)>| {
         slots.sort_unstable();
-        slots.into_iter().map(|(_, cell)| Turn::Alone(cell)).collect()
+        slots.into_iter().map(|(_, pass)| Action::Alone(pass)).collect()
     };
     slots.into_iter().map(order).collect()
 }

@@ -9,14 +9,14 @@
 
 use std::collections::VecDeque;
 
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, StageMap};
 use crate::ScheduleError;
 
 /// The orders on a map of two pipelines in opposite directions.
 ///
 /// # Errors
 /// If there are more pipelines, or too few micro-batches to fill them.
-pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> {
     let devices = map.devices();
     let pipelines = map.chains().len();
     let (microbatches, least) = (map.microbatches() as usize, 2 * devices);
@@ -48,7 +48,7 @@ pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleError> {
 
 /// The eight steps of a device `depth` devices from the end of its half, which is `half` devices long.
 /// Of its two stages, the one that forwards reach first comes first.
-pub(super) fn steps(map: &StageMap, ways: [Instance; 2], depth: usize, half: usize) -> Vec<Turn> {
+pub(super) fn steps(map: &StageMap, ways: [Instance; 2], depth: usize, half: usize) -> Vec<Action> {
     let inner = half - 1 - depth;
     let microbatches = ways.map(|way| map.microbatches_of(way));
     let main = microbatches[NEAR].len() - 2 * half + depth + 1;
@@ -117,49 +117,49 @@ struct Passes {
     forwards: [usize; 2],
     backwards: [usize; 2],
     /// Weight gradients that are left, oldest first.
-    weights: VecDeque<Cell>,
-    order: Vec<Turn>,
+    weights: VecDeque<Pass>,
+    order: Vec<Action>,
 }
 
 impl Passes {
-    fn next_forward(&mut self, way: usize) -> Cell {
+    fn next_forward(&mut self, way: usize) -> Pass {
         let microbatch = self.microbatches[way][self.forwards[way]];
         self.forwards[way] += 1;
-        Cell { pass: Pass::Forward, instance: self.ways[way], microbatch }
+        Pass { kind: PassKind::Forward, instance: self.ways[way], microbatch }
     }
 
-    fn next_backward(&mut self, pass: Pass, way: usize) -> Cell {
+    fn next_backward(&mut self, kind: PassKind, way: usize) -> Pass {
         let microbatch = self.microbatches[way][self.backwards[way]];
         self.backwards[way] += 1;
-        Cell { pass, instance: self.ways[way], microbatch }
+        Pass { kind, instance: self.ways[way], microbatch }
     }
 
     fn forward(&mut self, way: usize) {
-        let cell = self.next_forward(way);
-        self.order.push(Turn::Alone(cell));
+        let pass = self.next_forward(way);
+        self.order.push(Action::Alone(pass));
     }
 
     fn backward(&mut self, way: usize) {
-        let cell = self.next_backward(Pass::Backward, way);
-        self.order.push(Turn::Alone(cell));
+        let pass = self.next_backward(PassKind::Backward, way);
+        self.order.push(Action::Alone(pass));
     }
 
     fn overlapped(&mut self, forward: usize, backward: usize) {
         let forward = self.next_forward(forward);
-        let backward = self.next_backward(Pass::Backward, backward);
-        self.order.push(Turn::Overlapped(forward, backward));
+        let backward = self.next_backward(PassKind::Backward, backward);
+        self.order.push(Action::Overlapped(forward, backward));
     }
 
     /// Input gradients, whose weight gradients are left for later.
     fn input(&mut self, way: usize) {
-        let cell = self.next_backward(Pass::BackwardInput, way);
-        self.order.push(Turn::Alone(cell));
-        self.weights.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
+        let pass = self.next_backward(PassKind::BackwardInput, way);
+        self.order.push(Action::Alone(pass));
+        self.weights.push_back(Pass { kind: PassKind::BackwardWeight, ..pass });
     }
 
     /// The oldest weight gradients that are left.
     fn weight(&mut self) {
-        let cell = self.weights.pop_front().expect("as many weight as input gradients alone");
-        self.order.push(Turn::Alone(cell));
+        let pass = self.weights.pop_front().expect("as many weight as input gradients alone");
+        self.order.push(Action::Alone(pass));
     }
 }

@@ -7,14 +7,14 @@
 //! as published; at most `2p + 1` activations
 //! of a stage are in flight on each device.
 
-use super::{Instance, StageMap, Turn, dualpipe};
+use super::{Action, Instance, StageMap, dualpipe};
 use crate::ScheduleError;
 
 /// The orders on a map that goes to and fro once.
 ///
 /// # Errors
 /// If devices do not hold two stages each, or if there are too few micro-batches to fill the pipeline.
-pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> {
     super::wants_two_stages(map, "dualpipev")?;
     let devices = map.devices();
     let (microbatches, least) = (map.microbatches() as usize, 2 * devices);

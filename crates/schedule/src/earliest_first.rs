@@ -8,8 +8,8 @@
 use shardloom_plan::PassTimes;
 
 use super::weight_filling::{Filling, Memory};
-use super::zero_bubble::cell;
-use super::{Pass, StageMap, Turn};
+use super::zero_bubble::pass;
+use super::{Action, PassKind, StageMap};
 
 /// What a device has run.
 #[derive(Clone, Copy, Default)]
@@ -26,57 +26,57 @@ pub(super) fn orders(
     times: &PassTimes,
     memory: Memory,
     eager: bool,
-) -> Vec<Vec<Turn>> {
+) -> Vec<Vec<Action>> {
     let mut filling = Filling::new(map, times, memory, eager);
     let mut progress = vec![Progress::default(); map.devices()];
-    let turn = |filling: &Filling, progress: &[Progress], device: usize| {
+    let action = |filling: &Filling, progress: &[Progress], device: usize| {
         next(map, filling, progress[device], device)
     };
-    let mut turns: Vec<Option<(f64, Pass)>> =
-        (0..map.devices()).map(|device| turn(&filling, &progress, device)).collect();
+    let mut actions: Vec<Option<(f64, PassKind)>> =
+        (0..map.devices()).map(|device| action(&filling, &progress, device)).collect();
     // Of devices that are as early the last: gradients come from there.
-    let earliest = |turns: &[Option<(f64, Pass)>]| {
-        let turns = turns.iter().enumerate();
-        let turns =
-            turns.filter_map(|(device, turn)| turn.map(|(start, pass)| (start, device, pass)));
-        turns.min_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
+    let earliest = |actions: &[Option<(f64, PassKind)>]| {
+        let actions = actions.iter().enumerate();
+        let actions = actions
+            .filter_map(|(device, action)| action.map(|(start, kind)| (start, device, kind)));
+        actions.min_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)))
     };
-    while let Some((_, device, pass)) = earliest(&turns) {
+    while let Some((_, device, kind)) = earliest(&actions) {
         let it = &mut progress[device];
-        let count = match pass {
-            Pass::Forward => &mut it.forwards,
+        let count = match kind {
+            PassKind::Forward => &mut it.forwards,
             _ => {
                 it.warm_up.get_or_insert(it.forwards);
                 &mut it.gradients
             }
         };
-        filling.run(cell(pass, device, *count));
+        filling.run(pass(kind, device, *count));
         *count += 1;
         // Only the devices beside this one may have waited for it.
         let beside = [device.checked_sub(1), Some(device), Some(device + 1)];
         for device in beside.into_iter().flatten().filter(|&it| it < map.devices()) {
-            turns[device] = turn(&filling, &progress, device);
+            actions[device] = action(&filling, &progress, device);
         }
     }
     filling.finish()
 }
 
 /// What `device` runs next, and when it turns to it; none if nothing is there.
-fn next(map: &StageMap, filling: &Filling, it: Progress, device: usize) -> Option<(f64, Pass)> {
+fn next(map: &StageMap, filling: &Filling, it: Progress, device: usize) -> Option<(f64, PassKind)> {
     let clock = filling.clock(device);
-    let arrival = |pass, microbatch| {
+    let arrival = |kind, microbatch| {
         let exists = microbatch < map.microbatches();
-        exists.then(|| filling.arrival(cell(pass, device, microbatch))).flatten()
+        exists.then(|| filling.arrival(pass(kind, device, microbatch))).flatten()
     };
-    let forward = arrival(Pass::Forward, it.forwards).filter(|_| filling.can_make_room(device));
+    let forward = arrival(PassKind::Forward, it.forwards).filter(|_| filling.can_make_room(device));
     let forward = forward.map(|at| clock.max(at - filling.time_to_make_room(device)));
-    let gradient = arrival(Pass::BackwardInput, it.gradients).map(|at| clock.max(at));
+    let gradient = arrival(PassKind::BackwardInput, it.gradients).map(|at| clock.max(at));
     let refills = it.warm_up.is_some_and(|most| it.forwards - it.gradients < most);
     match (forward, gradient) {
         (Some(forward), Some(gradient)) if forward < gradient || refills && forward == gradient => {
-            Some((forward, Pass::Forward))
+            Some((forward, PassKind::Forward))
         }
-        (_, Some(gradient)) => Some((gradient, Pass::BackwardInput)),
-        (forward, None) => Some((forward?, Pass::Forward)),
+        (_, Some(gradient)) => Some((gradient, PassKind::BackwardInput)),
+        (forward, None) => Some((forward?, PassKind::Forward)),
     }
 }

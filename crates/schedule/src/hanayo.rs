@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use shardloom_plan::PassTimes;
 
 use super::timing::{Purpose, best};
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, StageMap};
 use crate::ScheduleError;
 
 /// Messages that wait on a way at most.
@@ -30,7 +30,7 @@ const BUFFERS: usize = 2;
 pub(super) fn orders(
     map: &StageMap,
     purpose: Purpose<'_>,
-) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+) -> Result<Vec<Vec<Action>>, ScheduleError> {
     let times = purpose.times;
     let chunks = map.instances_on(0).count();
     if !chunks.is_multiple_of(2) {
@@ -43,8 +43,8 @@ pub(super) fn orders(
         let message = format!("passes and messages take finite times from 0, not {all:?}");
         return Err(ScheduleError::Rule(message));
     }
-    let pass = (times.forward + times.input + times.weight) / 2.0;
-    let alike = PassTimes { forward: pass, input: pass / 2.0, weight: pass / 2.0, ..*times };
+    let kind = (times.forward + times.input + times.weight) / 2.0;
+    let alike = PassTimes { forward: kind, input: kind / 2.0, weight: kind / 2.0, ..*times };
     // Of passes that could start at the same time that of the device itself then comes first: a backward
     // pass that has only just come from another device no longer always displaces a forward pass.
     let message = times.message + times.forward / 100.0;
@@ -56,11 +56,11 @@ pub(super) fn orders(
 }
 
 /// The greedy orders for some times, with at most so many micro-batches in flight.
-fn greedy(map: &StageMap, times: &PassTimes, most: u32) -> Vec<Vec<Turn>> {
+fn greedy(map: &StageMap, times: &PassTimes, most: u32) -> Vec<Vec<Action>> {
     let mut ready = Ready::new(map, times, most);
     let mut orders = vec![vec![]; map.devices()];
-    while let Some((device, cell)) = ready.run_next() {
-        orders[device].push(Turn::Alone(cell));
+    while let Some((device, pass)) = ready.run_next() {
+        orders[device].push(Action::Alone(pass));
     }
     orders
 }
@@ -76,9 +76,9 @@ struct Ready<'m> {
     in_flight: u32,
     most: u32,
     clocks: Vec<f64>,
-    cells: Vec<Vec<(f64, Cell)>>,
+    passes: Vec<Vec<(f64, Pass)>>,
     /// Messages on the way to a stage, activations or gradients, and when last one was taken.
-    waiting: BTreeMap<(Instance, Pass), (usize, f64)>,
+    waiting: BTreeMap<(Instance, PassKind), (usize, f64)>,
 }
 
 impl<'m> Ready<'m> {
@@ -92,81 +92,81 @@ impl<'m> Ready<'m> {
             in_flight: 0,
             most,
             clocks: vec![0.0; map.devices()],
-            cells: vec![vec![]; map.devices()],
+            passes: vec![vec![]; map.devices()],
             waiting: BTreeMap::new(),
         };
-        ready.add(0.0, Cell { pass: Pass::Forward, instance: first, microbatch: 0 });
+        ready.add(0.0, Pass { kind: PassKind::Forward, instance: first, microbatch: 0 });
         ready
     }
 
-    fn add(&mut self, since: f64, cell: Cell) {
-        self.cells[self.map.device(cell.instance)].push((since, cell));
+    fn add(&mut self, since: f64, pass: Pass) {
+        self.passes[self.map.device(pass.instance)].push((since, pass));
     }
 
-    /// What waits for `cell`, and whether a message takes it there.
-    fn next(&self, cell: Cell) -> Option<(Cell, bool)> {
-        let (after, before) = (self.map.after(cell.instance), self.map.before(cell.instance));
-        let next = match (cell.pass, after, before) {
-            (Pass::Forward, Some(instance), _) => Cell { instance, ..cell },
-            (Pass::Forward, None, _) => Cell { pass: Pass::Backward, ..cell },
-            (_, _, before) => Cell { instance: before?, ..cell },
+    /// What waits for `pass`, and whether a message takes it there.
+    fn next(&self, pass: Pass) -> Option<(Pass, bool)> {
+        let (after, before) = (self.map.after(pass.instance), self.map.before(pass.instance));
+        let next = match (pass.kind, after, before) {
+            (PassKind::Forward, Some(instance), _) => Pass { instance, ..pass },
+            (PassKind::Forward, None, _) => Pass { kind: PassKind::Backward, ..pass },
+            (_, _, before) => Pass { instance: before?, ..pass },
         };
-        Some((next, self.map.device(next.instance) != self.map.device(cell.instance)))
+        Some((next, self.map.device(next.instance) != self.map.device(pass.instance)))
     }
 
-    /// From when a cell could run that nothing but its device and its way has kept waiting since `since`;
+    /// From when a pass could run that nothing but its device and its way has kept waiting since `since`;
     /// none while messages fill its way, or too many micro-batches are in flight for another.
-    fn start(&self, device: usize, since: f64, cell: Cell) -> Option<f64> {
-        let enters = cell.pass == Pass::Forward && cell.instance.stage == 0;
+    fn start(&self, device: usize, since: f64, pass: Pass) -> Option<f64> {
+        let enters = pass.kind == PassKind::Forward && pass.instance.stage == 0;
         if enters && self.in_flight >= self.most {
             return None;
         }
         let start = since.max(self.clocks[device]);
-        let Some((next, true)) = self.next(cell) else { return Some(start) };
-        match self.waiting.get(&(next.instance, next.pass)) {
+        let Some((next, true)) = self.next(pass) else { return Some(start) };
+        match self.waiting.get(&(next.instance, next.kind)) {
             Some(&(waiting, _)) if waiting >= BUFFERS => None,
             Some(&(_, taken)) => Some(start.max(taken)),
             None => Some(start),
         }
     }
 
-    /// Runs what can start first, of the cells of its device the most urgent; what waits for it can run
+    /// Runs what can start first, of the passes of its device the most urgent; what waits for it can run
     /// from then on.
-    fn run_next(&mut self) -> Option<(usize, Cell)> {
+    fn run_next(&mut self) -> Option<(usize, Pass)> {
         let this = &*self;
-        let starts = this.cells.iter().enumerate().flat_map(|(device, cells)| {
-            let start = move |it: &(f64, Cell)| Some((this.start(device, it.0, it.1)?, device));
-            cells.iter().filter_map(start)
+        let starts = this.passes.iter().enumerate().flat_map(|(device, passes)| {
+            let start = move |it: &(f64, Pass)| Some((this.start(device, it.0, it.1)?, device));
+            passes.iter().filter_map(start)
         });
         let (start, device) = starts.min_by(|one, other| one.0.total_cmp(&other.0))?;
-        let can = |&(since, cell): &(f64, Cell)| self.start(device, since, cell) == Some(start);
-        let cells = self.cells[device].iter().enumerate().filter(|(_, it)| can(it));
+        let can = |&(since, pass): &(f64, Pass)| self.start(device, since, pass) == Some(start);
+        let passes = self.passes[device].iter().enumerate().filter(|(_, it)| can(it));
         // No two passes of one micro-batch can ever run at the same time.
-        let urgency = |cell: Cell| (cell.pass == Pass::Forward, cell.microbatch);
-        let (index, _) = cells.min_by_key(|(_, it)| urgency(it.1))?;
-        let (_, cell) = self.cells[device].swap_remove(index);
-        let forward = cell.pass == Pass::Forward;
-        match (forward, cell.instance.stage) {
+        let urgency = |pass: Pass| (pass.kind == PassKind::Forward, pass.microbatch);
+        let (index, _) = passes.min_by_key(|(_, it)| urgency(it.1))?;
+        let (_, pass) = self.passes[device].swap_remove(index);
+        let forward = pass.kind == PassKind::Forward;
+        match (forward, pass.instance.stage) {
             (true, 0) => self.in_flight += 1,
             (false, 0) => self.in_flight -= 1,
             _ => {}
         }
         let end = start + if forward { self.forward } else { self.backward };
         self.clocks[device] = end;
-        if let Some(waiting) = self.waiting.get_mut(&(cell.instance, cell.pass)) {
+        if let Some(waiting) = self.waiting.get_mut(&(pass.instance, pass.kind)) {
             *waiting = (waiting.0 - 1, start);
         }
-        if let Some((next, travels)) = self.next(cell) {
+        if let Some((next, travels)) = self.next(pass) {
             if travels {
-                self.waiting.entry((next.instance, next.pass)).or_insert((0, 0.0)).0 += 1;
+                self.waiting.entry((next.instance, next.kind)).or_insert((0, 0.0)).0 += 1;
             }
             self.add(if travels { end + self.message } else { end }, next);
         }
         // The oldest enter first, so that one that could enter is enough to know.
-        let microbatch = cell.microbatch + 1;
-        if forward && cell.instance.stage == 0 && microbatch < self.map.microbatches() {
-            self.add(0.0, Cell { microbatch, ..cell });
+        let microbatch = pass.microbatch + 1;
+        if forward && pass.instance.stage == 0 && microbatch < self.map.microbatches() {
+            self.add(0.0, Pass { microbatch, ..pass });
         }
-        Some((device, cell))
+        Some((device, pass))
     }
 }

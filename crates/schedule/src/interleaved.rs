@@ -12,11 +12,11 @@
 //! is `1 + (p - 1) / (p v)` of what 1F1B holds there. One message on each way is enough where groups are
 //! of `p`; larger ones wait between the last device and the first, up to `n - p + 1` of them.
 
-use super::{Cell, Pass, StageMap, Turn};
+use super::{Action, Pass, PassKind, StageMap};
 use crate::ScheduleError;
 
 /// The orders on a map of several stages per device.
-pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> {
     let (devices, microbatches) = (map.devices(), map.microbatches() as usize);
     let chunks = map.instances_on(0).count();
     if chunks < 2 {
@@ -37,23 +37,23 @@ pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Turn>>, ScheduleError> {
 }
 
 /// The order of a device where micro-batches go through its chunks in groups of `group`.
-fn order(map: &StageMap, device: usize, group: usize) -> Vec<Turn> {
+fn order(map: &StageMap, device: usize, group: usize) -> Vec<Action> {
     let microbatches: Vec<u32> = (0..map.microbatches()).collect();
     let stages: Vec<_> = map.instances_on(device).collect();
     // Backwards go through the chunks the other way.
-    let passes = |pass: Pass| -> Vec<Turn> {
-        let order: Vec<_> = match pass {
-            Pass::Forward => stages.clone(),
+    let passes = |kind: PassKind| -> Vec<Action> {
+        let order: Vec<_> = match kind {
+            PassKind::Forward => stages.clone(),
             _ => stages.iter().rev().copied().collect(),
         };
         let all = microbatches.chunks(group).flat_map(|group| {
             order.iter().flat_map(move |&instance| {
-                group.iter().map(move |&microbatch| Cell { pass, instance, microbatch })
+                group.iter().map(move |&microbatch| Pass { kind, instance, microbatch })
             })
         });
-        all.map(Turn::Alone).collect()
+        all.map(Action::Alone).collect()
     };
-    let (forwards, backwards) = (passes(Pass::Forward), passes(Pass::Backward));
+    let (forwards, backwards) = (passes(PassKind::Forward), passes(PassKind::Backward));
     let warmup = 2 * (map.devices() - device - 1) + (stages.len() - 1) * group;
     let (first, rest) = forwards.split_at(warmup.min(forwards.len()));
     let mut order = first.to_vec();

@@ -4,9 +4,9 @@
 //! A [`StageMap`] says where the stages of all pipelines live; a [`Schedule`] what each device runs, in one
 //! step. Nothing here knows operators, tensors or machines.
 
+mod action;
 mod afab;
 mod building_block;
-mod cell;
 mod check;
 mod chimera;
 mod dualpipe;
@@ -32,7 +32,7 @@ mod zero_bubble;
 
 use shardloom_plan::{PassTimes, ScheduleKind};
 
-pub use cell::{Cell, Instance, Pass, Turn};
+pub use action::{Action, Instance, Pass, PassKind};
 pub use check::check;
 pub use error::ScheduleError;
 pub use meeting::{Meeting, Wish, meetings};
@@ -48,7 +48,7 @@ pub struct Schedule {
     pub map: StageMap,
     /// What each device does in one step. Without flush, devices also run passes of later steps'
     /// micro-batches, whose numbers go on from this step's.
-    pub orders: Vec<Vec<Turn>>,
+    pub orders: Vec<Vec<Action>>,
 }
 
 impl Schedule {
@@ -109,7 +109,7 @@ impl Schedule {
             ScheduleKind::DualPipe => dualpipe::orders(&map)?,
             ScheduleKind::DualPipeV => dualpipe_v::orders(&map)?,
             ScheduleKind::Table => {
-                let message = "a table is read from the plan's `order`, one line of cells for each \
+                let message = "a table is read from the plan's `order`, one line of actions for each \
                                device, and not built";
                 return Err(ScheduleError::Rule(message.into()));
             }
@@ -119,27 +119,27 @@ impl Schedule {
 
     /// How many steps some device runs ahead of the one that it is at; 0 for a schedule with flush.
     pub fn ahead(&self) -> u32 {
-        let cells = self.orders.iter().flatten().flat_map(|turn| turn.cells());
-        cells.map(|cell| cell.microbatch / self.map.microbatches()).max().unwrap_or(0)
+        let passes = self.orders.iter().flatten().flat_map(|action| action.passes());
+        passes.map(|pass| pass.microbatch / self.map.microbatches()).max().unwrap_or(0)
     }
 
     /// What each device does to train `steps` steps. A schedule that runs ahead begins with what brings
     /// it there, and starts nothing that belongs to no step in the end.
-    pub fn unrolled(&self, steps: u32) -> Vec<Vec<Turn>> {
+    pub fn unrolled(&self, steps: u32) -> Vec<Vec<Action>> {
         let microbatches = i64::from(self.map.microbatches());
         let end = i64::from(steps) * microbatches;
         let rounds = -i64::from(self.ahead())..i64::from(steps);
-        let order = |order: &Vec<Turn>| {
+        let order = |order: &Vec<Action>| {
             let round = |round: i64| {
                 let shift = round * microbatches;
-                let at = move |cell: &Cell| i64::from(cell.microbatch) + shift;
-                let moved = move |cell: Cell| Cell { microbatch: at(&cell) as u32, ..cell };
-                order.iter().filter_map(move |turn| {
-                    let turn = turn.filtered(|cell| (0..end).contains(&at(cell)))?;
-                    Some(match turn {
-                        Turn::Alone(cell) => Turn::Alone(moved(cell)),
-                        Turn::Overlapped(first, second) => {
-                            Turn::Overlapped(moved(first), moved(second))
+                let at = move |pass: &Pass| i64::from(pass.microbatch) + shift;
+                let moved = move |pass: Pass| Pass { microbatch: at(&pass) as u32, ..pass };
+                order.iter().filter_map(move |action| {
+                    let action = action.filtered(|pass| (0..end).contains(&at(pass)))?;
+                    Some(match action {
+                        Action::Alone(pass) => Action::Alone(moved(pass)),
+                        Action::Overlapped(first, second) => {
+                            Action::Overlapped(moved(first), moved(second))
                         }
                     })
                 })
@@ -150,43 +150,43 @@ impl Schedule {
     }
 }
 
-/// One of a few cells: any that has run will do.
+/// One of a few passes: any that has run will do.
 struct OneOf {
-    cells: [Cell; 2],
+    passes: [Pass; 2],
     count: usize,
 }
 
 impl OneOf {
-    fn only(cell: Cell) -> OneOf {
-        OneOf { cells: [cell; 2], count: 1 }
+    fn only(pass: Pass) -> OneOf {
+        OneOf { passes: [pass; 2], count: 1 }
     }
 
-    fn as_slice(&self) -> &[Cell] {
-        &self.cells[..self.count]
+    fn as_slice(&self) -> &[Pass] {
+        &self.passes[..self.count]
     }
 }
 
-/// What must have run before `cell`: the same micro-batch in the stage that hands to it, and its own
+/// What must have run before `pass`: the same micro-batch in the stage that hands to it, and its own
 /// earlier pass.
-fn requirements(map: &StageMap, cell: Cell) -> [Option<OneOf>; 2] {
-    let own = |pass| Some(OneOf::only(Cell { pass, ..cell }));
-    match cell.pass {
-        Pass::Forward => {
-            let before = map.before(cell.instance);
-            [before.map(|instance| OneOf::only(Cell { instance, ..cell })), None]
+fn requirements(map: &StageMap, pass: Pass) -> [Option<OneOf>; 2] {
+    let own = |kind| Some(OneOf::only(Pass { kind, ..pass }));
+    match pass.kind {
+        PassKind::Forward => {
+            let before = map.before(pass.instance);
+            [before.map(|instance| OneOf::only(Pass { instance, ..pass })), None]
         }
-        Pass::Backward | Pass::BackwardInput => {
-            let after = map.after(cell.instance).map(|instance| OneOf {
-                cells: [Pass::Backward, Pass::BackwardInput].map(|pass| Cell {
-                    pass,
+        PassKind::Backward | PassKind::BackwardInput => {
+            let after = map.after(pass.instance).map(|instance| OneOf {
+                passes: [PassKind::Backward, PassKind::BackwardInput].map(|kind| Pass {
+                    kind,
                     instance,
-                    microbatch: cell.microbatch,
+                    microbatch: pass.microbatch,
                 }),
                 count: 2,
             });
-            [after, own(Pass::Forward)]
+            [after, own(PassKind::Forward)]
         }
-        Pass::BackwardWeight => [own(Pass::BackwardInput), None],
+        PassKind::BackwardWeight => [own(PassKind::BackwardInput), None],
     }
 }
 

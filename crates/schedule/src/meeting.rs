@@ -1,9 +1,9 @@
-//! Where devices can meet between their turns without waiting for each other in a circle, and where it
+//! Where devices can meet between their actions without waiting for each other in a circle, and where it
 //! costs them nothing.
 //!
-//! The turns of all devices are put in one order in which each comes after everything that it needs,
-//! and a meeting stands in it right after the last turn that it waits for. What a device does is then a
-//! part of one order that all can follow entry by entry: turns and meetings that come earlier never
+//! The actions of all devices are put in one order in which each comes after everything that it needs,
+//! and a meeting stands in it right after the last action that it waits for. What a device does is then a
+//! part of one order that all can follow entry by entry: actions and meetings that come earlier never
 //! wait for later ones. So whatever blocks, nobody waits for ever, and devices that meet several times,
 //! in the same company or in others, do so in the same order.
 
@@ -11,16 +11,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_plan::PassTimes;
 
-use super::timing::{Timed, cell_time, time};
-use super::{Cell, Schedule, requirements};
+use super::timing::{Timed, pass_time, time};
+use super::{Pass, Schedule, requirements};
 use crate::ScheduleError;
 
-/// A turn of a device: the device, and the turn's place in its order.
+/// An action of a device: the device, and the action's place in its order.
 pub type Place = (usize, usize);
 
 /// Devices that want to meet.
 pub struct Wish {
-    /// For each of the devices the turn before the end of which it has no part in the meeting.
+    /// For each of the devices the action before the end of which it has no part in the meeting.
     pub not_before: Vec<Place>,
 }
 
@@ -28,14 +28,14 @@ pub struct Wish {
 pub struct Meeting {
     /// Which wish it grants.
     pub wish: usize,
-    /// For each of the devices the turn after which it comes to the meeting. Where several meetings
-    /// come after one turn, they come in the order of the meetings.
+    /// For each of the devices the action after which it comes to the meeting. Where several meetings
+    /// come after one action, they come in the order of the meetings.
     pub after: Vec<Place>,
 }
 
 /// Those of the `wishes` that are granted before the end of the step if passes take `times`: where the
 /// step becomes no longer by it, even if devices do nothing else while they meet. That is where they
-/// would stand idle later; a meeting that holds up turns which others wait for is put off to the end.
+/// would stand idle later; a meeting that holds up actions which others wait for is put off to the end.
 /// Devices that compute while they communicate gain by every meeting that is not put off.
 ///
 /// # Errors
@@ -45,7 +45,7 @@ pub fn meetings(
     times: &PassTimes,
     wishes: &[Wish],
 ) -> Result<Vec<Meeting>, ScheduleError> {
-    let is_last = |&(device, turn): &Place| turn + 1 == schedule.orders[device].len();
+    let is_last = |&(device, action): &Place| action + 1 == schedule.orders[device].len();
     // Those who have the same to wait for come and go together.
     let mut alike: BTreeMap<&[Place], Vec<usize>> = BTreeMap::new();
     for (index, wish) in wishes.iter().enumerate() {
@@ -56,27 +56,28 @@ pub fn meetings(
     if schedule.ahead() > 0 || !alike.keys().any(|it| can_be_early(it)) {
         return Ok(vec![]);
     }
-    let turns = time(schedule, 1, times)?.turns;
-    let order = one_order(schedule, &turns);
-    let mut rank: Vec<Vec<usize>> = turns.iter().map(|turns| vec![0; turns.len()]).collect();
-    for (index, &(device, turn)) in order.iter().enumerate() {
-        rank[device][turn] = index;
+    let actions = time(schedule, 1, times)?.actions;
+    let order = one_order(schedule, &actions);
+    let mut rank: Vec<Vec<usize>> = actions.iter().map(|actions| vec![0; actions.len()]).collect();
+    for (index, &(device, action)) in order.iter().enumerate() {
+        rank[device][action] = index;
     }
     let entries = entries(schedule, times, &order);
-    let latest =
-        |not_before: &[Place]| not_before.iter().map(|&(device, turn)| rank[device][turn]).max();
+    let latest = |not_before: &[Place]| {
+        not_before.iter().map(|&(device, action)| rank[device][action]).max()
+    };
     let mut groups: Vec<&[Place]> = alike.keys().copied().collect();
     groups.sort_by_key(|it| latest(it));
 
     let mut stands = vec![order.len(); groups.len()];
-    let mut shortest = makespan(&entries, turns.len(), moment(times), &groups, &stands);
+    let mut shortest = makespan(&entries, actions.len(), moment(times), &groups, &stands);
     let mut found = vec![];
     for (group, &not_before) in groups.iter().enumerate() {
         let Some(latest) = latest(not_before).filter(|_| can_be_early(not_before)) else {
             continue;
         };
         stands[group] = latest + 1;
-        let length = makespan(&entries, turns.len(), moment(times), &groups, &stands);
+        let length = makespan(&entries, actions.len(), moment(times), &groups, &stands);
         if length > shortest + ROUNDING * moment(times) {
             stands[group] = order.len();
             continue;
@@ -98,7 +99,7 @@ fn moment(times: &PassTimes) -> f64 {
     1e-3 * (times.forward + times.input + times.weight)
 }
 
-/// A turn in the one order.
+/// An action in the one order.
 struct Entry {
     device: usize,
     duration: f64,
@@ -108,26 +109,26 @@ struct Entry {
 
 fn entries(schedule: &Schedule, times: &PassTimes, order: &[Place]) -> Vec<Entry> {
     let map = &schedule.map;
-    let mut known: BTreeMap<Cell, usize> = BTreeMap::new();
+    let mut known: BTreeMap<Pass, usize> = BTreeMap::new();
     let mut entries = vec![];
-    for (index, &(device, turn)) in order.iter().enumerate() {
-        let turn = schedule.orders[device][turn];
-        let needed = turn.cells().flat_map(|cell| requirements(map, cell)).flatten();
+    for (index, &(device, action)) in order.iter().enumerate() {
+        let action = schedule.orders[device][action];
+        let needed = action.passes().flat_map(|pass| requirements(map, pass)).flatten();
         let needs = needed.filter_map(|needed| {
             let found = needed.as_slice().iter().find_map(|it| Some((it, *known.get(it)?)));
-            let (cell, entry) = found?;
-            let travels = map.device(cell.instance) != device;
+            let (pass, entry) = found?;
+            let travels = map.device(pass.instance) != device;
             Some((entry, if travels { times.message } else { 0.0 }))
         });
         let needs = needs.collect();
-        let duration = turn.cells().map(|cell| cell_time(map, times, cell)).sum();
-        known.extend(turn.cells().map(|cell| (cell, index)));
+        let duration = action.passes().map(|pass| pass_time(map, times, pass)).sum();
+        known.extend(action.passes().map(|pass| (pass, index)));
         entries.push(Entry { device, duration, needs });
     }
     entries
 }
 
-/// How long a step takes in which devices do one thing at a time: their turns, and each group's meeting
+/// How long a step takes in which devices do one thing at a time: their actions, and each group's meeting
 /// of a `moment` before the turn at which it `stands`.
 fn makespan(
     entries: &[Entry],
@@ -156,37 +157,38 @@ fn makespan(
     clocks.into_iter().fold(0.0, f64::max)
 }
 
-/// All turns, each after what it needs; among those that can be next the one that ends first.
-fn one_order(schedule: &Schedule, turns: &[Vec<Timed>]) -> Vec<Place> {
+/// All actions, each after what it needs; among those that can be next the one that ends first.
+fn one_order(schedule: &Schedule, actions: &[Vec<Timed>]) -> Vec<Place> {
     let map = &schedule.map;
-    let mut done: BTreeSet<Cell> = BTreeSet::new();
-    let mut next = vec![0; turns.len()];
-    // The devices whose next turn can run.
+    let mut done: BTreeSet<Pass> = BTreeSet::new();
+    let mut next = vec![0; actions.len()];
+    // The devices whose next action can run.
     let mut ready: Vec<usize> = vec![];
     let mut order = vec![];
-    let mut asked: Vec<usize> = (0..turns.len()).collect();
+    let mut asked: Vec<usize> = (0..actions.len()).collect();
     loop {
         for device in asked {
-            let can_run = turns[device].get(next[device]).is_some_and(|timed| {
-                let needed = timed.turn.cells().flat_map(|it| requirements(map, it));
-                needed.flatten().all(|it| it.as_slice().iter().any(|cell| done.contains(cell)))
+            let can_run = actions[device].get(next[device]).is_some_and(|timed| {
+                let needed = timed.action.passes().flat_map(|it| requirements(map, it));
+                needed.flatten().all(|it| it.as_slice().iter().any(|pass| done.contains(pass)))
             });
             if can_run && !ready.contains(&device) {
                 ready.push(device);
             }
         }
-        let end = |device: usize| turns[device][next[device]].end;
+        let end = |device: usize| actions[device][next[device]].end;
         let first = ready.iter().enumerate().min_by(|(_, one), (_, other)| {
             end(**one).total_cmp(&end(**other)).then(one.cmp(other))
         });
         let Some((place, &device)) = first else { return order };
         ready.swap_remove(place);
-        let turn = turns[device][next[device]].turn;
-        done.extend(turn.cells());
+        let action = actions[device][next[device]].action;
+        done.extend(action.passes());
         order.push((device, next[device]));
         next[device] += 1;
-        // Only its own next turn and those of the stages around can have waited for it.
-        let around = turn.cells().flat_map(|it| [map.before(it.instance), map.after(it.instance)]);
+        // Only its own next action and those of the stages around can have waited for it.
+        let around =
+            action.passes().flat_map(|it| [map.before(it.instance), map.after(it.instance)]);
         asked = around.flatten().map(|it| map.device(it)).chain([device]).collect();
     }
 }

@@ -6,23 +6,23 @@
 //! have replicas that take micro-batches in turn, each of them does so with its own micro-batches, after
 //! as many forwards as [without flush](super::pipedream).
 
-use super::{Cell, Pass, StageMap, Turn, pipedream};
+use super::{Action, Pass, PassKind, StageMap, pipedream};
 
 /// The orders on a map of one stage per device.
-pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap) -> Vec<Vec<Action>> {
     (0..map.devices()).map(|device| order(map, device)).collect()
 }
 
-fn order(map: &StageMap, device: usize) -> Vec<Turn> {
+fn order(map: &StageMap, device: usize) -> Vec<Action> {
     let work = map.work_on(device);
     let stage = work.first().map_or(0, |(instance, _)| usize::from(instance.stage));
     let warmup = pipedream::warm_up(map, stage).min(work.len());
-    let turn = |pass, place: usize| {
+    let action = |kind, place: usize| {
         let (instance, microbatch) = work[place];
-        Turn::Alone(Cell { pass, instance, microbatch })
+        Action::Alone(Pass { kind, instance, microbatch })
     };
-    let forward = |place| turn(Pass::Forward, place);
-    let backward = |place| turn(Pass::Backward, place);
+    let forward = |place| action(PassKind::Forward, place);
+    let backward = |place| action(PassKind::Backward, place);
     let steady = (warmup..work.len()).flat_map(|it| [forward(it), backward(it - warmup)]);
     let drain = (work.len() - warmup..work.len()).map(backward);
     (0..warmup).map(forward).chain(steady).chain(drain).collect()

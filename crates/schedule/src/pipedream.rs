@@ -13,16 +13,16 @@
 //! `ceil(workers / replicas of the input stage)`, if there are two stages or all have as many replicas;
 //! elsewhere rounding up stage by stage may come to more.
 
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, StageMap};
 
 /// The orders on a map of one stage per device.
-pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap) -> Vec<Vec<Action>> {
     alternating(map, |ahead| ahead)
 }
 
 /// Forward and backward in turn, the forwards ahead of the backwards by what `ahead` makes of
 /// [`warm_up`].
-pub(super) fn alternating(map: &StageMap, ahead: impl Fn(usize) -> usize) -> Vec<Vec<Turn>> {
+pub(super) fn alternating(map: &StageMap, ahead: impl Fn(usize) -> usize) -> Vec<Vec<Action>> {
     let pipelines = map.chains().len() as u32;
     let order = |device: usize| {
         let work = map.work_on(device);
@@ -31,13 +31,13 @@ pub(super) fn alternating(map: &StageMap, ahead: impl Fn(usize) -> usize) -> Vec
         // A device has as many micro-batches ahead of it as fit the number of one.
         let further = ahead(warm_up(map, usize::from(first.stage))) as u32 * replicas;
         let pair = |(instance, microbatch)| {
-            let turn =
-                |pass, instance, microbatch| Turn::Alone(Cell { pass, instance, microbatch });
+            let action =
+                |kind, instance, microbatch| Action::Alone(Pass { kind, instance, microbatch });
             let later = microbatch + further;
             let pipeline = (later % pipelines) as u16;
             [
-                turn(Pass::Forward, Instance { pipeline, ..instance }, later),
-                turn(Pass::Backward, instance, microbatch),
+                action(PassKind::Forward, Instance { pipeline, ..instance }, later),
+                action(PassKind::Backward, instance, microbatch),
             ]
         };
         work.into_iter().flat_map(pair).collect()

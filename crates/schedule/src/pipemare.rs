@@ -7,9 +7,9 @@
 //! more are in flight, as a slot's forward comes first. Balanced stages are always busy once the pipeline
 //! is full, even if a message takes up to half a slot each way. One message on each way is enough.
 
-use super::{StageMap, Turn, pipedream};
+use super::{Action, StageMap, pipedream};
 
 /// The orders on a map of one stage per device.
-pub(super) fn orders(map: &StageMap) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap) -> Vec<Vec<Action>> {
     pipedream::alternating(map, |ahead| 2 * ahead)
 }

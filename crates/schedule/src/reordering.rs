@@ -7,7 +7,7 @@
 //! gradients wherever it leaves slots.
 
 use super::building_block::{Block, PERIOD};
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, StageMap};
 
 /// Passes of a device by the order in which a micro-batch meets them: forwards of its first and its second
 /// stage, input gradients of its second and its first, and weight gradients of either, oldest first.
@@ -18,7 +18,7 @@ const WEIGHTS: usize = KINDS - 1;
 type Slots = [Vec<usize>; KINDS];
 
 /// The orders on a map that goes to and fro once.
-pub(super) fn orders(map: &StageMap, block: &Block) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, block: &Block) -> Vec<Vec<Action>> {
     let microbatches = map.microbatches() as usize;
     let repeated = |offsets: &[usize; 4]| -> Slots {
         let [a, b, c, d] =
@@ -34,8 +34,8 @@ pub(super) fn orders(map: &StageMap, block: &Block) -> Vec<Vec<Turn>> {
     devices.iter_mut().for_each(add_weights);
     squeeze(&mut devices);
     devices.iter_mut().for_each(|slots| slots[WEIGHTS].clear());
-    let turns = |(device, slots): (usize, &Slots)| turns(map, device, slots);
-    devices.iter().enumerate().map(turns).collect()
+    let actions = |(device, slots): (usize, &Slots)| actions(map, device, slots);
+    devices.iter().enumerate().map(actions).collect()
 }
 
 /// What a device runs in each of its slots.
@@ -167,21 +167,21 @@ fn squeeze(devices: &mut [Slots]) {
 }
 
 /// A device's order: weight gradients in idle slots, those of the second stage before those of the first.
-fn turns(map: &StageMap, device: usize, slots: &Slots) -> Vec<Turn> {
+fn actions(map: &StageMap, device: usize, slots: &Slots) -> Vec<Action> {
     let up = 2 * map.devices() - 1 - device;
     let mut run = [0; KINDS + 1];
     let mut order = vec![];
     let mut put = |run: &mut [u32; KINDS + 1], kind: usize| {
         let (pass, stage) = [
-            (Pass::Forward, device),
-            (Pass::Forward, up),
-            (Pass::BackwardInput, up),
-            (Pass::BackwardInput, device),
-            (Pass::BackwardWeight, up),
-            (Pass::BackwardWeight, device),
+            (PassKind::Forward, device),
+            (PassKind::Forward, up),
+            (PassKind::BackwardInput, up),
+            (PassKind::BackwardInput, device),
+            (PassKind::BackwardWeight, up),
+            (PassKind::BackwardWeight, device),
         ][kind];
         let instance = Instance { pipeline: 0, stage: stage as u16 };
-        order.push(Turn::Alone(Cell { pass, instance, microbatch: run[kind] }));
+        order.push(Action::Alone(Pass { kind: pass, instance, microbatch: run[kind] }));
         run[kind] += 1;
     };
     let rest = slots[0].len() * 2;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use shardloom_plan::{Arrangement, ScheduleKind};
 
-use super::{Cell, Instance, Pass, Turn};
+use super::{Action, Instance, Pass, PassKind};
 use crate::ScheduleError;
 
 /// A pipeline: the device of each of its stages, first to last. A device here is whatever runs one
@@ -33,8 +33,8 @@ pub struct StageMap {
     devices: usize,
     chains: Vec<Chain>,
     microbatches: u32,
-    /// For each stage how many devices take turns at it, if the pipelines are such turns.
-    turns: Option<Vec<usize>>,
+    /// For each stage how many devices take turns at it, where that is what pipelines are for.
+    replicas: Option<Vec<usize>>,
 }
 
 impl StageMap {
@@ -62,10 +62,10 @@ impl StageMap {
             return refuse(message);
         }
         let replicas = replicas(&places);
-        let in_turn = Arrangement::taking_turns(&replicas).is_ok_and(|turns| turns == places);
-        let turns = in_turn.then_some(replicas);
+        let in_turn = Arrangement::taking_turns(&replicas).is_ok_and(|wanted| wanted == places);
+        let replicas = in_turn.then_some(replicas);
         let chains = places.into_iter().map(Chain).collect();
-        let map = StageMap { devices, chains, microbatches: microbatches as u32, turns };
+        let map = StageMap { devices, chains, microbatches: microbatches as u32, replicas };
         if in_turn {
             map.require_even_shares()?;
         }
@@ -181,12 +181,12 @@ impl StageMap {
     /// How many devices take turns at each stage: micro-batch `k` goes to device `k mod r` of them. One
     /// everywhere on a plain chain; none where devices hold several stages.
     pub fn replicas(&self) -> Option<&[usize]> {
-        self.turns.as_deref()
+        self.replicas.as_deref()
     }
 
     /// Which of the devices that take turns at its stage an instance lives on, if there are several.
     pub fn replica(&self, instance: Instance) -> Option<u32> {
-        let count = *self.turns.as_ref()?.get(usize::from(instance.stage))? as u32;
+        let count = *self.replicas.as_ref()?.get(usize::from(instance.stage))? as u32;
         (count > 1).then(|| u32::from(instance.pipeline) % count)
     }
 
@@ -198,7 +198,7 @@ impl StageMap {
         for instance in self.instances_on(device).filter(same) {
             let known = chunks.iter_mut().find(|chunk| {
                 let other = chunk[0];
-                self.turns.is_some() && other.stage == instance.stage
+                self.replicas.is_some() && other.stage == instance.stage
             });
             match known {
                 Some(chunk) => chunk.push(instance),
@@ -233,20 +233,20 @@ impl StageMap {
     /// equal stages and each device as many stages of each pipeline. Where devices take turns, stages are
     /// such that all devices have as much to do: a stage with `r` of them takes `r` times as long.
     pub fn share(&self, instance: Instance) -> f64 {
-        match &self.turns {
+        match &self.replicas {
             Some(replicas) => replicas[instance.stage as usize] as f64,
             None => self.devices as f64 / self.chain(instance).stages() as f64,
         }
     }
 
-    /// A cell as people write it on `device`: pass, micro-batch, `@chunk` where the device holds several
+    /// A pass as people write it on `device`: pass, micro-batch, `@chunk` where the device holds several
     /// that run the same way, `<` for the reverse direction.
-    pub fn cell_text(&self, device: usize, cell: Cell) -> String {
-        let reverse = self.chain(cell.instance).is_reverse();
+    pub fn pass_text(&self, device: usize, pass: Pass) -> String {
+        let reverse = self.chain(pass.instance).is_reverse();
         let chunks = self.chunks(device, reverse);
-        let mut text = format!("{}{}", cell.pass.letter(), cell.microbatch);
+        let mut text = format!("{}{}", pass.kind.letter(), pass.microbatch);
         if chunks.len() > 1 {
-            let chunk = chunks.iter().position(|it| it.contains(&cell.instance));
+            let chunk = chunks.iter().position(|it| it.contains(&pass.instance));
             text += &chunk.map_or_else(|| "@?".into(), |chunk| format!("@{chunk}"));
         }
         if reverse {
@@ -255,24 +255,25 @@ impl StageMap {
         text
     }
 
-    /// A turn as people write it: `F3`, or `F3+B1<` where two overlap.
-    pub fn text(&self, device: usize, turn: Turn) -> String {
-        let cells: Vec<String> = turn.cells().map(|cell| self.cell_text(device, cell)).collect();
-        cells.join("+")
+    /// An action as people write it: `F3`, or `F3+B1<` where two overlap.
+    pub fn text(&self, device: usize, action: Action) -> String {
+        let passes: Vec<String> =
+            action.passes().map(|pass| self.pass_text(device, pass)).collect();
+        passes.join("+")
     }
 
     /// Reads what [`StageMap::text`] writes.
     ///
     /// # Errors
-    /// If it is no turn, or not one of this device.
-    pub fn parse(&self, device: usize, text: &str) -> Result<Turn, ScheduleError> {
-        let mut cells = vec![];
+    /// If it is no action, or not one of this device.
+    pub fn parse(&self, device: usize, text: &str) -> Result<Action, ScheduleError> {
+        let mut passes = vec![];
         for part in text.split('+') {
-            cells.push(self.parse_cell(device, part.trim())?);
+            passes.push(self.parse_pass(device, part.trim())?);
         }
-        match cells[..] {
-            [cell] => Ok(Turn::Alone(cell)),
-            [first, second] => Ok(Turn::Overlapped(first, second)),
+        match passes[..] {
+            [pass] => Ok(Action::Alone(pass)),
+            [first, second] => Ok(Action::Overlapped(first, second)),
             _ => {
                 let message = format!("device {device}: {text:?} has more than two passes at once");
                 Err(ScheduleError::Rule(message))
@@ -280,19 +281,19 @@ impl StageMap {
         }
     }
 
-    fn parse_cell(&self, device: usize, text: &str) -> Result<Cell, ScheduleError> {
+    fn parse_pass(&self, device: usize, text: &str) -> Result<Pass, ScheduleError> {
         let refuse = |rule: &str| {
-            ScheduleError::Rule(format!("device {device}: {text:?} is no cell: {rule}"))
+            ScheduleError::Rule(format!("device {device}: {text:?} is no pass: {rule}"))
         };
         let form = "write a pass (F, B, I or W), a micro-batch, @chunk where the device holds several \
                     stages, < for the reverse direction: F3, W0@1, B2<";
         let reverse = text.ends_with('<');
         let rest = text.strip_suffix('<').unwrap_or(text);
-        let pass = match rest.chars().next() {
-            Some('F') => Pass::Forward,
-            Some('B') => Pass::Backward,
-            Some('I') => Pass::BackwardInput,
-            Some('W') => Pass::BackwardWeight,
+        let kind = match rest.chars().next() {
+            Some('F') => PassKind::Forward,
+            Some('B') => PassKind::Backward,
+            Some('I') => PassKind::BackwardInput,
+            Some('W') => PassKind::BackwardWeight,
             _ => return Err(refuse(form)),
         };
         let (microbatch, chunk) = match rest[1..].split_once('@') {
@@ -308,7 +309,7 @@ impl StageMap {
         let fed = chunk.iter().copied().find(|&it| self.feeds(it, microbatch));
         let instance =
             fed.ok_or_else(|| refuse("that micro-batch does not go through that stage"))?;
-        Ok(Cell { pass, instance, microbatch })
+        Ok(Pass { kind, instance, microbatch })
     }
 }
 

@@ -1,4 +1,4 @@
-//! A schedule that is written down: each device's order as a line of cells.
+//! A schedule that is written down: each device's order as a line of passes.
 //!
 //! In a plan, for two stages and two micro-batches:
 //!
@@ -11,11 +11,11 @@ use super::{Chain, Schedule, StageMap, check};
 use crate::ScheduleError;
 
 impl Schedule {
-    /// Reads each device's order: its turns in the form of [`StageMap::text`], with spaces between them.
+    /// Reads each device's order: its actions in the form of [`StageMap::text`], with spaces between them.
     /// A `.` is an idle slot, as tables are drawn; it says nothing, since only the order counts.
     ///
     /// # Errors
-    /// If there are not as many orders as devices, if something is no turn, or if the orders break a
+    /// If there are not as many orders as devices, if something is no action, or if the orders break a
     /// promise of schedules: [`check()`] with as many messages on a way as there can be.
     pub fn from_table(map: StageMap, orders: &[String]) -> Result<Schedule, ScheduleError> {
         if orders.len() != map.devices() {
@@ -27,8 +27,8 @@ impl Schedule {
             return Err(ScheduleError::Rule(message));
         }
         let order = |(device, order): (usize, &String)| {
-            let turns = order.split_whitespace().filter(|&turn| turn != ".");
-            turns.map(|turn| map.parse(device, turn)).collect()
+            let actions = order.split_whitespace().filter(|&action| action != ".");
+            actions.map(|action| map.parse(device, action)).collect()
         };
         let orders = orders.iter().enumerate().map(order).collect::<Result<_, _>>()?;
         let schedule = Schedule { map, orders };

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use shardloom_plan::PassTimes;
 
-use super::{Cell, Pass, Schedule, StageMap, Turn};
+use super::{Action, Pass, PassKind, Schedule, StageMap};
 use crate::ScheduleError;
 
 /// When a device does what.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timed {
     /// What it does.
-    pub turn: Turn,
+    pub action: Action,
     /// From when.
     pub start: f64,
     /// Until when.
@@ -21,8 +21,8 @@ pub struct Timed {
 /// When everything happens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// Each device's turns, in order.
-    pub turns: Vec<Vec<Timed>>,
+    /// Each device's actions, in order.
+    pub actions: Vec<Vec<Timed>>,
     /// First start to last end.
     pub makespan: f64,
     /// Share of `devices x makespan` in which devices stand idle.
@@ -32,24 +32,24 @@ pub struct Timing {
 impl Timing {
     /// The longest time that a device takes from its own first start to its own last end.
     pub fn longest_span(&self) -> f64 {
-        self.turns.iter().filter_map(|turns| span(turns)).fold(0.0, f64::max)
+        self.actions.iter().filter_map(|actions| span(actions)).fold(0.0, f64::max)
     }
 
     /// The largest share of a device's own span, from its first start to its last end, in which it stands
     /// idle: what is left of the bubble where devices begin their next step without waiting for others,
     /// which is how Qi et al. (zero bubble, arXiv 2401.10241, section 2.3) count it.
     pub fn span_bubble_fraction(&self) -> f64 {
-        let idle = |turns: &Vec<Timed>| {
-            let busy: f64 = turns.iter().map(|turn| turn.end - turn.start).sum();
-            span(turns).filter(|&span| span > 0.0).map(|span| 1.0 - busy / span)
+        let idle = |actions: &Vec<Timed>| {
+            let busy: f64 = actions.iter().map(|action| action.end - action.start).sum();
+            span(actions).filter(|&span| span > 0.0).map(|span| 1.0 - busy / span)
         };
-        self.turns.iter().filter_map(idle).fold(0.0, f64::max)
+        self.actions.iter().filter_map(idle).fold(0.0, f64::max)
     }
 }
 
 /// From the first start to the last end.
-fn span(turns: &[Timed]) -> Option<f64> {
-    Some(turns.last()?.end - turns.first()?.start)
+fn span(actions: &[Timed]) -> Option<f64> {
+    Some(actions.last()?.end - actions.first()?.start)
 }
 
 /// How steps follow each other, and so what of a step's orders should be short.
@@ -75,10 +75,10 @@ pub(super) struct Purpose<'a> {
 pub(super) fn best(
     map: &StageMap,
     purpose: Purpose<'_>,
-    candidates: impl IntoIterator<Item = Vec<Vec<Turn>>>,
-) -> Vec<Vec<Turn>> {
+    candidates: impl IntoIterator<Item = Vec<Vec<Action>>>,
+) -> Vec<Vec<Action>> {
     let Purpose { times, succession } = purpose;
-    let mut best: Option<([f64; 2], Vec<Vec<Turn>>)> = None;
+    let mut best: Option<([f64; 2], Vec<Vec<Action>>)> = None;
     for orders in candidates {
         let schedule = Schedule { map: map.clone(), orders };
         let Ok(timing) = time(&schedule, 1, times) else { continue };
@@ -100,23 +100,23 @@ pub(super) fn best(
 /// # Errors
 /// If the orders deadlock.
 pub fn time(schedule: &Schedule, steps: u32, times: &PassTimes) -> Result<Timing, ScheduleError> {
-    let cell = |cell: Cell| cell_time(&schedule.map, times, cell);
-    time_with(schedule, steps, times.message, |turn| turn.cells().map(cell).sum())
+    let pass = |pass: Pass| pass_time(&schedule.map, times, pass);
+    time_with(schedule, steps, times.message, |action| action.passes().map(pass).sum())
 }
 
 /// How long a pass takes of which a whole device's times are given.
-pub(super) fn cell_time(map: &StageMap, times: &PassTimes, cell: Cell) -> f64 {
-    let whole = match cell.pass {
-        Pass::Forward => times.forward,
-        Pass::Backward => times.input + times.weight,
-        Pass::BackwardInput => times.input,
-        Pass::BackwardWeight => times.weight,
+pub(super) fn pass_time(map: &StageMap, times: &PassTimes, pass: Pass) -> f64 {
+    let whole = match pass.kind {
+        PassKind::Forward => times.forward,
+        PassKind::Backward => times.input + times.weight,
+        PassKind::BackwardInput => times.input,
+        PassKind::BackwardWeight => times.weight,
     };
-    whole * map.share(cell.instance)
+    whole * map.share(pass.instance)
 }
 
 /// Times `steps` steps of `schedule` in a row, where a message between devices takes `message` and a
-/// turn what `duration` says. A turn of two passes starts when both can.
+/// action what `duration` says. An action of two passes starts when both can.
 ///
 /// # Errors
 /// If the orders deadlock.
@@ -124,48 +124,48 @@ pub fn time_with(
     schedule: &Schedule,
     steps: u32,
     message: f64,
-    duration: impl Fn(Turn) -> f64,
+    duration: impl Fn(Action) -> f64,
 ) -> Result<Timing, ScheduleError> {
     let map = &schedule.map;
     let orders = schedule.unrolled(steps);
-    let mut ends: BTreeMap<Cell, f64> = BTreeMap::new();
+    let mut ends: BTreeMap<Pass, f64> = BTreeMap::new();
     let mut clocks = vec![0.0f64; orders.len()];
-    let mut turns: Vec<Vec<Timed>> = vec![vec![]; orders.len()];
+    let mut actions: Vec<Vec<Timed>> = vec![vec![]; orders.len()];
     let mut moved = true;
     while moved {
         moved = false;
         for (device, order) in orders.iter().enumerate() {
-            while let Some(&turn) = order.get(turns[device].len()) {
+            while let Some(&action) = order.get(actions[device].len()) {
                 let mut ready = Some(clocks[device]);
-                for required in turn.cells().flat_map(|cell| super::requirements(map, cell)) {
+                for required in action.passes().flat_map(|pass| super::requirements(map, pass)) {
                     let Some(required) = required else { continue };
                     let done = required.as_slice().iter().find_map(|it| Some((it, ends.get(it)?)));
-                    ready = ready.zip(done).map(|(ready, (cell, &end))| {
-                        let travels = map.device(cell.instance) != device;
+                    ready = ready.zip(done).map(|(ready, (pass, &end))| {
+                        let travels = map.device(pass.instance) != device;
                         ready.max(if travels { end + message } else { end })
                     });
                 }
                 let Some(start) = ready else { break };
-                let end = start + duration(turn);
+                let end = start + duration(action);
                 clocks[device] = end;
-                ends.extend(turn.cells().map(|cell| (cell, end)));
-                turns[device].push(Timed { turn, start, end });
+                ends.extend(action.passes().map(|pass| (pass, end)));
+                actions[device].push(Timed { action, start, end });
                 moved = true;
             }
         }
     }
     for (device, order) in orders.iter().enumerate() {
-        if let Some(&turn) = order.get(turns[device].len()) {
-            let turn = map.text(device, turn);
-            let message = format!("deadlock: device {device} waits at {turn}");
+        if let Some(&action) = order.get(actions[device].len()) {
+            let action = map.text(device, action);
+            let message = format!("deadlock: device {device} waits at {action}");
             return Err(ScheduleError::Rule(message));
         }
     }
     let makespan = clocks.iter().copied().fold(0.0, f64::max);
-    let busy: f64 = turns.iter().flatten().map(|timed| timed.end - timed.start).sum();
+    let busy: f64 = actions.iter().flatten().map(|timed| timed.end - timed.start).sum();
     let bubble_fraction = match makespan > 0.0 {
         true => 1.0 - busy / (orders.len() as f64 * makespan),
         false => 0.0,
     };
-    Ok(Timing { turns, makespan, bubble_fraction })
+    Ok(Timing { actions, makespan, bubble_fraction })
 }

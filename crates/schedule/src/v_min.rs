@@ -9,7 +9,7 @@
 
 use super::building_block::{self, Block};
 use super::timing::Purpose;
-use super::{StageMap, Turn};
+use super::{Action, StageMap};
 use crate::ScheduleError;
 
 /// The orders on a map that goes to and fro once.
@@ -19,7 +19,7 @@ use crate::ScheduleError;
 pub(super) fn orders(
     map: &StageMap,
     purpose: Purpose<'_>,
-) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+) -> Result<Vec<Vec<Action>>, ScheduleError> {
     super::wants_two_stages(map, "v-min")?;
     Ok(building_block::orders(map, purpose, &block(map.devices())))
 }

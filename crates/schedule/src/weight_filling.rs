@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use shardloom_plan::PassTimes;
 
-use super::timing::cell_time;
-use super::{Cell, Pass, StageMap, Turn};
+use super::timing::pass_time;
+use super::{Action, Pass, PassKind, StageMap};
 
 /// A device on the way through its order.
 #[derive(Default)]
 struct Device {
-    order: Vec<Turn>,
+    order: Vec<Action>,
     /// When it started, if it did.
     began: Option<f64>,
     /// When it is done with what it has run.
@@ -21,7 +21,7 @@ struct Device {
     /// Micro-batches that went forward and have no input gradients yet.
     forward: usize,
     /// Weight gradients that can run, oldest first.
-    waiting: VecDeque<Cell>,
+    waiting: VecDeque<Pass>,
 }
 
 /// What a device has room for, in units of what a forward pass of a stage leaves.
@@ -76,7 +76,7 @@ pub(super) struct Filling<'a> {
     short: Short,
     /// For how long each device may stand idle anyway.
     allowance: Vec<f64>,
-    ends: BTreeMap<Cell, f64>,
+    ends: BTreeMap<Pass, f64>,
     devices: Vec<Device>,
 }
 
@@ -113,13 +113,13 @@ impl<'a> Filling<'a> {
         self.devices[device].clock
     }
 
-    /// When what `cell` waits for is there; none if some of it has not run.
-    pub(super) fn arrival(&self, cell: Cell) -> Option<f64> {
+    /// When what `pass` waits for is there; none if some of it has not run.
+    pub(super) fn arrival(&self, pass: Pass) -> Option<f64> {
         let mut arrival = 0.0f64;
-        for required in super::requirements(self.map, cell).into_iter().flatten() {
+        for required in super::requirements(self.map, pass).into_iter().flatten() {
             let mut done = required.as_slice().iter();
             let (required, &end) = done.find_map(|it| Some((it, self.ends.get(it)?)))?;
-            let travels = self.map.device(required.instance) != self.map.device(cell.instance);
+            let travels = self.map.device(required.instance) != self.map.device(pass.instance);
             arrival = arrival.max(if travels { end + self.times.message } else { end });
         }
         Some(arrival)
@@ -139,7 +139,7 @@ impl<'a> Filling<'a> {
         let all = it.waiting.len();
         let enough = |count: &usize| self.memory.holds(it.forward + 1, all - count);
         let needed = (0..all).find(enough).unwrap_or(all);
-        it.waiting.iter().take(needed).map(|&cell| cell_time(self.map, self.times, cell)).sum()
+        it.waiting.iter().take(needed).map(|&pass| pass_time(self.map, self.times, pass)).sum()
     }
 
     /// Whether `device` has room for a forward pass once all its weight gradients have run that can.
@@ -155,20 +155,20 @@ impl<'a> Filling<'a> {
 
     /// Runs a forward pass or input gradients that can run, and before it the weight gradients that
     /// there is time for or that must make room.
-    pub(super) fn run(&mut self, cell: Cell) {
-        self.run_with(cell, self.short);
+    pub(super) fn run(&mut self, pass: Pass) {
+        self.run_with(pass, self.short);
     }
 
     /// The same, where weight gradients fill short gaps as given.
-    pub(super) fn run_with(&mut self, cell: Cell, short: Short) {
-        let device = self.map.device(cell.instance);
-        let arrival = self.arrival(cell).expect("a schedule runs what can run");
-        if cell.pass == Pass::Forward {
+    pub(super) fn run_with(&mut self, pass: Pass, short: Short) {
+        let device = self.map.device(pass.instance);
+        let arrival = self.arrival(pass).expect("a schedule runs what can run");
+        if pass.kind == PassKind::Forward {
             while !self.has_room_for(device, 1) && self.run_weight(device) {}
         }
         while let Some(&weight) = self.devices[device].waiting.front() {
             let gap = arrival - self.clock(device);
-            let fits = cell_time(self.map, self.times, weight) <= gap;
+            let fits = pass_time(self.map, self.times, weight) <= gap;
             let fills = match short {
                 Short::Never => false,
                 Short::WhereCostly => gap > 0.0 && gap > self.slack(device),
@@ -179,11 +179,11 @@ impl<'a> Filling<'a> {
             }
             self.run_weight(device);
         }
-        self.put(device, cell, arrival);
+        self.put(device, pass, arrival);
     }
 
     /// Runs all weight gradients that are left and returns the orders.
-    pub(super) fn finish(mut self) -> Vec<Vec<Turn>> {
+    pub(super) fn finish(mut self) -> Vec<Vec<Action>> {
         for device in 0..self.devices.len() {
             while self.run_weight(device) {}
         }
@@ -192,32 +192,32 @@ impl<'a> Filling<'a> {
 
     /// Runs the oldest weight gradients on `device`. Whether there were any.
     fn run_weight(&mut self, device: usize) -> bool {
-        let cell = self.devices[device].waiting.pop_front();
-        if let Some(cell) = cell {
-            self.put(device, cell, 0.0);
+        let pass = self.devices[device].waiting.pop_front();
+        if let Some(pass) = pass {
+            self.put(device, pass, 0.0);
         }
-        cell.is_some()
+        pass.is_some()
     }
 
-    fn put(&mut self, device: usize, cell: Cell, arrival: f64) {
+    fn put(&mut self, device: usize, pass: Pass, arrival: f64) {
         let it = &mut self.devices[device];
         let start = it.clock.max(arrival);
         match it.began {
             Some(_) => it.idle += start - it.clock,
             None => it.began = Some(start),
         }
-        it.clock = start + cell_time(self.map, self.times, cell);
-        it.order.push(Turn::Alone(cell));
-        self.ends.insert(cell, it.clock);
-        match cell.pass {
-            Pass::Forward => it.forward += 1,
-            Pass::BackwardInput => {
+        it.clock = start + pass_time(self.map, self.times, pass);
+        it.order.push(Action::Alone(pass));
+        self.ends.insert(pass, it.clock);
+        match pass.kind {
+            PassKind::Forward => it.forward += 1,
+            PassKind::BackwardInput => {
                 it.forward -= 1;
-                it.waiting.push_back(Cell { pass: Pass::BackwardWeight, ..cell });
+                it.waiting.push_back(Pass { kind: PassKind::BackwardWeight, ..pass });
             }
-            Pass::Backward => it.forward -= 1,
+            PassKind::Backward => it.forward -= 1,
             // It has just left those that wait.
-            Pass::BackwardWeight => {}
+            PassKind::BackwardWeight => {}
         }
     }
 }
@@ -226,10 +226,10 @@ impl<'a> Filling<'a> {
 pub(super) fn fill(
     map: &StageMap,
     times: &PassTimes,
-    orders: &[Vec<Cell>],
+    orders: &[Vec<Pass>],
     memory: Memory,
     eager: bool,
-) -> Vec<Vec<Turn>> {
+) -> Vec<Vec<Action>> {
     let mut filling = Filling::new(map, times, memory, eager);
     let mut next = vec![0; orders.len()];
     let start = |filling: &Filling, next: &[usize], device: usize| {
@@ -245,11 +245,11 @@ pub(super) fn fill(
         starts.min_by(|a, b| a.0.total_cmp(&b.0))
     };
     while let Some((_, device)) = earliest(&starts) {
-        let cell = orders[device][next[device]];
-        filling.run(cell);
+        let pass = orders[device][next[device]];
+        filling.run(pass);
         next[device] += 1;
         // Only the device itself and those of the stages next to this one may have waited for it.
-        let beside = [map.before(cell.instance), map.after(cell.instance)];
+        let beside = [map.before(pass.instance), map.after(pass.instance)];
         let beside = beside.into_iter().flatten().map(|instance| map.device(instance));
         for device in [device].into_iter().chain(beside) {
             starts[device] = start(&filling, &next, device);
@@ -259,10 +259,10 @@ pub(super) fn fill(
 }
 
 /// What of `orders` is no weight gradients.
-pub(super) fn without_weights(orders: &[Vec<Turn>]) -> Vec<Vec<Cell>> {
-    let order = |order: &Vec<Turn>| {
-        let cells = order.iter().flat_map(|turn| turn.cells());
-        cells.filter(|cell| cell.pass != Pass::BackwardWeight).collect()
+pub(super) fn without_weights(orders: &[Vec<Action>]) -> Vec<Vec<Pass>> {
+    let order = |order: &Vec<Action>| {
+        let passes = order.iter().flat_map(|action| action.passes());
+        passes.filter(|pass| pass.kind != PassKind::BackwardWeight).collect()
     };
     orders.iter().map(order).collect()
 }

@@ -10,7 +10,7 @@
 
 use super::timing::{Purpose, best};
 use super::weight_filling::{Memory, fill, without_weights};
-use super::{Cell, Instance, Pass, StageMap, Turn, zb_v_rounds};
+use super::{Action, Instance, Pass, PassKind, StageMap, zb_v_rounds};
 use crate::ScheduleError;
 
 /// The orders on a map that goes to and fro once.
@@ -20,10 +20,10 @@ use crate::ScheduleError;
 pub(super) fn orders(
     map: &StageMap,
     purpose: Purpose<'_>,
-) -> Result<Vec<Vec<Turn>>, ScheduleError> {
+) -> Result<Vec<Vec<Action>>, ScheduleError> {
     super::wants_two_stages(map, "zb-v")?;
     let memory = Memory::microbatches(2 * map.devices());
-    let stable: Vec<Vec<Turn>> = (0..map.devices()).map(|device| order(map, device)).collect();
+    let stable: Vec<Vec<Action>> = (0..map.devices()).map(|device| order(map, device)).collect();
     let bare = without_weights(&stable);
     let filled = [false, true].map(|eager| fill(map, purpose.times, &bare, memory, eager));
     let rounds = zb_v_rounds::orders(map, purpose.times, memory);
@@ -32,7 +32,7 @@ pub(super) fn orders(
 
 /// The passes that a device has run so far of its two stages.
 struct Passes {
-    order: Vec<Turn>,
+    order: Vec<Action>,
     stages: [Instance; 2],
     counts: [[u32; 2]; 3],
 }
@@ -42,68 +42,68 @@ const DOWN: usize = 0;
 const UP: usize = 1;
 
 impl Passes {
-    fn count(&mut self, pass: Pass, stage: usize) -> &mut u32 {
-        &mut self.counts[match pass {
-            Pass::Forward => 0,
-            Pass::Backward | Pass::BackwardInput => 1,
-            Pass::BackwardWeight => 2,
+    fn count(&mut self, kind: PassKind, stage: usize) -> &mut u32 {
+        &mut self.counts[match kind {
+            PassKind::Forward => 0,
+            PassKind::Backward | PassKind::BackwardInput => 1,
+            PassKind::BackwardWeight => 2,
         }][stage]
     }
 
-    fn run(&mut self, pass: Pass, stage: usize) {
-        let count = self.count(pass, stage);
+    fn run(&mut self, kind: PassKind, stage: usize) {
+        let count = self.count(kind, stage);
         let microbatch = *count;
         *count += 1;
-        self.order.push(Turn::Alone(Cell { pass, instance: self.stages[stage], microbatch }));
+        self.order.push(Action::Alone(Pass { kind, instance: self.stages[stage], microbatch }));
     }
 
     /// Forward, input and weight gradients of a stage.
     fn run_all(&mut self, stage: usize) {
-        self.run(Pass::Forward, stage);
-        self.run(Pass::BackwardInput, stage);
-        self.run(Pass::BackwardWeight, stage);
+        self.run(PassKind::Forward, stage);
+        self.run(PassKind::BackwardInput, stage);
+        self.run(PassKind::BackwardWeight, stage);
     }
 }
 
 /// The order for equal times. With fewer micro-batches than fill the pipeline the order is that for just
 /// enough, without those that there are not.
-fn order(map: &StageMap, device: usize) -> Vec<Turn> {
+fn order(map: &StageMap, device: usize) -> Vec<Action> {
     let devices = map.devices();
     let microbatches = map.microbatches().max(2 * devices as u32 - 1);
     let stage = |stage: usize| Instance { pipeline: 0, stage: stage as u16 };
     let stages = [stage(device), stage(2 * devices - 1 - device)];
     let mut passes = Passes { order: vec![], stages, counts: [[0; 2]; 3] };
     for _ in 0..2 * (devices - device) - 1 {
-        passes.run(Pass::Forward, DOWN);
+        passes.run(PassKind::Forward, DOWN);
     }
     for _ in 0..device {
-        passes.run(Pass::Forward, UP);
-        passes.run(Pass::Forward, DOWN);
+        passes.run(PassKind::Forward, UP);
+        passes.run(PassKind::Forward, DOWN);
     }
     for _ in device..devices {
         passes.run_all(UP);
     }
-    while *passes.count(Pass::Forward, UP) < microbatches {
-        if *passes.count(Pass::Forward, DOWN) < microbatches {
-            passes.run(Pass::Forward, DOWN);
+    while *passes.count(PassKind::Forward, UP) < microbatches {
+        if *passes.count(PassKind::Forward, DOWN) < microbatches {
+            passes.run(PassKind::Forward, DOWN);
         }
-        passes.run(Pass::BackwardInput, DOWN);
-        passes.run(Pass::BackwardWeight, DOWN);
+        passes.run(PassKind::BackwardInput, DOWN);
+        passes.run(PassKind::BackwardWeight, DOWN);
         passes.run_all(UP);
     }
     for _ in 0..device {
-        passes.run(Pass::BackwardInput, DOWN);
-        passes.run(Pass::BackwardInput, UP);
+        passes.run(PassKind::BackwardInput, DOWN);
+        passes.run(PassKind::BackwardInput, UP);
     }
     for _ in device..devices {
-        passes.run(Pass::BackwardInput, DOWN);
-        passes.run(Pass::BackwardWeight, DOWN);
+        passes.run(PassKind::BackwardInput, DOWN);
+        passes.run(PassKind::BackwardWeight, DOWN);
     }
     for stage in [UP, DOWN] {
-        while *passes.count(Pass::BackwardWeight, stage) < microbatches {
-            passes.run(Pass::BackwardWeight, stage);
+        while *passes.count(PassKind::BackwardWeight, stage) < microbatches {
+            passes.run(PassKind::BackwardWeight, stage);
         }
     }
-    let exists = |cell: &Cell| cell.microbatch < map.microbatches();
-    passes.order.into_iter().filter_map(|turn| turn.filtered(exists)).collect()
+    let exists = |pass: &Pass| pass.microbatch < map.microbatches();
+    passes.order.into_iter().filter_map(|action| action.filtered(exists)).collect()
 }

@@ -9,7 +9,7 @@
 use shardloom_plan::PassTimes;
 
 use super::weight_filling::{Filling, Memory, Short};
-use super::{Cell, Instance, Pass, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, StageMap};
 
 /// A device's stages by the order in which forwards reach them.
 #[derive(Clone, Copy, PartialEq)]
@@ -28,7 +28,7 @@ struct Count {
 }
 
 /// All orders that are found for devices with room for `memory`.
-pub(super) fn orders(map: &StageMap, times: &PassTimes, memory: Memory) -> Vec<Vec<Vec<Turn>>> {
+pub(super) fn orders(map: &StageMap, times: &PassTimes, memory: Memory) -> Vec<Vec<Vec<Action>>> {
     let mut found = vec![];
     for bits in 0..4 {
         let short = |may: bool| if may { Short::WhereCostly } else { Short::Never };
@@ -100,7 +100,7 @@ impl Rounds<'_> {
         }
         for device in (0..devices).rev() {
             // More of the first stages, on the devices before as well, while the second one waits.
-            let arrival = self.filling.arrival(self.cell(Pass::Forward, device, Way::Up, 0))?;
+            let arrival = self.filling.arrival(self.pass(PassKind::Forward, device, Way::Up, 0))?;
             let forward = self.times.forward / 2.0;
             while device + 1 < devices
                 && self.filling.has_room_for(device, 2 + 2 * device)
@@ -173,13 +173,13 @@ impl Rounds<'_> {
     }
 
     fn forward(&mut self, device: usize, way: Way, short: Short) -> Option<()> {
-        let cell = self.cell(Pass::Forward, device, way, self.forwards_run(device, way));
-        let exists = cell.microbatch < self.map.microbatches();
+        let pass = self.pass(PassKind::Forward, device, way, self.forwards_run(device, way));
+        let exists = pass.microbatch < self.map.microbatches();
         if !exists || !self.filling.can_make_room(device) {
             return None;
         }
-        self.filling.arrival(cell)?;
-        self.filling.run_with(cell, short);
+        self.filling.arrival(pass)?;
+        self.filling.run_with(pass, short);
         let it = &mut self.counts[device];
         *(if way == Way::Down { &mut it.forward_down } else { &mut it.forward_up }) += 1;
         Some(())
@@ -188,22 +188,22 @@ impl Rounds<'_> {
     fn gradient(&mut self, device: usize, way: Way, short: Short) -> Option<()> {
         let it = self.counts[device];
         let count = if way == Way::Down { it.gradient_down } else { it.gradient_up };
-        let cell = self.cell(Pass::BackwardInput, device, way, count);
-        if cell.microbatch >= self.map.microbatches() {
+        let pass = self.pass(PassKind::BackwardInput, device, way, count);
+        if pass.microbatch >= self.map.microbatches() {
             return None;
         }
-        self.filling.arrival(cell)?;
-        self.filling.run_with(cell, short);
+        self.filling.arrival(pass)?;
+        self.filling.run_with(pass, short);
         let it = &mut self.counts[device];
         *(if way == Way::Down { &mut it.gradient_down } else { &mut it.gradient_up }) += 1;
         Some(())
     }
 
-    fn cell(&self, pass: Pass, device: usize, way: Way, microbatch: u32) -> Cell {
+    fn pass(&self, kind: PassKind, device: usize, way: Way, microbatch: u32) -> Pass {
         let stage = match way {
             Way::Down => device,
             Way::Up => 2 * self.map.devices() - 1 - device,
         };
-        Cell { pass, instance: Instance { pipeline: 0, stage: stage as u16 }, microbatch }
+        Pass { kind, instance: Instance { pipeline: 0, stage: stage as u16 }, microbatch }
     }
 }

@@ -29,7 +29,7 @@ use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
 use super::earliest_first;
 use super::timing::{Purpose, Succession, best};
 use super::weight_filling::{Filling, Memory};
-use super::{Cell, Instance, Pass, Schedule, StageMap, Turn};
+use super::{Action, Instance, Pass, PassKind, Schedule, StageMap};
 use crate::ScheduleError;
 
 impl Schedule {
@@ -69,7 +69,7 @@ struct Variant {
 }
 
 /// The orders for passes of the given times and devices of the given memory.
-pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, memory: Memory) -> Vec<Vec<Turn>> {
+pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, memory: Memory) -> Vec<Vec<Action>> {
     let times = purpose.times;
     let variants = (0..8).map(|bits| Variant {
         overrun: bits & 1 != 0,
@@ -81,13 +81,13 @@ pub(super) fn orders(map: &StageMap, purpose: Purpose<'_>, memory: Memory) -> Ve
     best(map, purpose, drafts.chain(others))
 }
 
-fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) -> Vec<Vec<Turn>> {
+fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) -> Vec<Vec<Action>> {
     let devices = map.devices();
     let microbatches = map.microbatches();
     let mut filling = Filling::new(map, times, memory, variant.eager);
     let mut forwards = vec![0; devices];
     let forward = |filling: &mut Filling, forwards: &mut Vec<u32>, device: usize| {
-        filling.run(cell(Pass::Forward, device, forwards[device]));
+        filling.run(pass(PassKind::Forward, device, forwards[device]));
         forwards[device] += 1;
     };
     (0..devices).for_each(|device| forward(&mut filling, &mut forwards, device));
@@ -112,16 +112,16 @@ fn draft(map: &StageMap, times: &PassTimes, memory: Memory, variant: Variant) ->
             }
         }
         for device in (0..devices).rev() {
-            filling.run(cell(Pass::BackwardInput, device, round));
+            filling.run(pass(PassKind::BackwardInput, device, round));
         }
     }
     filling.finish()
 }
 
 /// A pass of the one stage of `device`.
-pub(super) fn cell(pass: Pass, device: usize, microbatch: u32) -> Cell {
+pub(super) fn pass(kind: PassKind, device: usize, microbatch: u32) -> Pass {
     let instance = Instance { pipeline: 0, stage: device as u16 };
-    Cell { pass, instance, microbatch }
+    Pass { kind, instance, microbatch }
 }
 
 /// How many more forwards each device runs after its first and before its first gradient.

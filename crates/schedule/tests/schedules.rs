@@ -33,7 +33,7 @@ mod zero_bubble;
 
 use proptest::prelude::*;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-use shardloom_schedule::{Cell, Pass, Schedule, StageMap, Timing, Turn, time};
+use shardloom_schedule::{Action, Pass, PassKind, Schedule, StageMap, Timing, time};
 
 /// f = b = 1, all of the backward pass counted.
 const EQUAL: PassTimes =
@@ -85,8 +85,8 @@ fn idle(schedule: &Schedule, times: &PassTimes) -> f64 {
 
 /// A device's order as people write it.
 fn text(schedule: &Schedule, device: usize) -> String {
-    let turns = schedule.orders[device].iter();
-    turns.map(|&turn| schedule.map.text(device, turn)).collect::<Vec<_>>().join(" ")
+    let actions = schedule.orders[device].iter();
+    actions.map(|&action| schedule.map.text(device, action)).collect::<Vec<_>>().join(" ")
 }
 
 /// How many backward passes each stage runs between a micro-batch's forward and its own backward once the
@@ -96,15 +96,16 @@ fn delays(schedule: &Schedule) -> Vec<usize> {
     let steps = 2 * schedule.ahead() + 2;
     // Early micro-batches find the pipeline empty; from this one on it is full.
     let full = schedule.ahead() * microbatches;
-    let delay = |order: Vec<Turn>| {
-        let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
-        let at = |pass, microbatch| {
-            cells.iter().position(|cell| (cell.pass, cell.microbatch) == (pass, microbatch))
+    let delay = |order: Vec<Action>| {
+        let passes: Vec<Pass> = order.iter().flat_map(|action| action.passes()).collect();
+        let at = |kind, microbatch| {
+            passes.iter().position(|pass| (pass.kind, pass.microbatch) == (kind, microbatch))
         };
         let delays: Vec<usize> = (full..full + microbatches)
             .filter_map(|microbatch| {
-                let between = at(Pass::Forward, microbatch)? + 1..at(Pass::Backward, microbatch)?;
-                Some(cells[between].iter().filter(|cell| cell.pass == Pass::Backward).count())
+                let between =
+                    at(PassKind::Forward, microbatch)? + 1..at(PassKind::Backward, microbatch)?;
+                Some(passes[between].iter().filter(|pass| pass.kind == PassKind::Backward).count())
             })
             .collect();
         assert!(delays.iter().all(|delay| *delay == delays[0]), "{delays:?}");

@@ -60,7 +60,7 @@ pub struct SearchCounts {
     pub bounded_away: usize,
     /// Candidates that were simulated, baselines aside.
     pub simulated: usize,
-    /// How long it took, simulation of finalists and baselines included.
+    /// How long it took, simulation of finalists included.
     pub seconds: f64,
 }
 

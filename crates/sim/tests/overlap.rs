@@ -1,4 +1,4 @@
-//! DualPipe's turns of a forward and a backward pass at once, where communication takes time.
+//! DualPipe's actions of a forward and a backward pass at once, where communication takes time.
 
 mod scenario;
 
@@ -8,7 +8,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Plan, ScheduleKind, Uniform};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Program, lower};
-use shardloom_schedule::{Schedule, StageMap, Turn};
+use shardloom_schedule::{Action, Schedule, StageMap};
 use shardloom_sim::{Call, Driver, Modelled, Options, SimError, Simulation, run, simulate};
 
 const OPTIONS: Options = Options { steps: 2, folded: true };
@@ -29,10 +29,10 @@ fn one_after_the_other(plan: &Plan, devices: usize) -> Plan {
     let schedule = StageMap::arranged(arrangement, devices, 2, plan.microbatches)
         .and_then(|map| Schedule::build(plan.schedule, map, &plan.pass_times))
         .unwrap_or_else(|error| panic!("{error}"));
-    let line = |(device, order): (usize, &Vec<Turn>)| {
-        let cells = order.iter().flat_map(|turn| turn.cells());
-        let cells = cells.map(|cell| schedule.map.text(device, Turn::Alone(cell)));
-        cells.collect::<Vec<String>>().join(" ")
+    let line = |(device, order): (usize, &Vec<Action>)| {
+        let passes = order.iter().flat_map(|action| action.passes());
+        let passes = passes.map(|pass| schedule.map.text(device, Action::Alone(pass)));
+        passes.collect::<Vec<String>>().join(" ")
     };
     let order = schedule.orders.iter().enumerate().map(line).collect();
     Plan { schedule: ScheduleKind::Table, order, ..plan.clone() }

@@ -8,7 +8,7 @@ use scenario::{gpt, h100, uniform};
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind, Uniform};
 use shardloom_program::lower;
 use shardloom_program::timeline::{Interval, Lane, Picos, Track};
-use shardloom_schedule::{Cell, Pass, Schedule, StageMap, Turn, time_with};
+use shardloom_schedule::{Action, Pass, PassKind, Schedule, StageMap, time_with};
 use shardloom_sim::{Options, Simulation, run};
 
 /// What is simulated: a schedule of some devices, stages on each and micro-batches.
@@ -126,7 +126,7 @@ fn zero_bubble_pipelines_idle_as_published() {
 
 #[test]
 fn every_pass_of_every_schedule_runs_when_its_order_says() {
-    // A turn of two passes begins when both can: the engine may begin its first before.
+    // An action of two passes begins when both can: the engine may begin its first before.
     let pairs = [ScheduleKind::DualPipe, ScheduleKind::DualPipeV];
     let kinds = ScheduleKind::ALL.into_iter();
     for kind in kinds.filter(|kind| *kind != ScheduleKind::Table && !pairs.contains(kind)) {
@@ -142,19 +142,19 @@ fn every_pass_of_every_schedule_runs_when_its_order_says() {
                 let Ok(schedule) = built else { continue };
                 let steps = 1 + schedule.ahead();
                 let [forward, input, weight] = times;
-                let duration = |turn: Turn| {
-                    let of = |cell: Cell| match cell.pass {
-                        Pass::Forward => forward,
-                        Pass::Backward => input + weight,
-                        Pass::BackwardInput => input,
-                        Pass::BackwardWeight => weight,
+                let duration = |action: Action| {
+                    let of = |pass: Pass| match pass.kind {
+                        PassKind::Forward => forward,
+                        PassKind::Backward => input + weight,
+                        PassKind::BackwardInput => input,
+                        PassKind::BackwardWeight => weight,
                     };
-                    turn.cells().map(of).sum::<u64>() as f64
+                    action.passes().map(of).sum::<u64>() as f64
                 };
                 let timing = time_with(&schedule, steps, 0.0, duration).expect("no deadlock");
                 let found = simulated((kind, [devices, chunks, microbatches]), times, steps);
-                for (turns, track) in timing.turns.iter().zip(&found.timeline.tracks) {
-                    let said = turns.iter().map(|it| (it.start as u64, it.end as u64));
+                for (actions, track) in timing.actions.iter().zip(&found.timeline.tracks) {
+                    let said = actions.iter().map(|it| (it.start as u64, it.end as u64));
                     let ran = passes(track).into_iter().map(|it| (it.start.0, it.end.0));
                     assert!(said.eq(ran), "{kind:?} {devices} {chunks} {times:?}: {track:?}");
                 }

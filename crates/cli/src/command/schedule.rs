@@ -5,8 +5,8 @@ use serde::Serialize;
 use shardloom::plan::{Arrangement, PassTimes, ScheduleKind};
 use shardloom::program::ProgramError;
 use shardloom::program::quantity::percent;
-use shardloom::schedule::{self, ScheduleError, StageMap, Succession, Timed, Turn};
-use shardloom_report::{cell_legend, cell_table};
+use shardloom::schedule::{self, ScheduleError, StageMap, Succession, Timed};
+use shardloom_report::{schedule_legend, schedule_table};
 
 use super::schedule_kind::{Named, listing, schedule_kind};
 use super::slots::{Scale, Slots};
@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
   shardloom schedule gpipe --stages 4 --microbatches 8 --forward 1,2,1,1 --replicas 1,2,1,1
   shardloom schedule hanayo --stages 4 --microbatches 4 --backward 1 --message 0.25 --json";
 
-/// Draw a pipeline schedule as a table of cells
+/// Draw a pipeline schedule as a table
 ///
 /// A time is that of a whole device, the same for all; where a device holds several stages, each takes
 /// its share of them, and where r devices take turns at a stage, it takes each of them r times as long. A
@@ -37,7 +37,7 @@ const EXAMPLES: &str = "Examples:
 
 Schedules, with other names: {}.
 
-Cells: F forward, B backward, I and W its halves (input and weight gradients), then the micro-batch, \
+Passes: F forward, B backward, I and W its halves (input and weight gradients), then the micro-batch, \
 @ and the device's chunk, < for a pipeline the reverse way; F3+B1< are two passes at once, . is idle.
 
 With --json, `order` is what a plan with schedule = \"table\" has to train in this order.",
@@ -137,7 +137,7 @@ struct Answer {
     slot: f64,
     exact_slots: bool,
     rows: Vec<Vec<String>>,
-    turns: Vec<Vec<TurnTime>>,
+    actions: Vec<Vec<ActionTime>>,
     /// One step of each device, as a plan writes it.
     order: Vec<String>,
     /// The same with one device for each stage, where stages differ and some have several.
@@ -147,13 +147,13 @@ struct Answer {
 
 /// When a device does what, exactly.
 #[derive(Serialize)]
-struct TurnTime {
-    cells: String,
+struct ActionTime {
+    action: String,
     start: f64,
     end: f64,
 }
 
-/// The most cells that are drawn, and passes that are timed.
+/// The most cells of a table that are drawn, and passes that are timed.
 const MOST_CELLS: u64 = 4_000_000;
 
 impl Schedule {
@@ -183,8 +183,8 @@ impl Schedule {
     /// Draws what was found.
     fn draw(&self, answer: &Answer, terminal: Terminal) -> Result<(), Failure> {
         let colour = terminal.colour();
-        terminal.text(cell_table(&answer.rows, colour))?;
-        terminal.text(cell_legend(&answer.rows, colour))?;
+        terminal.text(schedule_table(&answer.rows, colour))?;
+        terminal.text(schedule_legend(&answer.rows, colour))?;
         if !answer.exact_slots {
             terminal.line(format_args!(
                 "columns are {} wide, and starts and ends rounded to them: the times have no common \
@@ -258,17 +258,19 @@ impl Schedule {
             );
             Failure::usage("--stages", message)
         })?;
-        let turn = |device: usize, timed: &Timed| TurnTime {
-            cells: schedule.map.text(device, timed.turn),
+        let action = |device: usize, timed: &Timed| ActionTime {
+            action: schedule.map.text(device, timed.action),
             start: timed.start / scale,
             end: timed.end / scale,
         };
-        let order = |(device, turns): (usize, &Vec<Turn>)| {
-            let texts = turns.iter().map(|&turn| schedule.map.text(device, turn));
+        let order = |(device, order): (usize, &Vec<schedule::Action>)| {
+            let texts = order.iter().map(|&action| schedule.map.text(device, action));
             texts.collect::<Vec<_>>().join(" ")
         };
-        let turns = timing.turns.iter().enumerate();
-        let turns = turns.map(|(device, turns)| turns.iter().map(|it| turn(device, it)).collect());
+        let actions = timing.actions.iter().enumerate();
+        let of_device = |(device, timed): (usize, &Vec<Timed>)| {
+            timed.iter().map(|it| action(device, it)).collect()
+        };
         Ok(Answer {
             kind: self.named.kind.name(),
             stages: replicas.map_or(devices as usize, <[u32]>::len),
@@ -285,7 +287,7 @@ impl Schedule {
             slot: slots.width / scale,
             exact_slots: slots.exact,
             rows: slots.rows,
-            turns: turns.collect(),
+            actions: actions.map(of_device).collect(),
             order: schedule.orders.iter().enumerate().map(order).collect(),
             without_replicas: None,
         })
@@ -329,7 +331,7 @@ impl Schedule {
         let timing = |steps| timed(schedule, steps, times);
         let (one, both) = (timing(steps)?, timing(steps * 2)?);
         let busy = |timing: &schedule::Timing| {
-            (1.0 - timing.bubble_fraction) * timing.makespan * timing.turns.len() as f64
+            (1.0 - timing.bubble_fraction) * timing.makespan * timing.actions.len() as f64
         };
         Ok((busy(&both) - busy(&one)) / (f64::from(devices) * (both.makespan - one.makespan)))
     }
@@ -495,7 +497,7 @@ fn timed(
     times: &StageTimes,
 ) -> Result<schedule::Timing, Failure> {
     let message = times.device.message;
-    schedule::time_with(schedule, steps, message, |turn| times.duration(turn)).map_err(program)
+    schedule::time_with(schedule, steps, message, |action| times.duration(action)).map_err(program)
 }
 
 fn program(error: ScheduleError) -> Failure {

@@ -5,7 +5,7 @@ use shardloom::schedule::{StageMap, Timed, Timing};
 
 /// A unit in which times are whole numbers.
 ///
-/// Whole numbers keep sums of times exact, and so which turns meet.
+/// Whole numbers keep sums of times exact, and so which actions meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Units in one of the unit that times were given in, but for the chunks.
@@ -51,12 +51,12 @@ pub struct Slots {
     pub rows: Vec<Vec<String>>,
     /// How long a column is, in units.
     pub width: f64,
-    /// Whether every turn begins and ends where a column does. Otherwise both are rounded to columns,
-    /// which are as wide as the shortest turn.
+    /// Whether every action begins and ends where a column does. Otherwise both are rounded to columns,
+    /// which are as wide as the shortest action.
     pub exact: bool,
 }
 
-/// The most columns that the shortest turn is drawn in.
+/// The most columns that the shortest action is drawn in.
 const FINEST: u64 = 24;
 
 impl Slots {
@@ -64,25 +64,26 @@ impl Slots {
     /// `most_cells` cells.
     pub fn of(timing: &Timing, map: &StageMap, most_cells: u64) -> Option<Slots> {
         let edge = |time: f64| time.round() as u64;
-        let turns = || timing.turns.iter().flatten();
-        let edges = turns().flat_map(|turn| [edge(turn.start), edge(turn.end)]);
+        let actions = || timing.actions.iter().flatten();
+        let edges = actions().flat_map(|action| [edge(action.start), edge(action.end)]);
         let divisor = edges.fold(0, greatest_common_divisor).max(1);
-        let shortest = turns().map(|turn| edge(turn.end) - edge(turn.start)).min().unwrap_or(1);
+        let shortest =
+            actions().map(|action| edge(action.end) - edge(action.start)).min().unwrap_or(1);
         let exact = shortest / divisor <= FINEST;
         let width = if exact { divisor } else { shortest }.max(1) as f64;
         let columns = (timing.makespan / width).round() as u64;
-        if columns.saturating_mul(timing.turns.len() as u64) > most_cells {
+        if columns.saturating_mul(timing.actions.len() as u64) > most_cells {
             return None;
         }
         let column = |time: f64| (time / width).round() as usize;
-        let row = |(device, turns): (usize, &Vec<Timed>)| {
+        let row = |(device, actions): (usize, &Vec<Timed>)| {
             let mut row = vec![".".to_owned(); columns as usize];
-            for timed in turns {
-                row[column(timed.start)..column(timed.end)].fill(map.text(device, timed.turn));
+            for timed in actions {
+                row[column(timed.start)..column(timed.end)].fill(map.text(device, timed.action));
             }
             row
         };
-        let rows = timing.turns.iter().enumerate().map(row).collect();
+        let rows = timing.actions.iter().enumerate().map(row).collect();
         Some(Slots { rows, width, exact })
     }
 }
@@ -130,7 +131,7 @@ mod tests {
             assert!(slots.exact);
             assert!((slots.width / scale - width).abs() < 1e-12, "{given:?}: {}", slots.width);
             for row in &slots.rows {
-                let busy = row.iter().filter(|cell| *cell != ".").count() as f64;
+                let busy = row.iter().filter(|action| *action != ".").count() as f64;
                 let work = 4.0 * (given.forward + given.input + given.weight);
                 assert!((busy * width - work).abs() < 1e-9, "{given:?}: {row:?}");
             }
@@ -144,8 +145,8 @@ mod tests {
         assert!(!slots.exact);
         assert_eq!(slots.width / scale, 1.0, "as wide as the shortest turn");
         for row in &slots.rows {
-            for turn in (0..4).flat_map(|it| [format!("F{it}"), format!("B{it}")]) {
-                assert!(row.contains(&turn), "no {turn} in {row:?}");
+            for action in (0..4).flat_map(|it| [format!("F{it}"), format!("B{it}")]) {
+                assert!(row.contains(&action), "no {action} in {row:?}");
             }
         }
     }

@@ -1,7 +1,7 @@
 //! What passes of each stage take, given for a whole device or stage by stage.
 
 use shardloom::plan::PassTimes;
-use shardloom::schedule::{Pass, StageMap, Turn};
+use shardloom::schedule::{Action, PassKind, StageMap};
 
 use super::slots::Scale;
 
@@ -52,9 +52,9 @@ impl StageTimes {
         let stages: Vec<[f64; 3]> = shares.iter().enumerate().map(stage).collect::<Option<_>>()?;
         // As much of each stage's work falls to a device as it has of all devices' shares.
         let devices: f64 = shares.iter().sum();
-        let mean = |pass: usize| match given.passes[pass][..] {
+        let mean = |kind: usize| match given.passes[kind][..] {
             [whole] => scale.apply(whole),
-            _ => stages.iter().map(|stage| stage[pass]).sum::<f64>() / devices,
+            _ => stages.iter().map(|stage| stage[kind]).sum::<f64>() / devices,
         };
         let device = PassTimes {
             forward: mean(0),
@@ -66,17 +66,17 @@ impl StageTimes {
         Some(StageTimes { device, stages })
     }
 
-    /// How long a turn takes.
-    pub fn duration(&self, turn: Turn) -> f64 {
-        let cell = |cell: shardloom::schedule::Cell| {
-            let [forward, input, weight] = self.stages[usize::from(cell.instance.stage)];
-            match cell.pass {
-                Pass::Forward => forward,
-                Pass::Backward => input + weight,
-                Pass::BackwardInput => input,
-                Pass::BackwardWeight => weight,
+    /// How long an action takes.
+    pub fn duration(&self, action: Action) -> f64 {
+        let pass = |pass: shardloom::schedule::Pass| {
+            let [forward, input, weight] = self.stages[usize::from(pass.instance.stage)];
+            match pass.kind {
+                PassKind::Forward => forward,
+                PassKind::Backward => input + weight,
+                PassKind::BackwardInput => input,
+                PassKind::BackwardWeight => weight,
             }
         };
-        turn.cells().map(cell).sum()
+        action.passes().map(pass).sum()
     }
 }

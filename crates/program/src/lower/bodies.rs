@@ -9,7 +9,7 @@ use super::forward::{self, Kept};
 use super::stage::{Context, awaited};
 use super::{backward, halves, liveness};
 use crate::{Instruction, ProgramError, Tensor, TensorId};
-use shardloom_schedule::Pass;
+use shardloom_schedule::PassKind;
 
 /// The bodies of one stage.
 pub(super) struct StageBodies {
@@ -50,14 +50,14 @@ impl StageBodies {
     }
 
     /// The body of a pass of a micro-batch that `is_spared` recomputation or not.
-    pub fn pass(&self, pass: Pass, is_spared: bool) -> &[Instruction] {
+    pub fn pass(&self, kind: PassKind, is_spared: bool) -> &[Instruction] {
         let passes = self.spared.as_ref().filter(|_| is_spared).unwrap_or(&self.usual);
         let halves = || passes.halves.as_ref().expect("halves are made where a schedule has them");
-        match pass {
-            Pass::Forward => &passes.forward,
-            Pass::Backward => &passes.backward,
-            Pass::BackwardInput => &halves().0,
-            Pass::BackwardWeight => &halves().1,
+        match kind {
+            PassKind::Forward => &passes.forward,
+            PassKind::Backward => &passes.backward,
+            PassKind::BackwardInput => &halves().0,
+            PassKind::BackwardWeight => &halves().1,
         }
     }
 }

@@ -6,7 +6,7 @@ use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::Precision;
 
 use super::stage::{StageId, StageModel};
-use crate::route::{self, Cell};
+use crate::route::{self, Side};
 use crate::{Carried, ClassId, Format, Layout, ProgramError, Route, RouteId, TensorId};
 
 /// A value made in one stage and read in a later one of the same pipeline.
@@ -108,8 +108,8 @@ impl Boundaries {
         } else {
             let extents: &Extents = &producer.extents;
             let global = extents.shape(&graph.value(value).axes);
-            let upstream = Cell { layout: &handed, mesh: &producer.mesh };
-            let downstream = Cell { layout: &received, mesh: &consumer.mesh };
+            let upstream = Side { layout: &handed, mesh: &producer.mesh };
+            let downstream = Side { layout: &received, mesh: &consumer.mesh };
             let format = Format::of_value(graph.value(value).dtype, self.precision);
             let mut route = |carried: Carried, from: ClassId, to: ClassId, messages| {
                 self.routes.push(Route { carried, from, to, format, messages });

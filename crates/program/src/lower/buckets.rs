@@ -316,7 +316,7 @@ fn check_factors(
     let vector = rows == 0 || rows == node.axes.len();
     let inner = |axis: &usize| *axis != 0 && *axis != rows && !layout.splits[*axis].is_empty();
     match (0..node.axes.len()).find(inner) {
-        Some(axis) if matches!(optimizer, Optimizer::Adafactor { .. }) && !vector => {
+        Some(axis) if optimizer.factors_matrices() && !vector => {
             let dim = graph.dim(node.axes[axis]).name.clone();
             Err(ProgramError::FactoredSplit { name: node.name.clone(), dim })
         }

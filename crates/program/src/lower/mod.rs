@@ -38,7 +38,7 @@ use crate::{ClassId, Content, Copies, Format, Group, Keep, Layout, ProgramError,
 use bodies::StageBodies;
 use boundary::{Boundaries, Handover, Handovers, Transfer, Way};
 use post_validation::PostValidation;
-use shardloom_schedule::{Instance, Pass, Schedule, ScheduleError, StageMap, Succession};
+use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap, Succession};
 use stage::{StageId, StageModel};
 use versions::Versions;
 
@@ -243,11 +243,11 @@ impl ClassLowering<'_> {
                 stage,
                 handovers: &handovers,
             };
-            let halved = |pass| matches!(pass, Pass::BackwardInput | Pass::BackwardWeight);
+            let halved = |kind| matches!(kind, PassKind::BackwardInput | PassKind::BackwardWeight);
             let in_halves = order
                 .iter()
-                .flat_map(|turn| turn.cells())
-                .any(|cell| cell.instance == model.place && halved(cell.pass));
+                .flat_map(|action| action.passes())
+                .any(|pass| pass.instance == model.place && halved(pass.kind));
             stages.push((stage, model, StageBodies::of(&context, &mut tensors, in_halves)?));
         }
         let mesh = stages[0].1.mesh;

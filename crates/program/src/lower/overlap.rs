@@ -1,4 +1,4 @@
-//! Two passes of one turn at once: while one waits for other ranks, the other computes (DeepSeek-V3,
+//! Two passes of one action at once: while one waits for other ranks, the other computes (DeepSeek-V3,
 //! arXiv 2412.19437, section 3.2.1 and figure 4).
 //!
 //! Each pass is cut behind its collectives, and the pieces alternate. A piece is a body like any other,
@@ -10,7 +10,7 @@ use super::liveness::of_microbatch;
 use crate::class::{Body, BucketId};
 use crate::{Action, Content, Instruction, Tensor, TensorId};
 
-/// Which of a turn's passes a piece belongs to.
+/// Which of an action's passes a piece belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     First,
@@ -33,7 +33,7 @@ pub(super) fn interleaved(passes: [&Body; 2], tensors: &[Tensor]) -> Option<Vec<
         return None;
     }
     let mut runs: Vec<(usize, Side, &[Instruction])> = vec![];
-    // The middles of pieces, as if each pass took the whole turn, in a unit that both divide.
+    // The middles of pieces, as if each pass took the whole action, in a unit that both divide.
     for ((side, pieces), unit) in
         [Side::First, Side::Second].into_iter().zip(pieces).zip([of_second, of_first])
     {

@@ -13,17 +13,17 @@ use shardloom_plan::PassTimes;
 use super::buckets::Parameters;
 use super::stage::StageModel;
 use crate::{BucketId, ClassId, ProgramError};
-use shardloom_schedule::{Instance, Meeting, Pass, Schedule, Wish, meetings};
+use shardloom_schedule::{Instance, Meeting, PassKind, Schedule, Wish, meetings};
 
-/// For one class, after which turns of its order which buckets are reduced over their holders, in this
+/// For one class, after which actions of its order which buckets are reduced over their holders, in this
 /// order; all others are at the end of the step.
 #[derive(Clone, Default)]
 pub(super) struct Early(BTreeMap<usize, Vec<BucketId>>);
 
 impl Early {
-    /// The buckets that are reduced after a turn.
-    pub fn after(&self, turn: usize) -> &[BucketId] {
-        self.0.get(&turn).map_or(&[], Vec::as_slice)
+    /// The buckets that are reduced after an action.
+    pub fn after(&self, action: usize) -> &[BucketId] {
+        self.0.get(&action).map_or(&[], Vec::as_slice)
     }
 
     /// Whether a bucket is reduced before the end of the step.
@@ -63,14 +63,14 @@ pub(super) fn early(
     let wishes: Vec<Wish> = shared.iter().map(wish).collect();
     let mut early = vec![Early::default(); parameters.len()];
     for Meeting { wish, after } in meetings(schedule, times, &wishes)? {
-        for (&(class, bucket), (_, turn)) in shared[wish].iter().zip(after) {
-            early[class.0 as usize].0.entry(turn).or_default().push(bucket);
+        for (&(class, bucket), (_, action)) in shared[wish].iter().zip(after) {
+            early[class.0 as usize].0.entry(action).or_default().push(bucket);
         }
     }
     Ok(early)
 }
 
-/// The last turn of `class` that may add to the gradients of `values`.
+/// The last action of `class` that may add to the gradients of `values`.
 fn last_addition(
     schedule: &Schedule,
     stages: &[StageModel],
@@ -80,8 +80,8 @@ fn last_addition(
     let uses = |stage: &StageModel| values.iter().any(|&value| stage.uses(value));
     let users: Vec<Instance> = stages.iter().filter(|it| uses(it)).map(|it| it.place).collect();
     let order = &schedule.orders[class.0 as usize];
-    let adds = order.iter().rposition(|turn| {
-        turn.cells().any(|cell| cell.pass != Pass::Forward && users.contains(&cell.instance))
+    let adds = order.iter().rposition(|action| {
+        action.passes().any(|pass| pass.kind != PassKind::Forward && users.contains(&pass.instance))
     });
     adds.expect("a class runs backward passes of the stages that it holds")
 }

@@ -26,7 +26,7 @@ use crate::class::{Body, BodyId, BodyKind, Part, StreamItem};
 use crate::{
     Action, ClassId, Copies, Group, Instruction, Mode, Route, RouteId, Tensor, TensorId, View,
 };
-use shardloom_schedule::{Cell, Instance, Pass, Schedule, Turn};
+use shardloom_schedule::{Action as Turn, Instance, Pass as Cell, PassKind as Pass, Schedule};
 
 /// How the norm goes round the classes, and how far each gets before it is back.
 pub(super) struct PostValidation {
@@ -56,12 +56,12 @@ impl PostValidation {
         let cells: Vec<Vec<Cell>> = schedule
             .orders
             .iter()
-            .map(|order| order.iter().flat_map(|turn| turn.cells()).collect())
+            .map(|order| order.iter().flat_map(|turn| turn.passes()).collect())
             .collect();
         let mut places = BTreeMap::new();
         for (class, cells) in cells.iter().enumerate() {
             for (index, cell) in cells.iter().enumerate() {
-                if cell.pass == Pass::Forward {
+                if cell.kind == Pass::Forward {
                     places.insert((cell.instance, cell.microbatch), (class, index));
                 }
             }
@@ -157,7 +157,7 @@ impl PostValidation {
         stages: &[StageModel],
     ) -> Vec<(BodyId, u32, Vec<RouteId>)> {
         let mut dropped = vec![];
-        for (cell, body) in after.iter().filter(|(cell, _)| cell.pass == Pass::Forward) {
+        for (cell, body) in after.iter().filter(|(cell, _)| cell.kind == Pass::Forward) {
             let transfers = boundaries.transfers().filter_map(|(_, transfer)| {
                 let Way::Messages { forward, .. } = transfer.way else { return None };
                 let sender = stages[transfer.from.0].place;
@@ -185,7 +185,7 @@ fn cuts(
 ) -> Vec<usize> {
     let most = |class: usize| {
         let order = schedule.orders[class].iter();
-        let is_forward = |turn: &&Turn| matches!(turn, Turn::Alone(it) if it.pass == Pass::Forward);
+        let is_forward = |turn: &&Turn| matches!(turn, Turn::Alone(it) if it.kind == Pass::Forward);
         let forwards = order.take_while(is_forward).count();
         let held = schedule.map.instances_on(class).map(|instance| instance.stage);
         let stages = held.collect::<BTreeSet<u16>>().len();

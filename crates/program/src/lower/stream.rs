@@ -13,7 +13,7 @@ use super::versions::Versions;
 use super::{epilogue, extrapolation, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
 use crate::{Instruction, ProgramError, Tensor};
-use shardloom_schedule::{Cell, Pass, StageMap, Turn};
+use shardloom_schedule::{Action as Turn, Pass as Cell, PassKind as Pass, StageMap};
 
 /// What a class runs.
 pub(super) struct Stream {
@@ -125,13 +125,13 @@ impl Assembly<'_> {
         order: &[Turn],
         epilogue: Vec<Instruction>,
     ) -> Result<Stream, ProgramError> {
-        let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.cells()).collect();
+        let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.passes()).collect();
         let completed = self.completed(&cells);
         let mut completed = completed.iter();
         let mut made = Made::default();
         let mut entries = vec![];
         for (index, turn) in order.iter().enumerate() {
-            let passes = turn.cells().zip(&mut completed);
+            let passes = turn.passes().zip(&mut completed);
             let passes: Vec<(Cell, Key<'_>)> =
                 passes.map(|(cell, completes)| (cell, self.key(cell, completes))).collect();
             for (cell, body) in made.turn(self, &passes) {
@@ -139,7 +139,7 @@ impl Assembly<'_> {
                 let item = StreamItem { age, ..StreamItem::new(body, Some(cell.microbatch)) };
                 entries.push((item, Some(cell)));
             }
-            if turn.cells().any(|cell| self.versions.ends_round(cell)) {
+            if turn.passes().any(|cell| self.versions.ends_round(cell)) {
                 entries.push((made.update(&epilogue), None));
             }
             if let Some(body) = self.synchronisation(index) {
@@ -196,7 +196,7 @@ impl Assembly<'_> {
             if self.versions.ends_round(*cell) {
                 open = all();
             }
-            let key = (self.stage(*cell), cell.pass);
+            let key = (self.stage(*cell), cell.kind);
             let writes = written.entry(key).or_insert_with(|| self.written(key.0, key.1));
             let completes: BTreeSet<BucketId> = writes.intersection(&open).copied().collect();
             open.retain(|bucket| !completes.contains(bucket));
@@ -209,7 +209,7 @@ impl Assembly<'_> {
     fn key<'a>(&self, cell: Cell, completes: &'a BTreeSet<BucketId>) -> Key<'a> {
         let stage = self.stage(cell);
         let spared = self.stages[stage].2.spares() && self.is_last(cell);
-        Key { stage, pass: cell.pass, spared, completes }
+        Key { stage, pass: cell.kind, spared, completes }
     }
 
     /// Whether a cell's micro-batch is the last of its pipeline in its step.

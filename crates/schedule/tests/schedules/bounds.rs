@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-use shardloom_schedule::{Instance, Pass, Schedule, StageMap, Turn, check, time_with};
+use shardloom_schedule::{Action, Instance, PassKind, Schedule, StageMap, check, time_with};
 
 /// The schedule if it exists for this size.
 fn existing(
@@ -23,12 +23,12 @@ fn existing(
 /// What a stage's passes take: forward, input gradients, weight gradients.
 type Stages = BTreeMap<Instance, [f64; 3]>;
 
-fn pass_seconds([forward, input, weight]: [f64; 3], pass: Pass) -> f64 {
-    match pass {
-        Pass::Forward => forward,
-        Pass::Backward => input + weight,
-        Pass::BackwardInput => input,
-        Pass::BackwardWeight => weight,
+fn pass_seconds([forward, input, weight]: [f64; 3], kind: PassKind) -> f64 {
+    match kind {
+        PassKind::Forward => forward,
+        PassKind::Backward => input + weight,
+        PassKind::BackwardInput => input,
+        PassKind::BackwardWeight => weight,
     }
 }
 
@@ -41,15 +41,15 @@ fn around(
     whole: bool,
 ) -> BTreeMap<Instance, (f64, f64)> {
     let mut around = BTreeMap::new();
-    let backward = if whole { Pass::Backward } else { Pass::BackwardInput };
+    let backward = if whole { PassKind::Backward } else { PassKind::BackwardInput };
     // The stage before comes first among a pipeline's.
     for instance in map.instances() {
         let both = map.before(instance).map_or((0.0, 0.0), |before| {
             let (head, tail) = around[&before];
             let travels = map.device(before) != map.device(instance);
             let message = if travels { message } else { 0.0 };
-            let seconds = |pass| pass_seconds(stages[&before], pass) + message;
-            (head + seconds(Pass::Forward), tail + seconds(backward))
+            let seconds = |kind| pass_seconds(stages[&before], kind) + message;
+            (head + seconds(PassKind::Forward), tail + seconds(backward))
         });
         around.insert(instance, both);
     }
@@ -60,8 +60,8 @@ fn around(
 /// that it can begin and the least that is left to others after it.
 fn bound(schedule: &Schedule, steps: u32, stages: &Stages, message: f64) -> f64 {
     let map = &schedule.map;
-    let mut cells = schedule.orders.iter().flatten().flat_map(|turn| turn.cells());
-    let whole = cells.all(|cell| matches!(cell.pass, Pass::Forward | Pass::Backward));
+    let mut passes = schedule.orders.iter().flatten().flat_map(|action| action.passes());
+    let whole = passes.all(|pass| matches!(pass.kind, PassKind::Forward | PassKind::Backward));
     let around = around(map, stages, message, whole);
     let way = |instance: Instance| {
         let [forward, input, weight] = stages[&instance];
@@ -87,8 +87,9 @@ fn bound(schedule: &Schedule, steps: u32, stages: &Stages, message: f64) -> f64 
 }
 
 fn makespan(schedule: &Schedule, steps: u32, stages: &Stages, message: f64) -> f64 {
-    let duration =
-        |turn: Turn| turn.cells().map(|it| pass_seconds(stages[&it.instance], it.pass)).sum();
+    let duration = |action: Action| {
+        action.passes().map(|it| pass_seconds(stages[&it.instance], it.kind)).sum()
+    };
     time_with(schedule, steps, message, duration).expect("schedules cannot deadlock").makespan
 }
 

@@ -13,7 +13,10 @@ use super::{EQUAL, schedule};
 fn written(places: &[usize], microbatches: usize, orders: &[&str]) -> Schedule {
     let map = StageMap::new(vec![places.to_vec()], microbatches).expect("a map");
     let order = |(device, order): (usize, &&str)| {
-        order.split_whitespace().map(|turn| map.parse(device, turn).expect("a turn")).collect()
+        order
+            .split_whitespace()
+            .map(|action| map.parse(device, action).expect("an action"))
+            .collect()
     };
     let orders = orders.iter().enumerate().map(order).collect();
     Schedule { map, orders }
@@ -107,7 +110,7 @@ fn a_schedule_without_flush_runs_ahead_from_the_first_step_and_stops_with_the_la
     assert_eq!(schedule.ahead(), 1);
     let unrolled = schedule.unrolled(3);
     let text = |device: usize| -> Vec<String> {
-        unrolled[device].iter().map(|&turn| schedule.map.text(device, turn)).collect()
+        unrolled[device].iter().map(|&action| schedule.map.text(device, action)).collect()
     };
     assert_eq!(text(0).join(" "), "F0 F1 B0 F2 B1 B2");
     assert_eq!(text(1).join(" "), "F0 B0 F1 B1 F2 B2");
@@ -115,15 +118,15 @@ fn a_schedule_without_flush_runs_ahead_from_the_first_step_and_stops_with_the_la
 }
 
 #[test]
-fn what_is_no_cell_is_refused_with_what_would_be_one() {
+fn what_is_no_pass_is_refused_with_what_would_be_one() {
     let map = StageMap::new(vec![vec![0, 1, 1, 0], vec![1, 0]], 4).expect("a map");
     for text in ["", "X1", "F", "F-1", "F1@", "F0+F2+B0", "F0@9", "F1", "F0<", "F1@1<"] {
         assert!(map.parse(0, text).is_err(), "{text:?} on device 0");
     }
     for text in ["F0", "B2@1", "I1<", "F0+B1<", "W3<+F2@1", "F8@1"] {
-        let turn = map.parse(0, text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+        let action = map.parse(0, text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
         let expected = text.replace("F0", "F0@0");
-        assert_eq!(map.text(0, turn), expected);
+        assert_eq!(map.text(0, action), expected);
     }
 }
 

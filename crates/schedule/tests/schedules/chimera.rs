@@ -1,7 +1,7 @@
 //! Chimera and its doubling: pipelines in both directions.
 
 use shardloom_plan::ScheduleKind::{Chimera, ChimeraDoubling, DualPipe};
-use shardloom_schedule::{Cell, Pass, Schedule, Turn, check};
+use shardloom_schedule::{Action, Pass, PassKind, Schedule, check};
 
 use super::{EQUAL, TWICE, refusal, schedule, text, timing};
 
@@ -90,10 +90,10 @@ fn of_micro_batches_that_are_not_dealt_evenly_the_slots_of_those_that_lack_stay_
         for microbatches in (more - pipelines + 1..more).filter(|&it| it >= pipelines) {
             let size = (devices, pairs, microbatches);
             let odd = schedule(Chimera, devices, pipelines, microbatches, &EQUAL);
-            let exists = |cell: &Cell| (cell.microbatch as usize) < microbatches;
+            let exists = |pass: &Pass| (pass.microbatch as usize) < microbatches;
             for (found, whole) in odd.orders.iter().zip(&even.orders) {
-                let expected: Vec<Turn> =
-                    whole.iter().filter_map(|turn| turn.filtered(exists)).collect();
+                let expected: Vec<Action> =
+                    whole.iter().filter_map(|action| action.filtered(exists)).collect();
                 assert_eq!(*found, expected, "{size:?}");
             }
             check(&odd, 1).unwrap_or_else(|error| panic!("{size:?}: {error}"));
@@ -206,12 +206,12 @@ fn doubling_runs_the_passes_of_a_pair_one_right_after_the_other() {
         let Schedule { map, orders } =
             schedule(ChimeraDoubling, devices, 2 * pairs, microbatches, &EQUAL);
         for order in orders {
-            let cells: Vec<_> = order.iter().flat_map(|turn| turn.cells()).collect();
-            for pair in cells.chunks(2) {
+            let passes: Vec<_> = order.iter().flat_map(|action| action.passes()).collect();
+            for pair in passes.chunks(2) {
                 let next = pair[0].microbatch + map.chains().len() as u32;
                 assert_eq!(pair[1].microbatch, next);
-                assert_eq!((pair[1].pass, pair[1].instance), (pair[0].pass, pair[0].instance));
-                assert!(matches!(pair[0].pass, Pass::Forward | Pass::Backward));
+                assert_eq!((pair[1].kind, pair[1].instance), (pair[0].kind, pair[0].instance));
+                assert!(matches!(pair[0].kind, PassKind::Forward | PassKind::Backward));
             }
         }
     }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-use shardloom_schedule::{Pass, Schedule, StageMap, Turn, check, time_with};
+use shardloom_schedule::{Action, PassKind, Schedule, StageMap, check, time_with};
 
 use super::{TWICE, schedule, text, timing};
 
@@ -101,13 +101,13 @@ proptest! {
         let backward = forward + weight;
         let overlapped = (forward + backward) * (1.0 - 0.125 * f64::from(hidden));
         let bubble = (half as f64 - 1.0) * (overlapped + backward - 3.0 * weight);
-        let duration = |turn| match turn {
-            Turn::Overlapped(..) => overlapped,
-            Turn::Alone(cell) => match cell.pass {
-                Pass::Forward => forward,
-                Pass::Backward => backward,
-                Pass::BackwardInput => times.input,
-                Pass::BackwardWeight => weight,
+        let duration = |action| match action {
+            Action::Overlapped(..) => overlapped,
+            Action::Alone(pass) => match pass.kind {
+                PassKind::Forward => forward,
+                PassKind::Backward => backward,
+                PassKind::BackwardInput => times.input,
+                PassKind::BackwardWeight => weight,
             },
         };
         let both = schedule(BOTH, 2 * half, 2, 4 * half + 2 * extra, &times);
@@ -115,7 +115,7 @@ proptest! {
         for built in [both, folded] {
             let timing = time_with(&built, 1, 0.0, duration)?;
             // The innermost devices overlap one pair less and idle most.
-            let inner = &timing.turns[half - 1];
+            let inner = &timing.actions[half - 1];
             let busy: f64 = inner.iter().map(|timed| timed.end - timed.start).sum();
             prop_assert_eq!(timing.makespan - busy, bubble);
         }

@@ -49,16 +49,16 @@ fn the_orders_are_those_of_the_papers() {
 }
 
 #[test]
-fn cells_start_when_their_device_and_what_they_wait_for_are_done() {
+fn passes_start_when_their_device_and_what_they_wait_for_are_done() {
     let schedule = schedule(ScheduleKind::OneForwardOneBackward, 2, 1, 2, &TWICE);
     let timing = timing(&schedule, &TWICE);
     let starts = |device: usize| -> Vec<(String, f64)> {
-        let timed = timing.turns[device].iter();
-        timed.map(|it| (schedule.map.text(device, it.turn), it.start)).collect()
+        let timed = timing.actions[device].iter();
+        timed.map(|it| (schedule.map.text(device, it.action), it.start)).collect()
     };
-    let cells = |cells: [(&str, f64); 4]| cells.map(|(cell, start)| (cell.to_owned(), start));
-    assert_eq!(starts(0), cells([("F0", 0.0), ("F1", 1.0), ("B0", 4.0), ("B1", 7.0)]));
-    assert_eq!(starts(1), cells([("F0", 1.0), ("B0", 2.0), ("F1", 4.0), ("B1", 5.0)]));
+    let passes = |passes: [(&str, f64); 4]| passes.map(|(pass, start)| (pass.to_owned(), start));
+    assert_eq!(starts(0), passes([("F0", 0.0), ("F1", 1.0), ("B0", 4.0), ("B1", 7.0)]));
+    assert_eq!(starts(1), passes([("F0", 1.0), ("B0", 2.0), ("F1", 4.0), ("B1", 5.0)]));
     assert_eq!(timing.makespan, 9.0);
     assert_eq!(timing.bubble_fraction, 1.0 - 12.0 / 18.0);
 }

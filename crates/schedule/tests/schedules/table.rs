@@ -38,12 +38,12 @@ fn a_table_may_need_several_messages_on_a_way() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_device_and_cell() {
+fn what_is_wrong_is_said_with_device_and_pass() {
     let cases: [(&[&str], &str); 5] = [
         (&["F0 F1 B0 B1"], "schedule: a table has one order for each device: 2 devices, 1 orders"),
         (
             &["F0 F1 B0 B1", "F0 X0 F1 B1"],
-            "schedule: device 1: \"X0\" is no cell: write a pass (F, B, I or W), a micro-batch, @chunk \
+            "schedule: device 1: \"X0\" is no pass: write a pass (F, B, I or W), a micro-batch, @chunk \
              where the device holds several stages, < for the reverse direction: F3, W0@1, B2<",
         ),
         (&["F0 F1 B0 B1", "F0 B0 F1"], "schedule: device 1 never runs B1"),

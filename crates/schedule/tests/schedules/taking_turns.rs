@@ -1,22 +1,22 @@
 //! 1F1B with and without flush where stages have replicas that take micro-batches in turn (1F1B-RR).
 
 use shardloom_plan::{Arrangement, ScheduleKind};
-use shardloom_schedule::{Pass, Schedule, StageMap, check};
+use shardloom_schedule::{PassKind, Schedule, StageMap, check};
 
 use super::{EQUAL, delays, steady_seconds, text, timing};
 
 const ENDLESS: ScheduleKind = ScheduleKind::PipeDream;
 const FLUSHED: ScheduleKind = ScheduleKind::OneForwardOneBackward;
 
-/// A step of `turns` times as many micro-batches as there are pipelines.
-fn map(replicas: &[usize], turns: usize) -> StageMap {
+/// A step of `actions` times as many micro-batches as there are pipelines.
+fn map(replicas: &[usize], actions: usize) -> StageMap {
     let places = Arrangement::taking_turns(replicas).expect("few turns");
-    let microbatches = turns * places.len();
+    let microbatches = actions * places.len();
     StageMap::new(places, microbatches).expect("a map")
 }
 
-fn on(kind: ScheduleKind, replicas: &[usize], turns: usize) -> Schedule {
-    Schedule::build(kind, map(replicas, turns), &EQUAL).expect("a schedule")
+fn on(kind: ScheduleKind, replicas: &[usize], actions: usize) -> Schedule {
+    Schedule::build(kind, map(replicas, actions), &EQUAL).expect("a schedule")
 }
 
 /// One to four replicas of each of two or three stages, and some more.
@@ -72,10 +72,10 @@ fn micro_batch_k_goes_to_replica_k_mod_r_forward_and_backward() {
             let mut first = 0;
             for (stage, &count) in replicas.iter().enumerate() {
                 for replica in 0..count {
-                    let cells = schedule.orders[first + replica].iter().flat_map(|it| it.cells());
-                    for cell in cells {
-                        assert_eq!(cell.microbatch as usize % count, replica, "{replicas:?}");
-                        assert_eq!(usize::from(cell.instance.stage), stage);
+                    let passes = schedule.orders[first + replica].iter().flat_map(|it| it.passes());
+                    for pass in passes {
+                        assert_eq!(pass.microbatch as usize % count, replica, "{replicas:?}");
+                        assert_eq!(usize::from(pass.instance.stage), stage);
                     }
                 }
                 first += count;
@@ -90,10 +90,10 @@ fn one_buffer_is_enough_and_each_replica_has_its_share_of_the_next_stage_s_in_fl
         let devices = replicas_by_device(&replicas);
         let expected: Vec<usize> =
             devices.iter().map(|(own, later)| in_flight(*own, later)).collect();
-        for turns in [1, 3] {
-            let peaks = check(&on(ENDLESS, &replicas, turns), 1);
+        for actions in [1, 3] {
+            let peaks = check(&on(ENDLESS, &replicas, actions), 1);
             assert_eq!(peaks.as_ref(), Ok(&expected), "{replicas:?}");
-            let flushed = on(FLUSHED, &replicas, turns);
+            let flushed = on(FLUSHED, &replicas, actions);
             let all = flushed.map.microbatches() as usize;
             let least = devices.iter().zip(&expected);
             let least = least.map(|((own, _), &most)| most.min(all / own)).collect();
@@ -134,7 +134,7 @@ fn all_forwards_first_take_micro_batches_in_turn_and_idle_no_longer_for_more_of_
         assert_eq!(text(&wide_first, device), order);
     }
     for replicas in configurations() {
-        let [some, more] = [4, 8].map(|turns| on(ScheduleKind::Afab, &replicas, turns));
+        let [some, more] = [4, 8].map(|actions| on(ScheduleKind::Afab, &replicas, actions));
         let idle = |schedule: &Schedule| {
             timing(schedule, &EQUAL).makespan - 2.0 * f64::from(schedule.map.microbatches())
         };
@@ -190,7 +190,7 @@ fn a_replica_s_micro_batch_on_another_replica_is_refused() {
 #[test]
 fn pipelines_that_are_no_turns_are_refused() {
     let refused = [
-        // More pipelines than turns.
+        // More pipelines than actions.
         (vec![vec![0, 1], vec![0, 1]], "0 1"),
         // A device of two stages.
         (vec![vec![0, 1], vec![1, 2]], "0 2; 1 3"),
@@ -209,8 +209,8 @@ fn pipelines_that_are_no_turns_are_refused() {
             assert!(error.to_string().contains(&says), "{error}");
         }
     }
-    let turns = map(&[2, 1], 1);
-    let error = Schedule::build(ScheduleKind::PipeMare, turns, &EQUAL).expect_err("one pipeline");
+    let actions = map(&[2, 1], 1);
+    let error = Schedule::build(ScheduleKind::PipeMare, actions, &EQUAL).expect_err("one pipeline");
     assert!(error.to_string().contains("wants its stages on devices"), "{error}");
 }
 
@@ -219,9 +219,12 @@ fn only_forwards_of_later_steps_run_ahead_and_with_a_flush_nothing_does() {
     for replicas in configurations() {
         assert_eq!(on(FLUSHED, &replicas, 2).ahead(), 0);
         let endless = on(ENDLESS, &replicas, 1);
-        let cells = endless.orders.iter().flatten().flat_map(|turn| turn.cells());
-        let late = cells.filter(|it| it.microbatch >= endless.map.microbatches());
-        let passes: Vec<Pass> = late.map(|it| it.pass).collect();
-        assert!(!passes.is_empty() && passes.iter().all(|it| *it == Pass::Forward), "{replicas:?}");
+        let passes = endless.orders.iter().flatten().flat_map(|action| action.passes());
+        let late = passes.filter(|it| it.microbatch >= endless.map.microbatches());
+        let passes: Vec<PassKind> = late.map(|it| it.kind).collect();
+        assert!(
+            !passes.is_empty() && passes.iter().all(|it| *it == PassKind::Forward),
+            "{replicas:?}"
+        );
     }
 }

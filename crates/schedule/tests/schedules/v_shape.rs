@@ -60,7 +60,7 @@ fn no_order_is_longer_than_that_of_the_authors_scheduler() {
             panic!("{row}: nine columns");
         };
         // A device has two stages.
-        let [forward, input, weight] = [0, 1, 2].map(|pass| 2.0 * f64::from(times[pass]));
+        let [forward, input, weight] = [0, 1, 2].map(|kind| 2.0 * f64::from(times[kind]));
         let times = PassTimes { forward, input, weight, message: times[3].into(), ..ALIKE };
         for (kind, theirs) in [(ZERO, zero), (HALF, half), (LEAST, least)] {
             let built = schedule(kind, *devices as usize, 2, *microbatches as usize, &times);

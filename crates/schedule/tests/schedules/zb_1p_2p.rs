@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use shardloom_plan::{PassTimes, ScheduleKind};
-use shardloom_schedule::{Pass, Schedule, check};
+use shardloom_schedule::{PassKind, Schedule, check};
 
 use super::{ALIKE, schedule, times, timing};
 
@@ -49,12 +49,12 @@ fn published() -> Vec<Row> {
 fn most_memory(schedule: &Schedule, kept: f64) -> f64 {
     let most = |order: &Vec<_>| {
         let (mut held, mut most) = (0.0f64, 0.0f64);
-        for cell in order.iter().flat_map(|turn: &shardloom_schedule::Turn| turn.cells()) {
-            held += match cell.pass {
-                Pass::Forward => 1.0,
-                Pass::BackwardInput => kept - 1.0,
-                Pass::BackwardWeight => -kept,
-                Pass::Backward => panic!("backward passes are split"),
+        for pass in order.iter().flat_map(|action: &shardloom_schedule::Action| action.passes()) {
+            held += match pass.kind {
+                PassKind::Forward => 1.0,
+                PassKind::BackwardInput => kept - 1.0,
+                PassKind::BackwardWeight => -kept,
+                PassKind::Backward => panic!("backward passes are split"),
             };
             most = most.max(held);
         }

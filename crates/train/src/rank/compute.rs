@@ -124,11 +124,6 @@ impl Rank {
                 false => first,
             }
         };
-        let start_of = |name: &str| {
-            let dim = graph.dim_named(name);
-            let found = node.signature.loops.iter().position(|each| Some(each.dim) == dim);
-            found.map_or(0, start)
-        };
         let evaluating = self.now.part == Part::Validation;
         let mask = node.kind.dropout().filter(|_| !evaluating).map(|_| {
             let loops = &node.signature.outputs[1];
@@ -144,8 +139,8 @@ impl Rank {
         });
         let setting = Setting {
             mask,
-            first_position: start_of("seq"),
-            first_index: start_of("vocab"),
+            first_position: node.position_loop().map_or(0, start),
+            first_index: node.index_loop().map_or(0, start),
             loss_scale: 1.0 / self.loss_terms as f32,
             key: Key {
                 seed: self.shared.seed,

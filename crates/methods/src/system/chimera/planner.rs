@@ -220,7 +220,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use shardloom_plan::{Arrangement, PassTimes, ScheduleKind};
-    use shardloom_schedule::{Pass, Schedule, StageMap, Timed, Timing, time};
+    use shardloom_schedule::{PassKind, Schedule, StageMap, Timed, Timing, time};
 
     use super::*;
 
@@ -300,11 +300,11 @@ mod tests {
     fn stages_are_done_their_number_of_backward_passes_before_the_end() {
         for (depth, n) in sizes() {
             for backward in [1.0, 2.0, 3.0] {
-                let Timing { turns, makespan, .. } = timing(depth, n, 1.0, backward);
-                let passes = || turns.iter().flatten();
+                let Timing { actions, makespan, .. } = timing(depth, n, 1.0, backward);
+                let passes = || actions.iter().flatten();
                 for stage in 0..depth {
                     let of_stage = |it: &&Timed| {
-                        it.turn.cells().any(|cell| u32::from(cell.instance.stage) == stage)
+                        it.action.passes().any(|pass| u32::from(pass.instance.stage) == stage)
                     };
                     let end = passes().filter(of_stage).map(|it| it.end).fold(0.0, f64::max);
                     let (left, counted) = (makespan - end, f64::from(stage) * backward);
@@ -322,16 +322,16 @@ mod tests {
     #[test]
     fn workers_hold_what_is_under_way_in_each_of_their_stages() {
         for (depth, n) in sizes() {
-            let turns = timing(depth, n, 1.0, 1.0).turns;
+            let actions = timing(depth, n, 1.0, 1.0).actions;
             let layer = LayerProfile { kept_bytes: 1.0, ..LayerProfile::default() };
             for worker in 0..depth / 2 {
                 // Stages are counted apart: what one has freed, the other could not use.
                 let mut held = 0;
                 for stage in [worker, depth - 1 - worker] {
                     let (mut now, mut most) = (0, 0);
-                    let cells = turns[worker as usize].iter().flat_map(|it| it.turn.cells());
-                    for cell in cells.filter(|it| u32::from(it.instance.stage) == stage) {
-                        now += if cell.pass == Pass::Forward { 1 } else { -1 };
+                    let passes = actions[worker as usize].iter().flat_map(|it| it.action.passes());
+                    for pass in passes.filter(|it| u32::from(it.instance.stage) == stage) {
+                        now += if pass.kind == PassKind::Forward { 1 } else { -1 };
                         most = most.max(now);
                     }
                     held += most;

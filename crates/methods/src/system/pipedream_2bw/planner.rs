@@ -324,7 +324,7 @@ mod tests {
             let timing = time(&schedule, 1, &times).expect("no deadlock");
             // Bytes of gradients of each stage, of which both of two replicas send as many.
             for gradients in [[0.0; 8], [5.0; 8], [1.0, 0.0, 9.0, 2.0, 0.0, 30.0, 1.0, 16.0]] {
-                let ends = timing.turns.iter().map(|turns| turns.last().expect("a pass").end);
+                let ends = timing.actions.iter().map(|actions| actions.last().expect("a pass").end);
                 let step = ends.zip(gradients).map(|(end, bytes)| end + bytes).fold(0.0, f64::max);
                 let layer = LayerProfile {
                     forward_seconds: 1.0,

@@ -1,8 +1,8 @@
-//! What a device does at a time: cells, and turns of one or two.
+//! What a device does at a time: passes, and actions of one or two.
 
 /// A pass of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Pass {
+pub enum PassKind {
     /// Forward.
     Forward,
     /// Backward, input and weight gradients together.
@@ -13,25 +13,25 @@ pub enum Pass {
     BackwardWeight,
 }
 
-impl Pass {
-    /// The letter in tables of cells.
+impl PassKind {
+    /// The letter in tables of passes.
     pub fn letter(self) -> char {
         match self {
-            Pass::Forward => 'F',
-            Pass::Backward => 'B',
-            Pass::BackwardInput => 'I',
-            Pass::BackwardWeight => 'W',
+            PassKind::Forward => 'F',
+            PassKind::Backward => 'B',
+            PassKind::BackwardInput => 'I',
+            PassKind::BackwardWeight => 'W',
         }
     }
 
     /// Whether it hands gradients to the stage before.
     pub fn hands_back(self) -> bool {
-        matches!(self, Pass::Backward | Pass::BackwardInput)
+        matches!(self, PassKind::Backward | PassKind::BackwardInput)
     }
 
     /// Whether nothing of the micro-batch is left to do in the stage after it.
     pub fn ends(self) -> bool {
-        matches!(self, Pass::Backward | Pass::BackwardWeight)
+        matches!(self, PassKind::Backward | PassKind::BackwardWeight)
     }
 }
 
@@ -46,9 +46,9 @@ pub struct Instance {
 
 /// One pass of one stage on one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cell {
+pub struct Pass {
     /// The pass.
-    pub pass: Pass,
+    pub kind: PassKind,
     /// Of which stage.
     pub instance: Instance,
     /// The micro-batch, numbered from 0 over all pipelines. In a schedule without flush a number from
@@ -58,29 +58,29 @@ pub struct Cell {
 
 /// What a device does at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Turn {
+pub enum Action {
     /// One pass.
-    Alone(Cell),
+    Alone(Pass),
     /// Two passes at once, the communication of each beside the computation of the other
     /// (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
-    Overlapped(Cell, Cell),
+    Overlapped(Pass, Pass),
 }
 
-impl Turn {
+impl Action {
     /// Its passes, in order.
-    pub fn cells(self) -> impl Iterator<Item = Cell> {
+    pub fn passes(self) -> impl Iterator<Item = Pass> {
         let (first, second) = match self {
-            Turn::Alone(cell) => (cell, None),
-            Turn::Overlapped(first, second) => (first, Some(second)),
+            Action::Alone(pass) => (pass, None),
+            Action::Overlapped(first, second) => (first, Some(second)),
         };
         std::iter::once(first).chain(second)
     }
 
-    /// What is left of it when only cells that `keep` accepts are run.
-    pub fn filtered(self, keep: impl Fn(&Cell) -> bool) -> Option<Turn> {
+    /// What is left of it when only passes that `keep` accepts are run.
+    pub fn filtered(self, keep: impl Fn(&Pass) -> bool) -> Option<Action> {
         match self {
-            Turn::Overlapped(first, second) if keep(&first) && keep(&second) => Some(self),
-            _ => self.cells().find(keep).map(Turn::Alone),
+            Action::Overlapped(first, second) if keep(&first) && keep(&second) => Some(self),
+            _ => self.passes().find(keep).map(Action::Alone),
         }
     }
 }
