@@ -47,4 +47,4 @@ pub use reader::Checkpoint;
 pub use safetensors_file::{Tensor, read_safetensors};
 pub use snapshot::{Saved, Snapshot};
 pub use store::{Refused, Store};
-pub use writer::Writer;
+pub use writer::{Shard, Shards, Writer};

@@ -28,6 +28,41 @@ pub struct Writer {
     written: Mutex<Written>,
 }
 
+/// Where the ranks of a run write their shards of a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Shards {
+    folder: PathBuf,
+}
+
+impl Shards {
+    /// Writes the pieces of a rank and flushes them to the disk.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::shard`].
+    pub fn write<'a>(
+        &self,
+        rank: u32,
+        pieces: impl IntoIterator<Item = Piece<'a>>,
+    ) -> Result<Shard> {
+        let pieces: Vec<Piece<'a>> = pieces.into_iter().collect();
+        let path = self.folder.join(shard_file(rank));
+        if path.exists() {
+            return Err(CheckpointError::ShardTwice { rank, path });
+        }
+        let mut index = Index::default();
+        let record = shard::write(&path, rank, &pieces, &mut index)?;
+        Ok(Shard { record, index })
+    }
+}
+
+/// What a rank has written: which pieces, and the length and digest of their file.
+#[derive(Debug)]
+pub struct Shard {
+    record: ShardRecord,
+    index: Index,
+}
+
 #[derive(Debug, Default)]
 struct Written {
     shards: BTreeMap<u32, ShardRecord>,
@@ -60,16 +95,23 @@ impl Writer {
     /// [`CheckpointError::ShardTwice`] if this rank has written before, [`CheckpointError::Io`].
     /// After an error the writer is of no more use.
     pub fn shard<'a>(&self, rank: u32, pieces: impl IntoIterator<Item = Piece<'a>>) -> Result<()> {
-        let pieces: Vec<Piece<'a>> = pieces.into_iter().collect();
-        let path = self.folder.join(shard_file(rank));
-        if path.exists() {
-            return Err(CheckpointError::ShardTwice { rank, path });
-        }
-        let mut own = Index::default();
-        let record = shard::write(&path, rank, &pieces, &mut own)?;
+        self.add(self.shards().write(rank, pieces)?)
+    }
+
+    /// Where ranks write their shards, who then send what comes of it to be [added](Self::add).
+    pub fn shards(&self) -> Shards {
+        Shards { folder: self.folder.clone() }
+    }
+
+    /// Takes note of what a rank has written.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::ShapeConflict`] if other pieces give a tensor another shape.
+    pub fn add(&self, Shard { record, index }: Shard) -> Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        written.index.merge(own)?;
-        written.shards.insert(rank, record);
+        written.index.merge(index)?;
+        written.shards.insert(record.rank, record);
         Ok(())
     }
 

@@ -4,10 +4,18 @@
 //! interleaved and the median is reported, so that figures of one run compare. With
 //! `--json` each direct all-reduce is one object, for `benches/peer/run.py`.
 
-use std::{env, thread, time::Instant};
+use std::{
+    env,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
-use shardloom_fabric::{Endpoint, FabricError, InProcess, Settings};
+use shardloom_fabric::{
+    Collective, Contents, Endpoint, Engine, FabricError, Format, InProcess, Settings,
+};
+use shardloom_kernels::Arithmetic;
 
 const RANKS: [u32; 2] = [0, 1];
 const BYTES: usize = 64 << 20;
@@ -18,15 +26,19 @@ const REPEATS: usize = 15;
 /// Seconds of every repeat, by algorithm.
 type Samples = [Vec<f64>; ALGORITHMS.len()];
 
-fn rank(endpoint: &Endpoint<Vec<f32>>) -> Result<Samples, FabricError> {
+fn rank(endpoint: &mut dyn Endpoint<Contents>) -> Result<Samples, FabricError> {
     let mut world = endpoint.group(&RANKS)?;
-    let mut buffer = vec![0.0; BYTES / size_of::<f32>()];
+    let (kind, reduction) = (Kind::AllReduce, Reduction::Sum);
+    let mut buffer = Contents::zeroed(Format::F32, BYTES / size_of::<f32>());
     let mut samples = Samples::default();
     for repeat in 0..WARM_UPS + REPEATS {
         for (algorithm, samples) in ALGORITHMS.into_iter().zip(&mut samples) {
             world.barrier()?;
             let start = Instant::now();
-            world.collective(Kind::AllReduce, algorithm, Reduction::Sum, &mut buffer)?;
+            let outcome;
+            let collective = Collective::Equal { kind, algorithm, reduction };
+            (buffer, outcome) = world.run(collective, buffer);
+            outcome?;
             if repeat >= WARM_UPS {
                 samples.push(start.elapsed().as_secs_f64());
             }
@@ -37,10 +49,12 @@ fn rank(endpoint: &Endpoint<Vec<f32>>) -> Result<Samples, FabricError> {
 
 fn main() -> Result<(), FabricError> {
     let json = env::args().any(|argument| argument == "--json");
+    let settings = Settings { timeout: Duration::from_secs(60), arithmetic: Arc::new(Arithmetic) };
+    let endpoints = InProcess.connect(RANKS.len() as u32, &settings)?;
     let samples = thread::scope(|scope| {
-        let ranks = InProcess::new(RANKS.len() as u32, Settings::default())
+        let ranks = endpoints
             .into_iter()
-            .map(|endpoint| scope.spawn(move || rank(&endpoint)))
+            .map(|mut endpoint| scope.spawn(move || rank(&mut *endpoint)))
             .collect::<Vec<_>>();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Vec<_>>()
     });

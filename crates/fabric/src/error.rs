@@ -55,6 +55,22 @@ pub enum FabricError {
         /// What that one called.
         other_call: Call,
     },
+    /// Members count what one sends to the other differently, or have no room for it.
+    #[error("all-to-all with counts in group {members:?} on rank {rank}: {reason}")]
+    Counts {
+        /// Ranks of the group.
+        members: Vec<u32>,
+        /// The rank that noticed.
+        rank: u32,
+        /// What does not fit what.
+        reason: String,
+    },
+    /// An engine that cannot be started.
+    #[error("the engine cannot start: {reason}")]
+    Start {
+        /// Why.
+        reason: String,
+    },
     /// A rank outside the engine.
     #[error("there is no rank {rank}: ranks are below {ranks}")]
     NoSuchRank {

@@ -2,6 +2,8 @@ use std::fmt;
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
 
+use crate::Format;
+
 /// What a rank was doing, for errors to name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
@@ -19,6 +21,13 @@ pub enum Operation {
         /// Tag asked for.
         tag: u64,
     },
+    /// Receiving a message from whichever rank sends one first.
+    ReceiveAny {
+        /// Ranks asked.
+        from: Vec<u32>,
+        /// Tag asked for.
+        tag: u64,
+    },
     /// Taking part in a collective.
     Collective {
         /// What was called.
@@ -33,6 +42,9 @@ impl fmt::Display for Operation {
         match self {
             Operation::Send { to, tag } => write!(f, "send of tag {tag} to rank {to}"),
             Operation::Receive { from, tag } => write!(f, "receive of tag {tag} from rank {from}"),
+            Operation::ReceiveAny { from, tag } => {
+                write!(f, "receive of tag {tag} from any of {from:?}")
+            }
             Operation::Collective { call, members } => write!(f, "{call} in group {members:?}"),
         }
     }
@@ -53,8 +65,13 @@ pub enum Call {
         reduction: Reduction,
         /// Length of the buffer.
         elements: usize,
-        /// Bits of a floating-point element: 32 or 64.
-        element_bits: u32,
+        /// How they are stored.
+        format: Format,
+    },
+    /// Exchanging parts of whatever length members agree on.
+    AllToAllV {
+        /// How elements are stored.
+        format: Format,
     },
 }
 
@@ -62,8 +79,9 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Call::Barrier => f.write_str("barrier"),
-            Call::Exchange { kind, algorithm, reduction, elements, element_bits } => {
-                write!(f, "{kind} of {elements} f{element_bits} ({algorithm}")?;
+            Call::AllToAllV { format } => write!(f, "all-to-all of {format} with counts"),
+            Call::Exchange { kind, algorithm, reduction, elements, format } => {
+                write!(f, "{kind} of {elements} {format} ({algorithm}")?;
                 match (kind, reduction) {
                     (Kind::AllGather | Kind::AllToAll | Kind::Broadcast { .. }, _) => {}
                     (_, Reduction::Sum) => f.write_str(", sum")?,

@@ -1,19 +1,18 @@
-use std::{num::NonZeroUsize, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-/// How patient and how roomy an engine is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use crate::Reduce;
+
+/// What an engine is told besides the number of its ranks.
+#[derive(Clone)]
 pub struct Settings {
-    /// Point-to-point messages that may be under way from one rank to another before
-    /// a send blocks. Messages the receiver has set aside no longer count.
-    pub channel_capacity: NonZeroUsize,
     /// How long an operation may wait for other ranks before it gives up.
     pub timeout: Duration,
+    /// What reducing comes to.
+    pub arithmetic: Arc<dyn Reduce>,
 }
 
-impl Default for Settings {
-    /// Four messages per channel; ten minutes, as PyTorch has for its NCCL groups.
-    fn default() -> Self {
-        const FOUR: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-        Self { channel_capacity: FOUR, timeout: Duration::from_secs(600) }
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings").field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }

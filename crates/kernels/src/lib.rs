@@ -48,10 +48,12 @@ pub mod tier;
 pub mod window;
 
 mod arena;
+mod arithmetic;
 mod elementary;
 mod gemm;
 mod memory;
 mod simd;
 
+pub use arithmetic::Arithmetic;
 pub use memory::{Buffer, DType, Memory, Occupied};
 pub use tier::{Tier, TierError};

@@ -1,16 +1,16 @@
 //! Ranks that time the same calls at the same moments.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
-use shardloom_collectives::Reduction;
-use shardloom_fabric::{Endpoint, Group, InProcess, MOST_RANKS, Payload, Settings};
-use shardloom_kernels::{Buffer, Memory};
+use shardloom_collectives::{Algorithm, Kind, Reduction};
+use shardloom_fabric::{Collective, Endpoint, Engine, Group, Lent, MOST_RANKS, Settings, ViewMut};
+use shardloom_kernels::{Arithmetic, Memory};
 
+use crate::operand::Operand;
 use crate::{ProfileError, Result};
 
 /// How often to repeat.
@@ -58,21 +58,31 @@ impl Start {
     }
 }
 
-/// A message.
-pub(crate) struct Parcel(pub Buffer);
+/// What ranks that measure lend to collectives.
+pub struct Timed(pub(crate) Part);
 
-impl Payload for Parcel {
-    fn bytes(&self) -> u64 {
-        self.0.bytes() as u64
+pub(super) enum Part {
+    /// The copy of a tensor for a call.
+    Copy(Operand, usize),
+    /// A number of seconds.
+    Seconds(f64),
+}
+
+impl Lent for Timed {
+    fn lend(&mut self, work: &mut dyn FnMut(ViewMut<'_>)) {
+        match &mut self.0 {
+            Part::Copy(operand, call) => work(ViewMut::F32(operand.reals_mut(*call))),
+            Part::Seconds(seconds) => work(ViewMut::F64(std::slice::from_mut(seconds))),
+        }
     }
 }
 
 /// One rank's place among those that measure together.
-pub(crate) struct Bench {
-    pub endpoint: Arc<Endpoint<Parcel>>,
+pub(super) struct Bench {
+    pub endpoint: Box<dyn Endpoint<Timed>>,
     pub memory: Memory,
     repeats: Repeats,
-    everyone: Group,
+    everyone: Box<dyn Group<Timed>>,
     progress: Option<Sender<(String, f64)>>,
 }
 
@@ -85,6 +95,18 @@ impl Bench {
         }
     }
 
+    /// What some seconds of each rank come to.
+    fn reduce(&mut self, seconds: f64, reduction: Reduction) -> Result<f64> {
+        let (kind, algorithm) = (Kind::AllReduce, Algorithm::Direct);
+        let collective = Collective::Equal { kind, algorithm, reduction };
+        let (reduced, outcome) = self.everyone.run(collective, Timed(Part::Seconds(seconds)));
+        outcome?;
+        match reduced.0 {
+            Part::Seconds(seconds) => Ok(seconds),
+            Part::Copy(..) => unreachable!("what is lent comes back"),
+        }
+    }
+
     /// Mean over all ranks of the seconds of one call, all ranks calling at once and equally often;
     /// `call` is told how many calls went before.
     ///
@@ -93,16 +115,15 @@ impl Bench {
     pub fn seconds(
         &mut self,
         clock: Clock,
-        mut call: impl FnMut(usize) -> Result<()>,
+        mut call: impl FnMut(&mut dyn Endpoint<Timed>, usize) -> Result<()>,
     ) -> Result<f64> {
         // The first call pays for memory that was never touched, and tells nothing.
-        call(0)?;
+        call(&mut *self.endpoint, 0)?;
         self.everyone.barrier()?;
         let start = clock.start();
-        call(1)?;
-        let mut once = [start.seconds()];
-        self.everyone.all_reduce_f64(&mut once, Reduction::Max)?;
-        let calls = (self.repeats.batch_seconds / once[0].max(1e-9)).ceil() as usize;
+        call(&mut *self.endpoint, 1)?;
+        let once = self.reduce(start.seconds(), Reduction::Max)?;
+        let calls = (self.repeats.batch_seconds / once.max(1e-9)).ceil() as usize;
         let calls = calls.clamp(1, self.repeats.most);
         let mut index = 2;
         let mut batches = Vec::with_capacity(self.repeats.batches);
@@ -110,25 +131,25 @@ impl Bench {
             self.everyone.barrier()?;
             let start = clock.start();
             for _ in 0..calls {
-                call(index)?;
+                call(&mut *self.endpoint, index)?;
                 index += 1;
             }
             batches.push(start.seconds() / calls as f64);
         }
         batches.sort_by(f64::total_cmp);
-        let mut mean = [batches[batches.len() / 4] / self.everyone.members().len() as f64];
-        self.everyone.all_reduce_f64(&mut mean, Reduction::Sum)?;
+        let share = batches[batches.len() / 4] / self.everyone.members().len() as f64;
         // A clock too coarse for a call still leaves it some time.
-        Ok(mean[0].max(1e-12))
+        Ok(self.reduce(share, Reduction::Sum)?.max(1e-12))
     }
 }
 
-/// Runs `work` on `ranks` threads, each on a core of its own where there are enough; what it came to
-/// on the first.
+/// Runs `work` on `ranks` threads that `engine` connects, each on a core of its own where there are
+/// enough; what it came to on the first.
 ///
 /// # Errors
 /// The first rank's error, if one fails; or if the system has no room for so many threads.
 pub(crate) fn run<T: Send>(
+    engine: &dyn Engine<Timed>,
     ranks: u32,
     repeats: Repeats,
     progress: &mut dyn FnMut(&str, f64),
@@ -137,8 +158,9 @@ pub(crate) fn run<T: Send>(
     if ranks > MOST_RANKS {
         return Err(ProfileError::TooManyRanks { ranks, most: MOST_RANKS });
     }
-    const CHANNEL: NonZeroUsize = NonZeroUsize::new(4).unwrap();
-    let settings = Settings { channel_capacity: CHANNEL, timeout: Duration::from_secs(60) };
+    let timeout = Duration::from_secs(60);
+    let settings = Settings { timeout, arithmetic: Arc::new(Arithmetic) };
+    let endpoints = engine.connect(ranks, &settings)?;
     let cores = core_affinity::get_core_ids().unwrap_or_default();
     let all: Vec<u32> = (0..ranks).collect();
     let (sender, reports) = channel();
@@ -146,7 +168,7 @@ pub(crate) fn run<T: Send>(
         let (work, all) = (&work, &all);
         let mut sender = Some(sender);
         let mut threads = vec![];
-        for endpoint in InProcess::<Parcel>::new(ranks, settings) {
+        for mut endpoint in endpoints {
             let rank = endpoint.rank();
             let core = cores.get(rank as usize).copied().filter(|_| cores.len() >= ranks as usize);
             let progress = sender.take();
@@ -157,11 +179,10 @@ pub(crate) fn run<T: Send>(
                 }
                 let everyone = endpoint.group(all)?;
                 let memory = Memory::new();
-                let endpoint = Arc::new(endpoint);
                 let mut bench = Bench { endpoint, memory, repeats, everyone, progress };
                 let outcome = work(&mut bench);
                 if let Err(error) = &outcome {
-                    bench.endpoint.fail(error);
+                    bench.endpoint.fail(&error.to_string());
                 }
                 outcome
             });

@@ -33,6 +33,9 @@ mod tests;
 use std::num::NonZeroUsize;
 
 use shardloom_cluster::{MeasuredOn, Profile};
+use shardloom_fabric::Engine;
+
+pub use bench::Timed;
 
 pub use error::{ProfileError, Result};
 pub use system_memory::SystemMemory;
@@ -89,14 +92,19 @@ pub fn this_machine() -> Result<MeasuredOn> {
     machine::this_machine()
 }
 
-/// Measures this machine as one node of as many devices as ranks, called `local`. `progress` is told
+/// Measures this machine, with ranks that `engine` connects, as one node of as many devices, called
+/// `local`. `progress` is told
 /// what is being measured and which share of the measurement is done.
 ///
 /// # Errors
 /// If the size of the memory is unknown, or a rank fails.
-pub fn measure(options: Options, progress: &mut dyn FnMut(&str, f64)) -> Result<Profile> {
+pub fn measure(
+    engine: &dyn Engine<Timed>,
+    options: Options,
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Profile> {
     let machine = machine::Machine::of(options)?;
-    survey::measure(&machine, &survey::Plan::of(options.effort), progress)
+    survey::measure(engine, &machine, &survey::Plan::of(options.effort), progress)
 }
 
 /// Measures operators at sizes that [`measure`] leaves out, and compares with what `profile` says:
@@ -106,9 +114,10 @@ pub fn measure(options: Options, progress: &mut dyn FnMut(&str, f64)) -> Result<
 /// As [`measure`].
 pub fn check(
     profile: &Profile,
+    engine: &dyn Engine<Timed>,
     options: Options,
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Vec<Estimate>> {
     let machine = machine::Machine::of(options)?;
-    survey::check(profile, &machine, &survey::Plan::of(options.effort), progress)
+    survey::check(profile, engine, &machine, &survey::Plan::of(options.effort), progress)
 }

@@ -1,10 +1,13 @@
 //! Communication between ranks.
 
+use std::cmp::Ordering;
+
 use shardloom_collectives::{Algorithm, Kind, Reduction};
+use shardloom_fabric::{Collective, Format, Pool, View, ViewMut};
 use shardloom_kernels::DType;
 
 use crate::Result;
-use crate::bench::{Bench, Clock, Parcel};
+use crate::bench::{Bench, Clock, Part, Timed};
 use crate::operand::{Operand, Warmth};
 
 /// Seconds of a collective over `elements` among groups of `members` ranks, all groups at once; ranks
@@ -27,13 +30,26 @@ pub(crate) fn collective(
         false => None,
     };
     let memory = bench.memory.clone();
-    let mut buffer = Operand::new(&memory, DType::F32, vec![elements], Warmth::Warm, 0);
-    bench.seconds(Clock::Wall, |call| {
+    let buffer = Operand::new(&memory, DType::F32, vec![elements], Warmth::Warm, 0);
+    let (mut idle, reduction) = (Some(buffer), Reduction::Sum);
+    bench.seconds(Clock::Wall, |_, call| {
         let Some(group) = &mut group else { return Ok(()) };
-        let buffer = buffer.reals_mut(call);
-        group.collective(kind, algorithm, Reduction::Sum, buffer)?;
-        Ok(())
+        let buffer = idle.take().expect("what is lent comes back");
+        let collective = Collective::Equal { kind, algorithm, reduction };
+        let (after, outcome) = group.run(collective, Timed(Part::Copy(buffer, call)));
+        if let Part::Copy(buffer, _) = after.0 {
+            idle = Some(buffer);
+        }
+        Ok(outcome?)
     })
+}
+
+/// What a rank does with one of the two messages of a call.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    Send,
+    Receive,
+    Both,
 }
 
 /// Seconds from the sending of a tensor of `elements` until its receiver has it: copied into the
@@ -48,20 +64,27 @@ pub(crate) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
     let partner = if rank ^ 1 < ranks { rank ^ 1 } else { rank };
     let memory = bench.memory.clone();
     let mut tensor = memory.alloc_zeroed(DType::F32, elements);
-    // The rank with the ball begins.
-    let mut ball = (rank <= partner).then(|| memory.alloc_zeroed(DType::F32, elements));
-    let own = std::sync::Arc::clone(&bench.endpoint);
-    let there_and_back = bench.seconds(Clock::Wall, |_| {
-        for _ in 0..2 {
-            let throws = ball.is_some();
-            if let Some(mut buffer) = ball.take() {
-                buffer.as_f32_mut().copy_from_slice(tensor.as_f32());
-                own.send(partner, TAG, Parcel(buffer))?;
+    // One on its way, and one to be filled meanwhile.
+    let pool = Pool { to: partner, format: Format::F32, elements, ready: 2, most: 2 };
+    let pool = bench.endpoint.pool(pool)?;
+    let there_and_back = bench.seconds(Clock::Wall, |endpoint, _| {
+        let there_and_back = match rank.cmp(&partner) {
+            Ordering::Less => [Turn::Send, Turn::Receive],
+            Ordering::Greater => [Turn::Receive, Turn::Send],
+            Ordering::Equal => [Turn::Both; 2],
+        };
+        for turn in there_and_back {
+            if turn != Turn::Receive {
+                let mut message = endpoint.message(pool, TAG)?;
+                if let ViewMut::F32(payload) = message.view_mut() {
+                    payload.copy_from_slice(tensor.as_f32());
+                }
+                endpoint.send(message)?;
             }
-            if !throws || partner == rank {
-                let buffer = own.receive(partner, TAG)?.0;
-                tensor.as_f32_mut().copy_from_slice(buffer.as_f32());
-                ball = Some(buffer);
+            if turn != Turn::Send
+                && let View::F32(payload) = endpoint.receive(partner, TAG)?.view()
+            {
+                tensor.as_f32_mut().copy_from_slice(payload);
             }
         }
         Ok(())

@@ -36,14 +36,14 @@ impl Streaming {
         match self {
             Streaming::Add => {
                 let (mut to, from) = (tensor(Warmth::Cold), tensor(Warmth::Warm));
-                bench.seconds(Clock::Processor, |call| {
+                bench.seconds(Clock::Processor, |_, call| {
                     reduce::sum_into(to.reals_mut(call), from.reals(call));
                     Ok(())
                 })
             }
             Streaming::Copy => {
                 let (mut to, from) = (tensor(Warmth::Cold), tensor(Warmth::Warm));
-                bench.seconds(Clock::Processor, |call| {
+                bench.seconds(Clock::Processor, |_, call| {
                     to.reals_mut(call).copy_from_slice(from.reals(call));
                     Ok(())
                 })
@@ -51,7 +51,7 @@ impl Streaming {
             Streaming::Norm => {
                 let gradient = tensor(Warmth::Cold);
                 let mut total = 0.0;
-                bench.seconds(Clock::Processor, |call| {
+                bench.seconds(Clock::Processor, |_, call| {
                     total += reduce::squared_norm(std::hint::black_box(gradient.reals(call)));
                     std::hint::black_box(total);
                     Ok(())
@@ -59,7 +59,7 @@ impl Streaming {
             }
             Streaming::Update(optimizer) => {
                 let mut parameter = Parameter::new(optimizer, elements, &memory);
-                bench.seconds(Clock::Processor, |call| {
+                bench.seconds(Clock::Processor, |_, call| {
                     parameter.update(call);
                     Ok(())
                 })
@@ -67,7 +67,7 @@ impl Streaming {
             Streaming::Statistics(optimizer) => {
                 let mut parameter = Parameter::new(optimizer, elements, &memory);
                 let rounds = optimizer.rounds();
-                bench.seconds(Clock::Processor, |call| {
+                bench.seconds(Clock::Processor, |_, call| {
                     parameter.statistics(call / rounds, call % rounds);
                     Ok(())
                 })

@@ -7,13 +7,14 @@ use shardloom_cluster::{
     Precision, Profile,
 };
 use shardloom_collectives::{Algorithm, Kind};
+use shardloom_fabric::Engine;
 use shardloom_graph::work::MatmulShape;
 use shardloom_graph::{Extents, Graph, OpKind};
 use shardloom_kernels::optimizer::{Adafactor, AdamW, Lamb, Optimizer, Sgd};
 use shardloom_sim::collective_rate_name;
 
 use crate::Result;
-use crate::bench::{self, Repeats};
+use crate::bench::{self, Repeats, Timed};
 use crate::fit::{TimedProduct, fit};
 use crate::machine::Machine;
 use crate::monotone::rising;
@@ -114,19 +115,21 @@ impl Plan {
 
 /// See [`crate::measure`].
 pub(crate) fn measure(
+    engine: &dyn Engine<Timed>,
     machine: &Machine,
     plan: &Plan,
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Profile> {
     let specimens = specimen::specimens();
     let tasks = tasks(machine, plan, &specimens);
-    let seconds = time(machine, plan, &tasks, progress)?;
+    let seconds = time(engine, machine, plan, &tasks, progress)?;
     profile(machine, tasks.iter().map(|task| (&*task.name, task.size)).zip(seconds))
 }
 
 /// See [`crate::check`].
 pub(crate) fn check(
     profile: &Profile,
+    engine: &dyn Engine<Timed>,
     machine: &Machine,
     plan: &Plan,
     progress: &mut dyn FnMut(&str, f64),
@@ -134,7 +137,7 @@ pub(crate) fn check(
     let specimens = specimen::specimens();
     let plan = Plan::between(plan.repeats);
     let tasks = tasks(machine, &plan, &specimens);
-    let seconds = time(machine, &plan, &tasks, progress)?;
+    let seconds = time(engine, machine, &plan, &tasks, progress)?;
     let estimates = tasks.iter().zip(seconds).filter_map(|(task, measured_seconds)| {
         let (size, estimated_seconds) = match task.size {
             Size::Elements(elements) => {
@@ -157,12 +160,13 @@ pub(crate) fn check(
 }
 
 fn time(
+    engine: &dyn Engine<Timed>,
     machine: &Machine,
     plan: &Plan,
     tasks: &[Task<'_>],
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Vec<f64>> {
-    bench::run(machine.ranks, plan.repeats, progress, |bench| {
+    bench::run(engine, machine.ranks, plan.repeats, progress, |bench| {
         let timed = tasks.iter().enumerate().map(|(index, task)| {
             bench.announce(&task.name, index as f64 / tasks.len() as f64);
             task.seconds(bench)

@@ -105,7 +105,7 @@ impl<'a> Task<'a> {
         let seconds = match &self.work {
             Work::Operator { graph, op, pass, extents } => {
                 let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
-                bench.seconds(Clock::Processor, |call| {
+                bench.seconds(Clock::Processor, |_, call| {
                     subject.run(call);
                     Ok(())
                 })
@@ -137,7 +137,7 @@ fn launch_seconds(bench: &mut Bench) -> Result<f64> {
         key: Key { seed: 1, stream: 2, step: 3 },
     };
     let x = memory.alloc_zeroed(DType::F32, 1);
-    bench.seconds(Clock::Processor, |_| {
+    bench.seconds(Clock::Processor, |_, _| {
         let mut y = memory.alloc(DType::F32, 1);
         let reads = vec![Input { shape: &[1], data: Data::F32(x.as_f32()) }];
         let data = DataMut::F32(y.as_f32_mut());

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use shardloom_cluster::{MeasuredOn, Precision, Profile};
+use shardloom_fabric::InProcess;
 use shardloom_graph::{Extents, Graph, ModelSpec, work};
 use shardloom_sim::rate_name;
 
@@ -35,7 +36,8 @@ fn hasty() -> Plan {
 }
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
-    survey::measure(&machine(), &hasty(), &mut |_, _| ()).expect("a profile is measured")
+    survey::measure(&InProcess, &machine(), &hasty(), &mut |_, _| ())
+        .expect("a profile is measured")
 });
 
 fn rates(profile: &Profile) -> impl Iterator<Item = (&str, Vec<(f64, f64)>)> {
@@ -148,8 +150,9 @@ fn each_rank_is_a_device_with_its_share_of_the_memory() {
 fn the_check_compares_sizes_between_with_the_profile() {
     let plan = Plan { repeats: hasty().repeats, ..Plan::of(Effort::Quick) };
     let one = Machine { ranks: 1, ..machine() };
-    let profile = survey::measure(&one, &hasty(), &mut |_, _| ()).expect("a profile");
-    let estimates = survey::check(&profile, &one, &plan, &mut |_, _| ()).expect("a comparison");
+    let profile = survey::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
+    let estimates =
+        survey::check(&profile, &InProcess, &one, &plan, &mut |_, _| ()).expect("a comparison");
     assert!(estimates.iter().any(|it| it.class == "contract+bias.weight"));
     assert!(estimates.iter().any(|it| it.class == "message"));
     for it in estimates {
@@ -162,7 +165,7 @@ fn the_check_compares_sizes_between_with_the_profile() {
 fn progress_only_rises_and_names_what_is_measured() {
     let mut told: Vec<(String, f64)> = vec![];
     let mut listen = |what: &str, done: f64| told.push((what.to_owned(), done));
-    survey::measure(&machine(), &hasty(), &mut listen).expect("a profile");
+    survey::measure(&InProcess, &machine(), &hasty(), &mut listen).expect("a profile");
     assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].1));
     assert!(told.iter().all(|&(_, done)| (0.0..1.0).contains(&done)));
     assert!(told.iter().any(|(what, _)| what == "layer-norm.input"));
@@ -171,7 +174,7 @@ fn progress_only_rises_and_names_what_is_measured() {
 #[test]
 fn more_ranks_than_a_process_can_hold_are_refused() {
     let machine = Machine { ranks: u32::MAX, ..machine() };
-    let measured = survey::measure(&machine, &Plan::of(Effort::Quick), &mut |_, _| {});
+    let measured = survey::measure(&InProcess, &machine, &Plan::of(Effort::Quick), &mut |_, _| {});
     let error = measured.expect_err("refused").to_string();
     assert!(error.starts_with("4294967295 ranks are too many"), "{error}");
 }

@@ -63,6 +63,9 @@ pub use shardloom_plan as plan;
 /// Collective algorithms.
 pub use shardloom_collectives as collectives;
 
+/// Communication between ranks: what an engine of one's own implements.
+pub use shardloom_fabric as fabric;
+
 /// Machines and what they can do.
 pub use shardloom_cluster as cluster;
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use shardloom_cluster::Profile;
+use shardloom_fabric::InProcess;
 use shardloom_profile::{Options, measure, this_machine};
 
 use crate::{Error, Result, model};
@@ -95,7 +96,7 @@ impl LocalProfile {
         options: Options,
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Profile> {
-        let profile = measure(options, progress)?;
+        let profile = measure(&InProcess, options, progress)?;
         if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         }

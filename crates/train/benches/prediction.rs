@@ -8,6 +8,7 @@ mod two_ranks;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
+use shardloom_fabric::InProcess;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::lower;
@@ -50,8 +51,8 @@ fn plans(graph: &Graph, model: &str, batch: usize) -> Vec<(&'static str, Plan)> 
 fn main() {
     let repeats = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(5);
     let options = shardloom_profile::Options::default();
-    let profile =
-        shardloom_profile::measure(options, &mut |_, _| {}).expect("a profile of this machine");
+    let profile = shardloom_profile::measure(&InProcess, options, &mut |_, _| {})
+        .expect("a profile of this machine");
     let cluster = Cluster::parse_with("local:2", Some(&profile)).expect("two local devices");
 
     let mut rows = vec![];

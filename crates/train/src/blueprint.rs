@@ -1,12 +1,15 @@
 //! A program and the places of all that its ranks will hold, before anything is allocated.
 
+use std::sync::Arc;
+
+use shardloom_fabric::{Engine, InProcess};
 use shardloom_graph::Graph;
 use shardloom_plan::{Number, Plan};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
 use shardloom_program::{Program, ProgramError, lower, lower_with};
 
-use crate::{Error, OnNonFinite, Result, Settings};
+use crate::{Contribution, Error, OnNonFinite, Result, Settings};
 
 /// What a [`Trainer`](crate::Trainer) is made of, so that what it will hold is known before it holds it.
 pub struct Blueprint {
@@ -17,6 +20,8 @@ pub struct Blueprint {
     pub(crate) messages: MessagePlan,
     pub(crate) skip_non_finite: bool,
     pub(crate) settings: Settings,
+    /// What connects the ranks.
+    pub(crate) engine: Arc<dyn Engine<Contribution>>,
 }
 
 impl Blueprint {
@@ -64,7 +69,15 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
-        Ok(Blueprint { graph, program, buffers, messages, skip_non_finite, settings })
+        let engine = Arc::new(InProcess);
+        Ok(Blueprint { graph, program, buffers, messages, skip_non_finite, settings, engine })
+    }
+
+    /// The same, with ranks connected by another engine than that of one process. Under the virtual clock
+    /// communication is modelled, and no engine is asked.
+    #[must_use]
+    pub fn with_engine(self, engine: Arc<dyn Engine<Contribution>>) -> Blueprint {
+        Blueprint { engine, ..self }
     }
 
     /// The program that will be executed.

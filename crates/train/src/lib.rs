@@ -8,10 +8,10 @@ mod optimizer;
 mod rank;
 mod sampler;
 mod trainer;
-mod transit;
 
 pub use blueprint::Blueprint;
 pub use error::{Error, Result};
+pub use rank::Contribution;
 pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.
 pub use shardloom_kernels::tier::VARIABLE as KERNELS_VARIABLE;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
@@ -12,7 +13,6 @@ use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem,
 
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared};
-use crate::transit::Transit;
 use crate::{Error, Result};
 
 /// A causal language model, ready to say what comes next. One sample at a time, on one rank.
@@ -100,7 +100,8 @@ impl Sampler {
         let buffers = vec![BufferPlan::for_evaluation(&program, class)];
         let shared = Arc::new(Shared {
             buffers,
-            transit: Transit::new(&program, &MessagePlan::new(&program)),
+            messages: MessagePlan::new(&program),
+            began: Instant::now(),
             program,
             source: Arc::new(Nothing),
             seed: 0,

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shardloom_checkpoint::{Checkpoint, Meta, Piece, Snapshot, Writer};
+use shardloom_checkpoint::{Checkpoint, Meta, Snapshot, Writer};
 use shardloom_cluster::Cluster;
 use shardloom_data::Source;
+use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{Axis, Plan};
@@ -17,10 +18,11 @@ use shardloom_program::{Group, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
-use crate::executor::{self, Command, Crew, Done};
+use crate::executor::{
+    self, Answer, Command, Crew, Done, OwnedPiece, SavedState, StateCommand, Updates,
+};
 use crate::learning_rate::LearningRate;
-use crate::rank::{Rank, Shared, StepOutcome};
-use crate::transit::Transit;
+use crate::rank::{Contribution, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// What to do about a loss or gradient that is not finite.
@@ -87,9 +89,11 @@ pub struct Trainer {
     on_non_finite: OnNonFinite,
     /// With which the run was started.
     settings: Settings,
+    engine: Arc<dyn Engine<Contribution>>,
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
+    peak_in_transit_bytes: u64,
     system_allocations: usize,
 }
 
@@ -121,10 +125,12 @@ impl Trainer {
     fn started(blueprint: Blueprint, source: Arc<dyn Source + Send>) -> Result<Trainer> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
-        let Blueprint { graph, program, buffers, messages, skip_non_finite, settings } = blueprint;
+        let Blueprint { graph, program, buffers, messages, skip_non_finite, settings, engine } =
+            blueprint;
         let shared = Arc::new(Shared {
             buffers,
-            transit: Transit::new(&program, &messages),
+            messages,
+            began: Instant::now(),
             graph,
             program,
             source,
@@ -134,8 +140,8 @@ impl Trainer {
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
         let crew = match settings.clock.clone() {
-            RunClock::Wall => executor::start_threads(&shared, settings.timeout)?,
-            RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster),
+            RunClock::Wall => executor::start_threads(&shared, &*engine, settings.timeout)?,
+            RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster)?,
         };
         let ranks = shared.program.ranks();
         Ok(Trainer {
@@ -143,9 +149,11 @@ impl Trainer {
             shared,
             on_non_finite: settings.on_non_finite,
             settings,
+            engine,
             next_step: 0,
             sent_bytes: vec![0; ranks],
             peak_bytes: vec![0; ranks],
+            peak_in_transit_bytes: 0,
             system_allocations: 0,
         })
     }
@@ -176,16 +184,17 @@ impl Trainer {
         &self.peak_bytes
     }
 
-    /// The most bytes that were on their way between ranks at once, sent and not yet received.
+    /// The most bytes of each rank's messages that were on their way at once, sent and not yet received,
+    /// added up over ranks.
     pub fn peak_in_transit_bytes(&self) -> u64 {
-        self.shared.transit.peak_bytes()
+        self.peak_in_transit_bytes
     }
 
     /// How often ranks have asked the system for a buffer since they were built. Every buffer of training
     /// and evaluation has its place from the start, so it is 0, unless a stage that nothing comes back to
     /// sends ahead.
     pub fn system_allocations(&self) -> usize {
-        self.system_allocations + self.shared.transit.system_allocations()
+        self.system_allocations
     }
 
     /// Trains one step.
@@ -193,7 +202,7 @@ impl Trainer {
     /// # Errors
     /// If a rank fails, or the loss is not finite and the setting is to stop.
     pub fn step(&mut self) -> Result<Step> {
-        self.step_recorded_if(None).map(|(step, _)| step)
+        self.step_recorded_if(false).map(|(step, _)| step)
     }
 
     /// Trains one step and records what every rank did when.
@@ -201,10 +210,10 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::step`].
     pub fn step_recorded(&mut self) -> Result<(Step, Timeline)> {
-        self.step_recorded_if(Some(Instant::now()))
+        self.step_recorded_if(true)
     }
 
-    fn step_recorded_if(&mut self, record: Option<Instant>) -> Result<(Step, Timeline)> {
+    fn step_recorded_if(&mut self, record: bool) -> Result<(Step, Timeline)> {
         let (mut steps, timeline) = self.train(1, record)?;
         let step = steps.pop().expect("one step was trained");
         Ok((step, timeline))
@@ -218,7 +227,7 @@ impl Trainer {
     /// If a rank fails, a loss is not finite and the setting is to stop, or the row has more than
     /// 2^32 - 1 micro-batches.
     pub fn train_steps(&mut self, steps: u32) -> Result<Vec<Step>> {
-        self.train(steps, None).map(|(steps, _)| steps)
+        self.train(steps, false).map(|(steps, _)| steps)
     }
 
     /// Likewise, and records what every rank did when; of the first synchronous steps that a plan without
@@ -227,14 +236,15 @@ impl Trainer {
     /// # Errors
     /// As [`Trainer::train_steps`].
     pub fn train_steps_recorded(&mut self, steps: u32) -> Result<(Vec<Step>, Timeline)> {
-        self.train(steps, Some(Instant::now()))
+        self.train(steps, true)
     }
 
-    fn train(&mut self, steps: u32, record: Option<Instant>) -> Result<(Vec<Step>, Timeline)> {
+    fn train(&mut self, steps: u32, record: bool) -> Result<(Vec<Step>, Timeline)> {
         let clock = match self.crew {
             Crew::Threads(_) => Clock::Wall,
             Crew::Virtual(_) => Clock::Virtual,
         };
+        let record = record.then(|| self.shared.began.elapsed());
         let microbatches = self.shared.program.microbatches;
         if u64::from(steps) * microbatches as u64 > u64::from(u32::MAX) {
             let reason = format!(
@@ -319,31 +329,26 @@ impl Trainer {
     /// If a file cannot be written, or weights or optimizer state are not finite and the setting is not to go on regardless.
     pub fn save(&mut self, root: &Path, meta: Meta, keep: Option<NonZeroUsize>) -> Result<PathBuf> {
         if self.on_non_finite != OnNonFinite::Continue {
-            // Ranks that fail do no more, and these have not failed.
-            let broken: Arc<OnceLock<String>> = Arc::default();
-            let first = Arc::clone(&broken);
-            self.visit(move |rank, _| {
-                let finite = |piece: &Piece<'_>| piece.data.iter().all(|value| value.is_finite());
-                let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-                if let Some(piece) = pieces.find(|piece| !finite(piece)) {
-                    first.get_or_init(|| piece.name);
-                }
-                Ok(())
-            })?;
-            if let Some(name) = broken.get().cloned() {
+            let of_rank = |answer| match answer {
+                Answer::NonFinite(name) => Some(name),
+                _ => None,
+            };
+            let found = self.ask(StateCommand::FindNonFinite, of_rank)?;
+            if let Some(name) = found.into_iter().flatten().next() {
                 return Err(Error::NonFiniteWeights { name });
             }
         }
         let updates = self.updates()?;
-        let writer = Arc::new(Writer::create(root, self.next_step)?);
-        let shared_writer = Arc::clone(&writer);
-        self.visit(move |rank, index| {
-            let pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-            Ok(shared_writer.shard(index, pieces)?)
-        })?;
+        let writer = Writer::create(root, self.next_step)?;
+        let of_rank = |answer| match answer {
+            Answer::Shard(shard) => Some(shard),
+            _ => None,
+        };
+        for shard in self.ask(StateCommand::Save(writer.shards()), of_rank)? {
+            writer.add(shard)?;
+        }
         let mut meta = meta;
         note_updates(&mut meta, &updates);
-        let writer = Arc::into_inner(writer).expect("all ranks have answered and dropped theirs");
         Ok(writer.finish(meta, keep)?)
     }
 
@@ -354,18 +359,13 @@ impl Trainer {
     /// If it does not hold this model.
     pub fn resume(&mut self, checkpoint: Checkpoint) -> Result<()> {
         let step = checkpoint.step();
-        let checkpoint = Arc::new(checkpoint);
-        self.visit(move |rank, _| {
-            rank.set_updates(|name| updates_of(checkpoint.meta(), name).unwrap_or(step));
-            rank.restore(&*checkpoint)
-        })?;
-        self.next_step = step;
-        Ok(())
+        let updates = noted_updates(checkpoint.meta(), step);
+        self.restore(SavedState::Files(checkpoint), updates, step)
     }
 
     /// Goes on under another plan, as if the run was saved and resumed under it, but without files: all
     /// state goes from its owners to the ranks of `plan`, each of which takes what its tensors are of it.
-    /// Both plans' ranks and one copy of all state are there at once meanwhile. Bytes sent and held are
+    /// Both plans' ranks and two copies of all state are there at once meanwhile. Bytes sent and held are
     /// counted anew.
     ///
     /// # Errors
@@ -373,29 +373,33 @@ impl Trainer {
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();
-        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?;
+        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
+            .with_engine(Arc::clone(&self.engine));
         let updates = self.updates()?;
-        let snapshot = self.collect(|rank, snapshot: &mut Snapshot| {
-            let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-            Ok(pieces.try_for_each(|piece| snapshot.add(&piece))?)
-        })?;
+        let mut snapshot = Snapshot::default();
+        for piece in self.bring(StateCommand::BringAll)? {
+            snapshot.add(&piece.piece())?;
+        }
         let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
         let step = self.next_step;
-        next.visit(move |rank, _| {
-            rank.set_updates(|name| updates.get(name).copied().unwrap_or(step));
-            rank.restore(&snapshot)
-        })?;
-        next.next_step = step;
+        next.restore(SavedState::Memory(snapshot), Updates { of: updates, others: step }, step)?;
         *self = next;
+        Ok(())
+    }
+
+    fn restore(&mut self, from: SavedState, updates: Updates, step: u64) -> Result<()> {
+        self.tell(StateCommand::Restore { from: Arc::new(from), updates })?;
+        self.next_step = step;
         Ok(())
     }
 
     /// How many updates each parameter has had.
     fn updates(&mut self) -> Result<BTreeMap<String, u64>> {
-        self.collect(|rank, updates: &mut BTreeMap<String, u64>| {
-            updates.extend(rank.updates());
-            Ok(())
-        })
+        let of_rank = |answer| match answer {
+            Answer::Updates(updates) => Some(updates),
+            _ => None,
+        };
+        Ok(self.ask(StateCommand::ReportUpdates, of_rank)?.into_iter().flatten().collect())
     }
 
     /// Starts from given weights, whole tensors by parameter name. The state of the optimizer and of
@@ -404,7 +408,7 @@ impl Trainer {
     /// # Errors
     /// If one is missing or has another size.
     pub fn set_weights(&mut self, weights: BTreeMap<String, Vec<f32>>) -> Result<()> {
-        self.visit(move |rank, _| rank.set_weights(&|name| weights.get(name).cloned()))
+        self.tell(StateCommand::SetWeights(Arc::new(weights)))
     }
 
     /// All weights, whole, by parameter name.
@@ -412,14 +416,14 @@ impl Trainer {
     /// # Errors
     /// If a rank fails.
     pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
-        self.collect(|rank, whole: &mut BTreeMap<String, Vec<f32>>| {
-            for piece in rank.weight_pieces() {
-                let elements = piece.global_shape.iter().product();
-                let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
-                piece.place(tensor)?;
-            }
-            Ok(())
-        })
+        let mut whole: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+        for piece in self.bring(StateCommand::BringWeights)? {
+            let piece = piece.piece();
+            let elements = piece.global_shape.iter().product();
+            let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
+            piece.place(tensor)?;
+        }
+        Ok(whole)
     }
 
     /// A digest (BLAKE3) of all weights by name, independent of how they are sharded.
@@ -438,34 +442,35 @@ impl Trainer {
         Ok(digest.finalize().to_hex().to_string())
     }
 
-    /// What all ranks add to, one after the other.
-    fn collect<T: Default + Send + 'static>(
-        &mut self,
-        add: impl Fn(&mut Rank, &mut T) -> Result<()> + Send + Sync + 'static,
-    ) -> Result<T> {
-        let all: Arc<Mutex<T>> = Arc::default();
-        let shared = Arc::clone(&all);
-        self.visit(move |rank, _| {
-            add(rank, &mut shared.lock().unwrap_or_else(PoisonError::into_inner))
-        })?;
-        let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(std::mem::take(&mut *all))
+    /// The pieces that all ranks bring.
+    fn bring(&mut self, command: StateCommand) -> Result<impl Iterator<Item = OwnedPiece>> {
+        let of_rank = |answer| match answer {
+            Answer::Pieces(pieces) => Some(pieces),
+            _ => None,
+        };
+        Ok(self.ask(command, of_rank)?.into_iter().flatten())
     }
 
-    fn visit(
+    fn tell(&mut self, command: StateCommand) -> Result<()> {
+        let of_rank = |answer| matches!(answer, Answer::Done).then_some(());
+        self.ask(command, of_rank).map(|_| ())
+    }
+
+    /// Has all ranks carry out a command about their state: their answers, which are of the kind that
+    /// `of_rank` takes.
+    fn ask<T>(
         &mut self,
-        visit: impl Fn(&mut Rank, u32) -> Result<()> + Send + Sync + 'static,
-    ) -> Result<()> {
-        let visit = move |rank: &mut Rank| {
-            let index = rank.class().first_rank.0 + rank.position() as u32;
-            visit(rank, index)
-        };
-        self.crew.run(&Command::Visit(Arc::new(visit)))?;
-        Ok(())
+        command: StateCommand,
+        of_rank: impl Fn(Answer) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let done = self.crew.run(&Command::State(command))?;
+        let answers = done.into_iter().map(|done| done.answer.and_then(&of_rank));
+        Ok(answers.map(|answer| answer.expect("each command has its kind of answer")).collect())
     }
 
     fn note(&mut self, done: &[Done]) {
         self.system_allocations = done.iter().map(|done| done.system_allocations).sum();
+        self.peak_in_transit_bytes = done.iter().map(|done| done.peak_under_way_bytes).sum();
         for ((done, sent), peak) in done.iter().zip(&mut self.sent_bytes).zip(&mut self.peak_bytes)
         {
             (*sent, *peak) = (done.sent_bytes, done.peak_bytes);
@@ -503,8 +508,13 @@ fn note_updates(meta: &mut Meta, updates: &BTreeMap<String, u64>) {
     }
 }
 
-/// How many updates a parameter has had, where that was noted.
-fn updates_of(meta: &Meta, name: &str) -> Option<u64> {
-    let of_one = meta.extra.get(&format!("{UPDATES}/{name}"));
-    of_one.or_else(|| meta.extra.get(UPDATES))?.parse().ok()
+/// How many updates each parameter had had, where that was noted; else as many as steps were trained.
+fn noted_updates(meta: &Meta, steps: u64) -> Updates {
+    let of_one = format!("{UPDATES}/");
+    let number = |text: &String| text.parse().ok();
+    let one = |(key, text): (&String, &String)| {
+        Some((key.strip_prefix(&of_one)?.to_owned(), number(text)?))
+    };
+    let others = meta.extra.get(UPDATES).and_then(number).unwrap_or(steps);
+    Updates { of: meta.extra.iter().filter_map(one).collect(), others }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
+use shardloom::fabric::InProcess;
 use shardloom::profile::{Effort, Options, check, measure};
 use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
 
@@ -83,7 +84,8 @@ impl Profile {
         let start = Instant::now();
         let (profile, path) = match &output {
             Some(file) => {
-                let profile = measure(options, &mut hear).map_err(shardloom::Error::from)?;
+                let profile =
+                    measure(&InProcess, options, &mut hear).map_err(shardloom::Error::from)?;
                 file.write(cluster_file(&profile)?)?;
                 (profile, file.path().to_path_buf())
             }
@@ -95,7 +97,7 @@ impl Profile {
         let elapsed_seconds = start.elapsed().as_secs_f64();
         let rows = match self.check {
             true => {
-                let estimates = check(&profile, options, &mut hear);
+                let estimates = check(&profile, &InProcess, options, &mut hear);
                 Some(estimates.map_err(shardloom::Error::from)?)
             }
             false => None,

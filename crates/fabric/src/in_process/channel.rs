@@ -6,15 +6,12 @@ use std::{
     },
 };
 
-/// Messages that a channel has room for from the start, however many more it may hold.
-const MOST_EXPECTED: usize = 1024;
-
-/// A bounded queue of tagged messages from one sender to one receiver.
+/// A queue of tagged messages from one sender to one receiver. What bounds it are the buffers that there
+/// are for messages.
 ///
-/// It never waits and wakes no one: both ends poll it and ring each other's bell.
+/// It never waits and wakes no one: the receiver polls it, and the sender rings the receiver's bell.
 #[derive(Debug)]
 pub(super) struct Channel<T> {
-    capacity: usize,
     /// Messages ever accepted; lets a waiting receiver poll without the lock.
     accepted: AtomicU64,
     contents: Mutex<Contents<T>>,
@@ -31,46 +28,31 @@ struct Contents<T> {
 }
 
 /// What a receiver remembers between two polls: the messages it has looked at.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Looked(Option<u64>);
 
-/// What a look at a channel brought.
-pub(super) struct Taken<T> {
-    pub(super) message: Option<T>,
-    /// Whether a full queue has room again, so that the sender has to be told.
-    pub(super) made_room: bool,
-}
-
 impl<T> Channel<T> {
-    /// A queue of at most `capacity` messages, with room for `expected` of them from the start.
-    fn new(capacity: usize, expected: usize) -> Self {
-        let [queue, aside] = [(), ()].map(|()| VecDeque::with_capacity(expected));
-        Self {
-            capacity,
-            accepted: AtomicU64::new(0),
-            contents: Mutex::new(Contents { queue, aside }),
-        }
+    fn new() -> Self {
+        let [queue, aside] = [(), ()].map(|()| VecDeque::new());
+        Self { accepted: AtomicU64::new(0), contents: Mutex::new(Contents { queue, aside }) }
     }
 
-    /// Makes room for so many messages in the queue.
+    /// Makes room for so many messages, so that nothing is allocated up to there.
     pub(super) fn make_room(&self, messages: usize) {
-        let queue = &mut self.lock().queue;
-        queue.reserve(messages.saturating_sub(queue.len()));
+        let Contents { queue, aside } = &mut *self.lock();
+        for list in [queue, aside] {
+            list.reserve(messages.saturating_sub(list.len()));
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents<T>> {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a message in, or gives it back if the queue is full.
-    pub(super) fn offer(&self, tag: u64, message: T) -> Result<(), T> {
-        let mut contents = self.lock();
-        if contents.queue.len() >= self.capacity {
-            return Err(message);
-        }
-        contents.queue.push_back((tag, message));
+    /// Puts a message in.
+    pub(super) fn put(&self, tag: u64, message: T) {
+        self.lock().queue.push_back((tag, message));
         self.accepted.fetch_add(1, Ordering::Release);
-        Ok(())
     }
 
     /// The message in the queue that was put in last, whatever its tag: the one most likely to be in a
@@ -79,21 +61,14 @@ impl<T> Channel<T> {
         self.lock().queue.pop_back().map(|(_, message)| message)
     }
 
-    /// The oldest message of this tag. Messages of other tags before it are set
-    /// aside and free their places in the queue.
-    pub(super) fn take(&self, tag: u64, looked: &mut Looked) -> Taken<T> {
+    /// The oldest message of this tag. Messages of other tags before it are set aside.
+    pub(super) fn take(&self, tag: u64, looked: &mut Looked) -> Option<T> {
         if looked.0 == Some(self.accepted.load(Ordering::Acquire)) {
-            return Taken { message: None, made_room: false };
+            return None;
         }
         let mut contents = self.lock();
         looked.0 = Some(self.accepted.load(Ordering::Relaxed));
-        if let Some(message) = contents.take_aside(tag) {
-            return Taken { message: Some(message), made_room: false };
-        }
-        let before = contents.queue.len();
-        let message = contents.take_queued(tag);
-        let made_room = before >= self.capacity && contents.queue.len() < before;
-        Taken { message, made_room }
+        contents.take_aside(tag).or_else(|| contents.take_queued(tag))
     }
 }
 
@@ -118,31 +93,16 @@ impl<T> Contents<T> {
 #[derive(Debug)]
 pub(super) struct Channels<T> {
     ends: usize,
-    capacity: usize,
-    expected: usize,
     between: Box<[OnceLock<Box<Channel<T>>>]>,
 }
 
 impl<T> Channels<T> {
-    /// Channels that hold up to `capacity` messages each, and allocate nothing once they are made unless
-    /// they hold very many.
-    pub(super) fn bounded(ends: usize, capacity: usize) -> Self {
-        Self::new(ends, capacity, capacity.min(MOST_EXPECTED))
-    }
-
-    /// Channels that hold any number of messages, and allocate as they grow.
-    pub(super) fn unbounded(ends: usize) -> Self {
-        Self::new(ends, usize::MAX, 0)
-    }
-
-    fn new(ends: usize, capacity: usize, expected: usize) -> Self {
-        let between = (0..ends * ends).map(|_| OnceLock::new()).collect();
-        Self { ends, capacity, expected, between }
+    pub(super) fn new(ends: usize) -> Self {
+        Self { ends, between: (0..ends * ends).map(|_| OnceLock::new()).collect() }
     }
 
     pub(super) fn between(&self, from: usize, to: usize) -> &Channel<T> {
-        let channel = || Box::new(Channel::new(self.capacity, self.expected));
-        self.between[from * self.ends + to].get_or_init(channel)
+        self.between[from * self.ends + to].get_or_init(|| Box::new(Channel::new()))
     }
 }
 
@@ -151,14 +111,14 @@ mod tests {
     use super::*;
 
     fn take(channel: &Channel<&'static str>, tag: u64) -> Option<&'static str> {
-        channel.take(tag, &mut Looked::default()).message
+        channel.take(tag, &mut Looked::default())
     }
 
     #[test]
     fn messages_of_a_tag_stay_in_order_and_others_are_set_aside() {
-        let channel = Channel::new(4, 0);
+        let channel = Channel::new();
         for (tag, message) in [(1, "a"), (2, "b"), (1, "c"), (2, "d")] {
-            channel.offer(tag, message).unwrap();
+            channel.put(tag, message);
         }
         assert_eq!(take(&channel, 2), Some("b"));
         assert_eq!(take(&channel, 3), None);
@@ -169,24 +129,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_gives_the_message_back_until_a_look_makes_room() {
-        let channel = Channel::new(2, 2);
-        channel.offer(1, "a").unwrap();
-        channel.offer(1, "b").unwrap();
-        assert_eq!(channel.offer(2, "c"), Err("c"));
-        let taken = channel.take(2, &mut Looked::default());
-        assert_eq!((taken.message, taken.made_room), (None, true));
-        channel.offer(2, "c").unwrap();
-        assert_eq!(take(&channel, 2), Some("c"));
-    }
-
-    #[test]
     fn a_second_look_sees_what_another_thread_set_aside() {
-        let channel = Channel::new(2, 2);
+        let channel = Channel::new();
         let mut looked = Looked::default();
-        assert_eq!(channel.take(1, &mut looked).message, None);
-        channel.offer(1, "a").unwrap();
+        assert_eq!(channel.take(1, &mut looked), None);
+        channel.put(1, "a");
         assert_eq!(take(&channel, 2), None);
-        assert_eq!(channel.take(1, &mut looked).message, Some("a"));
+        assert_eq!(channel.take(1, &mut looked), Some("a"));
     }
 }

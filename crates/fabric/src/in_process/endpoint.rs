@@ -1,183 +1,166 @@
-use std::{fmt, marker::PhantomData, sync::Arc, thread};
+use std::{sync::Arc, thread};
 
 use super::{
     channel::{Channels, Looked},
-    group::Group,
+    communicator::Communicator,
+    group::InLine,
+    pool::SendPool,
     registry::Registry,
     roster::Roster,
 };
-use crate::{Counters, FabricError, Operation, Payload, Settings, counters::LiveCounters};
+use crate::{
+    Counters, Endpoint, Engine, FabricError, Group, Lent, Message, Operation, Pool, PoolId, Reduce,
+    Settings, counters::LiveCounters,
+};
 
-/// The engine whose ranks are threads of this process.
-#[derive(Debug)]
-pub struct InProcess<P>(PhantomData<P>);
+/// The engine whose ranks are threads of this process: messages are moved, collectives done by the
+/// threads that start them, in each other's buffers or over messages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct InProcess;
 
-impl<P: Payload> InProcess<P> {
-    /// The endpoints of ranks `0..ranks`, in order, each to be moved to its thread.
-    ///
-    /// Endpoints share nothing with those of another call, so a changed set of ranks
-    /// starts with a clean slate.
-    #[expect(clippy::new_ret_no_self, reason = "the engine is nothing but its endpoints")]
-    pub fn new(ranks: u32, settings: Settings) -> Vec<Endpoint<P>> {
-        let channels = Channels::bounded(ranks as usize, settings.channel_capacity.get());
+impl<B: Lent> Engine<B> for InProcess {
+    fn connect(
+        &self,
+        ranks: u32,
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
         let shared = Arc::new(Shared {
-            channels,
-            roster: Arc::new(Roster::new(ranks, settings)),
+            channels: Channels::new(ranks as usize),
+            roster: Arc::new(Roster::new(ranks, settings.timeout)),
             registry: Registry::default(),
+            arithmetic: Arc::clone(&settings.arithmetic),
         });
-        (0..ranks)
-            .map(|rank| Endpoint { rank, shared: Arc::clone(&shared), counters: Arc::default() })
-            .collect()
+        let endpoint = |rank| -> Box<dyn Endpoint<B>> {
+            Box::new(InProcessEndpoint {
+                rank,
+                shared: Arc::clone(&shared),
+                counters: Arc::default(),
+                pools: vec![],
+                looked: vec![],
+                served: rank,
+            })
+        };
+        Ok((0..ranks).map(endpoint).collect())
     }
 }
 
-struct Shared<P> {
-    channels: Channels<P>,
+struct Shared {
+    channels: Channels<Message>,
     roster: Arc<Roster>,
     registry: Registry,
+    arithmetic: Arc<dyn Reduce>,
 }
 
-/// One rank's access to all others.
-///
-/// Dropping it tells the others that this rank is gone; messages it sent before can
-/// still be received. Keep it for as long as its groups are in use.
-pub struct Endpoint<P> {
+struct InProcessEndpoint {
     rank: u32,
-    shared: Arc<Shared<P>>,
+    shared: Arc<Shared>,
     counters: Arc<LiveCounters>,
+    pools: Vec<SendPool>,
+    /// Kept from one receive from any rank to the next, for its room.
+    looked: Vec<Looked>,
+    /// The rank whose message such a receive brought last.
+    served: u32,
 }
 
-impl<P: Payload> Endpoint<P> {
-    /// This rank.
-    pub fn rank(&self) -> u32 {
+impl<B: Lent> Endpoint<B> for InProcessEndpoint {
+    fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// Number of ranks.
-    pub fn ranks(&self) -> u32 {
+    fn ranks(&self) -> u32 {
         self.shared.roster.ranks()
     }
 
-    /// What this rank has sent so far.
-    pub fn counters(&self) -> Counters {
+    fn counters(&self) -> Counters {
         self.counters.read()
     }
 
-    /// Moves a message to rank `to`, waiting while the channel there is full.
-    ///
-    /// Messages to oneself count as messages but not as bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`FabricError::NoSuchRank`], [`FabricError::PeerGone`], [`FabricError::Timeout`];
-    /// the message is then dropped.
-    pub fn send(&self, to: u32, tag: u64, payload: P) -> Result<(), FabricError> {
-        let bytes = if to == self.rank { 0 } else { payload.bytes() };
-        let roster = &self.shared.roster;
-        let mut unsent = Some(payload);
-        self.wait_before_send(to, tag, || {
-            // Whoever is gone receives nothing more.
-            let payload = unsent.take_if(|_| roster.gone(to).is_none())?;
-            let channel = self.shared.channels.between(self.rank as usize, to as usize);
-            channel.offer(tag, payload).map_err(|refused| unsent = Some(refused)).ok()
-        })?;
+    fn pool(&mut self, pool: Pool) -> Result<PoolId, FabricError> {
+        self.check(pool.to)?;
+        let Shared { channels, roster, .. } = &*self.shared;
+        channels.between(self.rank as usize, pool.to as usize).make_room(pool.ready);
+        self.pools.push(SendPool::new(pool, self.rank, roster, &self.counters));
+        Ok(PoolId(self.pools.len() - 1))
+    }
+
+    fn message(&mut self, PoolId(pool): PoolId, tag: u64) -> Result<Message, FabricError> {
+        let pool = &mut self.pools[pool];
+        let (to, roster) = (pool.to(), &self.shared.roster);
+        let lent = roster.bell(self.rank).wait(Some(roster.timeout()), || {
+            // Asked before: what a rank gave back before it left counts.
+            let gone = roster.gone(to);
+            let lent = pool.lend(tag).map(Ok);
+            lent.or_else(|| gone.map(Err))
+        });
+        match lent {
+            Some(Ok(message)) => Ok(message),
+            Some(Err(reason)) => Err(self.peer_gone(Operation::Send { to, tag }, to, reason)),
+            None => Err(self.timeout(Operation::Send { to, tag }, vec![to])),
+        }
+    }
+
+    fn try_message(&mut self, PoolId(pool): PoolId, tag: u64) -> Option<Message> {
+        self.pools[pool].lend(tag)
+    }
+
+    fn send(&mut self, message: Message) -> Result<(), FabricError> {
+        let (to, tag) = (message.to(), message.tag());
+        let Shared { channels, roster, .. } = &*self.shared;
+        // Whoever is gone receives nothing more.
+        if let Some(reason) = roster.gone(to) {
+            return Err(self.peer_gone(Operation::Send { to, tag }, to, reason));
+        }
+        let bytes = if to == self.rank { 0 } else { message.bytes() };
+        channels.between(self.rank as usize, to as usize).put(tag, message);
         roster.bell(to).ring();
         self.counters.count_message(bytes);
         Ok(())
     }
 
-    /// What `poll` gives, waiting until rank `to` does something that makes it give something and then
-    /// [nudges](Self::nudge) this one: before a message of this tag is sent there.
-    ///
-    /// # Errors
-    ///
-    /// As [`send`](Self::send).
-    pub fn wait_before_send<T>(
-        &self,
-        to: u32,
-        tag: u64,
-        mut poll: impl FnMut() -> Option<T>,
-    ) -> Result<T, FabricError> {
-        self.check(to)?;
-        let operation = || Operation::Send { to, tag };
-        let roster = &self.shared.roster;
-        let outcome = roster.bell(self.rank).wait(Some(roster.settings().timeout), || {
-            // Asked before: what a rank did before it left counts.
-            let gone = roster.gone(to);
-            let found = poll().map(Ok);
-            found.or_else(|| gone.map(|reason| Err(self.peer_gone(operation(), to, reason))))
-        });
-        outcome.unwrap_or_else(|| Err(self.timeout(operation(), to)))
-    }
-
-    /// Has rank `peer` look again, if it [waits before a send](Self::wait_before_send) to this one.
-    ///
-    /// # Errors
-    ///
-    /// [`FabricError::NoSuchRank`].
-    pub fn nudge(&self, peer: u32) -> Result<(), FabricError> {
-        self.check(peer)?;
-        self.shared.roster.bell(peer).ring();
-        Ok(())
-    }
-
-    /// The next message of this tag from rank `from`, waiting for it.
-    ///
-    /// Messages of one tag arrive in the order sent. Messages of other tags that come
-    /// first are set aside, in memory without bound, until they are asked for.
-    ///
-    /// # Errors
-    ///
-    /// [`FabricError::NoSuchRank`]; [`FabricError::PeerGone`] once everything the peer
-    /// sent under this tag has been received; [`FabricError::Timeout`].
-    pub fn receive(&self, from: u32, tag: u64) -> Result<P, FabricError> {
+    fn receive(&mut self, from: u32, tag: u64) -> Result<Message, FabricError> {
         self.check(from)?;
         let roster = &self.shared.roster;
         let mut looked = Looked::default();
-        roster
-            .bell(self.rank)
-            .wait(Some(roster.settings().timeout), || self.look(from, tag, &mut looked).transpose())
-            .unwrap_or_else(|| Err(self.timeout(Operation::Receive { from, tag }, from)))
+        let found = roster.bell(self.rank).wait(Some(roster.timeout()), || {
+            self.look(from, tag, &mut looked).map_err(|gone| (from, gone)).transpose()
+        });
+        self.received(found, || Operation::Receive { from, tag }, &[from])
     }
 
-    /// As [`receive`](Self::receive), but `None` instead of waiting.
-    ///
-    /// # Errors
-    ///
-    /// As [`receive`](Self::receive), save for the timeout.
-    pub fn try_receive(&self, from: u32, tag: u64) -> Result<Option<P>, FabricError> {
+    fn try_receive(&mut self, from: u32, tag: u64) -> Result<Option<Message>, FabricError> {
         self.check(from)?;
         self.look(from, tag, &mut Looked::default())
+            .map_err(|reason| self.peer_gone(Operation::Receive { from, tag }, from, reason))
     }
 
-    fn look(&self, from: u32, tag: u64, looked: &mut Looked) -> Result<Option<P>, FabricError> {
+    fn receive_any(&mut self, from: &[u32], tag: u64) -> Result<Message, FabricError> {
+        from.iter().try_for_each(|&rank| self.check(rank))?;
+        let mut looked = std::mem::take(&mut self.looked);
+        looked.clear();
+        looked.resize(from.len(), Looked::default());
+        let first = from.iter().position(|&rank| rank == self.served).map_or(0, |at| at + 1);
         let roster = &self.shared.roster;
-        // Asked before the channel: what a rank sent before it left is then in there.
-        let gone = roster.gone(from);
-        let channel = self.shared.channels.between(from as usize, self.rank as usize);
-        let taken = channel.take(tag, looked);
-        if taken.made_room {
-            roster.bell(from).ring();
-        }
-        match (taken.message, gone) {
-            (None, Some(reason)) => {
-                Err(self.peer_gone(Operation::Receive { from, tag }, from, reason))
+        let found = roster.bell(self.rank).wait(Some(roster.timeout()), || {
+            let mut gone = None;
+            for at in (first..from.len()).chain(0..first) {
+                match self.look(from[at], tag, &mut looked[at]) {
+                    Ok(None) => {}
+                    Ok(Some(message)) => return Some(Ok(message)),
+                    Err(reason) => gone = Some((from[at], reason)),
+                }
             }
-            (message, _) => Ok(message),
+            gone.map(Err)
+        });
+        let operation = || Operation::ReceiveAny { from: from.to_vec(), tag };
+        let received = self.received(found, operation, from);
+        self.looked = looked;
+        if let Ok(message) = &received {
+            self.served = message.from();
         }
+        received
     }
 
-    /// The communicator of these ranks, in this order: position i is `members[i]`.
-    ///
-    /// Every member builds it with the same list, at any time; the first collective
-    /// waits for the others. The k-th use of a list on one rank is matched with its
-    /// k-th use on the others.
-    ///
-    /// # Errors
-    ///
-    /// [`FabricError::NoSuchRank`], [`FabricError::RepeatedMember`], or
-    /// [`FabricError::NotAMember`] if this rank is not listed.
-    pub fn group(&self, members: &[u32]) -> Result<Group, FabricError> {
+    fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
         for (position, &rank) in members.iter().enumerate() {
             self.check(rank)?;
             if members[..position].contains(&rank) {
@@ -187,21 +170,45 @@ impl<P: Payload> Endpoint<P> {
         let Some(position) = members.iter().position(|&rank| rank == self.rank) else {
             return Err(FabricError::NotAMember { members: members.to_vec(), rank: self.rank });
         };
-        let seat = self.shared.registry.seat(&self.shared.roster, members, position);
-        Ok(Group::new(seat, Arc::clone(&self.counters)))
+        let Shared { registry, roster, arithmetic, .. } = &*self.shared;
+        let seat = registry.seat(roster, members, position);
+        let (counters, arithmetic) = (Arc::clone(&self.counters), Arc::clone(arithmetic));
+        Ok(Box::new(InLine::new(Communicator::new(seat, counters, arithmetic))))
     }
 
-    /// Reports that this rank has failed and will do its part no more.
-    ///
-    /// All who wait for it, or will, get [`FabricError::PeerGone`] with this reason.
-    /// The first report stays, so call it with the root cause before the endpoint is
-    /// dropped.
-    pub fn fail(&self, reason: impl fmt::Display) {
-        self.shared.roster.leave(self.rank, reason.to_string());
+    fn fail(&self, reason: &str) {
+        self.shared.roster.leave(self.rank, reason.to_owned());
+    }
+}
+
+impl InProcessEndpoint {
+    /// A message of this tag from a rank, if there is one; why there will be none, if the rank is gone.
+    fn look(&self, from: u32, tag: u64, looked: &mut Looked) -> Result<Option<Message>, &str> {
+        // Asked before the channel: what a rank sent before it left is then in there.
+        let gone = self.shared.roster.gone(from);
+        let channel = self.shared.channels.between(from as usize, self.rank as usize);
+        match (channel.take(tag, looked), gone) {
+            (None, Some(reason)) => Err(reason),
+            (message, _) => Ok(message),
+        }
+    }
+
+    /// What a receive comes to that found a message, or a rank that is gone, or nothing for too long.
+    fn received(
+        &self,
+        found: Option<Result<Message, (u32, &str)>>,
+        operation: impl FnOnce() -> Operation,
+        from: &[u32],
+    ) -> Result<Message, FabricError> {
+        match found {
+            Some(Ok(message)) => Ok(message),
+            Some(Err((peer, reason))) => Err(self.peer_gone(operation(), peer, reason)),
+            None => Err(self.timeout(operation(), from.to_vec())),
+        }
     }
 
     fn check(&self, rank: u32) -> Result<(), FabricError> {
-        let ranks = self.ranks();
+        let ranks = self.shared.roster.ranks();
         if rank < ranks { Ok(()) } else { Err(FabricError::NoSuchRank { rank, ranks }) }
     }
 
@@ -209,23 +216,13 @@ impl<P: Payload> Endpoint<P> {
         FabricError::PeerGone { rank: self.rank, operation, peer, reason: reason.to_owned() }
     }
 
-    fn timeout(&self, operation: Operation, peer: u32) -> FabricError {
-        FabricError::Timeout {
-            rank: self.rank,
-            operation,
-            waiting_for: vec![peer],
-            after: self.shared.roster.settings().timeout,
-        }
+    fn timeout(&self, operation: Operation, waiting_for: Vec<u32>) -> FabricError {
+        let after = self.shared.roster.timeout();
+        FabricError::Timeout { rank: self.rank, operation, waiting_for, after }
     }
 }
 
-impl<P> fmt::Debug for Endpoint<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("rank", &self.rank).finish_non_exhaustive()
-    }
-}
-
-impl<P> Drop for Endpoint<P> {
+impl Drop for InProcessEndpoint {
     fn drop(&mut self) {
         let reason =
             if thread::panicking() { "its thread panicked" } else { "its endpoint was dropped" };

@@ -1,16 +1,20 @@
 //! The engine whose ranks are threads of one process.
 //!
 //! - `roster`: which ranks there are, where each waits (`doorbell`), which are gone.
-//! - `endpoint` over `channel`: point-to-point messages.
-//! - `group`: a communicator; `registry` matches its members up.
+//! - `endpoint` over `channel`: point-to-point messages, in buffers of a `pool`.
+//! - `group` over `communicator`: collectives; `registry` matches members up.
 //! - `rendezvous`: how members agree that a collective starts and ends.
-//! - `shared_memory`: Direct collectives; `stepwise`: all others, over `channel`.
+//! - `shared_memory`: Direct collectives; all others over `channel` by `messaging`: `stepwise` those that
+//!   have a step list, `counted` all-to-all with counts.
 
 mod channel;
+mod communicator;
+mod counted;
 mod doorbell;
 mod endpoint;
 mod group;
-mod reduce;
+mod messaging;
+mod pool;
 mod registry;
 mod rendezvous;
 mod roster;
@@ -21,5 +25,4 @@ mod stock;
 /// The most ranks that one process can be asked for: between every two is a channel.
 pub const MOST_RANKS: u32 = 4096;
 
-pub use endpoint::{Endpoint, InProcess};
-pub use group::Group;
+pub use endpoint::InProcess;

@@ -8,6 +8,7 @@ use super::{
     rendezvous::{Participant, rendezvous},
     roster::Roster,
 };
+use crate::contents::Storage;
 
 /// Matches the members of a group up, however far apart in time they build it.
 #[derive(Debug, Default)]
@@ -29,10 +30,10 @@ struct List {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) participant: Participant,
-    /// Messages of step lists, between positions.
-    pub(super) channels: Arc<Channels<Vec<f32>>>,
+    /// Messages of collectives, between positions.
+    pub(super) channels: Arc<Channels<Storage>>,
     /// What they were in, on its way back from who received them.
-    pub(super) empties: Arc<Channels<Vec<f32>>>,
+    pub(super) empties: Arc<Channels<Storage>>,
 }
 
 impl Registry {
@@ -54,9 +55,7 @@ impl Registry {
 }
 
 fn seats(roster: &Arc<Roster>, members: &[u32]) -> Vec<Option<Seat>> {
-    // The step list bounds what can be under way, and one of its steps may put
-    // several messages into a channel before anyone receives: no further bound.
-    let [channels, empties] = [(), ()].map(|()| Arc::new(Channels::unbounded(members.len())));
+    let [channels, empties] = [(), ()].map(|()| Arc::new(Channels::new(members.len())));
     let seat = |participant| {
         let (channels, empties) = (Arc::clone(&channels), Arc::clone(&empties));
         Some(Seat { participant, channels, empties })

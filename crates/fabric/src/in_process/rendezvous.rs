@@ -120,14 +120,12 @@ impl Participant {
             return Err(self.cause());
         }
         let roster = self.roster();
-        let met = roster.bell(self.rank()).wait(Some(roster.settings().timeout), || {
-            match self.arrived() {
-                Arrival::Complete => Some(Ok(())),
-                Arrival::Abandoned => Some(Err(self.cause())),
-                Arrival::Pending => {
-                    let gone = self.gone_before_arriving(published.call)?;
-                    Some(self.abandon(self.barriers, gone))
-                }
+        let met = roster.bell(self.rank()).wait(Some(roster.timeout()), || match self.arrived() {
+            Arrival::Complete => Some(Ok(())),
+            Arrival::Abandoned => Some(Err(self.cause())),
+            Arrival::Pending => {
+                let gone = self.gone_before_arriving(published.call)?;
+                Some(self.abandon(self.barriers, gone))
             }
         });
         met.unwrap_or_else(|| {
@@ -178,7 +176,7 @@ impl Participant {
             rank: self.rank(),
             operation: self.operation(call),
             waiting_for,
-            after: self.roster().settings().timeout,
+            after: self.roster().timeout(),
         }
     }
 

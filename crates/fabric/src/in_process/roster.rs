@@ -4,15 +4,16 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use super::doorbell::Doorbell;
-use crate::Settings;
 
 /// The ranks of one engine: where each waits, and which are gone.
 #[derive(Debug)]
 pub(super) struct Roster {
-    settings: Settings,
+    /// How long an operation may wait for other ranks.
+    timeout: Duration,
     entries: Box<[Entry]>,
     any_gone: AtomicBool,
 }
@@ -26,19 +27,15 @@ struct Entry {
 }
 
 impl Roster {
-    pub(super) fn new(ranks: u32, settings: Settings) -> Self {
+    pub(super) fn new(ranks: u32, timeout: Duration) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let entry =
             |_| Entry { bell: Doorbell::new(ranks as usize <= cores), gone: OnceLock::new() };
-        Self {
-            settings,
-            entries: (0..ranks).map(entry).collect(),
-            any_gone: AtomicBool::new(false),
-        }
+        Self { timeout, entries: (0..ranks).map(entry).collect(), any_gone: AtomicBool::new(false) }
     }
 
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     pub(super) fn ranks(&self) -> u32 {

@@ -8,10 +8,8 @@ use std::{marker::PhantomData, ops::Range, process, slice, thread};
 
 use shardloom_collectives::{Kind, Reduction, chunk};
 
-use super::{
-    reduce::{Element, reduce_into},
-    rendezvous::Participant,
-};
+use super::rendezvous::Participant;
+use crate::{Format, Reduce, view::Element};
 
 /// Elements reduced at a time: the running block stays in the first-level cache while
 /// it goes over all members' buffers.
@@ -20,6 +18,8 @@ const BLOCK: usize = 1024;
 /// The buffers of all members of one meeting, in order of position.
 pub(super) struct LentBuffers<'a, T> {
     participant: &'a Participant,
+    arithmetic: &'a dyn Reduce,
+    format: Format,
     elements: usize,
     own: usize,
     of: PhantomData<*mut T>,
@@ -32,8 +32,14 @@ impl<'a, T: Element> LentBuffers<'a, T> {
     ///
     /// Every member published, for this meeting, a pointer from a `&mut [T]` of
     /// `elements` elements that it lends, untouched, until it has parted.
-    pub(super) unsafe fn of(participant: &'a Participant, elements: usize) -> Self {
-        Self { participant, elements, own: participant.position(), of: PhantomData }
+    pub(super) unsafe fn of(
+        participant: &'a Participant,
+        arithmetic: &'a dyn Reduce,
+        format: Format,
+        elements: usize,
+    ) -> Self {
+        let own = participant.position();
+        Self { participant, arithmetic, format, elements, own, of: PhantomData }
     }
 
     /// Does this member's share of a collective.
@@ -107,7 +113,9 @@ impl<'a, T: Element> LentBuffers<'a, T> {
             block.copy_from_slice(unsafe { self.read(0, range.clone()) });
             for member in 1..self.members() {
                 // SAFETY: as above.
-                reduce_into(block, unsafe { self.read(member, range.clone()) }, reduction);
+                let part = unsafe { self.read(member, range.clone()) };
+                let (into, part) = (T::view_mut(self.format, block), T::view(self.format, part));
+                self.arithmetic.reduce(reduction, into, part);
             }
             for target in targets.clone() {
                 // SAFETY: nobody else touches this range, by the contract above, and

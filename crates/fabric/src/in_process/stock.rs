@@ -9,30 +9,27 @@ use shardloom_collectives::{Member, StepList};
 pub(super) struct Stock {
     /// How many can be under way at once: sent, and not yet given back.
     pub(super) messages: usize,
-    /// Elements of the longest.
-    pub(super) elements: usize,
+    /// Bytes of the longest.
+    pub(super) bytes: usize,
 }
 
 impl Stock {
     /// The least that is enough for either.
     pub(super) fn or(self, other: Stock) -> Stock {
-        Stock {
-            messages: self.messages.max(other.messages),
-            elements: self.elements.max(other.elements),
-        }
+        Stock { messages: self.messages.max(other.messages), bytes: self.bytes.max(other.bytes) }
     }
 }
 
 /// Up to how many members a member follows how far the others are.
 const MOST_FOLLOWED: usize = 64;
 
-/// What `own` needs for its messages of a step list to each member that it sends to, whatever the
-/// members' speeds. At its start nothing is under way.
+/// What `own` needs for its messages of a step list to each member that it sends to, with elements of so
+/// many bytes, whatever the members' speeds. At its start nothing is under way.
 ///
 /// A message is back once its receiver has completed the step it was sent in. How far others are at
 /// least, a member knows from those it has received from, directly or by way of others: vector clocks.
 /// Of [many](MOST_FOLLOWED) members that is more work than it saves memory, and no message counts as back.
-pub(super) fn stock(list: &StepList, own: Member) -> BTreeMap<usize, Stock> {
+pub(super) fn stock(list: &StepList, own: Member, element_bytes: usize) -> BTreeMap<usize, Stock> {
     let members = list.members as usize;
     let follows = members <= MOST_FOLLOWED;
     // By member: how many steps each has completed at least, as this one begins its next.
@@ -48,7 +45,7 @@ pub(super) fn stock(list: &StepList, own: Member) -> BTreeMap<usize, Stock> {
             let back = known.get(own.0 as usize).map_or(0, |known| known[to]);
             let messages = sent.iter().filter(|&&step| step >= back).count();
             let needed = needed.entry(to).or_default();
-            *needed = needed.or(Stock { messages, elements: transfer.source.len() });
+            *needed = needed.or(Stock { messages, bytes: transfer.source.len() * element_bytes });
         }
         if !follows {
             continue;
@@ -117,7 +114,7 @@ mod tests {
                 let list = plan(kind, algorithm, members, 2 * members as usize).unwrap();
                 let most = most_in_any_order(&list);
                 for own in 0..members {
-                    for (to, Stock { messages, .. }) in stock(&list, Member(own)) {
+                    for (to, Stock { messages, .. }) in stock(&list, Member(own), 4) {
                         let most = most[&(own, to as u32)];
                         assert_eq!(messages, most, "{own} to {to}, {kind:?} by {algorithm:?}");
                     }
@@ -130,18 +127,18 @@ mod tests {
     fn of_many_members_no_message_counts_as_back() {
         let members = MOST_FOLLOWED as u32 + 1;
         let ring = plan(Kind::AllReduce, Algorithm::Ring, members, 8 * MOST_FOLLOWED + 8).unwrap();
-        let stock = stock(&ring, Member(3));
+        let stock = stock(&ring, Member(3), 4);
         let messages = 2 * MOST_FOLLOWED;
-        assert_eq!(stock, BTreeMap::from([(4, Stock { messages, elements: 8 })]));
+        assert_eq!(stock, BTreeMap::from([(4, Stock { messages, bytes: 4 * 8 })]));
     }
 
     #[test]
     fn the_messages_of_a_ring_take_no_more_than_what_is_reduced() {
         for members in 2..9 {
             let ring = plan(Kind::AllReduce, Algorithm::Ring, members, 8 * members as usize);
-            let stock = stock(&ring.unwrap(), Member(0));
+            let stock = stock(&ring.unwrap(), Member(0), 4);
             let messages = members as usize;
-            assert_eq!(stock, BTreeMap::from([(1, Stock { messages, elements: 8 })]));
+            assert_eq!(stock, BTreeMap::from([(1, Stock { messages, bytes: 4 * 8 })]));
         }
     }
 }

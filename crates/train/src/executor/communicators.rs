@@ -2,51 +2,32 @@
 
 use std::collections::HashMap;
 
-use shardloom_collectives::{Algorithm, Kind, Reduction};
-use shardloom_fabric::{Endpoint, Group as Communicator, Payload};
+use shardloom_collectives::Reduction;
+use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator};
 use shardloom_graph::Reduction as Partial;
-use shardloom_kernels::Buffer;
 use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
 use crate::Result;
 use crate::rank::{Contribution, Rank};
 
-/// What travels between ranks.
-pub(crate) struct Parcel(pub Buffer);
-
-impl Payload for Parcel {
-    fn bytes(&self) -> u64 {
-        self.0.bytes() as u64
-    }
-}
-
 /// A rank's communicators, and which of its instructions meet in which of them.
 #[derive(Default)]
 pub(crate) struct Communicators {
-    made: Vec<(Group, Communicator)>,
-    /// By instruction; none where there is nothing to exchange or nobody to exchange it with.
-    meetings: HashMap<(BodyId, u32), Option<Meeting>>,
-}
-
-/// What an instruction does among others, which is the same each time.
-#[derive(Clone, Copy)]
-struct Meeting {
-    /// Among those that are made.
-    communicator: usize,
-    kind: Kind,
-    algorithm: Algorithm,
-    reduction: Reduction,
+    made: Vec<(Group, Box<dyn Communicator<Contribution>>)>,
+    /// By instruction; none where there is nothing to exchange or nobody to exchange it with. Else which
+    /// of those that are made, and what it does there, which is the same each time.
+    meetings: HashMap<(BodyId, u32), Option<(usize, Meeting<'static>)>>,
 }
 
 impl Communicators {
     /// Runs the collective of `instruction`, which `rank` is at, among its group.
     pub fn exchange(
         &mut self,
-        endpoint: &Endpoint<Parcel>,
+        endpoint: &mut dyn Endpoint<Contribution>,
         rank: &Rank,
         instruction: &Instruction,
-        contribution: &mut Contribution,
-    ) -> Result<()> {
+        contribution: Contribution,
+    ) -> Result<Contribution> {
         let meeting = match self.meetings.get(&rank.instruction()) {
             Some(known) => *known,
             None => {
@@ -55,30 +36,19 @@ impl Communicators {
                 meeting
             }
         };
-        let Some(Meeting { communicator, kind, algorithm, reduction }) = meeting else {
-            return Ok(());
-        };
+        let Some((communicator, meeting)) = meeting else { return Ok(contribution) };
         let (_, communicator) = &mut self.made[communicator];
-        match contribution {
-            Contribution::Scalar(number) => {
-                let mut numbers = [*number];
-                communicator.all_reduce_f64(&mut numbers, Reduction::Sum)?;
-                *number = numbers[0];
-            }
-            Contribution::Reals(buffer, range) => {
-                let values = &mut buffer.as_f32_mut()[range.clone()];
-                communicator.collective(kind, algorithm, reduction, values)?;
-            }
-        }
-        Ok(())
+        let (contribution, outcome) = communicator.run(meeting, contribution);
+        outcome?;
+        Ok(contribution)
     }
 
     fn meeting(
         &mut self,
-        endpoint: &Endpoint<Parcel>,
+        endpoint: &mut dyn Endpoint<Contribution>,
         rank: &Rank,
         instruction: &Instruction,
-    ) -> Result<Option<Meeting>> {
+    ) -> Result<Option<(usize, Meeting<'static>)>> {
         let (program, class, position) = (rank.program(), rank.class(), rank.position());
         let Some(exchange) = program.exchange(class, position, instruction) else {
             return Ok(None);
@@ -98,7 +68,7 @@ impl Communicators {
             }
         };
         let reduction = reduction(instruction);
-        Ok(Some(Meeting { communicator, kind, algorithm, reduction }))
+        Ok(Some((communicator, Meeting::Equal { kind, algorithm, reduction })))
     }
 }
 

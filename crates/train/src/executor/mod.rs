@@ -1,51 +1,23 @@
 //! Execution of a program: one thread per rank in real time, or all ranks in one thread under the
 //! virtual clock.
 
+mod command;
 mod communicators;
+mod messages;
 mod recorder;
+mod state;
 mod threads;
 mod virtual_clock;
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use shardloom_program::timeline::Track;
 use shardloom_sim::Recording;
 
 use crate::Result;
-use crate::rank::{Rank, StepOutcome};
+pub(crate) use command::{Answer, Command, Done, OwnedPiece, SavedState, StateCommand, Updates};
 use threads::Threads;
 use virtual_clock::VirtualCrew;
 
-/// The rule that the rings of messages keep in training.
-const FULL_RING: &str = "a ring holds as many messages as can be under way";
-
-/// Something to do on one rank.
-pub(crate) type Visit = Arc<dyn Fn(&mut Rank) -> Result<()> + Send + Sync>;
-
-/// What all ranks are told to do, in the same order.
-#[derive(Clone)]
-pub(crate) enum Command {
-    /// Train steps in a row; record a timeline with times since the origin, if given. The virtual clock
-    /// always records. The pipeline is empty before and after.
-    Train { first_step: u64, steps: u32, record: Option<Instant> },
-    /// Evaluate some micro-batches of the validation part, from its first sample on.
-    Evaluate { microbatches: u64 },
-    /// Anything that needs a rank's own state, and nobody else.
-    Visit(Visit),
-}
-
-/// What a command came to on one rank.
-pub(crate) struct Done {
-    /// Of each step; of an evaluation as if it were one.
-    pub steps: Vec<StepOutcome>,
-    pub track: Option<Track>,
-    /// Bytes sent to other ranks since the start of the run.
-    pub sent_bytes: u64,
-    pub peak_bytes: u64,
-    /// How often the system was asked for a buffer since the rank was built.
-    pub system_allocations: usize,
-}
+/// The rule that pools of messages keep in training.
+const FULL_POOL: &str = "a pool has as many buffers as can be under way";
 
 /// All ranks of a run.
 pub(crate) enum Crew {

@@ -1,26 +1,22 @@
 //! Ranks as threads: each follows its stream, blocking where it waits for others.
 
-use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use shardloom_fabric::{Endpoint, InProcess, MOST_RANKS, Settings};
-use shardloom_program::{Action, Instruction, Rank as RankId, StreamItem};
+use shardloom_fabric::{Endpoint, Engine, MOST_RANKS, Message, Settings};
+use shardloom_kernels::Arithmetic;
+use shardloom_program::{Action, Instruction, Rank as RankId, RouteId, StreamItem};
 
-use super::communicators::{Communicators, Parcel};
+use super::command::Report;
+use super::communicators::Communicators;
+use super::messages::{Messages, tag};
 use super::recorder::Recorder;
-use super::{Command, Crew, Done, FULL_RING};
-use crate::rank::{Rank, Shared, StepOutcome};
+use super::{Command, Crew, Done, FULL_POOL, state};
+use crate::rank::{Contribution, Rank, Shared, StepOutcome};
 use crate::{Error, Result};
-
-/// What a rank answers.
-struct Report {
-    rank: RankId,
-    outcome: Result<Done>,
-}
 
 /// The threads of a run.
 pub(crate) struct Threads {
@@ -32,22 +28,27 @@ pub(crate) struct Threads {
 /// Starts one thread per rank, each pinned to a core where there are enough and the system allows.
 ///
 /// # Errors
-/// If the system has no room for so many threads.
-pub(crate) fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Crew> {
-    Threads::start(shared, timeout).map(Crew::Threads)
+/// If the system has no room for so many threads, or the engine cannot connect them.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    engine: &dyn Engine<Contribution>,
+    timeout: Duration,
+) -> Result<Crew> {
+    Threads::start(shared, engine, timeout).map(Crew::Threads)
 }
 
 impl Threads {
-    fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Threads> {
+    fn start(
+        shared: &Arc<Shared>,
+        engine: &dyn Engine<Contribution>,
+        timeout: Duration,
+    ) -> Result<Threads> {
         let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
         if ranks > MOST_RANKS {
             return Err(Error::TooManyRanks { ranks, most: MOST_RANKS });
         }
-        // What has no most is held back by its channel.
-        let most = shared.transit.most_between_two;
-        let channel_capacity = NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
-        let settings = Settings { channel_capacity, timeout };
-        let endpoints = InProcess::<Parcel>::new(ranks, settings);
+        let settings = Settings { timeout, arithmetic: Arc::new(Arithmetic) };
+        let endpoints = engine.connect(ranks, &settings)?;
         let cores = core_affinity::get_core_ids().unwrap_or_default();
         let (report, reports) = channel();
         // Whole at every moment, so that giving up ends the threads there are.
@@ -82,11 +83,11 @@ impl Threads {
             let _ = rank.send(command.clone());
         }
         let mut answers: Vec<Option<Done>> = self.commands.iter().map(|_| None).collect();
-        let mut failure: Option<(RankId, Error)> = None;
+        let mut failure: Option<(u32, Error)> = None;
         for _ in &self.commands {
             let Ok(report) = self.reports.recv() else { break };
             match report.outcome {
-                Ok(done) => answers[report.rank.0 as usize] = Some(done),
+                Ok(done) => answers[report.rank as usize] = Some(done),
                 // Others fail because one did; the first to say so is the cause.
                 Err(error) => {
                     failure.get_or_insert((report.rank, error));
@@ -94,7 +95,7 @@ impl Threads {
             }
         }
         match failure {
-            Some((rank, error)) => Err(Error::Rank { rank: rank.0, error: Box::new(error) }),
+            Some((rank, error)) => Err(Error::Rank { rank, error: Box::new(error) }),
             None => answers
                 .into_iter()
                 .enumerate()
@@ -117,37 +118,44 @@ impl Drop for Threads {
     }
 }
 
-struct Worker<'a> {
+struct Worker {
     rank: Rank,
-    endpoint: &'a Endpoint<Parcel>,
+    endpoint: Box<dyn Endpoint<Contribution>>,
+    messages: Messages,
     communicators: Communicators,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
 fn serve(
     shared: &Arc<Shared>,
-    endpoint: Endpoint<Parcel>,
+    mut endpoint: Box<dyn Endpoint<Contribution>>,
     inbox: &Receiver<Command>,
     reports: &Sender<Report>,
 ) {
-    let rank = RankId(endpoint.rank());
-    let mut worker = catching(rank, || {
-        Ok(Worker {
-            rank: Rank::new(shared, rank),
-            endpoint: &endpoint,
-            communicators: Communicators::default(),
-        })
+    let rank = endpoint.rank();
+    let built = catching(rank, || {
+        let Shared { program, messages, .. } = &**shared;
+        // What has no most may run ahead by a step.
+        let most = program.microbatches * (program.ahead as usize + 1);
+        let messages = Messages::new(&mut *endpoint, program, messages, most)?;
+        Ok((Rank::new(shared, RankId(rank)), messages))
     });
-    if let Err(error) = &worker {
-        endpoint.fail(error);
-    }
+    let mut worker = match built {
+        Ok((rank, messages)) => {
+            Ok(Worker { rank, endpoint, messages, communicators: Communicators::default() })
+        }
+        Err(error) => {
+            endpoint.fail(&error.to_string());
+            Err(error)
+        }
+    };
     while let Ok(command) = inbox.recv() {
         let outcome = match &mut worker {
             Ok(worker) => catching(rank, || worker.obey(&command)),
             Err(error) => Err(std::mem::replace(error, Error::Failed)),
         };
-        if let (Err(error), Ok(_)) = (&outcome, &worker) {
-            endpoint.fail(error);
+        if let (Err(error), Ok(failed)) = (&outcome, &worker) {
+            failed.endpoint.fail(&error.to_string());
             worker = Err(Error::Failed);
         }
         // Whoever hears of the outcome may rely on nothing of the command being in use any more.
@@ -159,23 +167,25 @@ fn serve(
 }
 
 /// What `work` comes to; a panic is an error that carries its text.
-fn catching<T>(rank: RankId, work: impl FnOnce() -> Result<T>) -> Result<T> {
+fn catching<T>(rank: u32, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or(panic.downcast_ref::<&str>().copied());
         let reason = text.unwrap_or("no reason given").to_owned();
-        Err(Error::RankPanicked { rank: rank.0, reason })
+        Err(Error::RankPanicked { rank, reason })
     })
 }
 
-impl Worker<'_> {
+impl Worker {
     fn obey(&mut self, command: &Command) -> Result<Done> {
         let mut track = None;
         let mut steps = vec![];
+        let mut answer = None;
         match command {
             Command::Train { first_step, steps: count, record } => {
                 let sent = self.sent_bytes();
-                let mut recorder = record.map(|origin| self.recorder(origin));
+                let mut recorder =
+                    record.map(|origin| self.recorder(self.rank.shared().began + origin));
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step, *count);
@@ -209,11 +219,18 @@ impl Worker<'_> {
                 }
                 steps.push(step);
             }
-            Command::Visit(visit) => visit(&mut self.rank)?,
+            Command::State(command) => answer = Some(state::carry_out(&mut self.rank, command)?),
         }
-        let peak_bytes = self.rank.memory().peak_bytes() as u64;
-        let (sent_bytes, system_allocations) = (self.sent_bytes(), self.rank.system_allocations());
-        Ok(Done { steps, track, sent_bytes, peak_bytes, system_allocations })
+        let counters = self.endpoint.counters();
+        Ok(Done {
+            steps,
+            track,
+            answer,
+            sent_bytes: self.sent_bytes(),
+            peak_bytes: self.rank.memory().peak_bytes() as u64,
+            peak_under_way_bytes: counters.peak_under_way_bytes,
+            system_allocations: self.rank.system_allocations() + counters.late_buffers as usize,
+        })
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -244,21 +261,14 @@ impl Worker<'_> {
     }
 
     fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
-        let tag = |route: u32| u64::from(route) << 32 | u64::from(microbatch);
         match instruction.action {
             Action::Send { route } => {
                 let shared = Arc::clone(self.rank.shared());
                 let own = RankId(self.endpoint.rank());
-                let transfers = shared.program.transfers(route);
-                for (message, _, to) in transfers.filter(|&(_, from, _)| from == own) {
-                    let pack = || {
-                        let packed = self.rank.pack(route, message, instruction, microbatch);
-                        // Nothing is sent back in evaluation, so that a rank may run far ahead there.
-                        assert!(packed.is_some() || self.rank.evaluates(), "{FULL_RING}");
-                        packed
-                    };
-                    let payload = self.endpoint.wait_before_send(to.0, tag(route.0), pack)?;
-                    self.endpoint.send(to.0, tag(route.0), Parcel(payload))?;
+                for (message, _, _) in shared.program.transfers(route).filter(|it| it.1 == own) {
+                    let mut lent = self.lend(route, message, microbatch)?;
+                    self.rank.pack(route, message, instruction, microbatch, lent.view_mut());
+                    self.endpoint.send(lent)?;
                 }
                 self.rank.free(instruction, microbatch);
             }
@@ -267,24 +277,31 @@ impl Worker<'_> {
                 let own = RankId(self.endpoint.rank());
                 let transfers = shared.program.transfers(route);
                 for (message, sender, _) in transfers.filter(|&(_, _, to)| to == own) {
-                    let payload = self.endpoint.receive(sender.0, tag(route.0))?.0;
-                    self.rank.unpack(route, message, instruction, microbatch, payload);
-                    self.endpoint.nudge(sender.0)?;
+                    let payload = self.endpoint.receive(sender.0, tag(route, microbatch))?;
+                    self.rank.unpack(route, message, instruction, microbatch, payload.view());
                 }
                 self.rank.free(instruction, microbatch);
             }
             _ if instruction.involves_others() => {
-                let mut contribution = self.rank.contribute(instruction, microbatch);
-                self.communicators.exchange(
-                    self.endpoint,
-                    &self.rank,
-                    instruction,
-                    &mut contribution,
-                )?;
-                self.rank.conclude(instruction, microbatch, contribution);
+                let Worker { rank, endpoint, communicators, .. } = self;
+                let contribution = rank.contribute(instruction, microbatch);
+                let result =
+                    communicators.exchange(&mut **endpoint, rank, instruction, contribution)?;
+                rank.conclude(instruction, microbatch, result);
             }
             _ => self.rank.execute(instruction, microbatch)?,
         }
         Ok(())
+    }
+
+    /// A buffer for the n-th message of a route.
+    fn lend(&mut self, route: RouteId, message: usize, microbatch: u32) -> Result<Message> {
+        let (from, tag) = (self.messages.sends_from(route, message), tag(route, microbatch));
+        if let Some(free) = self.endpoint.try_message(from.pool, tag) {
+            return Ok(free);
+        }
+        // Nothing is sent back in evaluation, so that a rank may run far ahead there.
+        assert!(!from.is_bounded || self.rank.evaluates(), "{FULL_POOL}");
+        Ok(self.endpoint.message(from.pool, tag)?)
     }
 }

@@ -4,20 +4,21 @@
 //! So a program with more ranks than this machine has cores runs in the order it would have on the
 //! modelled machine.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::plan;
-use shardloom_kernels::Buffer;
+use shardloom_fabric::{Endpoint, Engine, InProcess, Settings};
+use shardloom_kernels::Arithmetic;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, BodyId, Program, Rank as RankId, RouteId, StreamItem};
+use shardloom_program::{Action, BodyId, Program, Rank as RankId, StreamItem};
 use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
 
 use super::communicators::reduction;
-use super::{Command, Crew, Done, FULL_RING};
+use super::messages::{Messages, tag};
+use super::{Command, Crew, Done, FULL_POOL, state};
 use crate::rank::{Contribution, Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
@@ -26,23 +27,42 @@ pub(crate) struct VirtualCrew {
     shared: Arc<Shared>,
     cluster: Cluster,
     ranks: Vec<Rank>,
+    links: Vec<Link>,
     sent_bytes: Vec<u64>,
     /// What the last step took, instruction by instruction.
     recording: Option<Recording>,
 }
 
+/// How a rank sends messages and gets them. Ranks share a thread, so nothing may wait: collectives are
+/// carried out on all members' parts at once instead.
+struct Link {
+    endpoint: Box<dyn Endpoint<Contribution>>,
+    messages: Messages,
+}
+
 /// Sets up the ranks of a run on the modelled `cluster`.
-pub(crate) fn start(shared: &Arc<Shared>, cluster: Cluster) -> Crew {
-    Crew::Virtual(Box::new(VirtualCrew::new(shared, cluster)))
+///
+/// # Errors
+/// If the ranks cannot be connected.
+pub(crate) fn start(shared: &Arc<Shared>, cluster: Cluster) -> Result<Crew> {
+    Ok(Crew::Virtual(Box::new(VirtualCrew::new(shared, cluster)?)))
 }
 
 impl VirtualCrew {
-    fn new(shared: &Arc<Shared>, cluster: Cluster) -> VirtualCrew {
+    fn new(shared: &Arc<Shared>, cluster: Cluster) -> Result<VirtualCrew> {
         let count = shared.program.ranks() as u32;
         let ranks: Vec<Rank> = (0..count).map(|rank| Rank::new(shared, RankId(rank))).collect();
         let sent_bytes = vec![0; ranks.len()];
+        let settings = Settings { timeout: Duration::ZERO, arithmetic: Arc::new(Arithmetic) };
+        let Shared { program, messages, .. } = &**shared;
+        let link = |mut endpoint: Box<dyn Endpoint<Contribution>>| {
+            let messages = Messages::new(&mut *endpoint, program, messages, usize::MAX)?;
+            Ok(Link { endpoint, messages })
+        };
+        let endpoints = InProcess.connect(count, &settings)?;
+        let links = endpoints.into_iter().map(link).collect::<Result<_>>()?;
         let shared = Arc::clone(shared);
-        VirtualCrew { shared, cluster, ranks, sent_bytes, recording: None }
+        Ok(VirtualCrew { shared, cluster, ranks, links, sent_bytes, recording: None })
     }
 
     /// What the last step took, instruction by instruction.
@@ -55,6 +75,7 @@ impl VirtualCrew {
         let ranks = self.ranks.len();
         let mut tracks = vec![None; ranks];
         let mut outcomes: Vec<Vec<StepOutcome>> = vec![vec![]; ranks];
+        let mut answers: Vec<_> = (0..ranks).map(|_| None).collect();
         match command {
             Command::Train { first_step, steps, .. } => {
                 for rank in &mut self.ranks {
@@ -89,24 +110,28 @@ impl VirtualCrew {
                     outcomes.push(sum);
                 }
             }
-            Command::Visit(visit) => {
-                for rank in &mut self.ranks {
-                    visit(rank)?;
+            Command::State(command) => {
+                for (rank, answer) in self.ranks.iter_mut().zip(&mut answers) {
+                    *answer = Some(state::carry_out(rank, command)?);
                 }
             }
         }
-        Ok(self
-            .ranks
-            .iter()
-            .zip(outcomes)
-            .zip(tracks)
-            .zip(&self.sent_bytes)
-            .map(|(((rank, steps), track), &sent_bytes)| {
-                let peak_bytes = rank.memory().peak_bytes() as u64;
-                let system_allocations = rank.system_allocations();
-                Done { steps, track, sent_bytes, peak_bytes, system_allocations }
-            })
-            .collect())
+        let came_to = outcomes.into_iter().zip(tracks).zip(answers);
+        let ranks = self.ranks.iter().zip(&self.links).zip(&self.sent_bytes);
+        let done = ranks.zip(came_to).map(|(((rank, link), &sent_bytes), came_to)| {
+            let ((steps, track), answer) = came_to;
+            let counters = link.endpoint.counters();
+            Done {
+                steps,
+                track,
+                answer,
+                sent_bytes,
+                peak_bytes: rank.memory().peak_bytes() as u64,
+                peak_under_way_bytes: counters.peak_under_way_bytes,
+                system_allocations: rank.system_allocations() + counters.late_buffers as usize,
+            }
+        });
+        Ok(done.collect())
     }
 
     /// Runs the streams of `program` for so many steps.
@@ -116,9 +141,9 @@ impl VirtualCrew {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
             ranks: &mut self.ranks,
+            links: &mut self.links,
             sent_bytes: &mut self.sent_bytes,
             model,
-            transfers: BTreeMap::new(),
         };
         let mut driver = Recorder::new(driver);
         let options = Options { steps, folded: false };
@@ -144,9 +169,8 @@ struct Executing<'a> {
     /// The step that each rank is at.
     at: Vec<u32>,
     sent_bytes: &'a mut [u64],
+    links: &'a mut [Link],
     model: Modelled<'a>,
-    /// Messages under way, by route, sender, receiver and micro-batch.
-    transfers: BTreeMap<(RouteId, RankId, RankId, u32), VecDeque<Buffer>>,
 }
 
 impl Executing<'_> {
@@ -194,11 +218,14 @@ impl Driver for Executing<'_> {
         let shared = Arc::clone(self.shared);
         let sender = call.actor.rank;
         let transfers = shared.program.transfers(route);
-        for (message, _, to) in transfers.filter(|&(_, from, _)| from == sender) {
-            let payload = self.rank(call).pack(route, message, call.instruction, microbatch);
-            let payload = payload.expect(FULL_RING);
-            let key = (route, sender, to, microbatch);
-            self.transfers.entry(key).or_default().push_back(payload);
+        for (message, _, _) in transfers.filter(|&(_, from, _)| from == sender) {
+            let Link { endpoint, messages } = &mut self.links[sender.0 as usize];
+            let from = messages.sends_from(route, message);
+            let lent = endpoint.try_message(from.pool, tag(route, microbatch));
+            let mut lent = lent.expect(FULL_POOL);
+            let (instruction, payload) = (call.instruction, lent.view_mut());
+            self.rank(call).pack(route, message, instruction, microbatch, payload);
+            self.links[sender.0 as usize].endpoint.send(lent)?;
         }
         self.rank(call).free(call.instruction, microbatch);
         self.count(call);
@@ -214,14 +241,11 @@ impl Driver for Executing<'_> {
         let shared = Arc::clone(self.shared);
         let transfers = shared.program.transfers(route);
         for (message, sender, _) in transfers.filter(|&(_, _, to)| to == receiver) {
-            let key = (route, sender, receiver, microbatch);
-            let transfers = self.transfers.get_mut(&key);
-            let transfers = transfers.expect("the engine delivers after the send");
-            let payload = transfers.pop_front().expect("what is empty is removed");
-            if transfers.is_empty() {
-                self.transfers.remove(&key);
-            }
-            self.rank(call).unpack(route, message, call.instruction, microbatch, payload);
+            let endpoint = &mut self.links[receiver.0 as usize].endpoint;
+            let payload = endpoint.try_receive(sender.0, tag(route, microbatch))?;
+            let payload = payload.expect("the engine delivers after the send");
+            let (instruction, payload) = (call.instruction, payload.view());
+            self.rank(call).unpack(route, message, instruction, microbatch, payload);
         }
         self.rank(call).free(call.instruction, microbatch);
         Ok(self.model.receive(call)?)

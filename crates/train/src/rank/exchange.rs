@@ -2,18 +2,31 @@
 
 use std::ops::Range;
 
+use shardloom_fabric::{Lent, ViewMut};
 use shardloom_kernels::{Buffer, reduce};
 use shardloom_program::{Action, Collective, Content, Instruction, Mode, View, Window};
 
 use super::Rank;
 use super::store::storage;
 
-/// A rank's part in a collective: before it what the rank brings, after it the result, in place.
-pub(crate) enum Contribution {
+/// A rank's part in a collective: before it what the rank brings, after it the result, in place. It is
+/// what training lends to an engine.
+pub enum Contribution {
     /// The elements of a buffer that take part.
     Reals(Buffer, Range<usize>),
     /// A number in double precision.
     Scalar(f64),
+}
+
+impl Lent for Contribution {
+    fn lend(&mut self, work: &mut dyn FnMut(ViewMut<'_>)) {
+        match self {
+            Contribution::Reals(buffer, range) => {
+                work(ViewMut::F32(&mut buffer.as_f32_mut()[range.clone()]));
+            }
+            Contribution::Scalar(number) => work(ViewMut::F64(std::slice::from_mut(number))),
+        }
+    }
 }
 
 impl Rank {

@@ -18,26 +18,25 @@ mod update;
 mod validation;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use shardloom_data::{Part, Source};
 use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
-use shardloom_program::buffers::BufferPlan;
+use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{
     Action, BodyId, BodyKind, Class, ClassId, Content, Instruction, Program, StreamItem,
 };
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
-use crate::transit::Transit;
 
 use arena::Arena;
-pub(crate) use exchange::Contribution;
+pub use exchange::Contribution;
 use inputs::Inputs;
 use parameters::Parameters;
 use store::Store;
-pub(crate) use store::storage;
 pub(crate) use update::StepOutcome;
 use validation::Norm;
 
@@ -54,8 +53,10 @@ pub(crate) struct Shared {
     pub stops: bool,
     /// Where what comes and goes on the ranks of each class lies.
     pub buffers: Vec<BufferPlan>,
-    /// Messages between their send and their receive.
-    pub transit: Transit,
+    /// How many messages can be under way.
+    pub messages: MessagePlan,
+    /// What times of recorded timelines are counted from.
+    pub began: Instant,
 }
 
 /// For how many steps in a row room is made for what they come to; longer rows make more as they go.

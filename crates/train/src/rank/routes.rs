@@ -1,51 +1,58 @@
-//! Messages between stages: a part of a tensor is packed into a buffer of its route, and copied out of it.
+//! Messages between stages: a part of a tensor is packed into a message of its route, and copied out of it.
 
+use shardloom_fabric::{View, ViewMut};
+use shardloom_kernels::DType;
 use shardloom_kernels::window::{cut_box, place_box};
-use shardloom_kernels::{Buffer, DType};
-use shardloom_program::{Format, Instruction, RouteId};
+use shardloom_program::{Instruction, RouteId};
 
 use super::Rank;
 
 impl Rank {
-    /// A message of a send; none while all buffers of its ring are under way.
+    /// Fills a message of a send.
     pub fn pack(
         &self,
         route: RouteId,
         message: usize,
         instruction: &Instruction,
         microbatch: u32,
-    ) -> Option<Buffer> {
-        let mut payload = self.shared.transit.take(route, message)?;
+        payload: ViewMut<'_>,
+    ) {
+        let payload = match payload {
+            ViewMut::F64(number) => {
+                number.fill(self.squared_norm().expect("a norm is found before it is sent"));
+                return;
+            }
+            ViewMut::F32(payload) => payload,
+            other => unreachable!("activations and gradients are f32 here, not {other:?}"),
+        };
         let tensor = instruction.reads[0].tensor;
-        let source = self.store.get(tensor, microbatch);
-        if self.class().tensor(tensor).format == Format::F64 {
-            payload.as_u32_mut().copy_from_slice(source.as_u32());
-            return Some(payload);
-        }
         let part = &self.shared.program.route(route).messages[message].source;
         let shape = self.class().tensor(tensor).local_shape();
-        let source = source.as_f32();
+        let source = self.store.get(tensor, microbatch).as_f32();
         if part.extent == shape {
-            payload.as_f32_mut().copy_from_slice(source);
+            payload.copy_from_slice(source);
         } else {
-            cut_box(source, shape, &part.start, payload.as_f32_mut(), &part.extent);
+            cut_box(source, shape, &part.start, payload, &part.extent);
         }
-        Some(payload)
     }
 
-    /// Copies a message of a receive to where it belongs; its buffer is free then.
+    /// Copies a message of a receive to where it belongs.
     pub fn unpack(
         &mut self,
         route: RouteId,
         message: usize,
         instruction: &Instruction,
         microbatch: u32,
-        payload: Buffer,
+        payload: View<'_>,
     ) {
+        let payload = match payload {
+            View::F64(number) => {
+                return self.hear_of_norm(number[0], instruction.writes[0].mode);
+            }
+            View::F32(payload) => payload,
+            other => unreachable!("activations and gradients are f32 here, not {other:?}"),
+        };
         let id = instruction.writes[0].to.tensor;
-        if self.class().tensor(id).format == Format::F64 {
-            return self.hear_of_norm(&payload, instruction.writes[0].mode);
-        }
         let Rank { shared, class, arena, store, .. } = self;
         let part = &shared.program.route(route).messages[message].target;
         let shape = shared.program.class(*class).tensor(id).local_shape();
@@ -54,9 +61,9 @@ impl Rank {
             .unwrap_or_else(|| arena.take(id, DType::F32, shape.iter().product()));
         let target = tensor.as_f32_mut();
         if part.extent == shape {
-            target.copy_from_slice(payload.as_f32());
+            target.copy_from_slice(payload);
         } else {
-            place_box(payload.as_f32(), &part.extent, target, shape, &part.start);
+            place_box(payload, &part.extent, target, shape, &part.start);
         }
         store.put(id, microbatch, tensor);
     }

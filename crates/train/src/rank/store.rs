@@ -41,7 +41,7 @@ struct Versions {
 ///
 /// # Panics
 /// If the format is of 16 bits, which plans for training do not have.
-pub(crate) fn storage(format: Format) -> (DType, usize) {
+pub(super) fn storage(format: Format) -> (DType, usize) {
     match format {
         Format::F32 => (DType::F32, 1),
         Format::U32 => (DType::U32, 1),

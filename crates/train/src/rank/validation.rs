@@ -5,7 +5,7 @@
 //! When the whole norm is there it validates: the norm of all is not finite, or too large, wherever that of
 //! some is. So whether an update is amended is the same on all ranks, whichever of them had left it out.
 
-use shardloom_kernels::{Buffer, DType};
+use shardloom_kernels::DType;
 use shardloom_program::{Class, Content, Instruction, Mode, TensorId};
 
 use super::Rank;
@@ -65,9 +65,7 @@ impl Rank {
     }
 
     /// Takes in a squared norm that other ranks have sent: that of ranks to add to, or that of all.
-    pub(super) fn hear_of_norm(&mut self, words: &Buffer, mode: Mode) {
-        let [high, low] = [0, 1].map(|word: usize| u64::from(words.as_u32()[word]));
-        let heard = f64::from_bits(high << 32 | low);
+    pub(super) fn hear_of_norm(&mut self, heard: f64, mode: Mode) {
         let own = match mode {
             Mode::Set => 0.0,
             Mode::Add | Mode::AddUnlessFirst => {

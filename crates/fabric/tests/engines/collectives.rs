@@ -1,8 +1,14 @@
-use proptest::{prelude::*, test_runner::RngSeed};
+use proptest::{
+    prelude::*,
+    test_runner::{RngSeed, TestRunner},
+};
 use shardloom_collectives::{Algorithm, Combine, Kind, Member, Reduction, StepList, pairs, plan};
-use shardloom_fabric::FabricError;
+use shardloom_fabric::{Collective, Contents, FabricError, Format, View, ViewMut};
 
-use crate::ranks::{PATIENT, on_ranks};
+use crate::{
+    arithmetic::{bf16, f16, from_bf16, from_f16},
+    ranks::{PATIENT, Tested, all_reduce_f64, collective, on_ranks},
+};
 
 /// The nearest length not above `elements` that the kind takes.
 fn fitting(kind: Kind, elements: usize, members: u32) -> usize {
@@ -21,19 +27,20 @@ struct Ran {
 
 /// Every pair on one engine, one after the other, each from the buffers of `before`.
 fn run_all(
+    engine: &Tested,
     pairs: &[(Kind, Algorithm)],
     reduction: Reduction,
     before: &[Vec<f32>],
 ) -> Result<Vec<Ran>, FabricError> {
     let members = before.len() as u32;
-    let by_rank = on_ranks(members, PATIENT, |endpoint| {
+    let by_rank = on_ranks(engine, members, PATIENT, |mut endpoint| {
         let mut world = endpoint.group(&(0..members).collect::<Vec<_>>())?;
         let mut ran = Vec::new();
         for &(kind, algorithm) in pairs {
             let mut buffer = before[endpoint.rank() as usize].clone();
             buffer.truncate(fitting(kind, buffer.len(), members));
             let sent_before = endpoint.counters().collective_bytes;
-            world.collective(kind, algorithm, reduction, &mut buffer)?;
+            collective(&mut *world, kind, algorithm, reduction, &mut buffer)?;
             ran.push((buffer, endpoint.counters().collective_bytes - sent_before));
         }
         assert_eq!(endpoint.counters().collectives, pairs.len() as u64);
@@ -83,25 +90,27 @@ fn fractions(members: u32, elements: usize) -> Vec<Vec<f32>> {
     (0..members).map(|m| (0..elements).map(|i| value(m, i)).collect()).collect()
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
+fn runner() -> TestRunner {
+    TestRunner::new(ProptestConfig {
         cases: if cfg!(miri) { 1 } else { 48 },
         rng_seed: RngSeed::Fixed(2009),
         failure_persistence: None,
         ..ProptestConfig::default()
-    })]
+    })
+}
 
-    #[test]
-    fn every_pair_equals_the_interpreter_and_sends_its_bytes(
-        members in 1u32..=if cfg!(miri) { 3 } else { 8 },
-        elements in 0usize..=if cfg!(miri) { 20 } else { 200 },
-        root in 0u32..8,
-        maximum: bool,
-    ) {
+/// Members, elements and a root.
+fn sizes() -> impl Strategy<Value = (u32, usize, u32)> {
+    let (members, elements): (u32, usize) = if cfg!(miri) { (3, 20) } else { (8, 200) };
+    (1..=members, 0..=elements, 0..8_u32)
+}
+
+pub fn every_pair_equals_the_interpreter_and_sends_its_bytes(engine: &Tested) {
+    let tested = runner().run(&(sizes(), any::<bool>()), |((members, elements, root), maximum)| {
         let reduction = if maximum { Reduction::Max } else { Reduction::Sum };
         let pairs = pairs(members, Member(root % members));
         let before = integers(members, elements);
-        let all_ran = run_all(&pairs, reduction, &before)?;
+        let all_ran = run_all(engine, &pairs, reduction, &before)?;
         for (&(kind, algorithm), ran) in pairs.iter().zip(all_ran) {
             let fitting = fitting(kind, elements, members);
             let list = plan(kind, algorithm, members, fitting)?;
@@ -120,17 +129,16 @@ proptest! {
                 (0..members).map(|member| 4 * list.sent_elements(Member(member)) as u64).collect();
             prop_assert_eq!(ran.bytes, bytes, "{} by {}", kind, algorithm);
         }
-    }
+        Ok(())
+    });
+    tested.unwrap_or_else(|error| panic!("{error}"));
+}
 
-    #[test]
-    fn every_pair_rounds_as_the_order_of_its_list_does(
-        members in 1u32..=if cfg!(miri) { 3 } else { 8 },
-        elements in 0usize..=if cfg!(miri) { 20 } else { 200 },
-        root in 0u32..8,
-    ) {
+pub fn every_pair_rounds_as_the_order_of_its_list_does(engine: &Tested) {
+    let tested = runner().run(&sizes(), |(members, elements, root)| {
         let pairs = pairs(members, Member(root % members));
         let before = fractions(members, elements);
-        let all_ran = run_all(&pairs, Reduction::Sum, &before)?;
+        let all_ran = run_all(engine, &pairs, Reduction::Sum, &before)?;
         for (&(kind, algorithm), ran) in pairs.iter().zip(all_ran) {
             let fitting = fitting(kind, elements, members);
             let mut expected = before.clone();
@@ -138,28 +146,84 @@ proptest! {
             interpret(&plan(kind, algorithm, members, fitting)?, &mut expected, Reduction::Sum);
             prop_assert_eq!(bits(&ran.buffers), bits(&expected), "{} by {}", kind, algorithm);
         }
+        Ok(())
+    });
+    tested.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Integers below 256 in a format.
+fn contents(format: Format, values: &[f32]) -> Contents {
+    let mut contents = Contents::zeroed(format, values.len());
+    let values = values.iter().copied();
+    match contents.view_mut() {
+        ViewMut::F32(into) => into.iter_mut().zip(values).for_each(|(into, it)| *into = it),
+        ViewMut::F64(into) => into.iter_mut().zip(values).for_each(|(into, it)| *into = it.into()),
+        ViewMut::Bf16(into) => into.iter_mut().zip(values).for_each(|(into, it)| *into = bf16(it)),
+        ViewMut::F16(into) => into.iter_mut().zip(values).for_each(|(into, it)| *into = f16(it)),
+        ViewMut::U32(into) => into.iter_mut().zip(values).for_each(|(into, it)| *into = it as u32),
+        ViewMut::U8(into) => into.iter_mut().zip(values).for_each(|(into, it)| *into = it as u8),
+    }
+    contents
+}
+
+fn values(contents: &Contents) -> Vec<f32> {
+    match contents.view() {
+        View::F32(it) => it.to_vec(),
+        View::F64(it) => it.iter().map(|&it| it as f32).collect(),
+        View::Bf16(it) => it.iter().map(|&it| from_bf16(it)).collect(),
+        View::F16(it) => it.iter().map(|&it| from_f16(it)).collect(),
+        View::U32(it) => it.iter().map(|&it| it as f32).collect(),
+        View::U8(it) => it.iter().map(|&it| f32::from(it)).collect(),
     }
 }
 
-#[test]
-fn a_direct_all_reduce_over_many_blocks_is_bitwise_the_serial_sum_on_all_members() {
+pub fn every_format_is_exchanged_and_reduced(engine: &Tested) {
+    const MEMBERS: u32 = 3;
+    // An odd number, so that parts of words are exchanged, and sums that 8 bits hold.
+    let start = |rank: u32| (0..9).map(|i| (rank * 20 + i) as f32).collect::<Vec<f32>>();
+    let formats = [Format::F32, Format::F64, Format::Bf16, Format::F16, Format::U32, Format::U8];
+    on_ranks(engine, MEMBERS, PATIENT, |mut endpoint| {
+        let mut world = endpoint.group(&[0, 1, 2]).unwrap();
+        for (index, format) in formats.into_iter().enumerate() {
+            let mut sent = endpoint.counters().collective_bytes;
+            for (kind, algorithm) in pairs(MEMBERS, Member(1)) {
+                let reduction = if index % 2 == 0 { Reduction::Sum } else { Reduction::Max };
+                let lent = contents(format, &start(endpoint.rank()));
+                let equal = Collective::Equal { kind, algorithm, reduction };
+                let (after, outcome) = world.run(equal, lent);
+                outcome.unwrap();
+                let list = plan(kind, algorithm, MEMBERS, 9).unwrap();
+                let mut expected: Vec<Vec<f32>> = (0..MEMBERS).map(start).collect();
+                interpret(&list, &mut expected, reduction);
+                let (own, what) = (endpoint.rank(), format!("{format} {kind} by {algorithm}"));
+                assert_eq!(values(&after), expected[own as usize], "{what}");
+                sent += (list.sent_elements(Member(own)) * format.bytes()) as u64;
+                assert_eq!(endpoint.counters().collective_bytes, sent, "{what}");
+            }
+        }
+    });
+}
+
+pub fn a_direct_all_reduce_over_many_blocks_is_bitwise_the_serial_sum_on_all_members(
+    engine: &Tested,
+) {
     let (members, elements) = (3, if cfg!(miri) { 3100 } else { 20_011 });
     let before = fractions(members, elements);
-    let ran = run_all(&[(Kind::AllReduce, Algorithm::Direct)], Reduction::Sum, &before).unwrap();
+    let ran =
+        run_all(engine, &[(Kind::AllReduce, Algorithm::Direct)], Reduction::Sum, &before).unwrap();
     let serial: Vec<f32> =
         (0..elements).map(|i| before[0][i] + before[1][i] + before[2][i]).collect();
     assert_eq!(bits(&ran[0].buffers), bits(&[serial.clone(), serial.clone(), serial]));
 }
 
-#[test]
-fn control_scalars_are_reduced_in_double_precision_in_ascending_order() {
+pub fn control_scalars_are_reduced_in_double_precision_in_ascending_order(engine: &Tested) {
     let value = |rank: u32| 0.1 * f64::from(rank + 1);
-    let after = on_ranks(4, PATIENT, |endpoint| {
+    let after = on_ranks(engine, 4, PATIENT, |mut endpoint| {
         let mut group = endpoint.group(&[2, 0, 3, 1]).unwrap();
         let mut sum = [value(endpoint.rank()); 5];
-        group.all_reduce_f64(&mut sum, Reduction::Sum).unwrap();
+        all_reduce_f64(&mut *group, &mut sum, Reduction::Sum).unwrap();
         let mut maximum = [f64::from(endpoint.rank()), -f64::from(endpoint.rank())];
-        group.all_reduce_f64(&mut maximum, Reduction::Max).unwrap();
+        all_reduce_f64(&mut *group, &mut maximum, Reduction::Max).unwrap();
         (sum, maximum, endpoint.counters().collective_bytes)
     });
     let serial = value(2) + value(0) + value(3) + value(1);
@@ -175,17 +239,15 @@ fn control_scalars_are_reduced_in_double_precision_in_ascending_order() {
     }
 }
 
-#[test]
-fn hundreds_of_direct_collectives_with_more_ranks_than_cores_stay_exact() {
+pub fn hundreds_of_direct_collectives_with_more_ranks_than_cores_stay_exact(engine: &Tested) {
     let (ranks, repeats) = if cfg!(miri) { (3, 10) } else { (8, 500) };
     let world: Vec<u32> = (0..ranks).collect();
-    on_ranks(ranks, PATIENT, |endpoint| {
+    on_ranks(engine, ranks, PATIENT, |mut endpoint| {
         let mut group = endpoint.group(&world).unwrap();
         for repeat in 0..repeats {
             let mut buffer = [(endpoint.rank() + repeat) as f32; 11];
-            group
-                .collective(Kind::AllReduce, Algorithm::Direct, Reduction::Sum, &mut buffer)
-                .unwrap();
+            let (kind, algorithm) = (Kind::AllReduce, Algorithm::Direct);
+            collective(&mut *group, kind, algorithm, Reduction::Sum, &mut buffer).unwrap();
             let sum = ranks * (ranks - 1) / 2 + ranks * repeat;
             assert_eq!(buffer, [sum as f32; 11]);
             if repeat % 3 == 0 {
@@ -195,13 +257,14 @@ fn hundreds_of_direct_collectives_with_more_ranks_than_cores_stay_exact() {
     });
 }
 
-#[test]
-fn a_collective_that_does_not_exist_is_refused_everywhere_and_leaves_the_group_usable() {
-    on_ranks(3, PATIENT, |endpoint| {
+pub fn a_collective_that_does_not_exist_is_refused_everywhere_and_leaves_the_group_usable(
+    engine: &Tested,
+) {
+    on_ranks(engine, 3, PATIENT, |mut endpoint| {
         let mut group = endpoint.group(&[0, 1, 2]).unwrap();
         let mut buffer = [1.0; 4];
         let mut sum = |kind, algorithm, buffer: &mut [f32]| {
-            group.collective(kind, algorithm, Reduction::Sum, buffer)
+            collective(&mut *group, kind, algorithm, Reduction::Sum, buffer)
         };
         let error = sum(Kind::AllToAll, Algorithm::Ring, &mut buffer).unwrap_err();
         assert_eq!(

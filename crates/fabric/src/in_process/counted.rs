@@ -1,0 +1,70 @@
+//! All-to-all with counts of each member's own.
+
+use super::{messaging::Messaging, stock::Stock};
+use crate::{FabricError, view::Element};
+
+/// What one member counts: elements that go to each member and come from each.
+#[derive(Clone, Copy)]
+pub(super) struct Counts<'a> {
+    pub(super) sent: &'a [usize],
+    pub(super) received: &'a [usize],
+}
+
+impl Counts<'_> {
+    /// Why these counts do not fit a buffer of `elements`.
+    fn misfit(self, members: usize, elements: usize) -> Option<String> {
+        let Self { sent, received } = self;
+        if sent.len() != members || received.len() != members {
+            let (sent, received) = (sent.len(), received.len());
+            return Some(format!("{sent} and {received} counts for {members} members"));
+        }
+        let sums = [sent, received].map(|counts| counts.iter().sum::<usize>());
+        let [sent, received] = sums;
+        (sent.max(received) > elements)
+            .then(|| format!("{sent} elements to send and {received} to receive in {elements}"))
+    }
+
+    /// Elements that go to other members.
+    pub(super) fn sent_to_others(self, own: usize) -> usize {
+        let others = self.sent.iter().enumerate().filter(|&(member, _)| member != own);
+        others.map(|(_, count)| count).sum()
+    }
+
+    /// Sends and receives all parts, once all members are through with what they did before.
+    pub(super) fn exchange<T: Element>(
+        self,
+        members: &Messaging<'_>,
+        stocked: &mut [Stock],
+        buffer: &mut [T],
+    ) -> Result<(), FabricError> {
+        let count = members.participant.members().len();
+        if let Some(reason) = self.misfit(count, buffer.len()) {
+            return Err(members.counts_differ(reason));
+        }
+        let mut rest = &*buffer;
+        for (to, &elements) in self.sent.iter().enumerate() {
+            let (part, behind) = rest.split_at(elements);
+            rest = behind;
+            let needed = Stock { messages: 1, bytes: size_of_val(part) };
+            members.stock(to, needed, stocked);
+            members.send(to, part);
+        }
+        let mut rest = buffer;
+        for (from, &elements) in self.received.iter().enumerate() {
+            let (part, behind) = rest.split_at_mut(elements);
+            rest = behind;
+            let message = members.receive(from)?;
+            let arrived = message.elements::<T>();
+            if arrived.len() != elements {
+                let peer = members.participant.members()[from];
+                let arrived = arrived.len();
+                return Err(members.counts_differ(format!(
+                    "rank {peer} sends {arrived} elements where {elements} are expected"
+                )));
+            }
+            part.copy_from_slice(arrived);
+            members.give_back(from, message);
+        }
+        Ok(())
+    }
+}

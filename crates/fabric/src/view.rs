@@ -1,0 +1,127 @@
+use std::fmt;
+
+/// How the elements of a buffer are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+    /// The upper half of a single-precision number.
+    Bf16,
+    /// IEEE 754 half precision.
+    F16,
+    /// Indices and counts.
+    U32,
+    /// Bytes, such as masks.
+    U8,
+}
+
+impl Format {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Format::F64 => 8,
+            Format::F32 | Format::U32 => 4,
+            Format::Bf16 | Format::F16 => 2,
+            Format::U8 => 1,
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::F32 => "f32",
+            Format::F64 => "f64",
+            Format::Bf16 => "bf16",
+            Format::F16 => "f16",
+            Format::U32 => "u32",
+            Format::U8 => "u8",
+        })
+    }
+}
+
+/// Elements to read. Numbers of 16 bits are words: whoever brings the arithmetic knows what they mean.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "formats are described at `Format`")]
+pub enum View<'a> {
+    F32(&'a [f32]),
+    F64(&'a [f64]),
+    Bf16(&'a [u16]),
+    F16(&'a [u16]),
+    U32(&'a [u32]),
+    U8(&'a [u8]),
+}
+
+/// Elements to write.
+#[derive(Debug, PartialEq)]
+#[expect(missing_docs, reason = "formats are described at `Format`")]
+pub enum ViewMut<'a> {
+    F32(&'a mut [f32]),
+    F64(&'a mut [f64]),
+    Bf16(&'a mut [u16]),
+    F16(&'a mut [u16]),
+    U32(&'a mut [u32]),
+    U8(&'a mut [u8]),
+}
+
+impl View<'_> {
+    /// How its elements are stored.
+    pub fn format(&self) -> Format {
+        match self {
+            View::F32(_) => Format::F32,
+            View::F64(_) => Format::F64,
+            View::Bf16(_) => Format::Bf16,
+            View::F16(_) => Format::F16,
+            View::U32(_) => Format::U32,
+            View::U8(_) => Format::U8,
+        }
+    }
+
+    /// How many there are.
+    pub fn elements(&self) -> usize {
+        match self {
+            View::F32(it) => it.len(),
+            View::F64(it) => it.len(),
+            View::Bf16(it) | View::F16(it) => it.len(),
+            View::U32(it) => it.len(),
+            View::U8(it) => it.len(),
+        }
+    }
+}
+
+/// A Rust type that elements are stored as.
+pub(crate) trait Element: Copy + Default + Send + 'static {
+    /// Elements of one of the formats that are stored as this type.
+    fn view(format: Format, elements: &[Self]) -> View<'_>;
+
+    /// Likewise, to be written.
+    fn view_mut(format: Format, elements: &mut [Self]) -> ViewMut<'_>;
+}
+
+macro_rules! element {
+    ($type:ty: $($format:ident)|+) => {
+        impl Element for $type {
+            fn view(format: Format, elements: &[Self]) -> View<'_> {
+                match format {
+                    $(Format::$format => View::$format(elements),)+
+                    _ => unreachable!("{format} is not stored as {}", stringify!($type)),
+                }
+            }
+
+            fn view_mut(format: Format, elements: &mut [Self]) -> ViewMut<'_> {
+                match format {
+                    $(Format::$format => ViewMut::$format(elements),)+
+                    _ => unreachable!("{format} is not stored as {}", stringify!($type)),
+                }
+            }
+        }
+    };
+}
+
+element!(f32: F32);
+element!(f64: F64);
+element!(u16: Bf16 | F16);
+element!(u32: U32);
+element!(u8: U8);
