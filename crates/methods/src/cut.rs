@@ -5,6 +5,7 @@ use shardloom_sim::estimate::balanced_stages;
 
 use crate::MethodError;
 use crate::layer_profile::LayerProfile;
+use crate::partition::running_sums;
 use crate::system::gpipe::least_variance::least_variance;
 use crate::system::torchgpipe::block_partition::{Unit, block_partition};
 
@@ -37,13 +38,7 @@ impl Cut {
             .collect();
         let stages = places[0].len();
         Ok(match self {
-            Cut::LeastSlowest => {
-                let mut before = vec![0.0];
-                for (block, seconds) in seconds.iter().enumerate() {
-                    before.push(before[block] + seconds);
-                }
-                balanced_stages(&before, places)
-            }
+            Cut::LeastSlowest => balanced_stages(&running_sums(seconds.iter().copied()), places),
             Cut::LeastVariance => least_variance(&seconds, stages)?,
             Cut::BlockPartition => block_partition(&seconds, stages, Unit::Spread)?,
             Cut::Even => even_cuts(seconds.len(), stages),

@@ -1,8 +1,8 @@
 //! Where the planners of published systems cut a chain of layers into pipeline stages.
 //!
-//! Each is in the folder of its system, and all are pure functions of what layers cost; [`profile`] finds that for the blocks of a graph. Every
-//! cut is the first layer of each stage and then the number of layers, as
-//! [`Estimator::cuts`](shardloom_sim::estimate::Estimator::cuts) gives it.
+//! Each stands in the folder of its system. They are pure functions of what layers cost; [`profile`] finds
+//! that for the blocks of a graph. Every cut is the first layer of each stage and then the number of layers,
+//! as [`Estimator::cuts`](shardloom_sim::estimate::Estimator::cuts) gives it.
 //!
 //! | function | published as | decides |
 //! |---|---|---|
@@ -18,8 +18,8 @@
 //! ```
 //! use shardloom_cluster::{Cluster, DeviceId};
 //! use shardloom_graph::ModelSpec;
-//! use shardloom_plan::Precision;
 //! use shardloom_methods::partition::{least_variance, profile};
+//! use shardloom_plan::Precision;
 //!
 //! let graph = ModelSpec::parse("gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024")?.graph()?;
 //! let cluster = Cluster::parse("h100-80g:2")?;

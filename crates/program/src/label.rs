@@ -29,7 +29,7 @@ impl Body {
             BodyKind::Synchronisation => "synchronise",
             BodyKind::Epilogue => "update",
             BodyKind::Validation => "validate",
-            BodyKind::Amendment => "amend",
+            BodyKind::Amendment => "rollback",
         };
         let mut label = letter.to_owned();
         if let Some(microbatch) = microbatch {

@@ -50,12 +50,13 @@ impl Program {
         })
     }
 
-    /// Bytes that `position` of class `id` sends in one step whose weights need no amendment.
+    /// Bytes that `position` of class `id` sends in one step, the update before which was right.
     pub fn sent_bytes(&self, id: ClassId, position: usize) -> u64 {
         self.bytes_of(id, position, |item| !item.amends)
     }
 
-    /// Bytes that `position` of class `id` sends besides where the update of the step before is amended.
+    /// Bytes that `position` of class `id` sends besides where the update of the step before is rolled back and
+    /// made again.
     pub fn amending_bytes(&self, id: ClassId, position: usize) -> u64 {
         self.bytes_of(id, position, |item| item.amends)
     }

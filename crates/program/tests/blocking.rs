@@ -40,12 +40,12 @@ fn lowered(graph: &Graph, plan: &Plan) -> Program {
 
 /// Runs all ranks of `program`, each as far as it comes, until they are through or wait in a circle.
 fn execute(program: &Program) -> Result<(), String> {
-    execute_amended(program, false)
+    execute_where(program, false)
 }
 
 /// Likewise, where all updates that are validated in the next step were wrong, or none was.
-fn execute_amended(program: &Program, amended: bool) -> Result<(), String> {
-    let row = if amended { Row::Amended } else { Row::Usual };
+fn execute_where(program: &Program, wrong: bool) -> Result<(), String> {
+    let row = if wrong { Row::Amended } else { Row::Usual };
     run_blocking(program, row).map_err(|violation| violation.to_string())
 }
 
@@ -119,9 +119,9 @@ fn blocking_ranks_come_through_validations_of_right_and_wrong_updates() {
                 let plan = Plan { post_validation: true, ..plan };
                 let program = lowered(&graph, &plan);
                 assert!(program.classes.iter().all(Class::ends_late));
-                for amended in [false, true] {
-                    let found = execute_amended(&program, amended);
-                    assert_eq!(found, Ok(()), "{schedule:?} {pp} x {mesh}, amended {amended}");
+                for wrong in [false, true] {
+                    let found = execute_where(&program, wrong);
+                    assert_eq!(found, Ok(()), "{schedule:?} {pp} x {mesh}, updates wrong: {wrong}");
                 }
             }
         }

@@ -75,8 +75,8 @@ pub trait Driver {
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
 
     /// Whether the update of the step before, which the actor has just
-    /// [validated](shardloom_program::Action::Validate), has to be amended. That depends on numbers, so a
-    /// driver without any takes updates for right.
+    /// [validated](shardloom_program::Action::Validate), has to be rolled back and made again. That depends
+    /// on numbers, so a driver without any takes updates for right.
     ///
     /// # Errors
     /// Whatever goes wrong in it.

@@ -18,7 +18,7 @@ struct Durations {
     spans: Vec<Picos>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
-    /// Whether updates had to be amended.
+    /// Whether updates had to be rolled back and made again.
     amends: Vec<bool>,
 }
 

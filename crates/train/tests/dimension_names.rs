@@ -36,8 +36,8 @@ fn a_split_sequence_and_vocabulary_are_found_by_what_operators_say_and_not_by_th
     let (usual, own) = (network("seq", "vocab"), network("place", "letter"));
     let whole = run(&usual, mesh(1, 1, 1), "batch:dp");
     for (mesh, usual_rules, own_rules) in [
-        (mesh(1, 1, 2), "batch:dp vocab:tp", "batch:dp letter:tp"),
-        (mesh(1, 2, 1), "batch:dp seq:cp", "batch:dp place:cp"),
+        (mesh(1, 1, 2), "batch:dp, vocab:tp", "batch:dp, letter:tp"),
+        (mesh(1, 2, 1), "batch:dp, seq:cp", "batch:dp, place:cp"),
     ] {
         let found = run(&own, mesh, own_rules);
         assert_eq!(found, run(&usual, mesh, usual_rules), "{own_rules}");

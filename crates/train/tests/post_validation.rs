@@ -147,7 +147,7 @@ fn tied_weights_and_recomputation_go_back_too() {
     }
 }
 
-/// The simulator follows the instructions that were executed, amendments included.
+/// The simulator follows the instructions that were executed, rollbacks included.
 #[test]
 fn executed_and_simulated_timelines_are_equal_where_steps_begin_anew() {
     let graph = gpt();

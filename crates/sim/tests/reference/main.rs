@@ -174,7 +174,7 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
         found.extend(rounds.then_some("updates in rounds"));
         found.extend(reshapes.then_some("unlike meshes"));
         for class in &program.classes {
-            found.extend(class.stream.iter().any(|item| item.amends).then_some("amendments"));
+            found.extend(class.stream.iter().any(|item| item.amends).then_some("rollbacks"));
             for instruction in class.bodies.iter().flat_map(|body| &body.instructions) {
                 let content = |view: View| class.tensor(view.tensor).content;
                 let read = instruction.reads.first().map(|&it| content(it));

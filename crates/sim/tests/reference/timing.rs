@@ -9,7 +9,7 @@
 //! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
 //! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
 //! - A collective starts when its last member can.
-//! - Where an update turns out wrong, the entries that amend it are run.
+//! - Where an update turns out wrong, the entries that make it again are run.
 //!
 //! There is no clock and no order of events here, only edges: so that a mistake in how an engine follows
 //! time is not made twice.

@@ -239,7 +239,7 @@ impl Rank {
     }
 
     /// Frees all that comes and goes: what is left of a pass that was not finished. Nothing is left to
-    /// amend either, as the last step of a row is validated in it.
+    /// roll back either, as the last step of a row is validated in it.
     fn clear(&mut self) {
         self.store.clear();
         self.norm.clear();

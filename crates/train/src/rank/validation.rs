@@ -3,7 +3,8 @@
 //! A rank that [updates early](shardloom_program::Class::updates_early) copies what the update changes, and
 //! updates with what it knows unless that already says that gradients must be clipped or are not finite.
 //! When the whole norm is there it validates: the norm of all is not finite, or too large, wherever that of
-//! some is. So whether an update is amended is the same on all ranks, whichever of them had left it out.
+//! some is. So whether an update is rolled back and made again is the same on all ranks, whichever of them
+//! had left it out.
 
 use shardloom_kernels::DType;
 use shardloom_program::{Class, Content, Instruction, Mode, TensorId};
