@@ -1,6 +1,9 @@
 //! A program and the places of all that its ranks will hold, before anything is allocated.
 
+use std::sync::Arc;
+
 use shardloom_graph::Graph;
+use shardloom_kernels::{Device, processor};
 use shardloom_plan::{Number, Plan};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
@@ -15,6 +18,8 @@ pub struct Blueprint {
     /// By class.
     pub(crate) buffers: Vec<BufferPlan>,
     pub(crate) messages: MessagePlan,
+    /// What all ranks compute on.
+    pub(crate) device: Arc<dyn Device>,
     pub(crate) skip_non_finite: bool,
     pub(crate) settings: Settings,
 }
@@ -64,7 +69,14 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
-        Ok(Blueprint { graph, program, buffers, messages, skip_non_finite, settings })
+        let device = processor();
+        Ok(Blueprint { graph, program, buffers, messages, device, skip_non_finite, settings })
+    }
+
+    /// The same on another device than the processor.
+    #[must_use]
+    pub fn on(self, device: Arc<dyn Device>) -> Blueprint {
+        Blueprint { device, ..self }
     }
 
     /// The program that will be executed.

@@ -15,10 +15,10 @@ use shardloom_program::{Group, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
-use crate::checkpoint::{Checkpoint, Meta, Piece, Snapshot, Writer};
+use crate::checkpoint::{Checkpoint, Meta, Snapshot, Writer};
 use crate::executor::{self, Command, Crew, Done};
 use crate::learning_rate::LearningRate;
-use crate::rank::{Rank, Shared, StepOutcome};
+use crate::rank::{OwnedPiece, Rank, Shared, StepOutcome};
 use crate::source::Source;
 use crate::transit::Transit;
 use crate::{Error, Result};
@@ -121,12 +121,14 @@ impl Trainer {
     fn started(blueprint: Blueprint, source: Arc<dyn Source + Send>) -> Result<Trainer> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
-        let Blueprint { graph, program, buffers, messages, skip_non_finite, settings } = blueprint;
+        let Blueprint { graph, program, buffers, messages, device, skip_non_finite, settings } =
+            blueprint;
         let shared = Arc::new(Shared {
             buffers,
-            transit: Transit::new(&program, &messages),
+            transit: Transit::new(&program, &messages, &device),
             graph,
             program,
+            device,
             source,
             seed: settings.seed,
             learning_rate: settings.learning_rate,
@@ -323,10 +325,9 @@ impl Trainer {
             let broken: Arc<OnceLock<String>> = Arc::default();
             let first = Arc::clone(&broken);
             self.visit(move |rank, _| {
-                let finite = |piece: &Piece<'_>| piece.data.iter().all(|value| value.is_finite());
                 let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-                if let Some(piece) = pieces.find(|piece| !finite(piece)) {
-                    first.get_or_init(|| piece.name);
+                if let Some(piece) = pieces.find(|piece| !piece.is_finite()) {
+                    first.get_or_init(|| piece.name().to_owned());
                 }
                 Ok(())
             })?;
@@ -338,8 +339,8 @@ impl Trainer {
         let writer = Arc::new(Writer::create(root, self.next_step)?);
         let shared_writer = Arc::clone(&writer);
         self.visit(move |rank, index| {
-            let pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-            shared_writer.shard(index, pieces)
+            let (weights, state) = (rank.weight_pieces(), rank.state_pieces());
+            shared_writer.shard(index, weights.iter().chain(&state).map(OwnedPiece::as_piece))
         })?;
         let mut meta = meta;
         note_updates(&mut meta, &updates);
@@ -373,11 +374,12 @@ impl Trainer {
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();
-        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?;
+        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
+            .on(Arc::clone(&self.shared.device));
         let updates = self.updates()?;
         let snapshot = self.collect(|rank, snapshot: &mut Snapshot| {
             let mut pieces = rank.weight_pieces().into_iter().chain(rank.state_pieces());
-            pieces.try_for_each(|piece| snapshot.add(&piece))
+            pieces.try_for_each(|piece| snapshot.add(&piece.as_piece()))
         })?;
         let mut next = Trainer::started(blueprint, Arc::clone(&self.shared.source))?;
         let step = self.next_step;
@@ -413,7 +415,8 @@ impl Trainer {
     /// If a rank fails.
     pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
         self.collect(|rank, whole: &mut BTreeMap<String, Vec<f32>>| {
-            for piece in rank.weight_pieces() {
+            for piece in &rank.weight_pieces() {
+                let piece = piece.as_piece();
                 let elements = piece.global_shape.iter().product();
                 let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
                 piece.place(tensor)?;

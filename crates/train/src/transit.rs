@@ -4,12 +4,13 @@
 //! sender packs into one of them what the receiver copies out, which gives it back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_kernels::{Buffer, Device, Format, Memory};
 use shardloom_program::buffers::MessagePlan;
 use shardloom_program::{Program, Rank, RouteId};
 
-use crate::rank::storage;
+use crate::rank::stored;
 
 /// All rings of a run.
 pub(crate) struct Transit {
@@ -26,7 +27,7 @@ pub(crate) struct Transit {
 
 struct Ring {
     memory: Memory,
-    dtype: DType,
+    format: Format,
     elements: usize,
     /// Whether there is a most that can be under way. If not, the receiver does nothing that the sender
     /// waits for, and buffers are asked for as needed: a stage without gradients may run as far ahead as
@@ -35,8 +36,8 @@ struct Ring {
 }
 
 impl Transit {
-    /// The rings of `program`, as many buffers in each as `plan` says.
-    pub fn new(program: &Program, plan: &MessagePlan) -> Transit {
+    /// The rings of `program` on `device`, as many buffers in each as `plan` says.
+    pub fn new(program: &Program, plan: &MessagePlan, device: &Arc<dyn Device>) -> Transit {
         let routes = (0u32..).map(RouteId).zip(&program.routes);
         let in_a_step = (program.microbatches * (program.ahead as usize + 1)) as u32;
         let mut between: BTreeMap<(Rank, Rank), usize> = BTreeMap::new();
@@ -45,28 +46,30 @@ impl Transit {
                 let most = plan.most_under_way(id, index).unwrap_or(in_a_step);
                 *between.entry((from, to)).or_default() += most as usize;
             }
-            let (dtype, words) = storage(route.format);
+            let format = stored(route.format);
             let ring = |(index, message): (usize, &shardloom_program::Message)| {
-                let (memory, elements) = (Memory::new(), words * message.source.elements());
+                let memory = Memory::new(Arc::clone(device));
+                let elements = message.source.elements();
                 let most = plan.most_under_way(id, index);
-                memory.stock(dtype, elements, most.unwrap_or(0) as usize);
-                Ring { memory, dtype, elements, bounded: most.is_some() }
+                memory.stock(format, elements, most.unwrap_or(0) as usize);
+                Ring { memory, format, elements, bounded: most.is_some() }
             };
             route.messages.iter().enumerate().map(ring).collect()
         });
         let rings = rings.collect();
         let most_between_two = between.into_values().max().unwrap_or(0);
-        let mut transit = Transit { account: Memory::new(), rings, stocked: 0, most_between_two };
+        let account = Memory::new(Arc::clone(device));
+        let mut transit = Transit { account, rings, stocked: 0, most_between_two };
         transit.stocked = transit.system_allocations();
         transit
     }
 
     /// A buffer for the n-th message of a route; none while all are under way.
     pub fn take(&self, route: RouteId, message: usize) -> Option<Buffer> {
-        let Ring { memory, dtype, elements, bounded } = &self.rings[route.0 as usize][message];
+        let Ring { memory, format, elements, bounded } = &self.rings[route.0 as usize][message];
         let buffer = match bounded {
-            true => memory.reuse(*dtype, *elements)?,
-            false => memory.alloc(*dtype, *elements),
+            true => memory.reuse(*format, *elements)?,
+            false => memory.alloc(*format, *elements),
         };
         Some(buffer.adopt(&self.account))
     }

@@ -6,6 +6,7 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Endpoint, Group as Communicator, Payload};
 use shardloom_graph::Reduction as Partial;
 use shardloom_kernels::Buffer;
+use shardloom_kernels::device::HostSliceMut;
 use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
 use crate::Result;
@@ -65,9 +66,15 @@ impl Communicators {
                 communicator.all_reduce_f64(&mut numbers, Reduction::Sum)?;
                 *number = numbers[0];
             }
-            Contribution::Reals(buffer, range) => {
-                let values = &mut buffer.as_f32_mut()[range.clone()];
-                communicator.collective(kind, algorithm, reduction, values)?;
+            Contribution::Elements(buffer, range) => {
+                let device = rank.device();
+                let mut outcome = Ok(());
+                device.lend(buffer.view_mut().slice(range.clone()), &mut |elements| {
+                    if let HostSliceMut::F32(values) = elements {
+                        outcome = communicator.collective(kind, algorithm, reduction, values);
+                    }
+                });
+                outcome?;
             }
         }
         Ok(())

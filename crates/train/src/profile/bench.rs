@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cpu_time::ThreadTime;
 use shardloom_collectives::Reduction;
 use shardloom_fabric::{Endpoint, Group, InProcess, Payload, Settings};
-use shardloom_kernels::{Buffer, Memory};
+use shardloom_kernels::{Buffer, Memory, processor};
 
 use crate::{Error, Result};
 
@@ -154,7 +154,7 @@ pub(super) fn run<T: Send>(
                     core_affinity::set_for_current(core);
                 }
                 let everyone = endpoint.group(all)?;
-                let memory = Memory::new();
+                let memory = Memory::new(processor());
                 let endpoint = Arc::new(endpoint);
                 let mut bench = Bench { endpoint, memory, repeats, everyone, progress };
                 let outcome = work(&mut bench);

@@ -1,7 +1,8 @@
 //! Communication between ranks.
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
-use shardloom_kernels::DType;
+use shardloom_kernels::Format;
+use shardloom_kernels::device::HostSliceMut;
 
 use super::bench::{Bench, Clock, Parcel};
 use super::operand::{Operand, Warmth};
@@ -27,12 +28,16 @@ pub(super) fn collective(
         false => None,
     };
     let memory = bench.memory.clone();
-    let mut buffer = Operand::new(&memory, DType::F32, vec![elements], Warmth::Warm, 0);
+    let mut buffer = Operand::new(&memory, Format::F32, vec![elements], Warmth::Warm, 0);
     bench.seconds(Clock::Wall, |call| {
         let Some(group) = &mut group else { return Ok(()) };
-        let buffer = buffer.reals_mut(call);
-        group.collective(kind, algorithm, Reduction::Sum, buffer)?;
-        Ok(())
+        let mut outcome = Ok(());
+        memory.device().lend(buffer.view_mut(call), &mut |elements| {
+            if let HostSliceMut::F32(buffer) = elements {
+                outcome = group.collective(kind, algorithm, Reduction::Sum, buffer);
+            }
+        });
+        Ok(outcome?)
     })
 }
 
@@ -47,20 +52,20 @@ pub(super) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
     let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
     let partner = if rank ^ 1 < ranks { rank ^ 1 } else { rank };
     let memory = bench.memory.clone();
-    let mut tensor = memory.alloc_zeroed(DType::F32, elements);
+    let mut tensor = memory.alloc_zeroed(Format::F32, elements);
     // The rank with the ball begins.
-    let mut ball = (rank <= partner).then(|| memory.alloc_zeroed(DType::F32, elements));
+    let mut ball = (rank <= partner).then(|| memory.alloc_zeroed(Format::F32, elements));
     let own = std::sync::Arc::clone(&bench.endpoint);
     let there_and_back = bench.seconds(Clock::Wall, |_| {
         for _ in 0..2 {
             let throws = ball.is_some();
             if let Some(mut buffer) = ball.take() {
-                buffer.as_f32_mut().copy_from_slice(tensor.as_f32());
+                memory.device().copy(tensor.view(), buffer.view_mut());
                 own.send(partner, TAG, Parcel(buffer))?;
             }
             if !throws || partner == rank {
                 let buffer = own.receive(partner, TAG)?.0;
-                tensor.as_f32_mut().copy_from_slice(buffer.as_f32());
+                memory.device().copy(buffer.view(), tensor.view_mut());
                 ball = Some(buffer);
             }
         }

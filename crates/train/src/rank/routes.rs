@@ -1,8 +1,10 @@
 //! Messages between stages: a part of a tensor is packed into a buffer of its route, and copied out of it.
 
-use shardloom_kernels::window::{cut_box, place_box};
-use shardloom_kernels::{Buffer, DType};
-use shardloom_program::{Format, Instruction, RouteId};
+use shardloom_kernels::Buffer;
+use shardloom_kernels::device::BoxOf;
+use shardloom_kernels::window::PerAxis;
+use shardloom_program::{Content, Instruction, RouteId};
+use smallvec::smallvec;
 
 use super::Rank;
 
@@ -17,18 +19,18 @@ impl Rank {
     ) -> Option<Buffer> {
         let mut payload = self.shared.transit.take(route, message)?;
         let tensor = instruction.reads[0].tensor;
-        let source = self.store.get(tensor, microbatch);
-        if self.class().tensor(tensor).format == Format::F64 {
-            payload.as_u32_mut().copy_from_slice(source.as_u32());
-            return Some(payload);
-        }
+        let source = self.store.get(tensor, microbatch).view();
         let part = &self.shared.program.route(route).messages[message].source;
         let shape = self.class().tensor(tensor).local_shape();
-        let source = source.as_f32();
         if part.extent == shape {
-            payload.as_f32_mut().copy_from_slice(source);
+            self.device().copy(source, payload.view_mut());
         } else {
-            cut_box(source, shape, &part.start, payload.as_f32_mut(), &part.extent);
+            let origin: PerAxis = smallvec![0; shape.len()];
+            self.device().copy_box(
+                BoxOf { elements: source, shape, start: &part.start },
+                BoxOf { elements: payload.view_mut(), shape: &part.extent, start: &origin },
+                &part.extent,
+            );
         }
         Some(payload)
     }
@@ -43,20 +45,24 @@ impl Rank {
         payload: Buffer,
     ) {
         let id = instruction.writes[0].to.tensor;
-        if self.class().tensor(id).format == Format::F64 {
+        if self.class().tensor(id).content == Content::Norm {
             return self.hear_of_norm(&payload, instruction.writes[0].mode);
         }
         let Rank { shared, class, arena, store, .. } = self;
         let part = &shared.program.route(route).messages[message].target;
         let shape = shared.program.class(*class).tensor(id).local_shape();
-        let mut tensor = store
-            .take(id, microbatch)
-            .unwrap_or_else(|| arena.take(id, DType::F32, shape.iter().product()));
-        let target = tensor.as_f32_mut();
+        let mut tensor =
+            store.take(id, microbatch).unwrap_or_else(|| arena.take(id, shape.iter().product()));
+        let device = &shared.device;
         if part.extent == shape {
-            target.copy_from_slice(payload.as_f32());
+            device.copy(payload.view(), tensor.view_mut());
         } else {
-            place_box(payload.as_f32(), &part.extent, target, shape, &part.start);
+            let origin: PerAxis = smallvec![0; shape.len()];
+            device.copy_box(
+                BoxOf { elements: payload.view(), shape: &part.extent, start: &origin },
+                BoxOf { elements: tensor.view_mut(), shape, start: &part.start },
+                &part.extent,
+            );
         }
         store.put(id, microbatch, tensor);
     }
