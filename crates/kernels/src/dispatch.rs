@@ -2,7 +2,7 @@
 //!
 //! The one place that knows both the graph's operators and the kernels' signatures. A caller brings the
 //! tensors in the order the graph's tables list them and says where the device's part of each loop
-//! begins; a second device kind would bring its own.
+//! begins.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
 use crate::attention::{Attention, Dropout, Visibility};
+use crate::device::Setting;
 use crate::matmul::{Linear, WeightLayout};
-use crate::random::{Key, dropout_mask};
+use crate::random::dropout_mask;
 use crate::rotary::{Llama3Scaling, RotaryTable};
-use crate::window::Window;
 use crate::{
-    DType, Memory, activation, attention, concat, cross_entropy, dropout, elementwise, embedding,
-    layer_norm, matmul, rms_norm, rotary,
+    activation, attention, concat, cross_entropy, dropout, elementwise, embedding, layer_norm,
+    matmul, rms_norm, rotary,
 };
 
-/// A tensor that a pass reads.
+/// A tensor that a pass reads, with real numbers in fp32.
 #[derive(Clone, Copy, Debug)]
-pub struct Input<'a> {
+pub(crate) struct Input<'a> {
     /// Local shape.
     pub shape: &'a [usize],
     /// Elements, row-major.
@@ -32,7 +32,7 @@ pub struct Input<'a> {
 
 /// Elements that are read.
 #[derive(Clone, Copy, Debug)]
-pub enum Data<'a> {
+pub(crate) enum Data<'a> {
     /// Real numbers.
     F32(&'a [f32]),
     /// Masks.
@@ -41,9 +41,9 @@ pub enum Data<'a> {
     U32(&'a [u32]),
 }
 
-/// A tensor that a pass writes.
+/// A tensor that a pass writes, with real numbers in fp32.
 #[derive(Debug)]
-pub struct Output<'a> {
+pub(crate) struct Output<'a> {
     /// Local shape.
     pub shape: &'a [usize],
     /// Elements, row-major.
@@ -54,28 +54,11 @@ pub struct Output<'a> {
 
 /// Elements that are written.
 #[derive(Debug)]
-pub enum DataMut<'a> {
+pub(crate) enum DataMut<'a> {
     /// Real numbers.
     F32(&'a mut [f32]),
     /// Masks.
     U8(&'a mut [u8]),
-    /// Indices.
-    U32(&'a mut [u32]),
-}
-
-/// Where a device's part lies in the whole, and what else a kernel depends on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
-    /// The part of the dropout mask that this device holds; none where the operator has no mask.
-    pub mask: Option<Window>,
-    /// First position of the local sequence.
-    pub first_position: usize,
-    /// First index of the local vocabulary.
-    pub first_index: usize,
-    /// Factor on the gradient of the loss.
-    pub loss_scale: f32,
-    /// Key of the operator's random numbers at this step.
-    pub key: Key,
 }
 
 impl<'a> Input<'a> {
@@ -122,40 +105,40 @@ impl Output<'_> {
     }
 }
 
-/// Runs `pass` of an operator of kind `kind`. Reads and writes stand in the order of the operator's
-/// inputs and outputs (forward), or of its gradient rule's reads and produced gradients.
+/// Runs `pass` of an operator of kind `kind`, with as much `scratch` as [`scratch_elements`] says. Reads and
+/// writes stand in the order of the operator's inputs and outputs (forward), or of its gradient rule's reads
+/// and produced gradients.
 ///
 /// # Panics
 /// If the tensors are not those of the pass: a mistake of the caller, never of a user.
-pub fn run(
+pub(crate) fn run(
     kind: &OpKind,
     pass: Pass,
     reads: &[Input<'_>],
     writes: &mut [Output<'_>],
     setting: &Setting,
-    memory: &Memory,
+    scratch: &mut [f32],
 ) {
     match pass {
-        Pass::Forward => forward(kind, reads, writes, setting, memory),
-        Pass::Input => input_gradient(kind, reads, writes, setting, memory),
+        Pass::Forward => forward(kind, reads, writes, setting, scratch),
+        Pass::Input => input_gradient(kind, reads, writes, setting, scratch),
         Pass::Weight => weight_gradient(kind, reads, writes, setting),
     }
 }
 
-/// How many elements [`run`] takes from its memory, as fp32 and in one buffer, for tensors of these
-/// shapes; what it takes it gives back.
-pub fn scratch_elements(
+/// How many elements of scratch [`run`] needs for tensors of these shapes.
+pub(crate) fn scratch_elements(
     kind: &OpKind,
     pass: Pass,
     reads: &[&[usize]],
-    writes: &[&[usize]],
+    writes: usize,
 ) -> usize {
     match (kind, pass, reads) {
         (OpKind::AttentionContext { .. }, Pass::Forward, [probs, values]) => {
-            scratch(&attention_shape(probs, values, Visibility::All), writes.len() > 1)
+            context_scratch(&attention_shape(probs, values, Visibility::All), writes > 1)
         }
         (OpKind::AttentionContext { .. }, Pass::Input, [masks @ .., probs, values, _]) => {
-            scratch(&attention_shape(probs, values, Visibility::All), !masks.is_empty())
+            context_scratch(&attention_shape(probs, values, Visibility::All), !masks.is_empty())
         }
         (OpKind::AttentionProbs { .. }, Pass::Input, [_, keys, probs, _]) => {
             attention_shape(probs, keys, Visibility::All).scratch_elements()
@@ -169,7 +152,7 @@ fn forward(
     reads: &[Input<'_>],
     writes: &mut [Output<'_>],
     setting: &Setting,
-    memory: &Memory,
+    scratch: &mut [f32],
 ) {
     let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
     if let (Some(probability), [_, mask]) = (kind.dropout(), &mut *writes) {
@@ -224,8 +207,8 @@ fn forward(
         (OpKind::AttentionContext { causal, .. }, [p, v], [o, rest @ ..]) => {
             let shape = attention_shape(p.shape, v.shape, visibility(*causal, setting));
             let mask = rest.first_mut().map(|mask| Dropout { mask: mask.u8(), keep_scale });
-            let mut scratch = memory.alloc(DType::F32, scratch(&shape, mask.is_some()));
-            attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch.as_f32_mut());
+            let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
+            attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch);
         }
         (OpKind::LogitMax, [logits], [max]) => {
             cross_entropy::logit_max(logits.f32(), max.f32());
@@ -247,7 +230,7 @@ fn input_gradient(
     reads: &[Input<'_>],
     writes: &mut [Output<'_>],
     setting: &Setting,
-    memory: &Memory,
+    scratch: &mut [f32],
 ) {
     let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
     let accumulate = accumulates(writes);
@@ -295,7 +278,7 @@ fn input_gradient(
         }
         (OpKind::AttentionProbs { causal, scale }, [q, k, p, dp], [dq, dk]) => {
             let shape = attention_shape(p.shape, k.shape, visibility(*causal, setting));
-            let mut scratch = memory.alloc(DType::F32, shape.scratch_elements());
+            let scratch = &mut scratch[..shape.scratch_elements()];
             attention::probs_input_grad(
                 &shape,
                 p.f32(),
@@ -305,7 +288,7 @@ fn input_gradient(
                 *scale,
                 dq.f32(),
                 dk.f32(),
-                scratch.as_f32_mut(),
+                scratch,
                 accumulate[0],
                 accumulate[1],
             );
@@ -313,7 +296,7 @@ fn input_gradient(
         (OpKind::AttentionContext { causal, .. }, [masks @ .., p, v, d_o], [dp, dv]) => {
             let shape = attention_shape(p.shape, v.shape, visibility(*causal, setting));
             let mask = masks.first().map(|mask| Dropout { mask: mask.u8(), keep_scale });
-            let mut scratch = memory.alloc(DType::F32, scratch(&shape, mask.is_some()));
+            let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
             attention::context_input_grad(
                 &shape,
                 p.f32(),
@@ -322,7 +305,7 @@ fn input_gradient(
                 d_o.f32(),
                 dp.f32(),
                 dv.f32(),
-                scratch.as_f32_mut(),
+                scratch,
                 accumulate[0],
                 accumulate[1],
             );
@@ -433,7 +416,7 @@ fn visibility(causal: bool, setting: &Setting) -> Visibility {
     }
 }
 
-fn scratch(shape: &Attention, masked: bool) -> usize {
+fn context_scratch(shape: &Attention, masked: bool) -> usize {
     if masked { shape.scratch_elements() } else { 0 }
 }
 

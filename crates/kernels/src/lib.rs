@@ -1,10 +1,14 @@
-//! Kernels: the arithmetic of training, one thread, single precision, over plain slices.
+//! Kernels: the arithmetic of training, and the devices that do it.
 //!
-//! Each operator has a forward function, a function for the gradients of its inputs and one for
-//! those of its weights, so that the two halves of a backward pass can be scheduled apart. Storage
-//! is a [`Buffer`] from a rank's [`Memory`], which reuses blocks and counts bytes; kernels write
-//! into what they are given and allocate nothing, but for the 1.3 MB in which a thread packs matrix
-//! products.
+//! A [`Device`] is what computes: it offers operations on [`View`]s of [`Buffer`]s, which come from a
+//! rank's [`Memory`] on it, and nobody else knows what their elements are. [`Processor`] is the device that
+//! is here; another is another implementation of the trait, in any crate.
+//!
+//! The processor's kernels are functions over plain slices, one thread, single precision. Each operator has
+//! a forward function, a function for the gradients of its inputs and one for those of its weights, so that
+//! the two halves of a backward pass can be scheduled apart. They write into what they are given and
+//! allocate nothing, but for the 1.3 MB in which a thread packs matrix products. Operands of 16 bits are
+//! widened before and rounded, once for each tensor that a kernel writes, afterwards.
 //!
 //! Kernels use the best instructions of the processor. `SHARDLOOM_KERNELS=portable`, `avx2` or
 //! `avx512` in the environment makes them use others: see [`tier`].
@@ -13,14 +17,15 @@
 //! panic with the lengths in the message.
 //!
 //! ```
-//! use shardloom_kernels::matmul::{Linear, WeightLayout, linear};
-//! use shardloom_kernels::{DType, Memory};
+//! use shardloom_kernels::{Combine, Format, Memory, processor};
 //!
-//! let memory = Memory::new();
-//! let mut y = memory.alloc(DType::F32, 2);
-//! let shape = Linear { rows: 1, inputs: 2, outputs: 2, layout: WeightLayout::InputsByOutputs };
-//! linear(shape, &[1.0, 2.0], &[1.0, 0.0, 0.0, 1.0], Some(&[10.0, 20.0]), y.as_f32_mut());
-//! assert_eq!(y.as_f32(), [11.0, 22.0]);
+//! let device = processor();
+//! let memory = Memory::new(device.clone());
+//! let [mut sum, mut part] = [(); 2].map(|()| memory.alloc(Format::Bf16, 2));
+//! device.set_reals(&[1.0, 2.0], sum.view_mut());
+//! device.set_reals(&[10.0, 20.0], part.view_mut());
+//! device.combine(sum.view_mut(), part.view(), Combine::Sum);
+//! assert_eq!(device.reals(sum.view()), [11.0, 22.0]);
 //! assert_eq!(memory.live_bytes(), 8);
 //! ```
 #![warn(missing_docs)]
@@ -33,7 +38,7 @@ pub mod activation;
 pub mod attention;
 pub mod concat;
 pub mod cross_entropy;
-pub mod dispatch;
+pub mod device;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
@@ -49,11 +54,19 @@ pub mod window;
 
 mod arena;
 mod arithmetic;
+mod dispatch;
 mod elementary;
+mod format;
 mod gemm;
 mod memory;
+mod processor;
 mod simd;
+mod view;
 
 pub use arithmetic::Arithmetic;
-pub use memory::{Buffer, DType, Memory, Occupied};
+pub use device::{Combine, Device};
+pub use format::Format;
+pub use memory::{Buffer, Memory, Occupied};
+pub use processor::{Processor, processor};
 pub use tier::{Tier, TierError};
+pub use view::{View, ViewMut};

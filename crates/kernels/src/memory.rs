@@ -4,37 +4,19 @@
 //! block of its own that is kept for reuse.
 
 use std::collections::HashMap;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::arena::{Arena, Taken};
+use crate::device::{Device, Region};
+use crate::{Format, View, ViewMut};
 
-/// A cache line, the unit blocks are aligned to and rounded up to.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct Line(pub [u8; 64]);
+/// A cache line, the unit that blocks and places are rounded up to and begin with.
+pub(crate) const LINE_BYTES: usize = 64;
 
-type Block = Vec<Line>;
-
-/// The element type of a [`Buffer`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// 32-bit floating point.
-    F32,
-    /// Bytes: dropout masks.
-    U8,
-    /// 32-bit unsigned integers: tokens and class labels.
-    U32,
-}
-
-impl DType {
-    /// Size of one element in bytes.
-    pub fn bytes(self) -> usize {
-        match self {
-            DType::F32 | DType::U32 => 4,
-            DType::U8 => 1,
-        }
-    }
+/// A region that one buffer has for itself.
+struct Block {
+    region: Box<dyn Region>,
+    lines: usize,
 }
 
 #[derive(Default)]
@@ -47,59 +29,74 @@ struct Pool {
     system_allocations: usize,
 }
 
-/// A rank's memory: a cloneable handle to its accounts and its free blocks.
+/// A rank's memory on a device: a cloneable handle to its accounts and its free blocks.
 ///
 /// Bytes are counted as requested (elements times element size), not as rounded.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Memory {
-    pool: Arc<Mutex<Pool>>,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Arc<dyn Device>,
+    pool: Mutex<Pool>,
 }
 
 impl Memory {
-    /// A memory with nothing in it.
-    pub fn new() -> Memory {
-        Memory::default()
+    /// A memory on `device` with nothing in it.
+    pub fn new(device: Arc<dyn Device>) -> Memory {
+        Memory { inner: Arc::new(Inner { device, pool: Mutex::default() }) }
+    }
+
+    /// The device whose memory it is.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.inner.device
     }
 
     /// A buffer of `elements` elements whose contents are unspecified (but initialised).
     ///
     /// # Panics
     /// If their bytes cannot be counted.
-    pub fn alloc(&self, dtype: DType, elements: usize) -> Buffer {
-        self.reuse(dtype, elements).unwrap_or_else(|| {
-            let (bytes, lines) = size(dtype, elements);
+    pub fn alloc(&self, format: Format, elements: usize) -> Buffer {
+        self.reuse(format, elements).unwrap_or_else(|| {
+            let (bytes, lines) = size(format, elements);
             let mut pool = self.pool();
             pool.count_in(bytes);
             pool.system_allocations += 1;
             drop(pool);
-            self.buffer(vec![Line([0; 64]); lines], dtype, elements)
+            self.buffer(self.block(lines), format, elements)
         })
     }
 
     /// As [`Memory::alloc`], but only from freed blocks of just this size; none if there is none.
-    pub fn reuse(&self, dtype: DType, elements: usize) -> Option<Buffer> {
-        let (bytes, lines) = size(dtype, elements);
+    pub fn reuse(&self, format: Format, elements: usize) -> Option<Buffer> {
+        let (bytes, lines) = size(format, elements);
         let mut pool = self.pool();
-        let block = match lines {
-            0 => vec![],
-            _ => pool.free.get_mut(&lines)?.pop()?,
+        let block = match pool.free.get_mut(&lines).and_then(Vec::pop) {
+            Some(block) => block,
+            None if lines == 0 => self.block(0),
+            None => return None,
         };
         pool.count_in(bytes);
         drop(pool);
-        Some(self.buffer(block, dtype, elements))
+        Some(self.buffer(block, format, elements))
     }
 
     /// A buffer in a block of its own, which is long enough.
-    fn buffer(&self, block: Block, dtype: DType, elements: usize) -> Buffer {
-        let storage = Storage::Block { block, memory: self.clone() };
-        Buffer { storage, dtype, len: elements, account: self.clone() }
+    fn buffer(&self, block: Block, format: Format, elements: usize) -> Buffer {
+        let storage = Storage::Block { block: Some(block), memory: self.clone() };
+        Buffer { storage, format, len: elements, account: self.clone() }
+    }
+
+    fn block(&self, lines: usize) -> Block {
+        Block { region: self.device().region(lines * LINE_BYTES), lines }
     }
 
     /// Asks the system for `count` blocks that buffers of `elements` elements can be served from.
-    pub fn stock(&self, dtype: DType, elements: usize, count: usize) {
-        let (_, lines) = size(dtype, elements);
-        let blocks = (0..if lines > 0 { count } else { 0 }).map(|_| vec![Line([0; 64]); lines]);
-        let blocks: Vec<Block> = blocks.collect();
+    pub fn stock(&self, format: Format, elements: usize, count: usize) {
+        let (_, lines) = size(format, elements);
+        let count = if lines > 0 { count } else { 0 };
+        let blocks: Vec<Block> = (0..count).map(|_| self.block(lines)).collect();
         let mut pool = self.pool();
         pool.system_allocations += blocks.len();
         pool.free.entry(lines).or_default().extend(blocks);
@@ -108,7 +105,8 @@ impl Memory {
     /// Asks the system once for all that will be taken from places: an arena of so many bytes, instead of
     /// the one there is.
     pub fn reserve(&self, bytes: usize) {
-        let arena = Arena::new(bytes);
+        let lines = bytes.div_ceil(LINE_BYTES);
+        let arena = Arena::new(self.device().region(lines * LINE_BYTES), lines);
         let mut pool = self.pool();
         pool.system_allocations += usize::from(bytes > 0);
         pool.arena = Some(Arc::new(arena));
@@ -126,23 +124,21 @@ impl Memory {
         &self,
         offset: usize,
         allocation: u64,
-        dtype: DType,
+        format: Format,
         elements: usize,
     ) -> Result<Buffer, Occupied> {
-        let (bytes, _) = size(dtype, elements);
+        let (bytes, _) = size(format, elements);
         let arena = self.pool().arena.clone();
         let arena = arena.expect("places are taken in an arena that was reserved");
         let taken = arena.take(offset, bytes, allocation).map_err(|by| Occupied { by })?;
         self.pool().count_in(bytes);
-        Ok(Buffer { storage: Storage::Place(taken), dtype, len: elements, account: self.clone() })
+        Ok(Buffer { storage: Storage::Place(taken), format, len: elements, account: self.clone() })
     }
 
     /// A buffer of `elements` zeros.
-    pub fn alloc_zeroed(&self, dtype: DType, elements: usize) -> Buffer {
-        let mut buffer = self.alloc(dtype, elements);
-        if let Storage::Block { block, .. } = &mut buffer.storage {
-            block.fill(Line([0; 64]));
-        }
+    pub fn alloc_zeroed(&self, format: Format, elements: usize) -> Buffer {
+        let mut buffer = self.alloc(format, elements);
+        self.device().fill(buffer.as_bytes(), 0.0);
         buffer
     }
 
@@ -176,7 +172,7 @@ impl Memory {
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
         // Every update of the pool is complete before anything in it can panic.
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -205,20 +201,21 @@ pub struct Occupied {
     pub by: u64,
 }
 
-/// Bytes and whole lines of some elements. The views of a buffer rely on its storage being as long.
-fn size(dtype: DType, elements: usize) -> (usize, usize) {
-    let bytes = elements.checked_mul(dtype.bytes());
+/// Bytes and whole lines of some elements.
+fn size(format: Format, elements: usize) -> (usize, usize) {
+    let bytes = elements.checked_mul(format.bytes());
     let bytes = bytes.unwrap_or_else(|| panic!("{elements} elements are more than memory has"));
-    (bytes, bytes.div_ceil(size_of::<Line>()))
+    (bytes, bytes.div_ceil(LINE_BYTES))
 }
 
-/// A tensor's storage: `len` elements of one type, aligned to 64 bytes.
+/// A tensor's storage: `len` elements of one format in a device's memory, aligned to 64 bytes. What they are
+/// only the device knows: see [`Device`].
 ///
 /// Dropping it gives back its place, or its block to the memory it was allocated from, on whichever
 /// thread that happens.
 pub struct Buffer {
     storage: Storage,
-    dtype: DType,
+    format: Format,
     len: usize,
     /// Who counts the bytes.
     account: Memory,
@@ -228,7 +225,8 @@ pub struct Buffer {
 enum Storage {
     /// In a block of its own.
     Block {
-        block: Block,
+        /// None once it is given back.
+        block: Option<Block>,
         /// Whose free list the block returns to. It stays the allocating memory when a buffer is adopted:
         /// a rank that only sends would otherwise allocate anew every step.
         memory: Memory,
@@ -237,10 +235,27 @@ enum Storage {
     Place(Taken),
 }
 
+impl Storage {
+    /// The region, and where in it the first element is.
+    fn start(&self) -> (&dyn Region, usize) {
+        match self {
+            Storage::Block { block, .. } => {
+                (&*block.as_ref().expect("a buffer has its block until it is dropped").region, 0)
+            }
+            Storage::Place(taken) => (taken.region(), taken.start_bytes()),
+        }
+    }
+}
+
 impl Buffer {
-    /// The element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// How elements are stored.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The device whose memory they are in.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.account.device()
     }
 
     /// Number of elements.
@@ -255,7 +270,7 @@ impl Buffer {
 
     /// Size in bytes as counted.
     pub fn bytes(&self) -> usize {
-        self.len * self.dtype.bytes()
+        self.len * self.format.bytes()
     }
 
     /// The same buffer counted by `memory` from now on: that of messages under way, whose rings' blocks these
@@ -268,92 +283,23 @@ impl Buffer {
         self
     }
 
-    /// The elements.
-    ///
-    /// # Panics
-    /// If the element type is not [`DType::F32`].
-    pub fn as_f32(&self) -> &[f32] {
-        self.check(DType::F32);
-        // SAFETY: `check` proved the type, of which every bit pattern is a value; see `elements`.
-        unsafe { self.elements() }
+    /// All elements, to be read.
+    pub fn view(&self) -> View<'_> {
+        let (region, start_bytes) = self.storage.start();
+        View::new(region, start_bytes, self.len, self.format)
     }
 
-    /// The elements, writable.
-    ///
-    /// # Panics
-    /// If the element type is not [`DType::F32`].
-    pub fn as_f32_mut(&mut self) -> &mut [f32] {
-        self.check(DType::F32);
-        // SAFETY: as in `as_f32`.
-        unsafe { self.elements_mut() }
+    /// All elements, to be written.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        let (region, start_bytes) = self.storage.start();
+        ViewMut::new(region, start_bytes, self.len, self.format)
     }
 
-    /// The elements.
-    ///
-    /// # Panics
-    /// If the element type is not [`DType::U8`].
-    pub fn as_u8(&self) -> &[u8] {
-        self.check(DType::U8);
-        // SAFETY: as in `as_f32`.
-        unsafe { self.elements() }
-    }
-
-    /// The elements, writable.
-    ///
-    /// # Panics
-    /// If the element type is not [`DType::U8`].
-    pub fn as_u8_mut(&mut self) -> &mut [u8] {
-        self.check(DType::U8);
-        // SAFETY: as in `as_f32`.
-        unsafe { self.elements_mut() }
-    }
-
-    /// The elements.
-    ///
-    /// # Panics
-    /// If the element type is not [`DType::U32`].
-    pub fn as_u32(&self) -> &[u32] {
-        self.check(DType::U32);
-        // SAFETY: as in `as_f32`.
-        unsafe { self.elements() }
-    }
-
-    /// The elements, writable.
-    ///
-    /// # Panics
-    /// If the element type is not [`DType::U32`].
-    pub fn as_u32_mut(&mut self) -> &mut [u32] {
-        self.check(DType::U32);
-        // SAFETY: as in `as_f32`.
-        unsafe { self.elements_mut() }
-    }
-
-    fn check(&self, asked: DType) {
-        assert_eq!(self.dtype, asked, "a buffer is read as the type it was allocated with");
-    }
-
-    /// # Safety
-    /// `T` must be the Rust type of `self.dtype`.
-    unsafe fn elements<T>(&self) -> &[T] {
-        let start: NonNull<u8> = match &self.storage {
-            Storage::Block { block, .. } => NonNull::from(block.as_slice()).cast(),
-            Storage::Place(taken) => taken.start(),
-        };
-        // SAFETY: the storage holds at least `len` elements of `dtype`'s size, all initialised,
-        // aligned to 64 bytes, borrowed as long as `self` is; what is taken of an arena is this
-        // buffer's alone.
-        unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), self.len) }
-    }
-
-    /// # Safety
-    /// `T` must be the Rust type of `self.dtype`.
-    unsafe fn elements_mut<T>(&mut self) -> &mut [T] {
-        let start: NonNull<u8> = match &mut self.storage {
-            Storage::Block { block, .. } => NonNull::from(block.as_mut_slice()).cast(),
-            Storage::Place(taken) => taken.start(),
-        };
-        // SAFETY: as in `elements`, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(start.cast().as_ptr(), self.len) }
+    /// Their bytes.
+    fn as_bytes(&mut self) -> ViewMut<'_> {
+        let bytes = self.bytes();
+        let (region, start_bytes) = self.storage.start();
+        ViewMut::new(region, start_bytes, bytes, Format::U8)
     }
 }
 
@@ -362,9 +308,8 @@ impl Drop for Buffer {
         let bytes = self.bytes();
         self.account.pool().live_bytes -= bytes;
         if let Storage::Block { block, memory } = &mut self.storage {
-            let block = std::mem::take(block);
-            if !block.is_empty() {
-                memory.pool().free.entry(block.len()).or_default().push(block);
+            if let Some(block) = block.take() {
+                memory.pool().free.entry(block.lines).or_default().push(block);
             }
         }
     }
@@ -373,7 +318,7 @@ impl Drop for Buffer {
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Buffer")
-            .field("dtype", &self.dtype)
+            .field("format", &self.format)
             .field("len", &self.len)
             .finish_non_exhaustive()
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cpu_time::ThreadTime;
 use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Collective, Endpoint, Engine, Group, Lent, MOST_RANKS, Settings, ViewMut};
-use shardloom_kernels::{Arithmetic, Memory};
+use shardloom_kernels::{Arithmetic, Memory, processor};
 
 use crate::operand::Operand;
 use crate::{ProfileError, Result};
@@ -71,7 +71,10 @@ pub(super) enum Part {
 impl Lent for Timed {
     fn lend(&mut self, work: &mut dyn FnMut(ViewMut<'_>)) {
         match &mut self.0 {
-            Part::Copy(operand, call) => work(ViewMut::F32(operand.reals_mut(*call))),
+            Part::Copy(operand, call) => {
+                let device = Arc::clone(operand.device());
+                device.lend(operand.view_mut(*call), work);
+            }
             Part::Seconds(seconds) => work(ViewMut::F64(std::slice::from_mut(seconds))),
         }
     }
@@ -178,7 +181,7 @@ pub(crate) fn run<T: Send>(
                     core_affinity::set_for_current(core);
                 }
                 let everyone = endpoint.group(all)?;
-                let memory = Memory::new();
+                let memory = Memory::new(processor());
                 let mut bench = Bench { endpoint, memory, repeats, everyone, progress };
                 let outcome = work(&mut bench);
                 if let Err(error) = &outcome {

@@ -3,8 +3,8 @@
 use std::cmp::Ordering;
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
-use shardloom_fabric::{Collective, Format, Pool, View, ViewMut};
-use shardloom_kernels::DType;
+use shardloom_fabric::{Collective, Format, Pool};
+use shardloom_kernels as kernels;
 
 use crate::Result;
 use crate::bench::{Bench, Clock, Part, Timed};
@@ -30,7 +30,7 @@ pub(crate) fn collective(
         false => None,
     };
     let memory = bench.memory.clone();
-    let buffer = Operand::new(&memory, DType::F32, vec![elements], Warmth::Warm, 0);
+    let buffer = Operand::new(&memory, kernels::Format::F32, vec![elements], Warmth::Warm, 0);
     let (mut idle, reduction) = (Some(buffer), Reduction::Sum);
     bench.seconds(Clock::Wall, |_, call| {
         let Some(group) = &mut group else { return Ok(()) };
@@ -63,7 +63,7 @@ pub(crate) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
     let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
     let partner = if rank ^ 1 < ranks { rank ^ 1 } else { rank };
     let memory = bench.memory.clone();
-    let mut tensor = memory.alloc_zeroed(DType::F32, elements);
+    let mut tensor = memory.alloc_zeroed(kernels::Format::F32, elements);
     // One on its way, and one to be filled meanwhile.
     let pool = Pool { to: partner, format: Format::F32, elements, ready: 2, most: 2 };
     let pool = bench.endpoint.pool(pool)?;
@@ -76,15 +76,12 @@ pub(crate) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
         for turn in there_and_back {
             if turn != Turn::Receive {
                 let mut message = endpoint.message(pool, TAG)?;
-                if let ViewMut::F32(payload) = message.view_mut() {
-                    payload.copy_from_slice(tensor.as_f32());
-                }
+                memory.device().download(tensor.view(), message.view_mut());
                 endpoint.send(message)?;
             }
-            if turn != Turn::Send
-                && let View::F32(payload) = endpoint.receive(partner, TAG)?.view()
-            {
-                tensor.as_f32_mut().copy_from_slice(payload);
+            if turn != Turn::Send {
+                let message = endpoint.receive(partner, TAG)?;
+                memory.device().upload(message.view(), tensor.view_mut());
             }
         }
         Ok(())

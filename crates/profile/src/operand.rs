@@ -2,9 +2,10 @@
 //! where the call before left them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use shardloom_kernels::dispatch::{Data, DataMut, Input, Output};
-use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_kernels::device::{HostSliceMut, Input, OperandSize, Output};
+use shardloom_kernels::{Buffer, Device, Format, Memory, View, ViewMut};
 
 /// Copies of a cold tensor fill this much: with all the cold tensors of all ranks more than a core's
 /// share of the last-level cache.
@@ -32,28 +33,29 @@ impl Operand {
     /// Copies of a tensor of real numbers or masks, or of indices below `indices`.
     pub fn new(
         memory: &Memory,
-        dtype: DType,
+        format: Format,
         shape: Vec<usize>,
         warmth: Warmth,
         indices: usize,
     ) -> Operand {
         let elements: usize = shape.iter().product();
         // Each copy begins a cache line, as tensors do.
-        let stride = elements.max(1).next_multiple_of(64 / dtype.bytes());
+        let stride = elements.max(1).next_multiple_of(64 / format.bytes());
         let (copies, held) = match warmth {
             Warmth::Warm => (2, 2 * stride),
             Warmth::Cold => {
-                let room = COLD_BYTES / dtype.bytes();
+                let room = COLD_BYTES / format.bytes();
                 let copies = (room / stride).max(1);
                 (copies, room.max(stride))
             }
         };
-        let mut buffer = memory.alloc(dtype, held);
-        match dtype {
-            DType::F32 => repeat(buffer.as_f32_mut(), |i| (i * 37 % 61) as f32 / 64.0 - 0.4),
-            DType::U8 => repeat(buffer.as_u8_mut(), |i| u8::from(i * 37 % 61 > 6)),
-            DType::U32 => repeat(buffer.as_u32_mut(), |i| (i * 7919 % indices.max(1)) as u32),
-        }
+        let mut buffer = memory.alloc(format, held);
+        memory.device().lend(buffer.view_mut(), &mut |elements| match elements {
+            HostSliceMut::F32(all) => repeat(all, |i| (i * 37 % 61) as f32 / 64.0 - 0.4),
+            HostSliceMut::U8(all) => repeat(all, |i| u8::from(i * 37 % 61 > 6)),
+            HostSliceMut::U32(all) => repeat(all, |i| (i * 7919 % indices.max(1)) as u32),
+            other => unreachable!("nothing measured is {other:?}"),
+        });
         Operand { shape, elements, stride, copies, buffer }
     }
 
@@ -63,37 +65,36 @@ impl Operand {
         start..start + self.elements
     }
 
-    /// The copy for the n-th call, to be read.
+    /// Where it lies.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.buffer.device()
+    }
+
+    /// The size of a copy.
+    pub fn size(&self) -> OperandSize<'_> {
+        OperandSize { shape: &self.shape, format: self.buffer.format() }
+    }
+
+    /// The copy for the n-th call, as an operator reads it.
     pub fn input(&self, call: usize) -> Input<'_> {
+        Input { shape: &self.shape, data: self.view(call) }
+    }
+
+    /// The copy for the n-th call, as an operator writes it.
+    pub fn output(&mut self, call: usize, accumulate: bool) -> Output<'_> {
         let place = self.place(call);
-        let data = match self.buffer.dtype() {
-            DType::F32 => Data::F32(&self.buffer.as_f32()[place]),
-            DType::U8 => Data::U8(&self.buffer.as_u8()[place]),
-            DType::U32 => Data::U32(&self.buffer.as_u32()[place]),
-        };
-        Input { shape: &self.shape, data }
+        Output { shape: &self.shape, data: self.buffer.view_mut().slice(place), accumulate }
+    }
+
+    /// The copy for the n-th call, to be read.
+    pub fn view(&self, call: usize) -> View<'_> {
+        self.buffer.view().slice(self.place(call))
     }
 
     /// The copy for the n-th call, to be written.
-    pub fn output(&mut self, call: usize, accumulate: bool) -> Output<'_> {
+    pub fn view_mut(&mut self, call: usize) -> ViewMut<'_> {
         let place = self.place(call);
-        let data = match self.buffer.dtype() {
-            DType::F32 => DataMut::F32(&mut self.buffer.as_f32_mut()[place]),
-            DType::U8 => DataMut::U8(&mut self.buffer.as_u8_mut()[place]),
-            DType::U32 => DataMut::U32(&mut self.buffer.as_u32_mut()[place]),
-        };
-        Output { shape: &self.shape, data, accumulate }
-    }
-
-    /// The real numbers of the copy for the n-th call.
-    pub fn reals(&self, call: usize) -> &[f32] {
-        &self.buffer.as_f32()[self.place(call)]
-    }
-
-    /// As [`Operand::reals`], writable.
-    pub fn reals_mut(&mut self, call: usize) -> &mut [f32] {
-        let place = self.place(call);
-        &mut self.buffer.as_f32_mut()[place]
+        self.buffer.view_mut().slice(place)
     }
 }
 

@@ -1,7 +1,10 @@
 //! What a rank does to tensors besides the operators of a model: sums, copies, norms and updates.
 
+use std::sync::Arc;
+
+use shardloom_kernels::device::Update;
 use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
-use shardloom_kernels::{DType, Memory, reduce};
+use shardloom_kernels::{Buffer, Combine, Format, Memory, ViewMut};
 
 use crate::Result;
 use crate::bench::{Bench, Clock};
@@ -32,19 +35,20 @@ impl Streaming {
     /// If communication with the other ranks fails.
     pub fn seconds(self, elements: usize, bench: &mut Bench) -> Result<f64> {
         let memory = bench.memory.clone();
-        let tensor = |warmth| Operand::new(&memory, DType::F32, vec![elements], warmth, 0);
+        let device = memory.device();
+        let tensor = |warmth| Operand::new(&memory, Format::F32, vec![elements], warmth, 0);
         match self {
             Streaming::Add => {
                 let (mut to, from) = (tensor(Warmth::Cold), tensor(Warmth::Warm));
                 bench.seconds(Clock::Processor, |_, call| {
-                    reduce::sum_into(to.reals_mut(call), from.reals(call));
+                    device.combine(to.view_mut(call), from.view(call), Combine::Sum);
                     Ok(())
                 })
             }
             Streaming::Copy => {
                 let (mut to, from) = (tensor(Warmth::Cold), tensor(Warmth::Warm));
                 bench.seconds(Clock::Processor, |_, call| {
-                    to.reals_mut(call).copy_from_slice(from.reals(call));
+                    device.copy(from.view(call), to.view_mut(call));
                     Ok(())
                 })
             }
@@ -52,7 +56,7 @@ impl Streaming {
                 let gradient = tensor(Warmth::Cold);
                 let mut total = 0.0;
                 bench.seconds(Clock::Processor, |_, call| {
-                    total += reduce::squared_norm(std::hint::black_box(gradient.reals(call)));
+                    total += device.squared_norm(std::hint::black_box(gradient.view(call)));
                     std::hint::black_box(total);
                     Ok(())
                 })
@@ -83,40 +87,52 @@ struct Parameter {
     weights: Operand,
     gradient: Operand,
     state: Vec<Operand>,
-    /// Sums of each round's statistics, that of no round before.
-    sums: Vec<Vec<f32>>,
+    /// Sums of each round's statistics.
+    sums: Vec<Buffer>,
+    /// fp32 gradients need none of it.
+    scratch: Buffer,
 }
 
 impl Parameter {
     fn new(optimizer: Optimizer, elements: usize, memory: &Memory) -> Parameter {
         let columns = COLUMNS.min(elements);
         let piece = Piece::whole(elements / columns, columns);
-        let tensor = |len| Operand::new(memory, DType::F32, vec![len], Warmth::Cold, 0);
+        let tensor = |len| Operand::new(memory, Format::F32, vec![len], Warmth::Cold, 0);
         let lens =
             (0..optimizer.rounds()).map(|round| optimizer.statistics_len(&piece.block, round));
-        let sums = std::iter::once(0).chain(lens).map(|len| vec![1.0; len]).collect();
+        let sums = lens.map(|len| {
+            let mut sums = memory.alloc(Format::F32, len);
+            memory.device().fill(sums.view_mut(), 1.0);
+            sums
+        });
+        let (sums, scratch) = (sums.collect(), memory.alloc(Format::F32, 0));
         let state = optimizer.state_lens(&piece).into_iter().map(tensor).collect();
         let (weights, gradient) = (tensor(piece.elements()), tensor(piece.elements()));
-        Parameter { optimizer, piece, weights, gradient, state, sums }
+        Parameter { optimizer, piece, weights, gradient, state, sums, scratch }
     }
 
     fn update(&mut self, call: usize) {
-        let Parameter { optimizer, piece, weights, gradient, state, sums } = self;
-        let mut state: Vec<&mut [f32]> =
-            state.iter_mut().map(|operand| operand.reals_mut(call)).collect();
-        let sums = &sums[optimizer.rounds()];
-        let (weights, gradient) = (weights.reals_mut(call), gradient.reals(call));
-        optimizer.apply(STEP, piece, weights, gradient, &mut state, sums);
+        let Parameter { optimizer, piece, weights, gradient, state, sums, scratch } = self;
+        let device = Arc::clone(scratch.device());
+        let mut state: Vec<ViewMut<'_>> =
+            state.iter_mut().map(|operand| operand.view_mut(call)).collect();
+        let update = Update { optimizer: *optimizer, step: STEP, piece };
+        let (weights, gradient) = (weights.view_mut(call), gradient.view(call));
+        let sums = sums.last().map(Buffer::view);
+        device.update(update, weights, gradient, &mut state, sums, scratch.view_mut());
     }
 
     fn statistics(&mut self, call: usize, round: usize) {
-        let Parameter { optimizer, piece, weights, gradient, state, sums } = self;
-        let mut state: Vec<&mut [f32]> =
-            state.iter_mut().map(|operand| operand.reals_mut(call)).collect();
-        let (previous, out) = sums.split_at_mut(round + 1);
-        let (weights, gradient) = (weights.reals(call), gradient.reals(call));
-        let (previous, out) = (&previous[round], &mut out[0]);
-        optimizer.statistics(STEP, round, piece, weights, gradient, &mut state, previous, out);
+        let Parameter { optimizer, piece, weights, gradient, state, sums, scratch } = self;
+        let device = Arc::clone(scratch.device());
+        let mut state: Vec<ViewMut<'_>> =
+            state.iter_mut().map(|operand| operand.view_mut(call)).collect();
+        let (previous, out) = sums.split_at_mut(round);
+        let update = Update { optimizer: *optimizer, step: STEP, piece };
+        let (weights, gradient) = (weights.view(call), gradient.view(call));
+        let (previous, out) = (previous.last().map(Buffer::view), out[0].view_mut());
+        let (state, scratch) = (&mut state, scratch.view_mut());
+        device.statistics(update, round, weights, gradient, state, previous, out, scratch);
     }
 }
 

@@ -1,12 +1,14 @@
 //! One pass of an operator with all its operands, ready to run.
 
+use std::sync::Arc;
+
 use shardloom_graph::gradient::{self, Operand as Which};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph, OpId, OpKind, ValueId};
-use shardloom_kernels::dispatch::{self, Input, Output, Setting};
+use shardloom_kernels::device::{Input, Kernel, OperandSize, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::window::Window;
-use shardloom_kernels::{DType, Memory};
+use shardloom_kernels::{Buffer, Format, Memory};
 
 use crate::operand::{Operand, Warmth};
 
@@ -18,7 +20,7 @@ pub(crate) struct Subject {
     writes: Vec<Operand>,
     accumulate: bool,
     setting: Setting,
-    memory: Memory,
+    scratch: Buffer,
 }
 
 impl Subject {
@@ -32,16 +34,16 @@ impl Subject {
         let indices = indices.map_or(1, |it| extents.get(node.signature.loops[it].dim));
         let operand = |value: ValueId, warmth| {
             let value = graph.value(value);
-            let dtype = match value.dtype {
-                shardloom_graph::DType::Real | shardloom_graph::DType::Float => DType::F32,
-                shardloom_graph::DType::Index => DType::U32,
-                shardloom_graph::DType::Mask => DType::U8,
+            let format = match value.dtype {
+                shardloom_graph::DType::Real | shardloom_graph::DType::Float => Format::F32,
+                shardloom_graph::DType::Index => Format::U32,
+                shardloom_graph::DType::Mask => Format::U8,
             };
-            Operand::new(memory, dtype, extents.shape(&value.axes), warmth, indices)
+            Operand::new(memory, format, extents.shape(&value.axes), warmth, indices)
         };
         let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
         let weights_cold = |value| if is_parameter(value) { Warmth::Cold } else { Warmth::Warm };
-        let (reads, writes) = match pass {
+        let (reads, writes): (Vec<Operand>, Vec<Operand>) = match pass {
             Pass::Forward => (
                 node.inputs.iter().map(|&value| operand(value, weights_cold(value))).collect(),
                 node.outputs.iter().map(|&value| operand(value, Warmth::Cold)).collect(),
@@ -76,23 +78,22 @@ impl Subject {
         };
         // A table's gradient is cleared once a step, however many rows are added to.
         let accumulate = node.kind == OpKind::Embed;
-        Subject {
-            kind: node.kind,
-            pass,
-            reads,
-            writes,
-            accumulate,
-            setting,
-            memory: memory.clone(),
-        }
+        let [read, written] = [&reads, &writes].map(|operands| -> Vec<OperandSize<'_>> {
+            operands.iter().map(Operand::size).collect()
+        });
+        let elements = memory.device().scratch_elements(&node.kind, pass, &read, &written);
+        let scratch = memory.alloc(Format::F32, elements);
+        Subject { kind: node.kind, pass, reads, writes, accumulate, setting, scratch }
     }
 
     /// Runs the pass on the operands' next copies.
     pub fn run(&mut self, call: usize) {
-        let Subject { kind, pass, reads, writes, accumulate, setting, memory } = self;
+        let Subject { kind, pass, reads, writes, accumulate, setting, scratch } = self;
+        let device = Arc::clone(scratch.device());
         let reads: Vec<Input<'_>> = reads.iter().map(|operand| operand.input(call)).collect();
         let mut writes: Vec<Output<'_>> =
             writes.iter_mut().map(|operand| operand.output(call, *accumulate)).collect();
-        dispatch::run(kind, *pass, &reads, &mut writes, setting, memory);
+        let kernel = Kernel { kind, pass: *pass, setting };
+        device.run(kernel, &reads, &mut writes, scratch.view_mut());
     }
 }

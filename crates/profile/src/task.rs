@@ -4,8 +4,8 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::op::Activation;
 use shardloom_graph::work::{self, MatmulShape, Pass};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
-use shardloom_kernels::DType;
-use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
+use shardloom_kernels::Format;
+use shardloom_kernels::device::{Input, Kernel, Output, Setting};
 use shardloom_kernels::random::Key;
 
 use crate::Result;
@@ -136,13 +136,15 @@ fn launch_seconds(bench: &mut Bench) -> Result<f64> {
         loss_scale: 1.0,
         key: Key { seed: 1, stream: 2, step: 3 },
     };
-    let x = memory.alloc_zeroed(DType::F32, 1);
+    let x = memory.alloc_zeroed(Format::F32, 1);
+    let mut scratch = memory.alloc(Format::F32, 0);
     bench.seconds(Clock::Processor, |_, _| {
-        let mut y = memory.alloc(DType::F32, 1);
-        let reads = vec![Input { shape: &[1], data: Data::F32(x.as_f32()) }];
-        let data = DataMut::F32(y.as_f32_mut());
+        let mut y = memory.alloc(Format::F32, 1);
+        let reads = vec![Input { shape: &[1], data: x.view() }];
+        let data = y.view_mut();
         let mut writes = vec![Output { shape: &[1], data, accumulate: false }];
-        dispatch::run(&kind, Pass::Forward, &reads, &mut writes, &setting, &memory);
+        let kernel = Kernel { kind: &kind, pass: Pass::Forward, setting: &setting };
+        memory.device().run(kernel, &reads, &mut writes, scratch.view_mut());
         Ok(())
     })
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use shardloom_fabric::{Engine, InProcess};
 use shardloom_graph::Graph;
+use shardloom_kernels::{Device, processor};
 use shardloom_plan::{Number, Plan};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
@@ -18,6 +19,8 @@ pub struct Blueprint {
     /// By class.
     pub(crate) buffers: Vec<BufferPlan>,
     pub(crate) messages: MessagePlan,
+    /// What all ranks compute on.
+    pub(crate) device: Arc<dyn Device>,
     pub(crate) skip_non_finite: bool,
     pub(crate) settings: Settings,
     /// What connects the ranks.
@@ -69,15 +72,31 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
+        let device = processor();
         let engine = Arc::new(InProcess);
-        Ok(Blueprint { graph, program, buffers, messages, skip_non_finite, settings, engine })
+        Ok(Blueprint {
+            graph,
+            program,
+            buffers,
+            messages,
+            device,
+            skip_non_finite,
+            settings,
+            engine,
+        })
     }
 
-    /// The same, with ranks connected by another engine than that of one process. Under the virtual clock
+    /// The same with ranks connected by another engine than that of one process. Under the virtual clock
     /// communication is modelled, and no engine is asked.
     #[must_use]
     pub fn with_engine(self, engine: Arc<dyn Engine<Contribution>>) -> Blueprint {
         Blueprint { engine, ..self }
+    }
+
+    /// The same on another device than the processor.
+    #[must_use]
+    pub fn on(self, device: Arc<dyn Device>) -> Blueprint {
+        Blueprint { device, ..self }
     }
 
     /// The program that will be executed.

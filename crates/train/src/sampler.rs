@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
-use shardloom_kernels::Tier;
+use shardloom_kernels::{Tier, processor};
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem, View, lower};
@@ -98,11 +98,13 @@ impl Sampler {
             _ => true,
         });
         let buffers = vec![BufferPlan::for_evaluation(&program, class)];
+        let device = processor();
         let shared = Arc::new(Shared {
             buffers,
             messages: MessagePlan::new(&program),
             began: Instant::now(),
             program,
+            device,
             source: Arc::new(Nothing),
             seed: 0,
             learning_rate: LearningRate::new(Curve::Constant { peak: 1.0 })?,

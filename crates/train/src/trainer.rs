@@ -18,11 +18,9 @@ use shardloom_program::{Group, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
-use crate::executor::{
-    self, Answer, Command, Crew, Done, OwnedPiece, SavedState, StateCommand, Updates,
-};
+use crate::executor::{self, Answer, Command, Crew, Done, SavedState, StateCommand, Updates};
 use crate::learning_rate::LearningRate;
-use crate::rank::{Contribution, Shared, StepOutcome};
+use crate::rank::{Contribution, OwnedPiece, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// What to do about a loss or gradient that is not finite.
@@ -125,14 +123,23 @@ impl Trainer {
     fn started(blueprint: Blueprint, source: Arc<dyn Source + Send>) -> Result<Trainer> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
-        let Blueprint { graph, program, buffers, messages, skip_non_finite, settings, engine } =
-            blueprint;
+        let Blueprint {
+            graph,
+            program,
+            buffers,
+            messages,
+            device,
+            skip_non_finite,
+            settings,
+            engine,
+        } = blueprint;
         let shared = Arc::new(Shared {
             buffers,
             messages,
             began: Instant::now(),
             graph,
             program,
+            device,
             source,
             seed: settings.seed,
             learning_rate: settings.learning_rate,
@@ -374,7 +381,8 @@ impl Trainer {
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();
         let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
-            .with_engine(Arc::clone(&self.engine));
+            .with_engine(Arc::clone(&self.engine))
+            .on(Arc::clone(&self.shared.device));
         let updates = self.updates()?;
         let mut snapshot = Snapshot::default();
         for piece in self.bring(StateCommand::BringAll)? {

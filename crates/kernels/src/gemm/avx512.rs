@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use super::pack::pack;
 use super::{Matrix, MatrixMut};
-use crate::memory::{Buffer, DType, Memory};
+use crate::{Buffer, Format, Memory, processor};
 
 /// Elements of a vector register.
 const VECTOR: usize = 16;
@@ -26,7 +26,7 @@ thread_local! {
     /// This thread's packed blocks of `a` and `b`.
     static PANELS: RefCell<[Buffer; 2]> = RefCell::new(
         [BLOCK_ROWS * DEPTH, BLOCK_COLUMNS * DEPTH]
-            .map(|elements| Memory::new().alloc(DType::F32, elements)),
+            .map(|elements| Memory::new(processor()).alloc(Format::F32, elements)),
     );
 }
 
@@ -54,7 +54,8 @@ pub(super) fn multiply(scale: f32, a: Matrix, b: Matrix, c: MatrixMut, accumulat
     let block_rows = block_size(m, ROWS, BLOCK_ROWS);
     let block_columns = block_size(n, COLUMNS, BLOCK_COLUMNS);
     PANELS.with_borrow_mut(|[a_panels, b_panels]| {
-        let (a_panels, b_panels) = (a_panels.as_f32_mut(), b_panels.as_f32_mut());
+        let [a_panels, b_panels] =
+            [a_panels, b_panels].map(|panels| panels.view_mut().elements_mut());
         for column in (0..n).step_by(block_columns) {
             let columns = column..n.min(column + block_columns);
             for step in (0..k).step_by(depth) {

@@ -14,6 +14,7 @@ mod memory;
 mod norm;
 mod optimizer;
 mod oracle;
+mod processor;
 mod random;
 mod reduce;
 mod rotary;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use shardloom_program::timeline::Track;
 
 use crate::Result;
-use crate::rank::StepOutcome;
-use shardloom_checkpoint::{Checkpoint, Piece, Saved, Shard, Shards, Snapshot};
+use crate::rank::{OwnedPiece, StepOutcome};
+use shardloom_checkpoint::{Checkpoint, Saved, Shard, Shards, Snapshot};
 
 /// What all ranks are told to do, in the same order.
 #[derive(Clone, Debug)]
@@ -104,31 +104,6 @@ pub(crate) enum Answer {
     Pieces(Vec<OwnedPiece>),
     /// What it has written.
     Shard(Shard),
-}
-
-/// A [`Piece`] with values of its own.
-#[derive(Debug)]
-pub(crate) struct OwnedPiece {
-    name: String,
-    global_shape: Vec<usize>,
-    start: Vec<usize>,
-    extent: Vec<usize>,
-    first: usize,
-    data: Vec<f32>,
-}
-
-impl From<Piece<'_>> for OwnedPiece {
-    fn from(piece: Piece<'_>) -> OwnedPiece {
-        let Piece { name, global_shape, start, extent, range, data } = piece;
-        OwnedPiece { name, global_shape, start, extent, first: range.start, data: data.to_vec() }
-    }
-}
-
-impl OwnedPiece {
-    pub fn piece(&self) -> Piece<'_> {
-        let OwnedPiece { name, global_shape, start, extent, first, data } = self;
-        Piece::flat(name.as_str(), global_shape, start, extent, *first, data)
-    }
 }
 
 /// What a rank of a run reports.

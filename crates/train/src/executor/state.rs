@@ -1,9 +1,8 @@
 //! Commands about what a rank holds from step to step.
 
-use super::command::{Answer, OwnedPiece, StateCommand};
+use super::command::{Answer, StateCommand};
 use crate::Result;
-use crate::rank::Rank;
-use shardloom_checkpoint::Piece;
+use crate::rank::{OwnedPiece, Rank};
 
 /// Carries out `command` on a rank.
 ///
@@ -12,19 +11,15 @@ use shardloom_checkpoint::Piece;
 pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answer> {
     match command {
         StateCommand::FindNonFinite => {
-            let finite = |piece: &Piece<'_>| piece.data.iter().all(|value| value.is_finite());
-            let broken = pieces(rank).find(|piece| !finite(piece));
-            Ok(Answer::NonFinite(broken.map(|piece| piece.name)))
+            let broken = pieces(rank).into_iter().find(|piece| !piece.is_finite());
+            Ok(Answer::NonFinite(broken.map(|piece| piece.name().to_owned())))
         }
         StateCommand::ReportUpdates => Ok(Answer::Updates(rank.updates())),
-        StateCommand::BringWeights => {
-            let pieces = rank.weight_pieces().into_iter();
-            Ok(Answer::Pieces(pieces.map(OwnedPiece::from).collect()))
-        }
-        StateCommand::BringAll => Ok(Answer::Pieces(pieces(rank).map(OwnedPiece::from).collect())),
+        StateCommand::BringWeights => Ok(Answer::Pieces(rank.weight_pieces())),
+        StateCommand::BringAll => Ok(Answer::Pieces(pieces(rank))),
         StateCommand::Save(shards) => {
             let own = rank.class().first_rank.0 + rank.position() as u32;
-            Ok(Answer::Shard(shards.write(own, pieces(rank))?))
+            Ok(Answer::Shard(shards.write(own, pieces(rank).iter().map(OwnedPiece::piece))?))
         }
         StateCommand::Restore { from, updates } => {
             rank.set_updates(|name| updates.of(name));
@@ -37,6 +32,8 @@ pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answe
 }
 
 /// All that the rank owns.
-fn pieces(rank: &Rank) -> impl Iterator<Item = Piece<'_>> {
-    rank.weight_pieces().into_iter().chain(rank.state_pieces())
+fn pieces(rank: &Rank) -> Vec<OwnedPiece> {
+    let mut pieces = rank.weight_pieces();
+    pieces.extend(rank.state_pieces());
+    pieces
 }

@@ -286,7 +286,7 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     if let Contribution::Scalar(_) = members[0] {
         let number = |member: &Contribution| match member {
             Contribution::Scalar(number) => vec![*number],
-            Contribution::Reals(..) => unreachable!("members bring the same kind of thing"),
+            Contribution::Elements(..) => unreachable!("members bring the same kind of thing"),
         };
         let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
         list.apply(&mut numbers, reduction).expect(fits);
@@ -297,15 +297,15 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     }
     let mut values: Vec<Vec<f32>> = vec![];
     for member in members.iter() {
-        let Contribution::Reals(buffer, range) = member else {
+        let Contribution::Elements(buffer, range) = member else {
             unreachable!("members bring the same kind of thing")
         };
-        values.push(buffer.as_f32()[range.clone()].to_vec());
+        values.push(rank.device().reals(buffer.view().slice(range.clone())));
     }
     list.apply(&mut values, reduction).expect(fits);
     for (member, values) in members.iter_mut().zip(values) {
-        if let Contribution::Reals(buffer, range) = member {
-            buffer.as_f32_mut()[range.clone()].copy_from_slice(&values);
+        if let Contribution::Elements(buffer, range) = member {
+            rank.device().set_reals(&values, buffer.view_mut().slice(range.clone()));
         }
     }
     Ok(())

@@ -1,14 +1,14 @@
 //! A rank's memory with the places that the buffer plan assigned ahead: what comes and goes while it
 //! trains or evaluates is in its place, and the system is asked for nothing.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use shardloom_kernels::{Buffer, DType, Memory, dispatch};
+use shardloom_kernels::{Buffer, Memory};
 use shardloom_program::buffers::PlaceId;
-use shardloom_program::{Action, BodyId, ClassId, Instruction, StreamItem, TensorId};
+use shardloom_program::{BodyId, ClassId, StreamItem, TensorId};
 
 use super::Shared;
+use super::store::stored;
 
 /// The places of one rank.
 pub(super) struct Arena {
@@ -32,10 +32,6 @@ impl Arena {
     /// Asks the system for all that ranks of `class` take while they run, in `memory`.
     pub fn new(shared: &Arc<Shared>, class: ClassId, memory: &Memory) -> Arena {
         memory.reserve(shared.buffers[class.0 as usize].arena_bytes as usize);
-        // The kernels' scratch is a freed block, of which each needs at most one at a time.
-        for elements in scratch_sizes(shared, class) {
-            drop(memory.alloc(DType::F32, elements));
-        }
         memory.reset_peak();
         let now = Now { body: BodyId(0), row: 0, instruction: 0 };
         let reserved = memory.system_allocations();
@@ -68,7 +64,7 @@ impl Arena {
     ///
     /// # Panics
     /// If the plan has no place for it or another tensor is there: a mistake in the plan.
-    pub fn take(&self, tensor: TensorId, dtype: DType, elements: usize) -> Buffer {
+    pub fn take(&self, tensor: TensorId, elements: usize) -> Buffer {
         let Now { body, row, instruction } = self.now;
         let plan = &self.shared.buffers[self.class.0 as usize];
         let class = self.shared.program.class(self.class);
@@ -77,14 +73,15 @@ impl Arena {
             panic!("instruction {instruction} of {body} in row {row} has no place for {tensor}");
         };
         let place = plan.place(id);
-        let bytes = (elements * dtype.bytes()) as u64;
+        let format = stored(class.tensor(tensor).format);
+        let bytes = (elements * format.bytes()) as u64;
         assert!(
             bytes <= place.bytes,
             "{} has a place of {} bytes and needs {bytes}",
             plan.place_text(class, id),
             place.bytes
         );
-        let taken = self.memory.take(place.offset as usize, u64::from(id.0), dtype, elements);
+        let taken = self.memory.take(place.offset as usize, u64::from(id.0), format, elements);
         taken.unwrap_or_else(|there| {
             let there = PlaceId(there.by as u32);
             panic!(
@@ -94,18 +91,4 @@ impl Arena {
             )
         })
     }
-}
-
-/// The sizes of scratch that the kernels of `class` take, each once.
-fn scratch_sizes(shared: &Shared, class: ClassId) -> BTreeSet<usize> {
-    let class = shared.program.class(class);
-    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
-    let of = |instruction: &Instruction| {
-        let Action::Kernel { op, pass, .. } = instruction.action else { return None };
-        let reads: Vec<&[usize]> = instruction.reads.iter().map(|&it| class.shape(it)).collect();
-        let writes: Vec<&[usize]> =
-            instruction.writes.iter().map(|write| class.shape(write.to)).collect();
-        Some(dispatch::scratch_elements(&shared.graph.op(op).kind, pass, &reads, &writes))
-    };
-    instructions.filter_map(of).filter(|&elements| elements > 0).collect()
 }

@@ -5,14 +5,13 @@ use std::ops::Range;
 use shardloom_data::Part;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, OpKind};
-use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
+use shardloom_kernels::device::{HostSliceMut, Input, Kernel, Output, Setting};
 use shardloom_kernels::random::Key;
-use shardloom_kernels::{Buffer, reduce, window};
+use shardloom_kernels::{Buffer, Combine, window};
 use shardloom_program::{Assignment, Instruction, Mode, TensorId, View, Window};
 use smallvec::SmallVec;
 
 use super::Rank;
-use super::store::storage;
 
 /// One thing for each tensor that an operator writes; on the heap only beyond four, as the gradients of a
 /// concatenation of many may be.
@@ -29,7 +28,7 @@ impl Rank {
         microbatch: u32,
     ) {
         let setting = self.setting(op, assignment, microbatch);
-        let Rank { shared, class, position, memory, arena, store, parameters, .. } = self;
+        let Rank { shared, class, position, scratch, arena, store, parameters, .. } = self;
         let class = shared.program.class(*class);
         let kind = match setting.evaluating {
             true => without_dropout(shared.graph.op(op).kind),
@@ -42,10 +41,9 @@ impl Rank {
         for (index, write) in instruction.writes.iter().enumerate() {
             let tensor = write.to.tensor;
             let at = written.iter().position(|(id, _)| *id == tensor).unwrap_or_else(|| {
-                let buffer = store.take(tensor, microbatch).unwrap_or_else(|| {
-                    let (dtype, _) = storage(class.tensor(tensor).format);
-                    arena.take(tensor, dtype, class.elements(tensor, *position))
-                });
+                let buffer = store
+                    .take(tensor, microbatch)
+                    .unwrap_or_else(|| arena.take(tensor, class.elements(tensor, *position)));
                 written.push((tensor, buffer));
                 written.len() - 1
             });
@@ -60,12 +58,10 @@ impl Rank {
             .reads
             .iter()
             .map(|&read| {
-                let data = view(store.get(read.tensor, microbatch));
-                let data = match (data, read.window) {
-                    (Data::F32(values), Window::Param(param)) => {
-                        Data::F32(&values[class.param(param).range()])
-                    }
-                    (whole, _) => whole,
+                let whole = store.get(read.tensor, microbatch).view();
+                let data = match read.window {
+                    Window::Param(param) => whole.slice(class.param(param).range()),
+                    Window::Whole | Window::Share => whole,
                 };
                 Input { shape: class.shape(read), data }
             })
@@ -75,11 +71,12 @@ impl Rank {
         let mut outputs: FewWrites<(usize, Output<'_>)> = FewWrites::new();
         let mut pending = targets.into_iter().peekable();
         for (at, (_, buffer)) in written.iter_mut().enumerate() {
-            let (mut rest, mut passed) = (view_mut(buffer), 0);
+            let (mut rest, mut passed) = (buffer.view_mut(), 0);
             while let Some(Target { index, range, accumulate, .. }) =
                 pending.next_if(|it| it.buffer == at)
             {
-                let (data, tail) = cut(rest, range.start - passed, range.len());
+                let (_, behind) = rest.split_at(range.start - passed);
+                let (data, tail) = behind.split_at(range.len());
                 (rest, passed) = (tail, range.end);
                 let shape = class.shape(instruction.writes[index].to);
                 outputs.push((index, Output { shape, data, accumulate }));
@@ -94,7 +91,9 @@ impl Rank {
             // Without dropout there is no mask to make.
             outputs.truncate(1);
         }
-        dispatch::run(&kind, pass, &reads, &mut outputs, &setting.setting, memory);
+        let kernel = Kernel { kind: &kind, pass, setting: &setting.setting };
+        let scratch = scratch.as_mut().expect("one instruction runs at a time");
+        shared.device.run(kernel, &reads, &mut outputs, scratch.view_mut());
         drop((reads, outputs));
         for (tensor, buffer) in written {
             store.put(tensor, microbatch, buffer);
@@ -152,8 +151,8 @@ impl Rank {
     }
 
     /// A value of the first micro-batch.
-    pub(crate) fn reals(&self, value: View) -> &[f32] {
-        self.store.get(value.tensor, 0).as_f32()
+    pub(crate) fn reals(&self, value: View) -> Vec<f32> {
+        self.device().reals(self.store.get(value.tensor, 0).view())
     }
 
     /// Adds or copies one tensor to another.
@@ -167,12 +166,14 @@ impl Rank {
         let elements = self.store.get(from, microbatch).len();
         let mut target = match self.store.take(to, microbatch) {
             Some(buffer) => buffer,
-            None => self.arena.take(to, shardloom_kernels::DType::F32, elements),
+            None => self.arena.take(to, elements),
         };
-        let source = self.store.get(from, microbatch).as_f32();
+        let (device, source) = (self.device(), self.store.get(from, microbatch).view());
         match instruction.writes[0].mode {
-            Mode::Set => target.as_f32_mut().copy_from_slice(source),
-            Mode::Add | Mode::AddUnlessFirst => reduce::sum_into(target.as_f32_mut(), source),
+            Mode::Set => device.copy(source, target.view_mut()),
+            Mode::Add | Mode::AddUnlessFirst => {
+                device.combine(target.view_mut(), source, Combine::Sum);
+            }
         }
         self.store.put(to, microbatch, target);
     }
@@ -180,7 +181,10 @@ impl Rank {
     /// Adds the micro-batch's part of the loss to the step's.
     pub(super) fn note_loss(&mut self, instruction: &Instruction, microbatch: u32) {
         let loss = instruction.reads[0].tensor;
-        let loss = f64::from(self.store.get(loss, microbatch).as_f32()[0]);
+        let mut value = [0.0_f32];
+        let loss = self.store.get(loss, microbatch).view();
+        self.device().download(loss, HostSliceMut::F32(&mut value));
+        let loss = f64::from(value[0]);
         let step = self.now.first_step + self.step_of(microbatch);
         match self.losses.iter_mut().find(|(of, _)| *of == step) {
             Some((_, sum)) => *sum += loss,
@@ -224,38 +228,4 @@ struct Target {
     /// Which elements of it.
     range: Range<usize>,
     accumulate: bool,
-}
-
-/// The elements of `data` after the first `skip`, as many as wanted, and those behind them.
-fn cut(data: DataMut<'_>, skip: usize, len: usize) -> (DataMut<'_>, DataMut<'_>) {
-    match data {
-        DataMut::F32(values) => {
-            let (own, tail) = values[skip..].split_at_mut(len);
-            (DataMut::F32(own), DataMut::F32(tail))
-        }
-        DataMut::U8(values) => {
-            let (own, tail) = values[skip..].split_at_mut(len);
-            (DataMut::U8(own), DataMut::U8(tail))
-        }
-        DataMut::U32(values) => {
-            let (own, tail) = values[skip..].split_at_mut(len);
-            (DataMut::U32(own), DataMut::U32(tail))
-        }
-    }
-}
-
-fn view(buffer: &Buffer) -> Data<'_> {
-    match buffer.dtype() {
-        shardloom_kernels::DType::F32 => Data::F32(buffer.as_f32()),
-        shardloom_kernels::DType::U8 => Data::U8(buffer.as_u8()),
-        shardloom_kernels::DType::U32 => Data::U32(buffer.as_u32()),
-    }
-}
-
-fn view_mut(buffer: &mut Buffer) -> DataMut<'_> {
-    match buffer.dtype() {
-        shardloom_kernels::DType::F32 => DataMut::F32(buffer.as_f32_mut()),
-        shardloom_kernels::DType::U8 => DataMut::U8(buffer.as_u8_mut()),
-        shardloom_kernels::DType::U32 => DataMut::U32(buffer.as_u32_mut()),
-    }
 }

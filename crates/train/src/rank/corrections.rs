@@ -4,8 +4,10 @@
 //!
 //! None of it acts in the first synchronous steps, whose gradients are not delayed.
 
-use shardloom_kernels::DType;
+use std::sync::Arc;
+
 use shardloom_kernels::optimizer::Optimizer;
+use shardloom_kernels::{Buffer, View};
 use shardloom_plan::Corrections as Rules;
 use shardloom_program::{BucketId, Content, Instruction, TensorId};
 
@@ -63,10 +65,10 @@ impl Rank {
         &mut self,
         update: &Instruction,
         bucket: BucketId,
-    ) -> Option<(&mut [f32], f32)> {
+    ) -> Option<(&mut Buffer, f32)> {
         let decay = self.velocity_decay(bucket)?;
         let velocity = self.written(update, Content::WeightVelocity)?;
-        Some((self.store.newest_mut(velocity).as_f32_mut(), decay))
+        Some((self.store.newest_mut(velocity), decay))
     }
 
     /// Notes the weights of a bucket before an update.
@@ -74,15 +76,14 @@ impl Rank {
         &mut self,
         update: &Instruction,
         bucket: BucketId,
-        weights: &[f32],
+        weights: View<'_>,
     ) {
-        if let Some((velocity, decay)) = self.mean_velocity(update, bucket) {
-            for (mean, &weight) in velocity.iter_mut().zip(weights) {
-                *mean = decay * *mean - (1.0 - decay) * weight;
-            }
+        let device = Arc::clone(self.device());
+        if let Some((mean, decay)) = self.mean_velocity(update, bucket) {
+            device.scale_and_add(mean.view_mut(), decay, weights, -(1.0 - decay));
         }
         if let Some(previous) = self.written(update, Content::PreviousWeight) {
-            self.store.newest_mut(previous).as_f32_mut().copy_from_slice(weights);
+            device.copy(weights, self.store.newest_mut(previous).view_mut());
         }
     }
 
@@ -91,12 +92,11 @@ impl Rank {
         &mut self,
         update: &Instruction,
         bucket: BucketId,
-        weights: &[f32],
+        weights: View<'_>,
     ) {
-        if let Some((velocity, decay)) = self.mean_velocity(update, bucket) {
-            for (mean, &weight) in velocity.iter_mut().zip(weights) {
-                *mean += (1.0 - decay) * weight;
-            }
+        let device = Arc::clone(self.device());
+        if let Some((mean, decay)) = self.mean_velocity(update, bucket) {
+            device.scale_and_add(mean.view_mut(), 1.0, weights, 1.0 - decay);
         }
     }
 
@@ -109,26 +109,27 @@ impl Rank {
         let delay = class.delay as f32;
         let range = class.view_range(weight, self.position);
         let content = class.tensor(along.tensor).content;
-        let weights = &self.store.get(weight.tensor, 0).as_f32()[range.clone()];
-        let along_values = &self.store.get(along.tensor, 0).as_f32()[range];
-        let mut result = self.arena.take(moved, DType::F32, weights.len());
-        let pairs = weights.iter().zip(along_values);
-        let targets = result.as_f32_mut().iter_mut().zip(pairs);
+        let weights = self.store.get(weight.tensor, 0).view().slice(range.clone());
+        let along_values = self.store.get(along.tensor, 0).view().slice(range);
+        let mut result = self.arena.take(moved, weights.len());
+        let device = self.device();
+        let mut to = result.view_mut();
+        device.copy(weights, to.reborrow());
         match content {
-            _ if self.rules(self.class().delay).is_none() => {
-                targets.for_each(|(to, (&weight, _))| *to = weight);
+            _ if self.rules(self.class().delay).is_none() => {}
+            Content::PreviousWeight => {
+                // weight + delay (weight - previous)
+                device.scale_and_add(to.reborrow(), 1.0, along_values, -1.0);
+                device.scale_and_add(to, delay, weights, 1.0);
             }
-            Content::PreviousWeight => targets.for_each(|(to, (&weight, &previous))| {
-                *to = weight + delay * (weight - previous);
-            }),
             Content::OptimizerState(_) => {
                 let bucket = self.class().tensor(along.tensor).bucket.expect("state is a bucket's");
                 let rate = self.learning_rate(bucket) * delay;
-                targets.for_each(|(to, (&weight, &velocity))| *to = weight - rate * velocity);
+                device.scale_and_add(to, 1.0, along_values, -rate);
             }
             _ => {
                 debug_assert!(!forward, "forward passes are predicted");
-                targets.for_each(|(to, (&weight, &velocity))| *to = weight - delay * velocity);
+                device.scale_and_add(to, 1.0, along_values, -delay);
             }
         }
         self.store.put(moved, 0, result);

@@ -1,19 +1,19 @@
 //! What a rank brings into a collective and what it does with the result.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use shardloom_fabric::{Lent, ViewMut};
-use shardloom_kernels::{Buffer, reduce};
+use shardloom_kernels::{Buffer, Combine};
 use shardloom_program::{Action, Collective, Content, Instruction, Mode, View, Window};
 
 use super::Rank;
-use super::store::storage;
 
 /// A rank's part in a collective: before it what the rank brings, after it the result, in place. It is
 /// what training lends to an engine.
 pub enum Contribution {
     /// The elements of a buffer that take part.
-    Reals(Buffer, Range<usize>),
+    Elements(Buffer, Range<usize>),
     /// A number in double precision.
     Scalar(f64),
 }
@@ -21,8 +21,9 @@ pub enum Contribution {
 impl Lent for Contribution {
     fn lend(&mut self, work: &mut dyn FnMut(ViewMut<'_>)) {
         match self {
-            Contribution::Reals(buffer, range) => {
-                work(ViewMut::F32(&mut buffer.as_f32_mut()[range.clone()]));
+            Contribution::Elements(buffer, range) => {
+                let device = Arc::clone(buffer.device());
+                device.lend(buffer.view_mut().slice(range.clone()), work);
             }
             Contribution::Scalar(number) => work(ViewMut::F64(std::slice::from_mut(number))),
         }
@@ -47,11 +48,10 @@ impl Rank {
             // Shares are gathered into what they are shares of.
             Collective::AllGather { .. } if !instruction.is_in_place() => {
                 let elements = self.class().elements(write.tensor, self.position);
-                let (dtype, _) = storage(self.class().tensor(write.tensor).format);
-                let mut whole = self.arena.take(write.tensor, dtype, elements);
+                let mut whole = self.arena.take(write.tensor, elements);
                 let own = self.class().bucket_range(read, self.position);
                 let shard = self.store.get(read.tensor, microbatch);
-                whole.as_f32_mut()[own].copy_from_slice(shard.as_f32());
+                self.device().copy(shard.view(), whole.view_mut().slice(own));
                 whole
             }
             _ => {
@@ -63,7 +63,7 @@ impl Rank {
             Collective::AllReduce(_) if flat => self.class().view_range(read, self.position),
             _ => 0..buffer.len(),
         };
-        Contribution::Reals(buffer, range)
+        Contribution::Elements(buffer, range)
     }
 
     /// Takes the result of the collective of `instruction`.
@@ -75,16 +75,16 @@ impl Rank {
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
         match (result, kind) {
             (Contribution::Scalar(squared), _) => self.settle_norm(squared),
-            (Contribution::Reals(buffer, _), _) if !flat => {
+            (Contribution::Elements(buffer, _), _) if !flat => {
                 self.settle(kind, instruction, microbatch, buffer);
             }
-            (Contribution::Reals(buffer, _), Collective::ReduceScatter { .. })
+            (Contribution::Elements(buffer, _), Collective::ReduceScatter { .. })
                 if !instruction.is_in_place() =>
             {
                 self.add_to_shard(write.to, write.mode, &buffer);
                 self.store.put(read.tensor, microbatch, buffer);
             }
-            (Contribution::Reals(buffer, _), _) => {
+            (Contribution::Elements(buffer, _), _) => {
                 self.store.put(write.to.tensor, microbatch, buffer);
             }
         }
@@ -99,10 +99,12 @@ impl Rank {
             Mode::Add => false,
             Mode::AddUnlessFirst => self.parameters.sums.begin_tensor(shard.tensor),
         };
-        let target = self.store.newest_mut(shard.tensor).as_f32_mut();
+        let part = reduced.view().slice(own);
+        let Rank { shared, store, .. } = self;
+        let target = store.newest_mut(shard.tensor).view_mut();
         match begins {
-            true => target.copy_from_slice(&reduced.as_f32()[own]),
-            false => reduce::sum_into(target, &reduced.as_f32()[own]),
+            true => shared.device.copy(part, target),
+            false => shared.device.combine(target, part, Combine::Sum),
         }
     }
 
@@ -118,7 +120,8 @@ impl Rank {
         }
         for &param in bucket.params.iter().filter(|&&param| parameters.sums.is_empty(param)) {
             if let Some(mut gradients) = store.take(read.tensor, 0) {
-                gradients.as_f32_mut()[class.param(param).range()].fill(0.0);
+                let unwritten = gradients.view_mut().slice(class.param(param).range());
+                shared.device.fill(unwritten, 0.0);
                 store.put(read.tensor, 0, gradients);
             }
         }

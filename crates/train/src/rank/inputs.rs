@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use shardloom_data::{Field, Part};
 use shardloom_graph::{Extents, Graph, ValueId};
-use shardloom_kernels::DType;
+use shardloom_kernels::device::{HostSlice, HostSliceMut};
 use shardloom_kernels::window::cut_box;
 use shardloom_program::{Action, Class, Instruction, Placement, TensorId, View};
 
 use super::Rank;
-use super::store::storage;
 use crate::{Error, Result};
 
 /// The parts of inputs that a rank loads, by the tensors that they go to.
@@ -47,8 +46,7 @@ impl Rank {
         let tensor = instruction.writes[0].to.tensor;
         let Share { global, placement } = &self.inputs.0[&tensor];
         let (start, extent) = (&placement.start[1..], &placement.extent[1..]);
-        let (dtype, _) = storage(self.class().tensor(tensor).format);
-        let mut buffer = self.arena.take(tensor, dtype, placement.elements());
+        let mut buffer = self.arena.take(tensor, placement.elements());
         let row = extent.iter().product::<usize>();
         let first = match self.now.part {
             Part::Training => u64::from(microbatch) * self.shared.program.microbatch_samples as u64,
@@ -59,17 +57,20 @@ impl Rank {
             let missing = || Error::Input { input: node.name.clone(), position };
             let field = self.shared.source.field(self.now.part, position, &node.name);
             let at = index * row..(index + 1) * row;
-            match (field.ok_or_else(missing)?, dtype) {
-                (Field::Indices(from), DType::U32) => {
-                    copy_part(from, &global[1..], start, extent, &mut buffer.as_u32_mut()[at])
-                        .ok_or_else(missing)?;
-                }
-                (Field::Reals(from), DType::F32) => {
-                    copy_part(from, &global[1..], start, extent, &mut buffer.as_f32_mut()[at])
-                        .ok_or_else(missing)?;
-                }
-                _ => return Err(missing()),
-            }
+            let field = field.ok_or_else(missing)?;
+            let mut copied = None;
+            self.device().lend(buffer.view_mut().slice(at), &mut |row| {
+                copied = match (&field, row) {
+                    (Field::Indices(from), HostSliceMut::U32(row)) => {
+                        copy_part(from, &global[1..], start, extent, row)
+                    }
+                    (Field::Reals(from), HostSliceMut::F32(row)) => {
+                        copy_part(from, &global[1..], start, extent, row)
+                    }
+                    _ => None,
+                };
+            });
+            copied.ok_or_else(missing)?;
         }
         self.store.put(tensor, microbatch, buffer);
         Ok(())
@@ -77,8 +78,8 @@ impl Rank {
 
     /// Writes an input of the first micro-batch by hand.
     pub(crate) fn write_indices(&mut self, to: View, indices: &[u32]) {
-        let mut buffer = self.arena.take(to.tensor, DType::U32, indices.len());
-        buffer.as_u32_mut().copy_from_slice(indices);
+        let mut buffer = self.arena.take(to.tensor, indices.len());
+        self.device().upload(HostSlice::U32(indices), buffer.view_mut());
         self.store.put(to.tensor, 0, buffer);
     }
 }

@@ -13,6 +13,7 @@ mod parameters;
 mod pieces;
 mod redistribute;
 mod routes;
+mod scratch;
 mod store;
 mod update;
 mod validation;
@@ -22,7 +23,7 @@ use std::time::Instant;
 
 use shardloom_data::{Part, Source};
 use shardloom_graph::{Extents, Graph};
-use shardloom_kernels::Memory;
+use shardloom_kernels::{Buffer, Device, Memory};
 use shardloom_plan::Axis;
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{
@@ -36,6 +37,7 @@ use arena::Arena;
 pub use exchange::Contribution;
 use inputs::Inputs;
 use parameters::Parameters;
+pub(crate) use pieces::OwnedPiece;
 use store::Store;
 pub(crate) use update::StepOutcome;
 use validation::Norm;
@@ -44,6 +46,8 @@ use validation::Norm;
 pub(crate) struct Shared {
     pub graph: Graph,
     pub program: Program,
+    /// What all ranks compute on.
+    pub device: Arc<dyn Device>,
     pub source: Arc<dyn Source + Send>,
     pub seed: u64,
     pub learning_rate: LearningRate,
@@ -76,6 +80,8 @@ pub(crate) struct Rank {
     updates: u32,
     memory: Memory,
     arena: Arena,
+    /// What kernels need besides their operands; none while an instruction has it.
+    scratch: Option<Buffer>,
     store: Store,
     parameters: Parameters,
     now: Now,
@@ -103,12 +109,13 @@ impl Rank {
     /// A rank with fresh weights.
     pub fn new(shared: &Arc<Shared>, rank: shardloom_program::Rank) -> Rank {
         let (class, position) = shared.program.locate(rank);
-        let memory = Memory::new();
+        let memory = Memory::new(Arc::clone(&shared.device));
         let node = shared.program.class(class);
         let in_flight = shared.program.microbatches * (shared.program.ahead as usize + 1);
         let mut store = Store::new(node, position, in_flight, &memory);
         let parameters = Parameters::new(shared, class, position, &mut store);
         let arena = Arena::new(shared, class, &memory);
+        let scratch = Some(scratch::allocate(shared, class, &parameters));
         let extents = shared.program.microbatch_extents(&shared.graph);
         let inputs = Inputs::new(&shared.graph, &extents, node, position);
         let loss_terms = shared.program.global_batch * shared.graph.targets_per_sample();
@@ -127,6 +134,7 @@ impl Rank {
             updates,
             memory,
             arena,
+            scratch,
             store,
             parameters,
             now,
@@ -147,6 +155,10 @@ impl Rank {
 
     pub fn class(&self) -> &Class {
         self.shared.program.class(self.class)
+    }
+
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.shared.device
     }
 
     pub fn position(&self) -> usize {

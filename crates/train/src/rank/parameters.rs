@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use shardloom_graph::Init;
+use shardloom_kernels::Device;
 use shardloom_kernels::optimizer::{Block, Optimizer, Piece};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::window::Window;
@@ -110,10 +111,11 @@ impl Parameters {
                 initialise(shared, class, position, param, &mut whole);
             }
             let start = parameters.origins[weights.0 as usize];
-            let held = store.newest_mut(weights).as_f32_mut();
-            held.copy_from_slice(&whole[start..start + held.len()]);
+            let held = store.newest_mut(weights).view_mut();
+            let own = start..start + held.len();
+            shared.device.set_reals(&whole[own], held);
         }
-        parameters.begin_state(class, store);
+        parameters.begin_state(class, store, &*shared.device);
         parameters
     }
 
@@ -179,7 +181,7 @@ impl Parameters {
     }
 
     /// Fills what is saved besides the weights with what it begins with.
-    pub fn begin_state(&self, class: &Class, store: &mut Store) {
+    pub fn begin_state(&self, class: &Class, store: &mut Store, device: &dyn Device) {
         let kept = class.tensors().filter(|(_, tensor)| tensor.content != Content::Weight);
         for (tensor, spec) in kept {
             match spec.keep {
@@ -188,12 +190,12 @@ impl Parameters {
                     let weights = class.bucket(bucket).held.replicated.weights;
                     let mut buffer = store.take(tensor, 0).expect("state is there all the time");
                     let [first, of] = [tensor, weights].map(|it| self.origins[it.0 as usize]);
-                    let whole = store.newest(weights).as_f32();
                     let own = first - of..first - of + buffer.len();
-                    buffer.as_f32_mut().copy_from_slice(&whole[own]);
+                    let whole = store.newest(weights).view();
+                    device.copy(whole.slice(own), buffer.view_mut());
                     store.put(tensor, 0, buffer);
                 }
-                Keep::State(Initial::Zero) => store.newest_mut(tensor).as_f32_mut().fill(0.0),
+                Keep::State(Initial::Zero) => device.fill(store.newest_mut(tensor).view_mut(), 0.0),
                 Keep::Resident | Keep::Transient => {}
             }
         }

@@ -22,6 +22,36 @@ struct Site {
     is_whole: bool,
 }
 
+/// A part of a global tensor that a rank owns, copied to the host.
+#[derive(Debug)]
+pub(crate) struct OwnedPiece {
+    name: String,
+    global_shape: Vec<usize>,
+    start: Vec<usize>,
+    extent: Vec<usize>,
+    /// The first element, within the box.
+    first: usize,
+    values: Vec<f32>,
+}
+
+impl OwnedPiece {
+    /// The piece, to be saved.
+    pub fn piece(&self) -> Piece<'_> {
+        let OwnedPiece { name, global_shape, start, extent, first, values } = self;
+        Piece::flat(name, global_shape, start, extent, *first, values)
+    }
+
+    /// Whether all values are finite.
+    pub fn is_finite(&self) -> bool {
+        self.values.iter().all(|value| value.is_finite())
+    }
+
+    /// The name of the global tensor.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 impl Rank {
     fn site(&self, param: ParamId) -> Site {
         let spec = self.class().param(param);
@@ -32,18 +62,18 @@ impl Rank {
     }
 
     /// The weights that this rank owns.
-    pub fn weight_pieces(&self) -> Vec<Piece<'_>> {
+    pub fn weight_pieces(&self) -> Vec<OwnedPiece> {
         self.pieces(|content| content == Content::Weight)
     }
 
     /// All that lasts from step to step besides the weights and that this rank owns: the optimizer's state
     /// and what corrections keep.
-    pub fn state_pieces(&self) -> Vec<Piece<'_>> {
+    pub fn state_pieces(&self) -> Vec<OwnedPiece> {
         self.pieces(|content| content != Content::Weight)
     }
 
     /// What this rank owns of its state tensors whose content is `wanted`.
-    fn pieces(&self, wanted: impl Fn(Content) -> bool) -> Vec<Piece<'_>> {
+    fn pieces(&self, wanted: impl Fn(Content) -> bool) -> Vec<OwnedPiece> {
         let class = self.class();
         let mut pieces = vec![];
         for (id, tensor) in self.state_tensors().filter(|(_, it)| wanted(it.content)) {
@@ -52,7 +82,7 @@ impl Rank {
             }
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
             let owned = class.owned_within(bucket, self.position);
-            let values = self.store.newest(id).as_f32();
+            let values = self.store.newest(id).view();
             for part in self.parts(id, tensor, bucket) {
                 let spec = class.param(part.param);
                 let Site { name, global, placement, .. } = self.site(part.param);
@@ -64,7 +94,14 @@ impl Rank {
                         && own.start == spec.offset
                         && !own.is_empty();
                     if first {
-                        pieces.push(Piece::whole(name, &[values.len()], values));
+                        pieces.push(OwnedPiece {
+                            name,
+                            global_shape: vec![values.len()],
+                            start: vec![0],
+                            extent: vec![values.len()],
+                            first: 0,
+                            values: self.device().reals(values),
+                        });
                     }
                     continue;
                 }
@@ -72,10 +109,15 @@ impl Rank {
                 if own.is_empty() {
                     continue;
                 }
-                let data = &values[own.start - part.origin..own.end - part.origin];
-                let (start, extent) = (&placement.start, &placement.extent);
-                let first = own.start - spec.offset;
-                pieces.push(Piece::flat(name, &global, start, extent, first, data));
+                let held = values.slice(own.start - part.origin..own.end - part.origin);
+                pieces.push(OwnedPiece {
+                    name,
+                    global_shape: global,
+                    start: placement.start,
+                    extent: placement.extent,
+                    first: own.start - spec.offset,
+                    values: self.device().reals(held),
+                });
             }
         }
         pieces
@@ -183,7 +225,7 @@ impl Rank {
     /// Has all state but the weights begin with these.
     fn begin_state(&mut self) {
         let Rank { shared, class, store, parameters, .. } = self;
-        parameters.begin_state(shared.program.class(*class), store);
+        parameters.begin_state(shared.program.class(*class), store, &*shared.device);
     }
 
     /// Fills state tensors whose content is `wanted` with what `read` gives for the saved name of a
@@ -234,7 +276,7 @@ impl Rank {
                 let (found, expected) = (vec![values.len()], vec![at.len()]);
                 return Err(Error::Shape { name, found, expected });
             }
-            buffer.as_f32_mut()[at].copy_from_slice(&values);
+            self.device().set_reals(&values, buffer.view_mut().slice(at));
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Changes of layout: what is local of them. Collectives see chunks side by side; tensors may have them
 //! interleaved along any axis.
 
-use shardloom_kernels::window::{PerAxis, cut_box, place_box};
-use shardloom_kernels::{Buffer, DType};
+use shardloom_kernels::device::BoxOf;
+use shardloom_kernels::window::PerAxis;
+use shardloom_kernels::{Buffer, Device};
 use shardloom_plan::Axis;
 use shardloom_program::{Action, Collective, Group, Instruction, TensorId};
 use smallvec::smallvec;
@@ -23,9 +24,14 @@ impl Rank {
         let mut start: PerAxis = smallvec![0; shape.len()];
         start[along] = self.class().mesh.coordinate(self.position, over) * shape[along];
         let whole = self.class().tensor(from).local_shape();
-        let mut part = self.arena.take(to, DType::F32, shape.iter().product());
-        let source = self.store.get(from, microbatch).as_f32();
-        cut_box(source, whole, &start, part.as_f32_mut(), shape);
+        let mut part = self.arena.take(to, shape.iter().product());
+        let origin: PerAxis = smallvec![0; shape.len()];
+        let source = self.store.get(from, microbatch).view();
+        self.device().copy_box(
+            BoxOf { elements: source, shape: whole, start: &start },
+            BoxOf { elements: part.view_mut(), shape, start: &origin },
+            shape,
+        );
         self.store.put(to, microbatch, part);
     }
 
@@ -56,29 +62,29 @@ impl Rank {
                 true => self.store.take(from, microbatch).expect("read tensors are held"),
                 false => {
                     let source = self.store.get(from, microbatch);
-                    let mut copy = self.arena.take(to, DType::F32, source.len());
-                    copy.as_f32_mut().copy_from_slice(source.as_f32());
+                    let mut copy = self.arena.take(to, source.len());
+                    self.device().copy(source.view(), copy.view_mut());
                     copy
                 }
             },
             Collective::AllGather { .. } => {
                 let source = self.store.get(from, microbatch);
-                let mut buffer = self.arena.take(brought, DType::F32, source.len() * width);
+                let mut buffer = self.arena.take(brought, source.len() * width);
                 let own = index * source.len()..(index + 1) * source.len();
-                buffer.as_f32_mut()[own].copy_from_slice(source.as_f32());
+                self.device().copy(source.view(), buffer.view_mut().slice(own));
                 buffer
             }
             Collective::ReduceScatter { axis: along, .. } => {
                 let source = self.store.get(from, microbatch);
-                let buffer = self.arena.take(brought, DType::F32, source.len());
-                split(buffer, source, &read, &written, along)
+                let buffer = self.arena.take(brought, source.len());
+                split(&**self.device(), buffer, source, &read, &written, along)
             }
             Collective::AllToAll { to: along, .. } => {
                 let source = self.store.get(from, microbatch);
                 let mut chunk = read.clone();
                 chunk[along] /= width;
-                let buffer = self.arena.take(brought, DType::F32, source.len());
-                split(buffer, source, &read, &chunk, along)
+                let buffer = self.arena.take(brought, source.len());
+                split(&**self.device(), buffer, source, &read, &chunk, along)
             }
         }
     }
@@ -97,7 +103,8 @@ impl Rank {
         let read = class.tensor(from).local_shape();
         let written = class.tensor(to).local_shape();
         let elements = written.iter().product();
-        let place = || self.arena.take(to, DType::F32, elements);
+        let place = || self.arena.take(to, elements);
+        let device = &**self.device();
         let result = match kind {
             Collective::AllReduce(_) => buffer,
             Collective::AllGather { .. } | Collective::AllToAll { .. }
@@ -105,18 +112,20 @@ impl Rank {
             {
                 buffer
             }
-            Collective::AllGather { axis: along } => join(place(), buffer, read, written, along),
+            Collective::AllGather { axis: along } => {
+                join(device, place(), buffer, read, written, along)
+            }
             Collective::ReduceScatter { .. } => {
                 let mut own = place();
                 let at = index * elements..(index + 1) * elements;
-                own.as_f32_mut().copy_from_slice(&buffer.as_f32()[at]);
+                device.copy(buffer.view().slice(at), own.view_mut());
                 own
             }
             Collective::AllToAll { from: along, to: apart } => {
                 let mut chunk = PerAxis::from_slice(written);
                 chunk[along] = read[along];
                 debug_assert_eq!(chunk[apart] * width, read[apart]);
-                join(place(), buffer, &chunk, written, along)
+                join(device, place(), buffer, &chunk, written, along)
             }
         };
         self.store.put(to, microbatch, result);
@@ -134,6 +143,7 @@ fn staging(instruction: &Instruction) -> Option<TensorId> {
 
 /// Cuts a tensor of shape `whole` along one axis into chunks of shape `chunk`, side by side in `buffer`.
 fn split(
+    device: &dyn Device,
     mut buffer: Buffer,
     source: &Buffer,
     whole: &[usize],
@@ -141,16 +151,23 @@ fn split(
     along: usize,
 ) -> Buffer {
     let mut start: PerAxis = smallvec![0; whole.len()];
+    let origin = start.clone();
     let elements: usize = chunk.iter().product();
-    for (index, part) in buffer.as_f32_mut().chunks_exact_mut(elements).enumerate() {
+    for index in 0..buffer.len() / elements.max(1) {
         start[along] = index * chunk[along];
-        cut_box(source.as_f32(), whole, &start, part, chunk);
+        let part = buffer.view_mut().slice(index * elements..(index + 1) * elements);
+        device.copy_box(
+            BoxOf { elements: source.view(), shape: whole, start: &start },
+            BoxOf { elements: part, shape: chunk, start: &origin },
+            chunk,
+        );
     }
     buffer
 }
 
 /// Joins chunks of shape `chunk`, side by side in `buffer`, along one axis into `joined`.
 fn join(
+    device: &dyn Device,
     mut joined: Buffer,
     buffer: Buffer,
     chunk: &[usize],
@@ -158,10 +175,16 @@ fn join(
     along: usize,
 ) -> Buffer {
     let mut start: PerAxis = smallvec![0; whole.len()];
+    let origin = start.clone();
     let elements: usize = chunk.iter().product();
-    for (index, part) in buffer.as_f32().chunks_exact(elements).enumerate() {
+    for index in 0..buffer.len() / elements.max(1) {
         start[along] = index * chunk[along];
-        place_box(part, chunk, joined.as_f32_mut(), whole, &start);
+        let part = buffer.view().slice(index * elements..(index + 1) * elements);
+        device.copy_box(
+            BoxOf { elements: part, shape: chunk, start: &origin },
+            BoxOf { elements: joined.view_mut(), shape: whole, start: &start },
+            chunk,
+        );
     }
     joined
 }

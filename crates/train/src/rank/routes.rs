@@ -1,8 +1,7 @@
 //! Messages between stages: a part of a tensor is packed into a message of its route, and copied out of it.
 
 use shardloom_fabric::{View, ViewMut};
-use shardloom_kernels::DType;
-use shardloom_kernels::window::{cut_box, place_box};
+use shardloom_kernels::device::BoxOf;
 use shardloom_program::{Instruction, RouteId};
 
 use super::Rank;
@@ -17,22 +16,19 @@ impl Rank {
         microbatch: u32,
         payload: ViewMut<'_>,
     ) {
-        let payload = match payload {
-            ViewMut::F64(number) => {
-                number.fill(self.squared_norm().expect("a norm is found before it is sent"));
-                return;
-            }
-            ViewMut::F32(payload) => payload,
-            other => unreachable!("activations and gradients are f32 here, not {other:?}"),
-        };
+        if let ViewMut::F64(number) = payload {
+            number.fill(self.squared_norm().expect("a norm is found before it is sent"));
+            return;
+        }
         let tensor = instruction.reads[0].tensor;
+        let source = self.store.get(tensor, microbatch).view();
         let part = &self.shared.program.route(route).messages[message].source;
         let shape = self.class().tensor(tensor).local_shape();
-        let source = self.store.get(tensor, microbatch).as_f32();
         if part.extent == shape {
-            payload.copy_from_slice(source);
+            self.device().download(source, payload);
         } else {
-            cut_box(source, shape, &part.start, payload, &part.extent);
+            let from = BoxOf { elements: source, shape, start: &part.start };
+            self.device().download_box(from, &part.extent, payload);
         }
     }
 
@@ -45,25 +41,21 @@ impl Rank {
         microbatch: u32,
         payload: View<'_>,
     ) {
-        let payload = match payload {
-            View::F64(number) => {
-                return self.hear_of_norm(number[0], instruction.writes[0].mode);
-            }
-            View::F32(payload) => payload,
-            other => unreachable!("activations and gradients are f32 here, not {other:?}"),
-        };
+        if let View::F64(number) = payload {
+            return self.hear_of_norm(number[0], instruction.writes[0].mode);
+        }
         let id = instruction.writes[0].to.tensor;
         let Rank { shared, class, arena, store, .. } = self;
         let part = &shared.program.route(route).messages[message].target;
         let shape = shared.program.class(*class).tensor(id).local_shape();
-        let mut tensor = store
-            .take(id, microbatch)
-            .unwrap_or_else(|| arena.take(id, DType::F32, shape.iter().product()));
-        let target = tensor.as_f32_mut();
+        let mut tensor =
+            store.take(id, microbatch).unwrap_or_else(|| arena.take(id, shape.iter().product()));
+        let device = &shared.device;
         if part.extent == shape {
-            target.copy_from_slice(payload);
+            device.upload(payload, tensor.view_mut());
         } else {
-            place_box(payload, &part.extent, target, shape, &part.start);
+            let to = BoxOf { elements: tensor.view_mut(), shape, start: &part.start };
+            device.upload_box(payload, &part.extent, to);
         }
         store.put(id, microbatch, tensor);
     }

@@ -2,10 +2,8 @@
 
 use std::collections::VecDeque;
 
-use shardloom_kernels::{Buffer, DType, Memory};
-use shardloom_program::{
-    Class, Copies, Extent, Format, Instruction, Keep, Shape, TensorId, View, Window,
-};
+use shardloom_kernels::{Buffer, Format, Memory};
+use shardloom_program::{Class, Copies, Extent, Instruction, Keep, Shape, TensorId, View, Window};
 
 /// Buffers by tensor.
 pub(super) struct Store {
@@ -36,18 +34,15 @@ struct Versions {
     spare: Vec<Buffer>,
 }
 
-/// How numbers of a format are stored here: as how many elements of which type. Numbers in double precision
-/// are two words, the upper half first.
-///
-/// # Panics
-/// If the format is of 16 bits, which plans for training do not have.
-pub(super) fn storage(format: Format) -> (DType, usize) {
+/// A program's format as kernels call it.
+pub(crate) fn stored(format: shardloom_program::Format) -> Format {
     match format {
-        Format::F32 => (DType::F32, 1),
-        Format::U32 => (DType::U32, 1),
-        Format::U8 => (DType::U8, 1),
-        Format::F64 => (DType::U32, 2),
-        Format::Bf16 | Format::F16 => unreachable!("training here is in fp32"),
+        shardloom_program::Format::F32 => Format::F32,
+        shardloom_program::Format::Bf16 => Format::Bf16,
+        shardloom_program::Format::F16 => Format::F16,
+        shardloom_program::Format::F64 => Format::F64,
+        shardloom_program::Format::U32 => Format::U32,
+        shardloom_program::Format::U8 => Format::U8,
     }
 }
 
@@ -56,8 +51,7 @@ impl Store {
     /// the rest.
     pub fn new(class: &Class, position: usize, in_flight: usize, memory: &Memory) -> Store {
         let hold = |(id, tensor): (TensorId, &shardloom_program::Tensor)| {
-            let (dtype, words) = storage(tensor.format);
-            let elements = class.elements(id, position) * words;
+            let (format, elements) = (stored(tensor.format), class.elements(id, position));
             match (tensor.keep, tensor.copies) {
                 (Keep::Transient, Copies::PerMicrobatch) => {
                     Held::PerMicrobatch(std::iter::repeat_with(|| None).take(in_flight).collect())
@@ -68,7 +62,7 @@ impl Store {
                         Copies::Versions(versions) => versions as usize - 1,
                         Copies::One | Copies::PerMicrobatch => 0,
                     };
-                    let room = || memory.alloc_zeroed(dtype, elements);
+                    let room = || memory.alloc_zeroed(format, elements);
                     Held::Lasting(Versions {
                         newest: Some(room()),
                         older: VecDeque::with_capacity(older),
@@ -190,7 +184,7 @@ impl Store {
             panic!("tensor {} is not there all the time", tensor.0)
         };
         let Some(mut copy) = spare.pop().or_else(|| older.pop_back()) else { return };
-        copy.as_f32_mut().copy_from_slice(newest.as_f32());
+        newest.device().copy(newest.view(), copy.view_mut());
         older.push_front(copy);
     }
 }

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
-use shardloom_kernels::{Buffer, DType, reduce};
+use shardloom_kernels::device::Update;
+use shardloom_kernels::optimizer::{Optimizer, Step};
+use shardloom_kernels::{Buffer, View as Elements, ViewMut};
 use shardloom_program::{BucketId, Content, Instruction, ParamId, TensorId, View};
 use smallvec::SmallVec;
 
@@ -40,20 +41,20 @@ impl Rank {
         let of = |read: &View| {
             let bucket = class.tensor(read.tensor).bucket.expect("gradients lie in buckets");
             let owned = class.owned(class.bucket(bucket), self.position);
-            reduce::squared_norm(self.gradient(*read, &owned))
+            self.device().squared_norm(self.gradient(*read, &owned))
         };
         let squared = instruction.reads.iter().map(of).sum();
         self.set_squared_norm(squared);
     }
 
     /// A part of a bucket's reduced gradients, which lies in what this rank holds of them.
-    fn gradient(&self, held: View, range: &Range<usize>) -> &[f32] {
-        if range.is_empty() {
-            return &[];
-        }
+    fn gradient(&self, held: View, range: &Range<usize>) -> Elements<'_> {
         let first = self.parameters.origins[held.tensor.0 as usize];
-        let gradients = self.store.get(held.tensor, 0).as_f32();
-        &gradients[range.start - first..range.end - first]
+        let gradients = self.store.get(held.tensor, 0).view();
+        match range.is_empty() {
+            true => gradients.slice(0..0),
+            false => gradients.slice(range.start - first..range.end - first),
+        }
     }
 
     /// The update of weights of a bucket that have had so many.
@@ -87,19 +88,17 @@ impl Rank {
         let bucket = self.bucket_of(statistics);
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
         let elements = self.class().elements(statistics, self.position);
-        let mut all = self.arena.take(statistics, DType::F32, elements);
-        all.as_f32_mut().fill(0.0);
+        let mut all = self.arena.take(statistics, elements);
+        self.device().fill(all.view_mut(), 0.0);
         let read = self.take_sums(instruction);
-        let mut before = read.as_ref().map_or(&[][..], |(_, sums)| sums.as_f32());
-        let mut rest = all.as_f32_mut();
+        let mut before = read.as_ref().map(|(_, sums)| sums.view());
+        let mut scratch = self.take_scratch();
+        let mut rest = all.view_mut();
         for part in &mut owned {
             let len = |round| optimizer.statistics_len(&part.piece.block, round);
-            let (out, tail) = rest.split_at_mut(len(round));
+            let (out, tail) = rest.split_at(len(round));
             rest = tail;
-            let sums = match round.checked_sub(1) {
-                Some(last) => before.split_off(..len(last)).expect("sums of the round before"),
-                None => &[],
-            };
+            let sums = round.checked_sub(1).and_then(|last| split_off(&mut before, len(last)));
             if part.piece.elements() == 0 || left_out {
                 continue;
             }
@@ -107,16 +106,18 @@ impl Rank {
             let mut state = self.take_state(part);
             let gradient = self.gradient(gradients, &part.at);
             let first = self.parameters.origins[weights.tensor.0 as usize];
-            let weights = self.store.newest(weights.tensor).as_f32();
-            let weights = &weights[part.at.start - first..part.at.end - first];
+            let weights = self.store.newest(weights.tensor).view();
+            let weights = weights.slice(part.at.start - first..part.at.end - first);
             let optimizer = self.decaying(optimizer, part.param);
-            let piece = &part.piece;
+            let update = Update { optimizer, step, piece: &part.piece };
             {
-                let state = &mut slices(&mut state);
-                optimizer.statistics(step, round, piece, weights, gradient, state, sums, out);
+                let (state, scratch) = (&mut views(&mut state), scratch.view_mut());
+                let device = self.device();
+                device.statistics(update, round, weights, gradient, state, sums, out, scratch);
             }
             self.put_state(state);
         }
+        self.scratch = Some(scratch);
         self.put_sums(read);
         self.parameters.owned[bucket.0 as usize] = owned;
         self.store.put(statistics, 0, all);
@@ -176,33 +177,32 @@ impl Rank {
             let mut owned = std::mem::take(&mut self.parameters.owned[id.0 as usize]);
             let mut values = self.store.take(weights, 0).expect("weights are there all the time");
             let start = self.parameters.origins[weights.0 as usize];
-            self.note_before_update(instruction, id, values.as_f32());
+            self.note_before_update(instruction, id, values.view());
             let read = self.take_sums(instruction);
-            let mut sums = read.as_ref().map_or(&[][..], |(_, sums)| sums.as_f32());
+            let mut sums = read.as_ref().map(|(_, sums)| sums.view());
+            let mut scratch = self.take_scratch();
             let last_round = optimizer.rounds().checked_sub(1);
             for part in &mut owned {
                 let len = |round| optimizer.statistics_len(&part.piece.block, round);
-                let statistics = match last_round {
-                    Some(round) => sums.split_off(..len(round)).expect("sums of the last round"),
-                    None => &[],
-                };
+                let statistics = last_round.and_then(|round| split_off(&mut sums, len(round)));
                 if part.piece.elements() == 0 {
                     continue;
                 }
                 let mut state = self.take_state(part);
                 let gradient = self.gradient(gradients, &part.at);
-                let weights = &mut values.as_f32_mut()[part.at.start - start..part.at.end - start];
+                let weights = values.view_mut().slice(part.at.start - start..part.at.end - start);
                 let optimizer = self.decaying(optimizer, part.param);
                 let step = self.step(id, part.updates);
-                let piece: &Piece = &part.piece;
+                let update = Update { optimizer, step, piece: &part.piece };
                 {
-                    let state = &mut slices(&mut state);
-                    optimizer.apply(step, piece, weights, gradient, state, statistics);
+                    let (state, scratch) = (&mut views(&mut state), scratch.view_mut());
+                    self.device().update(update, weights, gradient, state, statistics, scratch);
                 }
                 self.put_state(state);
                 part.updates += 1;
             }
-            self.note_after_update(instruction, id, values.as_f32());
+            self.scratch = Some(scratch);
+            self.note_after_update(instruction, id, values.view());
             self.store.put(weights, 0, values);
             self.put_sums(read);
             self.parameters.owned[id.0 as usize] = owned;
@@ -214,6 +214,13 @@ impl Rank {
 }
 
 /// The parts of state tensors that were taken out.
-fn slices(taken: &mut Taken) -> SmallVec<[&mut [f32]; 2]> {
-    taken.iter_mut().map(|(_, range, buffer)| &mut buffer.as_f32_mut()[range.clone()]).collect()
+fn views(taken: &mut Taken) -> SmallVec<[ViewMut<'_>; 2]> {
+    taken.iter_mut().map(|(_, range, buffer)| buffer.view_mut().slice(range.clone())).collect()
+}
+
+/// Takes the first `count` elements off, if there are any elements.
+fn split_off<'a>(elements: &mut Option<Elements<'a>>, count: usize) -> Option<Elements<'a>> {
+    let all = elements.take()?;
+    *elements = Some(all.slice(count..all.len()));
+    Some(all.slice(0..count))
 }

@@ -6,7 +6,8 @@
 //! some is. So whether an update is rolled back and made again is the same on all ranks, whichever of them
 //! had left it out.
 
-use shardloom_kernels::DType;
+use shardloom_kernels::View;
+use shardloom_kernels::device::{HostSlice, HostSliceMut};
 use shardloom_program::{Class, Content, Instruction, Mode, TensorId};
 
 use super::Rank;
@@ -43,16 +44,20 @@ impl Rank {
     /// The squared norm of gradients, as far as it is known.
     pub(super) fn squared_norm(&self) -> Option<f64> {
         let tensor = self.norm.tensor.filter(|_| self.norm.is_known)?;
-        let [high, low] =
-            [0, 1].map(|word: usize| u64::from(self.store.newest(tensor).as_u32()[word]));
-        Some(f64::from_bits(high << 32 | low))
+        Some(self.number(self.store.newest(tensor).view()))
+    }
+
+    /// The one element of a tensor in double precision.
+    fn number(&self, of: View<'_>) -> f64 {
+        let mut number = [0.0];
+        self.device().download(of, HostSliceMut::F64(&mut number));
+        number[0]
     }
 
     pub(super) fn set_squared_norm(&mut self, squared: f64) {
         let tensor = self.norm.tensor.expect("the program looks at the norm");
-        let bits = squared.to_bits();
-        let words = [(bits >> 32) as u32, bits as u32];
-        self.store.newest_mut(tensor).as_u32_mut().copy_from_slice(&words);
+        let Rank { shared, store, .. } = self;
+        shared.device.upload(HostSlice::F64(&[squared]), store.newest_mut(tensor).view_mut());
         self.norm.is_known = true;
     }
 
@@ -96,8 +101,9 @@ impl Rank {
         }
         for (read, write) in instruction.reads.iter().zip(&instruction.writes) {
             let range = self.class().view_range(*read, self.position);
-            let mut copy = self.arena.take(write.to.tensor, DType::F32, range.len());
-            copy.as_f32_mut().copy_from_slice(&self.store.newest(read.tensor).as_f32()[range]);
+            let mut copy = self.arena.take(write.to.tensor, range.len());
+            let original = self.store.newest(read.tensor).view().slice(range);
+            self.device().copy(original, copy.view_mut());
             self.store.put(write.to.tensor, 0, copy);
         }
     }
@@ -117,8 +123,9 @@ impl Rank {
             // An update that was left out has changed nothing.
             let Some(copy) = self.store.take(copy.tensor, 0) else { continue };
             let range = self.class().view_range(write.to, self.position);
-            let changed = self.store.newest_mut(write.to.tensor);
-            changed.as_f32_mut()[range].copy_from_slice(copy.as_f32());
+            let Rank { shared, store, .. } = self;
+            let changed = store.newest_mut(write.to.tensor).view_mut().slice(range);
+            shared.device.copy(copy.view(), changed);
             let tensor = self.shared.program.class(self.class).tensor(write.to.tensor);
             if let (Content::Weight, Some(bucket)) = (tensor.content, tensor.bucket) {
                 for owned in &mut self.parameters.owned[bucket.0 as usize] {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use shardloom_graph::gradient::{GradientOp, Operand, rule};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph, Op, OpId, ValueId};
-use shardloom_kernels::dispatch::{self, Data, DataMut, Input, Output, Setting};
+use shardloom_kernels::device::{HostSlice, Input, Kernel, OperandSize, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::window::Window;
-use shardloom_kernels::{Buffer, DType, Memory};
+use shardloom_kernels::{Buffer, Format, Memory, View, processor};
 
 /// Whole tensors of parameters.
 pub type Tensors = BTreeMap<ValueId, Vec<f32>>;
@@ -45,11 +45,11 @@ impl<'w, F: Fn(&Op, ValueId) -> &'w [f32]> WeightsOf<'w> for F {}
 impl<'a> Passage<'a> {
     /// A micro-batch whose samples have these indices, one after the other, for each input by name.
     pub fn new(graph: &'a Graph, place: Place, indices: &dyn Fn(&str) -> Vec<u32>) -> Passage<'a> {
-        let memory = Memory::new();
+        let memory = Memory::new(processor());
         let inputs = graph.inputs().map(|(id, value)| {
             let indices = indices(&value.name);
-            let mut buffer = memory.alloc(DType::U32, indices.len());
-            buffer.as_u32_mut().copy_from_slice(&indices);
+            let mut buffer = memory.alloc(Format::U32, indices.len());
+            memory.device().upload(HostSlice::U32(&indices), buffer.view_mut());
             (id, buffer)
         });
         let values = inputs.collect();
@@ -63,7 +63,7 @@ impl<'a> Passage<'a> {
             let outputs = self.outputs(op, &weights);
             self.values.extend(op.outputs.iter().copied().zip(outputs));
         }
-        f64::from(self.values[&self.graph.loss()].as_f32()[0])
+        f64::from(reals(&self.values[&self.graph.loss()])[0])
     }
 
     /// Runs the operators again, each block's from the inputs that it had; not those of the last block,
@@ -82,21 +82,23 @@ impl<'a> Passage<'a> {
             .outputs
             .iter()
             .zip(&shapes)
-            .map(|(&id, shape)| self.memory.alloc(self.dtype(id), shape.iter().product()))
+            .map(|(&id, shape)| self.memory.alloc(self.format(id), shape.iter().product()))
             .collect();
+        let read: Vec<Option<Buffer>> =
+            op.inputs.iter().map(|&id| self.weight(op, id, weights)).collect();
         let reads: Vec<Input> = op
             .inputs
             .iter()
+            .zip(&read)
             .zip(&read_shapes)
-            .map(|(&id, shape)| Input { shape, data: self.data(op, id, weights) })
+            .map(|((&id, weight), shape)| Input { shape, data: self.data(op, id, weight) })
             .collect();
         let mut writes: Vec<Output> = buffers
             .iter_mut()
             .zip(&shapes)
-            .map(|(buffer, shape)| Output { shape, data: view_mut(buffer), accumulate: false })
+            .map(|(buffer, shape)| Output { shape, data: buffer.view_mut(), accumulate: false })
             .collect();
-        let setting = self.setting(op);
-        dispatch::run(&op.kind, Pass::Forward, &reads, &mut writes, &setting, &self.memory);
+        self.run(op, Pass::Forward, &reads, &mut writes);
         drop(writes);
         buffers
     }
@@ -113,16 +115,18 @@ impl<'a> Passage<'a> {
                 }
             }
             for input in rule.passes {
-                let passed = gradients[&op.outputs[0]].as_f32().to_vec();
+                let passed = reals(&gradients[&op.outputs[0]]);
                 let (mut buffer, accumulate) = self.taken(op.inputs[input], &mut gradients);
-                for (sum, passed) in buffer.as_f32_mut().iter_mut().zip(passed) {
+                let mut sum = reals(&buffer);
+                for (sum, passed) in sum.iter_mut().zip(passed) {
                     *sum = if accumulate { *sum + passed } else { passed };
                 }
+                self.memory.device().set_reals(&sum, buffer.view_mut());
                 gradients.insert(op.inputs[input], buffer);
             }
         }
         let parameters = self.graph.parameters();
-        parameters.map(|(id, _)| (id, gradients[&id].as_f32().to_vec())).collect()
+        parameters.map(|(id, _)| (id, reals(&gradients[&id]))).collect()
     }
 
     fn differentiate<'w>(
@@ -147,14 +151,17 @@ impl<'a> Passage<'a> {
         let mut taken: Vec<(Buffer, bool)> =
             produced.iter().map(|&id| self.taken(id, gradients)).collect();
         let (read_shapes, shapes) = (self.shapes(&read), self.shapes(&produced));
+        let read_weights: Vec<Option<Buffer>> =
+            read.iter().map(|&id| self.weight(op, id, weights)).collect();
         let reads: Vec<Input> = read
             .iter()
+            .zip(&read_weights)
             .zip(&gradient.reads)
             .zip(&read_shapes)
-            .map(|((id, operand), shape)| {
+            .map(|(((id, weight), operand), shape)| {
                 let data = match operand {
-                    Operand::OutputGradient => Data::F32(gradients[id].as_f32()),
-                    _ => self.data(op, *id, weights),
+                    Operand::OutputGradient => gradients[id].view(),
+                    _ => self.data(op, *id, weight),
                 };
                 Input { shape, data }
             })
@@ -162,13 +169,13 @@ impl<'a> Passage<'a> {
         let mut writes: Vec<Output> = taken
             .iter_mut()
             .zip(&shapes)
-            .map(|((buffer, accumulate), shape)| {
-                let data = DataMut::F32(buffer.as_f32_mut());
-                Output { shape, data, accumulate: *accumulate }
+            .map(|((buffer, accumulate), shape)| Output {
+                shape,
+                data: buffer.view_mut(),
+                accumulate: *accumulate,
             })
             .collect();
-        let setting = self.setting(op);
-        dispatch::run(&op.kind, pass, &reads, &mut writes, &setting, &self.memory);
+        self.run(op, pass, &reads, &mut writes);
         drop(writes);
         gradients.extend(produced.into_iter().zip(taken.into_iter().map(|(buffer, _)| buffer)));
     }
@@ -178,7 +185,7 @@ impl<'a> Passage<'a> {
         let elements = self.extents.elements(&self.graph.value(id).axes);
         match gradients.remove(&id) {
             Some(buffer) => (buffer, true),
-            None => (self.memory.alloc(DType::F32, elements), false),
+            None => (self.memory.alloc(Format::F32, elements), false),
         }
     }
 
@@ -186,35 +193,44 @@ impl<'a> Passage<'a> {
         ids.iter().map(|&id| self.extents.shape(&self.graph.value(id).axes)).collect()
     }
 
-    fn dtype(&self, id: ValueId) -> DType {
+    fn format(&self, id: ValueId) -> Format {
         match self.graph.value(id).dtype {
-            shardloom_graph::DType::Real | shardloom_graph::DType::Float => DType::F32,
-            shardloom_graph::DType::Index => DType::U32,
-            shardloom_graph::DType::Mask => DType::U8,
+            shardloom_graph::DType::Real | shardloom_graph::DType::Float => Format::F32,
+            shardloom_graph::DType::Index => Format::U32,
+            shardloom_graph::DType::Mask => Format::U8,
         }
     }
 
-    fn data<'w, 's: 'd, 'd>(
-        &'s self,
-        op: &Op,
-        id: ValueId,
-        weights: &impl WeightsOf<'w>,
-    ) -> Data<'d>
-    where
-        'w: 'd,
-    {
-        let value = self.graph.value(id);
-        if value.parameter().is_some() {
-            return Data::F32(weights(op, id));
+    fn run(&self, op: &Op, pass: Pass, reads: &[Input<'_>], writes: &mut [Output<'_>]) {
+        let device = self.memory.device();
+        let size = |shape, format| OperandSize { shape, format };
+        let read: Vec<_> = reads.iter().map(|it| size(it.shape, it.data.format())).collect();
+        let written: Vec<_> = writes.iter().map(|it| size(it.shape, it.data.format())).collect();
+        let elements = device.scratch_elements(&op.kind, pass, &read, &written);
+        let mut scratch = self.memory.alloc(Format::F32, elements);
+        let setting = self.setting(op);
+        let kernel = Kernel { kind: &op.kind, pass, setting: &setting };
+        device.run(kernel, reads, writes, scratch.view_mut());
+    }
+
+    /// The weight that an operator reads, if the value is one.
+    fn weight<'w>(&self, op: &Op, id: ValueId, weights: &impl WeightsOf<'w>) -> Option<Buffer> {
+        self.graph.value(id).parameter()?;
+        let values = weights(op, id);
+        let mut buffer = self.memory.alloc(Format::F32, values.len());
+        self.memory.device().set_reals(values, buffer.view_mut());
+        Some(buffer)
+    }
+
+    /// What an operator reads: the weight, if the value is one.
+    fn data<'d>(&'d self, op: &Op, id: ValueId, weight: &'d Option<Buffer>) -> View<'d> {
+        if let Some(weight) = weight {
+            return weight.view();
         }
-        let own = value.producer.is_some_and(|it| self.graph.op(it).block == op.block);
+        let own =
+            self.graph.value(id).producer.is_some_and(|it| self.graph.op(it).block == op.block);
         let again = self.again.get(&id).filter(|_| own);
-        let buffer = again.unwrap_or_else(|| &self.values[&id]);
-        match buffer.dtype() {
-            DType::F32 => Data::F32(buffer.as_f32()),
-            DType::U8 => Data::U8(buffer.as_u8()),
-            DType::U32 => Data::U32(buffer.as_u32()),
-        }
+        again.unwrap_or_else(|| &self.values[&id]).view()
     }
 
     /// Dropout masks belong to the samples' places in the step; the loss is a mean over the step.
@@ -251,10 +267,6 @@ fn stream(name: &str) -> u64 {
     u64::from_le_bytes(first)
 }
 
-fn view_mut(buffer: &mut Buffer) -> DataMut<'_> {
-    match buffer.dtype() {
-        DType::F32 => DataMut::F32(buffer.as_f32_mut()),
-        DType::U8 => DataMut::U8(buffer.as_u8_mut()),
-        DType::U32 => DataMut::U32(buffer.as_u32_mut()),
-    }
+fn reals(buffer: &Buffer) -> Vec<f32> {
+    buffer.device().reals(buffer.view())
 }

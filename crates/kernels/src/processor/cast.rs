@@ -1,0 +1,100 @@
+//! Real numbers from one format to another: widened exactly, rounded to nearest with ties to even.
+
+use half::{bf16, f16};
+
+use crate::simd::simd;
+
+/// The nearest bfloat16, as bits; of two as near the one whose last bit is 0. A NaN stays one.
+#[inline(always)]
+fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    let quiet = bits >> 16 | 0x40;
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    (if is_nan { quiet } else { rounded }) as u16
+}
+
+#[inline(always)]
+fn from_bf16(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+simd! {
+    /// Widens bfloat16.
+    pub(crate) fn widen_bf16(from: &[bf16], to: &mut [f32]) {
+        assert_eq!(from.len(), to.len(), "as many elements");
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = from_bf16(from);
+        }
+    }
+
+    /// Rounds to bfloat16.
+    pub(crate) fn round_to_bf16(from: &[f32], to: &mut [bf16]) {
+        assert_eq!(from.len(), to.len(), "as many elements");
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = bf16::from_bits(bf16_bits(from));
+        }
+    }
+
+    /// Adds `part` onto `to`: widened, added in fp32, rounded.
+    pub(crate) fn add_bf16(to: &mut [bf16], part: &[bf16]) {
+        assert_eq!(to.len(), part.len(), "as many elements");
+        for (to, &part) in to.iter_mut().zip(part) {
+            *to = bf16::from_bits(bf16_bits(from_bf16(*to) + from_bf16(part)));
+        }
+    }
+
+    /// Rounds `part` to bfloat16 and adds it onto `to`.
+    pub(crate) fn add_rounded_to_bf16(to: &mut [bf16], part: &[f32]) {
+        assert_eq!(to.len(), part.len(), "as many elements");
+        for (to, &part) in to.iter_mut().zip(part) {
+            let part = from_bf16(bf16::from_bits(bf16_bits(part)));
+            *to = bf16::from_bits(bf16_bits(from_bf16(*to) + part));
+        }
+    }
+}
+
+/// Widens 16-bit floating point.
+pub(crate) fn widen_f16(from: &[f16], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len(), "as many elements");
+    to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.to_f32());
+}
+
+/// Rounds to 16-bit floating point.
+pub(crate) fn round_to_f16(from: &[f32], to: &mut [f16]) {
+    assert_eq!(from.len(), to.len(), "as many elements");
+    to.iter_mut().zip(from).for_each(|(to, &from)| *to = f16::from_f32(from));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bfloat16_survives_and_every_number_between_goes_to_the_nearest() {
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let mut wide = vec![0.0; all.len()];
+        widen_bf16(&all, &mut wide);
+        let mut back = vec![bf16::ZERO; all.len()];
+        round_to_bf16(&wide, &mut back);
+        for (&before, &after) in all.iter().zip(&back) {
+            match before.is_nan() {
+                true => assert!(after.is_nan()),
+                false => assert_eq!(before.to_bits(), after.to_bits()),
+            }
+        }
+        // Just below, at and just above half way to the next.
+        for low in [0x7fff_u32, 0x8000, 0x8001, 0x0001, 0xffff] {
+            let between: Vec<f32> =
+                all.iter().map(|it| f32::from_bits(u32::from(it.to_bits()) << 16 | low)).collect();
+            let mut rounded = vec![bf16::ZERO; between.len()];
+            round_to_bf16(&between, &mut rounded);
+            for (&value, rounded) in between.iter().zip(rounded) {
+                match value.is_nan() {
+                    true => assert!(rounded.is_nan()),
+                    false => assert_eq!(rounded, bf16::from_f32(value), "{value:e}"),
+                }
+            }
+        }
+    }
+}

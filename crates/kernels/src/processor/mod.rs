@@ -1,0 +1,300 @@
+//! The processor as a device: buffers lie on the heap, and kernels are this crate's, on the thread that asks.
+
+mod cast;
+mod operands;
+mod region;
+
+use std::sync::Arc;
+
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
+use shardloom_graph::OpKind;
+use shardloom_graph::work::Pass;
+use smallvec::SmallVec;
+
+use crate::device::{
+    BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
+    Update,
+};
+use crate::window::{copy_box, cut_box, place_box};
+use crate::{Format, View, ViewMut, dispatch, reduce};
+use operands::{combine_halves, larger_bf16, larger_f16, read, settle, widened, written};
+use region::Lines;
+
+/// The processor that this program runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct Processor;
+
+/// The processor, to be shared by ranks.
+pub fn processor() -> Arc<dyn Device> {
+    Arc::new(Processor)
+}
+
+/// Calls `$body` with `$one` and `$other` as the elements of two views of one format.
+macro_rules! of_one_format {
+    ($from:ident, $to:ident, $body:expr) => {{
+        let (from, to) = ($from, $to);
+        assert_eq!(from.format(), to.format(), "operands are of one format");
+        match from.format() {
+            Format::F32 => $body(from.elements::<f32>(), to.elements_mut::<f32>()),
+            Format::Bf16 => $body(from.elements::<bf16>(), to.elements_mut::<bf16>()),
+            Format::F16 => $body(from.elements::<f16>(), to.elements_mut::<f16>()),
+            Format::F64 => $body(from.elements::<f64>(), to.elements_mut::<f64>()),
+            Format::U32 => $body(from.elements::<u32>(), to.elements_mut::<u32>()),
+            Format::U8 => $body(from.elements::<u8>(), to.elements_mut::<u8>()),
+        }
+    }};
+}
+
+/// Calls `$body` with the elements of a slice of the host, those of 16 bits as the numbers that they are.
+macro_rules! of_host {
+    ($slice:ident, $kind:ident, $numbers:ident, |$elements:ident| $body:expr) => {
+        match $slice {
+            $kind::F32($elements) => $body,
+            $kind::Bf16(words) => {
+                let $elements = words.$numbers::<bf16>();
+                $body
+            }
+            $kind::F16(words) => {
+                let $elements = words.$numbers::<f16>();
+                $body
+            }
+            $kind::F64($elements) => $body,
+            $kind::U32($elements) => $body,
+            $kind::U8($elements) => $body,
+        }
+    };
+}
+
+fn copied<T: Copy>(from: &[T], to: &mut [T]) {
+    to.copy_from_slice(from);
+}
+
+/// Numbers that are widened at a time where all are only looked at once.
+const CHUNK: usize = 1024;
+
+impl Device for Processor {
+    fn name(&self) -> &str {
+        "processor"
+    }
+
+    fn region(&self, bytes: usize) -> Box<dyn Region> {
+        Box::new(Lines::new(bytes))
+    }
+
+    fn upload(&self, from: HostSlice<'_>, to: ViewMut<'_>) {
+        of_host!(from, HostSlice, reinterpret_cast, |from| copied(from, to.elements_mut()));
+    }
+
+    fn download(&self, from: View<'_>, to: HostSliceMut<'_>) {
+        of_host!(to, HostSliceMut, reinterpret_cast_mut, |to| copied(from.elements(), to));
+    }
+
+    fn upload_box(&self, from: HostSlice<'_>, extent: &[usize], to: BoxOf<'_, ViewMut<'_>>) {
+        let BoxOf { elements, shape, start } = to;
+        of_host!(from, HostSlice, reinterpret_cast, |from| {
+            place_box(from, extent, elements.elements_mut(), shape, start)
+        });
+    }
+
+    fn download_box(&self, from: BoxOf<'_, View<'_>>, extent: &[usize], to: HostSliceMut<'_>) {
+        let BoxOf { elements, shape, start } = from;
+        of_host!(to, HostSliceMut, reinterpret_cast_mut, |to| {
+            cut_box(elements.elements(), shape, start, to, extent)
+        });
+    }
+
+    fn lend(&self, elements: ViewMut<'_>, user: &mut dyn FnMut(HostSliceMut<'_>)) {
+        user(match elements.format() {
+            Format::F32 => HostSliceMut::F32(elements.elements_mut()),
+            Format::Bf16 => {
+                HostSliceMut::Bf16(elements.elements_mut::<bf16>().reinterpret_cast_mut())
+            }
+            Format::F16 => HostSliceMut::F16(elements.elements_mut::<f16>().reinterpret_cast_mut()),
+            Format::F64 => HostSliceMut::F64(elements.elements_mut()),
+            Format::U32 => HostSliceMut::U32(elements.elements_mut()),
+            Format::U8 => HostSliceMut::U8(elements.elements_mut()),
+        });
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        of_one_format!(from, to, copied);
+    }
+
+    fn cast(&self, from: View<'_>, to: ViewMut<'_>) {
+        match (from.format(), to.format()) {
+            (one, other) if one == other => self.copy(from, to),
+            (Format::Bf16, Format::F32) => cast::widen_bf16(from.elements(), to.elements_mut()),
+            (Format::F16, Format::F32) => cast::widen_f16(from.elements(), to.elements_mut()),
+            (Format::F32, Format::Bf16) => cast::round_to_bf16(from.elements(), to.elements_mut()),
+            (Format::F32, Format::F16) => cast::round_to_f16(from.elements(), to.elements_mut()),
+            (one, other) => panic!("there is no cast from {one} to {other}"),
+        }
+    }
+
+    fn copy_box(&self, from: BoxOf<'_, View<'_>>, to: BoxOf<'_, ViewMut<'_>>, extent: &[usize]) {
+        fn boxes<T: Copy>(
+            (from, from_shape, from_start): (&[T], &[usize], &[usize]),
+            (to, to_shape, to_start): (&mut [T], &[usize], &[usize]),
+            extent: &[usize],
+        ) {
+            copy_box(from, from_shape, from_start, to, to_shape, to_start, extent);
+        }
+        let BoxOf { elements: source, shape: from_shape, start: from_start } = from;
+        let BoxOf { elements: target, shape: to_shape, start: to_start } = to;
+        of_one_format!(source, target, |from, to| {
+            boxes((from, from_shape, from_start), (to, to_shape, to_start), extent)
+        });
+    }
+
+    fn fill(&self, elements: ViewMut<'_>, value: f32) {
+        match elements.format() {
+            Format::F32 => elements.elements_mut::<f32>().fill(value),
+            Format::Bf16 => elements.elements_mut().fill(bf16::from_f32(value)),
+            Format::F16 => elements.elements_mut().fill(f16::from_f32(value)),
+            Format::F64 => elements.elements_mut().fill(f64::from(value)),
+            Format::U32 => elements.elements_mut().fill(value as u32),
+            Format::U8 => elements.elements_mut().fill(value as u8),
+        }
+    }
+
+    fn combine(&self, to: ViewMut<'_>, part: View<'_>, how: Combine) {
+        match (to.format(), how) {
+            (Format::F32, Combine::Sum) => reduce::sum_into(to.elements_mut(), part.elements()),
+            (Format::F32, Combine::Max) => reduce::max_into(to.elements_mut(), part.elements()),
+            (Format::Bf16, Combine::Sum) => cast::add_bf16(to.elements_mut(), part.elements()),
+            (Format::Bf16, Combine::Max) => combine_halves(to, part, larger_bf16),
+            (Format::F16, Combine::Sum) => combine_halves(to, part, |there: f16, part: f16| {
+                f16::from_f32(there.to_f32() + part.to_f32())
+            }),
+            (Format::F16, Combine::Max) => combine_halves(to, part, larger_f16),
+            (Format::F64, Combine::Sum) => combine_halves(to, part, |a: f64, b: f64| a + b),
+            (Format::F64, Combine::Max) => combine_halves(to, part, f64::max),
+            (other, _) => panic!("{other} is no format of numbers that are combined"),
+        }
+    }
+
+    fn scale_and_add(&self, to: ViewMut<'_>, scale: f32, with: View<'_>, factor: f32) {
+        match to.format() {
+            Format::F32 => {
+                combine_halves(to, with, |to: f32, with: f32| scale * to + factor * with)
+            }
+            Format::Bf16 => combine_halves(to, with, |to: bf16, with: bf16| {
+                bf16::from_f32(scale * to.to_f32() + factor * with.to_f32())
+            }),
+            Format::F16 => combine_halves(to, with, |to: f16, with: f16| {
+                f16::from_f32(scale * to.to_f32() + factor * with.to_f32())
+            }),
+            other => panic!("{other} is no format of real numbers"),
+        }
+    }
+
+    fn squared_norm(&self, elements: View<'_>) -> f64 {
+        if elements.format() == Format::F32 {
+            return reduce::squared_norm(elements.elements());
+        }
+        let mut wide = [0.0; CHUNK];
+        let chunk = |start: usize| {
+            let end = elements.len().min(start + CHUNK);
+            let mut room = wide.as_mut_slice();
+            reduce::squared_norm(widened(elements.slice(start..end), &mut room))
+        };
+        (0..elements.len()).step_by(CHUNK).map(chunk).sum()
+    }
+
+    fn scratch_elements(
+        &self,
+        kind: &OpKind,
+        pass: Pass,
+        reads: &[OperandSize<'_>],
+        writes: &[OperandSize<'_>],
+    ) -> usize {
+        let shapes: SmallVec<[&[usize]; 8]> = reads.iter().map(|read| read.shape).collect();
+        let own = dispatch::scratch_elements(kind, pass, &shapes, writes.len());
+        let wide = |operand: &OperandSize<'_>| {
+            operands::widened_elements(operand.shape.iter().product(), operand.format)
+        };
+        own + reads.iter().chain(writes).map(wide).sum::<usize>()
+    }
+
+    fn run(
+        &self,
+        kernel: Kernel<'_>,
+        reads: &[Input<'_>],
+        writes: &mut [Output<'_>],
+        scratch: ViewMut<'_>,
+    ) {
+        let mut scratch: &mut [f32] = scratch.elements_mut();
+        let reads: SmallVec<[dispatch::Input<'_>; 8]> =
+            reads.iter().map(|input| read(input, &mut scratch)).collect();
+        let mut results: SmallVec<[dispatch::Output<'_>; 4]> = SmallVec::new();
+        let mut left: SmallVec<[operands::Rest<'_>; 4]> = SmallVec::new();
+        for output in writes {
+            let (result, rest) = written(output, &mut scratch);
+            results.push(result);
+            left.push(rest);
+        }
+        let Kernel { kind, pass, setting } = kernel;
+        dispatch::run(kind, pass, &reads, &mut results, setting, scratch);
+        for (result, rest) in results.into_iter().zip(left) {
+            if let (dispatch::DataMut::F32(wide), Some(rest)) = (result.data, rest) {
+                settle(wide, rest);
+            }
+        }
+    }
+
+    fn update_scratch_elements(&self, elements: usize, gradients: Format) -> usize {
+        operands::widened_elements(elements, gradients)
+    }
+
+    fn statistics(
+        &self,
+        update: Update<'_>,
+        round: usize,
+        weights: View<'_>,
+        gradients: View<'_>,
+        state: &mut [ViewMut<'_>],
+        previous: Option<View<'_>>,
+        out: ViewMut<'_>,
+        scratch: ViewMut<'_>,
+    ) {
+        let mut scratch: &mut [f32] = scratch.elements_mut();
+        let mut state = slices(state);
+        update.optimizer.statistics(
+            update.step,
+            round,
+            update.piece,
+            weights.elements(),
+            widened(gradients, &mut scratch),
+            &mut state,
+            previous.map_or(&[], View::elements),
+            out.elements_mut(),
+        );
+    }
+
+    fn update(
+        &self,
+        update: Update<'_>,
+        weights: ViewMut<'_>,
+        gradients: View<'_>,
+        state: &mut [ViewMut<'_>],
+        sums: Option<View<'_>>,
+        scratch: ViewMut<'_>,
+    ) {
+        let mut scratch: &mut [f32] = scratch.elements_mut();
+        let mut state = slices(state);
+        update.optimizer.apply(
+            update.step,
+            update.piece,
+            weights.elements_mut(),
+            widened(gradients, &mut scratch),
+            &mut state,
+            sums.map_or(&[], View::elements),
+        );
+    }
+}
+
+/// An optimizer's state, of which none has more than two tensors.
+fn slices<'a>(state: &'a mut [ViewMut<'_>]) -> SmallVec<[&'a mut [f32]; 2]> {
+    state.iter_mut().map(|view| view.reborrow().elements_mut()).collect()
+}

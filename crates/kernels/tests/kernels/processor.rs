@@ -1,0 +1,149 @@
+//! The processor as a device: operations in fp32 on operands of 16 bits equal the fp32 kernel on the widened
+//! operands, rounded once.
+
+use half::bf16;
+use shardloom_graph::OpKind;
+use shardloom_graph::work::Pass;
+use shardloom_kernels::device::{BoxOf, Input, Kernel, OperandSize, Output, Setting};
+use shardloom_kernels::matmul::{self, Linear, WeightLayout};
+use shardloom_kernels::random::Key;
+use shardloom_kernels::{Buffer, Combine, Format, Memory, processor, reduce};
+
+fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 37 + seed * 11) % 61) as f32 / 23.0 - 1.3).collect()
+}
+
+fn rounded(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect()
+}
+
+fn buffer(memory: &Memory, format: Format, values: &[f32]) -> Buffer {
+    let mut buffer = memory.alloc(format, values.len());
+    processor().set_reals(values, buffer.view_mut());
+    buffer
+}
+
+const SETTING: Setting = Setting {
+    mask: None,
+    first_position: 0,
+    first_index: 0,
+    loss_scale: 1.0,
+    key: Key { seed: 0, stream: 0, step: 0 },
+};
+
+/// The weight gradient of a linear layer of bfloat16 operands, added to `before` where there is something.
+fn weight_gradient(format: Format, before: Option<&[f32]>) -> Vec<f32> {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let (rows, inputs, outputs) = (5, 7, 3);
+    let x = buffer(&memory, Format::Bf16, &values(rows * inputs, 1));
+    let dy = buffer(&memory, Format::Bf16, &values(rows * outputs, 2));
+    let mut dw = buffer(&memory, format, before.unwrap_or(&[0.5; 21]));
+    let kind = OpKind::Contract { transposed: false };
+    let shapes: [&[usize]; 3] = [&[rows, inputs], &[rows, outputs], &[inputs, outputs]];
+    let size = |shape, format| OperandSize { shape, format };
+    let reads = [size(shapes[0], Format::Bf16), size(shapes[1], Format::Bf16)];
+    let writes = [size(shapes[2], format)];
+    let elements = device.scratch_elements(&kind, Pass::Weight, &reads, &writes);
+    let mut scratch = memory.alloc(Format::F32, elements);
+    device.run(
+        Kernel { kind: &kind, pass: Pass::Weight, setting: &SETTING },
+        &[Input { shape: shapes[0], data: x.view() }, Input { shape: shapes[1], data: dy.view() }],
+        &mut [Output { shape: shapes[2], data: dw.view_mut(), accumulate: before.is_some() }],
+        scratch.view_mut(),
+    );
+    device.reals(dw.view())
+}
+
+/// The same in fp32 from the rounded operands.
+fn exact() -> Vec<f32> {
+    let mut dw = vec![0.0; 21];
+    let (x, dy) = (rounded(&values(35, 1)), rounded(&values(15, 2)));
+    let layout = WeightLayout::InputsByOutputs;
+    let shape = Linear { rows: 5, inputs: 7, outputs: 3, layout };
+    matmul::linear_weight_grad(shape, &x, &dy, &mut dw, false);
+    dw
+}
+
+#[test]
+fn a_kernel_of_bfloat16_computes_in_fp32_and_rounds_once() {
+    assert_eq!(weight_gradient(Format::F32, None), exact());
+    assert_eq!(weight_gradient(Format::Bf16, None), rounded(&exact()));
+}
+
+#[test]
+fn what_is_added_to_bfloat16_is_rounded_before_and_after_and_what_is_added_to_fp32_is_not() {
+    let before = rounded(&values(21, 3));
+    let sum = |part: Vec<f32>| -> Vec<f32> {
+        before.iter().zip(part).map(|(before, part)| before + part).collect()
+    };
+    let found = weight_gradient(Format::Bf16, Some(&before));
+    assert_eq!(found, rounded(&sum(rounded(&exact()))));
+    let found = weight_gradient(Format::F32, Some(&before));
+    for (found, expected) in found.iter().zip(sum(exact())) {
+        assert!((found - expected).abs() < 1e-5, "{found}, {expected}");
+    }
+}
+
+#[test]
+fn sums_and_maxima_are_of_widened_numbers_and_are_rounded() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let (a, b) = (rounded(&values(100, 1)), rounded(&values(100, 2)));
+    for format in [Format::F32, Format::Bf16, Format::F16] {
+        let (mut to, part) = (buffer(&memory, format, &a), buffer(&memory, format, &b));
+        device.combine(to.view_mut(), part.view(), Combine::Max);
+        let larger: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a.max(*b)).collect();
+        assert_eq!(device.reals(to.view()), larger, "{format}");
+        device.set_reals(&a, to.view_mut());
+        device.combine(to.view_mut(), part.view(), Combine::Sum);
+        let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        let expected = buffer(&memory, format, &sum);
+        assert_eq!(device.reals(to.view()), device.reals(expected.view()), "{format}");
+        device.set_reals(&a, to.view_mut());
+        device.scale_and_add(to.view_mut(), 0.3, part.view(), -2.0);
+        let sum: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 0.3 * a + -2.0 * b).collect();
+        let expected = buffer(&memory, format, &sum);
+        assert_eq!(device.reals(to.view()), device.reals(expected.view()), "{format}");
+    }
+}
+
+#[test]
+fn the_squared_norm_of_bfloat16_is_that_of_the_widened_numbers() {
+    let memory = Memory::new(processor());
+    let all = rounded(&values(3000, 1));
+    let of_bf16 = processor().squared_norm(buffer(&memory, Format::Bf16, &all).view());
+    let expected = reduce::squared_norm(&all);
+    assert!((of_bf16 - expected).abs() < 1e-12 * expected, "{of_bf16}, {expected}");
+}
+
+#[test]
+fn a_box_is_copied_in_every_format() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let whole: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    for format in [Format::F32, Format::Bf16, Format::F16] {
+        let from = buffer(&memory, format, &whole);
+        let mut to = buffer(&memory, format, &[-1.0; 6]);
+        device.copy_box(
+            BoxOf { elements: from.view(), shape: &[3, 4], start: &[1, 2] },
+            BoxOf { elements: to.view_mut(), shape: &[2, 3], start: &[0, 1] },
+            &[2, 2],
+        );
+        assert_eq!(device.reals(to.view()), [-1.0, 6.0, 7.0, -1.0, 10.0, 11.0], "{format}");
+    }
+}
+
+#[test]
+fn casts_widen_exactly_and_round_to_nearest_even() {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let all = [1.0, 1.0 + 2.0_f32.powi(-8), 1.0 + 3.0 * 2.0_f32.powi(-8), -3.14159, 65504.0];
+    for (format, expected) in [
+        (Format::Bf16, all.map(|value| bf16::from_f32(value).to_f32())),
+        (Format::F16, all.map(|value| half::f16::from_f32(value).to_f32())),
+    ] {
+        let from = buffer(&memory, Format::F32, &all);
+        let mut narrow = memory.alloc(format, all.len());
+        device.cast(from.view(), narrow.view_mut());
+        let mut wide = memory.alloc(Format::F32, all.len());
+        device.cast(narrow.view(), wide.view_mut());
+        assert_eq!(device.reals(wide.view()), expected, "{format}");
+    }
+}

@@ -1,0 +1,49 @@
+//! What kernels need besides their operands: one buffer, as large as the most that any of them asks for.
+//!
+//! It is counted apart from what a program's tensors take.
+
+use std::sync::Arc;
+
+use shardloom_kernels::device::OperandSize;
+use shardloom_kernels::{Buffer, Format, Memory};
+use shardloom_program::{Action, ClassId, Instruction, View};
+
+use super::parameters::Parameters;
+use super::store::stored;
+use super::{Rank, Shared};
+
+/// The scratch of a rank of `class` that updates what `parameters` say.
+pub(super) fn allocate(shared: &Shared, class: ClassId, parameters: &Parameters) -> Buffer {
+    let device = &shared.device;
+    let class = shared.program.class(class);
+    let size = |view: View| {
+        let format = stored(class.tensor(view.tensor).format);
+        OperandSize { shape: class.shape(view), format }
+    };
+    let of = |instruction: &Instruction| match instruction.action {
+        Action::Kernel { op, pass, .. } => {
+            let reads: Vec<_> = instruction.reads.iter().map(|&read| size(read)).collect();
+            let writes: Vec<_> = instruction.writes.iter().map(|write| size(write.to)).collect();
+            device.scratch_elements(&shared.graph.op(op).kind, pass, &reads, &writes)
+        }
+        Action::Optimizer | Action::Statistics { .. } => {
+            let gradients = instruction.reads[0].tensor;
+            let bucket = class.tensor(gradients).bucket.expect("gradients are a bucket's");
+            let format = stored(class.tensor(gradients).format);
+            let owned = parameters.owned[bucket.0 as usize].iter();
+            let of = owned.map(|it| device.update_scratch_elements(it.piece.elements(), format));
+            of.max().unwrap_or(0)
+        }
+        _ => 0,
+    };
+    let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
+    let elements = instructions.map(of).max().unwrap_or(0);
+    Memory::new(Arc::clone(device)).alloc(Format::F32, elements)
+}
+
+impl Rank {
+    /// Takes the scratch for an instruction, which puts it back.
+    pub(super) fn take_scratch(&mut self) -> Buffer {
+        self.scratch.take().expect("one instruction runs at a time")
+    }
+}

@@ -1,0 +1,288 @@
+//! A device that no crate knows: it counts what it is asked for and has the processor do it. Training on it
+//! needs nothing else, and nothing gets past it.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use shardloom_graph::OpKind;
+use shardloom_graph::work::Pass;
+use shardloom_kernels::device::{
+    BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
+    Update,
+};
+use shardloom_kernels::{Format, Processor, View, ViewMut};
+use shardloom_plan::{Plan, Sync, Uniform};
+use shardloom_program::{Action, Content, Program};
+use shardloom_train::learning_rate::Curve;
+use shardloom_train::{Blueprint, Trainer};
+use support::{Samples, gpt, mesh, serial, settings};
+
+/// How often each thing was asked for, by name.
+type Counts = BTreeMap<String, usize>;
+
+#[derive(Debug, Default)]
+struct Counting {
+    counts: Mutex<Counts>,
+}
+
+impl Counting {
+    fn note(&self, what: impl Into<String>) {
+        let mut counts = self.counts.lock().expect("nobody panics while counting");
+        *counts.entry(what.into()).or_default() += 1;
+    }
+
+    fn take(&self) -> Counts {
+        std::mem::take(&mut *self.counts.lock().expect("nobody panics while counting"))
+    }
+}
+
+fn kernel(kind: &OpKind, pass: Pass) -> String {
+    format!("{} {pass:?}", kind.name())
+}
+
+impl Device for Counting {
+    fn name(&self) -> &str {
+        "counting"
+    }
+
+    fn region(&self, bytes: usize) -> Box<dyn Region> {
+        self.note("region");
+        Processor.region(bytes)
+    }
+
+    fn upload(&self, from: HostSlice<'_>, to: ViewMut<'_>) {
+        self.note("upload");
+        Processor.upload(from, to);
+    }
+
+    fn download(&self, from: View<'_>, to: HostSliceMut<'_>) {
+        self.note("download");
+        Processor.download(from, to);
+    }
+
+    fn download_box(&self, from: BoxOf<'_, View<'_>>, extent: &[usize], to: HostSliceMut<'_>) {
+        self.note("download_box");
+        Processor.download_box(from, extent, to);
+    }
+
+    fn upload_box(&self, from: HostSlice<'_>, extent: &[usize], to: BoxOf<'_, ViewMut<'_>>) {
+        self.note("upload_box");
+        Processor.upload_box(from, extent, to);
+    }
+
+    /// As a device does whose memory is not the host's: lends a copy.
+    fn lend(&self, mut elements: ViewMut<'_>, user: &mut dyn FnMut(HostSliceMut<'_>)) {
+        self.note("lend");
+        let count = elements.len();
+        match elements.format() {
+            Format::F32 => {
+                let mut copy = vec![0.0; count];
+                Processor.download(elements.as_view(), HostSliceMut::F32(&mut copy));
+                user(HostSliceMut::F32(&mut copy));
+                Processor.upload(HostSlice::F32(&copy), elements.reborrow());
+            }
+            Format::U32 => {
+                let mut copy = vec![0; count];
+                Processor.download(elements.as_view(), HostSliceMut::U32(&mut copy));
+                user(HostSliceMut::U32(&mut copy));
+                Processor.upload(HostSlice::U32(&copy), elements.reborrow());
+            }
+            other => panic!("nothing of {other} is lent here"),
+        }
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        self.note("copy");
+        Processor.copy(from, to);
+    }
+
+    fn cast(&self, from: View<'_>, to: ViewMut<'_>) {
+        self.note("cast");
+        Processor.cast(from, to);
+    }
+
+    fn copy_box(&self, from: BoxOf<'_, View<'_>>, to: BoxOf<'_, ViewMut<'_>>, extent: &[usize]) {
+        self.note("copy box");
+        Processor.copy_box(from, to, extent);
+    }
+
+    fn fill(&self, elements: ViewMut<'_>, value: f32) {
+        self.note("fill");
+        Processor.fill(elements, value);
+    }
+
+    fn combine(&self, to: ViewMut<'_>, part: View<'_>, how: Combine) {
+        self.note("combine");
+        Processor.combine(to, part, how);
+    }
+
+    fn scale_and_add(&self, to: ViewMut<'_>, scale: f32, with: View<'_>, factor: f32) {
+        self.note("scale and add");
+        Processor.scale_and_add(to, scale, with, factor);
+    }
+
+    fn squared_norm(&self, elements: View<'_>) -> f64 {
+        self.note("squared norm");
+        Processor.squared_norm(elements)
+    }
+
+    fn scratch_elements(
+        &self,
+        kind: &OpKind,
+        pass: Pass,
+        reads: &[OperandSize<'_>],
+        writes: &[OperandSize<'_>],
+    ) -> usize {
+        Processor.scratch_elements(kind, pass, reads, writes)
+    }
+
+    fn run(
+        &self,
+        of: Kernel<'_>,
+        reads: &[Input<'_>],
+        writes: &mut [Output<'_>],
+        scratch: ViewMut<'_>,
+    ) {
+        self.note(kernel(of.kind, of.pass));
+        Processor.run(of, reads, writes, scratch);
+    }
+
+    fn update_scratch_elements(&self, elements: usize, gradients: Format) -> usize {
+        Processor.update_scratch_elements(elements, gradients)
+    }
+
+    fn statistics(
+        &self,
+        update: Update<'_>,
+        round: usize,
+        weights: View<'_>,
+        gradients: View<'_>,
+        state: &mut [ViewMut<'_>],
+        previous: Option<View<'_>>,
+        out: ViewMut<'_>,
+        scratch: ViewMut<'_>,
+    ) {
+        self.note("statistics");
+        Processor.statistics(update, round, weights, gradients, state, previous, out, scratch);
+    }
+
+    fn update(
+        &self,
+        update: Update<'_>,
+        weights: ViewMut<'_>,
+        gradients: View<'_>,
+        state: &mut [ViewMut<'_>],
+        sums: Option<View<'_>>,
+        scratch: ViewMut<'_>,
+    ) {
+        self.note("update");
+        Processor.update(update, weights, gradients, state, sums, scratch);
+    }
+}
+
+const STEPS: usize = 3;
+
+/// The kernels of a step and the parts of parameters that are updated, on all ranks: as a device is asked.
+fn planned(trainer: &Trainer) -> Counts {
+    let program: &Program = trainer.program();
+    let mut counts = Counts::new();
+    for class in &program.classes {
+        for position in 0..class.mesh.size() {
+            for item in class.stream.iter().filter(|item| !item.amends) {
+                for instruction in &class.body(item.body).instructions {
+                    match &instruction.action {
+                        Action::Kernel { op, pass, .. } => {
+                            let name = kernel(&trainer.graph().op(*op).kind, *pass);
+                            *counts.entry(name).or_default() += 1;
+                        }
+                        Action::Norm => {
+                            let sums = instruction.reads.len();
+                            *counts.entry("squared norm".into()).or_default() += sums;
+                        }
+                        Action::Optimizer => {
+                            let weights = instruction.writes[0].to;
+                            let updated = class.bucket_range(weights, position);
+                            let bucket = class.tensor(weights.tensor).bucket.expect("of a bucket");
+                            let params = class.bucket(bucket).params.iter();
+                            let parts = params.filter(|&&param| {
+                                let range = class.param(param).range();
+                                range.start.max(updated.start) < range.end.min(updated.end)
+                            });
+                            *counts.entry("update".into()).or_default() += parts.count();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    counts
+}
+
+fn plan(zero: u8) -> Plan {
+    let sync = Sync { zero, bucket_bytes: 10_000, ..Sync::default() };
+    let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 1), microbatches: 2, sync, ..serial() };
+    uniform.plan(&gpt(), "model", "local")
+}
+
+fn trainer(plan: &Plan, device: Option<Arc<dyn Device>>) -> Trainer {
+    let settings = settings(Curve::Constant { peak: 0.01 });
+    let blueprint = Blueprint::new(gpt(), plan, 4, settings);
+    let blueprint = blueprint.unwrap_or_else(|error| panic!("{error}"));
+    let blueprint = match device {
+        Some(device) => blueprint.on(device),
+        None => blueprint,
+    };
+    let samples = Samples::patterned(64, 16, 64);
+    Trainer::start(blueprint, Box::new(samples)).expect("ranks start")
+}
+
+#[test]
+fn another_device_trains_the_same_weights_and_sees_every_kernel() {
+    for zero in 0..4 {
+        let plan = plan(zero);
+        let counting = Arc::new(Counting::default());
+        let mut own = trainer(&plan, Some(counting.clone()));
+        let mut usual = trainer(&plan, None);
+        // Once ranks answer, they are there.
+        own.weights().expect("weights");
+        counting.take();
+        for _ in 0..STEPS {
+            let [one, other] = [&mut own, &mut usual].map(|it| it.step().expect("a step"));
+            assert_eq!(one.loss.to_bits(), other.loss.to_bits(), "zero {zero}");
+            assert_eq!(one.gradient_norm, other.gradient_norm, "zero {zero}");
+        }
+        let seen = counting.take();
+        for (what, count) in planned(&own) {
+            assert_eq!(seen.get(&what), Some(&(STEPS * count)), "zero {zero}: {what}");
+        }
+        // What is lent: inputs, and what collectives exchange.
+        assert!(seen["lend"] > 0 && seen["copy"] > 0, "{seen:?}");
+        let kernels = seen.keys().filter(|what| what.ends_with("Forward")).count();
+        assert!(kernels >= 8, "{seen:?}");
+        assert_eq!(seen.get("region"), None, "all memory is there before the first step");
+        let [one, other] = [&mut own, &mut usual].map(|it| it.weights().expect("weights"));
+        assert_eq!(one, other, "zero {zero}");
+    }
+}
+
+#[test]
+fn a_run_goes_on_on_its_device_under_another_plan() {
+    let counting = Arc::new(Counting::default());
+    let mut own = trainer(&plan(1), Some(counting.clone()));
+    own.step().expect("a step");
+    own.replan(&plan(3), 4).expect("the same model");
+    own.weights().expect("weights");
+    counting.take();
+    own.step().expect("a step");
+    let expected = planned(&own);
+    let seen = counting.take();
+    assert!(expected.iter().all(|(what, count)| seen.get(what) == Some(count)), "{seen:?}");
+    let gathered = |program: &Program| {
+        let held = program.classes[0].tensors.iter();
+        held.filter(|it| it.content == Content::Weight).count()
+    };
+    assert!(gathered(own.program()) > own.program().classes[0].buckets.len());
+}
