@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Endpoint, Group as Communicator, Payload};
 use shardloom_graph::Reduction as Partial;
-use shardloom_kernels::Buffer;
 use shardloom_kernels::device::HostSliceMut;
+use shardloom_kernels::{Buffer, Format};
 use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
+use super::by_message::{Among, ByMessage};
 use crate::Result;
 use crate::rank::{Contribution, Rank};
 
@@ -27,6 +28,8 @@ pub(crate) struct Communicators {
     made: Vec<(Group, Communicator)>,
     /// By instruction; none where there is nothing to exchange or nobody to exchange it with.
     meetings: HashMap<(BodyId, u32), Option<Meeting>>,
+    /// Of elements that are not fp32, once there are any.
+    by_message: Option<ByMessage>,
 }
 
 /// What an instruction does among others, which is the same each time.
@@ -67,9 +70,17 @@ impl Communicators {
                 *number = numbers[0];
             }
             Contribution::Elements(buffer, range) => {
-                let device = rank.device();
+                let (device, format) = (rank.device(), buffer.format());
+                let elements = buffer.view_mut().slice(range.clone());
+                if format != Format::F32 {
+                    let by_message = self.by_message.get_or_insert_with(|| ByMessage::new(device));
+                    let members = communicator.members();
+                    let among = Among { members, position: communicator.position() };
+                    let what = (kind, algorithm);
+                    return by_message.run(endpoint, among, what, reduction, elements);
+                }
                 let mut outcome = Ok(());
-                device.lend(buffer.view_mut().slice(range.clone()), &mut |elements| {
+                device.lend(elements, &mut |elements| {
                     if let HostSliceMut::F32(values) = elements {
                         outcome = communicator.collective(kind, algorithm, reduction, values);
                     }

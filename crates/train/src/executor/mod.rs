@@ -1,6 +1,7 @@
 //! Execution of a program: one thread per rank in real time, or all ranks in one thread under the
 //! virtual clock.
 
+mod by_message;
 mod communicators;
 mod recorder;
 mod threads;

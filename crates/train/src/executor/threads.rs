@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use shardloom_fabric::{Endpoint, InProcess, Settings};
 use shardloom_program::{Action, Instruction, Rank as RankId, StreamItem};
 
+use super::by_message::MOST_IN_A_STEP;
 use super::communicators::{Communicators, Parcel};
 use super::recorder::Recorder;
 use super::{Command, Crew, Done, FULL_RING};
@@ -41,8 +42,9 @@ impl Threads {
     fn start(shared: &Arc<Shared>, timeout: Duration) -> Result<Threads> {
         let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
         Error::unless_threads(ranks)?;
-        // What has no most is held back by its channel.
-        let most = shared.transit.most_between_two;
+        // What has no most is held back by its channel. With room for a step of a collective besides, the
+        // member that is furthest behind never waits to send.
+        let most = shared.transit.most_between_two + MOST_IN_A_STEP;
         let channel_capacity = NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN);
         let settings = Settings { channel_capacity, timeout };
         let endpoints = InProcess::<Parcel>::new(ranks, settings);

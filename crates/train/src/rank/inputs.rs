@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use half::bf16;
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_kernels::device::{HostSlice, HostSliceMut};
 use shardloom_kernels::window::cut_box;
@@ -66,6 +67,10 @@ impl Rank {
                     }
                     (Field::Reals(from), HostSliceMut::F32(row)) => {
                         copy_part(from, &global[1..], start, extent, row)
+                    }
+                    (Field::Reals(from), HostSliceMut::Bf16(row)) => {
+                        let from: Vec<bf16> = from.iter().copied().map(bf16::from_f32).collect();
+                        copy_part(&from, &global[1..], start, extent, row)
                     }
                     _ => None,
                 };
