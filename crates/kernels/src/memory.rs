@@ -307,10 +307,10 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = self.bytes();
         self.account.pool().live_bytes -= bytes;
-        if let Storage::Block { block, memory } = &mut self.storage {
-            if let Some(block) = block.take() {
-                memory.pool().free.entry(block.lines).or_default().push(block);
-            }
+        if let Storage::Block { block, memory } = &mut self.storage
+            && let Some(block) = block.take()
+        {
+            memory.pool().free.entry(block.lines).or_default().push(block);
         }
     }
 }

@@ -120,8 +120,11 @@ pub enum Action {
         round: usize,
     },
     /// Updates its writes (weights, what corrections keep, optimizer state) with the gradients that it
-    /// reads.
+    /// reads. Where there are master weights, it updates those and not the weights that operators read.
     Optimizer,
+    /// Its write becomes its read in the write's format, rounded to nearest, ties to even: the weights that
+    /// operators read, made of the master weights that were updated.
+    Cast,
     /// With the norm of all gradients known, decides whether the update that was made before is right.
     /// If it is not, its writes get back the copies that it reads, and whatever this step has computed is
     /// dropped. The copies are freed in either case.

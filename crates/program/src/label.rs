@@ -66,6 +66,7 @@ impl Instruction {
             | Action::Norm
             | Action::Statistics { .. }
             | Action::Optimizer
+            | Action::Cast
             | Action::Validate => Lane::Compute,
         }
     }
@@ -76,7 +77,7 @@ impl Instruction {
             Action::Send { .. } => Activity::Send,
             Action::Receive { .. } => Activity::Receive,
             Action::Collective { .. } => Activity::Collective,
-            Action::Optimizer => Activity::Update,
+            Action::Optimizer | Action::Cast => Activity::Update,
             _ => kind.activity(),
         }
     }

@@ -104,6 +104,10 @@ impl<'a> CostModel<'a> {
                 moved(&name, elements(gradients), bytes(gradients) + weights + state)
                     + moved("copy", elements(gradients) * usize::from(kept > 0), kept)
             }
+            Action::Cast => {
+                let kept = self.kept_bytes(class, position, instruction);
+                moved("copy", written(), read() + written_bytes() + kept)
+            }
             Action::Collective { .. }
             | Action::Send { .. }
             | Action::Receive { .. }
@@ -134,16 +138,11 @@ impl<'a> CostModel<'a> {
         })
     }
 
-    /// Bytes of weights that an update moves: they are read and written; with a master copy those in use are
-    /// only written.
+    /// Bytes of weights that an update moves: they are read and written.
     fn updated_bytes(&self, class: &Class, position: usize, instruction: &Instruction) -> usize {
-        let of = |content| {
-            self.written_bytes(class, position, instruction, |tensor| tensor.content == content)
-        };
-        match of(Content::MasterWeight) {
-            0 => 2 * of(Content::Weight),
-            master => 2 * master + of(Content::Weight),
-        }
+        2 * self.written_bytes(class, position, instruction, |tensor| {
+            matches!(tensor.content, Content::Weight | Content::MasterWeight)
+        })
     }
 
     /// Bytes that an update moves to keep what passes with older weights need.

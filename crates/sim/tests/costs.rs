@@ -367,17 +367,21 @@ fn an_update_also_passes_what_it_keeps_of_older_weights_and_for_corrections() {
 }
 
 #[test]
-fn an_update_of_a_master_copy_also_writes_the_weights_in_use() {
+fn an_update_changes_a_master_copy_and_a_cast_makes_the_weights_in_use_of_it() {
     let graph = gpt(2, false);
     let program = lowered(&graph, &uniform(1, 1, 1, 1));
     let cluster = h100(1);
     let device = cluster.kind_of(DeviceId(0)).expect("it is there");
     let update = find(&program, |action| matches!(action, Action::Optimizer));
     let elements = bucket(&program, update).elements as f64;
-    // Gradients and the two moments in 32 bits, the master read and written, bf16 weights written.
-    let bytes = elements * (4.0 + 2.0 * 8.0 + 2.0 * 4.0 + 2.0);
+    // Gradients and the two moments in 32 bits, the master read and written.
+    let bytes = elements * (4.0 + 2.0 * 8.0 + 2.0 * 4.0);
     let expected = device.memory_bound_seconds("update.adamw", elements, bytes);
     close(seconds(&graph, &cluster, &program, update), expected);
+    // The master read, bf16 weights written.
+    let cast = find(&program, |action| matches!(action, Action::Cast));
+    let expected = device.memory_bound_seconds("copy", elements, elements * (4.0 + 2.0));
+    close(seconds(&graph, &cluster, &program, cast), expected);
 }
 
 #[test]

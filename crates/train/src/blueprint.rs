@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shardloom_fabric::{Engine, InProcess};
 use shardloom_graph::Graph;
 use shardloom_kernels::{Device, processor};
-use shardloom_plan::{Number, Plan};
+use shardloom_plan::{Number, Plan, Precision};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
 use shardloom_program::{Program, ProgramError, lower, lower_with};
@@ -32,7 +32,7 @@ impl Blueprint {
     /// thousands of tensors in a step.
     ///
     /// # Errors
-    /// If the plan does not fit the graph, or asks for number formats other than fp32.
+    /// If the plan does not fit the graph, or asks for number formats that are not trained in.
     pub fn new(graph: Graph, plan: &Plan, devices: usize, settings: Settings) -> Result<Blueprint> {
         Blueprint::lowered(graph, plan, settings, |graph, plan| lower(graph, plan, devices))
     }
@@ -60,10 +60,7 @@ impl Blueprint {
         lower: impl FnOnce(&Graph, &Plan) -> std::result::Result<Program, ProgramError>,
     ) -> Result<Blueprint> {
         let mut plan = plan.clone();
-        let precision = plan.precision;
-        if precision.compute != Number::Fp32 || precision.gradients != Number::Fp32 {
-            let reason = "training here is in fp32; set precision.compute and \
-                          precision.gradients to \"fp32\", and master to false";
+        if let Some(reason) = untrainable(&plan) {
             return Err(Error::Unsupported { reason: reason.into() });
         }
         plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
@@ -113,5 +110,28 @@ impl Blueprint {
             held.saturating_add(buffers.arena_bytes).saturating_mul(class.mesh.size() as u64)
         });
         classes.fold(self.messages.bytes(&self.program), u64::saturating_add)
+    }
+}
+
+/// Why numbers of the plan's formats are not trained with, if they are not.
+fn untrainable(plan: &Plan) -> Option<&'static str> {
+    let Precision { compute, gradients, master } = plan.precision;
+    let corrections = plan.weights.corrections();
+    let corrects = corrections.discrepancy.is_some() || corrections.prediction.is_some();
+    match (compute, gradients) {
+        (Number::Fp32, Number::Fp32) => None,
+        (Number::Bf16, Number::Bf16 | Number::Fp32) if !master => {
+            Some("updates in bf16 lose what is small beside a weight; set precision.master to true")
+        }
+        (Number::Bf16, Number::Bf16 | Number::Fp32) if corrects => Some(
+            "corrections for delayed gradients are trained in fp32 only; set precision.compute and \
+             precision.gradients to \"fp32\", and master to false",
+        ),
+        (Number::Bf16, Number::Bf16 | Number::Fp32) => None,
+        _ => Some(
+            "training here is in fp32, or in bf16 with fp32 master weights; set precision.compute and \
+             precision.gradients to \"fp32\" and master to false, or compute to \"bf16\" and master to \
+             true",
+        ),
     }
 }

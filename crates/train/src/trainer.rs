@@ -99,7 +99,7 @@ impl Trainer {
     /// Starts all ranks of `plan` with fresh weights.
     ///
     /// # Errors
-    /// If the plan does not fit the graph, or asks for number formats other than fp32; if the environment
+    /// If the plan does not fit the graph, or asks for number formats that are not trained in; if the environment
     /// asks for kernels that cannot be had, or there are more ranks than the system has threads.
     pub fn new(
         graph: Graph,
@@ -376,7 +376,7 @@ impl Trainer {
     /// counted anew.
     ///
     /// # Errors
-    /// If the plan does not fit the model, or asks for number formats other than fp32, or there are more
+    /// If the plan does not fit the model, or asks for number formats that are not trained in, or there are more
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();

@@ -3,39 +3,13 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
-use shardloom_checkpoint::read_safetensors;
 use shardloom_graph::Graph;
 use shardloom_kernels::{Tier, tier};
 use shardloom_plan::{Optimizer, Plan, Uniform};
-use support::{Samples, graph, losses, trainer};
-
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
-}
-
-fn json(path: &Path) -> Value {
-    let text = std::fs::read_to_string(path).expect("a golden file");
-    serde_json::from_str(&text).expect("golden files are JSON")
-}
-
-fn tokens() -> Samples {
-    let file = json(&golden().join("tokens.json"));
-    let rows = |key: &str| -> Vec<Vec<u32>> {
-        let batches = file[key].as_array().expect("steps").iter();
-        let rows = batches.flat_map(|batch| batch.as_array().expect("samples"));
-        let row = |row: &Value| {
-            let tokens = row.as_array().expect("tokens").iter();
-            tokens.map(|token| token.as_u64().expect("a token") as u32).collect()
-        };
-        rows.map(row).collect()
-    };
-    Samples { inputs: rows("inputs"), targets: rows("targets") }
-}
+use support::golden::{initial, losses_of, tokens};
+use support::{graph, losses, trainer};
 
 fn serial(graph: &Graph, optimizer: Optimizer, clip_norm: Option<f64>) -> Plan {
     let uniform = Uniform { optimizer, clip_norm, ..support::serial() };
@@ -43,8 +17,7 @@ fn serial(graph: &Graph, optimizer: Optimizer, clip_norm: Option<f64>) -> Plan {
 }
 
 fn check(model: &str, graph: &Graph) {
-    let golden = golden().join(model);
-    let expected = json(&golden.join("losses.json"));
+    let expected = losses_of(model);
     let adamw = Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
     let sgd = Optimizer::sgd(0.9);
     for (name, optimizer, rate, clip) in
@@ -52,13 +25,7 @@ fn check(model: &str, graph: &Graph) {
     {
         let plan = serial(graph, optimizer, clip);
         let mut trainer = trainer(graph, &plan, tokens(), rate);
-        let weights: BTreeMap<String, Vec<f32>> =
-            read_safetensors(&golden.join("initial.safetensors"))
-                .expect("golden weights")
-                .into_iter()
-                .map(|(name, tensor)| (name, tensor.values))
-                .collect();
-        trainer.set_weights(weights).expect("golden weights are the model's");
+        trainer.set_weights(initial(model)).expect("golden weights are the model's");
         let losses = losses(&mut trainer, 20);
         for (step, loss) in losses.iter().enumerate() {
             let reference = expected[name]["losses"][step].as_f64().expect("20 losses");

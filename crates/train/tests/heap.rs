@@ -16,7 +16,8 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{
-    Corrections, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind, Sync,
+    Uniform, Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
 
@@ -188,6 +189,7 @@ fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
     under_every_schedule();
     under_every_rule_for_weights();
     in_other_networks();
+    in_bfloat16();
 }
 
 fn whatever_the_number_of_instructions() {
@@ -284,6 +286,19 @@ fn in_other_networks() {
                 let uniform = Uniform { pp: 2, mesh, recompute, ..uniform() };
                 assert_uniform_asks_for_nothing(&graph(&network), &uniform);
             }
+        }
+    }
+}
+
+fn in_bfloat16() {
+    for (compute, gradients) in [(Number::Bf16, Number::Bf16), (Number::Bf16, Number::Fp32)] {
+        let precision = Precision { compute, gradients, master: true };
+        for (pp, mesh, zero) in
+            [(1, mesh(1, 1, 1), 0), (2, mesh(2, 1, 1), 3), (1, mesh(1, 1, 2), 0)]
+        {
+            let sync = Sync { zero, ..uniform().sync };
+            let uniform = Uniform { pp, mesh, sync, precision, ..uniform() };
+            assert_uniform_asks_for_nothing(&gpt(2), &uniform);
         }
     }
 }

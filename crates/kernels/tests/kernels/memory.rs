@@ -97,8 +97,8 @@ fn reading_as_another_format_is_refused() {
 #[should_panic(expected = "elements 3..5 of 4")]
 fn a_view_beyond_its_buffer_is_refused() {
     let buffer = Memory::new(processor()).alloc(Format::F32, 4);
-    buffer.view().slice(1..4).slice(0..3);
-    buffer.view().slice(3..5);
+    assert_eq!(buffer.view().slice(1..4).slice(0..3).len(), 3);
+    let _ = buffer.view().slice(3..5);
 }
 
 #[test]

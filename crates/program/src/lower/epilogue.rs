@@ -38,10 +38,20 @@ pub(super) fn buckets<'a>(
     (0u32..).map(BucketId).zip(&parameters.buckets)
 }
 
-/// What an update of a bucket changes: its weights, and what is kept besides.
-fn changed(bucket: &Bucket) -> impl Iterator<Item = View> + '_ {
-    let state = bucket.held.state.iter().map(|&it| View::whole(it));
-    [bucket.held.replicated.updated].into_iter().chain(state)
+/// What an update of a bucket changes: its weights, if no master weights stand for them, and what is kept
+/// besides.
+fn changed<'a>(parameters: &Parameters<'_>, bucket: &'a Bucket) -> impl Iterator<Item = View> + 'a {
+    let weights = match parameters.master(bucket) {
+        Some(_) => None,
+        None => Some(bucket.held.replicated.updated),
+    };
+    weights.into_iter().chain(bucket.held.state.iter().map(|&it| View::whole(it)))
+}
+
+/// What makes the weights that operators read of the master weights, if there are such.
+fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instruction> {
+    let master = View::whole(parameters.master(bucket)?);
+    Some(Instruction::new(Action::Cast, [master], [bucket.held.replicated.updated]))
 }
 
 /// The update of all buckets.
@@ -52,7 +62,8 @@ pub(super) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
         let norm = parameters.norm.map(View::whole);
         let mut sums: Option<TensorId> = None;
         for (round, &statistics) in bucket.held.statistics.iter().enumerate() {
-            let reads = [gradients, bucket.held.replicated.updated].into_iter();
+            let weights = changed(parameters, bucket).next().expect("an update changes weights");
+            let reads = [gradients, weights].into_iter();
             let reads = reads.chain(norm).chain(sums.map(View::whole));
             let writes = [View::whole(statistics)].into_iter();
             let writes = writes.chain(bucket.held.state.iter().map(|&it| View::whole(it)));
@@ -67,8 +78,9 @@ pub(super) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
             instructions.push(Instruction::new(action, [all], [all]));
         }
         let reads = [gradients].into_iter().chain(norm).chain(sums.map(View::whole));
-        let update = Instruction::new(Action::Optimizer, reads, changed(bucket));
+        let update = Instruction::new(Action::Optimizer, reads, changed(parameters, bucket));
         instructions.push(update.with_mode(Mode::Add).freeing(sums));
+        instructions.extend(cast(parameters, bucket));
         instructions.extend(parameters.after_update(id));
     }
     instructions

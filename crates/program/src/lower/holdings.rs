@@ -209,6 +209,13 @@ impl<'a> Parameters<'a> {
         Unheld { id, name, elements: *elements, replicas, precision }
     }
 
+    /// The weights in full precision that are updated in the place of those that operators read.
+    pub(super) fn master(&self, bucket: &Bucket) -> Option<TensorId> {
+        let is_master =
+            |it: &&TensorId| self.tensor(View::whole(**it)).content == Content::MasterWeight;
+        bucket.held.state.iter().find(is_master).copied()
+    }
+
     pub(super) fn replicated(&self, id: BucketId) -> &Replicated {
         &self.buckets[id.0 as usize].held.replicated
     }

@@ -56,8 +56,8 @@ pub struct Replicated {
 pub struct Held {
     /// What they hold for the sake of its replicas.
     pub replicated: Replicated,
-    /// What an update changes besides those weights: master weights, what corrections for delayed
-    /// gradients keep, the optimizer's state.
+    /// What an update changes besides those weights: first master weights, from which those weights are made
+    /// then; what corrections for delayed gradients keep; the optimizer's state.
     pub state: Vec<TensorId>,
     /// The optimizer's statistics, one tensor for each round.
     pub statistics: Vec<TensorId>,

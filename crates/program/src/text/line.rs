@@ -158,6 +158,7 @@ impl Lines<'_> {
                 });
                 format!("update by {}{}", program.optimizer.name(), bucket.unwrap_or_default())
             }
+            Action::Cast => "round the updated master weights".into(),
             Action::Validate => "test the last update, and undo it where it was wrong".into(),
         }
     }

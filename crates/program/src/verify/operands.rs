@@ -43,6 +43,9 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
             same(step, reads[0], write, found);
             sizes(step, reads[1], write, found);
         }
+        Action::Cast => {
+            sizes(step, step.instruction.reads[0], step.instruction.writes[0].to, found);
+        }
         Action::Slice { axis, over } => {
             let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
             formats(step, read, write, found);
@@ -84,7 +87,7 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
     let fits = match &instruction.action {
         Action::Load { .. } => counts == (0, 1),
         Action::Kernel { .. } => counts.1 > 0,
-        Action::Slice { .. } | Action::Add => counts == (1, 1),
+        Action::Slice { .. } | Action::Add | Action::Cast => counts == (1, 1),
         Action::Collective { .. } => counts == (1, 1) || counts == (1, 2),
         Action::Copy => counts.0 == counts.1,
         Action::Send { route } => counts == (1, 0) && (route.0 as usize) < program.routes.len(),
@@ -163,6 +166,11 @@ fn kinds(step: &Step<'_>) -> bool {
             let has = |wanted: Content| instruction.reads.iter().any(|it| content(it) == wanted);
             (has(Content::Norm) || !known(Content::Norm))
                 && (has(Content::Statistics) || is_first || !known(Content::Statistics))
+        }
+        Action::Cast => {
+            let [read, write] = [instruction.reads[0], instruction.writes[0].to];
+            (content(&read), content(&write)) == (Content::MasterWeight, Content::Weight)
+                && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
         }
         Action::Norm => content(&instruction.writes[0].to) == Content::Norm,
         Action::Collective { .. } => {

@@ -28,6 +28,14 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                         *now.entry(write.to.tensor).or_default() += 1;
                     }
                 }
+                Action::Cast => {
+                    let [read, write] = [step.instruction.reads[0], step.instruction.writes[0].to];
+                    if !now.contains_key(&read.tensor) {
+                        let tensor = step.tensor_name(read.tensor);
+                        found.push(Violation::CastEarly { at: step.site(), tensor });
+                    }
+                    *now.entry(write.tensor).or_default() += 1;
+                }
                 Action::Copy => {
                     let pairs = step.instruction.reads.iter().zip(&step.instruction.writes);
                     for (&read, write) in pairs {
@@ -119,7 +127,8 @@ fn whole(
             found.push(Violation::Stale { at: step.site(), tensor });
         }
     }
-    let changes = instruction.action == Action::Optimizer || step.undoes(row);
+    let updates = matches!(instruction.action, Action::Optimizer | Action::Cast);
+    let changes = updates || step.undoes(row);
     for write in &instruction.writes {
         let tensor = write.to.tensor;
         let gathers = matches!(

@@ -270,6 +270,14 @@ pub enum Violation {
         /// The weights.
         tensor: String,
     },
+    /// Weights are made of master weights that have not been updated yet.
+    #[error("{at}: {tensor} are read before their update")]
+    CastEarly {
+        /// Where.
+        at: Site,
+        /// The master weights.
+        tensor: String,
+    },
     /// Weights are gathered of which no share has changed.
     #[error("{at}: {tensor} is gathered and is up to date")]
     GatheredTwice {

@@ -162,6 +162,11 @@ impl Reader<'_> {
                 let bucket = bucket.expect("weights lie in buckets");
                 format!("update {}", class.bucket(bucket).name)
             }
+            Action::Cast => {
+                let bucket = class.tensor(instruction.writes[0].to.tensor).bucket;
+                let bucket = bucket.expect("weights lie in buckets");
+                format!("cast {}", class.bucket(bucket).name)
+            }
             Action::Norm | Action::Statistics { .. } | Action::Extrapolate { .. } => return None,
         })
     }

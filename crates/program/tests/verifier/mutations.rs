@@ -10,7 +10,7 @@ use shardloom_program::{
     Instruction, Mode, Point, Program, Queue, Shape, StreamItem, TensorId, View, Window,
 };
 
-use crate::programs::{both_ways, mesh, pipeline, program, replicas, stashed, validated};
+use crate::programs::{both_ways, mesh, mixed, pipeline, program, replicas, stashed, validated};
 
 /// The first instruction of a class for which something holds: its body and its number there.
 fn find(
@@ -104,6 +104,10 @@ fn waits(it: &Instruction, _: &Body) -> bool {
 
 fn optimizes(it: &Instruction, _: &Body) -> bool {
     it.action == Action::Optimizer
+}
+
+fn casts(it: &Instruction, _: &Body) -> bool {
+    it.action == Action::Cast
 }
 
 fn frees(it: &Instruction, body: &Body) -> bool {
@@ -210,6 +214,12 @@ rejected! {
     messages_that_miss_an_element_are_rejected: shorter_messages(pipeline()) => Violation::Route { .. },
     a_receiver_without_messages_is_rejected: no_messages(pipeline()) => Violation::Route { .. },
     a_route_of_another_format_is_rejected: route_format(pipeline()) => Violation::Formats { .. },
+    a_dropped_cast_is_rejected: without(mixed(0), 0, casts) => Violation::Updates { .. },
+    weights_cast_twice_are_rejected: twice(mixed(0), 0, casts) => Violation::Updates { .. },
+    a_cast_before_the_update_is_rejected: cast_before_update(mixed(1)) => Violation::CastEarly { .. },
+    a_cast_of_moments_is_rejected: cast_of_moments(mixed(1)) => Violation::Operands { .. },
+    weights_that_are_cast_and_not_gathered_are_rejected:
+        without(mixed(1), 0, gathers) => Violation::Stale { .. },
     swapped_collectives_of_one_class_are_rejected: swapped(both_ways()) => Violation::Meeting { .. },
     a_meeting_that_one_class_leaves_out_is_rejected:
         without_all(both_ways(), 0, over_classes) => Violation::Meeting { .. },
@@ -595,4 +605,21 @@ fn a_violation_says_where_it_is_and_of_what() {
         "stage 0, body {body} (B), instruction {index}: {name} is freed and is not there to be freed"
     );
     assert!(texts.contains(&expected), "{texts:?}");
+}
+
+/// The first cast comes before the update of what it casts.
+fn cast_before_update(mut program: Program) -> Program {
+    let (body, index) = find(&program, 0, casts);
+    program.classes[0].bodies[body].instructions.swap(index - 1, index);
+    program
+}
+
+/// The first cast reads the optimizer's state instead of the master weights.
+fn cast_of_moments(mut program: Program) -> Program {
+    let at = find(&program, 0, casts);
+    let tensors = &program.classes[0].tensors;
+    let moment = tensors.iter().position(|it| matches!(it.content, Content::OptimizerState(_)));
+    let moment = TensorId(moment.expect("AdamW keeps moments") as u32);
+    instruction(&mut program, 0, at).reads[0].tensor = moment;
+    program
 }

@@ -53,6 +53,14 @@ pub fn replicas(zero: u8) -> Program {
     program(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), zero)
 }
 
+/// Two replicas that update master weights.
+pub fn mixed(zero: u8) -> Program {
+    let graph = gpt(false);
+    let replicas = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), zero);
+    let uniform = Uniform { precision: Precision::MIXED, ..replicas };
+    lowered(&graph, &uniform.plan(&graph, "model", "local"))
+}
+
 /// Two stages without a flush, which keep the weights of forward passes for backward passes.
 pub fn stashed() -> Program {
     let graph = gpt(false);

@@ -110,15 +110,17 @@ impl Terms<'_, '_> {
     fn update_seconds(&self, bucket: usize, parameters: &Parameters) -> f64 {
         let precision = self.settings.precision;
         let optimizer = &self.settings.optimizer;
-        let weights = match precision.master {
-            true => 2 * 4 + precision.compute.bytes(),
-            false => 2 * precision.compute.bytes(),
-        };
+        let updated = if precision.master { 4 } else { precision.compute.bytes() };
         let state = optimizer.state_bytes_per_parameter();
         let elements = self.owned(parameters.elements[bucket]);
-        let moved = (precision.gradients.bytes() + weights + 2 * state) as f64;
+        let moved = (precision.gradients.bytes() + 2 * updated + 2 * state) as f64;
         let mut seconds =
             self.device.memory_bound_seconds(self.update_rate, elements, elements * moved);
+        if precision.master && elements > 0.0 {
+            // The weights in use are made of those that were updated.
+            let cast = (updated + precision.compute.bytes()) as f64;
+            seconds += self.device.memory_bound_seconds("copy", elements, elements * cast);
+        }
         let rounds = optimizer.statistics_rounds() as f64;
         if rounds > 0.0 {
             let read = (precision.gradients.bytes() + state) as f64;

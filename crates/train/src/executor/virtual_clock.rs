@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
+use half::bf16;
 use shardloom_cluster::Cluster;
-use shardloom_collectives::plan;
+use shardloom_collectives::{Element, Reduction, plan};
 use shardloom_fabric::{Endpoint, Engine, InProcess, Settings};
-use shardloom_kernels::Arithmetic;
+use shardloom_kernels::{Arithmetic, Format};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Action, BodyId, Program, Rank as RankId, StreamItem};
 use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
@@ -295,20 +296,42 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
         }
         return Ok(());
     }
-    let mut values: Vec<Vec<f32>> = vec![];
+    let (mut values, mut format): (Vec<Vec<f32>>, _) = (vec![], Format::F32);
     for member in members.iter() {
         let Contribution::Elements(buffer, range) = member else {
             unreachable!("members bring the same kind of thing")
         };
+        format = buffer.format();
         values.push(rank.device().reals(buffer.view().slice(range.clone())));
     }
-    list.apply(&mut values, reduction).expect(fits);
+    let values = match format {
+        Format::Bf16 => {
+            let mut rounded: Vec<Vec<Bf16>> =
+                values.into_iter().map(|all| all.into_iter().map(Bf16).collect()).collect();
+            list.apply(&mut rounded, reduction).expect(fits);
+            rounded.into_iter().map(|all| all.into_iter().map(|it| it.0).collect()).collect()
+        }
+        _ => {
+            list.apply(&mut values, reduction).expect(fits);
+            values
+        }
+    };
     for (member, values) in members.iter_mut().zip(values) {
         if let Contribution::Elements(buffer, range) = member {
             rank.device().set_reals(&values, buffer.view_mut().slice(range.clone()));
         }
     }
     Ok(())
+}
+
+/// A number that bfloat16 has: reduced in fp32 and rounded, as devices combine them.
+#[derive(Clone, Copy)]
+struct Bf16(f32);
+
+impl Element for Bf16 {
+    fn reduce(self, other: Bf16, reduction: Reduction) -> Bf16 {
+        Bf16(bf16::from_f32(self.0.reduce(other.0, reduction)).to_f32())
+    }
 }
 
 fn picos(time: Duration) -> Picos {

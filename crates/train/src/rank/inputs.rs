@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use half::bf16;
 use shardloom_data::{Field, Part};
 use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_kernels::device::{HostSlice, HostSliceMut};
@@ -66,6 +67,11 @@ impl Rank {
                     }
                     (Field::Reals(from), HostSliceMut::F32(row)) => {
                         copy_part(from, &global[1..], start, extent, row)
+                    }
+                    (Field::Reals(from), HostSliceMut::Bf16(row)) => {
+                        let word = |&value: &f32| bf16::from_f32(value).to_bits();
+                        let from: Vec<u16> = from.iter().map(word).collect();
+                        copy_part(&from, &global[1..], start, extent, row)
                     }
                     _ => None,
                 };

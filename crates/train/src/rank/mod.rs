@@ -303,6 +303,7 @@ impl Rank {
             Action::Norm => self.find_norm(instruction),
             Action::Statistics { round } => self.find_statistics(instruction, *round),
             Action::Optimizer => self.update(instruction),
+            Action::Cast => self.cast(instruction),
             Action::Validate => self.validate(instruction),
             Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)

@@ -9,7 +9,7 @@ use shardloom_kernels::optimizer::{Block, Optimizer, Piece};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::window::Window;
 use shardloom_program::{
-    BucketId, Class, ClassId, Content, Extent, Initial, Keep, ParamId, Shape, TensorId,
+    BucketId, Class, ClassId, Content, Extent, Initial, Keep, ParamId, Shape, Tensor, TensorId,
 };
 use smallvec::SmallVec;
 
@@ -105,15 +105,17 @@ impl Parameters {
             parameters.owned.push(owned);
         }
         for bucket in &class.buckets {
-            let weights = bucket.held.replicated.weights;
             let mut whole = vec![0.0; bucket.elements];
             for &param in &bucket.params {
                 initialise(shared, class, position, param, &mut whole);
             }
-            let start = parameters.origins[weights.0 as usize];
-            let held = store.newest_mut(weights).view_mut();
-            let own = start..start + held.len();
-            shared.device.set_reals(&whole[own], held);
+            let master = bucket.held.state.iter().filter(|&&it| is_weight(class.tensor(it)));
+            for &weights in [&bucket.held.replicated.weights].into_iter().chain(master) {
+                let start = parameters.origins[weights.0 as usize];
+                let held = store.newest_mut(weights).view_mut();
+                let own = start..start + held.len();
+                shared.device.set_reals(&whole[own], held);
+            }
         }
         parameters.begin_state(class, store, &*shared.device);
         parameters
@@ -182,7 +184,7 @@ impl Parameters {
 
     /// Fills what is saved besides the weights with what it begins with.
     pub fn begin_state(&self, class: &Class, store: &mut Store, device: &dyn Device) {
-        let kept = class.tensors().filter(|(_, tensor)| tensor.content != Content::Weight);
+        let kept = class.tensors().filter(|(_, tensor)| !is_weight(tensor));
         for (tensor, spec) in kept {
             match spec.keep {
                 Keep::State(Initial::Weights | Initial::Drawn) => {
@@ -200,6 +202,11 @@ impl Parameters {
             }
         }
     }
+}
+
+/// Whether a tensor holds weights, as operators read them or in full precision.
+pub(super) fn is_weight(tensor: &Tensor) -> bool {
+    matches!(tensor.content, Content::Weight | Content::MasterWeight)
 }
 
 /// Writes the initial weights of a parameter's local part into its bucket. They depend on the seed, the

@@ -11,6 +11,7 @@ use shardloom_program::{
 };
 
 use super::Rank;
+use super::parameters::is_weight;
 use crate::{Error, Result};
 
 /// Where a parameter's local part lies in the whole.
@@ -61,22 +62,22 @@ impl Rank {
         Site { name: node.name.clone(), global, placement, is_whole: false }
     }
 
-    /// The weights that this rank owns.
+    /// The weights that this rank owns: in full precision, where it holds them so.
     pub fn weight_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(|content| content == Content::Weight)
+        self.pieces(is_weight)
     }
 
     /// All that lasts from step to step besides the weights and that this rank owns: the optimizer's state
     /// and what corrections keep.
     pub fn state_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(|content| content != Content::Weight)
+        self.pieces(|tensor| !is_weight(tensor))
     }
 
-    /// What this rank owns of its state tensors whose content is `wanted`.
-    fn pieces(&self, wanted: impl Fn(Content) -> bool) -> Vec<OwnedPiece> {
+    /// What this rank owns of its state tensors that are `wanted`.
+    fn pieces(&self, wanted: impl Fn(&Tensor) -> bool) -> Vec<OwnedPiece> {
         let class = self.class();
         let mut pieces = vec![];
-        for (id, tensor) in self.state_tensors().filter(|(_, it)| wanted(it.content)) {
+        for (id, tensor) in self.state_tensors().filter(|(_, it)| wanted(it)) {
             if !self.program().owns(self.class, id) {
                 continue;
             }
@@ -125,7 +126,7 @@ impl Rank {
 
     /// The tensors that are saved.
     fn state_tensors(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
-        self.class().tensors().filter(|(_, tensor)| matches!(tensor.keep, Keep::State(_)))
+        self.class().tensors().filter(|(_, tensor)| is_saved(tensor))
     }
 
     /// What is held here of each parameter in a state tensor of a bucket.
@@ -154,26 +155,23 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn restore(&mut self, checkpoint: &dyn Saved) -> Result<()> {
-        self.fill_state(
-            |content| content == Content::Weight,
-            |name, site, range| {
-                let Site { global, placement, .. } = site;
-                match checkpoint.global_shape(name) {
-                    Some(shape) if shape != global.as_slice() => Err(Error::Shape {
-                        name: name.to_owned(),
-                        found: shape.to_vec(),
-                        expected: global.clone(),
-                    }),
-                    _ => {
-                        let Placement { start, extent } = placement;
-                        Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
-                    }
+        self.fill_state(is_weight, |name, site, range| {
+            let Site { global, placement, .. } = site;
+            match checkpoint.global_shape(name) {
+                Some(shape) if shape != global.as_slice() => Err(Error::Shape {
+                    name: name.to_owned(),
+                    found: shape.to_vec(),
+                    expected: global.clone(),
+                }),
+                _ => {
+                    let Placement { start, extent } = placement;
+                    Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
                 }
-            },
-        )?;
+            }
+        })?;
         self.begin_state();
-        let begins_anew =
-            |content| !matches!(content, Content::Weight | Content::OptimizerState(_));
+        let is_moment = |it: &Tensor| matches!(it.content, Content::OptimizerState(_));
+        let begins_anew = |it: &Tensor| is_saved(it) && !is_weight(it) && !is_moment(it);
         self.fill_state(begins_anew, |name, Site { placement, .. }, range| {
             match checkpoint.global_shape(name) {
                 None => Ok(None),
@@ -183,8 +181,7 @@ impl Rank {
                 }
             }
         })?;
-        let rest = |content| content != Content::Weight && !begins_anew(content);
-        self.fill_state(rest, |name, Site { placement, is_whole, .. }, range| {
+        self.fill_state(is_moment, |name, Site { placement, is_whole, .. }, range| {
             Ok(Some(match is_whole {
                 true => checkpoint.read_whole(name)?,
                 false => checkpoint.read_flat(name, &placement.start, &placement.extent, range)?,
@@ -197,24 +194,21 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another number of elements.
     pub fn set_weights(&mut self, whole: &dyn Fn(&str) -> Option<Vec<f32>>) -> Result<()> {
-        self.fill_state(
-            |content| content == Content::Weight,
-            |name, site, range| {
-                let Site { global, placement, .. } = site;
-                let values =
-                    whole(name).ok_or_else(|| Error::MissingWeight { name: name.to_owned() })?;
-                if values.len() != global.iter().product::<usize>() {
-                    return Err(Error::Shape {
-                        name: name.to_owned(),
-                        found: vec![values.len()],
-                        expected: global.clone(),
-                    });
-                }
-                let mut local = vec![0.0; placement.elements()];
-                cut_box(&values, global, &placement.start, &mut local, &placement.extent);
-                Ok(Some(local[range].to_vec()))
-            },
-        )?;
+        self.fill_state(is_weight, |name, site, range| {
+            let Site { global, placement, .. } = site;
+            let values =
+                whole(name).ok_or_else(|| Error::MissingWeight { name: name.to_owned() })?;
+            if values.len() != global.iter().product::<usize>() {
+                return Err(Error::Shape {
+                    name: name.to_owned(),
+                    found: vec![values.len()],
+                    expected: global.clone(),
+                });
+            }
+            let mut local = vec![0.0; placement.elements()];
+            cut_box(&values, global, &placement.start, &mut local, &placement.extent);
+            Ok(Some(local[range].to_vec()))
+        })?;
         self.begin_state();
         for owned in self.parameters.owned.iter_mut().flatten() {
             owned.updates = 0;
@@ -228,16 +222,16 @@ impl Rank {
         parameters.begin_state(shared.program.class(*class), store, &*shared.device);
     }
 
-    /// Fills state tensors whose content is `wanted` with what `read` gives for the saved name of a
-    /// parameter's part and a flat range of its local part, and leaves as they are those for which it gives
-    /// nothing.
+    /// Fills lasting tensors that are `wanted` with what `read` gives for the saved name of a parameter's part
+    /// and a flat range of its local part, in the tensor's format, and leaves as they are those for which it
+    /// gives nothing. Weights that are made of master weights are filled alike, so that they need not be made.
     fn fill_state(
         &mut self,
-        wanted: impl Fn(Content) -> bool,
+        wanted: impl Fn(&Tensor) -> bool,
         read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         let tensors: Vec<TensorId> =
-            self.state_tensors().filter(|(_, it)| wanted(it.content)).map(|(id, _)| id).collect();
+            self.class().lasting().filter(|(_, it)| wanted(it)).map(|(id, _)| id).collect();
         for id in tensors {
             let mut buffer = self.store.take(id, 0).expect("state is there all the time");
             let filled = self.fill(id, &mut buffer, &read);
@@ -296,6 +290,11 @@ impl Rank {
             owned.updates = updates(&name);
         }
     }
+}
+
+/// Whether a tensor is saved.
+fn is_saved(tensor: &Tensor) -> bool {
+    matches!(tensor.keep, Keep::State(_))
 }
 
 /// What is held of one parameter in a state tensor.

@@ -166,7 +166,18 @@ impl Rank {
         }
     }
 
-    /// Updates the part of a bucket's weights that this rank owns.
+    /// Makes the weights that operators read of the master weights that were updated.
+    pub(super) fn cast(&mut self, instruction: &Instruction) {
+        let (master, weights) = (instruction.reads[0].tensor, instruction.writes[0].to);
+        self.store.keep_version(weights.tensor);
+        let range = self.class().view_range(weights, self.position);
+        let mut held = self.store.take(weights.tensor, 0).expect("weights are there all the time");
+        let rounded = held.view_mut().slice(range);
+        self.device().cast(self.store.newest(master).view(), rounded);
+        self.store.put(weights.tensor, 0, held);
+    }
+
+    /// Updates the part of a bucket's weights that this rank owns: the master weights, if there are such.
     pub(super) fn update(&mut self, instruction: &Instruction) {
         let (gradients, weights) = (instruction.reads[0], instruction.writes[0].to.tensor);
         let id = self.bucket_of(weights);

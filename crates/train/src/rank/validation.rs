@@ -11,6 +11,7 @@ use shardloom_kernels::device::{HostSlice, HostSliceMut};
 use shardloom_program::{Class, Content, Instruction, Mode, TensorId};
 
 use super::Rank;
+use super::parameters::is_weight;
 
 /// What is known of a norm, and of the update that was made with it.
 #[derive(Default)]
@@ -127,7 +128,7 @@ impl Rank {
             let changed = store.newest_mut(write.to.tensor).view_mut().slice(range);
             shared.device.copy(copy.view(), changed);
             let tensor = self.shared.program.class(self.class).tensor(write.to.tensor);
-            if let (Content::Weight, Some(bucket)) = (tensor.content, tensor.bucket) {
+            if let (true, Some(bucket)) = (is_weight(tensor), tensor.bucket) {
                 for owned in &mut self.parameters.owned[bucket.0 as usize] {
                     owned.updates -= u64::from(owned.piece.elements() > 0);
                 }

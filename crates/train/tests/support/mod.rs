@@ -1,6 +1,7 @@
 //! What tests of training share: small models, data, and runs.
 #![allow(dead_code, reason = "each test file uses another part")]
 
+pub mod golden;
 pub mod trained;
 
 use std::time::Duration;
