@@ -1,11 +1,11 @@
-//! A class's stream in the form that the engine follows: what each instruction waits for and completes
+//! A class's control in the form that the engine follows: what each instruction waits for and completes
 //! as numbered cells, so that no map is asked while time runs.
 
 use std::collections::BTreeMap;
 
 use shardloom_program::timeline::Activity;
 use shardloom_program::{
-    Action, Body, BodyId, Class, Copies, Group, Instruction, Program, RouteId, StreamItem, TensorId,
+    Action, Body, Class, Copies, Entry, Group, Instruction, RouteId, TensorId,
 };
 
 /// When a tensor is ready: a micro-batch's copy, or one that all micro-batches share.
@@ -91,22 +91,10 @@ impl Line<'_> {
     }
 }
 
-/// One entry of the stream.
+/// One entry of the control.
 pub(crate) struct Item {
-    pub body: BodyId,
-    /// Counted from the first of the step; beyond the step's, one of a later step.
-    pub microbatch: Option<u32>,
-    pub age: u32,
-    /// How many entries before it run the same body on the same micro-batch.
-    pub occurrence: u32,
-    /// Whether no earlier entry works on this micro-batch.
-    pub first: bool,
     /// Whether no later entry works on this micro-batch.
     pub last: bool,
-    /// Whether it ends the step before.
-    pub late: bool,
-    /// Whether it is run only where the update of the step before was wrong.
-    pub amends: bool,
     /// What its computation is.
     pub activity: Activity,
     /// The chunk of the model, where the device holds several.
@@ -117,15 +105,15 @@ pub(crate) struct Item {
 pub(crate) struct Script<'p> {
     pub class: &'p Class,
     pub bodies: Vec<Vec<Line<'p>>>,
+    /// By the number of an entry.
     pub items: Vec<Item>,
     /// Different groups among its collectives.
     pub groups: Vec<Group>,
 }
 
 impl<'p> Script<'p> {
-    pub fn of(program: &'p Program, class: &'p Class) -> Script<'p> {
-        let mut script =
-            Script { class, bodies: vec![], items: items(program, class), groups: vec![] };
+    pub fn of(class: &'p Class) -> Script<'p> {
+        let mut script = Script { class, bodies: vec![], items: items(class), groups: vec![] };
         for body in &class.bodies {
             let mut lines = vec![];
             for instruction in &body.instructions {
@@ -135,11 +123,6 @@ impl<'p> Script<'p> {
             script.bodies.push(lines);
         }
         script
-    }
-
-    /// Whether something of a step is left to do in the next.
-    pub fn ends_late(&self) -> bool {
-        self.class.ends_late()
     }
 
     /// How many queues an actor has.
@@ -186,43 +169,26 @@ impl<'p> Script<'p> {
     }
 }
 
-fn items(program: &Program, class: &Class) -> Vec<Item> {
-    let microbatches = program.microbatches as u32;
+fn items(class: &Class) -> Vec<Item> {
     // When an entry works on a micro-batch: the step, counted from the one that the micro-batch belongs
     // to, and the place in it.
-    let when = |index: usize, microbatch: u32| (-i64::from(microbatch / microbatches), index);
+    let when = |number: usize, entry: &Entry| (-entry.shift, number);
     let mut ends = BTreeMap::new();
-    // What amends comes between.
-    for (index, item) in class.stream.iter().enumerate().filter(|(_, item)| !item.amends) {
-        if let Some(microbatch) = item.microbatch {
-            let at = when(index, microbatch);
-            let ends = ends.entry(microbatch % microbatches).or_insert((at, at));
-            *ends = (ends.0.min(at), ends.1.max(at));
+    let numbered = || class.entries_by_arm().enumerate();
+    // What stands in an arm of a guard comes between.
+    for (number, (_, entry)) in numbered().filter(|(_, (arm, _))| arm.is_none()) {
+        if let Some(microbatch) = entry.microbatch {
+            let end = ends.entry(microbatch).or_insert(when(number, entry));
+            *end = when(number, entry).max(*end);
         }
     }
-    let item = |(index, item): (usize, &StreamItem)| {
-        let (first, last) = item.microbatch.map_or((true, true), |microbatch| {
-            let (first, last) = ends[&(microbatch % microbatches)];
-            let at = when(index, microbatch);
-            match item.amends {
-                // Of a micro-batch that is under way, or only to drop something of one that is not.
-                true => (at < first, at < first),
-                false => (at == first, at == last),
-            }
-        });
-        let body = class.body(item.body);
-        Item {
-            body: item.body,
-            microbatch: item.microbatch,
-            age: item.age,
-            occurrence: item.occurrence,
-            first,
-            last,
-            late: item.late,
-            amends: item.amends,
-            activity: body.kind.activity(),
-            chunk: body.part.chunk,
-        }
+    let item = |(number, (arm, entry)): (usize, (Option<bool>, &Entry))| {
+        let last = match entry.microbatch {
+            None => true,
+            Some(microbatch) => arm.is_none() && ends[&microbatch] == when(number, entry),
+        };
+        let body = class.body_of(entry);
+        Item { last, activity: body.kind.activity(), chunk: body.part.chunk }
     };
-    class.stream.iter().enumerate().map(item).collect()
+    numbered().map(item).collect()
 }

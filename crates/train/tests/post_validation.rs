@@ -1,4 +1,4 @@
-//! Updates that are validated afterwards train as those that wait for the norm of all gradients.
+//! Updates that are tested afterwards train as those that wait for the norm of all gradients.
 
 mod support;
 
@@ -146,7 +146,7 @@ fn tied_weights_and_recomputation_go_back_too() {
     }
 }
 
-/// The simulator follows the instructions that were executed, amendments included.
+/// The simulator follows the instructions that were executed, rollbacks included.
 #[test]
 fn executed_and_simulated_timelines_are_equal_where_steps_begin_anew() {
     let graph = gpt();

@@ -163,34 +163,54 @@ impl Rank {
 
     /// Adds or copies one tensor to another.
     pub(super) fn combine(&mut self, instruction: &Instruction, microbatch: u32) {
-        let (from, to) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
         if instruction.is_move() {
+            let (from, to) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
             let moved = self.store.take(from, microbatch).expect("read tensors are held");
             self.store.put(to, microbatch, moved);
             return;
         }
-        let elements = self.store.get(from, microbatch).len();
-        let mut target = match self.store.take(to, microbatch) {
-            Some(buffer) => buffer,
-            None => self.arena.take(to, shardloom_kernels::DType::F32, elements),
-        };
-        let source = self.store.get(from, microbatch).as_f32();
-        match instruction.writes[0].mode {
-            Mode::Set => target.as_f32_mut().copy_from_slice(source),
-            Mode::Add | Mode::AddUnlessFirst => reduce::sum_into(target.as_f32_mut(), source),
+        for (read, write) in instruction.reads.iter().zip(&instruction.writes) {
+            let to = write.to.tensor;
+            let class = self.class();
+            let [from, into] = [*read, write.to].map(|view| class.view_range(view, self.position));
+            let (dtype, _) = storage(class.tensor(to).format);
+            let elements = class.elements(to, self.position);
+            let taken = self.store.take(to, microbatch);
+            let mut target = taken.unwrap_or_else(|| self.arena.take(to, dtype, elements));
+            let source = &self.store.get(read.tensor, microbatch).as_f32()[from];
+            match write.mode {
+                Mode::Set => target.as_f32_mut()[into].copy_from_slice(source),
+                Mode::Add | Mode::AddUnlessFirst => {
+                    reduce::sum_into(&mut target.as_f32_mut()[into], source);
+                }
+            }
+            self.store.put(to, microbatch, target);
+            self.count_back(read.tensor, to);
         }
-        self.store.put(to, microbatch, target);
     }
 
-    /// Adds the micro-batch's part of the loss to the step's.
+    /// Notes the loss of a micro-batch. One that is run once more has the loss that it comes to then.
     pub(super) fn note_loss(&mut self, instruction: &Instruction, microbatch: u32) {
         let loss = instruction.reads[0].tensor;
         let loss = f64::from(self.store.get(loss, microbatch).as_f32()[0]);
-        let step = self.now.first_step + self.step_of(microbatch);
-        match self.losses.iter_mut().find(|(of, _)| *of == step) {
-            Some((_, sum)) => *sum += loss,
-            None => self.losses.push((step, loss)),
+        match self.losses.iter_mut().find(|(of, _)| *of == microbatch) {
+            Some((_, known)) => *known = loss,
+            None => self.losses.push((microbatch, loss)),
         }
+    }
+
+    /// The sum of the losses of a step of the row, which are not needed any more.
+    pub(super) fn take_loss(&mut self, step: u64) -> Option<f64> {
+        let microbatches = self.shared.program.microbatches as u64;
+        let mut sum = None;
+        self.losses.retain(|&(microbatch, loss)| {
+            let is_of_step = u64::from(microbatch) / microbatches == step;
+            if is_of_step {
+                *sum.get_or_insert(0.0) += loss;
+            }
+            !is_of_step
+        });
+        sum
     }
 }
 
