@@ -9,7 +9,7 @@ use shardloom_graph::{Extents, Graph, ValueId};
 use shardloom_plan::{Axis, Corrections, Mesh, Optimizer, Precision};
 
 use crate::sync::Held;
-use crate::{Action, Group, Instruction, Layout, Route, RouteId, Tensor, TensorId};
+use crate::{Action, Control, Group, Instruction, Layout, Route, RouteId, Tensor, TensorId};
 use shardloom_schedule::Instance;
 
 /// A participant of the program, numbered from 0.
@@ -107,9 +107,13 @@ pub enum BodyKind {
     /// A stage's forward pass that keeps nothing.
     Evaluation,
     /// Early in a step: whether the update that ended the step before was right.
-    Validation,
+    Test,
+    /// Frees what is held until it is known whether an update was right.
+    Release,
+    /// Where it was not: what it changed becomes what it was, and passes that ran since are dropped.
+    Rollback,
     /// The update of the step before once more, with what was not known when it was made.
-    Amendment,
+    Redo,
 }
 
 /// Which of a device's stages a body belongs to.
@@ -130,34 +134,6 @@ pub struct Body {
     pub part: Part,
     /// Its instructions, in order of issue.
     pub instructions: Vec<Instruction>,
-}
-
-/// One entry of a class's stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamItem {
-    /// The body to run.
-    pub body: BodyId,
-    /// On which micro-batch, counted from the first of the step; none for what belongs to the step.
-    /// Numbers from the step's micro-batches on are of later steps, in a program without flush.
-    pub microbatch: Option<u32>,
-    /// With the weights as they were so many updates ago, or as they were when the pipeline was filled
-    /// if that is later.
-    pub age: u32,
-    /// Whether it ends the step before the one that it stands in: it is left out of the first step, and
-    /// run once more after the last.
-    pub late: bool,
-    /// Whether it is run only where the update of the step before turned out wrong.
-    pub amends: bool,
-    /// How many entries of the step before it run the same body on the same micro-batch, as updates in
-    /// rounds do. One that amends has the number of what it runs once more.
-    pub occurrence: u32,
-}
-
-impl StreamItem {
-    /// An entry of every step, with the newest weights.
-    pub fn new(body: BodyId, microbatch: Option<u32>) -> StreamItem {
-        StreamItem { body, microbatch, age: 0, late: false, amends: false, occurrence: 0 }
-    }
 }
 
 /// A stage that ranks hold.
@@ -192,8 +168,8 @@ pub struct Class {
     pub communicators: Vec<Group>,
     /// Its bodies.
     pub bodies: Vec<Body>,
-    /// One step.
-    pub stream: Vec<StreamItem>,
+    /// What a rank does in a step.
+    pub control: Vec<Control>,
     /// How many updates there are, on average over a step's micro-batches, between a forward pass and
     /// the update with its gradient.
     pub delay: f64,
@@ -227,37 +203,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// The items of `class`'s stream that belong to `steps` steps in a row, with their micro-batches
-    /// counted from the first of all: what is run ahead of the first step comes first, and nothing of
-    /// steps after the last is run. Those that [amend](StreamItem::amends) are among them.
-    pub fn unrolled<'a>(
-        &self,
-        class: &'a Class,
-        steps: u32,
-    ) -> impl Iterator<Item = (i64, StreamItem)> + use<'a> {
-        let (microbatches, ahead) = (self.microbatches as i64, i64::from(self.ahead));
-        let (steps, end) = (i64::from(steps), i64::from(steps) * microbatches);
-        (-ahead..steps + i64::from(class.ends_late())).flat_map(move |round| {
-            class.stream.iter().filter_map(move |&item| {
-                let microbatch = match item.microbatch {
-                    None if item.late && round > 0 => None,
-                    None if !item.late && (0..steps).contains(&round) => None,
-                    None => return None,
-                    Some(it) => {
-                        let at = round * microbatches + i64::from(it);
-                        Some((0..end).contains(&at).then_some(at as u32)?)
-                    }
-                };
-                Some((round, StreamItem { microbatch, ..item }))
-            })
-        })
-    }
-
-    /// Whether an update that was made without looking at a step's norm, whose square this is, is wrong:
-    /// gradients are not finite, or have to be clipped. If it holds of the gradients of some stages, it
-    /// holds of all.
-    pub fn amends(&self, squared_norm: f64) -> bool {
-        !squared_norm.is_finite() || self.clip_norm.is_some_and(|most| squared_norm.sqrt() > most)
+    /// Whether an update that was made without looking at a step's norm, whose square this is, is right:
+    /// gradients are finite and need no clipping. If it does not hold of the gradients of some stages, it
+    /// holds of those of all neither.
+    pub fn needs_no_norm(&self, squared_norm: f64) -> bool {
+        squared_norm.is_finite() && self.clip_norm.is_none_or(|most| squared_norm.sqrt() <= most)
     }
 
     /// The number of ranks.
@@ -364,31 +314,9 @@ impl Class {
         &self.params[id.0 as usize]
     }
 
-    /// How often a step updates the weights, each time with the gradients since the last.
-    pub fn updates(&self) -> u32 {
-        let kind = |item: &&StreamItem| self.body(item.body).kind == BodyKind::Epilogue;
-        self.stream.iter().filter(kind).count() as u32
-    }
-
-    /// Whether something of a step is left to do in the next.
-    pub fn ends_late(&self) -> bool {
-        self.stream.iter().any(|item| item.late)
-    }
-
-    /// Whether it updates before it knows the norm of all gradients, and may have to amend that.
-    pub fn updates_early(&self) -> bool {
-        self.bodies.iter().any(|body| body.kind == BodyKind::Amendment)
-    }
-
-    /// Whether an entry runs a pass of its stream once more, after what it has computed was dropped.
-    pub fn repeats(&self, item: &StreamItem) -> bool {
-        let same = |it: &StreamItem| (it.body, it.microbatch) == (item.body, item.microbatch);
-        item.amends && self.stream.iter().any(|it| !it.amends && same(it))
-    }
-
     /// How many versions of its weights a rank holds.
     pub fn versions(&self) -> u32 {
-        1 + self.stream.iter().map(|item| item.age).max().unwrap_or(0)
+        1 + self.entries().map(|entry| entry.age).max().unwrap_or(0)
     }
 
     /// One bucket.

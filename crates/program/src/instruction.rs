@@ -125,10 +125,11 @@ pub enum Action {
     /// Its write becomes its read in the write's format, rounded to nearest, ties to even: the weights that
     /// operators read, made of the master weights that were updated.
     Cast,
-    /// With the norm of all gradients known, decides whether the update that was made before is right.
-    /// If it is not, its writes get back the copies that it reads, and whatever this step has computed is
-    /// dropped. The copies are freed in either case.
-    Validate,
+    /// With the norm of all gradients, which it reads, says whether the update that was made before is
+    /// right: writes a flag, which does not hold if gradients had to be clipped or are not finite.
+    Test,
+    /// Does nothing but free.
+    Free,
 }
 
 /// One instruction.

@@ -12,7 +12,11 @@ impl BodyKind {
             BodyKind::BackwardInput => Activity::BackwardInput,
             BodyKind::BackwardWeight => Activity::BackwardWeight,
             BodyKind::Synchronisation => Activity::Collective,
-            BodyKind::Epilogue | BodyKind::Validation | BodyKind::Amendment => Activity::Update,
+            BodyKind::Epilogue
+            | BodyKind::Test
+            | BodyKind::Release
+            | BodyKind::Rollback
+            | BodyKind::Redo => Activity::Update,
         }
     }
 }
@@ -28,8 +32,10 @@ impl Body {
             BodyKind::Evaluation => "V",
             BodyKind::Synchronisation => "synchronise",
             BodyKind::Epilogue => "update",
-            BodyKind::Validation => "validate",
-            BodyKind::Amendment => "rollback",
+            BodyKind::Test => "test",
+            BodyKind::Release => "release",
+            BodyKind::Rollback => "roll back",
+            BodyKind::Redo => "redo",
         };
         let mut label = letter.to_owned();
         if let Some(microbatch) = microbatch {
@@ -67,7 +73,8 @@ impl Instruction {
             | Action::Statistics { .. }
             | Action::Optimizer
             | Action::Cast
-            | Action::Validate => Lane::Compute,
+            | Action::Test
+            | Action::Free => Lane::Compute,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The *same* [`Program`] is simulated and executed. It has two levels: [`Body`] is a run of
 //! instructions with local shapes (a stage's forward pass of one micro-batch, say), and each class's
-//! `stream` orders bodies over a step. Ranks that do the same on different data are one [`Class`] with
+//! `control` orders bodies over a step. Ranks that do the same on different data are one [`Class`] with
 //! as many positions, so 16,384 replicas cost as much as one.
 
 pub mod buffers;
@@ -15,6 +15,7 @@ pub mod verify;
 mod allocation;
 mod assignment;
 mod class;
+mod control;
 mod error;
 mod instruction;
 mod label;
@@ -31,8 +32,9 @@ pub use allocation::Allocation;
 pub use assignment::Assignment;
 pub use class::{
     Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part, Program,
-    Rank, StreamItem, WeightParam,
+    Rank, WeightParam,
 };
+pub use control::{Control, Cursor, Entry, Guard, Next, Run};
 pub use error::ProgramError;
 pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};

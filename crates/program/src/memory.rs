@@ -1,11 +1,10 @@
-//! How much memory a rank needs: the sum over its tensors, by walking its stream.
+//! How much memory a rank needs: the sum over its tensors, by following its control.
 
 use std::collections::BTreeMap;
 
 use crate::allocation::Allocated;
 use crate::{
-    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, StreamItem, Tensor,
-    TensorId,
+    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, Tensor, TensorId,
 };
 
 /// What a rank holds all the time.
@@ -100,13 +99,6 @@ impl<'a> MemoryTracker<'a> {
         }
     }
 
-    /// Counts that all micro-batches under way are dropped, to be begun again.
-    pub fn drop_microbatches(&mut self) {
-        let of_microbatch = |it: &Allocation| it.microbatch.is_some();
-        let dropped: Vec<Allocation> = self.allocations.keys().copied().collect();
-        dropped.into_iter().filter(of_microbatch).for_each(|it| self.free(it));
-    }
-
     fn allocate(&mut self, what: Allocation) {
         let bytes = self.class.tensor_bytes(what.tensor, self.position);
         if self.allocations.insert(what, bytes).is_none() {
@@ -147,7 +139,8 @@ impl Class {
                 | Content::Staging
                 | Content::Statistics
                 | Content::Norm
-                | Content::Backup => &mut bytes.other,
+                | Content::Backup
+                | Content::Flag => &mut bytes.other,
             };
             *held += u64::from(copies) * self.tensor_bytes(id, position);
         }
@@ -159,16 +152,15 @@ impl Class {
     pub fn kept_share(&self, program: &Program, position: usize) -> f64 {
         let mut tracker = MemoryTracker::new(self, position);
         let (mut left, mut freed_last, mut splits) = (0, 0, false);
-        for (_, StreamItem { body, microbatch, .. }) in
-            program.unrolled(self, 1).filter(|(_, item)| !item.amends)
-        {
+        for run in program.cursor(self, 1).runs(true) {
             let before = tracker.live_bytes() as i64;
-            for instruction in &self.body(body).instructions {
-                tracker.begin(instruction, microbatch);
-                tracker.end(instruction, microbatch);
+            let body = self.body_of(&run.entry);
+            for instruction in &body.instructions {
+                tracker.begin(instruction, run.microbatch);
+                tracker.end(instruction, run.microbatch);
             }
             let more = tracker.live_bytes() as i64 - before;
-            match self.body(body).kind {
+            match body.kind {
                 BodyKind::Forward => left += more,
                 BodyKind::BackwardWeight => {
                     freed_last -= more;
@@ -187,12 +179,11 @@ impl Class {
     pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
         let mut tracker = MemoryTracker::new(self, position);
         // Enough steps for the pipeline to be full once, and to begin with what another left behind.
-        let steps = 2 * program.ahead + 1 + u32::from(self.ends_late());
-        let usual = program.unrolled(self, steps).filter(|(_, item)| !item.amends);
-        for (_, StreamItem { body, microbatch, .. }) in usual {
-            for instruction in &self.body(body).instructions {
-                tracker.begin(instruction, microbatch);
-                tracker.end(instruction, microbatch);
+        let steps = 2 * program.ahead + 1 + self.late();
+        for run in program.cursor(self, steps).runs(true) {
+            for instruction in &self.body_of(&run.entry).instructions {
+                tracker.begin(instruction, run.microbatch);
+                tracker.end(instruction, run.microbatch);
             }
         }
         let persistent = self.persistent_bytes(position);

@@ -137,8 +137,10 @@ pub enum Content {
     Statistics,
     /// The squared norm of gradients.
     Norm,
-    /// What an update has changed, as it was before, until the update is validated.
+    /// What an update has changed, as it was before, until it is known whether the update was right.
     Backup,
+    /// Whether something holds, for a guard of the control: zero if it does not.
+    Flag,
 }
 
 /// How many elements of a flat tensor a position has.

@@ -2,7 +2,7 @@
 
 use shardloom_collectives::{Algorithm, Kind, Member, bytes_sent_per_member, plan};
 
-use crate::{Action, Class, ClassId, Collective, Group, Instruction, Program, StreamItem};
+use crate::{Action, Class, ClassId, Collective, Group, Instruction, Program};
 
 /// A collective as the fabric sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,28 +50,20 @@ impl Program {
         })
     }
 
-    /// Bytes that `position` of class `id` sends in one step, the update before which was right.
+    /// Bytes that `position` of class `id` sends in a step in which all guards hold.
     pub fn sent_bytes(&self, id: ClassId, position: usize) -> u64 {
-        self.bytes_of(id, position, |item| !item.amends)
-    }
-
-    /// Bytes that `position` of class `id` sends besides where the update of the step before is rolled back and
-    /// made again.
-    pub fn amending_bytes(&self, id: ClassId, position: usize) -> u64 {
-        self.bytes_of(id, position, |item| item.amends)
-    }
-
-    fn bytes_of(&self, id: ClassId, position: usize, of: fn(&StreamItem) -> bool) -> u64 {
         let class = self.class(id);
-        let mut per_body: Vec<Option<u64>> = vec![None; class.bodies.len()];
-        let mut total = 0;
-        for StreamItem { body, .. } in class.stream.iter().filter(|item| of(item)) {
-            total += *per_body[body.0 as usize].get_or_insert_with(|| {
-                let instructions = &class.body(*body).instructions;
-                instructions.iter().map(|it| self.instruction_sent_bytes(id, position, it)).sum()
-            });
-        }
-        total
+        let mut times = vec![0; class.bodies.len()];
+        let held = class.guards().flat_map(|guard| &guard.then);
+        class.unguarded().chain(held).for_each(|entry| times[entry.body.0 as usize] += 1);
+        self.bytes_of_runs(id, position, &times)
+    }
+
+    /// Bytes that `position` of class `id` sends where it runs each of its bodies so many times.
+    pub fn bytes_of_runs(&self, id: ClassId, position: usize, times: &[u64]) -> u64 {
+        let bytes = |instruction| self.instruction_sent_bytes(id, position, instruction);
+        let bodies = self.class(id).bodies.iter().zip(times).filter(|(_, times)| **times > 0);
+        bodies.map(|(body, times)| times * body.instructions.iter().map(bytes).sum::<u64>()).sum()
     }
 
     /// Bytes that `position` of class `id` sends in one run of `instruction`.

@@ -8,7 +8,7 @@ use shardloom_plan::{
 };
 use shardloom_program::verify::{Row, run_blocking};
 use shardloom_program::{
-    Action, BodyKind, BucketId, Class, ClassId, Group, Program, StreamItem, lower,
+    Action, BodyKind, BucketId, Class, ClassId, Control, Entry, Group, Program, lower,
 };
 use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap};
 
@@ -40,19 +40,24 @@ fn lowered(graph: &Graph, plan: &Plan) -> Program {
 
 /// Runs all ranks of `program`, each as far as it comes, until they are through or wait in a circle.
 fn execute(program: &Program) -> Result<(), String> {
-    execute_where(program, false)
+    execute_rolling_back(program, false)
 }
 
-/// Likewise, where all updates that are validated in the next step were wrong, or none was.
-fn execute_where(program: &Program, wrong: bool) -> Result<(), String> {
-    let row = if wrong { Row::Amended } else { Row::Usual };
+/// Likewise, where all updates that are tested in the next step were wrong, or none was.
+fn execute_rolling_back(program: &Program, wrong: bool) -> Result<(), String> {
+    let row = if wrong { Row::RolledBack } else { Row::Usual };
     run_blocking(program, row).map_err(|violation| violation.to_string())
 }
 
-/// The entries between passes, each with its place in the stream.
-fn synchronisations(class: &Class) -> Vec<(usize, StreamItem)> {
-    let is_one = |it: &(usize, StreamItem)| class.body(it.1.body).kind == BodyKind::Synchronisation;
-    class.stream.iter().copied().enumerate().filter(is_one).collect()
+/// The entries between passes, each with its place in the control.
+fn synchronisations(class: &Class) -> Vec<(usize, Entry)> {
+    let is_one = |it: &Entry| class.body_of(it).kind == BodyKind::Synchronisation;
+    let entry = |part: &Control| match part {
+        Control::Run(entry) => Some(*entry).filter(is_one),
+        Control::Guard(_) => None,
+    };
+    let parts = class.control.iter().enumerate();
+    parts.filter_map(|(at, part)| Some((at, entry(part)?))).collect()
 }
 
 fn chimera(devices: usize) -> Program {
@@ -118,10 +123,10 @@ fn blocking_ranks_come_through_validations_of_right_and_wrong_updates() {
                 let plan = uniform(schedule, pp, mesh, zero).plan(&graph, "model", "local");
                 let plan = Plan { post_validation: true, ..plan };
                 let program = lowered(&graph, &plan);
-                assert!(program.classes.iter().all(Class::ends_late));
+                assert!(program.classes.iter().all(|class| class.late() == 1));
                 for wrong in [false, true] {
-                    let found = execute_where(&program, wrong);
-                    assert_eq!(found, Ok(()), "{schedule:?} {pp} x {mesh}, updates wrong: {wrong}");
+                    let found = execute_rolling_back(&program, wrong);
+                    assert_eq!(found, Ok(()), "{schedule:?} {pp} x {mesh}, wrong {wrong}");
                 }
             }
         }
@@ -206,8 +211,8 @@ fn blocking_ranks_come_through_orders_that_are_written_down() {
 fn a_meeting_out_of_order_is_noticed() {
     let moved = |class: usize, from: usize, to: usize| {
         let mut program = chimera(8);
-        let entry = program.classes[class].stream.remove(from);
-        program.classes[class].stream.insert(to, entry);
+        let entry = program.classes[class].control.remove(from);
+        program.classes[class].control.insert(to, entry);
         execute(&program)
     };
     let program = chimera(8);

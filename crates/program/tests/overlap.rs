@@ -57,9 +57,9 @@ fn one_after_the_other(plan: &Plan) -> Plan {
 /// The names of a class's entries, and what each pass comes to.
 fn passes(class: &Class) -> (Vec<String>, BTreeMap<String, Vec<Instruction>>) {
     let (mut names, mut passes) = (vec![], BTreeMap::<String, Vec<Instruction>>::new());
-    for item in &class.stream {
-        let body = class.body(item.body);
-        names.push(body.label(item.microbatch));
+    for entry in class.entries() {
+        let body = class.body_of(entry);
+        names.push(body.label(entry.microbatch));
         // Where they wait for each other, and the numbers of queues, depend on where they stand.
         let instructions = body.instructions.iter().cloned();
         let apart =
@@ -106,7 +106,7 @@ fn pieces_alternate_and_end_with_collectives() {
             let class = &program.classes[device];
             let (_, whole) = passes(&apart.classes[device]);
             let is_pass = |body: &Body| body.kind != BodyKind::Synchronisation;
-            let items = class.stream.iter().map(|it| (class.body(it.body), it.microbatch));
+            let items = class.entries().map(|it| (class.body_of(it), it.microbatch));
             let mut items = items.filter(|(body, _)| is_pass(body));
             for action in order {
                 let names = action.passes().map(|pass| map.pass_text(device, pass));
@@ -153,8 +153,8 @@ fn what_gathers_weights_that_the_other_uses_is_not_cut() {
     let pieces = |tied| {
         let graph = graph(tied);
         let plan = plan(&graph, ScheduleKind::DualPipe, (2, 2), 3);
-        let overlapping = lowered(&graph, &plan).classes[0].stream.len();
-        overlapping - lowered(&graph, &one_after_the_other(&plan)).classes[0].stream.len()
+        let overlapping = lowered(&graph, &plan).classes[0].control.len();
+        overlapping - lowered(&graph, &one_after_the_other(&plan)).classes[0].control.len()
     };
     assert!(pieces(false) > pieces(true), "{} and {}", pieces(false), pieces(true));
 }

@@ -10,9 +10,7 @@ use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
     Uniform, Updates, Weights,
 };
-use shardloom_program::{
-    Action, Body, BodyKind, Class, ClassId, Group, Program, StreamItem, lower,
-};
+use shardloom_program::{Action, Body, BodyKind, Class, ClassId, Group, Program, lower};
 
 const SEQ: usize = 8;
 const HIDDEN: usize = 16;
@@ -54,7 +52,7 @@ fn program(schedule: ScheduleKind, pp: usize, chunks: usize) -> Program {
 /// Bytes in messages between stages, over all ranks of a step.
 fn message_bytes(program: &Program) -> u64 {
     let of_class = |(id, class): (ClassId, &Class)| -> u64 {
-        let bodies = class.stream.iter().map(|item| class.body(item.body));
+        let bodies = class.entries().map(|entry| class.body_of(entry));
         let sends = bodies.flat_map(|body| &body.instructions);
         sends
             .filter(|it| matches!(it.action, Action::Send { .. }))
@@ -119,8 +117,8 @@ fn both_copies_of_a_stage_add_up_their_gradients_once_a_step() {
     for (id, class) in program.classes() {
         let partner = ClassId(3 - id.0);
         let mut reduced = 0;
-        for StreamItem { body, .. } in &class.stream {
-            for instruction in &class.body(*body).instructions {
+        for entry in class.entries() {
+            for instruction in &class.body_of(entry).instructions {
                 let Action::Collective { group, .. } = &instruction.action else { continue };
                 let Group::Classes(both) = group else { panic!("{group:?} without replicas") };
                 assert!(both.contains(&id) && both.contains(&partner) && both.len() == 2);
@@ -194,12 +192,12 @@ fn a_stage_holds_more_between_the_halves_than_after_both() {
     let class = &program.classes[1];
     let mut tracker = shardloom_program::MemoryTracker::new(class, 0);
     let mut after = vec![];
-    for StreamItem { body, microbatch, .. } in &class.stream {
-        for instruction in &class.body(*body).instructions {
-            tracker.begin(instruction, *microbatch);
-            tracker.end(instruction, *microbatch);
+    for entry in class.entries() {
+        for instruction in &class.body_of(entry).instructions {
+            tracker.begin(instruction, entry.microbatch);
+            tracker.end(instruction, entry.microbatch);
         }
-        after.push((class.body(*body).kind, tracker.live_bytes()));
+        after.push((class.body_of(entry).kind, tracker.live_bytes()));
     }
     let at = |kind| after.iter().rfind(|it| it.0 == kind).expect("it runs").1;
     let held = class.persistent_bytes(0).total();
@@ -215,8 +213,8 @@ fn ages(weights: Weights, microbatches: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
     plan.weights = weights;
     let program = lowered(&plan);
     let of = |class: &Class, kind| -> Vec<u32> {
-        let items = class.stream.iter().filter(|item| class.body(item.body).kind == kind);
-        items.map(|item| item.age).collect()
+        let entries = class.entries().filter(|entry| class.body_of(entry).kind == kind);
+        entries.map(|entry| entry.age).collect()
     };
     let both = |class| (of(class, BodyKind::Forward), of(class, BodyKind::Backward));
     program.classes.iter().map(both).collect()
@@ -333,7 +331,7 @@ fn a_stage_in_several_pipelines_is_one_copy_and_replicas_add_up_their_gradients(
                 for bucket in &class.buckets {
                     assert_eq!(bucket.classes, if count > 1 { ids.clone() } else { vec![] });
                 }
-                let updates = class.stream.iter().filter(|item| item.microbatch.is_none());
+                let updates = class.entries().filter(|entry| entry.microbatch.is_none());
                 assert_eq!(updates.count(), 12 / count);
             }
         }
@@ -355,13 +353,13 @@ fn counted_lags(program: &Program) -> Vec<(usize, bool, u32, u32, u32)> {
     for class in &program.classes {
         let stage = usize::from(class.stages[0].instance.stage);
         let mut updates = 0;
-        for (_, item) in program.unrolled(class, steps) {
-            match class.body(item.body).kind {
+        for run in program.cursor(class, steps).runs(true) {
+            match class.body_of(&run.entry).kind {
                 BodyKind::Epilogue => updates += 1,
                 kind => {
-                    let microbatch = item.microbatch.expect("passes have one");
+                    let microbatch = run.microbatch.expect("passes have one");
                     let forward = kind == BodyKind::Forward;
-                    counted.push((stage, forward, microbatch, updates, item.age));
+                    counted.push((stage, forward, microbatch, updates, run.entry.age));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Where updates are validated, and what a step does over if one was wrong.
+//! Where updates are tested, and what a step does over if one was wrong.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use shardloom_plan::{
 };
 use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
-    Action, BodyKind, Class, Content, Instruction, MemoryTracker, Program, RouteId, StreamItem,
-    Write, lower,
+    Action, BodyKind, Class, Content, Control, Entry, Group, Guard, Instruction, MemoryTracker,
+    Program, RouteId, Write, lower,
 };
 use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap, Succession};
 
@@ -47,14 +47,28 @@ fn flushing() -> impl Iterator<Item = ScheduleKind> {
     kinds.filter(|it| it.flushes())
 }
 
-/// The place of the validation in a class's stream.
-fn validation(class: &Class) -> usize {
-    let validates = |item: &StreamItem| class.body(item.body).kind == BodyKind::Validation;
-    let mut found = class.stream.iter().enumerate().filter(|(_, item)| validates(item));
+/// The place of the test in a class's control; the guard stands behind it.
+fn test(class: &Class) -> usize {
+    let tests = |entry: &Entry| class.body_of(entry).kind == BodyKind::Test;
+    let is_test = |part: &Control| matches!(part, Control::Run(entry) if tests(entry));
+    let mut found = class.control.iter().enumerate().filter(|(_, part)| is_test(part));
     match (found.next(), found.next()) {
-        (Some((at, item)), None) if item.late && !item.amends => at,
-        other => panic!("validations: {other:?}"),
+        (Some((at, Control::Run(entry))), None) if entry.shift == -1 => at,
+        other => panic!("tests: {other:?}"),
     }
+}
+
+/// A class's guard, which all ranks take alike.
+fn guard(class: &Class) -> &Guard {
+    match &class.control[test(class) + 1] {
+        Control::Guard(guard) if guard.agreed == Group::World => guard,
+        other => panic!("{other:?} behind the test"),
+    }
+}
+
+/// Whether a class updates before it knows the norm of all gradients.
+fn updates_early(class: &Class) -> bool {
+    class.tensors.iter().any(|tensor| tensor.content == Content::Backup)
 }
 
 /// How often each route is gone for each micro-batch.
@@ -67,8 +81,8 @@ fn a_step_that_begins_anew_receives_all_that_is_sent() {
         let program = lowered(&graph, &plan(&graph, schedule, Mesh::SINGLE));
         let (mut sent, mut received) = (Runs::new(), Runs::new());
         for class in &program.classes {
-            for item in &class.stream {
-                for instruction in &class.body(item.body).instructions {
+            for item in class.entries() {
+                for instruction in &class.body_of(item).instructions {
                     let (runs, route) = match instruction.action {
                         Action::Send { route } => (&mut sent, route),
                         Action::Receive { route } => (&mut received, route),
@@ -84,32 +98,32 @@ fn a_step_that_begins_anew_receives_all_that_is_sent() {
 }
 
 #[test]
-fn only_forward_passes_run_before_the_validation_and_again_after_it() {
+fn only_forward_passes_run_before_the_test_and_again_after_it() {
     let graph = graph();
     for schedule in flushing() {
         let program = lowered(&graph, &plan(&graph, schedule, Mesh::SINGLE));
         for (index, class) in program.classes.iter().enumerate() {
-            let at = validation(class);
-            let before = &class.stream[..at];
+            let before: Vec<Entry> = class.unguarded().copied().take(test(class)).collect();
             assert!(before.len() <= 2 * (STAGES - 1 - index) * class.stages.len());
-            assert!(before.iter().all(|item| class.body(item.body).kind == BodyKind::Forward));
-            let again = class.stream[at + 1..].iter().filter(|item| item.amends && !item.late);
+            assert!(before.iter().all(|it| class.body_of(it).kind == BodyKind::Forward));
+            let again = guard(class).otherwise.iter().filter(|entry| entry.shift == 0);
             let receives = |action: &Action| matches!(action, Action::Receive { .. });
-            let whole = again.filter(|item| {
-                !class.body(item.body).instructions.iter().all(|it| receives(&it.action))
+            let whole = again.filter(|entry| {
+                let body = class.body_of(entry);
+                let received = body.instructions.iter().all(|it| receives(&it.action));
+                body.kind == BodyKind::Forward && !received
             });
-            let whole: Vec<StreamItem> =
-                whole.map(|item| StreamItem { amends: false, ..*item }).collect();
+            let whole: Vec<Entry> = whole.copied().collect();
             assert_eq!(whole, before, "{schedule:?}");
         }
         // The first waits longest for the norm to come back.
-        assert!(validation(&program.classes[0]) > 0, "{schedule:?}");
+        assert!(test(&program.classes[0]) > 0, "{schedule:?}");
     }
 }
 
 /// Micro-batches that come by several pipelines come to one stage.
 #[test]
-fn replicas_that_take_turns_get_no_further_before_the_validation_than_stages_of_one_pipeline() {
+fn replicas_that_take_turns_get_no_further_before_the_test_than_stages_of_one_pipeline() {
     let graph = graph();
     let replicas = |devices: &[u32]| devices.iter().map(|&it| DeviceList(vec![it])).collect();
     let stage = |blocks, devices| {
@@ -120,7 +134,7 @@ fn replicas_that_take_turns_get_no_further_before_the_validation_than_stages_of_
     plan.pipeline = pipelines_in_turn(&[stage((0, 8), &[0]), stage((8, 16), &[1, 2])])
         .unwrap_or_else(|error| panic!("{error}"));
     let program = lowered(&graph, &plan);
-    let before: Vec<usize> = program.classes.iter().map(validation).collect();
+    let before: Vec<usize> = program.classes.iter().map(test).collect();
     // Two for each class after it.
     assert_eq!(before, [4, 2, 0]);
 }
@@ -132,21 +146,21 @@ fn all_classes_but_the_last_keep_what_they_update_until_the_norm_is_back() {
     let program = lowered(&graph, &plan(&graph, ScheduleKind::ZeroBubbleH2, mesh));
     for (index, class) in program.classes.iter().enumerate() {
         let last = index + 1 == program.classes.len();
-        let instructions = || class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
+        let instructions = || class.entries().flat_map(|it| &class.body_of(it).instructions);
 
         let buckets = class.buckets.len();
-        assert_eq!(class.updates_early(), !last);
+        assert_eq!(updates_early(class), !last);
         let copies = instructions().filter(|it| backs_up(class, it)).count();
         assert_eq!(copies, if last { 0 } else { buckets });
         let updates = instructions().filter(|it| matches!(it.action, Action::Optimizer)).count();
         assert_eq!(updates, if last { buckets } else { 2 * buckets });
-        let ends = class.stream.last().map(|item| class.body(item.body).kind);
+        let ends = class.unguarded().last().map(|entry| class.body_of(entry).kind);
         assert_eq!(ends, Some(BodyKind::Epilogue));
     }
 }
 
 #[test]
-fn without_a_norm_or_a_second_class_there_is_nothing_to_validate() {
+fn without_a_norm_or_a_second_class_there_is_nothing_to_test() {
     let graph = graph();
     let plain = |plan: &Plan| Plan { post_validation: false, ..plan.clone() };
     let pipeline = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh::SINGLE);
@@ -160,7 +174,7 @@ fn without_a_norm_or_a_second_class_there_is_nothing_to_validate() {
 }
 
 #[test]
-fn without_flush_there_is_no_time_to_validate() {
+fn without_flush_there_is_no_time_to_test() {
     let graph = graph();
     let plan = plan(&graph, ScheduleKind::PipeDream, Mesh::SINGLE);
     assert_eq!(plan.weights, Weights::Stash);
@@ -184,7 +198,7 @@ fn every_position_keeps_its_own_share_of_what_it_updates() {
         (plan.global_batch, plan.sync.zero, plan.precision) = (24, zero, precision);
         let program = lowered(&graph, &plan);
         let mut uneven = false;
-        for class in program.classes.iter().filter(|class| class.updates_early()) {
+        for class in program.classes.iter().filter(|class| updates_early(class)) {
             for (id, bucket) in class.buckets() {
                 let (least, longer) = (bucket.elements / 3, bucket.elements % 3);
                 uneven |= zero > 0 && longer > 0;
@@ -204,8 +218,8 @@ fn every_position_keeps_its_own_share_of_what_it_updates() {
                     tracker.begin(instructions.clone().find(backup).expect("it is kept"), None);
                     let kept = tracker.live_bytes() - held;
                     assert_eq!(kept, bytes, "{} of {position}", bucket.name);
-                    let validate = |it: &&Instruction| it.action == Action::Validate;
-                    tracker.end(instructions.clone().find(validate).expect("it ends"), None);
+                    let release = |it: &&Instruction| it.action == Action::Free;
+                    tracker.end(instructions.clone().find(release).expect("it ends"), None);
                     assert_eq!(tracker.live_bytes(), held);
                 }
             }
@@ -229,16 +243,17 @@ fn the_place_of_a_copy_holds_the_largest_share_of_any_position() {
         let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh { dp, cp: 1, tp: 1 });
         (plan.global_batch, plan.sync.zero, plan.optimizer) = (8 * dp as usize, 1, optimizer);
         let program = lowered(&graph, &plan);
-        for class in program.classes.iter().filter(|class| class.updates_early()) {
+        for class in program.classes.iter().filter(|class| updates_early(class)) {
             let buffers = BufferPlan::new(&program, class);
-            for item in &class.stream {
-                for (index, instruction) in (0u32..).zip(&class.body(item.body).instructions) {
+            for run in program.cursor(class, 1).runs(true) {
+                let body = run.entry.body;
+                for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
                     if !backs_up(class, instruction) {
                         continue;
                     }
-                    let row = buffers.row(item, 0);
+                    let row = buffers.row(&run);
                     for copy in instruction.writes.iter().map(|write| write.to.tensor) {
-                        let place = buffers.find(item.body, row, index, copy);
+                        let place = buffers.find(body, row, index, copy);
                         let place = buffers.place(place.expect("a copy has a place"));
                         let of = |position| class.tensor_bytes(copy, position);
                         let bytes: Vec<u64> = (0..dp as usize).map(of).collect();

@@ -118,7 +118,7 @@ fn from_a_stages_input_every_operator_runs_again_once_but_those_that_only_leave(
 /// The operators that run again for micro-batches.
 fn again(class: &Class, of: impl Fn(u32) -> bool) -> Vec<OpId> {
     let mut found = vec![];
-    for item in class.stream.iter().filter(|item| item.microbatch.is_some_and(&of)) {
+    for item in class.entries().filter(|item| item.microbatch.is_some_and(&of)) {
         for instruction in &class.body(item.body).instructions {
             if let Action::Kernel { op, again: true, .. } = instruction.action {
                 found.push(op);
@@ -130,7 +130,7 @@ fn again(class: &Class, of: impl Fn(u32) -> bool) -> Vec<OpId> {
 
 /// The operators of a stage's forward pass.
 fn forwards(class: &Class) -> Vec<OpId> {
-    let first = class.stream.first().expect("a stage goes forward");
+    let first = class.entries().next().expect("a stage goes forward");
     let instructions = class.body(first.body).instructions.iter();
     instructions
         .filter_map(|it| match it.action {

@@ -11,7 +11,7 @@ use shardloom_plan::{
 };
 use shardloom_program::{
     Action, Body, BodyKind, Carried, Class, ClassId, Instruction, Program, Route, RouteId,
-    StreamItem, TensorId, View, lower,
+    TensorId, View, lower,
 };
 
 const LAYERS: usize = 6;
@@ -152,8 +152,8 @@ fn way(program: &Program, route: &Route) -> Way {
 fn runs(program: &Program, wanted: impl Fn(&Action) -> Option<RouteId>) -> BTreeMap<Way, usize> {
     let mut runs = BTreeMap::new();
     for class in &program.classes {
-        for StreamItem { body, .. } in &class.stream {
-            for instruction in &class.body(*body).instructions {
+        for entry in class.entries() {
+            for instruction in &class.body_of(entry).instructions {
                 if let Some(route) = wanted(&instruction.action) {
                     *runs.entry(way(program, program.route(route))).or_insert(0) += 1;
                 }
@@ -275,8 +275,8 @@ fn class_of(program: &Program, layer: usize) -> &Class {
 
 /// What `class` runs for the first micro-batch.
 fn first_microbatch(class: &Class) -> impl Iterator<Item = &Body> {
-    let items = class.stream.iter().filter(|item| item.microbatch == Some(0));
-    items.map(|item| class.body(item.body))
+    let entries = class.entries().filter(|entry| (entry.microbatch, entry.shift) == (Some(0), 0));
+    entries.map(|entry| class.body_of(entry))
 }
 
 /// The tensor in which `class` receives `skip`, or its gradient, from the class that holds a layer.

@@ -228,7 +228,7 @@ impl Session {
     /// the next step.
     pub fn runs_ahead(&self) -> bool {
         let program = self.trainer.program();
-        program.ahead > 0 || program.classes.iter().any(|class| class.ends_late())
+        program.ahead > 0 || program.classes.iter().any(|class| class.late() > 0)
     }
 
     /// Mean loss over the first samples that were kept for validation, at most `most` micro-batches of

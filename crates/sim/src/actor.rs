@@ -1,7 +1,7 @@
-//! Where an actor stands in its stream, and until when its queues are taken.
+//! Where an actor stands in its control, and until when its queues are taken.
 
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Program, Queue};
+use shardloom_program::{Cursor, Guard, Next, Program, Queue, Run};
 
 use crate::script::{Event, Item, Line, Script, Wait};
 use crate::{Actor, Call};
@@ -24,27 +24,30 @@ pub(crate) struct ActorState<'s, 'p> {
     table_of: Vec<usize>,
     /// The current entry's table.
     table: usize,
-    /// Micro-batches of one step, and the number of steps.
-    microbatches: u32,
+    /// The number of steps, and whether some entry runs ahead of them.
     steps: u32,
-    /// The step, from 0; below it what runs ahead of the first, after the last what is left to do of it.
-    round: i64,
-    /// Whether the update of the step before was wrong, and how often one was.
-    amending: bool,
-    amendments: u32,
-    item: usize,
+    runs_ahead: bool,
+    cursor: Cursor<'p>,
+    /// The current entry; none before the first and after the last.
+    run: Option<Run>,
     index: usize,
+    /// The step that it has come to.
+    step: i64,
+    /// How often it has run each body.
+    times: Vec<u64>,
 }
 
 /// How far an actor has come by moving on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moved {
-    /// Within a stream entry.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Moved<'p> {
+    /// Within an entry.
     Within,
-    /// To the next entry of the step.
+    /// To the next entry.
     Entry,
-    /// To the end of the step.
-    Step,
+    /// To a guard in a step.
+    Guard(&'p Guard, i64),
+    /// To the end of the row.
+    End,
 }
 
 impl<'s, 'p> ActorState<'s, 'p> {
@@ -65,24 +68,36 @@ impl<'s, 'p> ActorState<'s, 'p> {
             idle_tables: vec![],
             table_of: vec![usize::MAX; program.microbatches * (program.ahead as usize + 1) + 1],
             table: 0,
-            microbatches: program.microbatches as u32,
             steps,
-            round: -i64::from(program.ahead),
-            amending: false,
-            amendments: 0,
-            item: 0,
+            runs_ahead: program.ahead > 0,
+            cursor: program.cursor(script.class, steps),
+            run: None,
             index: 0,
+            step: i64::MIN,
+            times: vec![0; script.class.bodies.len()],
         }
     }
 
-    /// The current stream entry.
+    /// The current entry in its step.
+    ///
+    /// # Panics
+    /// Before the first entry and after the last: the engine asks those that have come to one.
+    pub fn run(&self) -> Run {
+        self.run.expect("the actor is at an entry")
+    }
+
+    /// What is known of the current entry.
     pub fn item(&self) -> &'s Item {
-        &self.script.items[self.item]
+        &self.script.items[self.run().number]
     }
 
     /// The current instruction.
     pub fn line(&self) -> &'s Line<'p> {
-        &self.script.bodies[self.item().body.0 as usize][self.index]
+        &self.lines()[self.index]
+    }
+
+    fn lines(&self) -> &'s [Line<'p>] {
+        &self.script.bodies[self.run().entry.body.0 as usize]
     }
 
     /// When computation is free: the actor's clock.
@@ -132,115 +147,79 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// The current instruction as a call that starts at `start`.
     pub fn call(&self, start: Picos) -> Call<'p> {
-        let item = self.item();
-        Call {
-            actor: self.actor,
-            body: item.body,
-            index: self.index,
-            instruction: self.line().instruction,
-            microbatch: self.microbatch(),
-            step: self.step(),
-            age: item.age,
-            occurrence: item.occurrence,
-            start,
-        }
+        let instruction = self.line().instruction;
+        Call { actor: self.actor, run: self.run(), index: self.index, instruction, start }
     }
 
-    /// Goes to the next instruction of the stream; bodies without instructions are passed over.
-    pub fn advance(&mut self) -> Moved {
+    /// Goes to the next instruction; bodies without instructions are passed over.
+    pub fn advance(&mut self) -> Moved<'p> {
         self.index += 1;
-        if self.index < self.script.bodies[self.item().body.0 as usize].len() {
+        if self.index < self.lines().len() {
             return Moved::Within;
         }
-        self.leave_item();
-        self.item += 1;
-        if self.find_item() { Moved::Entry } else { Moved::Step }
+        self.leave_entry();
+        self.next_entry()
     }
 
-    /// Begins the current step, or what runs ahead of the first. Whether it has any instruction.
-    pub fn begin_round(&mut self) -> bool {
-        self.item = 0;
-        self.find_item()
+    /// Takes an arm of the guard that it has come to, and goes to the next instruction.
+    pub fn take(&mut self, holds: bool) -> Moved<'p> {
+        self.cursor.take(holds);
+        self.next_entry()
     }
 
-    /// Ends the current step. Whether it was one, and not what runs ahead of the first or is left of the
-    /// last.
-    pub fn end_round(&mut self) -> bool {
-        self.round += 1;
-        (1..=i64::from(self.steps)).contains(&self.round)
+    /// Goes to the next entry that has instructions.
+    pub fn next_entry(&mut self) -> Moved<'p> {
+        self.index = 0;
+        loop {
+            match self.cursor.advance() {
+                None => return Moved::End,
+                Some(Next::Guard(guard, step)) => return Moved::Guard(guard, step),
+                Some(Next::Run(run)) => {
+                    self.run = Some(run);
+                    self.enter_entry();
+                    if !self.lines().is_empty() {
+                        return Moved::Entry;
+                    }
+                    self.leave_entry();
+                }
+            }
+        }
     }
 
-    /// Whether what amends the update of the step before is to be run.
-    pub fn amend(&mut self, amending: bool) {
-        self.amending = amending;
-        self.amendments += u32::from(amending);
+    /// Comes to a step, or to the end of the row. How many steps are over by that.
+    pub fn come_to(&mut self, step: Option<i64>) -> usize {
+        let over = |step: i64| step.clamp(0, i64::from(self.steps));
+        let step = step.unwrap_or(i64::MAX);
+        let passed = over(step) - over(self.step);
+        self.step = step;
+        passed as usize
     }
 
-    /// How many updates were amended.
-    pub fn amendments(&self) -> u32 {
-        self.amendments
+    /// How often it has run each body.
+    pub fn times(&self) -> &[u64] {
+        &self.times
     }
 
-    /// Whether all steps are over.
+    /// Whether it has run everything.
     pub fn is_through(&self) -> bool {
-        self.round >= i64::from(self.steps) + i64::from(self.script.ends_late())
-    }
-
-    /// The step, from 0.
-    pub fn step(&self) -> u32 {
-        self.round.max(0) as u32
+        self.run.is_none()
     }
 
     /// The current entry's micro-batch, counted from the first of all steps.
     pub fn microbatch(&self) -> Option<u32> {
-        self.item().microbatch.map(|it| self.absolute(it) as u32)
+        self.run().microbatch
     }
 
     /// What the current entry's computation is called: `F3`, `B0`, `update`.
     pub fn label(&self) -> String {
-        let item = self.item();
-        let ahead = self.table_of.len() as u32 > self.microbatches + 1;
-        let microbatch = if ahead { self.microbatch() } else { item.microbatch };
-        self.script.class.body(item.body).label(microbatch)
+        let Run { entry, microbatch, .. } = self.run();
+        let shown = if self.runs_ahead { microbatch } else { entry.microbatch };
+        self.script.class.body_of(&entry).label(shown)
     }
 
-    fn absolute(&self, microbatch: u32) -> i64 {
-        self.round * i64::from(self.microbatches) + i64::from(microbatch)
-    }
-
-    /// Whether an entry belongs to one of the steps.
-    fn belongs(&self, item: &Item) -> bool {
-        let steps = i64::from(self.steps);
-        let end = steps * i64::from(self.microbatches);
-        if item.amends && !self.amending {
-            return false;
-        }
-        match item.microbatch {
-            None if item.late => self.round > 0,
-            None => (0..steps).contains(&self.round),
-            Some(microbatch) => (0..end).contains(&self.absolute(microbatch)),
-        }
-    }
-
-    /// Makes the next entry that has instructions the current one, if there is one in the step.
-    fn find_item(&mut self) -> bool {
-        self.index = 0;
-        while let Some(item) = self.script.items.get(self.item) {
-            if self.belongs(item) {
-                self.enter_item();
-                if !self.script.bodies[item.body.0 as usize].is_empty() {
-                    return true;
-                }
-                self.leave_item();
-            }
-            self.item += 1;
-        }
-        false
-    }
-
-    fn enter_item(&mut self) {
+    fn enter_entry(&mut self) {
         let place = self.table_place();
-        if self.item().first {
+        if self.table_of[place] == usize::MAX {
             let events = self.script.events[0];
             let fresh = || vec![Picos::ZERO; events];
             self.table_of[place] = match self.idle_tables.pop() {
@@ -257,10 +236,14 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.table = self.table_of[place];
     }
 
-    fn leave_item(&mut self) {
+    fn leave_entry(&mut self) {
+        let body = self.run().entry.body;
+        self.times[body.0 as usize] += 1;
         if self.item().last {
-            self.idle_tables.push(self.table_of[self.table_place()]);
+            let place = self.table_place();
+            self.idle_tables.push(std::mem::replace(&mut self.table_of[place], usize::MAX));
         }
+        self.run = None;
     }
 
     fn table_place(&self) -> usize {

@@ -112,7 +112,8 @@ impl<'a> CostModel<'a> {
             | Action::Send { .. }
             | Action::Receive { .. }
             | Action::Report
-            | Action::Validate => 0.0,
+            | Action::Test
+            | Action::Free => 0.0,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Who performs the instructions that the engine orders.
 
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{BodyId, ClassId, Instruction, Rank};
+use shardloom_program::{ClassId, Guard, Instruction, Rank, Run};
 
 use crate::SimError;
 
@@ -25,20 +25,12 @@ pub struct Actor {
 pub struct Call<'p> {
     /// Who.
     pub actor: Actor,
-    /// In which body of the actor's class.
-    pub body: BodyId,
-    /// Where in the body.
+    /// In which entry of the actor's control, and in which step.
+    pub run: Run,
+    /// Where in the entry's body.
     pub index: usize,
     /// The instruction itself.
     pub instruction: &'p Instruction,
-    /// On which micro-batch, counted from the first of all steps.
-    pub microbatch: Option<u32>,
-    /// In which step, from 0; the first also for what runs ahead of it.
-    pub step: u32,
-    /// With the weights as they were so many updates ago.
-    pub age: u32,
-    /// How many entries of the step before it ran the same body on the same micro-batch.
-    pub occurrence: u32,
     /// When it starts.
     pub start: Picos,
 }
@@ -46,7 +38,7 @@ pub struct Call<'p> {
 /// Performs instructions, or pretends to, and says how long they take.
 ///
 /// The engine calls each method when all that the instruction reads is there, and for each actor in
-/// stream order. The compute lanes of all actors advance in order of virtual time, ties by actor.
+/// order of its control. The compute lanes of all actors advance in order of virtual time, ties by actor.
 pub trait Driver {
     /// What can go wrong.
     type Error: From<SimError>;
@@ -74,14 +66,13 @@ pub trait Driver {
     /// Whatever goes wrong in it.
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
 
-    /// Whether the update of the step before, which the actor has just
-    /// [validated](shardloom_program::Action::Validate), has to be rolled back and made again. That depends
-    /// on numbers, so a driver without any takes updates for right.
+    /// Whether the flag holds of a guard that `actor` comes to in a step, counted from the first of all.
+    /// That depends on numbers, so for a driver without any all flags hold.
     ///
     /// # Errors
     /// Whatever goes wrong in it.
-    fn amends(&mut self, _call: &Call<'_>) -> Result<bool, Self::Error> {
-        Ok(false)
+    fn holds(&mut self, _actor: Actor, _guard: &Guard, _step: i64) -> Result<bool, Self::Error> {
+        Ok(true)
     }
 
     /// Runs a collective whose members have all arrived, `members` in the order of the group; all of

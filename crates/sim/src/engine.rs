@@ -1,6 +1,6 @@
-//! The discrete-event engine: follows the streams of a program in virtual time.
+//! The discrete-event engine: follows the control of a program's ranks in virtual time.
 //!
-//! Instructions are issued in stream order and join their [queues](shardloom_program::Queue), each of
+//! Instructions are issued in the order of control and join their [queues](shardloom_program::Queue), each of
 //! which works through its instructions in order. An instruction starts when its queue comes to it and
 //! the [points](shardloom_program::Point) in other queues that it follows have been reached, so
 //! communication holds back only the computation that reads its result. Queues do not slow each other
@@ -18,7 +18,7 @@ use std::collections::BinaryHeap;
 
 use shardloom_cluster::Cluster;
 use shardloom_program::timeline::{Picos, Timeline};
-use shardloom_program::{Action, Class, Program, Queue, Rank, RouteId};
+use shardloom_program::{Class, Program, Queue, Rank, RouteId};
 
 use crate::actor::{ActorState, Moved};
 use crate::rendezvous::{self, Rendezvous};
@@ -68,8 +68,7 @@ pub fn run<D: Driver>(
     if options.steps == 0 {
         return Err(SimError::NoSteps.into());
     }
-    let scripts: Vec<Script<'_>> =
-        program.classes.iter().map(|class| Script::of(program, class)).collect();
+    let scripts: Vec<Script<'_>> = program.classes.iter().map(Script::of).collect();
     let mut engine = Engine::new(program, cluster, &scripts, options)?;
     engine.follow(driver)?;
     Ok(engine.finish(driver))
@@ -118,7 +117,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
-        let mut engine = Engine {
+        Ok(Engine {
             program,
             options,
             step_ends: vec![vec![]; actors.len()],
@@ -132,17 +131,17 @@ impl<'s, 'p> Engine<'s, 'p> {
             finished: 0,
             durations: vec![],
             calls: vec![],
-        };
-        for index in 0..engine.actors.len() {
-            if engine.enter_round(index) {
-                engine.wake(index);
-            }
-        }
-        Ok(engine)
+        })
     }
 
     /// Runs all actors to the end of the last step.
     fn follow<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
+        for index in 0..self.actors.len() {
+            let moved = self.actors[index].next_entry();
+            if self.come(index, moved, driver)? {
+                self.wake(index);
+            }
+        }
         while let Some(Reverse((_, index))) = self.runnable.pop() {
             self.run_actor(index as usize, driver)?;
         }
@@ -166,19 +165,16 @@ impl<'s, 'p> Engine<'s, 'p> {
             let runs_on = match line.doing {
                 Doing::Local => {
                     self.compute(index, line, driver)?;
-                    if matches!(line.instruction.action, Action::Validate) {
-                        self.validate(index, driver)?;
-                    }
-                    self.advance(index)
+                    self.advance(index, driver)?
                 }
                 Doing::Collective { group } => self.join(index, line, group, driver)?,
                 Doing::Send(route) => {
                     self.send(index, line, route, driver)?;
-                    self.advance(index)
+                    self.advance(index, driver)?
                 }
                 Doing::Receive(route) => {
                     self.receive(index, line, route, driver)?;
-                    self.advance(index)
+                    self.advance(index, driver)?
                 }
             };
             if !runs_on {
@@ -213,21 +209,10 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &mut self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(line.instruction, call.microbatch, start);
+        self.tracks[index].remember(line.instruction, call.run.microbatch, start);
         let end = start + driver.local(&call)?;
         actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
-        Ok(())
-    }
-
-    /// Has the driver say whether the update of the step before has to be amended.
-    fn validate<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
-        let actor = &mut self.actors[index];
-        let amends = driver.amends(&actor.call(actor.clock()))?;
-        actor.amend(amends);
-        if amends {
-            self.tracks[index].drop_microbatches();
-        }
         Ok(())
     }
 
@@ -265,7 +250,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.transfers.end_send(route, call.actor.position, microbatch(&self.actors[index]));
         let actor = &mut self.actors[index];
-        self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
+        self.tracks[index].remember(line.instruction, call.run.microbatch, actor.clock());
         actor.end(line, arrival);
         self.tracks[index].communicate(line, actor, start, arrival);
         Ok(())
@@ -286,7 +271,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let begun = actor.free(Queue::Receive).max(delivery.begun);
         let start = actor.earliest(line).max(delivery.arrival);
         let call = actor.call(start);
-        self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
+        self.tracks[index].remember(line.instruction, call.run.microbatch, actor.clock());
         let end = start + driver.receive(&call)?;
         actor.end(line, end);
         self.tracks[index].communicate(line, actor, begun, end);
@@ -304,7 +289,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(line.instruction, call.microbatch, actor.clock());
+        self.tracks[index].remember(line.instruction, call.run.microbatch, actor.clock());
         let group = self.groups_of[index][group] as usize;
         let Some(start) = self.groups[group].arrive(call) else { return Ok(false) };
         let mut calls = std::mem::take(&mut self.calls);
@@ -317,7 +302,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let line = actor.line();
             actor.end(line, end);
             self.tracks[member].communicate(line, actor, start, end);
-            let goes_on = self.advance(member);
+            let goes_on = self.advance(member, driver)?;
             match member == index {
                 true => runs_on = goes_on,
                 false if goes_on => self.wake(member),
@@ -329,38 +314,46 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 
     /// Moves an actor on to its next instruction. Whether there is one.
-    fn advance(&mut self, index: usize) -> bool {
+    fn advance<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<bool, D::Error> {
         let actor = &mut self.actors[index];
         let moved = actor.advance();
         if moved == Moved::Within {
-            return true;
+            return Ok(true);
         }
         self.tracks[index].end_item(actor.clock());
-        if moved == Moved::Entry {
-            return true;
-        }
-        self.leave_round(index);
-        self.enter_round(index)
+        self.come(index, moved, driver)
     }
 
-    fn leave_round(&mut self, index: usize) {
+    /// Has the driver decide the guards that an actor comes to before its next instruction. Whether there
+    /// is one; otherwise the actor is through.
+    fn come<D: Driver>(
+        &mut self,
+        index: usize,
+        mut moved: Moved<'p>,
+        driver: &mut D,
+    ) -> Result<bool, D::Error> {
         let actor = &mut self.actors[index];
-        if actor.end_round() {
-            self.step_ends[index].push(actor.done());
-        }
-    }
-
-    /// Brings an actor to its first instruction from the current step on. Whether there is one;
-    /// otherwise the actor is through.
-    fn enter_round(&mut self, index: usize) -> bool {
-        while !self.actors[index].is_through() {
-            if self.actors[index].begin_round() {
-                return true;
+        loop {
+            let step = match moved {
+                Moved::Within | Moved::Entry => Some(actor.run().step),
+                Moved::Guard(_, step) => Some(step),
+                Moved::End => None,
+            };
+            for _ in 0..actor.come_to(step) {
+                self.step_ends[index].push(actor.done());
             }
-            self.leave_round(index);
+            match moved {
+                Moved::Within | Moved::Entry => return Ok(true),
+                Moved::Guard(guard, step) => {
+                    let holds = driver.holds(actor.actor, guard, step)?;
+                    moved = actor.take(holds);
+                }
+                Moved::End => {
+                    self.finished += 1;
+                    return Ok(false);
+                }
+            }
         }
-        self.finished += 1;
-        false
     }
 
     fn wake(&mut self, index: usize) {
@@ -384,10 +377,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     fn finish<D: Driver>(self, driver: &D) -> Simulation {
         let tracks = self.tracks.into_iter().zip(&self.actors).map(|(track, state)| {
             let Actor { class, position, .. } = state.actor;
-            let each_step = self.program.sent_bytes(class, position);
-            let each_amendment = self.program.amending_bytes(class, position);
-            let amended = each_amendment * u64::from(state.amendments());
-            track.finish(each_step * u64::from(self.options.steps) + amended)
+            track.finish(self.program.bytes_of_runs(class, position, state.times()))
         });
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
         let draining = self.program.ahead as usize;

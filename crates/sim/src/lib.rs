@@ -1,7 +1,7 @@
 //! What a program costs on a cluster, and when everything in it happens.
 //!
 //! [`CostModel`] gives the seconds of single instructions, collectives and messages. [`run`] is the
-//! discrete-event engine: it follows the streams of a [`Program`](shardloom_program::Program) and asks
+//! discrete-event engine: it follows the control of a [`Program`](shardloom_program::Program) and asks
 //! a [`Driver`] for every duration. [`Modelled`] answers from the cost model, [`Recorded`] from an
 //! earlier run; an executor that runs real kernels under virtual time is a third. [`simulate`] does all
 //! of it in one call.

@@ -120,13 +120,13 @@ impl<'a> Modelled<'a> {
     /// The local part of a call's instruction at the device kind that `first` has.
     fn local_at(&mut self, call: &Call<'_>, first: u32) -> Result<Picos, SimError> {
         let class = call.actor.class;
-        let known = &self.known(class, call.body, call.index).local;
+        let known = &self.known(class, call.run.entry.body, call.index).local;
         if let Some(&(_, picos)) = known.iter().find(|&&(position, _)| position == first) {
             return Ok(picos);
         }
         let seconds = self.costs.local_seconds(class, first as usize, call.instruction)?;
         let picos = Picos::from_seconds(seconds);
-        self.known(class, call.body, call.index).local.push((first, picos));
+        self.known(class, call.run.entry.body, call.index).local.push((first, picos));
         Ok(picos)
     }
 
@@ -176,7 +176,8 @@ impl<'a> Modelled<'a> {
 
     /// The slowest of all groups like the one of a call's instruction.
     fn slowest_collective(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        let Call { actor: Actor { class, .. }, body, index, .. } = *call;
+        let Call { actor: Actor { class, .. }, run, index, .. } = *call;
+        let body = run.entry.body;
         if let Some(picos) = self.known(class, body, index).slowest {
             return Ok(picos);
         }
@@ -239,7 +240,7 @@ impl Driver for Modelled<'_> {
             return Ok(slowest);
         }
         // Shards differ by position; everything else only by device.
-        let known = &class.bodies[call.body.0 as usize][call.index];
+        let known = &class.bodies[call.run.entry.body.0 as usize][call.index];
         match known.by_position {
             true => {
                 let position = actor.position;

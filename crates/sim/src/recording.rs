@@ -1,6 +1,7 @@
 //! Durations written down in one run and repeated in another.
 
 use serde::{Deserialize, Serialize};
+use shardloom_program::Guard;
 use shardloom_program::timeline::{Clock, Picos};
 
 use crate::{Actor, Call, Driver, SimError};
@@ -18,8 +19,8 @@ struct Durations {
     spans: Vec<Picos>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
-    /// Whether updates had to be rolled back and made again.
-    amends: Vec<bool>,
+    /// Whether flags of guards held.
+    holds: Vec<bool>,
 }
 
 /// Passes calls on to another driver and writes down what it answers.
@@ -76,10 +77,10 @@ impl<D: Driver> Driver for Recorder<D> {
         Ok(span)
     }
 
-    fn amends(&mut self, call: &Call<'_>) -> Result<bool, D::Error> {
-        let amends = self.driver.amends(call)?;
-        self.of(call.actor).amends.push(amends);
-        Ok(amends)
+    fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, D::Error> {
+        let holds = self.driver.holds(actor, guard, step)?;
+        self.of(actor).holds.push(holds);
+        Ok(holds)
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, D::Error> {
@@ -101,7 +102,7 @@ pub struct Recorded<'a> {
 struct Used {
     spans: usize,
     sends: usize,
-    amends: usize,
+    holds: usize,
 }
 
 impl<'a> Recorded<'a> {
@@ -141,11 +142,11 @@ impl Driver for Recorded<'_> {
         self.span(call.actor)
     }
 
-    fn amends(&mut self, call: &Call<'_>) -> Result<bool, SimError> {
-        let index = call.actor.index as usize;
-        let amends = self.recording.actors.get(index).map_or(&[][..], |it| &it.amends);
-        let used = self.used.get_mut(index).and_then(|used| next(amends, &mut used.amends));
-        used.copied().ok_or_else(|| ends(call.actor, amends.len()))
+    fn holds(&mut self, actor: Actor, _: &Guard, _: i64) -> Result<bool, SimError> {
+        let index = actor.index as usize;
+        let holds = self.recording.actors.get(index).map_or(&[][..], |it| &it.holds);
+        let used = self.used.get_mut(index).and_then(|used| next(holds, &mut used.holds));
+        used.copied().ok_or_else(|| ends(actor, holds.len()))
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {

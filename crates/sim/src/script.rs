@@ -1,12 +1,10 @@
-//! A class's stream in the form that the engine follows: what instructions wait for as numbered events, so
+//! A class's control in the form that the engine follows: what instructions wait for as numbered events, so
 //! that no map is asked while time runs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use shardloom_program::timeline::Activity;
-use shardloom_program::{
-    Action, Body, BodyId, Class, Instruction, Point, Program, Queue, RouteId, StreamItem,
-};
+use shardloom_program::{Action, Body, BodyId, Class, Entry, Instruction, Point, Queue, RouteId};
 
 /// The end of an instruction's last run, where others wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,22 +49,10 @@ pub(crate) struct Line<'p> {
     pub label: String,
 }
 
-/// One entry of the stream.
+/// One entry of the control.
 pub(crate) struct Item {
-    pub body: BodyId,
-    /// Counted from the first of the step; beyond the step's, one of a later step.
-    pub microbatch: Option<u32>,
-    pub age: u32,
-    /// How many entries before it run the same body on the same micro-batch.
-    pub occurrence: u32,
-    /// Whether no earlier entry works on this micro-batch.
-    pub first: bool,
     /// Whether no later entry works on this micro-batch.
     pub last: bool,
-    /// Whether it ends the step before.
-    pub late: bool,
-    /// Whether it is run only where the update of the step before was wrong.
-    pub amends: bool,
     /// What its computation is.
     pub activity: Activity,
     /// The chunk of the model, where the device holds several.
@@ -77,26 +63,22 @@ pub(crate) struct Item {
 pub(crate) struct Script<'p> {
     pub class: &'p Class,
     pub bodies: Vec<Vec<Line<'p>>>,
+    /// By the number of an entry.
     pub items: Vec<Item>,
     /// Events of each kind: for the same micro-batch, and of all.
     pub events: [usize; 2],
 }
 
 impl<'p> Script<'p> {
-    pub fn of(program: &'p Program, class: &'p Class) -> Script<'p> {
+    pub fn of(class: &'p Class) -> Script<'p> {
         let lines = |body: &'p Body| {
             let line = |instruction| line(class, body, instruction);
             body.instructions.iter().map(line).collect()
         };
         let bodies = class.bodies.iter().map(lines).collect();
-        let mut script = Script { class, bodies, items: items(program, class), events: [0; 2] };
+        let mut script = Script { class, bodies, items: items(class), events: [0; 2] };
         script.number_events();
         script
-    }
-
-    /// Whether something of a step is left to do in the next.
-    pub fn ends_late(&self) -> bool {
-        self.class.ends_late()
     }
 
     /// How many queues an actor has.
@@ -151,43 +133,26 @@ fn line<'p>(class: &Class, body: &Body, instruction: &'p Instruction) -> Line<'p
     Line { instruction, doing, waits: vec![], ends: vec![], label }
 }
 
-fn items(program: &Program, class: &Class) -> Vec<Item> {
-    let microbatches = program.microbatches as u32;
+fn items(class: &Class) -> Vec<Item> {
     // When an entry works on a micro-batch: the step, counted from the one that the micro-batch belongs
     // to, and the place in it.
-    let when = |index: usize, microbatch: u32| (-i64::from(microbatch / microbatches), index);
+    let when = |number: usize, entry: &Entry| (-entry.shift, number);
     let mut ends = BTreeMap::new();
-    // What amends comes between.
-    for (index, item) in class.stream.iter().enumerate().filter(|(_, item)| !item.amends) {
-        if let Some(microbatch) = item.microbatch {
-            let at = when(index, microbatch);
-            let ends = ends.entry(microbatch % microbatches).or_insert((at, at));
-            *ends = (ends.0.min(at), ends.1.max(at));
+    let numbered = || class.entries_by_arm().enumerate();
+    // What stands in an arm of a guard comes between.
+    for (number, (_, entry)) in numbered().filter(|(_, (arm, _))| arm.is_none()) {
+        if let Some(microbatch) = entry.microbatch {
+            let end = ends.entry(microbatch).or_insert(when(number, entry));
+            *end = when(number, entry).max(*end);
         }
     }
-    let item = |(index, item): (usize, &StreamItem)| {
-        let (first, last) = item.microbatch.map_or((true, true), |microbatch| {
-            let (first, last) = ends[&(microbatch % microbatches)];
-            let at = when(index, microbatch);
-            match item.amends {
-                // Of a micro-batch that is under way, or only to drop something of one that is not.
-                true => (at < first, at < first),
-                false => (at == first, at == last),
-            }
-        });
-        let body = class.body(item.body);
-        Item {
-            body: item.body,
-            microbatch: item.microbatch,
-            age: item.age,
-            occurrence: item.occurrence,
-            first,
-            last,
-            late: item.late,
-            amends: item.amends,
-            activity: body.kind.activity(),
-            chunk: body.part.chunk,
-        }
+    let item = |(number, (arm, entry)): (usize, (Option<bool>, &Entry))| {
+        let last = match entry.microbatch {
+            None => true,
+            Some(microbatch) => arm.is_none() && ends[&microbatch] == when(number, entry),
+        };
+        let body = class.body_of(entry);
+        Item { last, activity: body.kind.activity(), chunk: body.part.chunk }
     };
-    class.stream.iter().enumerate().map(item).collect()
+    numbered().map(item).collect()
 }

@@ -1,5 +1,4 @@
-//! Writes an actor's track: computation by stream entry, communication by instruction, memory by
-//! stream entry.
+//! Writes an actor's track: computation by entry, communication by instruction, memory by entry.
 //!
 //! A lane shows one thing at a time. Where collectives of different groups overlap, the one that began
 //! last is shown, so that a lane's intervals add up to the time in which it is occupied.
@@ -17,7 +16,7 @@ pub(crate) struct TrackWriter<'p> {
     memory: MemoryTracker<'p>,
     /// Collectives and receives, which may overlap.
     incoming: Vec<Interval>,
-    /// Computation that the current stream entry may continue.
+    /// Computation that the current entry may continue.
     computing: Option<Interval>,
     /// The most that the current entry has held, and since when.
     peak: (Picos, u64),
@@ -37,7 +36,7 @@ impl<'p> TrackWriter<'p> {
         TrackWriter { track, memory, incoming: vec![], computing: None, peak: (Picos::ZERO, 0) }
     }
 
-    /// The compute lane works from `start` to `end` on an entry of the stream.
+    /// The compute lane works from `start` to `end` on an entry.
     pub fn compute(&mut self, actor: &ActorState<'_, '_>, start: Picos, end: Picos) {
         if end <= start {
             return;
@@ -93,7 +92,7 @@ impl<'p> TrackWriter<'p> {
         });
     }
 
-    /// Counts what an instruction that is issued at `time` allocates and frees, in stream order.
+    /// Counts what an instruction that is issued at `time` allocates and frees, in order.
     pub fn remember(&mut self, instruction: &Instruction, microbatch: Option<u32>, time: Picos) {
         self.memory.begin(instruction, microbatch);
         if self.memory.live_bytes() > self.peak.1 {
@@ -102,12 +101,7 @@ impl<'p> TrackWriter<'p> {
         self.memory.end(instruction, microbatch);
     }
 
-    /// All micro-batches under way are dropped.
-    pub fn drop_microbatches(&mut self) {
-        self.memory.drop_microbatches();
-    }
-
-    /// A stream entry ends at `time`.
+    /// An entry ends at `time`.
     pub fn end_item(&mut self, time: Picos) {
         self.track.intervals.extend(self.computing.take());
         let peak = std::mem::take(&mut self.peak);

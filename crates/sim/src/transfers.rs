@@ -52,7 +52,7 @@ impl Transfers {
                 0 => 1,
                 ahead => ahead as usize + 2,
             };
-        let begins_anew = program.classes.iter().any(|class| class.ends_late());
+        let begins_anew = program.classes.iter().any(|class| class.guards().next().is_some());
         let deliveries = if begins_anew { 2 } else { 1 };
         let routes = program.routes.iter().map(|route| {
             let size = |class| if folded { 1 } else { program.class(class).mesh.size() };

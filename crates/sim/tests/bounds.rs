@@ -163,8 +163,8 @@ proptest! {
         let found = simulate(&graph, &cluster, &program, options).unwrap();
         for ((id, class), track) in program.classes().zip(&found.timeline.tracks) {
             let mut cost = Picos::ZERO;
-            for item in &class.stream {
-                for instruction in &class.body(item.body).instructions {
+            for entry in class.entries() {
+                for instruction in &class.body_of(entry).instructions {
                     cost += Picos::from_seconds(costs.local_seconds(id, 0, instruction).unwrap());
                 }
             }

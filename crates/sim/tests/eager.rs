@@ -9,7 +9,8 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Precision, ScheduleKind, Uniform};
 use shardloom_program::timeline::Picos;
 use shardloom_program::{
-    Action, Body, BodyId, BodyKind, Class, Content, Group, Instruction, Program, StreamItem, lower,
+    Action, Body, BodyId, BodyKind, Class, Content, Control, Entry, Group, Instruction, Program,
+    lower,
 };
 use shardloom_sim::{Options, simulate};
 
@@ -35,9 +36,8 @@ fn over_classes(instruction: &Instruction) -> bool {
 
 /// Takes all reductions over classes out of a class.
 fn taken(class: &mut Class) -> Vec<Instruction> {
-    let items = class.stream.clone();
-    let of = |item: &StreamItem| class.body(item.body).instructions.iter();
-    let all = items.iter().flat_map(of).filter(|it| over_classes(it)).cloned().collect();
+    let of = |entry: &Entry| class.body_of(entry).instructions.iter();
+    let all = class.entries().flat_map(of).filter(|it| over_classes(it)).cloned().collect();
     for body in &mut class.bodies {
         body.instructions.retain(|it| !over_classes(it));
     }
@@ -64,18 +64,17 @@ fn at_once(mut program: Program) -> Program {
                 let kernel = matches!(it.action, Action::Kernel { .. });
                 kernel && it.writes.iter().any(|write| write.to.tensor == gradients)
             };
-            let last = class
-                .stream
-                .iter()
-                .rposition(|item| class.body(item.body).instructions.iter().any(writes));
+            let adds = |entry: &Entry| class.body_of(entry).instructions.iter().any(writes);
+            let is_it = |part: &Control| matches!(part, Control::Run(entry) if adds(entry));
+            let last = class.control.iter().rposition(is_it);
             let body = BodyId(class.bodies.len() as u32);
             class.bodies.push(Body {
                 kind: BodyKind::Synchronisation,
                 part: Default::default(),
                 instructions: vec![reduction],
             });
-            let item = StreamItem::new(body, None);
-            class.stream.insert(last.expect("every bucket gets a gradient") + 1, item);
+            let entry = Control::Run(Entry::new(body, None));
+            class.control.insert(last.expect("every bucket gets a gradient") + 1, entry);
         }
         class.assign_queues();
     }
@@ -138,7 +137,7 @@ fn when_gradients_are_added_up_changes_no_traffic() {
     for (index, class) in lowered.classes.iter().enumerate() {
         let stages = [index, 3 - index].map(|stage| elements(&single.classes[stage]));
         assert_eq!(elements(class), stages[0] + stages[1]);
-        let reduced = class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
+        let reduced = class.entries().flat_map(|it| &class.body_of(it).instructions);
         let reduced: usize = reduced
             .map(|it| match exchanged(class, it) {
                 Some(Content::Gradient) => class.view_range(it.reads[0], 0).len(),

@@ -35,7 +35,7 @@ fn ranks_that_wait_for_each_other_are_named() {
     let graph = gpt(2, false);
     let mut program = lowered(&graph, &uniform(2, 1, 1, 2));
     // The first stage wants gradients before it has sent anything.
-    program.classes[0].stream.rotate_left(2);
+    program.classes[0].control.rotate_left(2);
     let found = simulate(&graph, &h100(2), &program, ONE).expect_err("nobody sends");
     let text = found.to_string();
     assert!(text.starts_with("deadlock: rank 0 waits at receive "), "{text}");
@@ -55,7 +55,7 @@ fn a_rank_that_waits_for_what_is_left_to_do_after_the_last_step_is_named() {
     ends.retain(|instruction| !matches!(instruction.action, Action::Send { .. }));
     assert_eq!(ends.len() + 1, before);
     let found = simulate(&graph, &h100(2), &program, ONE).expect_err("nobody sends");
-    assert_eq!(found.to_string(), "deadlock: rank 0 waits at receive gradient norm in validate");
+    assert_eq!(found.to_string(), "deadlock: rank 0 waits at receive gradient norm in test");
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl Driver for Passes<'_> {
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        let body = self.program.class(call.actor.class).body(call.body);
+        let body = self.program.class(call.actor.class).body_of(&call.run.entry);
         let computes = |action: &Action| matches!(action, Action::Kernel { .. });
         let first = body.instructions.iter().position(|it| computes(&it.action));
         let pass = match body.kind.activity() {

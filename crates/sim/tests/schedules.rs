@@ -119,8 +119,8 @@ fn without_flush_a_step_takes_what_its_slowest_stage_is_busy() {
 /// The instructions of the first class's last backward pass.
 fn last_backward(program: &Program) -> &[Instruction] {
     let class = &program.classes[0];
-    let passes = class.stream.iter().rev().map(|item| class.body(item.body));
-    let mut backward = passes.filter(|body| body.kind == BodyKind::Backward);
+    let passes: Vec<_> = class.entries().map(|entry| class.body_of(entry)).collect();
+    let mut backward = passes.into_iter().rev().filter(|body| body.kind == BodyKind::Backward);
     &backward.next().expect("a step goes backward").instructions
 }
 
@@ -166,7 +166,7 @@ impl Driver for Backward<'_> {
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        let kind = self.0.class(call.actor.class).body(call.body).kind;
+        let kind = self.0.class(call.actor.class).body_of(&call.run.entry).kind;
         let computes = matches!(call.instruction.action, Action::Kernel { .. });
         Ok(Picos(u64::from(kind == BodyKind::Backward && computes)))
     }

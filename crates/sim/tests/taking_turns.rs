@@ -25,7 +25,7 @@ impl Driver for Stages<'_> {
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let class = self.program.class(call.actor.class);
-        let body = class.body(call.body);
+        let body = class.body_of(&call.run.entry);
         let computes = |action: &Action| matches!(action, Action::Kernel { .. });
         let first = body.instructions.iter().position(|it| computes(&it.action));
         Ok(Picos(match body.kind {

@@ -9,7 +9,7 @@ use shardloom_graph::{DType, Graph, OpKind, Role, Value, ValueId};
 use shardloom_kernels::{Tier, processor};
 use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Action, BodyId, Instruction, Rank as RankId, StreamItem, View, lower};
+use shardloom_program::{Action, BodyId, Entry, Instruction, Rank as RankId, Run, View, lower};
 
 use crate::learning_rate::{Curve, LearningRate};
 use crate::rank::{Rank, Shared};
@@ -137,7 +137,7 @@ impl Sampler {
         padded.resize(self.seq, 0);
         // A pass ends at the logits here, so what the rest would have read and freed is still there.
         self.rank.begin_evaluation(0);
-        self.rank.begin_item(&StreamItem::new(self.body, Some(0)));
+        self.rank.begin_entry(&Run::alone(Entry::new(self.body, Some(0))));
         for (index, instruction) in &self.instructions {
             self.rank.go_to(*index);
             match (&instruction.action, instruction.writes.first()) {

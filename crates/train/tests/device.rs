@@ -190,8 +190,8 @@ fn planned(trainer: &Trainer) -> Counts {
     let mut counts = Counts::new();
     for class in &program.classes {
         for position in 0..class.mesh.size() {
-            for item in class.stream.iter().filter(|item| !item.amends) {
-                for instruction in &class.body(item.body).instructions {
+            for entry in class.unguarded() {
+                for instruction in &class.body_of(entry).instructions {
                     match &instruction.action {
                         Action::Kernel { op, pass, .. } => {
                             let name = kernel(&trainer.graph().op(*op).kind, *pass);

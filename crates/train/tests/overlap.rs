@@ -60,7 +60,7 @@ fn plans(graph: &Graph) -> Vec<Plan> {
 fn overlaps(trainer: &Trainer) -> bool {
     let program = trainer.program();
     let each = 2 * program.microbatches;
-    program.classes.iter().any(|class| class.stream.len() > 3 * each)
+    program.classes.iter().any(|class| class.control.len() > 3 * each)
 }
 
 /// The most bytes of each rank: counted, and as the program says.

@@ -1,4 +1,4 @@
-//! Updates that are validated afterwards train as those that wait for the norm of all gradients.
+//! Updates that are tested afterwards train as those that wait for the norm of all gradients.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The log of ranks that ran as threads: each ran its stream in order, and nothing began before what it
+//! The log of ranks that ran as threads: each ran its control in order, and nothing began before what it
 //! needed from others.
 
 #[path = "../../sim/tests/reference/reading.rs"]
@@ -27,17 +27,18 @@ struct Run<'a> {
     end: Picos,
 }
 
-/// The instructions that a rank runs, where validations find all updates wrong or none.
+/// The instructions that a rank runs, where tests find all updates wrong or none.
 fn instructions(reading: &Reading, all_wrong: bool) -> Vec<(At, &Operation)> {
     let mut instructions = vec![];
-    let mut rolled_back = false;
+    let mut was_right = None;
     for entry in &reading.entries {
-        // Nothing was updated yet that could be wrong.
-        if entry.amends && !rolled_back {
+        if entry.only.is_some() && entry.only != was_right {
             continue;
         }
         let operations = &reading.bodies[entry.body.0 as usize];
-        rolled_back |= all_wrong && operations.iter().any(|it| it.kind == Kind::Validation);
+        if operations.iter().any(|it| it.kind == Kind::Test) {
+            was_right = Some(!all_wrong);
+        }
         let at = |(index, operation)| (At { index, ..entry.at }, operation);
         instructions.extend(operations.iter().enumerate().map(at));
     }
@@ -49,12 +50,12 @@ fn found<'a>(
     program: &Program,
     reading: &'a Reading,
     track: &Track,
-    rolls_back: bool,
+    all_wrong: bool,
 ) -> Vec<Run<'a>> {
     let mut intervals = track.intervals.iter().peekable();
     let mut runs = vec![];
     let mut last: Option<&Interval> = None;
-    for (at, operation) in instructions(reading, rolls_back) {
+    for (at, operation) in instructions(reading, all_wrong) {
         let class = program.class(at.class);
         let body = class.body(at.body);
         let instruction: &Instruction = &body.instructions[at.index];
@@ -73,7 +74,7 @@ fn found<'a>(
         last = Some(interval);
         runs.push(Run { at, operation, start: interval.start, end: interval.end });
     }
-    assert_eq!(intervals.next(), None, "more than the stream of rank {}", track.rank);
+    assert_eq!(intervals.next(), None, "more than the control of rank {}", track.rank);
     runs
 }
 
@@ -134,7 +135,7 @@ fn assert_waited(program: &Program, ranks: &[Vec<Run<'_>>]) -> (usize, usize) {
                     let end = if waits { run.end } else { Picos(u64::MAX) };
                     meeting.push((run.start, end));
                 }
-                Kind::Own | Kind::Validation => {}
+                Kind::Own | Kind::Test => {}
             }
         }
     }
@@ -161,7 +162,7 @@ fn add(
 }
 
 /// Trains `plan` and holds its log to its program. How many messages and collectives there were.
-fn assert_follows_its_program(graph: &Graph, plan: &Plan, rolls_back: bool) -> (usize, usize) {
+fn assert_follows_its_program(graph: &Graph, plan: &Plan, all_wrong: bool) -> (usize, usize) {
     let samples = Samples::patterned(32, 8, 32);
     let mut trainer = trainer(graph, plan, samples, 1e-3);
     let (_, timeline) = trainer.train_steps_recorded(STEPS).expect("steps");
@@ -170,7 +171,7 @@ fn assert_follows_its_program(graph: &Graph, plan: &Plan, rolls_back: bool) -> (
     let readings = reading::read(program, &cluster, STEPS);
     assert_eq!(readings.len(), timeline.tracks.len());
     let ranks = readings.iter().zip(&timeline.tracks).map(|(reading, track)| {
-        let runs = found(program, reading, track, rolls_back);
+        let runs = found(program, reading, track, all_wrong);
         assert_in_order(track, &runs);
         runs
     });
@@ -224,15 +225,15 @@ fn replicas_wait_for_each_other_in_every_way_of_sharding() {
 }
 
 #[test]
-fn a_step_that_begins_anew_makes_its_update_again_and_receives_what_was_sent_for_nothing() {
+fn a_step_that_begins_anew_runs_the_other_arm_and_receives_what_was_sent_for_nothing() {
     let graph = small();
     for schedule in [ScheduleKind::ZeroBubbleH2, ScheduleKind::Afab] {
-        let messages = [(1e9, false), (1e-9, true)].map(|(clip_norm, rolls_back)| {
+        let messages = [(1e9, false), (1e-9, true)].map(|(clip_norm, all_wrong)| {
             let clip_norm = Some(clip_norm);
             let uniform = Uniform { pp: 4, microbatches: 8, schedule, clip_norm, ..serial() };
             let plan = uniform.plan(&graph, "model", "local");
             let plan = Plan { post_validation: true, ..plan };
-            assert_follows_its_program(&graph, &plan, rolls_back).0
+            assert_follows_its_program(&graph, &plan, all_wrong).0
         });
         assert!(messages[0] < messages[1], "{schedule:?}: {messages:?}");
     }

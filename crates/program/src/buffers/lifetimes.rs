@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use super::{LINE_BYTES, Stay};
 use crate::allocation::Allocated;
-use crate::{Allocation, Class, Content, Copies, Extent, Program, Shape, StreamItem, TensorId};
+use crate::{
+    Allocation, Class, Content, Copies, Cursor, Entry, Extent, Next, Program, Run, Shape, TensorId,
+};
 
 /// An allocation with the time that it lives, however often its bytes change hands.
 #[derive(Clone, Copy, Debug)]
@@ -19,9 +21,8 @@ pub(super) struct Life {
 /// What allocated something.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Birth {
-    /// The entry of the stream, its micro-batch counted from the first of all steps.
-    pub item: StreamItem,
-    pub step: u32,
+    /// The entry in its step.
+    pub run: Run,
     /// Its place in the body.
     pub instruction: u32,
     pub what: Allocation,
@@ -32,29 +33,32 @@ pub(super) struct Birth {
 pub(super) struct Timeline {
     pub lives: Vec<Life>,
     pub period: u64,
-    /// When entries of the stream begin.
+    /// When entries begin.
     pub borders: Vec<u64>,
 }
 
 impl Timeline {
-    /// Training, which repeats after so many `rounds` of the stream, from where all that can be under way
+    /// Training, which repeats after so many `rounds` of the control, from where all that can be under way
     /// is.
     pub fn training(program: &Program, class: &Class, rounds: u32) -> Timeline {
         let mut walk = Walk::new(class);
         // Past the first period all that is in flight has begun, and by the end of the third all that
-        // began in the second is over. With a flush each step is over by itself, unless it is validated
-        // in the next.
-        let overlaps = program.ahead > 0 || class.ends_late();
+        // began in the second is over. With a flush each step is over by itself, unless something of it is
+        // left to do in the next.
+        let overlaps = program.ahead > 0 || class.late() > 0;
         let (filling, passes) = if overlaps { (rounds, 3) } else { (0, 1) };
-        // What is run once more lies where it lay, which has been left.
-        let entries: Vec<&StreamItem> =
-            class.stream.iter().filter(|item| !class.repeats(item)).collect();
-        for round in 0..rounds * passes {
-            walk.recording = (filling..filling + rounds).contains(&round);
-            for &&item in &entries {
-                let first = round * program.microbatches as u32;
-                let microbatch = item.microbatch.map(|it| first + it);
-                walk.entry(StreamItem { microbatch, ..item }, round);
+        let mut cursor = program.endless(class, rounds * passes);
+        while let Some(next) = cursor.advance() {
+            match next {
+                Next::Run(run) => {
+                    walk.recording = (filling..filling + rounds).contains(&run.at_step());
+                    walk.run(run);
+                }
+                Next::Guard(_, step) => {
+                    walk.recording =
+                        (i64::from(filling)..i64::from(filling + rounds)).contains(&step);
+                    walk.guard(&mut cursor);
+                }
             }
         }
         let period = walk.now / u64::from(passes);
@@ -65,13 +69,14 @@ impl Timeline {
     pub fn evaluation(class: &Class) -> Timeline {
         let mut walk = Walk::new(class);
         walk.recording = true;
-        class.evaluation.iter().for_each(|&body| walk.entry(StreamItem::new(body, Some(0)), 0));
+        let entries = class.evaluation.iter().map(|&body| Entry::new(body, Some(0)));
+        entries.for_each(|entry| walk.run(Run::alone(entry)));
         let period = walk.now;
         walk.finish(period, false)
     }
 }
 
-/// Follows a stream.
+/// Follows entries.
 struct Walk<'a> {
     class: &'a Class,
     /// Instructions so far.
@@ -79,12 +84,17 @@ struct Walk<'a> {
     /// Whether what is allocated now is to be told of.
     recording: bool,
     open: HashMap<Allocation, Open>,
+    /// Since when the arm of a guard is walked that a rank takes where the flag does not hold.
+    other_since: Option<u64>,
+    /// Until when that arm needs what was there before it.
+    needed: HashMap<Allocation, u64>,
     lives: Vec<Life>,
     /// When entries began.
     entries: Vec<u64>,
 }
 
 /// An allocation that is there.
+#[derive(Clone)]
 struct Open {
     birth: Birth,
     since: u64,
@@ -95,20 +105,45 @@ struct Open {
 impl<'a> Walk<'a> {
     fn new(class: &'a Class) -> Walk<'a> {
         let (open, lives, entries) = (HashMap::new(), vec![], vec![]);
-        Walk { class, now: 0, recording: false, open, lives, entries }
+        let needed = HashMap::new();
+        Walk { class, now: 0, recording: false, open, other_since: None, needed, lives, entries }
     }
 
-    fn entry(&mut self, item: StreamItem, step: u32) {
-        let StreamItem { body, microbatch, .. } = item;
+    /// Both arms of a guard, as if they were run at the same time: what both free is there until both have,
+    /// and what one of them allocates lies apart from what the other does. Both end with the same, so the
+    /// walk goes on from where the flag holds. In the other arm, what is run once more lies where it lay,
+    /// which has been left.
+    fn guard(&mut self, cursor: &mut Cursor<'_>) {
+        let (start, before) = (self.now, self.open.clone());
+        self.other_since = Some(start);
+        for run in cursor.arm(false) {
+            if !self.class.repeats(&run.entry) {
+                self.run(run);
+            }
+        }
+        self.other_since = None;
+        let end = std::mem::replace(&mut self.now, start);
+        self.open = before;
+        for run in cursor.arm(true) {
+            self.run(run);
+        }
+        self.needed.clear();
+        self.now = self.now.max(end);
+        cursor.take(true);
+        cursor.leave_arm();
+    }
+
+    fn run(&mut self, run: Run) {
+        let Run { entry, microbatch, .. } = run;
         let class = self.class;
         self.entries.push(self.now);
-        for (instruction, each) in (0u32..).zip(&class.body(body).instructions) {
+        for (instruction, each) in (0u32..).zip(&class.body(entry.body).instructions) {
             for Allocated { what, from } in class.allocated_by(each, microbatch) {
                 if let Some(handed) = from.and_then(|from| self.open.remove(&from)) {
                     self.open.insert(what, handed);
                     continue;
                 }
-                let birth = Birth { item, step, instruction, what };
+                let birth = Birth { run, instruction, what };
                 let bytes = most_bytes(class, what.tensor);
                 let open = || Open { birth, since: self.now, bytes, recorded: self.recording };
                 self.open.entry(what).or_insert_with(open);
@@ -117,8 +152,11 @@ impl<'a> Walk<'a> {
             for what in class.freed_by(each, microbatch) {
                 let Some(open) = self.open.remove(&what) else { continue };
                 let Open { birth, since, bytes, recorded } = open;
-                if recorded {
-                    let length = self.now - since;
+                if self.other_since.is_some_and(|start| since < start) {
+                    self.needed.insert(what, self.now);
+                } else if recorded {
+                    let until = self.needed.get(&what).map_or(self.now, |&it| it.max(self.now));
+                    let length = until - since;
                     let lines = bytes.div_ceil(LINE_BYTES) * LINE_BYTES;
                     let stay = Stay { start: since, length, bytes: lines };
                     self.lives.push(Life { birth, stay, bytes });
@@ -133,6 +171,7 @@ impl<'a> Walk<'a> {
     /// If something is never freed: each is freed by its last reader, or by what ends its use.
     fn finish(self, period: u64, overlaps: bool) -> Timeline {
         let Walk { open, mut lives, mut entries, class, .. } = self;
+        entries.sort_unstable();
         let forgotten = open.values().find(|it| it.recorded || !overlaps);
         if let Some(Open { birth, .. }) = forgotten {
             panic!("nothing frees {}", class.allocation_text(birth.what));
@@ -143,13 +182,13 @@ impl<'a> Walk<'a> {
                 "{} outlives its row",
                 class.allocation_text(birth.what)
             );
-            // Copies for validation come and go at entries that no step leaves out.
             let tensor = class.tensor(birth.what.tensor);
-            let of_bucket =
-                tensor.copies != Copies::PerMicrobatch && tensor.content != Content::Backup;
+            let of_bucket = tensor.copies != Copies::PerMicrobatch;
+            // What a guard is about comes and goes at entries that no step leaves out.
+            let of_guard = matches!(tensor.content, Content::Backup | Content::Flag);
             let block = |moment: u64| entries.partition_point(|&entry| entry <= moment);
             let across = block(stay.start) != block(stay.start + stay.length - 1);
-            if overlaps && of_bucket && across {
+            if overlaps && of_bucket && !of_guard && across {
                 // Where filling or draining leaves entries out, another may allocate or free it.
                 (stay.start, stay.length) = (0, period);
             }

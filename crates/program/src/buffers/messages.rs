@@ -15,9 +15,7 @@ use std::rc::Rc;
 
 use shardloom_plan::Axis;
 
-use crate::{
-    Action, Class, ClassId, Group, Instruction, Program, Rank, Route, RouteId, StreamItem,
-};
+use crate::{Action, Class, ClassId, Group, Instruction, Program, Rank, Route, RouteId};
 
 /// For every message of every route, how many can be under way at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,11 +96,12 @@ impl MessagePlan {
     }
 }
 
-/// The ways of what is sent again where an update turns out wrong.
+/// The ways of what is sent again where the flag of a guard does not hold.
 fn repeated(program: &Program) -> BTreeSet<RouteId> {
     let of_class = |class: &Class| -> Vec<RouteId> {
-        let again = class.stream.iter().filter(|item| class.repeats(item));
-        let instructions = again.flat_map(|item| &class.body(item.body).instructions);
+        let arms = class.guards().flat_map(|guard| &guard.otherwise);
+        let again = arms.filter(|entry| class.repeats(entry));
+        let instructions = again.flat_map(|entry| &class.body_of(entry).instructions);
         let sends = instructions.filter_map(|it| match it.action {
             Action::Send { route } => Some(route),
             _ => None,
@@ -240,9 +239,9 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
             *next
         })
     };
-    let usual = program.unrolled(class, steps).filter(|(_, item)| !item.amends);
-    for (_, StreamItem { body, microbatch, .. }) in usual {
-        for instruction in &class.body(body).instructions {
+    for run in program.cursor(class, steps).runs(true) {
+        let microbatch = run.microbatch;
+        for instruction in &class.body_of(&run.entry).instructions {
             let event = match instruction.action {
                 Action::Send { route } => Event::Send(route, number(route, microbatch)),
                 Action::Receive { route } => Event::Receive(route, number(route, microbatch)),

@@ -3,7 +3,7 @@
 //!
 //! A rank runs the same instructions in every step, so what is born when and freed when is known. A
 //! program with flush starts and ends each step empty, and one step is the plan; where updates are
-//! validated in the next step, what they changed is kept until then, and steps follow each other on a
+//! tested in the next step, what they changed is kept until then, and steps follow each other on a
 //! circle. One that runs ahead repeats after as many steps as can be under way; filling and draining only
 //! leave some of it out.
 
@@ -19,7 +19,7 @@ use assignment::{Stay, assign, is_tight, peak_bytes};
 use lifetimes::{Life, Timeline};
 pub use messages::MessagePlan;
 
-use crate::{BodyId, Class, Program, StreamItem, TensorId};
+use crate::{BodyId, Class, Program, Run, TensorId};
 
 /// Places begin at multiples of this many bytes, a cache line, as an arena of the kernels asks for.
 const LINE_BYTES: u64 = 64;
@@ -104,7 +104,7 @@ impl BufferPlan {
     /// A plan without places for so many steps that take turns.
     fn empty(program: &Program, class: &Class, steps: u32) -> BufferPlan {
         let microbatches = program.microbatches as u32 * steps;
-        let last = class.stream.iter().map(|item| item.occurrence).max();
+        let last = class.entries().map(|entry| entry.occurrence).max();
         let occurrences = last.map_or(1, |last| last + 1);
         let rows = Rows { microbatches, steps, occurrences };
         BufferPlan { places: vec![], known: HashMap::new(), rows, arena_bytes: 0, peak_bytes: 0 }
@@ -116,20 +116,20 @@ impl BufferPlan {
         self.arena_bytes = self.arena_bytes.max(assignment.arena_bytes);
         self.peak_bytes = self.peak_bytes.max(peak_bytes(&stays, timeline.period));
         for (Life { birth, bytes, .. }, offset) in timeline.lives.iter().zip(assignment.offsets) {
-            let row = self.row(&birth.item, birth.step);
-            let key = (birth.item.body, row, birth.instruction, birth.what.tensor);
+            let row = self.row(&birth.run);
+            let key = (birth.run.entry.body, row, birth.instruction, birth.what.tensor);
             let earlier = self.known.insert(key, PlaceId(self.places.len() as u32));
             assert_eq!(earlier, None, "each allocation has a place of its own");
             self.places.push((key, Place { offset, bytes: *bytes }));
         }
     }
 
-    /// The row of places of an entry of the stream, whose micro-batch is counted from the first of all
-    /// steps, in a step: micro-batches in flight take turns, and so do steps.
-    pub fn row(&self, item: &StreamItem, step: u32) -> u32 {
-        match item.microbatch {
+    /// The row of places of an entry in a row of steps: micro-batches in flight take turns, and so do
+    /// steps.
+    pub fn row(&self, run: &Run) -> u32 {
+        match run.microbatch {
             Some(microbatch) => microbatch % self.rows.microbatches,
-            None => step % self.rows.steps * self.rows.occurrences + item.occurrence,
+            None => run.at_step() % self.rows.steps * self.rows.occurrences + run.entry.occurrence,
         }
     }
 

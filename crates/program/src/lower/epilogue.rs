@@ -95,14 +95,20 @@ pub(super) fn backups(parameters: &Parameters<'_>) -> Vec<Instruction> {
     buckets(parameters).map(copy).collect()
 }
 
-/// Decides whether the updates that were made were right, and has them undone if not.
-pub(super) fn validation(parameters: &Parameters<'_>) -> Instruction {
-    let held = || parameters.buckets.iter().filter(|bucket| !bucket.held.backups.is_empty());
-    let copies: Vec<TensorId> =
-        held().flat_map(|bucket| bucket.held.backups.iter().copied()).collect();
-    let reads = parameters.norm.into_iter().chain(copies.iter().copied()).map(View::whole);
-    let writes = held().flat_map(|bucket| parameters.backed_up(bucket));
-    Instruction::new(Action::Validate, reads, writes).freeing(copies)
+/// Copies of what was kept back to where it was.
+pub(super) fn restores(parameters: &Parameters<'_>) -> Vec<Instruction> {
+    let backed_up = buckets(parameters).filter(|(_, bucket)| !bucket.held.backups.is_empty());
+    let copy = |(_, bucket): (BucketId, &Bucket)| {
+        let copies = bucket.held.backups.iter().map(|&it| View::whole(it));
+        Instruction::new(Action::Copy, copies, parameters.backed_up(bucket))
+    };
+    backed_up.map(copy).collect()
+}
+
+/// Frees those copies, and some other tensors.
+pub(super) fn release(parameters: &Parameters<'_>, others: &[TensorId]) -> Instruction {
+    let copies = parameters.buckets.iter().flat_map(|bucket| &bucket.held.backups).chain(others);
+    Instruction::new(Action::Free, [], []).freeing(copies.copied())
 }
 
 /// The mesh axes along which ranks update different parts of a bucket's parameters.

@@ -4,7 +4,7 @@
 //! for the values it needs (which decides what the forward body keeps and what is computed again), then
 //! the forward body. Class by class, a class being the ranks that hold the same stages: parameters get
 //! their buckets, bodies the synchronisation that ZeRO and the plan's `sync` call for, and last the
-//! stream follows the schedule's order. No step looks at which combination of parallelisms it serves.
+//! control follows the schedule's order. No step looks at which combination of parallelisms it serves.
 
 mod backward;
 mod bodies;
@@ -34,7 +34,7 @@ use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank};
 use crate::sync::{self, Synchronisation, add};
-use crate::{ClassId, Content, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
+use crate::{ClassId, Content, Control, Copies, Format, Group, Keep, Layout, ProgramError, Tensor};
 use bodies::StageBodies;
 use boundary::{Boundaries, Handover, Handovers, Transfer, Way};
 use post_validation::PostValidation;
@@ -258,6 +258,7 @@ impl ClassLowering<'_> {
             let reverse = schedule.map.chain(instance).is_reverse();
             HeldStage { instance, reverse }
         };
+        let flag = self.post_validation.map(|later| later.flag(&mut tensors));
         let assembly = stream::Assembly {
             graph,
             parameters: &parameters,
@@ -273,11 +274,14 @@ impl ClassLowering<'_> {
             None => epilogue::norm(&parameters, Group::World),
         };
         let mut stream = assembly.stream(order, epilogue::body(&parameters, early, norm))?;
-        if let Some(later) = self.post_validation {
-            let known = (&parameters, tensors.as_slice());
-            later.weave(&mut stream, self.id, known, boundaries, self.stages);
-        }
-        let versions = 1 + stream.entries.iter().map(|(item, _)| item.age).max().unwrap_or(0);
+        let versions = 1 + stream.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
+        let control = match (self.post_validation, flag) {
+            (Some(later), Some(flag)) => {
+                let known = (&parameters, tensors.as_slice(), flag);
+                later.control(&mut stream, self.id, known, boundaries, self.stages)
+            }
+            _ => stream.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
+        };
         let lasting =
             |it: &&mut Tensor| it.content == Content::Weight && it.keep != Keep::Transient;
         for weights in tensors.iter_mut().filter(lasting) {
@@ -294,7 +298,7 @@ impl ClassLowering<'_> {
             buckets: parameters.buckets,
             communicators: vec![],
             bodies: stream.bodies,
-            stream: stream.entries.into_iter().map(|(item, _)| item).collect(),
+            control,
             delay,
             evaluation: stream.evaluation,
         };

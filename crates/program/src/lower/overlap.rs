@@ -2,7 +2,7 @@
 //! arXiv 2412.19437, section 3.2.1 and figure 4).
 //!
 //! Each pass is cut behind its collectives, and the pieces alternate. A piece is a body like any other,
-//! with its pass's kind and stage: what runs, counts or draws streams knows nothing of overlapping.
+//! with its pass's kind and stage: what runs, counts or draws entries knows nothing of overlapping.
 
 use std::collections::BTreeSet;
 

@@ -1,12 +1,13 @@
-//! Updates that are made before the norm of all gradients is known, and validated in the next step (Qi et
+//! Updates that are made before the norm of all gradients is known, and tested in the next step (Qi et
 //! al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, arXiv 2401.10241, section 4, and the order of the
 //! authors' code, sail-sg/zero-bubble-pipeline-parallelism).
 //!
 //! At the end of a step the squared norm goes from class to class, each adding its own, and each updates
 //! with what it has got. The last class knows all of it and sends it back, from class to class, while the
-//! others are at the first forward passes of the next step. There each of them validates. Where gradients
-//! had to be clipped or were not finite, which all classes see alike, the update is undone and made again,
-//! and the step begins anew.
+//! others are at the first forward passes of the next step. There each of them tests its update: a guard
+//! whose arms are to go on, and to go back. Where gradients
+//! had to be clipped or were not finite, which all classes see alike, the update is rolled back and made
+//! again, and the step begins anew.
 //!
 //! What has run before the validation must not rest on anything that runs after it on another class, or
 //! classes would wait for each other. So validations *cut* the step: the passes before them are forward
@@ -22,9 +23,11 @@ use super::buckets::Parameters;
 use super::epilogue;
 use super::stage::StageModel;
 use super::stream::Stream;
-use crate::class::{Body, BodyId, BodyKind, Part, StreamItem};
+use crate::class::{Body, BodyId, BodyKind};
+use crate::sync::add;
 use crate::{
-    Action, ClassId, Copies, Group, Instruction, Mode, Route, RouteId, Tensor, TensorId, View,
+    Action, ClassId, Content, Control, Copies, Entry, Format, Group, Guard, Instruction, Keep,
+    Mode, Route, RouteId, Shape, Tensor, TensorId, View,
 };
 use shardloom_schedule::{Action as Turn, Instance, Pass as Cell, PassKind as Pass, Schedule};
 
@@ -104,48 +107,76 @@ impl PostValidation {
         instructions
     }
 
-    /// Adds the validation to a class's stream, and what follows if the update was wrong.
-    pub fn weave(
+    /// Adds the tensor that says whether an update was right.
+    pub fn flag(&self, tensors: &mut Vec<Tensor>) -> TensorId {
+        let flag = Tensor {
+            name: "update was right".into(),
+            shape: Shape::Local(vec![]),
+            format: Format::U8,
+            keep: Keep::Transient,
+            copies: Copies::One,
+            content: Content::Flag,
+            bucket: None,
+        };
+        add(tensors, flag)
+    }
+
+    /// A class's control: its stream with the test of the update before at the cut, and what follows from
+    /// it.
+    pub fn control(
         &self,
         stream: &mut Stream,
         class: ClassId,
-        (parameters, tensors): (&Parameters<'_>, &[Tensor]),
+        (parameters, tensors, flag): (&Parameters<'_>, &[Tensor], TensorId),
         boundaries: &Boundaries,
         stages: &[StageModel],
-    ) {
-        let Some(norm) = parameters.norm else { return };
+    ) -> Vec<Control> {
         let index = class.0 as usize;
-        let mut validation = vec![];
-        if !self.knows_all(class) {
-            validation.push(receive(self.back[index], norm, Mode::Set));
-            let before = index.checked_sub(1).map(|before| self.back[before]);
-            validation.extend(before.map(|route| send(route, norm)));
+        let mut test = vec![];
+        if let Some(norm) = parameters.norm {
+            if !self.knows_all(class) {
+                test.push(receive(self.back[index], norm, Mode::Set));
+                let before = index.checked_sub(1).map(|before| self.back[before]);
+                test.extend(before.map(|route| send(route, norm)));
+            }
+            let flags = [View::whole(flag)];
+            test.push(Instruction::new(Action::Test, [View::whole(norm)], flags));
         }
-        validation.push(epilogue::validation(parameters));
-        let cut = self.cuts[index];
         // Until the cut each turn is one pass, and nothing stands between.
-        let (before, after) = stream.entries.split_at(cut);
-        let repeated = before.iter().map(|&(item, _)| StreamItem { amends: true, ..item });
-        let repeated: Vec<StreamItem> = repeated.collect();
-        let pass = |&(item, cell): &(StreamItem, Option<Cell>)| Some((cell?, item.body));
-        let after: Vec<(Cell, BodyId)> = after.iter().filter_map(pass).collect();
+        let (before, after) = stream.entries.split_at(self.cuts[index]);
+        let before: Vec<Entry> = before.iter().map(|&(entry, _)| entry).collect();
+        let pass = |&(entry, cell): &(Entry, Option<Cell>)| Some((cell?, entry.body));
+        let passes: Vec<(Cell, BodyId)> = after.iter().filter_map(pass).collect();
+        let after: Vec<Entry> = after.iter().map(|&(entry, _)| entry).collect();
 
-        let mut woven = vec![];
-        let mut add = |kind, instructions| {
-            stream.bodies.push(Body { kind, part: Part::default(), instructions });
-            BodyId(stream.bodies.len() as u32 - 1)
-        };
-        let late = |body| StreamItem { late: true, ..StreamItem::new(body, None) };
-        woven.push(late(add(BodyKind::Validation, validation)));
+        let test = of_step_before(stream.add(BodyKind::Test, test));
+        let release = vec![epilogue::release(parameters, &[flag])];
+        let release = of_step_before(stream.add(BodyKind::Release, release));
+        let mut otherwise = vec![];
+        if !self.knows_all(class) {
+            let restores = epilogue::restores(parameters);
+            otherwise.push(of_step_before(stream.add(BodyKind::Rollback, restores)));
+        }
+        otherwise.push(release);
+        otherwise.extend(drops(stream, tensors, &before));
         if !self.knows_all(class) {
             let update = epilogue::updates(parameters);
-            let update = late(add(BodyKind::Amendment, update));
-            woven.push(StreamItem { amends: true, ..update });
+            otherwise.push(of_step_before(stream.add(BodyKind::Redo, update)));
         }
-        let dropped = self.dropped(&after, boundaries, stages);
-        woven.extend(discards(stream, tensors, dropped));
-        woven.extend(repeated);
-        stream.entries.splice(cut..cut, woven.into_iter().map(|item| (item, None)));
+        let dropped = self.dropped(&passes, boundaries, stages);
+        otherwise.extend(discards(stream, tensors, dropped));
+        otherwise.extend(&before);
+        let guard = Guard {
+            on: View::whole(flag),
+            // The norm of all is too large or not finite wherever that of some is.
+            agreed: Group::World,
+            shift: -1,
+            then: vec![release],
+            otherwise,
+        };
+        let before = before.into_iter().map(Control::Run);
+        let tested = [Control::Run(test), Control::Guard(guard)];
+        before.chain(tested).chain(after.into_iter().map(Control::Run)).collect()
     }
 
     /// What the passes after a class's cut receive that was sent before the sender's: the body of the
@@ -212,14 +243,43 @@ fn cuts(
     }
 }
 
+/// An entry that belongs to the step before.
+fn of_step_before(body: BodyId) -> Entry {
+    Entry { shift: -1, ..Entry::new(body, None) }
+}
+
+/// Entries that free what these passes have left of each micro-batch.
+fn drops(stream: &mut Stream, tensors: &[Tensor], passes: &[Entry]) -> Vec<Entry> {
+    let mut left: BTreeMap<Option<u32>, BTreeSet<TensorId>> = BTreeMap::new();
+    let passing = |id: &TensorId| tensors[id.0 as usize].copies == Copies::PerMicrobatch;
+    for entry in passes {
+        let left = left.entry(entry.microbatch).or_default();
+        for instruction in &stream.bodies[entry.body.0 as usize].instructions {
+            left.extend(instruction.writes.iter().map(|write| write.to.tensor).filter(passing));
+            instruction.frees.iter().for_each(|freed| _ = left.remove(freed));
+        }
+    }
+    let mut known: BTreeMap<BTreeSet<TensorId>, BodyId> = BTreeMap::new();
+    let mut entries = vec![];
+    for (microbatch, left) in left.into_iter().filter(|(_, left)| !left.is_empty()) {
+        let body = known.get(&left).copied().unwrap_or_else(|| {
+            let free = Instruction::new(Action::Free, [], []).freeing(left.iter().copied());
+            stream.add(BodyKind::Rollback, vec![free])
+        });
+        known.insert(left, body);
+        entries.push(Entry::new(body, microbatch));
+    }
+    entries
+}
+
 /// Entries that receive and drop what bodies would receive by the given routes.
 fn discards(
     stream: &mut Stream,
     tensors: &[Tensor],
     dropped: Vec<(BodyId, u32, Vec<RouteId>)>,
-) -> Vec<StreamItem> {
+) -> Vec<Entry> {
     let mut known: BTreeMap<(BodyId, Vec<RouteId>), BodyId> = BTreeMap::new();
-    let mut items = vec![];
+    let mut entries = vec![];
     for (body, microbatch, routes) in dropped {
         let key = (body, routes);
         let discard = match known.get(&key) {
@@ -241,9 +301,9 @@ fn discards(
                 discard
             }
         };
-        items.push(StreamItem { amends: true, ..StreamItem::new(discard, Some(microbatch)) });
+        entries.push(Entry::new(discard, Some(microbatch)));
     }
-    items
+    entries
 }
 
 /// A receive of something that nobody wants any more.

@@ -20,7 +20,7 @@ impl Class {
     /// Gives every instruction its queue and its points, by what instructions touch. Lowering ends with it;
     /// whoever changes a class's bodies afterwards calls it again.
     pub fn assign_queues(&mut self) {
-        let repeats = self.updates_early();
+        let repeats = self.guards().next().is_some();
         self.communicators = assign(&self.tensors, &mut self.bodies, repeats);
     }
 }

@@ -1,4 +1,4 @@
-//! A class's bodies and its stream: the schedule's passes, then the end of the step.
+//! A class's bodies and their order: the schedule's passes, then the end of the step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,16 +11,24 @@ use super::owners::Early;
 use super::stage::{StageId, StageModel};
 use super::versions::Versions;
 use super::{epilogue, extrapolation, sharding};
-use crate::class::{Body, BodyId, BodyKind, BucketId, Part, StreamItem};
-use crate::{Instruction, ProgramError, Tensor};
+use crate::class::{Body, BodyId, BodyKind, BucketId, Part};
+use crate::{Entry, Instruction, ProgramError, Tensor};
 use shardloom_schedule::{Action as Turn, Pass as Cell, PassKind as Pass, StageMap};
 
 /// What a class runs.
 pub(super) struct Stream {
     pub bodies: Vec<Body>,
     /// Its entries, each with the pass that it is, or a piece of.
-    pub entries: Vec<(StreamItem, Option<Cell>)>,
+    pub entries: Vec<(Entry, Option<Cell>)>,
     pub evaluation: Vec<BodyId>,
+}
+
+impl Stream {
+    /// Adds a body that belongs to no stage.
+    pub fn add(&mut self, kind: BodyKind, instructions: Vec<Instruction>) -> BodyId {
+        self.bodies.push(Body { kind, part: Part::default(), instructions });
+        BodyId(self.bodies.len() as u32 - 1)
+    }
 }
 
 /// Assembles the stream of one class.
@@ -78,13 +86,13 @@ impl<'a> Made<'a> {
     }
 
     /// The entry that runs the epilogue of these instructions, which all updates have.
-    fn update(&mut self, epilogue: &[Instruction]) -> StreamItem {
+    fn update(&mut self, epilogue: &[Instruction]) -> Entry {
         let body = self.epilogue.unwrap_or_else(|| {
             let instructions = epilogue.to_vec();
             self.add(Body { kind: BodyKind::Epilogue, part: Part::default(), instructions })
         });
         self.epilogue = Some(body);
-        StreamItem::new(body, None)
+        Entry::new(body, None)
     }
 
     /// What a turn of these passes runs, with whose cell.
@@ -135,20 +143,25 @@ impl Assembly<'_> {
             let passes: Vec<(Cell, Key<'_>)> =
                 passes.map(|(cell, completes)| (cell, self.key(cell, completes))).collect();
             for (cell, body) in made.turn(self, &passes) {
-                let age = self.versions.age(cell)?;
-                let item = StreamItem { age, ..StreamItem::new(body, Some(cell.microbatch)) };
-                entries.push((item, Some(cell)));
+                let microbatches = self.map.microbatches();
+                let entry = Entry {
+                    age: self.versions.age(cell)?,
+                    // A pass that runs ahead is of a later step.
+                    shift: (cell.microbatch / microbatches) as i32,
+                    ..Entry::new(body, Some(cell.microbatch % microbatches))
+                };
+                entries.push((entry, Some(cell)));
             }
             if turn.passes().any(|cell| self.versions.ends_round(cell)) {
                 entries.push((made.update(&epilogue), None));
             }
             if let Some(body) = self.synchronisation(index) {
-                entries.push((StreamItem::new(made.add(body), None), None));
+                entries.push((Entry::new(made.add(body), None), None));
             }
         }
         let update = made.update(&epilogue);
         // The last round may end with the step.
-        if entries.last().is_none_or(|(item, _)| item.body != update.body) {
+        if entries.last().is_none_or(|(entry, _)| entry.body != update.body) {
             entries.push((update, None));
         }
         count_occurrences(&mut entries);
@@ -257,11 +270,11 @@ impl Assembly<'_> {
 }
 
 /// Notes in each entry how many before it run the same body on the same micro-batch.
-fn count_occurrences(entries: &mut [(StreamItem, Option<Cell>)]) {
+fn count_occurrences(entries: &mut [(Entry, Option<Cell>)]) {
     let mut counts = BTreeMap::new();
-    for (item, _) in entries {
-        let count = counts.entry((item.body, item.microbatch)).or_insert(0);
-        item.occurrence = *count;
+    for (entry, _) in entries {
+        let count = counts.entry((entry.body, entry.microbatch, entry.shift)).or_insert(0);
+        entry.occurrence = *count;
         *count += 1;
     }
 }

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Body, BodyId, BodyKind, Class, Program, StreamItem};
+use crate::{
+    Action, Body, BodyId, BodyKind, Class, Control, Entry as Run, Group, Guard, Instruction,
+    Program,
+};
 
 /// An entry of a step.
 pub(super) struct Entry {
@@ -51,10 +54,22 @@ impl Entries {
                 }
             }
         };
-        let names = names(class);
-        let step = class.stream.iter().zip(names);
-        let step = step.map(|(item, name)| listed((name, notes(program, item), item.body)));
-        let step = step.collect();
+        let mut names = names(program, class).into_iter();
+        let mut step = vec![];
+        for part in &class.control {
+            let arms: &[(&[Run], Option<bool>)] = match part {
+                Control::Run(run) => &[(std::slice::from_ref(run), None)],
+                Control::Guard(guard) => {
+                    step.push(Entry { title: guard_title(class, guard), body: None });
+                    &[(&guard.then, Some(true)), (&guard.otherwise, Some(false))]
+                }
+            };
+            for (runs, arm) in arms {
+                for (run, name) in runs.iter().zip(&mut names) {
+                    step.push(listed((name, notes(run, *arm), run.body)));
+                }
+            }
+        }
         let evaluation = class.evaluation.iter();
         let evaluation =
             evaluation.map(|&body| listed((name(class.body(body), None), vec![], body)));
@@ -63,56 +78,76 @@ impl Entries {
     }
 }
 
-/// When an entry runs and on which weights, where that is not as usual.
-fn notes(program: &Program, item: &StreamItem) -> Vec<String> {
-    let mut notes = vec![];
-    if let Some(microbatch) = item.microbatch {
-        let count = program.microbatches as u32;
-        match microbatch / count {
-            0 => {}
-            1 => notes.push(format!("micro-batch {} of the next step", microbatch % count)),
-            steps => {
-                notes.push(format!("micro-batch {} of {steps} steps later", microbatch % count));
-            }
+/// What a guard goes by, and who goes alike.
+fn guard_title(class: &Class, guard: &Guard) -> String {
+    let who = match &guard.agreed {
+        Group::World => "all ranks alike".into(),
+        Group::Mesh(axes) => {
+            let axes: Vec<&str> = axes.iter().map(|axis| axis.name()).collect();
+            format!("ranks along {} alike", axes.join(", "))
         }
+        Group::Classes(_) => "ranks at the same place of several stages alike".into(),
+    };
+    let flag = &class.tensor(guard.on.tensor).name;
+    let late = if guard.shift < 0 { "; not in the first step" } else { "" };
+    format!("guard by {flag}  ({who}{late})")
+}
+
+/// When an entry runs and on which weights, where that is not as usual.
+fn notes(run: &Run, arm: Option<bool>) -> Vec<String> {
+    let mut notes = vec![];
+    match (run.microbatch, run.shift) {
+        (Some(microbatch), 1) => notes.push(format!("micro-batch {microbatch} of the next step")),
+        (Some(microbatch), steps @ 2..) => {
+            notes.push(format!("micro-batch {microbatch} of {steps} steps later"));
+        }
+        _ => {}
     }
-    match item.age {
+    match run.age {
         0 => {}
         1 => notes.push("with weights 1 update old".into()),
         updates => notes.push(format!("with weights {updates} updates old")),
     }
-    if item.late {
+    if run.shift < 0 && arm.is_none() {
         notes.push("ends the step before, so not in the first step".into());
     }
-    if item.amends {
-        notes.push("only where the update of the step before was wrong".into());
+    match arm {
+        None => {}
+        Some(true) => notes.push("only where it holds".into()),
+        Some(false) => notes.push("only where it does not hold".into()),
     }
     notes
 }
 
 /// The names of a step's entries. Pieces of a pass, and what stands in a step several times, are numbered.
-fn names(class: &Class) -> Vec<String> {
-    let name = |item: &StreamItem| {
-        let name = name(class.body(item.body), item.microbatch);
-        match (item.amends, item.microbatch) {
-            (true, Some(_)) if !class.repeats(item) => {
+fn names(program: &Program, class: &Class) -> Vec<String> {
+    let name = |(arm, run): (Option<bool>, &Run)| {
+        // Micro-batches of later steps are numbered on.
+        let number = |it| it + run.shift.max(0) as u32 * program.microbatches as u32;
+        let body = class.body_of(run);
+        let name = name(body, run.microbatch.map(number));
+        let receives = |it: &Instruction| matches!(it.action, Action::Receive { .. });
+        let name = match arm {
+            Some(_) if class.repeats(run) => format!("{name} once more"),
+            Some(_) if body.instructions.iter().all(receives) => {
                 format!("{name}, dropping what was sent for it")
             }
-            (true, _) => format!("{name} once more"),
-            (false, _) => name,
-        }
+            _ => name,
+        };
+        (arm, name)
     };
-    let plain: Vec<String> = class.stream.iter().map(name).collect();
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let plain: Vec<(Option<bool>, String)> = class.entries_by_arm().map(name).collect();
+    let mut counts: BTreeMap<&(Option<bool>, String), usize> = BTreeMap::new();
     plain.iter().for_each(|name| *counts.entry(name).or_insert(0) += 1);
-    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut seen: BTreeMap<&(Option<bool>, String), usize> = BTreeMap::new();
     let mut numbered = vec![];
-    for (item, name) in class.stream.iter().zip(&plain) {
-        let index = seen.entry(name).or_insert(0);
+    for (run, plain) in class.entries().zip(&plain) {
+        let index = seen.entry(plain).or_insert(0);
         *index += 1;
-        numbered.push(match counts[name.as_str()] {
+        let name = &plain.1;
+        numbered.push(match counts[plain] {
             1 => name.clone(),
-            count if item.microbatch.is_some() => format!("{name}, piece {index} of {count}"),
+            count if run.microbatch.is_some() => format!("{name}, piece {index} of {count}"),
             count => format!("{name}, {index} of {count}"),
         });
     }
@@ -129,8 +164,10 @@ fn name(body: &Body, microbatch: Option<u32>) -> String {
         BodyKind::Synchronisation => "synchronisation",
         BodyKind::Epilogue => "update",
         BodyKind::Evaluation => "evaluation",
-        BodyKind::Validation => "validation of the update",
-        BodyKind::Amendment => "update",
+        BodyKind::Test => "test of the update",
+        BodyKind::Release => "release of what the update changed",
+        BodyKind::Rollback => "rollback",
+        BodyKind::Redo => "update once more",
     };
     let microbatch = microbatch.map_or(String::new(), |it| format!(" {it}"));
     let chunk = body.part.chunk.map_or(String::new(), |it| format!(", chunk {it}"));

@@ -128,6 +128,7 @@ impl Lines<'_> {
             }
             Action::Add => "sum".into(),
             Action::Copy if self.backs_up(instruction) => "back up".into(),
+            Action::Copy if self.restores(instruction) => "restore".into(),
             Action::Copy if instruction.is_move() => "hand over".into(),
             Action::Copy => "copy".into(),
             Action::Send { route } => {
@@ -159,13 +160,19 @@ impl Lines<'_> {
                 format!("update by {}{}", program.optimizer.name(), bucket.unwrap_or_default())
             }
             Action::Cast => "round the updated master weights".into(),
-            Action::Validate => "test the last update, and undo it where it was wrong".into(),
+            Action::Test => "test whether the update of the step before was right".into(),
+            Action::Free => "drop what is not needed".into(),
         }
     }
 
     fn backs_up(&self, instruction: &Instruction) -> bool {
         let content = |write: &Written| self.0.class.tensor(write.to.tensor).content;
         instruction.writes.iter().any(|write| content(write) == Content::Backup)
+    }
+
+    fn restores(&self, instruction: &Instruction) -> bool {
+        let content = |read: &View| self.0.class.tensor(read.tensor).content;
+        instruction.reads.iter().any(|read| content(read) == Content::Backup)
     }
 
     /// The kind of a collective, between whom, how, and what this rank sends in it.

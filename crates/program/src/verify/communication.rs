@@ -38,7 +38,7 @@ enum Subject {
     Bucket(Option<shardloom_graph::ValueId>, Content),
     /// A number of each rank.
     Sum(Content),
-    /// Something of one class: the place in its stream.
+    /// Something of one class: the place in its order.
     Own(ClassId, usize),
 }
 
@@ -70,7 +70,7 @@ pub fn run_blocking(program: &Program, row: Row) -> Result<(), Violation> {
         for rank in 0..cursors.len() {
             while let Some(step) = current(&streams, &cursors[rank]) {
                 let position = cursors[rank].position;
-                let microbatch = step.item.microbatch;
+                let microbatch = step.run.microbatch;
                 match &step.instruction.action {
                     Action::Send { route } => {
                         for message in program.route(*route).sent_by(position) {
@@ -134,7 +134,7 @@ fn current<'p>(streams: &[Stream<'p>], cursor: &Cursor) -> Option<Step<'p>> {
 fn count_messages(streams: &[Stream<'_>]) -> Result<(), Violation> {
     let mut counts: BTreeMap<(RouteId, Option<u32>), (usize, usize)> = BTreeMap::new();
     for step in streams.iter().flat_map(|stream| &stream.steps) {
-        let microbatch = step.item.microbatch;
+        let microbatch = step.run.microbatch;
         match step.instruction.action {
             Action::Send { route } => counts.entry((route, microbatch)).or_default().0 += 1,
             Action::Receive { route } => counts.entry((route, microbatch)).or_default().1 += 1,

@@ -145,7 +145,7 @@ impl Reductions<'_> {
                 tensor: step.tensor_name(to.tensor),
             });
         }
-        if let (Window::Param(param), Some(microbatch)) = (to.window, step.item.microbatch) {
+        if let (Window::Param(param), Some(microbatch)) = (to.window, step.run.microbatch) {
             sum.parts.entry(param).or_default().push((microbatch, op));
         }
     }
@@ -247,7 +247,7 @@ impl Reductions<'_> {
         let Some(bucket) = self.bucket(step, read) else { return };
         let sum = self.sums.entry(place(read)).or_default();
         // An update that is made once more has the gradients that it had.
-        if step.item.amends {
+        if step.run.arm == Some(false) {
             return;
         }
         for &param in &bucket.params {

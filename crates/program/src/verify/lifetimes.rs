@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use super::row::{Row, Step, entries, instructions};
 use super::violation::Violation;
-use crate::{Action, Allocation, ClassId, Content, Copies, Mode, Program, TensorId, View, Window};
+use crate::{
+    Action, Allocation, Class, ClassId, Content, Copies, Mode, Program, TensorId, View, Window,
+};
 
 /// A transient tensor that is there.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Live {
     /// What is written of it, disjoint and in order.
     written: Vec<Range<usize>>,
@@ -19,21 +21,45 @@ struct Live {
 /// others are like them is for [operands](super::operands) to say.
 pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Violation>) {
     let class = program.class(id);
-    let mut live: BTreeMap<Allocation, Live> = BTreeMap::new();
+    let mut lives = Lives::default();
     for step in instructions(class, id, &entries(program, class, row)) {
-        let instruction = step.instruction;
-        if step.undoes(row) {
-            live.retain(|it, _| it.microbatch.is_none());
-        }
+        lives.step(&step, found);
+    }
+    for it in lives.0.into_keys() {
+        let tensor = class.tensor(it.tensor).name.clone();
+        found.push(Violation::Left { place: class.place(), tensor });
+    }
+}
+
+/// The transient tensors that are there.
+#[derive(Clone, Default)]
+pub(super) struct Lives(BTreeMap<Allocation, Live>);
+
+impl Lives {
+    /// Which are there.
+    pub fn allocations(&self) -> impl Iterator<Item = Allocation> {
+        self.0.keys().copied()
+    }
+
+    /// Whether all of a tensor without micro-batch is written, and not freed yet.
+    pub fn holds(&self, class: &Class, view: View) -> bool {
+        let live = class.allocation(view.tensor, None).and_then(|it| self.0.get(&it));
+        live.is_some_and(|live| covers(&live.written, &class.view_range(view, 0)))
+    }
+
+    /// Runs an instruction.
+    pub fn step(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let Lives(live) = self;
+        let (class, instruction) = (step.class, step.instruction);
         for &read in &instruction.reads {
-            used(&step, read, &mut live, found);
+            used(step, read, live, found);
         }
         for write in &instruction.writes {
             let view = write.to;
             if write.mode == Mode::Add {
-                used(&step, view, &mut live, found);
+                used(step, view, live, found);
             }
-            let Some(it) = allocation(&step, view, found) else { continue };
+            let Some(it) = allocation(step, view, found) else { continue };
             let name = || step.tensor_name(view.tensor);
             let in_place = instruction.reads.iter().any(|read| read.tensor == view.tensor);
             let whole = view.window == Window::Whole;
@@ -50,33 +76,29 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
             insert(&mut now.written, class.view_range(view, 0));
         }
         for &tensor in &instruction.frees {
-            let at = class.allocation(tensor, step.item.microbatch);
+            let at = class.allocation(tensor, step.run.microbatch);
             let Some(was) = at.and_then(|it| live.remove(&it)) else {
                 let tensor = step.tensor_name(tensor);
                 found.push(Violation::FreedTwice { at: step.site(), tensor });
                 continue;
             };
-            if !was.is_read && !may_stay_unread(&step, tensor) {
+            if !was.is_read && !may_stay_unread(step, tensor) {
                 let tensor = step.tensor_name(tensor);
                 found.push(Violation::Unread { at: step.site(), tensor });
             }
         }
-    }
-    for it in live.into_keys() {
-        let tensor = class.tensor(it.tensor).name.clone();
-        found.push(Violation::Left { place: class.place(), tensor });
     }
 }
 
 /// The copy of a tensor that an instruction touches; none of what is there for the whole run.
 fn allocation(step: &Step<'_>, view: View, found: &mut Vec<Violation>) -> Option<Allocation> {
     let tensor = step.class.tensor(view.tensor);
-    if tensor.copies == Copies::PerMicrobatch && step.item.microbatch.is_none() {
+    if tensor.copies == Copies::PerMicrobatch && step.run.microbatch.is_none() {
         let fault = format!("{} has a copy for each micro-batch, and this is none's", tensor.name);
         found.push(Violation::Operands { at: step.site(), fault });
         return None;
     }
-    step.class.allocation(view.tensor, step.item.microbatch)
+    step.class.allocation(view.tensor, step.run.microbatch)
 }
 
 /// Notes that an instruction needs what is in a view.
@@ -99,13 +121,14 @@ fn used(
     }
 }
 
-/// Whether a tensor is rightly freed without a read: parts that collectives leave side by side, what is
-/// received to be dropped, and what an operator writes besides what it is run for, such as a mask where no
+/// Whether a tensor is rightly freed without a read: parts that collectives leave side by side, what an arm
+/// of a guard drops that is there for the other, and what an operator writes besides what it is run for, such as a mask where no
 /// backward pass follows.
 fn may_stay_unread(step: &Step<'_>, tensor: TensorId) -> bool {
     let instruction = step.instruction;
     let is_staging = step.class.tensor(tensor).content == Content::Staging;
-    let is_dropped = step.item.amends && matches!(instruction.action, Action::Receive { .. });
+    let drops = matches!(instruction.action, Action::Receive { .. } | Action::Free);
+    let is_dropped = step.run.arm.is_some() && drops;
     let writes = &instruction.writes;
     let is_besides = writes.len() > 1 && writes.iter().any(|write| write.to.tensor == tensor);
     is_staging || is_dropped || is_besides

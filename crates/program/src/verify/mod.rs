@@ -1,12 +1,12 @@
 //! Proves of a program, apart from how it was lowered, that it can be run.
 //!
 //! Each file proves one property. Those of single instructions are looked at first; the others follow
-//! ranks through a [row](Row) of steps from an empty pipeline to an empty one, in every way in which the
-//! streams can be run.
+//! ranks through a [row](Row) of steps from an empty pipeline to an empty one, in either arm of guards.
 
 mod buckets;
 mod communication;
 mod gradients;
+mod guards;
 mod lifetimes;
 mod norms;
 mod operands;
@@ -24,7 +24,7 @@ pub use violation::{Site, Violation};
 
 use std::collections::BTreeSet;
 
-use crate::{BodyId, Program, StreamItem};
+use crate::{BodyId, Entry, Program, Run};
 
 /// Checks a program.
 ///
@@ -51,7 +51,8 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
             continue;
         }
         let bodies = (0..class.bodies.len() as u32).map(BodyId);
-        let all: Vec<StreamItem> = bodies.map(|body| StreamItem::new(body, None)).collect();
+        let entries = bodies.map(|body| Entry::new(body, None));
+        let all: Vec<Run> = entries.map(Run::alone).collect();
         for step in row::instructions(class, id, &all) {
             if operands::check(program, &step, found) {
                 routes::check_end(program, &step, found);
@@ -70,16 +71,17 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
         versions::check(program, id, found);
     }
     operators::check_counts(program, found);
+    guards::check(program, found);
     for row in Row::all(program) {
         for (id, _) in program.classes() {
             lifetimes::check(program, id, row, found);
             races::check(program, id, row, found);
             if row != Row::Evaluation {
-                norms::check(program, id, row, found);
                 updates::check(program, id, row, found);
             }
         }
         if row != Row::Evaluation {
+            norms::check(program, row, found);
             gradients::check(program, row, found);
         }
         found.extend(run_blocking(program, row).err());

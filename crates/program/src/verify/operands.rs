@@ -32,12 +32,6 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
             let pairs: Vec<_> = step.instruction.reads.iter().copied().zip(writes).collect();
             pairs.into_iter().for_each(|(read, write)| same(step, read, write, found));
         }
-        Action::Validate => {
-            // Ahead of the copies stands the norm.
-            let reads = step.instruction.reads.iter().skip(1).copied();
-            let writes = step.instruction.writes.iter().map(|write| write.to);
-            reads.zip(writes).for_each(|(read, write)| same(step, read, write, found));
-        }
         Action::Extrapolate { .. } => {
             let (reads, write) = (&step.instruction.reads, step.instruction.writes[0].to);
             same(step, reads[0], write, found);
@@ -101,11 +95,8 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Optimizer => {
             counts.0 >= 1 && counts.1 >= 1 && reads().next() == Some(Content::Gradient)
         }
-        Action::Validate => {
-            counts.0 == counts.1 + 1
-                && reads().next() == Some(Content::Norm)
-                && reads().skip(1).all(|it| it == Content::Backup)
-        }
+        Action::Test => counts == (1, 1) && reads().all(|it| it == Content::Norm),
+        Action::Free => counts == (0, 0) && !instruction.frees.is_empty(),
     };
     if !fits {
         return Some(format!(
@@ -148,7 +139,8 @@ fn kinds(step: &Step<'_>) -> bool {
         Action::Load { .. } | Action::Slice { .. } | Action::Add | Action::Report => values(),
         Action::Copy => {
             let is_backup = instruction.writes.iter().all(|it| content(&it.to) == Content::Backup);
-            is_backup || values()
+            let is_back = instruction.reads.iter().all(|it| content(it) == Content::Backup);
+            is_backup || is_back || values()
         }
         Action::Extrapolate { .. } => {
             content(&instruction.reads[0]) == Content::Weight
@@ -182,7 +174,8 @@ fn kinds(step: &Step<'_>) -> bool {
         Action::Send { .. } | Action::Receive { .. } => {
             instruction.operands().all(|it| is_value(&it) || content(&it) == Content::Norm)
         }
-        Action::Validate => true,
+        Action::Test => content(&instruction.writes[0].to) == Content::Flag,
+        Action::Free => true,
     }
 }
 

@@ -73,7 +73,7 @@ pub(super) fn check_counts(program: &Program, found: &mut Vec<Violation>) {
             let Action::Kernel { op, pass, again: false, .. } = step.instruction.action else {
                 continue;
             };
-            let Some(microbatch) = step.item.microbatch else { continue };
+            let Some(microbatch) = step.run.microbatch else { continue };
             *counts.entry((op, pass)).or_default().entry(microbatch).or_default() += 1;
         }
     }

@@ -129,7 +129,7 @@ impl Run {
                 Point::Queue(queue) => self.last.get(queue.index()),
                 Point::Here(number) => self.here.get(number as usize),
                 Point::Microbatch(body, number) => {
-                    self.microbatch.get(&(body, number, step.item.microbatch))
+                    self.microbatch.get(&(body, number, step.run.microbatch))
                 }
                 Point::Latest(body, number) => self.latest.get(&(body, number)),
             };
@@ -142,9 +142,9 @@ impl Run {
     }
 
     fn end(&mut self, step: &Step<'_>, queue: Queue, clocks: Clocks) {
-        let (body, number) = (step.item.body, step.index as u32);
+        let (body, number) = (step.run.entry.body, step.index as u32);
         self.here.push(clocks.clone());
-        self.microbatch.insert((body, number, step.item.microbatch), clocks.clone());
+        self.microbatch.insert((body, number, step.run.microbatch), clocks.clone());
         self.latest.insert((body, number), clocks.clone());
         self.last[queue.index()] = clocks;
     }

@@ -1,25 +1,27 @@
 //! What ranks run in a row of steps, instruction by instruction.
 
 use super::violation::Site;
-use crate::{Action, BodyId, Class, ClassId, Instruction, Program, StreamItem, TensorId};
+use crate::{
+    BodyId, Class, ClassId, Content, Entry, Guard, Instruction, Next, Program, Run, TensorId,
+};
 
-/// Which entries of the streams are run.
+/// Which entries are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// Steps whose updates were all right.
+    /// Steps in which the flags of all guards hold.
     Usual,
-    /// Steps whose updates all had to be amended.
-    Amended,
+    /// Steps in which none does: every update is rolled back.
+    RolledBack,
     /// The evaluation of a micro-batch.
     Evaluation,
 }
 
 impl Row {
-    /// The rows that a program can run.
+    /// The rows that a program can run. Guards leave the same behind in either arm, so these two show what
+    /// happens where some flags hold and others do not.
     pub(super) fn all(program: &Program) -> Vec<Row> {
-        let validates = |class: &Class| class.ends_late() || class.updates_early();
-        match program.classes.iter().any(validates) {
-            true => vec![Row::Usual, Row::Amended, Row::Evaluation],
+        match program.classes.iter().any(|class| class.guards().next().is_some()) {
+            true => vec![Row::Usual, Row::RolledBack, Row::Evaluation],
             false => vec![Row::Usual, Row::Evaluation],
         }
     }
@@ -30,56 +32,82 @@ pub(super) fn steps(program: &Program) -> u32 {
     program.ahead + 2
 }
 
-/// An instruction, as one entry of a stream runs it.
+/// An instruction, as one entry runs it.
 #[derive(Clone, Copy)]
 pub(super) struct Step<'p> {
     pub class: &'p Class,
     pub id: ClassId,
-    pub item: StreamItem,
+    pub run: Run,
     pub index: usize,
     pub instruction: &'p Instruction,
 }
 
 impl Step<'_> {
     pub fn site(&self) -> Site {
-        site(self.class, self.id, self.item.body, self.index)
+        site(self.class, self.id, self.run.entry.body, self.index)
     }
 
     pub fn tensor_name(&self, tensor: TensorId) -> String {
         self.class.tensor(tensor).name.clone()
     }
 
-    /// Whether it takes back an update.
-    pub fn undoes(&self, row: Row) -> bool {
-        row == Row::Amended && self.instruction.action == Action::Validate
+    /// Whether it puts back what an update has changed.
+    pub fn restores(&self) -> bool {
+        let content = |tensor: TensorId| self.class.tensor(tensor).content;
+        self.instruction.action == crate::Action::Copy
+            && self.instruction.reads.iter().any(|it| content(it.tensor) == Content::Backup)
     }
 }
 
-/// The entries that a class runs.
-pub(super) fn entries(program: &Program, class: &Class, row: Row) -> Vec<StreamItem> {
+/// What a class comes to in a row.
+pub(super) enum Part<'p> {
+    Run(Run),
+    /// A guard with what its arms run, before that which the row takes.
+    Guard(&'p Guard, [Vec<Run>; 2]),
+}
+
+/// What a class comes to, in order.
+pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Part<'p>> {
     if row == Row::Evaluation {
-        let entry = |&body: &BodyId| StreamItem::new(body, Some(0));
-        return class.evaluation.iter().map(entry).collect();
+        let entries = class.evaluation.iter().map(|&body| Entry::new(body, Some(0)));
+        return entries.map(|entry| Part::Run(Run::alone(entry))).collect();
     }
-    let all = program.unrolled(class, steps(program));
-    // In the first step there is nothing to validate yet.
-    let runs =
-        |&(step, item): &(i64, StreamItem)| !item.amends || (row == Row::Amended && step > 0);
-    all.filter(runs).map(|(_, item)| item).collect()
+    let mut cursor = program.cursor(class, steps(program));
+    let mut parts = vec![];
+    while let Some(next) = cursor.advance() {
+        parts.push(match next {
+            Next::Run(run) => Part::Run(run),
+            Next::Guard(guard, _) => {
+                let arms = [true, false].map(|holds| cursor.arm(holds));
+                cursor.take(row == Row::Usual);
+                Part::Guard(guard, arms)
+            }
+        });
+    }
+    parts
+}
+
+/// The entries that a class runs.
+pub(super) fn entries(program: &Program, class: &Class, row: Row) -> Vec<Run> {
+    let run = |part| match part {
+        Part::Run(run) => Some(run),
+        Part::Guard(..) => None,
+    };
+    parts(program, class, row).into_iter().filter_map(run).collect()
 }
 
 /// The instructions of some of a class's entries.
 pub(super) fn instructions<'p>(
     class: &'p Class,
     id: ClassId,
-    entries: &[StreamItem],
+    entries: &[Run],
 ) -> impl Iterator<Item = Step<'p>> {
-    entries.iter().flat_map(move |&item| {
-        let body = &class.body(item.body).instructions;
+    entries.iter().flat_map(move |&run| {
+        let body = &class.body_of(&run.entry).instructions;
         body.iter().enumerate().map(move |(index, instruction)| Step {
             class,
             id,
-            item,
+            run,
             index,
             instruction,
         })

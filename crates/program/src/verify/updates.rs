@@ -1,4 +1,4 @@
-//! What lasts is changed once by each update, put back as it was where an update is undone, and is whole
+//! What lasts is changed once by each update, put back as it was where an update is rolled back, and whole
 //! where it is read.
 
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     let changed: Vec<TensorId> =
         class.tensors().filter(|(_, it)| is_updated(it)).map(|(tensor, _)| tensor).collect();
     let mut times: BTreeMap<TensorId, i64> = BTreeMap::new();
-    let (mut updates, mut validations, mut stale) = (0, 0, BTreeMap::new());
+    let (mut updates, mut tests, mut stale) = (0, 0, BTreeMap::new());
     let mut copies: BTreeMap<TensorId, View> = BTreeMap::new();
-    for entry in entries(program, class, row) {
+    for run in entries(program, class, row) {
         let mut now: BTreeMap<TensorId, usize> = BTreeMap::new();
-        for step in instructions(class, id, &[entry]) {
-            whole(&step, &mut stale, row, found);
+        for step in instructions(class, id, &[run]) {
+            whole(&step, &mut stale, found);
             match &step.instruction.action {
                 Action::Optimizer => {
                     for write in &step.instruction.writes {
@@ -36,6 +36,15 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                     }
                     *now.entry(write.tensor).or_default() += 1;
                 }
+                Action::Copy if step.restores() => {
+                    let pairs = step.instruction.reads.iter().zip(&step.instruction.writes);
+                    for (copy, write) in pairs {
+                        if copies.get(&copy.tensor) != Some(&write.to) {
+                            found.push(not_back(&step, write.to));
+                        }
+                        *times.entry(write.to.tensor).or_default() -= 1;
+                    }
+                }
                 Action::Copy => {
                     let pairs = step.instruction.reads.iter().zip(&step.instruction.writes);
                     for (&read, write) in pairs {
@@ -48,38 +57,26 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                         copies.insert(write.to.tensor, read);
                     }
                 }
-                Action::Validate => {
-                    validations += 1;
-                    // Ahead of the copies stands the norm.
-                    let reads = step.instruction.reads.iter().skip(1);
-                    for (copy, write) in reads.zip(&step.instruction.writes) {
-                        if copies.get(&copy.tensor) != Some(&write.to) {
-                            found.push(not_back(&step, write.to));
-                        }
-                        if step.undoes(row) {
-                            *times.entry(write.to.tensor).or_default() -= 1;
-                        }
-                    }
-                }
+                Action::Test => tests += 1,
                 _ => {}
             }
         }
-        let kind = class.body(entry.body).kind;
+        let kind = class.body_of(&run.entry).kind;
         updates += i64::from(kind == BodyKind::Epilogue);
-        let is_update = matches!(kind, BodyKind::Epilogue | BodyKind::Amendment);
+        let is_update = matches!(kind, BodyKind::Epilogue | BodyKind::Redo);
         for &tensor in &changed {
             let number = now.get(&tensor).copied().unwrap_or(0);
             *times.entry(tensor).or_default() += number as i64;
             if number != usize::from(is_update) {
-                let (place, tensor) = (place(class, entry.body), class.tensor(tensor).name.clone());
+                let (place, tensor) =
+                    (place(class, run.entry.body), class.tensor(tensor).name.clone());
                 found.push(Violation::Updates { place, tensor, times: number });
             }
         }
     }
-    let is_validated = program.classes.iter().any(Class::ends_late);
-    if is_validated && validations != updates {
-        let times = validations;
-        found.push(Violation::Validations { place: class.place(), updates, times });
+    let are_tested = program.classes.iter().any(|class| class.guards().next().is_some());
+    if are_tested && tests != updates {
+        found.push(Violation::Tests { place: class.place(), updates, times: tests });
     }
     // What is rebuilt from what was put back need not be put back itself.
     for &tensor in changed.iter().filter(|&&it| class.tensor(it).keep != Keep::Resident) {
@@ -117,7 +114,6 @@ fn not_back(step: &Step<'_>, view: View) -> Violation {
 fn whole(
     step: &Step<'_>,
     stale: &mut BTreeMap<TensorId, (BodyId, usize)>,
-    row: Row,
     found: &mut Vec<Violation>,
 ) {
     let instruction = step.instruction;
@@ -128,7 +124,7 @@ fn whole(
         }
     }
     let updates = matches!(instruction.action, Action::Optimizer | Action::Cast);
-    let changes = updates || step.undoes(row);
+    let changes = updates || step.restores();
     for write in &instruction.writes {
         let tensor = write.to.tensor;
         let gathers = matches!(
@@ -136,7 +132,7 @@ fn whole(
             Action::Collective { kind: Collective::AllGather { .. }, .. }
         );
         if changes && write.to.window == Window::Share && is_shared(step.class, tensor) {
-            stale.insert(tensor, (step.item.body, step.index));
+            stale.insert(tensor, (step.run.entry.body, step.index));
         } else if gathers && write.to.window == Window::Whole {
             let was_stale = stale.remove(&tensor).is_some();
             if !was_stale && instruction.is_in_place() && is_shared(step.class, tensor) {

@@ -11,10 +11,10 @@ use crate::{BodyKind, Class, ClassId, Content, Copies, Keep, Program};
 pub(super) fn check(program: &Program, id: ClassId, found: &mut Vec<Violation>) {
     let class = program.class(id);
     let Some(held) = versions(class) else { return };
-    let late = class.stream.iter().filter(|item| item.age >= held);
-    let too_late = late.map(|item| Violation::Lag {
-        place: place(class, item.body),
-        age: item.age,
+    let late = class.entries().filter(|entry| entry.age >= held);
+    let too_late = late.map(|entry| Violation::Lag {
+        place: place(class, entry.body),
+        age: entry.age,
         versions: held,
     });
     found.extend(too_late);
@@ -23,17 +23,17 @@ pub(super) fn check(program: &Program, id: ClassId, found: &mut Vec<Violation>) 
     }
     let mut updates = 0;
     let mut known: BTreeMap<(Option<u32>, bool, u32), i64> = BTreeMap::new();
-    for item in entries(program, class, Row::Usual) {
-        let body = class.body(item.body);
+    for run in entries(program, class, Row::Usual) {
+        let body = class.body_of(&run.entry);
         if body.kind == BodyKind::Epilogue {
             updates += 1;
         }
-        let Some(microbatch) = item.microbatch else { continue };
+        let Some(microbatch) = run.microbatch else { continue };
         // The version from the start is the oldest that there is.
-        let version = (updates - i64::from(item.age)).max(0);
+        let version = (updates - i64::from(run.entry.age)).max(0);
         let key = (body.part.chunk, body.part.reverse, microbatch);
         if *known.entry(key).or_insert(version) != version {
-            let place = place(class, item.body);
+            let place = place(class, run.entry.body);
             found.push(Violation::Versions { place, microbatch });
         }
     }

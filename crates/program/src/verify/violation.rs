@@ -316,14 +316,38 @@ pub enum Violation {
         /// How often it is changed, less how often that is undone.
         times: i64,
     },
-    /// Updates that are validated later are not validated once.
-    #[error("{place}: {updates} updates are validated {times} times")]
-    Validations {
+    /// Updates that are tested later are not tested once.
+    #[error("{place}: {updates} updates are tested {times} times")]
+    Tests {
         /// The class.
         place: String,
         /// How many updates there are.
         updates: i64,
-        /// How often one is validated.
+        /// How often one is tested.
         times: i64,
+    },
+    /// A guard reads what is no flag, or one that is not written.
+    #[error("{place}: a guard reads {tensor}, which says nothing yet")]
+    Flag {
+        /// The class.
+        place: String,
+        /// What it reads.
+        tensor: String,
+    },
+    /// A tensor is there after one arm of a guard, and not after the other.
+    #[error("{place}: only one arm of a guard leaves {tensor} behind")]
+    Arms {
+        /// The class.
+        place: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Ranks that take the same arm of a guard may read different flags.
+    #[error("{place}: others who take the same arm may read another {tensor}")]
+    Agreement {
+        /// The class.
+        place: String,
+        /// The flag.
+        tensor: String,
     },
 }

@@ -4,7 +4,7 @@ use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Axis, Recompute, Sync, Uniform};
 use shardloom_program::{
     Action, BodyKind, BucketId, Class, ClassId, Collective, Content, Group, Instruction, Keep,
-    StreamItem, Window,
+    Window,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,8 +34,8 @@ fn gathered(class: &Class, instruction: &Instruction) -> Option<BucketId> {
 /// How often each bucket is reduced over its replicas in one step, and how often of these to shards.
 fn reductions(class: &Class) -> BTreeMap<BucketId, (usize, usize)> {
     let mut counts: BTreeMap<BucketId, (usize, usize)> = BTreeMap::new();
-    for StreamItem { body, .. } in &class.stream {
-        for instruction in &class.body(*body).instructions {
+    for entry in class.entries() {
+        for instruction in &class.body_of(entry).instructions {
             let Some((bucket, kind, group)) = reduction(class, instruction) else { continue };
             if *group == Group::Mesh(class.bucket(bucket).replicas.clone()) {
                 let count = counts.entry(bucket).or_default();
@@ -90,8 +90,8 @@ fn whole_gradients_that_are_partial_over_tp_are_reduced_once_per_step_in_every_z
         let program = program(&gpt(false), &uniform);
         let class = &program.classes[0];
         let mut counts: BTreeMap<BucketId, usize> = BTreeMap::new();
-        for StreamItem { body, .. } in &class.stream {
-            for instruction in &class.body(*body).instructions {
+        for entry in class.entries() {
+            for instruction in &class.body_of(entry).instructions {
                 if let Some((bucket, ..)) = reduction(class, instruction) {
                     *counts.entry(bucket).or_default() += 1;
                 }
@@ -124,8 +124,7 @@ fn tied_embeddings_at_both_ends_of_a_pipeline_are_added_up_once_per_step() {
                         matches!(kind, Collective::AllReduce(_)) && *group == ends
                     })
                 };
-                let instructions =
-                    class.stream.iter().flat_map(|it| &class.body(it.body).instructions);
+                let instructions = class.entries().flat_map(|it| &class.body_of(it).instructions);
                 let expected = usize::from(tied && id != ClassId(1));
                 assert_eq!(instructions.filter(between).count(), expected, "{id:?} ZeRO-{zero}");
             }

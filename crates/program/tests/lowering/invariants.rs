@@ -4,7 +4,7 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::verify::verify;
-use shardloom_program::{Action, Allocation, Content, Mode, Program, StreamItem, Window};
+use shardloom_program::{Action, Allocation, Content, Mode, Program, Window};
 use std::collections::BTreeSet;
 
 use crate::model::{gpt, graph, llama, mesh, program, single};
@@ -20,8 +20,9 @@ pub fn check_invariants(program: &Program) {
     for class in &program.classes {
         let mut live: BTreeSet<Allocation> = BTreeSet::new();
         let mut written = BTreeSet::new();
-        for (_, StreamItem { body, microbatch, .. }) in program.unrolled(class, steps) {
-            for instruction in &class.body(body).instructions {
+        for run in program.cursor(class, steps).runs(true) {
+            let microbatch = run.microbatch;
+            for instruction in &class.body_of(&run.entry).instructions {
                 if let Action::Kernel { op, pass: Pass::Forward, again: false, .. } =
                     instruction.action
                 {

@@ -81,7 +81,7 @@ fn bodies(text: &str) -> Vec<Vec<&str>> {
 
 /// The bodies with instructions that a rank runs, in order, those of equal instructions once.
 fn distinct(class: &Class) -> Vec<&Body> {
-    let run = class.stream.iter().map(|item| item.body).chain(class.evaluation.iter().copied());
+    let run = class.entries().map(|entry| entry.body).chain(class.evaluation.iter().copied());
     let mut distinct: Vec<&Body> = vec![];
     for body in run.map(|id| class.body(id)) {
         let empty = body.instructions.is_empty();
@@ -117,7 +117,10 @@ fn said(line: &str) -> (Vec<(String, usize)>, Vec<String>) {
     let (line, freed) = line.split_once("; frees ").unwrap_or((line, ""));
     let freed = freed.split(", ").filter(|name| !name.is_empty());
     let freed = freed.map(|name| name.trim_end_matches(" (its memory goes on in use)").to_owned());
-    let (_, views) = line.split_once(": ").unwrap_or_else(|| panic!("no operands: {line}"));
+    // Some only free.
+    let only_frees = line.trim_end().ends_with("drop what is not needed");
+    let views = line.split_once(": ").map(|(_, views)| views).or(only_frees.then_some(""));
+    let views = views.unwrap_or_else(|| panic!("no operands: {line}"));
     let (written, read) = views.split_once("<- ").unwrap_or((views, ""));
     let mut said = operands(written.trim_end());
     said.extend(operands(read));

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::{
-    Action, BodyKind, Class, ClassId, Content, Instruction, MemoryTracker, Program, Rank,
-    StreamItem, View, lower, verify::verify,
+    Action, BodyKind, Class, ClassId, Content, Instruction, MemoryTracker, Program, Rank, Run,
+    View, lower, verify::verify,
 };
 
 /// The trace of the first and the last rank of each class.
@@ -58,15 +58,17 @@ impl Reader<'_> {
         );
         let mut tracker = MemoryTracker::new(class, position);
         let mut known: BTreeMap<String, String> = BTreeMap::new();
-        let steps = program.ahead + 1 + u32::from(class.ends_late());
-        for (step, item) in program.unrolled(class, steps) {
-            let StreamItem { body, microbatch, age, amends, .. } = item;
+        let steps = program.ahead + 1 + class.late();
+        for run in program.cursor(class, steps).runs_of_both_arms() {
+            let Run { entry, microbatch, step, .. } = run;
+            // What follows from a wrong update is not on the way of a usual step.
+            let is_usual = run.arm != Some(false);
             let mut lines: Vec<Line> = vec![];
             let (mut taken_before, mut given_before) = (0, 0);
-            for instruction in &class.body(body).instructions {
+            for instruction in &class.body_of(&entry).instructions {
                 let mut before = tracker.live_bytes();
                 let (mut taken, mut given) = (0, 0);
-                if !amends {
+                if is_usual {
                     tracker.begin(instruction, microbatch);
                     taken = tracker.live_bytes().saturating_sub(before);
                     before = tracker.live_bytes();
@@ -85,22 +87,29 @@ impl Reader<'_> {
                     }
                 }
             }
-            let name = self.name(&item);
-            let age = if age > 0 { format!(", {age} updates old") } else { String::new() };
-            let amends = if amends { ", if the update was wrong" } else { "" };
+            let name = self.name(&run);
+            let age = match entry.age {
+                0 => String::new(),
+                age => format!(", {age} updates old"),
+            };
+            let wrong = match run.arm {
+                None => "",
+                Some(true) => ", if the update was right",
+                Some(false) => ", if the update was wrong",
+            };
             let block = block(&lines);
             if let Some(first) = known.get(&block) {
-                writeln!(text, "  step {step}, {name}{age}{amends}: as {first}").expect("written");
+                writeln!(text, "  step {step}, {name}{age}{wrong}: as {first}").expect("written");
                 continue;
             }
-            write!(text, "  step {step}, {name}{age}{amends}\n{block}").expect("written");
+            write!(text, "  step {step}, {name}{age}{wrong}\n{block}").expect("written");
             known.insert(block, format!("step {step}, {name}"));
         }
         text
     }
 
-    fn name(&self, item: &StreamItem) -> String {
-        let body = self.class.body(item.body);
+    fn name(&self, run: &Run) -> String {
+        let body = self.class.body_of(&run.entry);
         let kind = match body.kind {
             BodyKind::Forward => "forward",
             BodyKind::Backward => "backward",
@@ -109,10 +118,12 @@ impl Reader<'_> {
             BodyKind::Synchronisation => "synchronisation",
             BodyKind::Epilogue => "update",
             BodyKind::Evaluation => "evaluation",
-            BodyKind::Validation => "validation",
-            BodyKind::Amendment => "amended update",
+            BodyKind::Test => "test",
+            BodyKind::Release => "release",
+            BodyKind::Rollback => "rollback",
+            BodyKind::Redo => "update once more",
         };
-        let microbatch = item.microbatch.map_or(String::new(), |it| format!(" {it}"));
+        let microbatch = run.microbatch.map_or(String::new(), |it| format!(" {it}"));
         let chunk = body.part.chunk.map_or(String::new(), |it| format!(" of chunk {it}"));
         let reverse = if body.part.reverse { ", reverse" } else { "" };
         format!("{kind}{microbatch}{chunk}{reverse}")
@@ -141,6 +152,7 @@ impl Reader<'_> {
             }
             Action::Add => format!("add {}", written()),
             Action::Copy if self.backs_up(instruction) => "back up".into(),
+            Action::Copy if self.restores(instruction) => "restore".into(),
             Action::Copy if instruction.is_move() => format!("hand over {}", written()),
             Action::Copy => format!("copy {}", written()),
             Action::Report => "loss".into(),
@@ -156,7 +168,8 @@ impl Reader<'_> {
                 let messages = messages.map(|it| (from, it.from, it));
                 format!("receive {}", self.messages(messages, *route))
             }
-            Action::Validate => "validate".into(),
+            Action::Test => "test".into(),
+            Action::Free => "free".into(),
             Action::Optimizer => {
                 let bucket = class.tensor(instruction.writes[0].to.tensor).bucket;
                 let bucket = bucket.expect("weights lie in buckets");
@@ -174,6 +187,11 @@ impl Reader<'_> {
     fn backs_up(&self, instruction: &Instruction) -> bool {
         let content = |view: View| self.class.tensor(view.tensor).content;
         instruction.writes.iter().any(|write| content(write.to) == Content::Backup)
+    }
+
+    fn restores(&self, instruction: &Instruction) -> bool {
+        let content = |view: &View| self.class.tensor(view.tensor).content;
+        instruction.reads.iter().any(|read| content(read) == Content::Backup)
     }
 
     /// The round of statistics that a collective sums up.

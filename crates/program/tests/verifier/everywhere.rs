@@ -2,7 +2,7 @@
 
 use shardloom_plan::{Optimizer, Precision, ScheduleKind, Uniform};
 use shardloom_program::verify::{Violation, verify};
-use shardloom_program::{Action, Class, ClassId, Instruction, Mode, Program};
+use shardloom_program::{Action, Class, ClassId, Control, Entry, Instruction, Mode, Program};
 
 use crate::programs::{
     both_ways, gpt, lowered, mesh, pipeline, program, replicas, stashed, uniform, validated,
@@ -126,19 +126,59 @@ fn a_pass_that_is_left_out_or_run_twice_anywhere_is_rejected() {
     let mut count = 0;
     for program in several() {
         for (index, class) in program.classes.iter().enumerate() {
-            for (at, item) in class.stream.iter().enumerate() {
-                let kind = class.body(item.body).kind;
-                let mut without = program.clone();
-                without.classes[index].stream.remove(at);
-                assert!(verify(&without).is_err(), "without {item:?}, {kind:?}");
-                let mut twice = program.clone();
-                twice.classes[index].stream.insert(at, *item);
-                assert!(verify(&twice).is_err(), "twice {item:?}, {kind:?}");
+            for (at, entry) in class.entries().enumerate() {
+                let kind = class.body_of(entry).kind;
+                let without = with_entries(&program, index, at, &[]);
+                assert!(verify(&without).is_err(), "without {entry:?}, {kind:?}");
+                let twice = with_entries(&program, index, at, &[*entry; 2]);
+                assert!(verify(&twice).is_err(), "twice {entry:?}, {kind:?}");
                 count += 2;
             }
         }
     }
     assert!(count > 100, "{count}");
+}
+
+/// The program with other entries in the place of the n-th of a class.
+fn with_entries(program: &Program, class: usize, at: usize, entries: &[Entry]) -> Program {
+    let mut mutated = program.clone();
+    let mut number = 0..;
+    let mut replaced = |entry: &Entry| match number.next() == Some(at) {
+        true => entries.to_vec(),
+        false => vec![*entry],
+    };
+    let mut control = vec![];
+    for part in &program.classes[class].control {
+        match part {
+            Control::Run(entry) => control.extend(replaced(entry).into_iter().map(Control::Run)),
+            Control::Guard(guard) => {
+                let mut guard = guard.clone();
+                guard.then = guard.then.iter().flat_map(&mut replaced).collect();
+                guard.otherwise = guard.otherwise.iter().flat_map(&mut replaced).collect();
+                control.push(Control::Guard(guard));
+            }
+        }
+    }
+    mutated.classes[class].control = control;
+    mutated
+}
+
+#[test]
+fn a_guard_that_is_left_out_anywhere_is_rejected() {
+    let mut count = 0;
+    for program in several() {
+        for (index, class) in program.classes.iter().enumerate() {
+            for at in 0..class.control.len() {
+                if matches!(class.control[at], Control::Guard(_)) {
+                    let mut without = program.clone();
+                    without.classes[index].control.remove(at);
+                    assert!(verify(&without).is_err(), "the guard of class {index}");
+                    count += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(count, 2);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use shardloom_graph::work::Pass;
 use shardloom_plan::{Axis, ScheduleKind};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
-    Action, Body, BodyId, BodyKind, Class, Collective, Content, Copies, Extent, Format, Group,
-    Instruction, Mode, Point, Program, Queue, Shape, StreamItem, TensorId, View, Window,
+    Action, Body, BodyId, BodyKind, Class, Collective, Content, Control, Copies, Entry, Extent,
+    Format, Group, Guard, Instruction, Mode, Point, Program, Queue, Shape, TensorId, View, Window,
 };
 
 use crate::programs::{both_ways, mesh, mixed, pipeline, program, replicas, stashed, validated};
@@ -297,21 +297,44 @@ rejected! {
     a_backward_pass_with_newer_weights_is_rejected:
         aged(stashed(), |_| 0) => Violation::Versions { .. },
     fewer_versions_than_are_read_are_rejected: fewer_versions(stashed()) => Violation::Lag { .. },
-    a_pass_that_is_not_repeated_is_rejected: without_entry(validated(), 0, |item, kind| {
-        item.amends && kind == BodyKind::Forward
-    }) => Violation::Messages { .. } | Violation::Unwritten { .. },
-    an_update_that_is_not_made_again_is_rejected: without_entry(validated(), 0, |_, kind| {
-        kind == BodyKind::Amendment
-    }) => Violation::UpdatesOfAll { .. },
+    a_pass_that_is_not_repeated_is_rejected:
+        rolled_back(validated(), 0, |kind| kind == BodyKind::Forward)
+            => Violation::Messages { .. } | Violation::Unwritten { .. },
+    arms_that_leave_different_tensors_are_rejected:
+        rolled_back(validated(), 0, |kind| kind == BodyKind::Forward) => Violation::Arms { .. },
+    an_update_that_is_not_made_again_is_rejected:
+        rolled_back(validated(), 0, |kind| kind == BodyKind::Redo) => Violation::UpdatesOfAll { .. },
     what_was_sent_for_nothing_and_is_not_dropped_is_rejected:
-        without_entry(validated(), 1, |item, kind| item.amends && kind == BodyKind::Forward)
-            => Violation::Messages { .. },
+        rolled_back(validated(), 1, |kind| kind == BodyKind::Forward) => Violation::Messages { .. },
+    a_backup_that_is_not_restored_is_rejected:
+        without(validated(), 0, |it, body| {
+            it.action == Action::Copy && body.kind == BodyKind::Rollback
+        }) => Violation::UpdatesOfAll { .. },
+    a_backup_restored_to_another_place_is_rejected:
+        restored_elsewhere(validated()) => Violation::Backup { .. },
+    a_backup_that_one_arm_keeps_is_rejected: guarded(validated(), 0, |guard| guard.then.clear())
+        => Violation::Arms { .. },
+    a_flag_read_before_it_is_written_is_rejected: guard_first(validated()) => Violation::Flag { .. },
+    a_guard_by_something_else_is_rejected: {
+        let program = validated();
+        let norm = program.classes[0].tensors().find(|(_, it)| it.content == Content::Norm);
+        let norm = norm.expect("it looks at the norm").0;
+        guarded(program, 0, |guard| guard.on = View::whole(norm))
+    } => Violation::Flag { .. },
+    a_flag_of_a_norm_that_others_do_not_have_is_rejected: {
+        // The norm of the classes before is all that it waits for.
+        let program = without(validated(), 0, |it, body| {
+            body.kind == BodyKind::Test && matches!(it.action, Action::Receive { .. })
+        });
+        without(program, 1, |it, body| {
+            body.kind == BodyKind::Epilogue && matches!(it.action, Action::Send { .. })
+        })
+    } => Violation::Agreement { .. },
     an_update_validated_without_its_copies_is_rejected:
         without(validated(), 0, |it, body| it.action == Action::Copy && body.kind == BodyKind::Epilogue)
             => Violation::Unwritten { .. },
     an_update_that_is_not_validated_is_rejected:
-        without_all(validated(), 1, |it, _| it.action == Action::Validate)
-            => Violation::Validations { .. },
+        without_all(validated(), 1, |it, _| it.action == Action::Test) => Violation::Tests { .. },
     copies_made_after_the_update_are_rejected: late_copies(validated()) => Violation::Backup { .. },
     an_evaluation_that_leaves_something_is_rejected:
         change(
@@ -321,7 +344,7 @@ rejected! {
             |it| it.frees.clear(),
         ) => Violation::Left { .. },
     a_pass_that_is_left_out_is_rejected:
-        without_entry(pipeline(), 0, |_, kind| kind == BodyKind::Forward) => Violation::Unwritten { .. },
+        without_entry(pipeline(), 0, |kind| kind == BodyKind::Forward) => Violation::Unwritten { .. },
 }
 
 fn over_classes(it: &Instruction, _: &Body) -> bool {
@@ -528,18 +551,21 @@ fn outside(program: Program) -> Program {
 /// Leaves a weight gradient out for one micro-batch.
 fn uneven(mut program: Program) -> Program {
     let class = &mut program.classes[0];
-    let item = class.stream.iter().position(|item| {
-        class.body(item.body).kind == BodyKind::Backward && item.microbatch == Some(1)
-    });
-    let item = item.expect("every micro-batch goes backward");
-    let mut body = class.body(class.stream[item].body).clone();
+    let is_it = |entry: &Entry| {
+        class.body_of(entry).kind == BodyKind::Backward && entry.microbatch == Some(1)
+    };
+    let entry = class.control.iter().position(|it| matches!(it, Control::Run(it) if is_it(it)));
+    let entry = entry.expect("every micro-batch goes backward");
+    let Control::Run(mut changed) = class.control[entry] else { panic!("it is an entry") };
+    let mut body = class.body_of(&changed).clone();
     let at = body.instructions.iter().position(|it| is_kernel(it, Pass::Weight));
     let gone = body.instructions.remove(at.expect("a pass has weight gradients"));
     // What it was the last to read goes one earlier.
     let before = at.expect("found above") - 1;
     body.instructions[before].frees.extend(gone.frees);
     class.bodies.push(body);
-    class.stream[item].body = BodyId(class.bodies.len() as u32 - 1);
+    changed.body = BodyId(class.bodies.len() as u32 - 1);
+    class.control[entry] = Control::Run(changed);
     program
 }
 
@@ -554,10 +580,16 @@ fn foreign_gradients(program: Program) -> Program {
 
 /// Changes the age of the weights that the first class's late backward passes run with.
 fn aged(mut program: Program, how: impl Fn(u32) -> u32) -> Program {
-    let items = program.classes[0].stream.iter_mut().filter(|item| item.age > 0);
-    let items: Vec<&mut StreamItem> = items.collect();
-    assert!(!items.is_empty(), "some pass is late");
-    items.into_iter().for_each(|item| item.age = how(item.age));
+    let mut count = 0;
+    for part in &mut program.classes[0].control {
+        if let Control::Run(entry) = part
+            && entry.age > 0
+        {
+            entry.age = how(entry.age);
+            count += 1;
+        }
+    }
+    assert!(count > 0, "some pass is late");
     program
 }
 
@@ -572,15 +604,49 @@ fn fewer_versions(mut program: Program) -> Program {
 }
 
 /// Takes the first entry away for which something holds.
-fn without_entry(
-    mut program: Program,
-    class: usize,
-    is_it: impl Fn(&StreamItem, BodyKind) -> bool,
-) -> Program {
+fn without_entry(mut program: Program, class: usize, is_it: impl Fn(BodyKind) -> bool) -> Program {
     let class = &mut program.classes[class];
-    let at = class.stream.iter().position(|item| is_it(item, class.body(item.body).kind));
-    class.stream.remove(at.expect("the stream has such an entry"));
+    let kind = |entry: &Entry| class.body_of(entry).kind;
+    let found = |part: &Control| matches!(part, Control::Run(entry) if is_it(kind(entry)));
+    let at = class.control.iter().position(found);
+    class.control.remove(at.expect("the control has such an entry"));
     program
+}
+
+/// Changes the first guard of a class.
+fn guarded(mut program: Program, class: usize, how: impl FnOnce(&mut Guard)) -> Program {
+    let mut guards = program.classes[class].control.iter_mut().filter_map(|part| match part {
+        Control::Run(_) => None,
+        Control::Guard(guard) => Some(guard),
+    });
+    how(guards.next().expect("the class has a guard"));
+    program
+}
+
+/// Takes the first entry of a kind out of what is run where an update was wrong.
+fn rolled_back(program: Program, class: usize, is_it: impl Fn(BodyKind) -> bool) -> Program {
+    let kinds: Vec<BodyKind> = program.classes[class].bodies.iter().map(|it| it.kind).collect();
+    guarded(program, class, |guard| {
+        let at = guard.otherwise.iter().position(|it| is_it(kinds[it.body.0 as usize]));
+        guard.otherwise.remove(at.expect("it is run again"));
+    })
+}
+
+/// Puts a guard before the test that writes its flag.
+fn guard_first(mut program: Program) -> Program {
+    let control = &mut program.classes[0].control;
+    let at = control.iter().position(|part| matches!(part, Control::Guard(_)));
+    let at = at.expect("the class has a guard");
+    control.swap(at - 1, at);
+    program
+}
+
+/// Swaps what two copies of one bucket go back to.
+fn restored_elsewhere(program: Program) -> Program {
+    let restores = |it: &Instruction, body: &Body| {
+        it.action == Action::Copy && body.kind == BodyKind::Rollback
+    };
+    change(program, 0, restores, |it| it.writes.swap(1, 2))
 }
 
 /// Makes the first copies of what an update changes after it.

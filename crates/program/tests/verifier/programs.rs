@@ -69,7 +69,7 @@ pub fn stashed() -> Program {
     lowered(&graph, &Plan { weights: Weights::Stash, ..plan })
 }
 
-/// Two stages whose updates are validated in the next step.
+/// Two stages whose updates are tested in the next step.
 pub fn validated() -> Program {
     let graph = gpt(false);
     let uniform = uniform(ScheduleKind::ZeroBubbleH2, 2, Mesh::SINGLE, 0);

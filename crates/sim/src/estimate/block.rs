@@ -149,9 +149,9 @@ impl Held {
 
 /// The instructions that a micro-batch runs through, each with the kind of its body.
 pub(super) fn pass_instructions(class: &Class) -> impl Iterator<Item = (BodyKind, &Instruction)> {
-    let passes = class.stream.iter().filter(|item| item.microbatch == Some(0));
-    passes.flat_map(|item| {
-        let body = class.body(item.body);
+    let passes = class.unguarded().filter(|it| (it.microbatch, it.shift) == (Some(0), 0));
+    passes.flat_map(|entry| {
+        let body = class.body_of(entry);
         body.instructions.iter().map(|instruction| (body.kind, instruction))
     })
 }

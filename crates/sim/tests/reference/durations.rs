@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use shardloom_cluster::{Cluster, DeviceId, NodeId};
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Group, Program, Rank, RouteId};
-use shardloom_sim::{Call, CostModel, Driver, SimError};
+use shardloom_program::{Action, Group, Guard, Program, Rank, RouteId};
+use shardloom_sim::{Actor, Call, CostModel, Driver, SimError};
 
 use super::reading::At;
 use super::timing::{Event, Part, Times};
@@ -70,7 +70,7 @@ impl Times for Drawn<'_> {
         Picos(all.fold(0, |sum, each| (sum + each) % 60))
     }
 
-    fn amends(&self, step: u32) -> bool {
+    fn is_right(&self, step: u32) -> bool {
         mix(mix(self.seed, 4), u64::from(step)).is_multiple_of(2)
     }
 }
@@ -80,12 +80,12 @@ fn at(call: &Call<'_>) -> At {
         rank: call.actor.rank,
         class: call.actor.class,
         position: call.actor.position,
-        body: call.body,
+        body: call.run.entry.body,
         index: call.index,
-        microbatch: call.microbatch,
-        step: call.step,
-        age: call.age,
-        occurrence: call.occurrence,
+        microbatch: call.run.microbatch,
+        step: call.run.at_step(),
+        age: call.run.entry.age,
+        occurrence: call.run.entry.occurrence,
     }
 }
 
@@ -112,8 +112,8 @@ impl Driver for Drawn<'_> {
         Ok(Times::receive(self, at(call)))
     }
 
-    fn amends(&mut self, call: &Call<'_>) -> Result<bool, SimError> {
-        Ok(Times::amends(self, call.step))
+    fn holds(&mut self, _: Actor, _: &Guard, step: i64) -> Result<bool, SimError> {
+        Ok(Times::is_right(self, step as u32))
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
@@ -163,8 +163,8 @@ impl<D: Driver> Driver for Logged<D> {
         Ok(duration)
     }
 
-    fn amends(&mut self, call: &Call<'_>) -> Result<bool, D::Error> {
-        self.driver.amends(call)
+    fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, D::Error> {
+        self.driver.holds(actor, guard, step)
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, D::Error> {
@@ -258,7 +258,7 @@ impl Times for Modelled<'_> {
             + Picos::from_seconds(staging.expect("it has a cost"))
     }
 
-    fn amends(&self, _: u32) -> bool {
-        false
+    fn is_right(&self, _: u32) -> bool {
+        true
     }
 }

@@ -1,12 +1,12 @@
-//! What the reference reads of a program: for each rank the entries of its stream over some steps, and
+//! What the reference reads of a program: for each rank the entries of its control over some steps, and
 //! of each instruction what it touches, in which queue it stands, and who else takes part.
 //!
 //! Nothing else here looks at the program's types.
 
 use shardloom_cluster::Cluster;
 use shardloom_program::{
-    Action, Body, BodyId, Class, ClassId, Copies, Group, Instruction, Program, Rank, RouteId,
-    StreamItem, TensorId,
+    Action, Body, BodyId, Class, ClassId, Control, Copies, Entry as Listed, Group, Instruction,
+    Program, Rank, RouteId, TensorId,
 };
 
 /// Something that is ready from some time on.
@@ -23,8 +23,8 @@ pub enum Thing {
 pub enum Kind {
     /// The rank's own work.
     Own,
-    /// Likewise; and it finds out whether the update before was wrong.
-    Validation,
+    /// Likewise; and it finds out whether the update before was right.
+    Test,
     /// Messages out, one after another: their numbers in the route.
     Send { route: RouteId, messages: Vec<usize> },
     /// Messages in, all of them: their numbers in the route.
@@ -62,13 +62,13 @@ pub struct At {
     pub occurrence: u32,
 }
 
-/// One entry of a rank's stream in one step.
+/// One entry of a rank's control in one step.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// The step that it stands in: below 0 ahead of the first, beyond the last what is left of it.
     pub round: i64,
-    /// Whether it is run only where the update of the step before was wrong.
-    pub amends: bool,
+    /// Whether it is run only where the update of the step before was right, or only where it was wrong.
+    pub only: Option<bool>,
     /// The body, from its first instruction.
     pub at: At,
     pub body: BodyId,
@@ -102,25 +102,20 @@ pub fn read(program: &Program, cluster: &Cluster, steps: u32) -> Vec<Reading> {
     ranks
 }
 
-/// The stream once for each step, once more for each step that the program runs ahead, and once more for
+/// The control once for each step, once more for each step that the program runs ahead, and once more for
 /// what is left of the last; of these the entries that belong to one of the steps.
 fn entries(program: &Program, (id, class, position): Place<'_>, steps: u32) -> Vec<Entry> {
     let (steps, microbatches) = (i64::from(steps), program.microbatches as i64);
     let mut entries = vec![];
     for round in -i64::from(program.ahead)..=steps {
-        for item in &class.stream {
-            let StreamItem { body, microbatch, age, late, amends, occurrence } = *item;
-            let microbatch = microbatch.map(|it| round * microbatches + i64::from(it));
-            let belongs = match microbatch {
-                Some(it) => it >= 0 && it < steps * microbatches,
-                // Of the step before, so not in the first; and of the last, after it.
-                None if late => round >= 1,
-                None => round >= 0 && round < steps,
-            };
-            // Only what ends a step late is left when all steps are over.
-            if !belongs || (round == steps && !class.stream.iter().any(|it| it.late)) {
+        for (only, listed) in listed(class) {
+            let Listed { body, microbatch, shift, age, occurrence } = listed;
+            let of = round + i64::from(shift);
+            // Nothing is run of steps before the first or after the last.
+            if of < 0 || of >= steps {
                 continue;
             }
+            let microbatch = microbatch.map(|it| of * microbatches + i64::from(it));
             let at = At {
                 rank: Rank(class.first_rank.0 + position as u32),
                 class: id,
@@ -132,10 +127,25 @@ fn entries(program: &Program, (id, class, position): Place<'_>, steps: u32) -> V
                 age,
                 occurrence,
             };
-            entries.push(Entry { round, amends, at, body });
+            entries.push(Entry { round, only, at, body });
         }
     }
     entries
+}
+
+/// A step's entries, both arms of guards among them.
+fn listed(class: &Class) -> Vec<(Option<bool>, Listed)> {
+    let mut all = vec![];
+    for part in &class.control {
+        match part {
+            Control::Run(entry) => all.push((None, *entry)),
+            Control::Guard(guard) => {
+                all.extend(guard.then.iter().map(|entry| (Some(true), *entry)));
+                all.extend(guard.otherwise.iter().map(|entry| (Some(false), *entry)));
+            }
+        }
+    }
+    all
 }
 
 type Place<'p> = (ClassId, &'p Class, usize);
@@ -168,7 +178,7 @@ fn operation(
         (&Action::Receive { route }, _) => {
             Kind::Receive { route, messages: of_route(route, &|it| it.to == position) }
         }
-        (Action::Validate, _) => Kind::Validation,
+        (Action::Test, _) => Kind::Test,
         (_, Some(queue)) => {
             Kind::Collective { members: program.members(id, position, &queue), queue }
         }

@@ -9,7 +9,7 @@
 //! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
 //! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
 //! - A collective starts when its last member can.
-//! - Where an update turns out wrong, the entries that make it again are run.
+//! - Of entries that are run only where an update was right, or only where it was wrong, the others are not.
 //!
 //! There is no clock and no order of events here, only edges: so that a mistake in how an engine follows
 //! time is not made twice.
@@ -31,8 +31,8 @@ pub trait Times {
     fn receive(&self, at: At) -> Picos;
     /// A collective of all these.
     fn collective(&self, members: &[At]) -> Picos;
-    /// Whether the update before this step was wrong.
-    fn amends(&self, step: u32) -> bool;
+    /// Whether the update before this step was right.
+    fn is_right(&self, step: u32) -> bool;
 }
 
 /// What one part of an instruction is.
@@ -44,7 +44,7 @@ pub enum Part {
     Collective,
 }
 
-/// One part of an instruction, in the order of its rank's stream.
+/// One part of an instruction, in the order of its rank's control.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     pub at: At,
@@ -86,7 +86,7 @@ enum Queue {
 /// A value of a micro-batch, of an entry without one (by its number), or something that lasts.
 type Key = (Thing, Option<u32>, usize);
 
-/// What is known of a rank while its stream is read.
+/// What is known of a rank while its control is read.
 #[derive(Default)]
 struct State {
     /// The last of each queue.
@@ -165,9 +165,9 @@ pub fn time(readings: &[Reading], steps: u32, times: &dyn Times) -> Vec<Track> {
 fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed> {
     let mut state = State::default();
     let mut placed = vec![];
-    let mut amending = false;
+    let mut was_right = None;
     for (number, entry) in reading.entries.iter().enumerate() {
-        if entry.amends && !amending {
+        if entry.only.is_some() && entry.only != was_right {
             continue;
         }
         for (index, operation) in reading.bodies[entry.body.0 as usize].iter().enumerate() {
@@ -178,13 +178,13 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
             };
             let mut step = Step { graph, state: &mut state, reading, entry, number, operation };
             match &operation.kind {
-                Kind::Own | Kind::Validation => {
+                Kind::Own | Kind::Test => {
                     let (after, queued) = step.waits(&Queue::Compute);
                     let node = step.graph.node(times.own(at), after);
                     step.ends(Queue::Compute, node);
                     add(Part::Own, vec![node], queued);
-                    if operation.kind == Kind::Validation {
-                        amending = times.amends(at.step);
+                    if operation.kind == Kind::Test {
+                        was_right = Some(times.is_right(at.step));
                     }
                 }
                 Kind::Send { route, messages } => {

@@ -1,4 +1,4 @@
-//! Ranks as threads: each follows its stream, blocking where it waits for others.
+//! Ranks as threads: each follows its control, blocking where it waits for others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use shardloom_fabric::{Endpoint, Engine, MOST_RANKS, Message, Settings};
 use shardloom_kernels::Arithmetic;
-use shardloom_program::{Action, Instruction, Rank as RankId, RouteId, StreamItem};
+use shardloom_program::{Action, Entry, Instruction, Next, Rank as RankId, RouteId, Run};
 
 use super::command::Report;
 use super::communicators::Communicators;
@@ -190,13 +190,17 @@ impl Worker {
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step, *count);
                 let mut step = 0;
-                for (round, item) in shared.program.unrolled(class, *count) {
-                    if round > i64::from(step) {
-                        step += 1;
-                        self.rank.begin_step(step);
-                    }
-                    if !item.amends || self.rank.amends() {
-                        self.run(item, &mut recorder)?;
+                let mut cursor = shared.program.cursor(class, *count);
+                while let Some(next) = cursor.advance() {
+                    match next {
+                        Next::Guard(guard, _) => cursor.take(self.rank.holds(guard.on)),
+                        Next::Run(run) => {
+                            if run.at_step() > step {
+                                step = run.at_step();
+                                self.rank.begin_step(step);
+                            }
+                            self.run(run, &mut recorder)?;
+                        }
                     }
                 }
                 steps = self.rank.end_steps(*count);
@@ -211,9 +215,9 @@ impl Worker {
                 for microbatch in 0..*microbatches {
                     self.rank.begin_evaluation(microbatch * samples);
                     for &body in &bodies {
-                        self.run(StreamItem::new(body, Some(0)), &mut None)?;
+                        self.run(Run::alone(Entry::new(body, Some(0))), &mut None)?;
                     }
-                    if let Some(loss) = self.rank.end_step().loss_sum {
+                    if let Some(loss) = self.rank.end_evaluation() {
                         *step.loss_sum.get_or_insert(0.0) += loss;
                     }
                 }
@@ -243,11 +247,11 @@ impl Worker {
         counters.message_bytes + counters.collective_bytes
     }
 
-    fn run(&mut self, item: StreamItem, recorder: &mut Option<Recorder>) -> Result<()> {
+    fn run(&mut self, run: Run, recorder: &mut Option<Recorder>) -> Result<()> {
         let shared = Arc::clone(self.rank.shared());
         let class = shared.program.class(self.rank.class_id());
-        let (body, microbatch) = (class.body(item.body), item.microbatch);
-        self.rank.begin_item(&item);
+        let (body, microbatch) = (class.body_of(&run.entry), run.microbatch);
+        self.rank.begin_entry(&run);
         for (index, instruction) in (0u32..).zip(&body.instructions) {
             self.rank.go_to(index);
             let start = recorder.as_ref().map(|_| Instant::now());

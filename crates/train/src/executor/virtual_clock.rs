@@ -14,7 +14,7 @@ use shardloom_collectives::{Element, Reduction, plan};
 use shardloom_fabric::{Endpoint, Engine, InProcess, Settings};
 use shardloom_kernels::{Arithmetic, Format};
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, BodyId, Program, Rank as RankId, StreamItem};
+use shardloom_program::{Action, BodyId, Control, Entry, Guard, Program, Rank as RankId};
 use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
 
 use super::communicators::reduction;
@@ -102,7 +102,7 @@ impl VirtualCrew {
                     }
                     self.follow(&program, 1)?;
                     for (rank, outcome) in self.ranks.iter_mut().zip(&mut sums) {
-                        if let Some(loss) = rank.end_step().loss_sum {
+                        if let Some(loss) = rank.end_evaluation() {
                             *outcome.loss_sum.get_or_insert(0.0) += loss;
                         }
                     }
@@ -135,7 +135,7 @@ impl VirtualCrew {
         Ok(done.collect())
     }
 
-    /// Runs the streams of `program` for so many steps.
+    /// Runs the control of `program` for so many steps.
     fn follow(&mut self, program: &Program, steps: u32) -> Result<(Simulation, Recording)> {
         let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
         let driver = Executing {
@@ -157,8 +157,8 @@ impl VirtualCrew {
 fn evaluation(program: &Program) -> Program {
     let mut program = program.clone();
     for class in &mut program.classes {
-        let item = |&body: &BodyId| StreamItem::new(body, Some(0));
-        class.stream = class.evaluation.iter().map(item).collect();
+        let entry = |&body: &BodyId| Control::Run(Entry::new(body, Some(0)));
+        class.control = class.evaluation.iter().map(entry).collect();
     }
     program
 }
@@ -175,16 +175,16 @@ struct Executing<'a> {
 }
 
 impl Executing<'_> {
-    /// The rank of a call, at its step and entry of the stream.
+    /// The rank of a call, at its step and entry.
     fn rank(&mut self, call: &Call<'_>) -> &mut Rank {
         let index = call.actor.rank.0 as usize;
         let rank = &mut self.ranks[index];
-        if call.step > self.at[index] {
-            self.at[index] = call.step;
-            rank.begin_step(call.step);
+        let step = call.run.at_step();
+        if step > self.at[index] {
+            self.at[index] = step;
+            rank.begin_step(step);
         }
-        let item = StreamItem::new(call.body, call.microbatch);
-        rank.begin_item(&StreamItem { age: call.age, occurrence: call.occurrence, ..item });
+        rank.begin_entry(&call.run);
         rank.go_to(call.index as u32);
         rank
     }
@@ -205,7 +205,7 @@ impl Driver for Executing<'_> {
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos> {
-        let microbatch = call.microbatch.unwrap_or(0);
+        let microbatch = call.run.microbatch.unwrap_or(0);
         let start = ThreadTime::now();
         self.rank(call).execute(call.instruction, microbatch)?;
         Ok(picos(start.elapsed()))
@@ -215,7 +215,7 @@ impl Driver for Executing<'_> {
         let Action::Send { route } = call.instruction.action else {
             unreachable!("the engine sends what is to be sent")
         };
-        let microbatch = call.microbatch.unwrap_or(0);
+        let microbatch = call.run.microbatch.unwrap_or(0);
         let shared = Arc::clone(self.shared);
         let sender = call.actor.rank;
         let transfers = shared.program.transfers(route);
@@ -237,7 +237,7 @@ impl Driver for Executing<'_> {
         let Action::Receive { route } = call.instruction.action else {
             unreachable!("the engine receives what is to be received")
         };
-        let microbatch = call.microbatch.unwrap_or(0);
+        let microbatch = call.run.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
         let shared = Arc::clone(self.shared);
         let transfers = shared.program.transfers(route);
@@ -252,14 +252,14 @@ impl Driver for Executing<'_> {
         Ok(self.model.receive(call)?)
     }
 
-    fn amends(&mut self, call: &Call<'_>) -> Result<bool> {
-        Ok(self.ranks[call.actor.rank.0 as usize].amends())
+    fn holds(&mut self, actor: Actor, guard: &Guard, _: i64) -> Result<bool> {
+        Ok(self.ranks[actor.rank.0 as usize].holds(guard.on))
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos> {
         let mut contributions = vec![];
         for call in members {
-            let microbatch = call.microbatch.unwrap_or(0);
+            let microbatch = call.run.microbatch.unwrap_or(0);
             contributions.push(self.rank(call).contribute(call.instruction, microbatch));
             self.count(call);
         }
@@ -267,7 +267,7 @@ impl Driver for Executing<'_> {
         let rank = &self.ranks[first.actor.rank.0 as usize];
         exchange(rank, first, &mut contributions)?;
         for (call, result) in members.iter().zip(contributions) {
-            let microbatch = call.microbatch.unwrap_or(0);
+            let microbatch = call.run.microbatch.unwrap_or(0);
             self.rank(call).conclude(call.instruction, microbatch, result);
         }
         Ok(self.model.collective(members)?)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use shardloom_kernels::{Buffer, Memory};
 use shardloom_program::buffers::PlaceId;
-use shardloom_program::{BodyId, ClassId, StreamItem, TensorId};
+use shardloom_program::{BodyId, ClassId, Run, TensorId};
 
 use super::Shared;
 use super::store::stored;
@@ -43,10 +43,10 @@ impl Arena {
         self.memory.system_allocations() - self.reserved
     }
 
-    /// Comes to an entry of the stream in the n-th step in a row.
-    pub fn begin_item(&mut self, item: &StreamItem, step: u32) {
-        let row = self.shared.buffers[self.class.0 as usize].row(item, step);
-        self.now = Now { body: item.body, row, instruction: 0 };
+    /// Comes to an entry.
+    pub fn begin_entry(&mut self, run: &Run) {
+        let row = self.shared.buffers[self.class.0 as usize].row(run);
+        self.now = Now { body: run.entry.body, row, instruction: 0 };
     }
 
     /// Goes to the n-th instruction of the entry's body.

@@ -157,39 +157,55 @@ impl Rank {
 
     /// Adds or copies one tensor to another.
     pub(super) fn combine(&mut self, instruction: &Instruction, microbatch: u32) {
-        let (from, to) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
         if instruction.is_move() {
+            let (from, to) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
             let moved = self.store.take(from, microbatch).expect("read tensors are held");
             self.store.put(to, microbatch, moved);
             return;
         }
-        let elements = self.store.get(from, microbatch).len();
-        let mut target = match self.store.take(to, microbatch) {
-            Some(buffer) => buffer,
-            None => self.arena.take(to, elements),
-        };
-        let (device, source) = (self.device(), self.store.get(from, microbatch).view());
-        match instruction.writes[0].mode {
-            Mode::Set => device.copy(source, target.view_mut()),
-            Mode::Add | Mode::AddUnlessFirst => {
-                device.combine(target.view_mut(), source, Combine::Sum);
+        for (read, write) in instruction.reads.iter().zip(&instruction.writes) {
+            let to = write.to.tensor;
+            let class = self.class();
+            let [from, into] = [*read, write.to].map(|view| class.view_range(view, self.position));
+            let elements = class.elements(to, self.position);
+            let taken = self.store.take(to, microbatch);
+            let mut target = taken.unwrap_or_else(|| self.arena.take(to, elements));
+            let (device, source) = (self.device(), self.store.get(read.tensor, microbatch).view());
+            let (source, into) = (source.slice(from), target.view_mut().slice(into));
+            match write.mode {
+                Mode::Set => device.copy(source, into),
+                Mode::Add | Mode::AddUnlessFirst => device.combine(into, source, Combine::Sum),
             }
+            self.store.put(to, microbatch, target);
+            self.count_back(read.tensor, to);
         }
-        self.store.put(to, microbatch, target);
     }
 
-    /// Adds the micro-batch's part of the loss to the step's.
+    /// Notes the loss of a micro-batch. One that is run once more has the loss that it comes to then.
     pub(super) fn note_loss(&mut self, instruction: &Instruction, microbatch: u32) {
         let loss = instruction.reads[0].tensor;
         let mut value = [0.0_f32];
         let loss = self.store.get(loss, microbatch).view();
         self.device().download(loss, HostSliceMut::F32(&mut value));
         let loss = f64::from(value[0]);
-        let step = self.now.first_step + self.step_of(microbatch);
-        match self.losses.iter_mut().find(|(of, _)| *of == step) {
-            Some((_, sum)) => *sum += loss,
-            None => self.losses.push((step, loss)),
+        match self.losses.iter_mut().find(|(of, _)| *of == microbatch) {
+            Some((_, known)) => *known = loss,
+            None => self.losses.push((microbatch, loss)),
         }
+    }
+
+    /// The sum of the losses of a step of the row, which are not needed any more.
+    pub(super) fn take_loss(&mut self, step: u64) -> Option<f64> {
+        let microbatches = self.shared.program.microbatches as u64;
+        let mut sum = None;
+        self.losses.retain(|&(microbatch, loss)| {
+            let is_of_step = u64::from(microbatch) / microbatches == step;
+            if is_of_step {
+                *sum.get_or_insert(0.0) += loss;
+            }
+            !is_of_step
+        });
+        sum
     }
 }
 

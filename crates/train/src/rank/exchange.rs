@@ -74,7 +74,7 @@ impl Rank {
         let (read, write) = (instruction.reads[0], instruction.writes[0]);
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
         match (result, kind) {
-            (Contribution::Scalar(squared), _) => self.settle_norm(squared),
+            (Contribution::Scalar(squared), _) => self.set_squared_norm(squared),
             (Contribution::Elements(buffer, _), _) if !flat => {
                 self.settle(kind, instruction, microbatch, buffer);
             }

@@ -9,6 +9,7 @@ mod compute;
 mod corrections;
 mod exchange;
 mod inputs;
+mod norm;
 mod parameters;
 mod pieces;
 mod redistribute;
@@ -16,7 +17,6 @@ mod routes;
 mod scratch;
 mod store;
 mod update;
-mod validation;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,9 +26,7 @@ use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::{Buffer, Device, Memory};
 use shardloom_plan::Axis;
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{
-    Action, BodyId, BodyKind, Class, ClassId, Content, Instruction, Program, StreamItem,
-};
+use shardloom_program::{Action, BodyId, Class, ClassId, Content, Instruction, Program, Run};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
@@ -36,11 +34,11 @@ use crate::learning_rate::LearningRate;
 use arena::Arena;
 pub use exchange::Contribution;
 use inputs::Inputs;
+use norm::Norm;
 use parameters::Parameters;
 pub(crate) use pieces::OwnedPiece;
 use store::Store;
 pub(crate) use update::StepOutcome;
-use validation::Norm;
 
 /// What all ranks of a run have in common.
 pub(crate) struct Shared {
@@ -85,12 +83,12 @@ pub(crate) struct Rank {
     store: Store,
     parameters: Parameters,
     now: Now,
-    outcome: StepOutcome,
-    /// What the steps before in the row came to.
+    /// What the steps of the row came to, as far as is known.
     outcomes: Vec<StepOutcome>,
     norm: Norm,
-    /// This rank's part of the loss of steps that it has begun.
-    losses: Vec<(u64, f64)>,
+    /// This rank's part of the loss of each micro-batch of steps that it has begun, counted from the first of
+    /// the row.
+    losses: Vec<(u32, f64)>,
 }
 
 /// What the rank is at.
@@ -98,6 +96,8 @@ pub(crate) struct Rank {
 struct Now {
     /// The step whose gradients are added up, from 0.
     step: u64,
+    /// The step that the current entry belongs to.
+    of_step: u64,
     part: Part,
     /// The step that micro-batches are counted from.
     first_step: u64,
@@ -120,10 +120,9 @@ impl Rank {
         let inputs = Inputs::new(&shared.graph, &extents, node, position);
         let loss_terms = shared.program.global_batch * shared.graph.targets_per_sample();
         let updates = node.updates();
-        let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
+        let now = Now { step: 0, of_step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let norm = Norm::new(node);
         let shared = Arc::clone(shared);
-        let outcome = StepOutcome::default();
         Rank {
             shared,
             class,
@@ -138,7 +137,6 @@ impl Rank {
             store,
             parameters,
             now,
-            outcome,
             outcomes: vec![],
             norm,
             losses: vec![],
@@ -199,12 +197,14 @@ impl Rank {
         let samples = self.shared.program.global_batch as u64;
         self.now = Now {
             step: first_step,
+            of_step: first_step,
             part: Part::Training,
             first_step,
             first_sample: first_step * samples,
         };
         self.clear();
         self.losses.clear();
+        self.losses.reserve(self.store.in_flight());
         self.outcomes = Vec::with_capacity(steps.min(MOST_RESERVED) as usize);
         self.store.forget_older();
         self.begin_step(0);
@@ -213,30 +213,34 @@ impl Rank {
     /// Prepares for the n-th of these steps, or for what is left to do of the last.
     pub fn begin_step(&mut self, number: u32) {
         if number > 0 {
-            let outcome = self.end_step();
-            self.outcomes.push(outcome);
+            self.end_step();
         }
         self.now.step = self.now.first_step + u64::from(number);
-        self.outcome = StepOutcome::default();
         self.parameters.sums.end_all();
     }
 
     /// What each of `steps` steps in a row came to on this rank.
     pub fn end_steps(&mut self, steps: u32) -> Vec<StepOutcome> {
+        self.end_step();
         let mut outcomes = std::mem::take(&mut self.outcomes);
-        if outcomes.len() < steps as usize {
-            outcomes.push(self.end_step());
-        }
+        outcomes.resize(steps as usize, StepOutcome::default());
         outcomes
     }
 
-    /// Prepares for an entry of the stream, whose micro-batch is counted from the first of all steps in
-    /// a row.
-    pub fn begin_item(&mut self, item: &StreamItem) {
-        self.norm.amending = self.class().body(item.body).kind == BodyKind::Amendment;
-        self.store.go_back(item.age);
-        let step = (self.now.step - self.now.first_step) as u32;
-        self.arena.begin_item(item, step);
+    /// What a step of the row has come to so far.
+    fn outcome(&mut self, step: u64) -> &mut StepOutcome {
+        let number = (step - self.now.first_step) as usize;
+        if self.outcomes.len() <= number {
+            self.outcomes.resize(number + 1, StepOutcome::default());
+        }
+        &mut self.outcomes[number]
+    }
+
+    /// Prepares for an entry.
+    pub fn begin_entry(&mut self, run: &Run) {
+        self.now.of_step = self.now.first_step.wrapping_add_signed(run.of_step());
+        self.store.go_back(run.entry.age);
+        self.arena.begin_entry(run);
     }
 
     /// Prepares for the n-th instruction of the entry's body, which is the next that the rank takes part
@@ -250,27 +254,32 @@ impl Rank {
         self.arena.instruction()
     }
 
-    /// Frees all that comes and goes: what is left of a pass that was not finished. Nothing is left to
-    /// roll back either, as the last step of a row is validated in it.
+    /// Frees all that comes and goes: what is left of a pass that was not finished.
     fn clear(&mut self) {
         self.store.clear();
         self.norm.clear();
     }
 
-    /// What the step came to on this rank.
-    pub fn end_step(&mut self) -> StepOutcome {
-        let at = self.losses.iter().position(|&(step, _)| step == self.now.step);
-        let loss_sum = at.map(|at| self.losses.swap_remove(at).1);
-        StepOutcome { loss_sum, ..self.outcome }
+    /// Adds up the loss of the step that is over.
+    fn end_step(&mut self) {
+        let loss_sum = self.take_loss(self.now.step - self.now.first_step);
+        if loss_sum.is_some() {
+            self.outcome(self.now.step).loss_sum = loss_sum;
+        }
+    }
+
+    /// The loss of the evaluated micro-batch on this rank, where it computes the loss.
+    pub fn end_evaluation(&mut self) -> Option<f64> {
+        self.take_loss(0)
     }
 
     /// Prepares for evaluating the micro-batch whose first sample is the n-th of the validation part.
     pub fn begin_evaluation(&mut self, first_sample: u64) {
-        self.now = Now { part: Part::Validation, first_sample, ..self.now };
-        self.now.first_step = self.now.step;
+        let step = self.now.step;
+        self.now =
+            Now { step, of_step: step, part: Part::Validation, first_step: step, first_sample };
         self.clear();
         self.losses.clear();
-        self.outcome = StepOutcome::default();
         self.store.go_back(0);
     }
 
@@ -296,24 +305,20 @@ impl Rank {
                 self.compute(*op, *pass, assignment, instruction, microbatch);
             }
             Action::Slice { axis, over } => self.slice(*axis, *over, instruction, microbatch),
-            Action::Copy if self.backs_up(instruction) => self.back_up(instruction),
             Action::Add | Action::Copy => self.combine(instruction, microbatch),
+            Action::Free => {}
             Action::Report => self.note_loss(instruction, microbatch),
             Action::Extrapolate { forward } => self.extrapolate(instruction, *forward),
             Action::Norm => self.find_norm(instruction),
             Action::Statistics { round } => self.find_statistics(instruction, *round),
             Action::Optimizer => self.update(instruction),
             Action::Cast => self.cast(instruction),
-            Action::Validate => self.validate(instruction),
+            Action::Test => self.test(instruction),
             Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)
             }
         }
         self.free(instruction, microbatch);
         Ok(())
-    }
-
-    fn backs_up(&self, instruction: &Instruction) -> bool {
-        self.class().tensor(instruction.writes[0].to.tensor).content == Content::Backup
     }
 }

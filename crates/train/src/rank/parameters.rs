@@ -42,6 +42,8 @@ pub(crate) struct Owned {
     pub state: SmallVec<[(TensorId, Range<usize>); 2]>,
     /// Updates made so far.
     pub updates: u64,
+    /// How many it had had when a copy of what an update changes was made last.
+    pub updates_kept: u64,
 }
 
 /// Which sums begin with their next write.
@@ -177,7 +179,7 @@ impl Parameters {
                     }
                 }
             }
-            owned.push(Owned { param, piece, at, state, updates: 0 });
+            owned.push(Owned { param, piece, at, state, updates: 0, updates_kept: 0 });
         }
         owned
     }

@@ -322,6 +322,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::ExtrapolatedWeight
         | Content::Statistics
         | Content::Norm
-        | Content::Backup => unreachable!("{content:?} of {parameter} is not kept"),
+        | Content::Backup
+        | Content::Flag => unreachable!("{content:?} of {parameter} is not kept"),
     }
 }

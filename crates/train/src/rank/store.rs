@@ -10,7 +10,7 @@ pub(super) struct Store {
     held: Vec<Held>,
     /// How many micro-batches can be in flight at a time; they take turns.
     in_flight: usize,
-    /// Which version the current entry of the stream runs with: 0 is the newest.
+    /// Which version the current entry runs with: 0 is the newest.
     age: usize,
 }
 
@@ -137,21 +137,18 @@ impl Store {
 
     /// Drops everything that comes and goes.
     pub fn clear(&mut self) {
-        self.drop_microbatches();
         for held in &mut self.held {
-            if let Held::Passing(buffer) = held {
-                *buffer = None;
+            match held {
+                Held::Lasting(_) => {}
+                Held::Passing(buffer) => *buffer = None,
+                Held::PerMicrobatch(rows) => rows.fill_with(|| None),
             }
         }
     }
 
-    /// Drops all micro-batches under way.
-    pub fn drop_microbatches(&mut self) {
-        for held in &mut self.held {
-            if let Held::PerMicrobatch(rows) = held {
-                rows.fill_with(|| None);
-            }
-        }
+    /// How many micro-batches can be in flight at a time.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     /// Frees what `instruction` says is dead.

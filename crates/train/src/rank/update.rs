@@ -22,14 +22,6 @@ pub(crate) struct StepOutcome {
     pub skipped: bool,
 }
 
-impl StepOutcome {
-    /// Takes in the squared norm of all gradients.
-    pub(super) fn decide(&mut self, squared_norm: f64, skip_non_finite: bool) {
-        self.gradient_norm = Some(squared_norm.sqrt());
-        self.skipped = skip_non_finite && !squared_norm.is_finite();
-    }
-}
-
 /// The optimizer's state of a part of a parameter, taken out while it is changed: the tensors, which part of
 /// them. No optimizer has more than two.
 type Taken = SmallVec<[(TensorId, Range<usize>, Buffer); 2]>;
@@ -74,9 +66,24 @@ impl Rank {
 
     /// The learning rate of a bucket in the step that is updated for.
     pub(super) fn learning_rate(&self, bucket: BucketId) -> f32 {
-        let step = self.now.step - u64::from(self.norm.amending);
         let share = self.parameters.rate_share * self.learning_rate_share(bucket);
-        (self.shared.learning_rate.at(step) * share) as f32
+        (self.shared.learning_rate.at(self.now.of_step) * share) as f32
+    }
+
+    /// Counts updates as a copy has them: a copy made before an update brings their number back with what
+    /// it was made of.
+    pub(super) fn count_back(&mut self, from: TensorId, to: TensorId) {
+        let content = |tensor| self.class().tensor(tensor).content;
+        let (kept, restored) = (content(to) == Content::Backup, content(from) == Content::Backup);
+        let Some(bucket) = self.class().tensor(to).bucket.filter(|_| kept || restored) else {
+            return;
+        };
+        for owned in &mut self.parameters.owned[bucket.0 as usize] {
+            match kept {
+                true => owned.updates_kept = owned.updates,
+                false => owned.updates = owned.updates_kept,
+            }
+        }
     }
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.

@@ -1,0 +1,173 @@
+//! The cursor over a class's control against plain loops over steps, entries and arms.
+
+use proptest::prelude::*;
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::{
+    BodyId, Class, Control, Entry, Group, Guard, Next, Program, Run, TensorId, View, lower,
+};
+
+/// A program to put controls into.
+fn program() -> Program {
+    let spec = ModelSpec::parse("mlp:inputs=2,hidden=2,layers=2,classes=2");
+    let graph = spec.and_then(|spec| spec.graph()).expect("a model");
+    let uniform = Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: 3,
+        microbatches: 3,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    lower(&graph, &uniform.plan(&graph, "mlp", "local"), 1).expect("it fits")
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let microbatch = prop::option::of(0u32..3);
+    // What belongs to no micro-batch may be late, and passes may run ahead.
+    (0u32..4, microbatch, 0i32..3).prop_map(|(body, microbatch, by)| {
+        let shift = if microbatch.is_some() { by } else { -(by % 2) };
+        Entry { shift, ..Entry::new(BodyId(body), microbatch) }
+    })
+}
+
+fn guard() -> impl Strategy<Value = Guard> {
+    let arm = || prop::collection::vec(entry(), 0..4);
+    (-1i32..=0, arm(), arm()).prop_map(|(shift, then, otherwise)| Guard {
+        on: View::whole(TensorId(0)),
+        agreed: Group::World,
+        shift,
+        then,
+        otherwise,
+    })
+}
+
+fn control() -> impl Strategy<Value = Vec<Control>> {
+    let part = prop_oneof![
+        3 => entry().prop_map(Control::Run),
+        1 => guard().prop_map(Control::Guard),
+    ];
+    prop::collection::vec(part, 0..8)
+}
+
+/// What a rank comes to: an entry, or a guard in a step.
+#[derive(Clone, Debug, PartialEq)]
+enum Seen {
+    Run(Run),
+    Guard(Guard, i64),
+}
+
+/// Whether the flag of the n-th guard that is asked for holds.
+fn outcome(outcomes: &[bool], number: usize) -> bool {
+    outcomes[number % outcomes.len()]
+}
+
+fn followed(program: &Program, class: &Class, steps: u32, outcomes: &[bool]) -> Vec<Seen> {
+    let mut cursor = program.cursor(class, steps);
+    let mut seen = vec![];
+    let mut asked = 0;
+    while let Some(next) = cursor.advance() {
+        seen.push(match next {
+            Next::Run(run) => Seen::Run(run),
+            Next::Guard(guard, step) => {
+                cursor.take(outcome(outcomes, asked));
+                asked += 1;
+                Seen::Guard(guard.clone(), step)
+            }
+        });
+    }
+    seen
+}
+
+/// All steps far before and after the row, of which what belongs to none of the row's is left out.
+fn expected(control: &[Control], steps: u32, outcomes: &[bool]) -> Vec<Seen> {
+    let steps = i64::from(steps);
+    let is_within = |step: i64, shift: i32| (0..steps).contains(&(step + i64::from(shift)));
+    let mut seen = vec![];
+    let mut asked = 0;
+    for step in -10..steps + 10 {
+        let mut number = 0;
+        let run = |entry: &Entry, number, arm| {
+            let of = step + i64::from(entry.shift);
+            let microbatch = entry.microbatch.map(|it| of * 3 + i64::from(it));
+            let microbatch = microbatch.map(|it| it as u32);
+            let run = Run { entry: *entry, number, arm, step, microbatch };
+            is_within(step, entry.shift).then_some(Seen::Run(run))
+        };
+        for part in control {
+            match part {
+                Control::Run(entry) => {
+                    seen.extend(run(entry, number, None));
+                    number += 1;
+                }
+                Control::Guard(guard) => {
+                    if is_within(step, guard.shift) {
+                        seen.push(Seen::Guard(guard.clone(), step));
+                        let holds = outcome(outcomes, asked);
+                        asked += 1;
+                        let arm = if holds { &guard.then } else { &guard.otherwise };
+                        let first = number + if holds { 0 } else { guard.then.len() };
+                        for (at, entry) in arm.iter().enumerate() {
+                            seen.extend(run(entry, first + at, Some(holds)));
+                        }
+                    }
+                    number += guard.then.len() + guard.otherwise.len();
+                }
+            }
+        }
+    }
+    seen
+}
+
+proptest! {
+    #[test]
+    fn a_cursor_comes_to_what_plain_loops_come_to(
+        control in control(),
+        steps in 1u32..5,
+        outcomes in prop::collection::vec(any::<bool>(), 1..6),
+    ) {
+        let mut program = program();
+        program.classes[0].control = control.clone();
+        let class = &program.classes[0];
+        let found = followed(&program, class, steps, &outcomes);
+        prop_assert_eq!(&found, &expected(&control, steps, &outcomes));
+        for seen in &found {
+            if let Seen::Run(run) = seen {
+                prop_assert_eq!(class.entries().nth(run.number), Some(&run.entry));
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_one_outcome_and_of_both_arms_are_those_of_a_cursor_that_is_asked(
+        control in control(),
+        steps in 1u32..4,
+    ) {
+        let mut program = program();
+        program.classes[0].control = control;
+        let class = &program.classes[0];
+        let runs = |seen: Vec<Seen>| -> Vec<Run> {
+            let run = |seen| match seen {
+                Seen::Run(run) => Some(run),
+                Seen::Guard(..) => None,
+            };
+            seen.into_iter().filter_map(run).collect()
+        };
+        let one_arm = [true, false].map(|holds| runs(followed(&program, class, steps, &[holds])));
+        for (holds, expected) in [true, false].into_iter().zip(&one_arm) {
+            let found: Vec<Run> = program.cursor(class, steps).runs(holds).collect();
+            prop_assert_eq!(&found, expected);
+        }
+        // Both arms: what either row has, in the order of steps and entries.
+        let mut either = one_arm.concat();
+        either.sort_by_key(|run| (run.step, run.number));
+        either.dedup();
+        let both: Vec<Run> = program.cursor(class, steps).runs_of_both_arms().collect();
+        prop_assert_eq!(both, either);
+    }
+}
