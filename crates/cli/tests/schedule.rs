@@ -20,7 +20,7 @@ fn utilisation_is_m_over_m_and_p_minus_one() {
 }
 
 #[test]
-fn cells_are_those_of_the_published_figure() {
+fn passes_are_those_of_the_published_figure() {
     let outcome = Place::new().run("schedule 1f1b --stages 2 --microbatches 3 --backward 1");
     insta::assert_snapshot!(outcome.stdout, @r"
     0 │ F0 F1 ·  B0 F2 B1 ·  B2

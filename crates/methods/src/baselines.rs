@@ -16,6 +16,7 @@ pub fn baselines(
     cluster: &Cluster,
     request: &Request,
 ) -> Result<Vec<Baseline>, SearchError> {
+    request.validate()?;
     let mut baselines = vec![data_parallel::baseline(graph, cluster, request)?];
     if request.shards() {
         baselines.push(zero::baseline(zero::Stage::Three, graph, cluster, request)?);

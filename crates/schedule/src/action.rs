@@ -1,6 +1,6 @@
-//! What a device does at a time: passes, and actions of one or two.
+//! What a device does at a time: an action, which is one pass, or two that overlap.
 
-/// A pass of a stage.
+/// What kind of pass it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PassKind {
     /// Forward.
@@ -14,7 +14,7 @@ pub enum PassKind {
 }
 
 impl PassKind {
-    /// The letter in tables of passes.
+    /// The letter that it is written with.
     pub fn letter(self) -> char {
         match self {
             PassKind::Forward => 'F',
@@ -47,7 +47,7 @@ pub struct Instance {
 /// One pass of one stage on one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pass {
-    /// The pass.
+    /// Its kind.
     pub kind: PassKind,
     /// Of which stage.
     pub instance: Instance,

@@ -239,7 +239,7 @@ impl StageMap {
         }
     }
 
-    /// A pass as people write it on `device`: pass, micro-batch, `@chunk` where the device holds several
+    /// A pass as people write it on `device`: kind, micro-batch, `@chunk` where the device holds several
     /// that run the same way, `<` for the reverse direction.
     pub fn pass_text(&self, device: usize, pass: Pass) -> String {
         let reverse = self.chain(pass.instance).is_reverse();

@@ -1,4 +1,4 @@
-//! A schedule that is written down: each device's order as a line of passes.
+//! A schedule that is written down: each device's order as a line of actions.
 //!
 //! In a plan, for two stages and two micro-batches:
 //!

@@ -171,10 +171,11 @@ pub(crate) fn node_devices(cluster: &Cluster) -> u32 {
 
 /// The numbers that divide `number`, ascending.
 pub fn divisors(number: u32) -> impl Iterator<Item = u32> {
-    let small = (1..).take_while(move |it| it * it <= number);
+    // Squares may be no `u32`.
+    let square = |it: &u32| u64::from(*it) * u64::from(*it);
+    let small = (1..).take_while(|it| square(it) <= u64::from(number));
     let small: Vec<u32> = small.filter(|it| number.is_multiple_of(*it)).collect();
-    // The square of a large one may be no `u32`.
-    let paired = small.iter().rev().filter(|&it| it * it != number);
+    let paired = small.iter().rev().filter(|it| square(it) != u64::from(number));
     let large: Vec<u32> = paired.map(|it| number / it).collect();
     small.into_iter().chain(large)
 }
@@ -190,5 +191,8 @@ mod tests {
             let all: Vec<u32> = (1..=number).filter(|&it| number.is_multiple_of(it)).collect();
             assert_eq!(divisors(number).collect::<Vec<_>>(), all, "{number}");
         }
+        // 3 x 5 x 17 x 257 x 65,537.
+        let largest: Vec<u32> = divisors(u32::MAX).collect();
+        assert_eq!((largest.len(), largest[1], largest[30]), (32, 3, u32::MAX / 3));
     }
 }

@@ -8,15 +8,15 @@ use super::{EQUAL, delays, steady_seconds, text, timing};
 const ENDLESS: ScheduleKind = ScheduleKind::PipeDream;
 const FLUSHED: ScheduleKind = ScheduleKind::OneForwardOneBackward;
 
-/// A step of `actions` times as many micro-batches as there are pipelines.
-fn map(replicas: &[usize], actions: usize) -> StageMap {
+/// A step of `rounds` times as many micro-batches as there are pipelines.
+fn map(replicas: &[usize], rounds: usize) -> StageMap {
     let places = Arrangement::taking_turns(replicas).expect("few turns");
-    let microbatches = actions * places.len();
+    let microbatches = rounds * places.len();
     StageMap::new(places, microbatches).expect("a map")
 }
 
-fn on(kind: ScheduleKind, replicas: &[usize], actions: usize) -> Schedule {
-    Schedule::build(kind, map(replicas, actions), &EQUAL).expect("a schedule")
+fn on(kind: ScheduleKind, replicas: &[usize], rounds: usize) -> Schedule {
+    Schedule::build(kind, map(replicas, rounds), &EQUAL).expect("a schedule")
 }
 
 /// One to four replicas of each of two or three stages, and some more.
@@ -90,10 +90,10 @@ fn one_buffer_is_enough_and_each_replica_has_its_share_of_the_next_stage_s_in_fl
         let devices = replicas_by_device(&replicas);
         let expected: Vec<usize> =
             devices.iter().map(|(own, later)| in_flight(*own, later)).collect();
-        for actions in [1, 3] {
-            let peaks = check(&on(ENDLESS, &replicas, actions), 1);
+        for rounds in [1, 3] {
+            let peaks = check(&on(ENDLESS, &replicas, rounds), 1);
             assert_eq!(peaks.as_ref(), Ok(&expected), "{replicas:?}");
-            let flushed = on(FLUSHED, &replicas, actions);
+            let flushed = on(FLUSHED, &replicas, rounds);
             let all = flushed.map.microbatches() as usize;
             let least = devices.iter().zip(&expected);
             let least = least.map(|((own, _), &most)| most.min(all / own)).collect();
@@ -134,7 +134,7 @@ fn all_forwards_first_take_micro_batches_in_turn_and_idle_no_longer_for_more_of_
         assert_eq!(text(&wide_first, device), order);
     }
     for replicas in configurations() {
-        let [some, more] = [4, 8].map(|actions| on(ScheduleKind::Afab, &replicas, actions));
+        let [some, more] = [4, 8].map(|rounds| on(ScheduleKind::Afab, &replicas, rounds));
         let idle = |schedule: &Schedule| {
             timing(schedule, &EQUAL).makespan - 2.0 * f64::from(schedule.map.microbatches())
         };
@@ -190,7 +190,7 @@ fn a_replica_s_micro_batch_on_another_replica_is_refused() {
 #[test]
 fn pipelines_that_are_no_turns_are_refused() {
     let refused = [
-        // More pipelines than actions.
+        // More pipelines than there are turns.
         (vec![vec![0, 1], vec![0, 1]], "0 1"),
         // A device of two stages.
         (vec![vec![0, 1], vec![1, 2]], "0 2; 1 3"),
@@ -209,8 +209,8 @@ fn pipelines_that_are_no_turns_are_refused() {
             assert!(error.to_string().contains(&says), "{error}");
         }
     }
-    let actions = map(&[2, 1], 1);
-    let error = Schedule::build(ScheduleKind::PipeMare, actions, &EQUAL).expect_err("one pipeline");
+    let in_turn = map(&[2, 1], 1);
+    let error = Schedule::build(ScheduleKind::PipeMare, in_turn, &EQUAL).expect_err("one pipeline");
     assert!(error.to_string().contains("wants its stages on devices"), "{error}");
 }
 
