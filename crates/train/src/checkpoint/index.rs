@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use serde::{Deserialize, Serialize};
+
 use super::overlap::for_each_run;
 use super::piece::Region;
 use crate::{Error, Result};
 
 /// A piece and where its values are.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredPiece {
     pub(super) region: Region,
     /// The rank in whose shard it is.
@@ -19,14 +21,14 @@ pub(super) struct StoredPiece {
 
 /// A global tensor and its pieces, which may overlap where replicas were
 /// written.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredTensor {
     pub(super) shape: Vec<usize>,
     pub(super) pieces: Vec<StoredPiece>,
 }
 
 /// Every tensor of a checkpoint, by name.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Index {
     tensors: BTreeMap<String, StoredTensor>,
 }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::overlap::{Run, for_each_run};
 use crate::{Error, Result};
 
@@ -88,7 +90,7 @@ impl<'a> Piece<'a> {
 
 /// Where the elements of a piece are in their tensor. Its numbers fit together:
 /// the box is inside the shape, the range inside the box.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Region {
     pub(super) start: Vec<usize>,
     pub(super) extent: Vec<usize>,

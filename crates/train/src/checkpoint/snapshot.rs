@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::overlap::{Run, for_each_run};
 use super::piece::{Piece, Region, volume};
 use super::reader::Checkpoint;
@@ -53,12 +55,12 @@ impl Saved for Checkpoint {
 }
 
 /// Whole tensors by name.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Snapshot {
     tensors: BTreeMap<String, Whole>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Whole {
     shape: Vec<usize>,
     values: Vec<f32>,

@@ -197,7 +197,8 @@ pub(super) fn run<T: Send>(
                 let reason = "a measured kernel panicked".to_owned();
                 Err(Error::RankPanicked { rank, reason })
             });
-            let result = outcome.map_err(|error| Error::Rank { rank, error: Box::new(error) })?;
+            let result =
+                outcome.map_err(|error| Error::Rank { rank, reason: error.to_string() })?;
             first.get_or_insert(result);
         }
         Ok(first.expect("there is at least one rank"))
