@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use serde::{Deserialize, Serialize};
+
 use crate::overlap::for_each_run;
 use crate::piece::Region;
 use crate::{CheckpointError, Result};
 
 /// A piece and where its values are.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredPiece {
     pub(crate) region: Region,
     /// The rank in whose shard it is.
@@ -19,14 +21,14 @@ pub(crate) struct StoredPiece {
 
 /// A global tensor and its pieces, which may overlap where replicas were
 /// written.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StoredTensor {
     pub(crate) shape: Vec<usize>,
     pub(crate) pieces: Vec<StoredPiece>,
 }
 
 /// Every tensor of a checkpoint, by name.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Index {
     tensors: BTreeMap<String, StoredTensor>,
 }

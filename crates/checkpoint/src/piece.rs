@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::overlap::{Run, for_each_run};
 use crate::{CheckpointError, Result};
 
@@ -88,7 +90,7 @@ impl<'a> Piece<'a> {
 
 /// Where the elements of a piece are in their tensor. Its numbers fit together:
 /// the box is inside the shape, the range inside the box.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Region {
     pub(crate) start: Vec<usize>,
     pub(crate) extent: Vec<usize>,

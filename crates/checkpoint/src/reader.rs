@@ -5,6 +5,8 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::durable::{rename, sync_folder, write_new};
 use crate::index::{Index, StoredPiece, StoredTensor};
 use crate::manifest::{Manifest, Meta};
@@ -18,7 +20,7 @@ use crate::{CheckpointError, Result};
 /// An open checkpoint. It holds the description of every piece, and reads
 /// values from the files when asked, so it takes little memory itself and may
 /// be read by several threads at once.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Checkpoint {
     path: PathBuf,
     step: u64,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::overlap::{Run, for_each_run};
 use crate::piece::{Piece, Region, volume};
 use crate::reader::Checkpoint;
@@ -53,12 +55,12 @@ impl Saved for Checkpoint {
 }
 
 /// Whole tensors by name.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Snapshot {
     tensors: BTreeMap<String, Whole>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Whole {
     shape: Vec<usize>,
     values: Vec<f32>,

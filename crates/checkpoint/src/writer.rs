@@ -6,6 +6,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::durable::{remove_folder, rename, sync_folder};
 use crate::index::Index;
 use crate::manifest::{FORMAT_VERSION, Manifest, Meta};
@@ -29,7 +31,7 @@ pub struct Writer {
 }
 
 /// Where the ranks of a run write their shards of a checkpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Shards {
     folder: PathBuf,
 }
@@ -57,7 +59,7 @@ impl Shards {
 }
 
 /// What a rank has written: which pieces, and the length and digest of their file.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Shard {
     record: ShardRecord,
     index: Index,

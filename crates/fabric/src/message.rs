@@ -11,7 +11,7 @@ pub struct Pool {
     pub format: Format,
     /// How many it has.
     pub elements: usize,
-    /// Buffers made ahead.
+    /// Buffers made ahead, as far as there may be so many.
     pub ready: usize,
     /// The most there may be: who wants to send more waits until one has been received.
     pub most: usize,

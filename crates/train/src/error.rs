@@ -76,12 +76,12 @@ pub enum Error {
     Failed,
 
     /// A rank failed.
-    #[error("rank {rank}: {error}")]
+    #[error("rank {rank}: {reason}")]
     Rank {
         /// The rank.
         rank: u32,
-        /// What happened there.
-        error: Box<Error>,
+        /// What happened there, as the rank reported it.
+        reason: String,
     },
 
     /// A rank broke one of its own rules.

@@ -18,6 +18,7 @@ pub fn disjoint_groups_work_at_once(engine: &Tested) {
     on_ranks(engine, 5, PATIENT, |mut endpoint| {
         let members: &[u32] = if endpoint.rank() < 2 { &[1, 0] } else { &[2, 3, 4] };
         let mut group = endpoint.group(members).unwrap();
+        assert_eq!(endpoint.ranks(), 5);
         assert_eq!(group.members(), members);
         assert_eq!(members[group.position() as usize], endpoint.rank());
         for repeat in 0..REPEATS {

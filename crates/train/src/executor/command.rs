@@ -1,17 +1,19 @@
-//! What ranks are told and what they answer: data, which might as well come from another process.
+//! What ranks are told and what they answer: data, which might as well come from another process and go
+//! there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use shardloom_program::timeline::Track;
 
-use crate::Result;
-use crate::rank::{OwnedPiece, StepOutcome};
 use shardloom_checkpoint::{Checkpoint, Saved, Shard, Shards, Snapshot};
 
+use crate::rank::{OwnedPiece, StepOutcome};
+
 /// What all ranks are told to do, in the same order.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// Train steps in a row; record a timeline with times since an origin, if given as time since the run
     /// began. The virtual clock always records. The pipeline is empty before and after.
@@ -23,7 +25,7 @@ pub(crate) enum Command {
 }
 
 /// What a rank is to do with what it holds from step to step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum StateCommand {
     /// Name a tensor that the rank owns a part of and that has a number which is not finite.
     FindNonFinite,
@@ -36,13 +38,17 @@ pub(crate) enum StateCommand {
     /// Write all that the rank owns where it belongs in a checkpoint.
     Save(Shards),
     /// Go on from where a run was saved.
-    Restore { from: Arc<SavedState>, updates: Updates },
+    Restore {
+        #[serde(with = "shared")]
+        from: Arc<SavedState>,
+        updates: Updates,
+    },
     /// Start from these weights, whole tensors by parameter name.
-    SetWeights(Arc<BTreeMap<String, Vec<f32>>>),
+    SetWeights(#[serde(with = "shared")] Arc<BTreeMap<String, Vec<f32>>>),
 }
 
 /// What ranks go on from. Who holds a copy only reads it.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum SavedState {
     /// Files that all ranks can read.
     Files(Checkpoint),
@@ -60,7 +66,7 @@ impl SavedState {
 }
 
 /// How many updates each parameter has had.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Updates {
     /// By name, where that is known of the one.
     pub of: BTreeMap<String, u64>,
@@ -75,7 +81,7 @@ impl Updates {
 }
 
 /// What a command came to on one rank.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     /// Of each step; of an evaluation as if it were one.
     pub steps: Vec<StepOutcome>,
@@ -92,7 +98,7 @@ pub(crate) struct Done {
 }
 
 /// What a rank answers about its state.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
     /// It is done.
     Done,
@@ -107,8 +113,115 @@ pub(crate) enum Answer {
 }
 
 /// What a rank of a run reports.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub rank: u32,
-    pub outcome: Result<Done>,
+    /// What the command came to, or why the rank failed.
+    pub outcome: Result<Done, String>,
+}
+
+/// What ranks of one process read in one place is a copy of its own in another.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<T: Serialize, S: Serializer>(
+        shared: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        T::serialize(shared, serializer)
+    }
+
+    pub fn deserialize<'a, T: Deserialize<'a>, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use serde::de::DeserializeOwned;
+
+    use shardloom_checkpoint::{Meta, Piece, Store, Writer};
+
+    use super::*;
+
+    fn assert_crosses<T: Serialize + DeserializeOwned + Debug>(sent: &T) {
+        let bytes = serde_json::to_vec(sent).expect("data");
+        let received: T = serde_json::from_slice(&bytes).expect("the same data");
+        assert_eq!(format!("{received:?}"), format!("{sent:?}"));
+    }
+
+    fn piece(data: &[f32]) -> Piece<'_> {
+        Piece::flat("w", &[2, 3], &[0, 1], &[2, 2], 1, data)
+    }
+
+    #[test]
+    fn commands_are_data() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let writer = Writer::create(folder.path(), 3).expect("a writer");
+        let shards = writer.shards();
+        writer.shard(0, [Piece::whole("w", &[2], &[0.1, -2.5])]).expect("a shard");
+        writer.finish(Meta::default(), None).expect("a checkpoint");
+        let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
+        let checkpoint = latest.expect("the checkpoint").0;
+        let mut snapshot = Snapshot::default();
+        snapshot.add(&piece(&[0.1, 3e-39, 7.0])).expect("it fits");
+        let updates = Updates { of: BTreeMap::from([("w".to_owned(), 4)]), others: 5 };
+        let restore =
+            |from| StateCommand::Restore { from: Arc::new(from), updates: updates.clone() };
+        let weights = BTreeMap::from([("w".to_owned(), vec![1.0 / 3.0, 1e-20])]);
+        let of_state = [
+            StateCommand::FindNonFinite,
+            StateCommand::ReportUpdates,
+            StateCommand::BringWeights,
+            StateCommand::BringAll,
+            StateCommand::Save(shards),
+            restore(SavedState::Files(checkpoint)),
+            restore(SavedState::Memory(snapshot)),
+            StateCommand::SetWeights(Arc::new(weights)),
+        ];
+        let record = Some(Duration::from_nanos(1_234_567_891));
+        assert_crosses(&Command::Train { first_step: 7, steps: 3, record });
+        assert_crosses(&Command::Evaluate { microbatches: 2 });
+        for command in of_state {
+            assert_crosses(&Command::State(command));
+        }
+    }
+
+    #[test]
+    fn reports_are_data() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let writer = Writer::create(folder.path(), 3).expect("a writer");
+        let shard = writer.shards().write(2, [piece(&[1.0, 2.0])]).expect("a shard");
+        let owned = r#"{"name":"w","global_shape":[2,3],"start":[0,1],"extent":[2,2],"first":1,
+            "values":[0.1,3e-39]}"#;
+        let owned: OwnedPiece = serde_json::from_str(owned).expect("a piece");
+        let answers = [
+            None,
+            Some(Answer::Done),
+            Some(Answer::NonFinite(Some("w".to_owned()))),
+            Some(Answer::Updates(vec![("w".to_owned(), 4)])),
+            Some(Answer::Pieces(vec![owned])),
+            Some(Answer::Shard(shard)),
+        ];
+        for answer in answers {
+            let step = StepOutcome { loss_sum: Some(0.1), gradient_norm: None, skipped: true };
+            let done = Done {
+                steps: vec![step],
+                track: Some(Track::default()),
+                answer,
+                sent_bytes: 1,
+                peak_bytes: 2,
+                peak_under_way_bytes: 3,
+                system_allocations: 4,
+            };
+            assert_crosses(&Report { rank: 1, outcome: Ok(done) });
+        }
+        assert_crosses(&Report { rank: 1, outcome: Err("no tensor `w`".to_owned()) });
+    }
 }

@@ -83,19 +83,19 @@ impl Threads {
             let _ = rank.send(command.clone());
         }
         let mut answers: Vec<Option<Done>> = self.commands.iter().map(|_| None).collect();
-        let mut failure: Option<(u32, Error)> = None;
+        let mut failure: Option<(u32, String)> = None;
         for _ in &self.commands {
             let Ok(report) = self.reports.recv() else { break };
             match report.outcome {
                 Ok(done) => answers[report.rank as usize] = Some(done),
                 // Others fail because one did; the first to say so is the cause.
-                Err(error) => {
-                    failure.get_or_insert((report.rank, error));
+                Err(reason) => {
+                    failure.get_or_insert((report.rank, reason));
                 }
             }
         }
         match failure {
-            Some((rank, error)) => Err(Error::Rank { rank, error: Box::new(error) }),
+            Some((rank, reason)) => Err(Error::Rank { rank, reason }),
             None => answers
                 .into_iter()
                 .enumerate()
@@ -160,6 +160,7 @@ fn serve(
         }
         // Whoever hears of the outcome may rely on nothing of the command being in use any more.
         drop(command);
+        let outcome = outcome.map_err(|error| error.to_string());
         if reports.send(Report { rank, outcome }).is_err() {
             break;
         }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Piece, Saved};
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
@@ -24,7 +25,7 @@ struct Site {
 }
 
 /// A part of a global tensor that a rank owns, copied to the host.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct OwnedPiece {
     name: String,
     global_shape: Vec<usize>,

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use shardloom_kernels::device::Update;
 use shardloom_kernels::optimizer::{Optimizer, Step};
 use shardloom_kernels::{Buffer, View as Elements, ViewMut};
@@ -12,7 +13,7 @@ use super::Rank;
 use super::parameters::Owned;
 
 /// What a step came to on one rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StepOutcome {
     /// The sum of this rank's part of the loss, where the rank computes the loss.
     pub loss_sum: Option<f64>,
