@@ -6,6 +6,7 @@ mod support;
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
+use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Corrections, Mesh, Number, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind,
@@ -248,6 +249,26 @@ fn stashed_versions_are_of_the_weights_in_use() {
         let difference = (found - expected).abs() / expected;
         assert!(difference < 2f64.powi(-7), "{found}, fp32 {expected}");
     }
+}
+
+#[test]
+fn real_inputs_are_rounded() {
+    let graph = graph("mlp:inputs=12,hidden=24,layers=4,classes=8");
+    let trained = |precision, scale: f32| {
+        let values = (0..64 * 12).map(|at| scale * ((at * 37 % 101) as f32 / 101.0 - 0.5));
+        let targets = (0..64).map(|row| row * 5 % 8).collect();
+        let table = Table::from_rows(values.collect(), targets, 0.0, 1).expect("rows");
+        let uniform = Uniform { precision, optimizer: Optimizer::sgd(0.9), ..serial() };
+        let mut trainer = trainer(&graph, &plan(&graph, &uniform), table, 1e-2);
+        let steps = trainer.train_steps(4).expect("steps");
+        steps.into_iter().map(|step| step.loss).collect::<Vec<f64>>()
+    };
+    for (found, expected) in trained(BF16, 1.0).iter().zip(trained(Precision::FP32, 1.0)) {
+        let difference = (found - expected).abs() / expected;
+        assert!(difference > 0.0 && difference < 2f64.powi(-7), "{found}, fp32 {expected}");
+    }
+    // Less than half of an input's last bit more makes no difference.
+    assert_eq!(trained(BF16, 1.0)[0], trained(BF16, 1.0 + 1e-7)[0]);
 }
 
 fn split(precision: Precision, zero: u8) -> Uniform {

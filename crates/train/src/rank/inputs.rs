@@ -13,7 +13,11 @@ use super::Rank;
 use crate::{Error, Result};
 
 /// The parts of inputs that a rank loads, by the tensors that they go to.
-pub(super) struct Inputs(BTreeMap<TensorId, Share>);
+pub(super) struct Inputs {
+    shares: BTreeMap<TensorId, Share>,
+    /// Room for a sample that is rounded.
+    rounded: Vec<u16>,
+}
 
 /// A rank's part of one input of a micro-batch, whose first axis is over samples.
 struct Share {
@@ -31,7 +35,7 @@ impl Inputs {
             let placement = layout.placement(&global, &class.mesh, position);
             Some((instruction.writes[0].to.tensor, Share { global, placement }))
         };
-        Inputs(instructions.filter_map(share).collect())
+        Inputs { shares: instructions.filter_map(share).collect(), rounded: vec![] }
     }
 }
 
@@ -45,7 +49,8 @@ impl Rank {
     ) -> Result<()> {
         let node = self.shared.graph.value(value);
         let tensor = instruction.writes[0].to.tensor;
-        let Share { global, placement } = &self.inputs.0[&tensor];
+        let mut rounded = std::mem::take(&mut self.inputs.rounded);
+        let Share { global, placement } = &self.inputs.shares[&tensor];
         let (start, extent) = (&placement.start[1..], &placement.extent[1..]);
         let mut buffer = self.arena.take(tensor, placement.elements());
         let row = extent.iter().product::<usize>();
@@ -69,15 +74,16 @@ impl Rank {
                         copy_part(from, &global[1..], start, extent, row)
                     }
                     (Field::Reals(from), HostSliceMut::Bf16(row)) => {
-                        let word = |&value: &f32| bf16::from_f32(value).to_bits();
-                        let from: Vec<u16> = from.iter().map(word).collect();
-                        copy_part(&from, &global[1..], start, extent, row)
+                        rounded.clear();
+                        rounded.extend(from.iter().map(|&value| bf16::from_f32(value).to_bits()));
+                        copy_part(&rounded, &global[1..], start, extent, row)
                     }
                     _ => None,
                 };
             });
             copied.ok_or_else(missing)?;
         }
+        self.inputs.rounded = rounded;
         self.store.put(tensor, microbatch, buffer);
         Ok(())
     }
