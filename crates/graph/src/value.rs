@@ -89,6 +89,9 @@ pub struct Value {
     pub producer: Option<OpId>,
     /// The operators that read it, in order.
     pub consumers: Vec<OpId>,
+    /// How many rows it has, where that is known only while running: the value that says for each index
+    /// of the leading axes how many of the next axis are filled. What is filled lies side by side.
+    pub counts: Option<ValueId>,
 }
 
 impl Value {
@@ -99,6 +102,10 @@ impl Value {
             _ => None,
         }
     }
+
+    /// How many leading axes have a count of rows each, where the number of rows is known only while
+    /// running: experts and samples.
+    pub const COUNTED_AXES: usize = 2;
 
     /// Whether a gradient flows into it.
     pub fn differentiable(&self) -> bool {

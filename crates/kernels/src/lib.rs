@@ -37,6 +37,7 @@ pub mod dispatch;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+pub mod expert_contract;
 pub mod layer_norm;
 pub mod matmul;
 pub mod optimizer;
@@ -44,6 +45,7 @@ pub mod random;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
+pub mod routing;
 pub mod tier;
 pub mod window;
 

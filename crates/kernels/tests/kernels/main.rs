@@ -17,5 +17,6 @@ mod oracle;
 mod random;
 mod reduce;
 mod rotary;
+mod routing;
 mod tiers;
 mod window;
