@@ -55,6 +55,24 @@ pub enum FabricError {
         /// What that one called.
         other_call: Call,
     },
+    /// A member of a group expects another number of elements from one than that one sends. The group stays
+    /// usable.
+    #[error(
+        "in an all-to-all-v of group {members:?} rank {from} sends {sent} elements to rank {to}, which \
+         expects {expected}; both must have the same counts"
+    )]
+    Counts {
+        /// Ranks of the group.
+        members: Vec<u32>,
+        /// Who sends.
+        from: u32,
+        /// Who receives.
+        to: u32,
+        /// What is sent.
+        sent: usize,
+        /// What is expected.
+        expected: usize,
+    },
     /// A rank outside the engine.
     #[error("there is no rank {rank}: ranks are below {ranks}")]
     NoSuchRank {

@@ -43,6 +43,8 @@ impl fmt::Display for Operation {
 pub enum Call {
     /// Waiting for all members.
     Barrier,
+    /// Exchanging parts of numbers in single precision, as many as each member says.
+    AllToAllV,
     /// Exchanging buffers.
     Exchange {
         /// What is achieved.
@@ -62,6 +64,7 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Call::Barrier => f.write_str("barrier"),
+            Call::AllToAllV => f.write_str("all-to-all-v"),
             Call::Exchange { kind, algorithm, reduction, elements, element_bits } => {
                 write!(f, "{kind} of {elements} f{element_bits} ({algorithm}")?;
                 match (kind, reduction) {

@@ -36,8 +36,8 @@ const CACHED_SCRIPTS: usize = 256;
 /// a mismatch, it is untouched.
 #[derive(Debug)]
 pub struct Group {
-    seat: Seat,
-    counters: Arc<LiveCounters>,
+    pub(super) seat: Seat,
+    pub(super) counters: Arc<LiveCounters>,
     scripts: HashMap<(Kind, Algorithm, usize), Arc<Script>>,
     /// What there is to send messages in, by the position that they go to.
     stocked: Vec<Stock>,
@@ -157,7 +157,7 @@ impl Group {
 
     /// Waits until all members have called, and checks that they called the same.
     /// On an error no member touches any other's buffer.
-    fn agree(&mut self, call: Call, buffer: *mut ()) -> Result<(), FabricError> {
+    pub(super) fn agree(&mut self, call: Call, buffer: *mut ()) -> Result<(), FabricError> {
         let participant = &mut self.seat.participant;
         participant.meet(Published { call, buffer })?;
         let members = participant.members();

@@ -4,8 +4,10 @@
 //! - `endpoint` over `channel`: point-to-point messages.
 //! - `group`: a communicator; `registry` matches its members up.
 //! - `rendezvous`: how members agree that a collective starts and ends.
-//! - `shared_memory`: Direct collectives; `stepwise`: all others, over `channel`.
+//! - `shared_memory`: Direct collectives; `stepwise`: all others, over `channel`; `all_to_all_v`: an
+//!   all-to-all of unequal parts.
 
+mod all_to_all_v;
 mod channel;
 mod doorbell;
 mod endpoint;
