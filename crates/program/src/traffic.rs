@@ -50,7 +50,8 @@ impl Program {
         })
     }
 
-    /// Bytes that `position` of class `id` sends in one step whose weights need no amendment.
+    /// Bytes that `position` of class `id` sends in one step whose weights need no amendment; the most, where
+    /// it sends as many rows as turn out while running.
     pub fn sent_bytes(&self, id: ClassId, position: usize) -> u64 {
         self.bytes_of(id, position, |item| !item.amends)
     }

@@ -20,6 +20,7 @@ mod liveness;
 mod overlap;
 mod owners;
 mod post_validation;
+mod rows;
 mod sharding;
 mod stage;
 mod stream;

@@ -13,6 +13,7 @@ mod operands;
 mod operators;
 mod routes;
 mod row;
+mod rows;
 mod updates;
 mod versions;
 mod violation;
@@ -59,6 +60,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
     }
     if found.is_empty() {
         operators::check(program, found);
+        program.classes().for_each(|(id, class)| rows::check(class, id, found));
     }
 }
 

@@ -85,6 +85,8 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Load { .. } => counts == (0, 1),
         Action::Kernel { .. } => counts.1 > 0,
         Action::Slice { .. } | Action::Add => counts == (1, 1),
+        // Rows are read with their counts before and after, and lie side by side meanwhile.
+        Action::Collective { .. } if instruction.moves_rows(class) => counts == (3, 2),
         Action::Collective { .. } => counts == (1, 1) || counts == (1, 2),
         Action::Copy => counts.0 == counts.1,
         Action::Send { route } => counts == (1, 0) && (route.0 as usize) < program.routes.len(),
@@ -191,7 +193,7 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
     };
     match view.window {
         Window::Whole => match tensor.shape {
-            Shape::Flat(Extent::Exactly(_)) | Shape::Local(_) => true,
+            Shape::Flat(Extent::Exactly(_)) | Shape::Local(_) | Shape::AtMost { .. } => true,
             Shape::Flat(_) => bucket.is_some(),
         },
         Window::Share => holds_all(tensor),
