@@ -7,10 +7,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use shardloom_graph::DType;
+use shardloom_graph::{DType, ValueId};
 use shardloom_plan::{Kept, Number, Precision};
 
-use crate::{BucketId, Class, ParamId};
+use crate::{BucketId, Class, Layout, ParamId, Placement};
 
 /// Identifies a tensor of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,7 +173,18 @@ pub enum Shape {
         bound: Vec<usize>,
         /// How many slots are filled, for each expert and sample.
         counts: View,
+        /// Which experts and samples these are.
+        counted: Counted,
     },
+}
+
+/// Experts and samples whose rows are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The graph's value that counts them.
+    pub by: ValueId,
+    /// How experts and samples are spread over the mesh.
+    pub layout: Layout,
 }
 
 /// A tensor that ranks of a class hold.
@@ -312,6 +323,16 @@ impl Class {
                 }
             }
         }
+    }
+
+    /// Which experts and samples a position has the rows of, where how many these are is known only while
+    /// running, and what counts them.
+    pub fn counted(&self, id: TensorId, position: usize) -> Option<(ValueId, Placement)> {
+        let Shape::AtMost { bound, counted, .. } = &self.tensor(id).shape else { return None };
+        let spans = counted.layout.splits.iter().map(|axes| self.mesh.span(axes));
+        let global: Vec<usize> =
+            bound.iter().zip(spans).map(|(local, span)| local * span).collect();
+        Some((counted.by, counted.layout.placement(&global, &self.mesh, position)))
     }
 
     /// Bytes of one copy of a tensor at a position of the mesh.

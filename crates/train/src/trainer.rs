@@ -11,7 +11,7 @@ use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{Axis, Plan};
 use shardloom_program::timeline::{Clock, Timeline};
-use shardloom_program::{Group, Program};
+use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
@@ -294,6 +294,18 @@ impl Trainer {
     /// What each instruction of the last step took under the virtual clock, for a simulation to repeat.
     pub fn recording(&self) -> Option<&Recording> {
         self.crew.recording()
+    }
+
+    /// How many rows went to each expert in the last step that was trained; nothing where the model does not
+    /// route rows.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn row_counts(&mut self) -> Result<MeasuredRows> {
+        self.collect(|rank, all: &mut MeasuredRows| {
+            rank.add_row_counts(all);
+            Ok(())
+        })
     }
 
     /// Mean loss per target over the first validation samples: as many whole micro-batches as there

@@ -6,12 +6,13 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, ValueId};
 
+use super::rows::counts_layout;
 use super::stage::Context;
 use crate::redistribution::{Change, cheapest};
 use crate::sync::add;
 use crate::{
-    Action, Collective, Content, Copies, Format, Group, Instruction, Keep, Layout, ProgramError,
-    Shape, Tensor, TensorId, View, Write,
+    Action, Collective, Content, Copies, Counted, Format, Group, Instruction, Keep, Layout,
+    ProgramError, Shape, Tensor, TensorId, View, Write,
 };
 
 /// A value in one layout.
@@ -42,9 +43,10 @@ impl<'a> Emitter<'a> {
         let shape = layout.local_shape(&context.shape(value), &context.model.mesh);
         let format = Format::of_value(node.dtype, context.plan.precision);
         let mut tensor = of_microbatch(format!("{}{suffix}", node.name), shape, format);
-        if let Some(counts) = node.counts {
-            let counts = self.counts_at_hand(counts, layout);
-            tensor.shape = Shape::AtMost { bound: tensor.local_shape().to_vec(), counts };
+        if let Some(by) = node.counts {
+            let counts = self.counts_at_hand(by, layout);
+            let counted = Counted { by, layout: counts_layout(layout) };
+            tensor.shape = Shape::AtMost { bound: tensor.local_shape().to_vec(), counts, counted };
         }
         add(self.tensors, tensor)
     }

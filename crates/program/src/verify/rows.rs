@@ -39,7 +39,9 @@ pub(super) fn check(class: &Class, id: ClassId, found: &mut Vec<Violation>) {
         let routing = rows.iter().map(|&it| sources.routing(class, it)).collect::<Vec<_>>();
         let reads = step.instruction.reads.iter();
         let decided = reads.filter_map(|read| sources.decided(read.tensor)).collect::<Vec<_>>();
+        let by = |tensor| class.counted(tensor, 0).map(|(by, _)| by);
         let of_one = routing.iter().all(|it| it.is_some() && *it == routing[0])
+            && rows.iter().all(|&it| by(it) == by(first))
             && decided.iter().all(|&(op, _)| Some(op) == routing[0]);
         let alike = match step.instruction.action {
             Action::Kernel { op, .. } => *known.entry(op).or_insert(decided.clone()) == decided,
@@ -56,7 +58,7 @@ pub(super) fn check(class: &Class, id: ClassId, found: &mut Vec<Violation>) {
 /// Checks that a tensor's counts are those of its experts and samples, and are read with it.
 fn counted(step: &Step<'_>, tensor: TensorId, found: &mut Vec<Violation>) {
     let class = step.class;
-    let Shape::AtMost { bound, counts } = &class.tensor(tensor).shape else { return };
+    let Shape::AtMost { bound, counts, .. } = &class.tensor(tensor).shape else { return };
     let of = class.tensors.get(counts.tensor.0 as usize);
     let fits = of.is_some_and(|of| {
         let leading = bound.get(..Value::COUNTED_AXES);

@@ -69,6 +69,11 @@ impl Communicators {
                 let values = &mut buffer.as_f32_mut()[range.clone()];
                 communicator.collective(kind, algorithm, reduction, values)?;
             }
+            Contribution::Rows(rows) => {
+                let (sends, receives) = (rows.sends.clone(), rows.receives.clone());
+                let (send, receive) = rows.parts();
+                communicator.all_to_all_v(send, &sends, receive, &receives)?;
+            }
         }
         Ok(())
     }

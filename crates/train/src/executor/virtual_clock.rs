@@ -10,15 +10,19 @@ use std::time::Duration;
 
 use cpu_time::ThreadTime;
 use shardloom_cluster::Cluster;
-use shardloom_collectives::plan;
+use shardloom_collectives::{Counts, Reduction, all_to_all_v, plan};
 use shardloom_kernels::Buffer;
-use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, BodyId, Program, Rank as RankId, RouteId, StreamItem};
-use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
+use shardloom_program::timeline::{Clock, Picos, Track};
+use shardloom_program::{
+    Action, BodyId, MeasuredRows, Program, Rank as RankId, RouteId, StreamItem,
+};
+use shardloom_sim::{
+    Actor, Call, Driver, Modelled, Options, Recorder, Recording, RowCounts, Simulation, run,
+};
 
 use super::communicators::reduction;
 use super::{Command, Crew, Done, FULL_RING};
-use crate::rank::{Contribution, Rank, Shared, StepOutcome};
+use crate::rank::{Contribution, PerMember, Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// All ranks of a run, in one thread.
@@ -61,10 +65,13 @@ impl VirtualCrew {
                     rank.begin_steps(*first_step, *steps);
                 }
                 let shared = Arc::clone(&self.shared);
+                let before = self.sent_bytes.clone();
                 let (simulation, recording) = self.follow(&shared.program, *steps)?;
                 self.recording = Some(recording);
-                for (track, slot) in simulation.timeline.tracks.into_iter().zip(&mut tracks) {
-                    *slot = Some(track);
+                let sent = self.sent_bytes.iter().zip(before).map(|(after, before)| after - before);
+                let all = simulation.timeline.tracks.into_iter().zip(sent);
+                for ((track, sent_bytes), slot) in all.zip(&mut tracks) {
+                    *slot = Some(Track { sent_bytes, ..track });
                 }
                 for (rank, outcomes) in self.ranks.iter_mut().zip(&mut outcomes) {
                     *outcomes = rank.end_steps(*steps);
@@ -111,7 +118,8 @@ impl VirtualCrew {
 
     /// Runs the streams of `program` for so many steps.
     fn follow(&mut self, program: &Program, steps: u32) -> Result<(Simulation, Recording)> {
-        let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
+        let model = Modelled::new(&self.shared.graph, &self.cluster, program)?
+            .with_rows(RowCounts::Measured(MeasuredRows::default()));
         let driver = Executing {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
@@ -183,7 +191,13 @@ impl Driver for Executing<'_> {
         let microbatch = call.microbatch.unwrap_or(0);
         let start = ThreadTime::now();
         self.rank(call).execute(call.instruction, microbatch)?;
-        Ok(picos(start.elapsed()))
+        let span = picos(start.elapsed());
+        // How long rows are under way depends on how many there are.
+        if let RowCounts::Measured(measured) = self.model.row_counts() {
+            let rank = &self.ranks[call.actor.rank.0 as usize];
+            rank.add_new_row_counts(call.instruction, microbatch, measured);
+        }
+        Ok(span)
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<()> {
@@ -235,8 +249,14 @@ impl Driver for Executing<'_> {
         let mut contributions = vec![];
         for call in members {
             let microbatch = call.microbatch.unwrap_or(0);
-            contributions.push(self.rank(call).contribute(call.instruction, microbatch));
-            self.count(call);
+            let contribution = self.rank(call).contribute(call.instruction, microbatch);
+            match &contribution {
+                Contribution::Rows(rows) => {
+                    self.sent_bytes[call.actor.rank.0 as usize] += rows.sent_bytes();
+                }
+                Contribution::Reals(..) | Contribution::Scalar(_) => self.count(call),
+            }
+            contributions.push(contribution);
         }
         let first = &members[0];
         let rank = &self.ranks[first.actor.rank.0 as usize];
@@ -255,6 +275,10 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     let Some(spec) = spec.filter(|spec| members.len() > 1 && spec.elements > 0) else {
         return Ok(());
     };
+    if let Contribution::Rows(_) = members[0] {
+        exchange_rows(members);
+        return Ok(());
+    }
     let reduction = reduction(call.instruction);
     let list = plan(spec.kind, spec.algorithm, members.len() as u32, spec.elements)
         .expect("the plan's validation and `exchange` choose algorithms that exist");
@@ -262,7 +286,9 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     if let Contribution::Scalar(_) = members[0] {
         let number = |member: &Contribution| match member {
             Contribution::Scalar(number) => vec![*number],
-            Contribution::Reals(..) => unreachable!("members bring the same kind of thing"),
+            Contribution::Reals(..) | Contribution::Rows(_) => {
+                unreachable!("members bring the same kind of thing")
+            }
         };
         let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
         list.apply(&mut numbers, reduction).expect(fits);
@@ -285,6 +311,34 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
         }
     }
     Ok(())
+}
+
+/// Exchanges the rows of all members.
+fn exchange_rows(members: &mut [Contribution]) {
+    let rows = |member: &Contribution| match member {
+        Contribution::Rows(rows) => rows.sends.clone(),
+        Contribution::Reals(..) | Contribution::Scalar(_) => {
+            unreachable!("members bring the same kind of thing")
+        }
+    };
+    let sends: Vec<PerMember> = members.iter().map(rows).collect();
+    let counts =
+        Counts::new(members.len() as u32, |from, to| sends[from.0 as usize][to.0 as usize]);
+    let list = all_to_all_v(&counts);
+    let mut buffers: Vec<Vec<f32>> = vec![];
+    for member in members.iter_mut() {
+        let Contribution::Rows(rows) = member else { continue };
+        let mut buffer = rows.parts().0.to_vec();
+        buffer.resize(list.elements, 0.0);
+        buffers.push(buffer);
+    }
+    list.apply(&mut buffers, Reduction::Sum).expect("buffers have the list's size");
+    for (member, buffer) in members.iter_mut().zip(buffers) {
+        let Contribution::Rows(rows) = member else { continue };
+        let sent: usize = rows.sends.iter().sum();
+        let receive = rows.parts().1;
+        receive.copy_from_slice(&buffer[sent..sent + receive.len()]);
+    }
 }
 
 fn picos(time: Duration) -> Picos {

@@ -6,6 +6,7 @@ use shardloom_kernels::{Buffer, reduce};
 use shardloom_program::{Action, Collective, Content, Instruction, Mode, View, Window};
 
 use super::Rank;
+use super::rows::RowExchange;
 use super::store::storage;
 
 /// A rank's part in a collective: before it what the rank brings, after it the result, in place.
@@ -14,6 +15,8 @@ pub(crate) enum Contribution {
     Reals(Buffer, Range<usize>),
     /// A number in double precision.
     Scalar(f64),
+    /// Rows, as many as have turned out.
+    Rows(Box<RowExchange>),
 }
 
 impl Rank {
@@ -22,6 +25,9 @@ impl Rank {
         let Action::Collective { kind, .. } = instruction.action else {
             unreachable!("{:?} is no collective", instruction.action)
         };
+        if instruction.moves_rows(self.class()) {
+            return self.bring_rows(instruction, microbatch);
+        }
         let (read, write) = (instruction.reads[0], instruction.writes[0].to);
         let content = self.class().tensor(read.tensor).content;
         if content == Content::Norm {
@@ -62,6 +68,7 @@ impl Rank {
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
         match (result, kind) {
             (Contribution::Scalar(squared), _) => self.settle_norm(squared),
+            (Contribution::Rows(rows), _) => self.settle_rows(instruction, microbatch, *rows),
             (Contribution::Reals(buffer, _), _) if !flat => {
                 self.settle(kind, instruction, microbatch, buffer);
             }

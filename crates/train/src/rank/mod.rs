@@ -13,12 +13,14 @@ mod parameters;
 mod pieces;
 mod redistribute;
 mod routes;
+mod rows;
 mod store;
 mod update;
 mod validation;
 
 use std::sync::Arc;
 
+use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::Memory;
 use shardloom_plan::Axis;
@@ -36,6 +38,8 @@ use arena::Arena;
 pub(crate) use exchange::Contribution;
 use inputs::Inputs;
 use parameters::Parameters;
+use rows::CountedRows;
+pub(crate) use rows::PerMember;
 use store::Store;
 pub(crate) use store::storage;
 pub(crate) use update::StepOutcome;
@@ -84,6 +88,7 @@ pub(crate) struct Rank {
     norm: Norm,
     /// This rank's part of the loss of steps that it has begun.
     losses: Vec<(u64, f64)>,
+    counted: CountedRows,
 }
 
 /// What the rank is at.
@@ -114,6 +119,7 @@ impl Rank {
         let updates = node.updates();
         let now = Now { step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let norm = Norm::new(node);
+        let counted = CountedRows::new(&shared.graph, &shared.program, node, position);
         let shared = Arc::clone(shared);
         let outcome = StepOutcome::default();
         Rank {
@@ -133,6 +139,7 @@ impl Rank {
             outcomes: vec![],
             norm,
             losses: vec![],
+            counted,
         }
     }
 
@@ -281,6 +288,9 @@ impl Rank {
             Action::Load { value, .. } => self.load(*value, instruction, microbatch)?,
             Action::Kernel { op, pass, assignment, .. } => {
                 self.compute(*op, *pass, assignment, instruction, microbatch);
+                if *pass == Pass::Forward {
+                    self.note_rows(*op, instruction, microbatch)?;
+                }
             }
             Action::Slice { axis, over } => self.slice(*axis, *over, instruction, microbatch),
             Action::Copy if self.backs_up(instruction) => self.back_up(instruction),
