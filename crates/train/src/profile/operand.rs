@@ -57,6 +57,20 @@ impl Operand {
         Operand { shape, elements, stride, copies, buffer }
     }
 
+    /// The same with other contents: element by element of each copy.
+    pub fn holding(mut self, value: impl Fn(usize) -> u32) -> Operand {
+        let Operand { stride, elements, copies, .. } = self;
+        for copy in 0..copies {
+            let place = copy * stride..copy * stride + elements;
+            match self.buffer.dtype() {
+                DType::F32 => fill(&mut self.buffer.as_f32_mut()[place], |it| value(it) as f32),
+                DType::U8 => fill(&mut self.buffer.as_u8_mut()[place], |it| value(it) as u8),
+                DType::U32 => fill(&mut self.buffer.as_u32_mut()[place], &value),
+            }
+        }
+        self
+    }
+
     /// Where the copy for the n-th call lies.
     fn place(&self, call: usize) -> Range<usize> {
         let start = call % self.copies * self.stride;
@@ -95,6 +109,10 @@ impl Operand {
         let place = self.place(call);
         &mut self.buffer.as_f32_mut()[place]
     }
+}
+
+fn fill<T>(all: &mut [T], value: impl Fn(usize) -> T) {
+    all.iter_mut().enumerate().for_each(|(at, each)| *each = value(at));
 }
 
 /// Fills `all` with repeats of a first part.
