@@ -38,7 +38,17 @@ impl Communicators {
         };
         let Some((communicator, meeting)) = meeting else { return Ok(contribution) };
         let (_, communicator) = &mut self.made[communicator];
-        let (contribution, outcome) = communicator.run(meeting, contribution);
+        // Rows go by counts of their own each time.
+        let (contribution, outcome) = match &contribution {
+            Contribution::Rows(rows) => {
+                let (sent, received) = (rows.sent.clone(), rows.received.clone());
+                let meeting = Meeting::AllToAllV { sent: &sent, received: &received };
+                communicator.run(meeting, contribution)
+            }
+            Contribution::Elements(..) | Contribution::Scalar(_) => {
+                communicator.run(meeting, contribution)
+            }
+        };
         outcome?;
         Ok(contribution)
     }

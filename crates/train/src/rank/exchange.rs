@@ -8,6 +8,7 @@ use shardloom_kernels::{Buffer, Combine};
 use shardloom_program::{Action, Collective, Content, Instruction, Mode, View, Window};
 
 use super::Rank;
+use super::rows::RowExchange;
 
 /// A rank's part in a collective: before it what the rank brings, after it the result, in place. It is
 /// what training lends to an engine.
@@ -16,6 +17,8 @@ pub enum Contribution {
     Elements(Buffer, Range<usize>),
     /// A number in double precision.
     Scalar(f64),
+    /// Rows, as many as have turned out.
+    Rows(RowExchange),
 }
 
 impl Lent for Contribution {
@@ -26,6 +29,11 @@ impl Lent for Contribution {
                 device.lend(buffer.view_mut().slice(range.clone()), work);
             }
             Contribution::Scalar(number) => work(ViewMut::F64(std::slice::from_mut(number))),
+            Contribution::Rows(rows) => {
+                let device = Arc::clone(rows.buffer.device());
+                let filled = rows.filled();
+                device.lend(rows.buffer.view_mut().slice(filled), work);
+            }
         }
     }
 }
@@ -36,6 +44,9 @@ impl Rank {
         let Action::Collective { kind, .. } = instruction.action else {
             unreachable!("{:?} is no collective", instruction.action)
         };
+        if instruction.moves_rows(self.class()) {
+            return self.bring_rows(instruction, microbatch);
+        }
         let (read, write) = (instruction.reads[0], instruction.writes[0].to);
         let content = self.class().tensor(read.tensor).content;
         if content == Content::Norm {
@@ -75,6 +86,7 @@ impl Rank {
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
         match (result, kind) {
             (Contribution::Scalar(squared), _) => self.set_squared_norm(squared),
+            (Contribution::Rows(rows), _) => self.settle_rows(instruction, microbatch, rows),
             (Contribution::Elements(buffer, _), _) if !flat => {
                 self.settle(kind, instruction, microbatch, buffer);
             }

@@ -36,7 +36,7 @@ impl Rank {
     }
 
     /// The place of this rank among those that it changes a layout with, and how many they are.
-    fn place_in_group(&self, instruction: &Instruction) -> (usize, usize) {
+    pub(super) fn place_in_group(&self, instruction: &Instruction) -> (usize, usize) {
         let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
             unreachable!("layouts change within a mesh")
         };
