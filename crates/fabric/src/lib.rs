@@ -4,7 +4,8 @@
 //! and builds [`Group`]s, whose members carry out collectives together. [`InProcess`] is the engine whose
 //! ranks are threads of one process; it works in shared memory
 //! ([`Algorithm::Direct`](shardloom_collectives::Algorithm::Direct)) or follows the step list of any other
-//! algorithm over real messages.
+//! algorithm over real messages. [`Overlapped`] gives the ranks of any engine a thread each, on which
+//! collectives proceed while ranks compute.
 //!
 //! ```
 //! use shardloom_collectives::{Algorithm, Kind, Reduction};
@@ -67,6 +68,7 @@ mod error;
 mod in_process;
 mod message;
 mod operation;
+mod overlapped;
 mod reduce;
 mod settings;
 mod view;
@@ -79,6 +81,7 @@ pub use error::FabricError;
 pub use in_process::{InProcess, MOST_RANKS};
 pub use message::{Message, Pool, PoolId, Returns};
 pub use operation::{Call, Operation};
+pub use overlapped::Overlapped;
 pub use reduce::Reduce;
 pub use settings::Settings;
 pub use view::{Format, View, ViewMut};

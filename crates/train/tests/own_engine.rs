@@ -1,6 +1,7 @@
 //! An engine that no crate knows: it receives in buffers of its own, carries collectives out only when
 //! somebody waits for them, and counts by itself. It is one implementation of the traits, and training
-//! over it is bitwise training over the engine of one process.
+//! over it is bitwise training over the engine of one process, whether or not that carries collectives out
+//! on communication threads.
 
 mod support;
 
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use shardloom_collectives::{Algorithm, Kind, Member, Reduction};
 use shardloom_fabric::{
     Collective, Completed, Contents, Counters, Endpoint, Engine, FabricError, Group, Handle,
-    InProcess, Lent, Message, Pool, PoolId, Returns, Settings, View, ViewMut,
+    InProcess, Lent, Message, Overlapped, Pool, PoolId, Returns, Settings, View, ViewMut,
 };
 use shardloom_graph::Graph;
 use shardloom_plan::{Plan, ScheduleKind, Sync, Uniform};
@@ -29,12 +30,13 @@ struct Counted {
     delayed: u64,
 }
 
-/// Wraps the engine of one process.
-struct Delaying {
+/// Wraps another engine.
+struct Delaying<E> {
+    inner: E,
     log: Log,
 }
 
-impl<B: Lent> Engine<B> for Delaying {
+impl<B: Lent, E: Engine<B>> Engine<B> for Delaying<E> {
     fn connect(
         &self,
         ranks: u32,
@@ -44,8 +46,7 @@ impl<B: Lent> Engine<B> for Delaying {
         let own = |inner| -> Box<dyn Endpoint<B>> {
             Box::new(OwnEndpoint { inner, log: Arc::clone(&self.log), own: Arc::default() })
         };
-        let endpoints: Vec<Box<dyn Endpoint<B>>> = InProcess.connect(ranks, settings)?;
-        Ok(endpoints.into_iter().map(own).collect())
+        Ok(self.inner.connect(ranks, settings)?.into_iter().map(own).collect())
     }
 }
 
@@ -182,7 +183,9 @@ impl<B: Lent> OwnGroup<B> {
         let members = self.inner.members().len() as u32;
         let list = shardloom_collectives::plan(kind, algorithm, members, elements);
         let sent = list.expect("it exists").sent_elements(Member(self.inner.position()));
-        let completed = self.inner.run(Collective::Equal { kind, algorithm, reduction }, lent);
+        // Not at once, which an engine with communication threads would do without them.
+        let started = self.inner.start(Collective::Equal { kind, algorithm, reduction }, lent);
+        let completed = self.inner.wait(started);
         let counted = &mut self.log.lock().expect("the log")[self.rank as usize];
         counted.bytes += (sent * element_bytes) as u64;
         counted.delayed += 1;
@@ -266,11 +269,18 @@ struct Outcome {
 fn assert_trains_alike(uniform: &Uniform) {
     let graph = gpt();
     let plan = uniform.plan(&graph, "model", "local");
-    let log = Log::default();
     let usual = train(&graph, &plan, Arc::new(InProcess));
-    let own = train(&graph, &plan, Arc::new(Delaying { log: Arc::clone(&log) }));
+    let log = Log::default();
+    let own = train(&graph, &plan, Arc::new(Delaying { inner: InProcess, log: Arc::clone(&log) }));
+    assert_alike(uniform, &usual, &own, &log);
+    let inner = Overlapped(InProcess);
+    let threads = train(&graph, &plan, Arc::new(Delaying { inner, log: Arc::clone(&log) }));
+    assert_alike(uniform, &usual, &threads, &log);
+}
+
+fn assert_alike(uniform: &Uniform, usual: &Outcome, own: &Outcome, log: &Log) {
     assert_eq!(own.digest, usual.digest, "{uniform:?}");
-    assert_eq!((own.losses, own.validated), (usual.losses, usual.validated), "{uniform:?}");
+    assert_eq!((&own.losses, own.validated), (&usual.losses, usual.validated), "{uniform:?}");
     assert_eq!((&usual.sent, &own.sent), (&own.planned, &own.planned), "{uniform:?}");
     for counted in log.lock().expect("the log").iter() {
         assert!(uniform.mesh.size() == 1 || counted.delayed > 0, "collectives");
@@ -311,7 +321,7 @@ fn a_run_goes_on_over_the_same_engine_when_it_is_planned_anew() {
     let log = Log::default();
     let curve = shardloom_train::learning_rate::Curve::Constant { peak: 1e-2 };
     let blueprint = Blueprint::new(graph, &plan, plan.device_count(), settings(curve));
-    let engine = Delaying { log: Arc::clone(&log) };
+    let engine = Delaying { inner: InProcess, log: Arc::clone(&log) };
     let blueprint = blueprint.expect("a plan").with_engine(Arc::new(engine));
     let samples = Box::new(Samples::patterned(32, 16, 64));
     let mut trainer = Trainer::start(blueprint, samples).expect("ranks start");

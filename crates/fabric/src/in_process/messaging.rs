@@ -64,12 +64,14 @@ impl Messaging<'_> {
         let channel = self.channels.between(from, participant.position());
         let mut looked = Looked::default();
         let arrived = roster.bell(participant.rank()).wait(Some(roster.timeout()), || {
-            // Asked before the channel: what a rank sent before it left is in there.
-            let gone = roster.gone(peer);
+            // Asked before the channel: what a rank sent before it left is in there. Nor does a rank that
+            // has left itself go on.
+            let mut needed = [peer, participant.rank()].into_iter();
+            let gone = needed.find_map(|rank| Some((rank, roster.gone(rank)?)));
             if let Some(message) = channel.take(UNTAGGED, &mut looked) {
                 return Some(Ok(message));
             }
-            let gone = gone.map(|reason| participant.peer_gone(self.call, peer, reason));
+            let gone = gone.map(|(rank, reason)| participant.peer_gone(self.call, rank, reason));
             gone.map(|gone| participant.break_off(gone)).or_else(|| participant.broken()).map(Err)
         });
         arrived.unwrap_or_else(|| {

@@ -265,11 +265,12 @@ impl Participant {
         })
     }
 
-    /// The error of waiting for a member that will not come. It may have come and
-    /// left since `arrived` was asked; `abandon` finds the barrier complete then.
+    /// The error of waiting for a member that will not come, or on behalf of a rank that has left itself.
+    /// A member may have come and left since `arrived` was asked; `abandon` finds the barrier complete then.
     fn gone_before_arriving(&self, call: Call) -> Option<FabricError> {
         let roster = self.roster();
-        self.absent().find_map(|peer| Some(self.peer_gone(call, peer, roster.gone(peer)?)))
+        let mut needed = self.absent().chain([self.rank()]);
+        needed.find_map(|peer| Some(self.peer_gone(call, peer, roster.gone(peer)?)))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What ranks may rely on, whatever the engine that connects them.
 //!
-//! Facts are functions of an engine. Each engine in [`engines`] is held to all of them.
+//! Facts are functions of an engine. Each engine in `engines` is held to all of them.
 
 mod arithmetic;
 mod collectives;
@@ -21,9 +21,20 @@ macro_rules! facts {
 macro_rules! engines {
     ($($module:ident $fact:ident)+) => {
         mod in_process {
+            use shardloom_fabric::InProcess;
+
             $(#[test]
             fn $fact() {
-                crate::$module::$fact(&shardloom_fabric::InProcess);
+                crate::$module::$fact(&InProcess);
+            })+
+        }
+
+        mod overlapped {
+            use shardloom_fabric::{InProcess, Overlapped};
+
+            $(#[test]
+            fn $fact() {
+                crate::$module::$fact(&Overlapped(InProcess));
             })+
         }
     };
