@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use super::{LINE_BYTES, Stay};
 use crate::allocation::Allocated;
-use crate::{Allocation, Class, Content, Copies, Extent, Program, Shape, StreamItem, TensorId};
+use crate::{
+    Allocation, Class, Content, Copies, Extent, Outstanding, Program, Run, Shape, StreamItem,
+    TensorId,
+};
 
 /// An allocation with the time that it lives, however often its bytes change hands.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +17,8 @@ pub(super) struct Life {
     pub stay: Stay,
     /// Its own bytes.
     pub bytes: u64,
+    /// Whether a collective freed it that was still outstanding when its entry ended.
+    ended_elsewhere: bool,
 }
 
 /// What allocated something.
@@ -40,7 +45,7 @@ impl Timeline {
     /// Training, which repeats after so many `rounds` of the stream, from where all that can be under way
     /// is.
     pub fn training(program: &Program, class: &Class, rounds: u32) -> Timeline {
-        let mut walk = Walk::new(class);
+        let mut walk = Walk::new(program, class);
         // Past the first period all that is in flight has begun, and by the end of the third all that
         // began in the second is over. With a flush each step is over by itself, unless it is validated
         // in the next.
@@ -56,16 +61,18 @@ impl Timeline {
                 let microbatch = item.microbatch.map(|it| first + it);
                 walk.entry(StreamItem { microbatch, ..item }, round);
             }
+            walk.end_first(walk.outstanding.ending_with_step(round + 1 == rounds * passes));
         }
         let period = walk.now / u64::from(passes);
         walk.finish(period, overlaps)
     }
 
     /// The evaluation of one micro-batch.
-    pub fn evaluation(class: &Class) -> Timeline {
-        let mut walk = Walk::new(class);
+    pub fn evaluation(program: &Program, class: &Class) -> Timeline {
+        let mut walk = Walk::new(program, class);
         walk.recording = true;
         class.evaluation.iter().for_each(|&body| walk.entry(StreamItem::new(body, Some(0)), 0));
+        walk.end_first(walk.outstanding.ending_with_step(true));
         let period = walk.now;
         walk.finish(period, false)
     }
@@ -74,6 +81,9 @@ impl Timeline {
 /// Follows a stream.
 struct Walk<'a> {
     class: &'a Class,
+    outstanding: Outstanding,
+    /// How many of these were started in the current entry.
+    started_here: usize,
     /// Instructions so far.
     now: u64,
     /// Whether what is allocated now is to be told of.
@@ -93,16 +103,21 @@ struct Open {
 }
 
 impl<'a> Walk<'a> {
-    fn new(class: &'a Class) -> Walk<'a> {
+    fn new(program: &Program, class: &'a Class) -> Walk<'a> {
+        let outstanding = Outstanding::new(program, class);
         let (open, lives, entries) = (HashMap::new(), vec![], vec![]);
-        Walk { class, now: 0, recording: false, open, lives, entries }
+        let (started_here, now, recording) = (0, 0, false);
+        Walk { class, outstanding, started_here, now, recording, open, lives, entries }
     }
 
     fn entry(&mut self, item: StreamItem, step: u32) {
         let StreamItem { body, microbatch, .. } = item;
         let class = self.class;
         self.entries.push(self.now);
+        self.started_here = 0;
         for (instruction, each) in (0u32..).zip(&class.body(body).instructions) {
+            let run = Run { body, index: instruction, microbatch };
+            self.end_first(self.outstanding.ending_before(class, run));
             for Allocated { what, from } in class.allocated_by(each, microbatch) {
                 if let Some(handed) = from.and_then(|from| self.open.remove(&from)) {
                     self.open.insert(what, handed);
@@ -114,15 +129,32 @@ impl<'a> Walk<'a> {
                 self.open.entry(what).or_insert_with(open);
             }
             self.now += 1;
-            for what in class.freed_by(each, microbatch) {
-                let Some(open) = self.open.remove(&what) else { continue };
-                let Open { birth, since, bytes, recorded } = open;
-                if recorded {
-                    let length = self.now - since;
-                    let lines = bytes.div_ceil(LINE_BYTES) * LINE_BYTES;
-                    let stay = Stay { start: since, length, bytes: lines };
-                    self.lives.push(Life { birth, stay, bytes });
-                }
+            match self.outstanding.start(class, run) {
+                true => self.started_here += 1,
+                false => self.free(run, false),
+            }
+        }
+    }
+
+    /// Waits for so many collectives, those that were started first.
+    fn end_first(&mut self, count: usize) {
+        for _ in 0..count {
+            let is_of_entry = self.outstanding.len() <= self.started_here;
+            self.started_here -= usize::from(is_of_entry);
+            let run = self.outstanding.end_first().expect("there are as many");
+            self.free(run, !is_of_entry);
+        }
+    }
+
+    fn free(&mut self, run: Run, ended_elsewhere: bool) {
+        for what in self.class.freed_by(run.instruction(self.class), run.microbatch) {
+            let Some(open) = self.open.remove(&what) else { continue };
+            let Open { birth, since, bytes, recorded } = open;
+            if recorded {
+                let length = self.now - since;
+                let lines = bytes.div_ceil(LINE_BYTES) * LINE_BYTES;
+                let stay = Stay { start: since, length, bytes: lines };
+                self.lives.push(Life { birth, stay, bytes, ended_elsewhere });
             }
         }
     }
@@ -137,7 +169,7 @@ impl<'a> Walk<'a> {
         if let Some(Open { birth, .. }) = forgotten {
             panic!("nothing frees {}", class.allocation_text(birth.what));
         }
-        for Life { birth, stay, .. } in &mut lives {
+        for Life { birth, stay, ended_elsewhere, .. } in &mut lives {
             assert!(
                 stay.length <= period,
                 "{} outlives its row",
@@ -149,7 +181,7 @@ impl<'a> Walk<'a> {
                 tensor.copies != Copies::PerMicrobatch && tensor.content != Content::Backup;
             let block = |moment: u64| entries.partition_point(|&entry| entry <= moment);
             let across = block(stay.start) != block(stay.start + stay.length - 1);
-            if overlaps && of_bucket && across {
+            if overlaps && ((of_bucket && across) || *ended_elsewhere) {
                 // Where filling or draining leaves entries out, another may allocate or free it.
                 (stay.start, stay.length) = (0, period);
             }

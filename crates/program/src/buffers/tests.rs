@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use proptest::prelude::*;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind,
-    StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    Communication, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction,
+    Recompute, ScheduleKind, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
 
 use super::{BufferPlan, Place, Stay, assign, peak_bytes};
 use crate::allocation::Allocated;
-use crate::{Allocation, BodyKind, Class, Program, StreamItem, lower};
+use crate::{Allocation, BodyKind, Class, Outstanding, Program, Run, StreamItem, lower};
 
 fn graph(spec: &str) -> Graph {
     ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
@@ -37,6 +37,7 @@ fn uniform() -> Uniform {
 struct Replay<'a> {
     plan: &'a BufferPlan,
     class: &'a Class,
+    outstanding: Outstanding,
     held: HashMap<Allocation, Place>,
     /// Ends of what is in use, by start.
     used: BTreeMap<u64, u64>,
@@ -54,6 +55,8 @@ impl Replay<'_> {
         let row = self.plan.row(&item, step);
         let class = self.class;
         for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
+            let run = Run { body, index, microbatch };
+            self.end_first(self.outstanding.ending_before(class, run));
             for Allocated { what, from } in class.allocated_by(instruction, microbatch) {
                 if let Some(place) = from.and_then(|from| self.held.remove(&from)) {
                     self.held.insert(what, place);
@@ -79,10 +82,8 @@ impl Replay<'_> {
                 self.used.insert(place.offset, end);
                 self.held.insert(what, place);
             }
-            for what in class.freed_by(instruction, microbatch) {
-                if let Some(place) = self.held.remove(&what) {
-                    self.used.remove(&place.offset);
-                }
+            if !self.outstanding.start(class, run) {
+                self.free(run);
             }
         }
         if class.body(body).kind == BodyKind::Validation && self.errs {
@@ -92,6 +93,21 @@ impl Replay<'_> {
             dropped.for_each(|(_, place)| _ = self.used.remove(&place.offset));
         }
     }
+
+    fn end_first(&mut self, count: usize) {
+        for _ in 0..count {
+            let run = self.outstanding.end_first().expect("there are as many");
+            self.free(run);
+        }
+    }
+
+    fn free(&mut self, run: Run) {
+        for what in self.class.freed_by(run.instruction(self.class), run.microbatch) {
+            if let Some(place) = self.held.remove(&what) {
+                self.used.remove(&place.offset);
+            }
+        }
+    }
 }
 
 fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
@@ -99,12 +115,20 @@ fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
     assert!(plan.arena_bytes >= plan.peak_bytes);
     for errs in [false, true].into_iter().take(if class.ends_late() { 2 } else { 1 }) {
         let (held, used) = (HashMap::new(), BTreeMap::new());
-        let mut replay = Replay { plan: &plan, class, held, used, errs, amending: false };
+        let outstanding = Outstanding::new(program, class);
+        let (plan, amending) = (&plan, false);
+        let mut replay = Replay { plan, class, outstanding, held, used, errs, amending };
+        let mut now = None;
         for (round, item) in program.unrolled(class, steps) {
+            if now.replace(round).is_some_and(|before| before != round) {
+                replay.end_first(replay.outstanding.ending_with_step(false));
+            }
             replay.run(item, round.max(0) as u32);
         }
+        replay.end_first(replay.outstanding.ending_with_step(true));
         assert!(replay.held.is_empty(), "{:?}", replay.held);
         class.evaluation.iter().for_each(|&body| replay.run(StreamItem::new(body, Some(0)), 0));
+        replay.end_first(replay.outstanding.ending_with_step(true));
         assert!(replay.held.is_empty(), "{:?}", replay.held);
     }
     plan
@@ -203,6 +227,23 @@ fn what_is_there_at_the_same_time_lies_apart_and_the_arena_is_close_to_the_peak(
             }
         }
         assert!(plans >= 2, "{schedule:?}");
+    }
+}
+
+#[test]
+fn what_collectives_touch_that_are_not_waited_for_lies_apart_from_all_else() {
+    let graph = graph("gpt:layers=14,hidden=32,seq=16,vocab=64,heads=2,dropout=0.1,tied=true");
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    for schedule in kinds {
+        let has_thread = |plan| Plan { communication: Communication::Thread, ..plan };
+        // Those of which ranks run collectives, and what lasts comes and goes.
+        for plan in variants(&graph, schedule).into_iter().take(3).map(has_thread) {
+            let Ok(program) = lower(&graph, &plan, plan.device_count()) else { continue };
+            for class in &program.classes {
+                check_class(&program, class, 1);
+                check_class(&program, class, program.ahead + 3);
+            }
+        }
     }
 }
 
