@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardloom_fabric::{Engine, InProcess};
+use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_plan::{Number, Plan};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
@@ -20,8 +20,8 @@ pub struct Blueprint {
     pub(crate) messages: MessagePlan,
     pub(crate) skip_non_finite: bool,
     pub(crate) settings: Settings,
-    /// What connects the ranks.
-    pub(crate) engine: Arc<dyn Engine<Contribution>>,
+    /// What connects the ranks, if not the engine of one process.
+    pub(crate) engine: Option<Arc<dyn Engine<Contribution>>>,
 }
 
 impl Blueprint {
@@ -69,15 +69,17 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
-        let engine = Arc::new(InProcess);
+        let engine = None;
         Ok(Blueprint { graph, program, buffers, messages, skip_non_finite, settings, engine })
     }
 
-    /// The same, with ranks connected by another engine than that of one process. Under the virtual clock
+    /// The same, with ranks connected by another engine than that of one process. Where the plan says that
+    /// ranks have a communication thread, they start collectives and go on; whether these then proceed is the
+    /// engine's matter ([`Overlapped`](shardloom_fabric::Overlapped) sees to it). Under the virtual clock
     /// communication is modelled, and no engine is asked.
     #[must_use]
     pub fn with_engine(self, engine: Arc<dyn Engine<Contribution>>) -> Blueprint {
-        Blueprint { engine, ..self }
+        Blueprint { engine: Some(engine), ..self }
     }
 
     /// The program that will be executed.

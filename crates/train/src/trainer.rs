@@ -89,7 +89,8 @@ pub struct Trainer {
     on_non_finite: OnNonFinite,
     /// With which the run was started.
     settings: Settings,
-    engine: Arc<dyn Engine<Contribution>>,
+    /// That of one process, if none.
+    engine: Option<Arc<dyn Engine<Contribution>>>,
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
@@ -140,7 +141,9 @@ impl Trainer {
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
         let crew = match settings.clock.clone() {
-            RunClock::Wall => executor::start_threads(&shared, &*engine, settings.timeout)?,
+            RunClock::Wall => {
+                executor::start_threads(&shared, engine.as_deref(), settings.timeout)?
+            }
             RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster)?,
         };
         let ranks = shared.program.ranks();
@@ -373,8 +376,8 @@ impl Trainer {
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();
-        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
-            .with_engine(Arc::clone(&self.engine));
+        let mut blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?;
+        blueprint.engine.clone_from(&self.engine);
         let updates = self.updates()?;
         let mut snapshot = Snapshot::default();
         for piece in self.bring(StateCommand::BringAll)? {
