@@ -22,6 +22,7 @@ mod label;
 mod layout;
 mod lower;
 mod memory;
+mod outstanding;
 mod queue;
 mod redistribution;
 mod route;
@@ -40,6 +41,7 @@ pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};
 pub use lower::{lower, lower_with};
 pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
+pub use outstanding::{Issued, Outstanding};
 pub use queue::{Point, Queue};
 pub use route::{Carried, Message, Route, RouteId};
 pub use tensor::{

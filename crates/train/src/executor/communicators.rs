@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use shardloom_collectives::Reduction;
-use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator};
+use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator, Handle};
 use shardloom_graph::Reduction as Partial;
 use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
@@ -19,6 +19,14 @@ pub(crate) struct Communicators {
     meetings: HashMap<(BodyId, u32), Option<(usize, Meeting<'static>)>>,
 }
 
+/// A collective that was started among a rank's group.
+pub(crate) enum Started {
+    /// Nobody takes part but the rank.
+    Alone(Contribution),
+    /// In which of those that are made.
+    Together(usize, Handle),
+}
+
 impl Communicators {
     /// Runs the collective of `instruction`, which `rank` is at, among its group.
     pub fn exchange(
@@ -28,6 +36,45 @@ impl Communicators {
         instruction: &Instruction,
         contribution: Contribution,
     ) -> Result<Contribution> {
+        let known = self.known(endpoint, rank, instruction)?;
+        let Some((communicator, meeting)) = known else { return Ok(contribution) };
+        let (contribution, outcome) = self.made[communicator].1.run(meeting, contribution);
+        outcome?;
+        Ok(contribution)
+    }
+
+    /// Starts the collective of `instruction`, which `rank` is at, among its group.
+    pub fn start(
+        &mut self,
+        endpoint: &mut dyn Endpoint<Contribution>,
+        rank: &Rank,
+        instruction: &Instruction,
+        contribution: Contribution,
+    ) -> Result<Started> {
+        let known = self.known(endpoint, rank, instruction)?;
+        let Some((communicator, meeting)) = known else { return Ok(Started::Alone(contribution)) };
+        let handle = self.made[communicator].1.start(meeting, contribution);
+        Ok(Started::Together(communicator, handle))
+    }
+
+    /// What a collective that was started came to, once it has ended.
+    pub fn wait(&mut self, started: Started) -> Result<Contribution> {
+        let (communicator, handle) = match started {
+            Started::Alone(contribution) => return Ok(contribution),
+            Started::Together(communicator, handle) => (communicator, handle),
+        };
+        let (contribution, outcome) = self.made[communicator].1.wait(handle);
+        outcome?;
+        Ok(contribution)
+    }
+
+    /// In which of those that are made `rank` takes part at `instruction`, and what it does there.
+    fn known(
+        &mut self,
+        endpoint: &mut dyn Endpoint<Contribution>,
+        rank: &Rank,
+        instruction: &Instruction,
+    ) -> Result<Option<(usize, Meeting<'static>)>> {
         let meeting = match self.meetings.get(&rank.instruction()) {
             Some(known) => *known,
             None => {
@@ -36,11 +83,7 @@ impl Communicators {
                 meeting
             }
         };
-        let Some((communicator, meeting)) = meeting else { return Ok(contribution) };
-        let (_, communicator) = &mut self.made[communicator];
-        let (contribution, outcome) = communicator.run(meeting, contribution);
-        outcome?;
-        Ok(contribution)
+        Ok(meeting)
     }
 
     fn meeting(
