@@ -32,11 +32,14 @@
 //! | all-to-all | yes | | | | | yes |
 //! | broadcast, reduce | yes | yes | | yes | | |
 //!
+//! [`all_to_all_v`] is an all-to-all of unequal parts, whose [`Counts`] are said when it is called.
+//!
 //! Every algorithm takes any number of members; hierarchical needs a whole number
 //! of inner groups. After any all-reduce all members hold bitwise the same
 //! values, because each element is summed once, in one order, and then copied.
 
 mod algorithm;
+mod all_to_all_v;
 mod apply;
 mod binary_tree;
 mod chunk;
@@ -52,6 +55,7 @@ mod ring;
 mod step_list;
 
 pub use algorithm::Algorithm;
+pub use all_to_all_v::{Counts, all_to_all_v};
 pub use apply::{Element, Reduction};
 pub use chunk::chunk;
 pub use closed_form::{bottleneck_bytes, bytes_sent_per_member, rounds};

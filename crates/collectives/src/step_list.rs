@@ -72,6 +72,11 @@ impl StepList {
 pub(crate) struct Step(Vec<Transfer>);
 
 impl Step {
+    /// Its transfers.
+    pub(crate) fn into_transfers(self) -> Vec<Transfer> {
+        self.0
+    }
+
     /// Sends `range` to the same place of the receiver's buffer; nothing if empty.
     pub(crate) fn send(&mut self, from: u32, to: u32, range: Range<usize>, combine: Combine) {
         let target = range.start;

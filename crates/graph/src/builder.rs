@@ -1,8 +1,9 @@
 //! Builds a graph operator by operator, checking names, roles and sizes as it goes.
 
 mod operators;
+mod routing;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::{
     Block, BlockId, DType, Dim, DimId, Extents, Graph, GraphError, Init, Op, OpId, OpKind,
@@ -39,6 +40,8 @@ pub struct GraphBuilder {
     op_names: HashSet<String>,
     dim_names: HashSet<String>,
     parameter_elements: u64,
+    /// By routing operator: the dimension of an expert's slots.
+    slots: HashMap<OpId, DimId>,
 }
 
 impl GraphBuilder {
@@ -59,6 +62,7 @@ impl GraphBuilder {
             op_names: HashSet::new(),
             dim_names: HashSet::from(["batch".to_owned(), MOMENTS.to_owned()]),
             parameter_elements: 0,
+            slots: HashMap::new(),
         }
     }
 
@@ -169,8 +173,8 @@ impl GraphBuilder {
     ///
     /// # Errors
     /// If `loss` is not the output of a cross-entropy, an input, a parameter or a result does not
-    /// contribute to it (it would have no gradient), or a gradient pass would write two gradients of
-    /// one value.
+    /// contribute to it (it would have no gradient), a gradient pass would write two gradients of one
+    /// value, or rows whose number is known only while running are read outside of their block.
     pub fn finish(mut self, loss: ValueId) -> Result<Graph, GraphError> {
         let producer = self.graph.value(loss).producer;
         if !producer.is_some_and(|op| self.graph.op(op).kind == OpKind::CrossEntropy) {
@@ -197,6 +201,19 @@ impl GraphBuilder {
                                 read only once";
                     return Err(self.axes_error(&op.name, value, rule));
                 }
+            }
+        }
+        let is_routed = |&(_, value): &(ValueId, &Value)| {
+            let by_route = |op| matches!(self.graph.op(op).kind, OpKind::Route { .. });
+            value.counts.is_some() || value.producer.is_some_and(by_route)
+        };
+        for (id, value) in self.graph.values().filter(is_routed) {
+            let block = |op: OpId| self.graph.op(op).block;
+            let made = value.producer.map(block);
+            if let Some(&reader) = value.consumers.iter().find(|&&op| Some(block(op)) != made) {
+                let rule = "it says where rows go, or has as many as turn out while running, and is read \
+                            in the block that makes it";
+                return Err(self.axes_error(&self.graph.op(reader).name, id, rule));
             }
         }
         self.graph.loss = loss;
@@ -238,6 +255,7 @@ impl GraphBuilder {
             };
             let value = self.value(&value_name, new.axes, new.dtype, new.role)?;
             self.graph.values[value.index()].producer = Some(id);
+            self.graph.values[value.index()].counts = new.counts;
             ids.push(value);
         }
         for &input in inputs {
@@ -272,7 +290,24 @@ impl GraphBuilder {
         let value = self.graph.value(operand);
         let is_parameter = value.parameter().is_some();
         let is_data = value.dtype == DType::Real && value.role != Role::Auxiliary && !is_parameter;
+        let takes_rows =
+            matches!(kind, OpKind::Pointwise(_) | OpKind::ExpertContract | OpKind::Combine);
+        if value.counts.is_some() && !takes_rows {
+            let rule = "how many rows it has is known only while running; activations, products of \
+                        experts and combine take such";
+            return Err(self.axes_error(op, operand, rule));
+        }
+        let is_of_route = value
+            .producer
+            .is_some_and(|producer| matches!(self.graph.op(producer).kind, OpKind::Route { .. }));
         let (fits, rule) = match (kind, index) {
+            (OpKind::Dispatch, 1..)
+            | (OpKind::ExpertContract | OpKind::Pointwise(_), 1)
+            | (OpKind::Combine, 1..) => (is_of_route, "a result of a routing is needed"),
+            (OpKind::ExpertContract | OpKind::Combine, 0) => {
+                (value.counts.is_some(), "rows that were dispatched to experts are needed")
+            }
+            (OpKind::ExpertContract, 2) => (is_parameter, "a parameter is needed"),
             (OpKind::Embed, 0) | (OpKind::LogitSum, 2) | (OpKind::CrossEntropy, 4) => {
                 (value.dtype == DType::Index, "an input of indices is needed")
             }
@@ -331,7 +366,9 @@ impl GraphBuilder {
             )));
         }
         let (producer, consumers) = (None, vec![]);
-        self.graph.values.push(Value { name: name.into(), axes, dtype, role, producer, consumers });
+        let name = name.into();
+        let counts = None;
+        self.graph.values.push(Value { name, axes, dtype, role, producer, consumers, counts });
         Ok(ValueId(self.graph.values.len() as u32 - 1))
     }
 
@@ -373,6 +410,8 @@ struct NewOutput {
     axes: Vec<DimId>,
     dtype: DType,
     role: Role,
+    /// How many rows it has, where that is known only while running.
+    counts: Option<ValueId>,
 }
 
 fn taken(what: &'static str, name: &str) -> GraphError {

@@ -98,7 +98,23 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
             weight: some(vec![Input(0), Output(1), OutputGradient], vec![1]),
             passes: vec![],
         },
+        OpKind::Pointwise(_) if op.inputs.len() > 1 => {
+            input(vec![Input(0), Input(1), OutputGradient], vec![0])
+        }
         OpKind::Pointwise(_) => input(vec![Input(0), OutputGradient], vec![0]),
+        OpKind::Route { .. } => {
+            input(vec![Input(0), Output(0), Output(1), OutputGradient], vec![0])
+        }
+        OpKind::Dispatch => input(vec![Input(1), Input(2), Input(3), OutputGradient], vec![0]),
+        OpKind::ExpertContract => Rule {
+            input: some(vec![Input(1), Input(2), OutputGradient], vec![0]),
+            weight: some(vec![Input(0), Input(1), OutputGradient], vec![2]),
+            passes: vec![],
+        },
+        OpKind::Combine => {
+            let reads = (0..5).map(Input).chain([OutputGradient]).collect();
+            input(reads, vec![0, 4])
+        }
         OpKind::SwiGlu => input(vec![Input(0), Input(1), OutputGradient], vec![0, 1]),
         OpKind::Rotary { .. } => input(vec![OutputGradient], vec![0]),
         OpKind::AttentionProbs { .. } => {

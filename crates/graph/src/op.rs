@@ -13,6 +13,9 @@ impl OpId {
     }
 }
 
+/// The slot of a row that goes to no expert.
+pub const UNROUTED: u32 = u32::MAX;
+
 /// A pointwise nonlinearity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
@@ -47,6 +50,17 @@ impl RotaryScaling {
             && self.low_frequency_factor < self.high_frequency_factor
             && self.original_positions > 0
     }
+}
+
+/// What becomes of rows for which an expert has no slot left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overflow {
+    /// They go to no expert, and contribute zeros (Lepikhin et al. 2020, arXiv 2006.16668, section
+    /// 2.2).
+    Drop,
+    /// Training stops with an error that says where.
+    Stop,
 }
 
 /// What an operator computes. Shapes are written as named axes; `...` are leading axes.
@@ -92,7 +106,7 @@ pub enum OpKind {
         /// Added to the mean square.
         epsilon: f32,
     },
-    /// `x -> f(x)`.
+    /// `(x, [counts]) -> f(x)`; counts where it is known only while running how many rows x has.
     Pointwise(Activation),
     /// `(gate, up) -> silu(gate) * up` (Shazeer 2020, arXiv 2002.05202).
     SwiGlu,
@@ -120,6 +134,27 @@ pub enum OpKind {
         /// Probability of dropping an attention weight.
         probability: f32,
     },
+    /// `logits [batch, rows..., choices] -> (probability [batch, rows...], choice [batch, rows...], slot
+    /// [batch, rows...], counts [experts, batch])`: top-1 gating (Fedus et al. 2021, arXiv 2101.03961,
+    /// section 2.1). Each row chooses the expert of its largest logit, of equal ones the first;
+    /// `probability` is the softmax of the logits there, and what is differentiated. The rows of one sample
+    /// take an expert's slots in their order. `slot` is [`UNROUTED`] for those that find none, and
+    /// `counts` says how many have one.
+    Route {
+        /// Slots that one expert has for the rows of one sample.
+        slots: usize,
+        /// What becomes of rows that find none.
+        overflow: Overflow,
+    },
+    /// `(x [batch, rows..., model], choice, slot, counts) -> [experts, batch, slots, model]`: the rows
+    /// that have a slot, side by side in the order of expert, sample and slot, without gaps.
+    Dispatch,
+    /// `(x [experts, batch, slots, k], counts, w [experts, k, n]) -> [experts, batch, slots, n]`: the
+    /// product of each expert's rows with its matrix.
+    ExpertContract,
+    /// `(y [experts, batch, slots, model], counts, choice, slot, probability) -> [batch, rows...,
+    /// model]`: each row's result times its probability, in the row's place; zeros without a slot.
+    Combine,
     /// `logits [..., vocab] -> max [...]`: first phase of the cross-entropy.
     LogitMax,
     /// `(logits, max, targets [...]) -> (sum [...], target [...])`: second phase, the sum of
@@ -148,6 +183,10 @@ impl OpKind {
             OpKind::Rotary { .. } => "rotary",
             OpKind::AttentionProbs { .. } => "attention-probs",
             OpKind::AttentionContext { .. } => "attention-context",
+            OpKind::Route { .. } => "route",
+            OpKind::Dispatch => "dispatch",
+            OpKind::ExpertContract => "expert-contract",
+            OpKind::Combine => "combine",
             OpKind::LogitMax => "logit-max",
             OpKind::LogitSum => "logit-sum",
             OpKind::CrossEntropy => "cross-entropy",
@@ -210,6 +249,10 @@ impl Op {
             | OpKind::RmsNorm { .. }
             | OpKind::Pointwise(_)
             | OpKind::SwiGlu
+            | OpKind::Route { .. }
+            | OpKind::Dispatch
+            | OpKind::ExpertContract
+            | OpKind::Combine
             | OpKind::LogitMax
             | OpKind::LogitSum
             | OpKind::CrossEntropy => None,
@@ -233,6 +276,11 @@ impl Op {
             | OpKind::Rotary { .. }
             | OpKind::AttentionProbs { .. }
             | OpKind::AttentionContext { .. }
+            // Choices name experts, of which every device has all where it reads them.
+            | OpKind::Route { .. }
+            | OpKind::Dispatch
+            | OpKind::ExpertContract
+            | OpKind::Combine
             | OpKind::LogitMax => None,
         }
     }

@@ -154,7 +154,9 @@ fn extract(graph: &Graph, examples: &[usize], taken: &[usize]) -> (Graph, Vec<Va
     for &old in &originals {
         let value = graph.value(old).clone();
         let producer = value.producer.map(new_op);
-        values.push(Value { producer, consumers: vec![], ..value });
+        // Who reads rows reads their counts as well.
+        let counts = value.counts.map(new_value);
+        values.push(Value { producer, consumers: vec![], counts, ..value });
     }
     let mut extracted: Vec<Op> = vec![];
     for (&old, id) in ops.iter().zip(0u32..) {

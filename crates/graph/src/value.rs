@@ -1,9 +1,11 @@
 //! Tensors of the graph: inputs, parameters and what operators produce.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{DimId, OpId};
 
 /// Identifies a value (a tensor) of one graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ValueId(pub(crate) u32);
 
 impl ValueId {
@@ -89,6 +91,9 @@ pub struct Value {
     pub producer: Option<OpId>,
     /// The operators that read it, in order.
     pub consumers: Vec<OpId>,
+    /// How many rows it has, where that is known only while running: the value that says for each index
+    /// of the leading axes how many of the next axis are filled. What is filled lies side by side.
+    pub counts: Option<ValueId>,
 }
 
 impl Value {
@@ -99,6 +104,10 @@ impl Value {
             _ => None,
         }
     }
+
+    /// How many leading axes have a count of rows each, where the number of rows is known only while
+    /// running: experts and samples.
+    pub const COUNTED_AXES: usize = 2;
 
     /// Whether a gradient flows into it.
     pub fn differentiable(&self) -> bool {

@@ -51,6 +51,19 @@ pub fn work(
     local: &Extents,
     real_bytes: usize,
 ) -> Option<Work> {
+    work_on_rows(graph, op, pass, local, real_bytes, None)
+}
+
+/// The same, where `rows` of the slots that experts have are filled; all of them if none is said, which is
+/// the most that there can be.
+pub fn work_on_rows(
+    graph: &Graph,
+    op: OpId,
+    pass: Pass,
+    local: &Extents,
+    real_bytes: usize,
+    rows: Option<f64>,
+) -> Option<Work> {
     let rule = gradient::rule(graph, op);
     let node = graph.op(op);
     let out = node.outputs[0];
@@ -70,7 +83,13 @@ pub fn work(
     let mut elements = 0;
     for &operand in &operands {
         let value = graph.value(operand);
-        let count = local.elements(&value.axes);
+        let count = match (value.counts, rows) {
+            (Some(_), Some(rows)) => {
+                let row = value.axes.last().map_or(1, |&dim| local.get(dim));
+                (rows * row as f64).round() as usize
+            }
+            _ => local.elements(&value.axes),
+        };
         // A table lookup touches only the rows it needs.
         let touched = match node.kind {
             OpKind::Embed if operand == node.inputs[1] => local.elements(&graph.value(out).axes),
@@ -79,11 +98,37 @@ pub fn work(
         bytes += (touched * value.dtype.bytes(real_bytes)) as f64;
         elements = elements.max(touched);
     }
+    if node.kind == OpKind::ExpertContract {
+        let (flops, shape) = expert_products(graph, op, pass, local, rows);
+        return Some(Work { flops, bytes, elements, matmul: Some((shape, 1)) });
+    }
     let matmul = matmul(graph, op, pass, local);
     let flops = matmul.map_or(0.0, |(shape, count)| {
         2.0 * count as f64 * shape.batch as f64 * shape.m as f64 * shape.n as f64 * shape.k as f64
     });
     Some(Work { flops, bytes, elements, matmul })
+}
+
+/// The products of experts with their rows: how many operations they are together, and their shape if all
+/// experts had equally many, rounded up.
+fn expert_products(
+    graph: &Graph,
+    op: OpId,
+    pass: Pass,
+    local: &Extents,
+    rows: Option<f64>,
+) -> (f64, MatmulShape) {
+    let node = graph.op(op);
+    let [x, w] = [0, 2].map(|index| &graph.value(node.inputs[index]).axes);
+    let [batch, inner, outer] = [w[0], w[1], w[2]].map(|dim| local.get(dim));
+    let rows = rows.unwrap_or_else(|| local.elements(&x[..3]) as f64);
+    let each = (rows / batch as f64).ceil() as usize;
+    let shape = match pass {
+        Pass::Forward => MatmulShape { batch, m: each, n: outer, k: inner },
+        Pass::Input => MatmulShape { batch, m: each, n: inner, k: outer },
+        Pass::Weight => MatmulShape { batch, m: inner, n: outer, k: each },
+    };
+    (2.0 * rows * inner as f64 * outer as f64, shape)
 }
 
 fn matmul(graph: &Graph, op: OpId, pass: Pass, local: &Extents) -> Option<(MatmulShape, usize)> {

@@ -7,15 +7,19 @@
 use std::sync::Arc;
 
 use shardloom_graph::OpKind;
-use shardloom_graph::op::Activation;
+use shardloom_graph::op::{Activation, Overflow};
 use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
 use crate::attention::{Attention, Dropout, Visibility};
 use crate::device::Setting;
+use crate::expert_contract::{
+    ExpertContract, expert_contract, expert_contract_input_grad, expert_contract_weight_grad,
+};
 use crate::matmul::{Linear, WeightLayout};
 use crate::random::dropout_mask;
 use crate::rotary::{Llama3Scaling, RotaryTable};
+use crate::routing::{self, Decision, Routed, Routing};
 use crate::{
     activation, attention, concat, cross_entropy, dropout, elementwise, embedding, layer_norm,
     matmul, rms_norm, rotary,
@@ -59,6 +63,8 @@ pub(crate) enum DataMut<'a> {
     F32(&'a mut [f32]),
     /// Masks.
     U8(&'a mut [u8]),
+    /// Indices.
+    U32(&'a mut [u32]),
 }
 
 impl<'a> Input<'a> {
@@ -101,6 +107,13 @@ impl Output<'_> {
         match &mut self.data {
             DataMut::U8(data) => data,
             _ => panic!("a kernel was to write a mask to something else"),
+        }
+    }
+
+    fn u32(&mut self) -> &mut [u32] {
+        match &mut self.data {
+            DataMut::U32(data) => data,
+            _ => panic!("a kernel was to write indices to something else"),
         }
     }
 }
@@ -195,6 +208,42 @@ fn forward(
         }
         (OpKind::Pointwise(Activation::Gelu), [x], [y]) => activation::gelu(x.f32(), y.f32()),
         (OpKind::Pointwise(Activation::Relu), [x], [y]) => activation::relu(x.f32(), y.f32()),
+        (OpKind::Pointwise(activation), [x, counts], [y]) => {
+            let filled = filled(counts, x);
+            let (x, y) = (&x.f32()[..filled], &mut y.f32()[..filled]);
+            match activation {
+                Activation::Gelu => activation::gelu(x, y),
+                Activation::Relu => activation::relu(x, y),
+            }
+        }
+        (OpKind::Route { slots, overflow }, [logits], [probability, choice, slot, counts]) => {
+            // What is too much is counted too where it stops the run: whoever runs this looks.
+            let most = match overflow {
+                Overflow::Drop => Some(*slots),
+                Overflow::Stop => None,
+            };
+            let sizes = routing_sizes(counts.shape);
+            let decision = Decision {
+                probability: probability.f32(),
+                choice: choice.u32(),
+                slot: slot.u32(),
+                counts: counts.f32(),
+            };
+            routing::route(sizes, logits.f32(), most, decision);
+        }
+        (OpKind::Dispatch, [x, choice, slot, counts], [packed]) => {
+            let (sizes, routed) = routed(choice, slot, counts);
+            routing::dispatch(sizes, routed, x.columns(), x.f32(), packed.f32());
+        }
+        (OpKind::ExpertContract, [x, counts, w], [y]) => {
+            let shape = expert_shape(w.shape);
+            expert_contract(shape, counts.f32(), x.f32(), w.f32(), y.f32());
+        }
+        (OpKind::Combine, [packed, counts, choice, slot, probability], [y]) => {
+            let (sizes, routed) = routed(choice, slot, counts);
+            let width = packed.columns();
+            routing::combine(sizes, routed, width, packed.f32(), probability.f32(), y.f32());
+        }
         (OpKind::SwiGlu, [gate, up], [y]) => activation::swiglu(gate.f32(), up.f32(), y.f32()),
         (OpKind::Rotary { .. }, [x], [y]) => {
             let (table, heads) = rotary_table(kind, x.shape, setting);
@@ -266,6 +315,54 @@ fn input_gradient(
         }
         (OpKind::Pointwise(Activation::Relu), [x, dy], [dx]) => {
             activation::relu_input_grad(x.f32(), dy.f32(), dx.f32(), accumulate[0]);
+        }
+        (OpKind::Pointwise(activation), [x, counts, dy], [dx]) => {
+            let filled = filled(counts, x);
+            let (x, dy, dx) = (&x.f32()[..filled], &dy.f32()[..filled], &mut dx.f32()[..filled]);
+            match activation {
+                Activation::Gelu => activation::gelu_input_grad(x, dy, dx, accumulate[0]),
+                Activation::Relu => activation::relu_input_grad(x, dy, dx, accumulate[0]),
+            }
+        }
+        (OpKind::Route { .. }, [logits, probability, choice, dp], [dlogits]) => {
+            let (logits, probability, choice) = (logits.f32(), probability.f32(), choice.u32());
+            let dlogits = dlogits.f32();
+            routing::route_input_grad(
+                logits,
+                probability,
+                choice,
+                dp.f32(),
+                dlogits,
+                accumulate[0],
+            );
+        }
+        (OpKind::Dispatch, [choice, slot, counts, dpacked], [dx]) => {
+            let (sizes, routed) = routed(choice, slot, counts);
+            let (width, dpacked) = (dpacked.columns(), dpacked.f32());
+            routing::dispatch_input_grad(sizes, routed, width, dpacked, dx.f32(), accumulate[0]);
+        }
+        (OpKind::ExpertContract, [counts, w, dy], [dx]) => {
+            let shape = expert_shape(w.shape);
+            let (counts, dy, w) = (counts.f32(), dy.f32(), w.f32());
+            expert_contract_input_grad(shape, counts, dy, w, dx.f32(), accumulate[0]);
+        }
+        (
+            OpKind::Combine,
+            [packed, counts, choice, slot, probability, dy],
+            [dpacked, dprobability],
+        ) => {
+            let (sizes, routed) = routed(choice, slot, counts);
+            routing::combine_input_grad(
+                sizes,
+                routed,
+                packed.columns(),
+                packed.f32(),
+                probability.f32(),
+                dy.f32(),
+                dpacked.f32(),
+                dprobability.f32(),
+                accumulate,
+            );
         }
         (OpKind::SwiGlu, [gate, up, dy], [dgate, dup]) => {
             let (gate, up, dy) = (gate.f32(), up.f32(), dy.f32());
@@ -349,6 +446,11 @@ fn weight_gradient(
                 matmul::bias_grad(dy.f32(), dbias.f32(), accumulate[1]);
             }
         }
+        (OpKind::ExpertContract, [x, counts, dy], [dw]) => {
+            let shape = expert_shape(dw.shape);
+            let (x, counts, dy) = (x.f32(), counts.f32(), dy.f32());
+            expert_contract_weight_grad(shape, counts, x, dy, dw.f32(), accumulate[0]);
+        }
         (OpKind::Add, [dy], [db]) => {
             elementwise::broadcast_grad(dy.f32(), db.f32(), accumulate[0]);
         }
@@ -378,6 +480,32 @@ fn weight_gradient(
 /// Whether the first two gradients are added onto what is there; no more than two are told so together.
 fn accumulates(writes: &[Output<'_>]) -> [bool; 2] {
     [0, 1].map(|index| writes.get(index).is_some_and(|write| write.accumulate))
+}
+
+/// How many elements of `rows` are filled.
+fn filled(counts: &Input<'_>, rows: &Input<'_>) -> usize {
+    counts.f32().iter().map(|&count| count as usize).sum::<usize>() * rows.columns()
+}
+
+/// The sizes of a routing with counts of this shape.
+fn routing_sizes(counts: &[usize]) -> Routing {
+    let [experts, samples] = *counts else {
+        unreachable!("counts are of experts and samples, not {counts:?}")
+    };
+    Routing { experts, samples }
+}
+
+fn routed<'a>(choice: &Input<'a>, slot: &Input<'a>, counts: &Input<'a>) -> (Routing, Routed<'a>) {
+    let routed = Routed { choice: choice.u32(), slot: slot.u32(), counts: counts.f32() };
+    (routing_sizes(counts.shape), routed)
+}
+
+/// The product of experts with matrices `[experts, inputs, outputs]`.
+fn expert_shape(weights: &[usize]) -> ExpertContract {
+    let [_, inputs, outputs] = *weights else {
+        unreachable!("experts' matrices have three axes, not {weights:?}")
+    };
+    ExpertContract { inputs, outputs }
 }
 
 /// The product of `x` by `w` giving `y`, whose sizes are rows x inputs, inputs x outputs and rows x

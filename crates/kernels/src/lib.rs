@@ -42,6 +42,7 @@ pub mod device;
 pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
+pub mod expert_contract;
 pub mod layer_norm;
 pub mod matmul;
 pub mod optimizer;
@@ -49,6 +50,7 @@ pub mod random;
 pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
+pub mod routing;
 pub mod tier;
 pub mod window;
 

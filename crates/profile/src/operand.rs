@@ -59,6 +59,23 @@ impl Operand {
         Operand { shape, elements, stride, copies, buffer }
     }
 
+    /// The same with other contents: element by element of each copy.
+    pub fn holding(mut self, value: impl Fn(usize) -> u32) -> Operand {
+        let Operand { stride, elements, copies, .. } = self;
+        let device = Arc::clone(self.device());
+        for copy in 0..copies {
+            let place = copy * stride..copy * stride + elements;
+            let elements = self.buffer.view_mut().slice(place);
+            device.lend(elements, &mut |elements| match elements {
+                HostSliceMut::F32(all) => fill(all, |it| value(it) as f32),
+                HostSliceMut::U8(all) => fill(all, |it| value(it) as u8),
+                HostSliceMut::U32(all) => fill(all, &value),
+                other => unreachable!("nothing measured is {other:?}"),
+            });
+        }
+        self
+    }
+
     /// Where the copy for the n-th call lies.
     fn place(&self, call: usize) -> Range<usize> {
         let start = call % self.copies * self.stride;
@@ -96,6 +113,10 @@ impl Operand {
         let place = self.place(call);
         self.buffer.view_mut().slice(place)
     }
+}
+
+fn fill<T>(all: &mut [T], value: impl Fn(usize) -> T) {
+    all.iter_mut().enumerate().for_each(|(at, each)| *each = value(at));
 }
 
 /// Fills `all` with repeats of a first part.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
+use shardloom_graph::op::{Activation, Overflow};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, gradient};
 use shardloom_sim::rate_name;
@@ -17,6 +18,8 @@ const VOCAB: usize = 1024;
 const HEADS: usize = 4;
 /// Positions of a long enough sequence.
 const SEQ: usize = 128;
+/// Experts to choose from.
+const EXPERTS: usize = 2;
 
 /// Where one rate class occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +30,8 @@ pub(crate) struct Occurrence {
     pub pass: Pass,
 }
 
-/// One layer each of the model families, or as few as they can have, with and without dropout, and an
-/// encoder of attention that is not causal.
+/// One layer each of the model families, or as few as they can have, with and without dropout, an encoder of
+/// attention that is not causal, and experts that rows choose from.
 pub(crate) fn specimens() -> Vec<Graph> {
     let build = || -> Result<Vec<Graph>, GraphError> {
         Ok(vec![
@@ -39,6 +42,7 @@ pub(crate) fn specimens() -> Vec<Graph> {
             UTransformerConfig(GptConfig { layers: 3, ..gpt(0.0) }).graph("u-transformer")?,
             encoder(0.0)?,
             encoder(0.1)?,
+            experts()?,
         ])
     };
     build().expect("the specimens' sizes are possible")
@@ -104,6 +108,38 @@ fn encoder(dropout: f32) -> Result<Graph, GraphError> {
     net.finish(loss)
 }
 
+/// Rows that choose an expert, with as many slots as there are rows.
+fn experts() -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("experts");
+    let [seq, model] = [net.dim("seq", SEQ)?, net.dim("model", HIDDEN)?];
+    let [choices, expert] = [net.dim("choices", EXPERTS)?, net.dim("expert", EXPERTS)?];
+    let [slot, hidden] = [net.dim("slot", SEQ / EXPERTS)?, net.dim("hidden", HIDDEN)?];
+    let vocab = net.dim("vocab", VOCAB)?;
+    let normal = Init::Normal { std: 0.02 };
+    let features = net.features("features", &[seq, model])?;
+    let targets = net.targets("targets", &[seq])?;
+    let w = net.parameter("gate.weight", &[model, choices], 1, normal)?;
+    let logits = net.contract("gate", features, w, None)?;
+    let routed = net.route("route", logits, expert, slot, Overflow::Drop)?;
+    let rows = net.dispatch("dispatch", features, routed)?;
+    let mut between = rows;
+    for activation in [Activation::Relu, Activation::Gelu] {
+        let name = format!("{activation:?}").to_lowercase();
+        let (from, to) = match activation {
+            Activation::Relu => (model, hidden),
+            Activation::Gelu => (hidden, model),
+        };
+        let w = net.parameter(&format!("{name}.weight"), &[expert, from, to], 2, normal)?;
+        let product = net.expert_contract(&format!("{name}.product"), between, w)?;
+        between = net.pointwise(&name, product, activation)?;
+    }
+    let y = net.combine("combine", between, routed)?;
+    let w = net.parameter("head.weight", &[vocab, model], 1, normal)?;
+    let logits = net.contract("head", y, w, None)?;
+    let loss = net.cross_entropy("loss", logits, targets)?;
+    net.finish(loss)
+}
+
 /// One occurrence of each rate class of `specimens`, by name.
 pub(crate) fn classes(specimens: &[Graph]) -> BTreeMap<String, Occurrence> {
     let mut classes = BTreeMap::new();
@@ -139,6 +175,23 @@ pub(crate) fn rows(graph: &Graph, rows: usize) -> Extents {
         extents.set(seq, positions);
         extents.set(keys, positions);
         extents.set(graph.batch(), rows / positions);
+    }
+    if let (Some(seq), Some(slot)) = (graph.dim_named("seq"), graph.dim_named("slot")) {
+        let positions = rows.min(SEQ);
+        extents.set(seq, positions);
+        extents.set(slot, positions.div_ceil(EXPERTS));
+        extents.set(graph.batch(), rows / positions);
+    }
+    extents
+}
+
+/// Extents in which each expert's product is of `rows` rows by `inputs` by `outputs`.
+pub(super) fn experts_contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) -> Extents {
+    let axes = |index: usize| &graph.value(graph.op(op).inputs[index]).axes;
+    let (rows, weights) = (axes(0), axes(2));
+    let mut extents = Extents::global(graph, 1);
+    for (dim, size) in [rows[2], weights[1], weights[2]].into_iter().zip(sizes) {
+        extents.set(dim, size);
     }
     extents
 }

@@ -32,14 +32,18 @@ impl Subject {
         let node = graph.op(op);
         let indices = node.index_loop();
         let indices = indices.map_or(1, |it| extents.get(node.signature.loops[it].dim));
-        let operand = |value: ValueId, warmth| {
-            let value = graph.value(value);
+        let operand = |id: ValueId, warmth| {
+            let value = graph.value(id);
             let format = match value.dtype {
                 shardloom_graph::DType::Real | shardloom_graph::DType::Float => Format::F32,
                 shardloom_graph::DType::Index => Format::U32,
                 shardloom_graph::DType::Mask => Format::U8,
             };
-            Operand::new(memory, format, extents.shape(&value.axes), warmth, indices)
+            let made = Operand::new(memory, format, extents.shape(&value.axes), warmth, indices);
+            match Routed::of(graph, id, extents) {
+                Some(routed) => made.holding(|at| routed.element(at)),
+                None => made,
+            }
         };
         let is_parameter = |value: ValueId| graph.value(value).parameter().is_some();
         let weights_cold = |value| if is_parameter(value) { Warmth::Cold } else { Warmth::Warm };
@@ -95,5 +99,40 @@ impl Subject {
             writes.iter_mut().map(|operand| operand.output(call, *accumulate)).collect();
         let kernel = Kernel { kind, pass: *pass, setting };
         device.run(kernel, &reads, &mut writes, scratch.view_mut());
+    }
+}
+
+/// A routing that fills every slot: the rows of a sample go to one expert after another.
+struct Routed {
+    /// Which of the routing's results it is.
+    result: usize,
+    /// Rows of a sample.
+    rows: usize,
+    /// Slots of an expert for them.
+    slots: usize,
+}
+
+impl Routed {
+    /// What `value` is of a routing; none if it is no result of one, or real numbers like others.
+    fn of(graph: &Graph, value: ValueId, extents: &Extents) -> Option<Routed> {
+        let op = graph.op(graph.value(value).producer?);
+        let result = op.outputs.iter().position(|&it| it == value).filter(|&it| it > 0)?;
+        let OpKind::Route { .. } = op.kind else { return None };
+        let rows = extents.elements(&graph.value(op.outputs[0]).axes) / extents.get(graph.batch());
+        // All slots of an expert, which may be one more than there are rows for the last.
+        let counts = op.outputs[3];
+        let packed = graph.values().find(|(_, it)| it.counts == Some(counts));
+        let slots = packed.map_or(1, |(_, packed)| extents.get(packed.axes[2]));
+        Some(Routed { result, rows, slots })
+    }
+
+    fn element(&self, at: usize) -> u32 {
+        let row = at % self.rows;
+        let element = match self.result {
+            1 => row / self.slots,
+            2 => row % self.slots,
+            _ => self.slots,
+        };
+        element as u32
     }
 }

@@ -184,6 +184,10 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, specimens: &'a [Graph]) -> Vec<Task
                 let sizes = plan.contractions.iter();
                 sizes.map(|&sizes| specimen::contraction(graph, op, sizes)).collect()
             }
+            OpKind::ExpertContract => {
+                let sizes = plan.contractions.iter();
+                sizes.map(|&sizes| specimen::experts_contraction(graph, op, sizes)).collect()
+            }
             OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
                 let sizes = plan.attentions.iter();
                 sizes.map(|&sizes| specimen::attention(graph, sizes)).collect()

@@ -94,6 +94,10 @@ fn what_the_specimens_add_is_measured_too() {
         "attention-probs.forward",
         "contract+transposed+bias.weight",
         "add+broadcast.weight",
+        "route.input",
+        "dispatch.forward",
+        "expert-contract.weight",
+        "combine.input",
     ];
     let specimens = specimen::specimens();
     let classes = specimen::classes(&specimens);

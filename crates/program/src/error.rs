@@ -53,6 +53,19 @@ pub enum ProgramError {
         /// What the consumer needs.
         to: String,
     },
+    /// Rows whose number is known only while running would have to change their layout in a way that they
+    /// cannot.
+    #[error(
+        "{name} has as many rows as turn out while running, and they go from samples to experts or back and no other way, not from {from} to {to}; split experts over a mesh axis that splits the batch, before the batch in the layout"
+    )]
+    Rows {
+        /// The tensor.
+        name: String,
+        /// How it is spread.
+        from: String,
+        /// How it would have to be.
+        to: String,
+    },
     /// A parameter that lives in two stages needs both to have the same mesh.
     #[error(
         "parameter {name} lives in stages {first} and {second}, whose meshes differ ({first_mesh} against {second_mesh}); give both the same mesh or untie the weights"

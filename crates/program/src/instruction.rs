@@ -8,7 +8,9 @@ use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, Reduction, ValueId};
 use shardloom_plan::Axis;
 
-use crate::{Assignment, ClassId, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write};
+use crate::{
+    Assignment, Class, ClassId, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write,
+};
 
 /// What must hold after a collective. Tensor axes are of local tensors; a flat tensor has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -77,7 +79,8 @@ pub enum Action {
         over: Axis,
     },
     /// Combines or exchanges its read over a group into its first write. A second write is where parts
-    /// lie side by side meanwhile. Where it reads and writes the same tensor, it works in place.
+    /// lie side by side meanwhile. Further reads are how many rows there are before and afterwards, where
+    /// that is known only while running. Where it reads and writes the same tensor, it works in place.
     Collective {
         /// What must hold afterwards.
         kind: Collective,
@@ -192,6 +195,13 @@ impl Instruction {
     pub fn is_move(&self) -> bool {
         matches!((&self.action, self.reads.as_slice()), (Action::Copy, [read])
             if self.frees.contains(&read.tensor))
+    }
+
+    /// Whether it exchanges rows, as many as turn out while running, whose counts before and after it reads.
+    pub fn moves_rows(&self, class: &Class) -> bool {
+        let is_collective = matches!(self.action, Action::Collective { .. });
+        let read = self.reads.first().map(|read| class.tensor(read.tensor));
+        is_collective && read.is_some_and(|it| it.counts().is_some())
     }
 
     /// Whether it works on a tensor in place.

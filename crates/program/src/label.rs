@@ -110,6 +110,9 @@ impl Instruction {
                         format!("reduce-scatter {}", subject(read))
                     }
                     (_, Collective::AllGather { .. }) => format!("all-gather {}", subject(read)),
+                    (_, Collective::AllToAll { .. }) if self.moves_rows(class) => {
+                        format!("all-to-all-v {}", subject(read))
+                    }
                     (_, Collective::AllToAll { .. }) => format!("all-to-all {}", subject(read)),
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
 use shardloom_graph::Reduction;
 use shardloom_plan::{Axis, Mesh};
 
@@ -18,7 +19,7 @@ pub struct Layout {
 }
 
 /// The part of a tensor that one position holds.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// First index along each axis.
     pub start: Vec<usize>,

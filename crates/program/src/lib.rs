@@ -21,11 +21,13 @@ mod instruction;
 mod label;
 mod layout;
 mod lower;
+mod measured_rows;
 mod memory;
 mod outstanding;
 mod queue;
 mod redistribution;
 mod route;
+mod row_exchange;
 mod tensor;
 mod traffic;
 
@@ -40,12 +42,14 @@ pub use error::ProgramError;
 pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};
 pub use lower::{lower, lower_with};
+pub use measured_rows::MeasuredRows;
 pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
 pub use outstanding::{Issued, Outstanding};
 pub use queue::{Point, Queue};
 pub use route::{Carried, Message, Route, RouteId};
+pub use row_exchange::RowExchange;
 pub use tensor::{
-    Content, Copies, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View, Window,
-    Write, overlap,
+    Content, Copies, Counted, Extent, Format, Initial, Keep, Mode, Shape, Tensor, TensorId, View,
+    Window, Write, overlap,
 };
 pub use traffic::Exchange;

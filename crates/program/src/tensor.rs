@@ -7,10 +7,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use shardloom_graph::DType;
+use shardloom_graph::{DType, ValueId};
 use shardloom_plan::{Kept, Number, Precision};
 
-use crate::{BucketId, Class, ParamId};
+use crate::{BucketId, Class, Layout, ParamId, Placement};
 
 /// Identifies a tensor of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -168,6 +168,25 @@ pub enum Shape {
     Local(Vec<usize>),
     /// A run of elements of a bucket.
     Flat(Extent),
+    /// As many rows as turn out while running, side by side.
+    AtMost {
+        /// The shape if all slots are filled, for which there is room: experts, samples, slots, and the
+        /// elements of a row.
+        bound: Vec<usize>,
+        /// How many slots are filled, for each expert and sample.
+        counts: View,
+        /// Which experts and samples these are.
+        counted: Counted,
+    },
+}
+
+/// Experts and samples whose rows are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The graph's value that counts them.
+    pub by: ValueId,
+    /// How experts and samples are spread over the mesh.
+    pub layout: Layout,
 }
 
 /// A tensor that ranks of a class hold.
@@ -200,11 +219,19 @@ impl Tensor {
         self.copies == Copies::PerMicrobatch
     }
 
-    /// Its shape, if that is the same everywhere and has axes.
+    /// Its shape, if that is the same everywhere and has axes; the largest that it can have.
     pub fn local_shape(&self) -> &[usize] {
         match &self.shape {
-            Shape::Local(shape) => shape,
+            Shape::Local(shape) | Shape::AtMost { bound: shape, .. } => shape,
             Shape::Flat(_) => &[],
+        }
+    }
+
+    /// What says how many rows it has, where that is known only while running.
+    pub fn counts(&self) -> Option<View> {
+        match self.shape {
+            Shape::AtMost { counts, .. } => Some(counts),
+            Shape::Local(_) | Shape::Flat(_) => None,
         }
     }
 }
@@ -275,11 +302,11 @@ impl Class {
         self.tensors.iter().enumerate().map(|(index, tensor)| (TensorId(index as u32), tensor))
     }
 
-    /// Elements of one copy of a tensor at a position of the mesh.
+    /// Elements of one copy of a tensor at a position of the mesh, or the most that there is room for.
     pub fn elements(&self, id: TensorId, position: usize) -> usize {
         let tensor = self.tensor(id);
         match &tensor.shape {
-            Shape::Local(shape) => shape.iter().product(),
+            Shape::Local(shape) | Shape::AtMost { bound: shape, .. } => shape.iter().product(),
             Shape::Flat(Extent::Exactly(elements)) => *elements,
             Shape::Flat(extent) => {
                 let bucket = tensor.bucket.expect("shares are of buckets");
@@ -298,6 +325,16 @@ impl Class {
                 }
             }
         }
+    }
+
+    /// Which experts and samples a position has the rows of, where how many these are is known only while
+    /// running, and what counts them.
+    pub fn counted(&self, id: TensorId, position: usize) -> Option<(ValueId, Placement)> {
+        let Shape::AtMost { bound, counted, .. } = &self.tensor(id).shape else { return None };
+        let spans = counted.layout.splits.iter().map(|axes| self.mesh.span(axes));
+        let global: Vec<usize> =
+            bound.iter().zip(spans).map(|(local, span)| local * span).collect();
+        Some((counted.by, counted.layout.placement(&global, &self.mesh, position)))
     }
 
     /// Bytes of one copy of a tensor at a position of the mesh.
@@ -337,8 +374,8 @@ impl Class {
     /// Whether a view has another size at another position.
     pub fn differs(&self, view: View) -> bool {
         let shape = &self.tensor(view.tensor).shape;
-        let whole = matches!(shape, Shape::Local(_) | Shape::Flat(Extent::Exactly(_)));
-        view.window == Window::Share || !whole
+        let shared = matches!(shape, Shape::Flat(Extent::Share | Extent::OfParam { .. }));
+        view.window == Window::Share || shared
     }
 
     /// Bytes of a view at a position.

@@ -50,7 +50,8 @@ impl Program {
         })
     }
 
-    /// Bytes that `position` of class `id` sends in a step in which all guards hold.
+    /// Bytes that `position` of class `id` sends in a step in which all guards hold; the most, where it sends as
+    /// many rows as turn out while running.
     pub fn sent_bytes(&self, id: ClassId, position: usize) -> u64 {
         let class = self.class(id);
         let mut times = vec![0; class.bodies.len()];

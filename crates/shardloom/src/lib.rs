@@ -49,7 +49,7 @@ pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;
 pub use planning::{Planned, explain, find_plan, plan_by_method, usual_request};
-pub use prediction::{Prediction, predict_here, simulate};
+pub use prediction::{Prediction, predict_here, simulate, simulate_rows};
 pub use program_text::{RankText, program_text};
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints, guarded};

@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
-use shardloom_sim::{MemoryFit, Options, Summary};
+use shardloom_sim::{MemoryFit, Options, RowCounts, Summary};
 
 use crate::{Error, LocalProfile, Model, Result, lower};
 
@@ -19,6 +19,8 @@ pub struct Prediction {
     pub summary: Summary,
     /// What each rank needs and has.
     pub memory: Vec<MemoryFit>,
+    /// Whether ranks that do the same were simulated once.
+    pub folded: bool,
 }
 
 impl Prediction {
@@ -60,15 +62,31 @@ impl Prediction {
 /// # Errors
 /// If the plan does not fit the model or the cluster, or a device does not compute in its precision.
 pub fn simulate(model: &Model, plan: &Plan, cluster: &Cluster, folded: bool) -> Result<Prediction> {
+    simulate_rows(model, plan, cluster, folded, &RowCounts::Even)
+}
+
+/// The same where so many rows go to experts as `rows` says. Ranks that have different numbers of rows are
+/// simulated one by one in any case.
+///
+/// # Errors
+/// Also if `rows` are not those of the model's experts.
+pub fn simulate_rows(
+    model: &Model,
+    plan: &Plan,
+    cluster: &Cluster,
+    folded: bool,
+    rows: &RowCounts,
+) -> Result<Prediction> {
     let program = lower(model, plan, cluster.device_count() as usize)?;
     let run = |steps| {
-        shardloom_sim::simulate(model.graph(), cluster, &program, Options { steps, folded })
+        let (graph, options) = (model.graph(), Options { steps, folded });
+        shardloom_sim::simulate_rows(graph, cluster, &program, options, rows.clone())
     };
     let steady = run(Options::default().steps)?;
     let summary = steady.summary();
     let memory = steady.memory_fits(&program, cluster)?;
     let timeline = run(1)?.timeline;
-    Ok(Prediction { program, timeline, summary, memory })
+    Ok(Prediction { program, timeline, summary, memory, folded: steady.folded })
 }
 
 /// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing

@@ -6,11 +6,11 @@ use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
 use shardloom_program::{
     Action, Assignment, Class, ClassId, Collective, Content, Copies, Exchange, Extent, Instruction,
-    Program, Shape, Tensor, View,
+    Placement, Program, Shape, Tensor, View,
 };
 
-use crate::SimError;
 use crate::rate::{collective_rate_name, rate_name};
+use crate::{RowCounts, SimError};
 
 /// Seconds of the parts of one program on one cluster.
 ///
@@ -26,12 +26,108 @@ pub struct CostModel<'a> {
     cluster: &'a Cluster,
     program: &'a Program,
     extents: Extents,
+    rows: RowCounts,
 }
 
 impl<'a> CostModel<'a> {
     /// The costs of `program`, lowered from `graph`, on `cluster`.
     pub fn new(graph: &'a Graph, cluster: &'a Cluster, program: &'a Program) -> CostModel<'a> {
-        CostModel { graph, cluster, program, extents: program.microbatch_extents(graph) }
+        let extents = program.microbatch_extents(graph);
+        CostModel { graph, cluster, program, extents, rows: RowCounts::Even }
+    }
+
+    /// The same where so many rows go to experts as `rows` says.
+    #[must_use]
+    pub fn with_rows(self, rows: RowCounts) -> CostModel<'a> {
+        CostModel { rows, ..self }
+    }
+
+    pub(crate) fn row_counts(&mut self) -> &mut RowCounts {
+        &mut self.rows
+    }
+
+    /// Whether an instruction takes longer where there are more rows, and how many there are is not the same
+    /// everywhere and always.
+    pub(crate) fn depends_on_rows(&self, class: &Class, instruction: &Instruction) -> bool {
+        let mut operands = instruction.operands();
+        self.rows != RowCounts::Even
+            && operands.any(|view| class.tensor(view.tensor).counts().is_some())
+    }
+
+    /// Rows of an instruction's operands on `position` in a micro-batch; none if it has no such.
+    fn rows_of(
+        &self,
+        class: &Class,
+        position: usize,
+        instruction: &Instruction,
+        microbatch: u32,
+    ) -> Result<Option<f64>, SimError> {
+        let mut operands = instruction.operands();
+        let counted = operands.find_map(|view| class.counted(view.tensor, position));
+        let rows = counted
+            .map(|(counts, of)| self.rows.rows(self.graph, counts, self.measured(microbatch), &of));
+        rows.transpose()
+    }
+
+    /// The micro-batch of a step that one of several steps in a row is like.
+    fn measured(&self, microbatch: u32) -> u32 {
+        microbatch % self.program.microbatches as u32
+    }
+
+    /// The collective that `position` of `class` takes part in when it runs `instruction` on a micro-batch.
+    /// An exchange of rows takes as long as one in which everybody sends as much as the busiest member
+    /// sends or receives.
+    ///
+    /// # Errors
+    /// If how many rows there are is not known.
+    pub fn exchange(
+        &self,
+        class: ClassId,
+        position: usize,
+        instruction: &Instruction,
+        microbatch: u32,
+    ) -> Result<Option<Exchange>, SimError> {
+        let node = self.program.class(class);
+        let exchange = self.program.exchange(node, position, instruction);
+        let (Some(exchange), Some(rows)) =
+            (exchange.clone(), node.row_exchange(position, instruction))
+        else {
+            return Ok(exchange);
+        };
+        let microbatch = self.measured(microbatch);
+        let count = |of: &Placement| self.rows.rows(self.graph, rows.counts, microbatch, of);
+        for moved in rows.moves.iter().flatten().flatten() {
+            count(moved)?;
+        }
+        let known = |of: &Placement| count(of).unwrap_or(0.0);
+        let members = rows.moves.len() as f64;
+        let elements = rows.busiest(known) * rows.row_elements as f64 * members / (members - 1.0);
+        let elements = (elements.ceil() as usize).next_multiple_of(rows.moves.len());
+        Ok(Some(Exchange { elements, ..exchange }))
+    }
+
+    /// Bytes that `position` of `class` sends less in one step than if all slots were filled.
+    ///
+    /// # Errors
+    /// If how many rows there are is not known.
+    pub(crate) fn unfilled_bytes(&self, class: ClassId, position: usize) -> Result<u64, SimError> {
+        let node = self.program.class(class);
+        let mut bytes = 0;
+        let held = node.guards().flat_map(|guard| &guard.then);
+        for entry in node.unguarded().chain(held) {
+            let Some(microbatch) = entry.microbatch.map(|it| self.measured(it)) else { continue };
+            for instruction in &node.body_of(entry).instructions {
+                let Some(rows) = node.row_exchange(position, instruction) else { continue };
+                let count =
+                    |of: &Placement| self.rows.rows(self.graph, rows.counts, microbatch, of);
+                for moved in rows.moves[rows.own].iter().flatten() {
+                    count(moved)?;
+                }
+                let most = self.program.instruction_sent_bytes(class, position, instruction);
+                bytes += most - rows.sent_bytes(|of| count(of).unwrap_or(0.0));
+            }
+        }
+        Ok(bytes)
     }
 
     pub(crate) fn cluster(&self) -> &'a Cluster {
@@ -52,6 +148,21 @@ impl<'a> CostModel<'a> {
         class: ClassId,
         position: usize,
         instruction: &Instruction,
+    ) -> Result<f64, SimError> {
+        self.local_seconds_of(class, position, instruction, 0)
+    }
+
+    /// The same in a micro-batch, counted from the first of all steps, on which the number of rows may depend
+    /// that go to experts.
+    ///
+    /// # Errors
+    /// Also if how many rows there are is not known.
+    pub fn local_seconds_of(
+        &self,
+        class: ClassId,
+        position: usize,
+        instruction: &Instruction,
+        microbatch: u32,
     ) -> Result<f64, SimError> {
         let class = self.program.class(class);
         let device = self.cluster.kind_of(class.devices[position])?;
@@ -74,7 +185,8 @@ impl<'a> CostModel<'a> {
                 0.0
             }
             Action::Kernel { op, pass, assignment, .. } => {
-                self.compute_seconds(class, device, *op, *pass, assignment)?
+                let rows = self.rows_of(class, position, instruction, microbatch)?;
+                self.compute_seconds(class, device, (*op, *pass, assignment), rows)?
             }
             Action::Extrapolate { .. } => moved("add", written(), 3 * written_bytes()),
             Action::Add => moved("add", written(), read() + 2 * written_bytes()),
@@ -243,14 +355,13 @@ impl<'a> CostModel<'a> {
         &self,
         class: &Class,
         device: &DeviceKind,
-        op: OpId,
-        pass: Pass,
-        assignment: &Assignment,
+        (op, pass, assignment): (OpId, Pass, &Assignment),
+        rows: Option<f64>,
     ) -> Result<f64, SimError> {
         let node = self.graph.op(op);
         let real_bytes = self.program.precision.compute.bytes();
         let local = assignment.local_extents(self.graph, op, &self.extents, &class.mesh);
-        let found = work::work(self.graph, op, pass, &local, real_bytes);
+        let found = work::work_on_rows(self.graph, op, pass, &local, real_bytes, rows);
         let Work { flops, bytes, elements, matmul } = found.ok_or_else(|| SimError::NoPass {
             op: node.name.clone(),
             kind: node.kind.name(),
@@ -262,6 +373,9 @@ impl<'a> CostModel<'a> {
         {
             // Asked for the error: a device without a peak rate does not compute in this precision.
             device.peak_flops(self.matmul_precision())?;
+            if flops == 0.0 {
+                return Ok(0.0);
+            }
             return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
         }
         if let Some(reached) = device.fused_attention.filter(|_| node.kind.in_attention_core()) {

@@ -403,7 +403,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         });
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
         let draining = self.program.ahead as usize;
-        Simulation { timeline, step_ends: self.step_ends, draining }
+        let folded = self.options.folded;
+        Simulation { timeline, step_ends: self.step_ends, draining, folded }
     }
 }
 

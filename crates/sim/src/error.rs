@@ -24,6 +24,14 @@ pub enum SimError {
         /// The pass.
         pass: &'static str,
     },
+    /// How many rows go to experts is not known.
+    #[error("how many rows {counts} are cannot be said: {reason}")]
+    Rows {
+        /// What counts them.
+        counts: String,
+        /// Why.
+        reason: String,
+    },
     /// Some ranks wait for each other for ever.
     #[error("deadlock: {}{}", .waiting.join(", "), more(*.others))]
     Deadlock {

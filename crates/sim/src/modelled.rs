@@ -11,7 +11,7 @@ use shardloom_program::{
 };
 
 use crate::contention::{Siblings, concurrent_messages};
-use crate::{Actor, Call, CostModel, Driver, SimError};
+use crate::{Actor, Call, CostModel, Driver, RowCounts, SimError};
 
 /// Durations from a [`CostModel`], each asked for once.
 ///
@@ -113,6 +113,26 @@ impl<'a> Modelled<'a> {
         })
     }
 
+    /// The same where so many rows go to experts as `rows` says.
+    #[must_use]
+    pub fn with_rows(mut self, rows: RowCounts) -> Modelled<'a> {
+        *self.costs.row_counts() = rows;
+        self
+    }
+
+    /// How many rows go to experts, to be added to by who finds out while running.
+    pub fn row_counts(&mut self) -> &mut RowCounts {
+        self.costs.row_counts()
+    }
+
+    /// Bytes that `position` of `class` sends less in a step than if all slots for rows were filled.
+    ///
+    /// # Errors
+    /// If how many rows there are is not known.
+    pub fn unfilled_bytes(&self, class: ClassId, position: usize) -> Result<u64, SimError> {
+        self.costs.unfilled_bytes(class, position)
+    }
+
     fn known(&mut self, class: ClassId, body: BodyId, index: usize) -> &mut Known {
         &mut self.classes[class.0 as usize].bodies[body.0 as usize][index]
     }
@@ -168,10 +188,10 @@ impl<'a> Modelled<'a> {
         Ok(picos)
     }
 
-    fn exchange(&self, call: &Call<'_>) -> Option<Exchange> {
-        let program = self.costs.program();
+    fn exchange(&self, call: &Call<'_>) -> Result<Option<Exchange>, SimError> {
         let Actor { class, position, .. } = call.actor;
-        program.exchange(program.class(class), position, call.instruction)
+        let microbatch = call.run.microbatch.unwrap_or(0);
+        self.costs.exchange(class, position, call.instruction, microbatch)
     }
 
     /// The slowest of all groups like the one of a call's instruction.
@@ -182,7 +202,7 @@ impl<'a> Modelled<'a> {
             return Ok(picos);
         }
         let mut slowest = Picos::ZERO;
-        if let Some(exchange) = self.exchange(call) {
+        if let Some(exchange) = self.exchange(call)? {
             for shape in self.group_shapes(class, &exchange.group)?.different.clone() {
                 slowest = slowest.max(self.exchange_on(&exchange, shape)?);
             }
@@ -194,7 +214,7 @@ impl<'a> Modelled<'a> {
     /// The group of a call's actor.
     fn own_collective(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let Actor { class, position, .. } = call.actor;
-        let Some(exchange) = self.exchange(call) else { return Ok(Picos::ZERO) };
+        let Some(exchange) = self.exchange(call)? else { return Ok(Picos::ZERO) };
         let shapes = self.group_shapes(class, &exchange.group)?;
         let group = shapes.group_of.get(position).copied().unwrap_or(0);
         let shape = shapes.of_group[group];
@@ -230,6 +250,14 @@ impl Driver for Modelled<'_> {
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let actor = call.actor;
+        let spec = self.costs.program().class(actor.class);
+        if actor.multiplicity == 1 && self.costs.depends_on_rows(spec, call.instruction) {
+            let microbatch = call.run.microbatch.unwrap_or(0);
+            let (class, position) = (actor.class, actor.position);
+            let seconds =
+                self.costs.local_seconds_of(class, position, call.instruction, microbatch)?;
+            return Ok(Picos::from_seconds(seconds));
+        }
         let class = &self.classes[actor.class.0 as usize];
         if actor.multiplicity > 1 {
             let mut slowest = Picos::ZERO;

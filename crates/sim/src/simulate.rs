@@ -5,7 +5,7 @@ use shardloom_graph::Graph;
 use shardloom_program::Program;
 use shardloom_program::timeline::{Picos, Timeline};
 
-use crate::{Modelled, Options, SimError, run};
+use crate::{Modelled, Options, RowCounts, SimError, run};
 
 /// What happened when, over some steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Simulation {
     pub step_ends: Vec<Vec<Picos>>,
     /// How many of the last steps lack what would run beside them: the pipeline drains.
     pub draining: usize,
+    /// Whether one rank stands for all of its class.
+    pub folded: bool,
 }
 
 /// Simulates `program`, lowered from `graph`, on `cluster`. Without a flush there are further steps, that
@@ -30,11 +32,46 @@ pub fn simulate(
     program: &Program,
     options: Options,
 ) -> Result<Simulation, SimError> {
-    let mut driver = Modelled::new(graph, cluster, program)?;
-    run(program, cluster, options.filled(program), &mut driver)
+    simulate_rows(graph, cluster, program, options, RowCounts::Even)
+}
+
+/// The same where so many rows go to experts as `rows` says. Ranks of a class that have different numbers of
+/// them are each simulated, whatever the options say: [`Simulation::folded`] tells.
+///
+/// # Errors
+/// Also if how many rows there are is not known.
+pub fn simulate_rows(
+    graph: &Graph,
+    cluster: &Cluster,
+    program: &Program,
+    options: Options,
+    rows: RowCounts,
+) -> Result<Simulation, SimError> {
+    let folded = options.folded && rows.are_alike(graph, program)?;
+    let options = Options { folded, ..options }.filled(program);
+    let mut driver = Modelled::new(graph, cluster, program)?.with_rows(rows);
+    let mut simulation = run(program, cluster, options, &mut driver)?;
+    simulation.count_rows(program, &driver)?;
+    Ok(simulation)
 }
 
 impl Simulation {
+    /// Takes the bytes off that are not sent because slots for rows are not filled.
+    ///
+    /// # Errors
+    /// If how many rows there are is not known.
+    pub fn count_rows(&mut self, program: &Program, model: &Modelled<'_>) -> Result<(), SimError> {
+        let steps = self.steps() as u64;
+        let positions = program.classes().flat_map(|(id, class)| {
+            let positions = if self.folded { 1 } else { class.mesh.size() };
+            (0..positions).map(move |position| (id, position))
+        });
+        for (track, (class, position)) in self.timeline.tracks.iter_mut().zip(positions) {
+            track.sent_bytes -= steps * model.unfilled_bytes(class, position)?;
+        }
+        Ok(())
+    }
+
     /// The number of steps.
     pub fn steps(&self) -> usize {
         self.step_ends.first().map_or(0, Vec::len)

@@ -93,6 +93,26 @@ pub enum Error {
         reason: String,
     },
 
+    /// More rows of a sample chose an expert than it has slots for, and the model says that this ends the run.
+    #[error(
+        "step {step}, {layer}: {count} rows of sample {sample} chose expert {expert}, which has {bound} \
+         slots; give it more, or say overflow = \"drop\""
+    )]
+    Overflow {
+        /// The step.
+        step: u64,
+        /// The routing.
+        layer: String,
+        /// The expert.
+        expert: usize,
+        /// The sample, counted from the start of the data.
+        sample: u64,
+        /// Rows that chose the expert.
+        count: u64,
+        /// Slots that it has for rows of a sample.
+        bound: u64,
+    },
+
     /// The data has no such input, or not of the model's shape.
     #[error("sample {position} has no input `{input}` of the shape and kind that the model reads")]
     Input {

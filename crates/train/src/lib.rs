@@ -11,7 +11,7 @@ mod trainer;
 
 pub use blueprint::Blueprint;
 pub use error::{Error, Result};
-pub use rank::Contribution;
+pub use rank::{Contribution, RowExchange};
 pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.
 pub use shardloom_kernels::tier::VARIABLE as KERNELS_VARIABLE;

@@ -14,7 +14,7 @@ use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{Axis, Plan};
 use shardloom_program::timeline::{Clock, Timeline};
-use shardloom_program::{Group, Program};
+use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::Blueprint;
@@ -314,6 +314,22 @@ impl Trainer {
     /// What each instruction of the last step took under the virtual clock, for a simulation to repeat.
     pub fn recording(&self) -> Option<&Recording> {
         self.crew.recording()
+    }
+
+    /// How many rows went to each expert in the last step that was trained; nothing where the model does not
+    /// route rows.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn row_counts(&mut self) -> Result<MeasuredRows> {
+        let of_rank = |answer| match answer {
+            Answer::Rows(rows) => Some(rows),
+            _ => None,
+        };
+        let mut all = MeasuredRows::default();
+        let noted = self.ask(StateCommand::ReportRows, of_rank)?.into_iter().flatten();
+        noted.for_each(|rows| rows.add_to(&mut all));
+        Ok(all)
     }
 
     /// Mean loss per target over the first validation samples: as many whole micro-batches as there

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use shardloom::program::quantity::{bytes, percent, seconds};
-use shardloom::sim::{Fit, Summary};
-use shardloom::{Buffers, Prediction, RankBuffers, simulate};
+use shardloom::sim::{Fit, RowCounts, Summary};
+use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::ProfileFile;
@@ -30,6 +30,11 @@ pub struct Simulate {
     /// Simulate every rank by itself instead of ranks that do the same at once
     #[arg(long)]
     unfolded: bool,
+
+    /// Which shares of all rows the experts get that rows choose from, one number for each, instead of equal
+    /// ones
+    #[arg(long, value_name = "SHARES", value_delimiter = ',')]
+    rows: Vec<f64>,
 
     /// Assign every rank's buffers, too, as training would, and show how close they come to what is in
     /// use at once
@@ -77,7 +82,11 @@ impl Simulate {
             None => super::load_cluster(&plan.cluster, &local, terminal)?,
         };
         let spinner = terminal.spinner("simulating");
-        let prediction = simulate(&model, &plan, &cluster, !self.unfolded);
+        let rows = match self.rows.is_empty() {
+            true => RowCounts::Even,
+            false => RowCounts::Shares(self.rows.clone()),
+        };
+        let prediction = simulate_rows(&model, &plan, &cluster, !self.unfolded, &rows);
         spinner.finish_and_clear();
         let prediction = prediction?;
         if let Some(file) = &trace {
@@ -115,6 +124,10 @@ impl Simulate {
             terminal.text(table(&BUFFERS, &buffer_rows(buffers)))?;
             let messages = bytes(buffers.message_bytes);
             terminal.line(format_args!("Messages between stages: {messages} over all ranks"))?;
+        }
+        if !self.unfolded && !prediction.folded {
+            terminal
+                .line("Ranks have different numbers of rows, so each was simulated by itself.")?;
         }
         match fit {
             Fit::Fits => Ok(()),

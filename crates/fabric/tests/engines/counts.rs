@@ -1,3 +1,4 @@
+use shardloom_collectives::{Counts, Member, Reduction, all_to_all_v};
 use shardloom_fabric::{Collective, Contents, FabricError, Format, View, ViewMut};
 
 use crate::ranks::{Members, PATIENT, Tested, as_reals, on_ranks, reals};
@@ -50,6 +51,42 @@ pub fn every_part_arrives_whatever_the_counts(engine: &Tested) {
             let sent: usize = (0..3).filter(|&to| to != own).map(|to| table[own][to]).sum();
             assert_eq!(endpoint.counters().collective_bytes, 4 * sent as u64);
             assert_eq!(endpoint.counters().collectives, 1);
+        });
+    }
+}
+
+pub fn parts_arrive_where_the_step_list_puts_them_and_send_its_bytes(engine: &Tested) {
+    for (members, seed) in [(1, 3), (2, 5), (3, 7), (4, 11), (4, 12)] {
+        let counts = Counts::new(members, |from, to| {
+            // Some members send nothing, some receive nothing.
+            ((from.0 * 7 + to.0 * 5 + seed) % 4 * (to.0 + seed) % 3) as usize
+        });
+        let of = |own: Member| -> [Vec<usize>; 2] {
+            [counts.sends(own).collect(), counts.receives(own).collect()]
+        };
+        let list = all_to_all_v(&counts);
+        let brought = |own: u32, room: usize| -> Vec<f32> {
+            let sent: usize = counts.sends(Member(own)).sum();
+            let mut buffer: Vec<f32> = (0..sent).map(|n| (own as usize * 100 + n) as f32).collect();
+            buffer.resize(room, -1.0);
+            buffer
+        };
+        let mut listed: Vec<Vec<f32>> =
+            (0..members).map(|own| brought(own, list.elements)).collect();
+        list.apply(&mut listed, Reduction::Sum).unwrap();
+        on_ranks(engine, members, PATIENT, |mut endpoint| {
+            let mut world = endpoint.group(&(0..members).collect::<Vec<_>>()).unwrap();
+            let own = Member(endpoint.rank());
+            let [sent, received] = of(own);
+            let [leaving, arriving] = [&sent, &received].map(|each| each.iter().sum::<usize>());
+            let each = Collective::AllToAllV { sent: &sent, received: &received };
+            let buffer = brought(own.0, leaving.max(arriving));
+            let (after, outcome) = world.run(each, reals(&buffer));
+            outcome.unwrap();
+            let expected = &listed[own.0 as usize][leaving..leaving + arriving];
+            assert_eq!(as_reals(after.view())[..arriving], *expected);
+            let bytes = 4 * list.sent_elements(own) as u64;
+            assert_eq!(endpoint.counters().collective_bytes, bytes);
         });
     }
 }

@@ -1,11 +1,11 @@
 use std::{panic, thread};
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
-use shardloom_fabric::{Call, FabricError, Format, Operation};
+use shardloom_fabric::{Call, Collective, FabricError, Format, Operation};
 
 use crate::ranks::{
     IMPATIENT, Members, PATIENT, Rank, Tested, all_reduce_f64, collective, connect, on_ranks, pool,
-    receive, send,
+    reals, receive, send,
 };
 
 fn all_reduce(
@@ -116,7 +116,7 @@ pub fn a_panicking_rank_says_so(engine: &Tested) {
 
 pub fn different_calls_are_reported_to_all_naming_both(engine: &Tested) {
     type Pair = fn(&mut Members) -> Result<(), FabricError>;
-    let cases: [(Pair, Pair, &str, &str); 4] = [
+    let cases: [(Pair, Pair, &str, &str); 5] = [
         (
             |group| all_reduce(group, 6, Algorithm::Direct),
             |group| all_reduce(group, 5, Algorithm::Direct),
@@ -144,6 +144,18 @@ pub fn different_calls_are_reported_to_all_naming_both(engine: &Tested) {
             |group| all_reduce(group, 6, Algorithm::Direct),
             "barrier",
             "all-reduce of 6 f32 (direct, sum)",
+        ),
+        (
+            |group| {
+                let counts = Collective::AllToAllV { sent: &[1; 4], received: &[1; 4] };
+                group.run(counts, reals(&[0.0; 4])).1
+            },
+            |group| {
+                let (kind, algorithm) = (Kind::AllToAll, Algorithm::Direct);
+                collective(group, kind, algorithm, Reduction::Sum, &mut [0.0; 4])
+            },
+            "all-to-all of f32 with counts",
+            "all-to-all of 4 f32 (direct)",
         ),
     ];
     for (usual, odd, usual_text, odd_text) in cases {

@@ -52,6 +52,7 @@ facts! {
     }
     counts {
         every_part_arrives_whatever_the_counts
+        parts_arrive_where_the_step_list_puts_them_and_send_its_bytes
         counts_may_change_from_call_to_call
         counts_that_differ_break_the_group_on_all_members
         counts_that_do_not_fit_are_refused_with_their_numbers

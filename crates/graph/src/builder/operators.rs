@@ -234,6 +234,9 @@ impl GraphBuilder {
         activation: Activation,
     ) -> Result<ValueId, GraphError> {
         let axes = self.axes(x);
+        if let Some(counts) = self.graph.value(x).counts {
+            return self.rows_pointwise(name, x, counts, activation);
+        }
         self.rowwise(name, OpKind::Pointwise(activation), &[x], &parallel(&axes), &axes, false)
     }
 
@@ -399,8 +402,7 @@ impl GraphBuilder {
         loops.push((vocab, Split::Resolved));
         let inputs = [axes, rows.clone(), rows.clone(), rows.clone(), rows];
         let signature = Signature::by_dim(&loops, &inputs, &[vec![]]);
-        let loss =
-            NewOutput { suffix: None, axes: vec![], dtype: DType::Float, role: Role::Activation };
+        let loss = NewOutput { dtype: DType::Float, ..output(vec![]) };
         let operands = [logits, max, sum, target, targets];
         self.op(name, OpKind::CrossEntropy, &operands, vec![loss], signature)
     }
@@ -425,7 +427,12 @@ impl GraphBuilder {
         self.op(name, kind, inputs, outputs, signature)
     }
 
-    fn same_axes(&self, op: &str, value: ValueId, axes: &[DimId]) -> Result<(), GraphError> {
+    pub(super) fn same_axes(
+        &self,
+        op: &str,
+        value: ValueId,
+        axes: &[DimId],
+    ) -> Result<(), GraphError> {
         if self.graph.value(value).axes == axes {
             return Ok(());
         }
@@ -466,14 +473,14 @@ impl GraphBuilder {
     }
 }
 
-fn output(axes: Vec<DimId>) -> NewOutput {
-    NewOutput { suffix: None, axes, dtype: DType::Real, role: Role::Activation }
+pub(super) fn output(axes: Vec<DimId>) -> NewOutput {
+    NewOutput { suffix: None, axes, dtype: DType::Real, role: Role::Activation, counts: None }
 }
 
-fn auxiliary(suffix: &'static str, axes: Vec<DimId>, dtype: DType) -> NewOutput {
-    NewOutput { suffix: Some(suffix), axes, dtype, role: Role::Auxiliary }
+pub(super) fn auxiliary(suffix: &'static str, axes: Vec<DimId>, dtype: DType) -> NewOutput {
+    NewOutput { suffix: Some(suffix), axes, dtype, role: Role::Auxiliary, counts: None }
 }
 
-fn parallel(dims: &[DimId]) -> Vec<(DimId, Split)> {
+pub(super) fn parallel(dims: &[DimId]) -> Vec<(DimId, Split)> {
     dims.iter().map(|&dim| (dim, Split::Parallel)).collect()
 }

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::op::Overflow;
+
 /// A network written as data.
 ///
 /// An operator's result is called `block.op`, or just `block` where the operator has no name, and its
@@ -81,7 +83,14 @@ use serde::{Deserialize, Serialize};
 /// | `swiglu` | gate, up | |
 /// | `rotary` | x | `theta`, `scaling` |
 /// | `attention` | q, k, v | `keys`, `causal`, `probability` |
+/// | `route` | logits | `experts`, `slots` (of an expert for the rows of one sample), `overflow` |
+/// | `dispatch` | x, route | |
+/// | `expert-contract` | x | `weight` (a matrix for each expert) |
+/// | `combine` | y, route | |
 /// | `cross-entropy` | logits, targets | |
+///
+/// Rows that were dispatched to experts are as many as turn out while running; besides `expert-contract`
+/// and `combine`, `gelu` and `relu` take them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CustomConfig {
@@ -190,6 +199,15 @@ pub struct OpConfig {
     /// Whether an attention sees only earlier keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub causal: Option<bool>,
+    /// The dimension of a routing's experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<String>,
+    /// The dimension of the slots that one expert of a routing has for the rows of one sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<String>,
+    /// What becomes of rows that find no slot: `"drop"` or `"stop"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<Overflow>,
 }
 
 /// A parameter: a new one with `axes` and `init`, or one that exists already.

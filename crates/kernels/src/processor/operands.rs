@@ -59,6 +59,10 @@ pub(super) fn written<'a>(
             let data = DataMut::U8(data.reborrow().elements_mut());
             (dispatch::Output { shape, data, accumulate: *accumulate }, None)
         }
+        Format::U32 => {
+            let data = DataMut::U32(data.reborrow().elements_mut());
+            (dispatch::Output { shape, data, accumulate: *accumulate }, None)
+        }
         Format::F32 => {
             let data = DataMut::F32(data.reborrow().elements_mut());
             (dispatch::Output { shape, data, accumulate: *accumulate }, None)

@@ -18,5 +18,6 @@ mod processor;
 mod random;
 mod reduce;
 mod rotary;
+mod routing;
 mod tiers;
 mod window;

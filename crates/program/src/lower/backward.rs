@@ -10,6 +10,7 @@ use super::boundary::Way;
 use super::emitter::{Emitter, Form, write};
 use super::forward::{self, Kept};
 use super::halves;
+use super::rows::{counts_layout, counts_rows};
 use super::stage::Context;
 use crate::{Action, Instruction, Layout, Mode, ProgramError, Tensor, TensorId, View, Write};
 
@@ -232,6 +233,7 @@ impl Builder<'_> {
         layout: &Layout,
     ) -> Result<Option<View>, ProgramError> {
         let Some(forms) = self.gradients.remove(&value) else { return Ok(None) };
+        self.need_counts(value, layout)?;
         let mut sum: Option<TensorId> = None;
         for (known, tensor) in forms {
             let form = Form { layout: known, operand: View::whole(tensor) };
@@ -259,13 +261,24 @@ impl Builder<'_> {
 
     /// `value` in `layout`, from what is at hand, what the forward pass keeps, or by computing it again.
     fn need(&mut self, value: ValueId, layout: &Layout) -> Result<View, ProgramError> {
+        self.need_counts(value, layout)?;
+        let context = self.emitter.context;
+        let kept = keeps(context.graph, self.policy, value);
+        // Rows and their counts are as large in every layout: they are kept in the one that is read.
+        let node = context.graph.value(value);
+        if kept && (node.counts.is_some() || counts_rows(context.graph, value)) {
+            let is_it = |form: &Form| form.layout == *layout;
+            let has = |forms: Option<&Vec<Form>>| forms.is_some_and(|it| it.iter().any(is_it));
+            if !has(self.emitter.forms.get(&value)) && has(self.forward_forms.get(&value)) {
+                self.keep_in(value, layout.clone());
+            }
+        }
         if let Some(operand) = self.emitter.obtain(value, layout)? {
             return Ok(operand);
         }
-        let context = self.emitter.context;
         let producer = context.graph.value(value).producer.filter(|&op| context.model.holds(op));
         match producer {
-            Some(op) if !keeps(context.graph, self.policy, value) => {
+            Some(op) if !kept => {
                 let node = context.graph.op(op);
                 for (index, &input) in node.inputs.iter().enumerate() {
                     let layout = context.model.assignment(op).input(context.graph, op, index);
@@ -273,14 +286,22 @@ impl Builder<'_> {
                 }
                 self.emitter.forward(op, true)?;
             }
-            _ => self.keep(value),
+            _ => self.keep(value)?,
         }
         let operand = self.emitter.obtain(value, layout)?;
         Ok(operand.expect("a kept or recomputed value has a form"))
     }
 
+    /// Has the counts of `value` at hand, where it has as many rows as turn out while running.
+    fn need_counts(&mut self, value: ValueId, layout: &Layout) -> Result<(), ProgramError> {
+        if let Some(counts) = self.emitter.context.graph.value(value).counts {
+            self.need(counts, &counts_layout(layout))?;
+        }
+        Ok(())
+    }
+
     /// Has the forward pass keep `value`, in the smallest of the complete layouts it has it in.
-    fn keep(&mut self, value: ValueId) {
+    fn keep(&mut self, value: ValueId) -> Result<(), ProgramError> {
         let context = self.emitter.context;
         let global = context.shape(value);
         let elements = |form: &&Form| -> usize {
@@ -292,9 +313,16 @@ impl Builder<'_> {
             Some(form) => form.layout.clone(),
             None => forms[0].layout.clone(),
         };
+        self.need_counts(value, &layout)?;
+        self.keep_in(value, layout);
+        Ok(())
+    }
+
+    /// Has the forward pass keep `value` in a layout that it has it in.
+    fn keep_in(&mut self, value: ValueId, layout: Layout) {
         let tensor = self.emitter.value(value, &layout, "");
         self.emitter.add_form(value, layout.clone(), View::whole(tensor));
-        self.kept.insert(value, (layout, tensor));
+        self.kept.insert((value, layout), tensor);
     }
 }
 

@@ -6,12 +6,13 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, ValueId};
 
+use super::rows::counts_layout;
 use super::stage::Context;
 use crate::redistribution::{Change, cheapest};
 use crate::sync::add;
 use crate::{
-    Action, Collective, Content, Copies, Format, Group, Instruction, Keep, Layout, ProgramError,
-    Shape, Tensor, TensorId, View, Write,
+    Action, Collective, Content, Copies, Counted, Format, Group, Instruction, Keep, Layout,
+    ProgramError, Shape, Tensor, TensorId, View, Write,
 };
 
 /// A value in one layout.
@@ -41,7 +42,13 @@ impl<'a> Emitter<'a> {
         let node = context.graph.value(value);
         let shape = layout.local_shape(&context.shape(value), &context.model.mesh);
         let format = Format::of_value(node.dtype, context.plan.precision);
-        add(self.tensors, of_microbatch(format!("{}{suffix}", node.name), shape, format))
+        let mut tensor = of_microbatch(format!("{}{suffix}", node.name), shape, format);
+        if let Some(by) = node.counts {
+            let counts = self.counts_at_hand(by, layout);
+            let counted = Counted { by, layout: counts_layout(layout) };
+            tensor.shape = Shape::AtMost { bound: tensor.local_shape().to_vec(), counts, counted };
+        }
+        add(self.tensors, tensor)
     }
 
     pub fn push(&mut self, action: Action, reads: Vec<View>, writes: Vec<Write>) {
@@ -90,13 +97,17 @@ impl<'a> Emitter<'a> {
     ) -> Result<View, ProgramError> {
         let mesh = &self.context.model.mesh;
         let global = self.context.shape(value);
+        let node = self.context.graph.value(value);
         let steps = cheapest(&form.layout, layout, &global, mesh).ok_or_else(|| {
             ProgramError::Redistribution {
-                name: self.context.graph.value(value).name.clone(),
+                name: node.name.clone(),
                 from: form.layout.to_string(),
                 to: layout.to_string(),
             }
         })?;
+        if let Some(counts) = node.counts {
+            return self.redistribute_rows((value, counts), form, steps, suffix);
+        }
         let mut operand = form.operand;
         for step in steps {
             let name = format!("{suffix}@{}", step.layout);
@@ -137,12 +148,18 @@ impl<'a> Emitter<'a> {
             }
             _ => return None,
         };
+        Some(self.parts_of(written, like))
+    }
+
+    /// A tensor for the parts of `written` side by side, as large as `like`.
+    pub fn parts_of(&mut self, written: TensorId, like: TensorId) -> TensorId {
+        let tensor = |id: TensorId| &self.tensors[id.0 as usize];
         let parts = Tensor {
             name: format!("parts of {}", tensor(written).name),
             content: Content::Staging,
             ..tensor(like).clone()
         };
-        Some(add(self.tensors, parts))
+        add(self.tensors, parts)
     }
 
     /// Runs the forward pass of `op`, whose inputs `obtain` can get; its outputs become forms.

@@ -7,11 +7,11 @@ use shardloom_graph::ValueId;
 use super::boundary::Way;
 use super::emitter::{Emitter, Form, write};
 use super::stage::Context;
-use crate::{Action, Instruction, Layout, ProgramError, Tensor, TensorId, View};
+use crate::{Action, Instruction, Layout, ProgramError, Shape, Tensor, TensorId, View};
 
-/// Values that the backward pass reads, each in the one layout in which the forward pass keeps it, with
-/// the tensor to keep it in.
-pub(super) type Kept = BTreeMap<ValueId, (Layout, TensorId)>;
+/// Values that the backward pass reads, each in a layout in which the forward pass keeps it, with the tensor
+/// to keep it in.
+pub(super) type Kept = BTreeMap<(ValueId, Layout), TensorId>;
 
 /// The instructions of a forward pass that leaves `kept` behind.
 pub(super) fn body(
@@ -19,11 +19,12 @@ pub(super) fn body(
     tensors: &mut Vec<Tensor>,
     kept: &Kept,
 ) -> Result<Vec<Instruction>, ProgramError> {
+    let known = tensors.len();
     let mut emitter = Emitter::new(context, tensors);
     emit(&mut emitter)?;
     let forms = std::mem::take(&mut emitter.forms);
     let mut instructions = emitter.instructions;
-    rename(&mut instructions, &forms, kept);
+    rename(&mut instructions, &mut tensors[known..], &forms, kept);
     Ok(instructions)
 }
 
@@ -79,13 +80,24 @@ fn emit(emitter: &mut Emitter<'_>) -> Result<(), ProgramError> {
     Ok(())
 }
 
-/// Replaces the tensors that the forward pass made up for kept values by those the backward pass reads.
-fn rename(instructions: &mut [Instruction], forms: &BTreeMap<ValueId, Vec<Form>>, kept: &Kept) {
+/// Replaces the tensors that the forward pass made up for kept values by those the backward pass reads, in
+/// instructions and in the shapes of the other tensors that it made.
+fn rename(
+    instructions: &mut [Instruction],
+    made: &mut [Tensor],
+    forms: &BTreeMap<ValueId, Vec<Form>>,
+    kept: &Kept,
+) {
     let mut names: BTreeMap<TensorId, TensorId> = BTreeMap::new();
-    for (value, (layout, tensor)) in kept {
+    for ((value, layout), tensor) in kept {
         let form = forms[value].iter().find(|form| form.layout == *layout);
         let form = form.expect("kept layouts are chosen among the forward pass's forms");
         names.insert(form.operand.tensor, *tensor);
+    }
+    for tensor in made {
+        if let Shape::AtMost { counts, .. } = &mut tensor.shape {
+            counts.tensor = *names.get(&counts.tensor).unwrap_or(&counts.tensor);
+        }
     }
     for instruction in instructions {
         for read in &mut instruction.reads {

@@ -230,7 +230,9 @@ impl<'a> Parameters<'a> {
         match (held.updated.window, &self.tensor(held.updated).shape) {
             (Window::Share, _) => Extent::Share,
             (_, Shape::Flat(extent)) => *extent,
-            (_, Shape::Local(_)) => unreachable!("weights of a bucket are flat"),
+            (_, Shape::Local(_) | Shape::AtMost { .. }) => {
+                unreachable!("weights of a bucket are flat")
+            }
         }
     }
 

@@ -21,6 +21,7 @@ mod overlap;
 mod owners;
 mod post_validation;
 mod queues;
+mod rows;
 mod sharding;
 mod stage;
 mod stream;

@@ -116,6 +116,7 @@ impl Lines<'_> {
                 let op = graph.op(*op);
                 let kind = match op.kind {
                     OpKind::Contract { .. } => "matrix product",
+                    OpKind::ExpertContract => "matrix product of each expert",
                     _ => op.kind.name(),
                 };
                 format!("{pass} of {} ({kind})", op.name)
@@ -188,6 +189,7 @@ impl Lines<'_> {
             Reduction::Sum => "sum",
             Reduction::Max => "maximum",
         };
+        let rows = instruction.moves_rows(self.0.class);
         let kind = match kind {
             Collective::AllReduce(reduction) => format!("all-reduce ({}", by(reduction)),
             Collective::ReduceScatter { axis, reduction } => {
@@ -195,7 +197,8 @@ impl Lines<'_> {
             }
             Collective::AllGather { axis } => format!("all-gather (axis {axis}"),
             Collective::AllToAll { from, to } => {
-                format!("all-to-all (joins axis {from}, splits axis {to}")
+                let name = if rows { "all-to-all-v" } else { "all-to-all" };
+                format!("{name} (joins axis {from}, splits axis {to}")
             }
         };
         let members = program.members(id, position, group);
@@ -203,7 +206,8 @@ impl Lines<'_> {
             return format!("{kind}, this rank alone)");
         }
         let sent = bytes(program.instruction_sent_bytes(id, position, instruction));
-        format!("{kind}, {algorithm}, {}, sends {sent})", ranks(&members))
+        let most = if rows { "at most " } else { "" };
+        format!("{kind}, {algorithm}, {}, sends {most}{sent})", ranks(&members))
     }
 
     /// The other ends of messages, with the bytes of each.

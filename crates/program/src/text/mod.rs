@@ -37,6 +37,7 @@ run side by side where the machine can, each in order.
   after 5 of E     until instruction 5 below the entry named E has ended for the same micro-batch;
                    `of the last E`: in its last run, whatever the micro-batch
   name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
+  name[<=2,8]      as many rows, side by side, as counts say that are read with it; memory is for all
   name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it
   name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp
   add to           adds to what is there; start or add to: likewise, but the first time since the
@@ -195,6 +196,7 @@ impl Reader<'_> {
     fn shape(&self, id: TensorId) -> String {
         match &self.class.tensor(id).shape {
             Shape::Local(local) => shape(local),
+            Shape::AtMost { bound, .. } => format!("[<={}", &shape(bound)[1..]),
             Shape::Flat(_) => shape(&[self.class.elements(id, self.position)]),
         }
     }

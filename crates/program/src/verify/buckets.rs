@@ -44,6 +44,6 @@ fn fits(tensor: &Tensor, bucket: &Bucket) -> bool {
         Shape::Flat(Extent::Exactly(elements)) => *elements == bucket.elements,
         Shape::Flat(Extent::Share) => true,
         Shape::Flat(Extent::OfParam { param, .. }) => bucket.params.contains(param),
-        Shape::Local(_) => false,
+        Shape::Local(_) | Shape::AtMost { .. } => false,
     }
 }

@@ -14,6 +14,7 @@ mod operators;
 mod races;
 mod routes;
 mod row;
+mod rows;
 mod updates;
 mod versions;
 mod violation;
@@ -62,6 +63,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
     }
     if found.is_empty() {
         operators::check(program, found);
+        program.classes().for_each(|(id, class)| rows::check(class, id, found));
     }
 }
 

@@ -82,6 +82,10 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Load { .. } => counts == (0, 1),
         Action::Kernel { .. } => counts.1 > 0,
         Action::Slice { .. } | Action::Add | Action::Cast => counts == (1, 1),
+        // Rows are read with their counts before and after, and lie side by side on their way to experts.
+        Action::Collective { kind, .. } if instruction.moves_rows(class) => {
+            counts == (3, 1 + usize::from(matches!(kind, Collective::AllToAll { to: 0, .. })))
+        }
         Action::Collective { .. } => counts == (1, 1) || counts == (1, 2),
         Action::Copy => counts.0 == counts.1,
         Action::Send { route } => counts == (1, 0) && (route.0 as usize) < program.routes.len(),
@@ -192,7 +196,7 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
     };
     match view.window {
         Window::Whole => match tensor.shape {
-            Shape::Flat(Extent::Exactly(_)) | Shape::Local(_) => true,
+            Shape::Flat(Extent::Exactly(_)) | Shape::Local(_) | Shape::AtMost { .. } => true,
             Shape::Flat(_) => bucket.is_some(),
         },
         Window::Share => holds_all(tensor),

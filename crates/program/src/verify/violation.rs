@@ -52,6 +52,22 @@ pub enum Violation {
         /// What it writes.
         written: String,
     },
+    /// Rows whose number is known only while running are read, written or moved without their counts.
+    #[error("{at}: how many rows {tensor} has is not among what is read")]
+    Counts {
+        /// Where.
+        at: Site,
+        /// The rows.
+        tensor: String,
+    },
+    /// Rows are treated as another routing decided, or as rows are not.
+    #[error("{at}: {tensor} is not treated as the routing of its rows decided")]
+    Rows {
+        /// Where.
+        at: Site,
+        /// The rows.
+        tensor: String,
+    },
     /// The two ends of an instruction store their elements differently.
     #[error("{at}: {read} and {written} have different formats")]
     Formats {

@@ -5,7 +5,7 @@ use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{Action, Class, ClassId, Control, Entry, Instruction, Mode, Program};
 
 use crate::programs::{
-    both_ways, gpt, lowered, mesh, pipeline, program, replicas, stashed, uniform, validated,
+    both_ways, gpt, lowered, mesh, pipeline, program, replicas, routed, stashed, uniform, validated,
 };
 
 /// Programs that differ in what they have to keep to.
@@ -19,7 +19,7 @@ fn several() -> Vec<Program> {
     let split = program(ScheduleKind::OneForwardOneBackward, 2, mesh(2, 2), 2);
     let replicas = (0..=3).map(replicas);
     let others = [pipeline(), stashed(), validated(), both_ways(), split, of(&lamb), of(&mixed)];
-    replicas.chain(others).collect()
+    replicas.chain(others).chain([routed(1)]).collect()
 }
 
 /// Each program with one change after another, made at every instruction.

@@ -3,6 +3,7 @@
 mod everywhere;
 mod mutations;
 mod programs;
+mod rows;
 
 use shardloom_plan::{Plan, ScheduleKind, Weights};
 use shardloom_program::verify::verify;

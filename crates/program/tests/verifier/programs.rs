@@ -81,3 +81,15 @@ pub fn validated() -> Program {
 pub fn both_ways() -> Program {
     program(ScheduleKind::Chimera, 2, Mesh::SINGLE, 0)
 }
+
+/// The example with rows that choose their experts while running, on two ranks that have half of the experts
+/// each.
+pub fn routed(pp: usize) -> Program {
+    let text = include_str!("../../../../examples/models/routed-experts.toml");
+    let spec = ModelSpec::from_toml(text, "routed-experts.toml").expect("a valid model");
+    let graph = spec.graph().expect("a valid model");
+    let uniform = uniform(ScheduleKind::OneForwardOneBackward, pp, mesh(2, 1), 0);
+    let plan = uniform.plan(&graph, "model", "local");
+    let layout = "expert:dp, batch:dp".to_owned().try_into().expect("two rules");
+    lowered(&graph, &Plan { layout, ..plan })
+}

@@ -10,7 +10,7 @@ use shardloom_program::timeline::Track;
 
 use shardloom_checkpoint::{Checkpoint, Saved, Shard, Shards, Snapshot};
 
-use crate::rank::{OwnedPiece, StepOutcome};
+use crate::rank::{NotedRows, OwnedPiece, StepOutcome};
 
 /// What all ranks are told to do, in the same order.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +31,8 @@ pub(crate) enum StateCommand {
     FindNonFinite,
     /// Say how many updates the parameters have had that the rank updates.
     ReportUpdates,
+    /// Say how many rows went to which experts in the last step that was trained.
+    ReportRows,
     /// Bring the weights that the rank owns.
     BringWeights,
     /// Bring all that the rank owns.
@@ -106,6 +108,8 @@ pub(crate) enum Answer {
     NonFinite(Option<String>),
     /// How many updates parameters have had, by name.
     Updates(Vec<(String, u64)>),
+    /// What it counted of rows that choose experts.
+    Rows(Vec<NotedRows>),
     /// What the rank owns.
     Pieces(Vec<OwnedPiece>),
     /// What it has written.
@@ -178,6 +182,7 @@ mod tests {
         let of_state = [
             StateCommand::FindNonFinite,
             StateCommand::ReportUpdates,
+            StateCommand::ReportRows,
             StateCommand::BringWeights,
             StateCommand::BringAll,
             StateCommand::Save(shards),
@@ -201,11 +206,15 @@ mod tests {
         let owned = r#"{"name":"w","global_shape":[2,3],"start":[0,1],"extent":[2,2],"first":1,
             "values":[0.1,3e-39]}"#;
         let owned: OwnedPiece = serde_json::from_str(owned).expect("a piece");
+        let counted = r#"[{"counts":3,"microbatch":1,"of":[2,2],"placement":{"start":[0,1],"extent":[2,1]},
+            "rows":[5,0]}]"#;
+        let counted = serde_json::from_str(counted).expect("counts of rows");
         let answers = [
             None,
             Some(Answer::Done),
             Some(Answer::NonFinite(Some("w".to_owned()))),
             Some(Answer::Updates(vec![("w".to_owned(), 4)])),
+            Some(Answer::Rows(counted)),
             Some(Answer::Pieces(vec![owned])),
             Some(Answer::Shard(shard)),
         ];

@@ -8,7 +8,7 @@ use shardloom_graph::Reduction as Partial;
 use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
 use crate::Result;
-use crate::rank::{Contribution, Rank};
+use crate::rank::{Brought, Contribution, Rank};
 
 /// A rank's communicators, and which of its instructions meet in which of them.
 #[derive(Default)]
@@ -38,7 +38,8 @@ impl Communicators {
     ) -> Result<Contribution> {
         let known = self.known(endpoint, rank, instruction)?;
         let Some((communicator, meeting)) = known else { return Ok(contribution) };
-        let (contribution, outcome) = self.made[communicator].1.run(meeting, contribution);
+        let handle = self.begin(communicator, meeting, contribution);
+        let (contribution, outcome) = self.made[communicator].1.wait(handle);
         outcome?;
         Ok(contribution)
     }
@@ -53,8 +54,26 @@ impl Communicators {
     ) -> Result<Started> {
         let known = self.known(endpoint, rank, instruction)?;
         let Some((communicator, meeting)) = known else { return Ok(Started::Alone(contribution)) };
-        let handle = self.made[communicator].1.start(meeting, contribution);
+        let handle = self.begin(communicator, meeting, contribution);
         Ok(Started::Together(communicator, handle))
+    }
+
+    /// Starts what is brought into a communicator. Rows go by counts of their own each time.
+    fn begin(
+        &mut self,
+        communicator: usize,
+        meeting: Meeting<'_>,
+        contribution: Contribution,
+    ) -> Handle {
+        let (_, communicator) = &mut self.made[communicator];
+        match &contribution.part {
+            Brought::Rows(rows) => {
+                let (sent, received) = (rows.sent.clone(), rows.received.clone());
+                let meeting = Meeting::AllToAllV { sent: &sent, received: &received };
+                communicator.start(meeting, contribution)
+            }
+            Brought::Elements(..) | Brought::Scalar(_) => communicator.start(meeting, contribution),
+        }
     }
 
     /// What a collective that was started came to, once it has ended.

@@ -15,6 +15,7 @@ pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answe
             Ok(Answer::NonFinite(broken.map(|piece| piece.name().to_owned())))
         }
         StateCommand::ReportUpdates => Ok(Answer::Updates(rank.updates())),
+        StateCommand::ReportRows => Ok(Answer::Rows(rank.row_counts())),
         StateCommand::BringWeights => Ok(Answer::Pieces(rank.weight_pieces())),
         StateCommand::BringAll => Ok(Answer::Pieces(pieces(rank))),
         StateCommand::Save(shards) => {

@@ -11,19 +11,22 @@ use std::time::Duration;
 use cpu_time::ThreadTime;
 use half::bf16;
 use shardloom_cluster::Cluster;
-use shardloom_collectives::{Element, Reduction, plan};
+use shardloom_collectives::{Counts, Element, Member, Reduction, all_to_all_v, plan};
 use shardloom_fabric::{Endpoint, Engine, InProcess, Settings};
 use shardloom_kernels::{Arithmetic, Format};
-use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::timeline::{Clock, Picos, Track};
 use shardloom_program::{
-    Action, BodyId, Class, Control, Entry, Guard, Issued, Outstanding, Program, Rank as RankId,
+    Action, BodyId, Class, Control, Entry, Guard, Issued, MeasuredRows, Outstanding, Program,
+    Rank as RankId,
 };
-use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
+use shardloom_sim::{
+    Actor, Call, Driver, Modelled, Options, Recorder, Recording, RowCounts, Simulation, run,
+};
 
 use super::communicators::reduction;
 use super::messages::{Messages, tag};
 use super::{Command, Crew, Done, FULL_POOL, state};
-use crate::rank::{Begun, Brought, Contribution, Rank, Shared, StepOutcome};
+use crate::rank::{Begun, Brought, Contribution, Rank, RowExchange, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// All ranks of a run, in one thread.
@@ -99,10 +102,13 @@ impl VirtualCrew {
                     rank.begin_steps(*first_step, *steps);
                 }
                 let shared = Arc::clone(&self.shared);
+                let before = self.sent_bytes.clone();
                 let (simulation, recording) = self.follow(&shared.program, *steps)?;
                 self.recording = Some(recording);
-                for (track, slot) in simulation.timeline.tracks.into_iter().zip(&mut tracks) {
-                    *slot = Some(track);
+                let sent = self.sent_bytes.iter().zip(before).map(|(after, before)| after - before);
+                let all = simulation.timeline.tracks.into_iter().zip(sent);
+                for ((track, sent_bytes), slot) in all.zip(&mut tracks) {
+                    *slot = Some(Track { sent_bytes, ..track });
                 }
                 for (rank, outcomes) in self.ranks.iter_mut().zip(&mut outcomes) {
                     *outcomes = rank.end_steps(*steps);
@@ -153,7 +159,8 @@ impl VirtualCrew {
 
     /// Runs the control of `program` for so many steps.
     fn follow(&mut self, program: &Program, steps: u32) -> Result<(Simulation, Recording)> {
-        let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
+        let model = Modelled::new(&self.shared.graph, &self.cluster, program)?
+            .with_rows(RowCounts::Measured(MeasuredRows::default()));
         let driver = Executing {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
@@ -250,7 +257,13 @@ impl Driver for Executing<'_> {
         let microbatch = call.run.microbatch.unwrap_or(0);
         let start = ThreadTime::now();
         self.rank(call).execute(call.instruction, microbatch)?;
-        Ok(picos(start.elapsed()))
+        let span = picos(start.elapsed());
+        // How long rows are under way depends on how many there are.
+        if let RowCounts::Measured(measured) = self.model.row_counts() {
+            let rank = &self.ranks[call.actor.rank.0 as usize];
+            rank.add_new_row_counts(call.instruction, microbatch, measured);
+        }
+        Ok(span)
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<()> {
@@ -303,9 +316,14 @@ impl Driver for Executing<'_> {
         for call in members {
             let microbatch = call.run.microbatch;
             let (contribution, own) = self.rank(call).contribute(call.instruction, microbatch);
+            match &contribution.part {
+                Brought::Rows(rows) => {
+                    self.sent_bytes[call.actor.rank.0 as usize] += rows.sent_bytes();
+                }
+                Brought::Elements(..) | Brought::Scalar(_) => self.count(call),
+            }
             contributions.push(contribution);
             begun.push(own);
-            self.count(call);
         }
         let first = &members[0];
         let rank = &self.ranks[first.actor.rank.0 as usize];
@@ -329,6 +347,10 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     let Some(spec) = spec.filter(|spec| members.len() > 1 && spec.elements > 0) else {
         return Ok(());
     };
+    if let Brought::Rows(_) = members[0].part {
+        exchange_rows(rank, members);
+        return Ok(());
+    }
     let reduction = reduction(call.instruction);
     let list = plan(spec.kind, spec.algorithm, members.len() as u32, spec.elements)
         .expect("the plan's validation and `exchange` choose algorithms that exist");
@@ -336,7 +358,9 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     if let Brought::Scalar(_) = members[0].part {
         let number = |member: &Contribution| match member.part {
             Brought::Scalar(number) => vec![number],
-            Brought::Elements(..) => unreachable!("members bring the same kind of thing"),
+            Brought::Elements(..) | Brought::Rows(_) => {
+                unreachable!("members bring the same kind of thing")
+            }
         };
         let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
         list.apply(&mut numbers, reduction).expect(fits);
@@ -376,6 +400,35 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
 /// What a call runs.
 fn at(call: &Call<'_>) -> Issued {
     Issued { body: call.run.entry.body, index: call.index as u32, microbatch: call.run.microbatch }
+}
+
+/// Exchanges the rows of all members.
+fn exchange_rows(rank: &Rank, members: &mut [Contribution]) {
+    let mut all: Vec<&mut RowExchange> = members
+        .iter_mut()
+        .map(|member| match &mut member.part {
+            Brought::Rows(rows) => rows,
+            Brought::Elements(..) | Brought::Scalar(_) => {
+                unreachable!("members bring the same kind of thing")
+            }
+        })
+        .collect();
+    let sent = |from: Member, to: Member| all[from.0 as usize].sent[to.0 as usize];
+    let list = all_to_all_v(&Counts::new(all.len() as u32, sent));
+    let brought = |rows: &&mut RowExchange| {
+        let sent = rows.sent.iter().sum();
+        let mut values = rank.device().reals(rows.buffer.view().slice(0..sent));
+        values.resize(list.elements, 0.0);
+        values
+    };
+    let mut values: Vec<Vec<f32>> = all.iter().map(brought).collect();
+    list.apply(&mut values, Reduction::Sum).expect("contributions have the list's size");
+    for (rows, values) in all.iter_mut().zip(values) {
+        let sent: usize = rows.sent.iter().sum();
+        let received: usize = rows.received.iter().sum();
+        let room = rows.buffer.view_mut().slice(0..received);
+        rank.device().set_reals(&values[sent..sent + received], room);
+    }
 }
 
 /// A number that bfloat16 has: reduced in fp32 and rounded, as devices combine them.

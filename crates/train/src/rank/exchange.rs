@@ -10,6 +10,7 @@ use shardloom_program::{Action, Collective, Content, Instruction, Issued, Mode, 
 
 use super::Rank;
 use super::arena::Now;
+use super::rows::RowExchange;
 
 /// A rank's part in a collective: before it what the rank brings, after it the result, in place. It is
 /// what training lends to an engine.
@@ -25,6 +26,8 @@ pub(crate) enum Part {
     Elements(Buffer, Range<usize>),
     /// A number in double precision.
     Scalar(f64),
+    /// Rows, as many as have turned out.
+    Rows(RowExchange),
 }
 
 /// A collective that a rank has come to: what it needs to go on with it when it has ended.
@@ -45,6 +48,11 @@ impl Lent for Contribution {
                 device.lend(buffer.view_mut().slice(range.clone()), work);
             }
             Part::Scalar(number) => work(ViewMut::F64(std::slice::from_mut(number))),
+            Part::Rows(rows) => {
+                let device = Arc::clone(rows.buffer.device());
+                let filled = rows.filled();
+                device.lend(rows.buffer.view_mut().slice(filled), work);
+            }
         }
         self.worked = Some((start, Instant::now()));
     }
@@ -69,6 +77,9 @@ impl Rank {
         let Action::Collective { kind, .. } = instruction.action else {
             unreachable!("{:?} is no collective", instruction.action)
         };
+        if instruction.moves_rows(self.class()) {
+            return self.bring_rows(instruction, microbatch);
+        }
         let (read, write) = (instruction.reads[0], instruction.writes[0].to);
         let content = self.class().tensor(read.tensor).content;
         if content == Content::Norm {
@@ -114,6 +125,7 @@ impl Rank {
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
         match (result.part, kind) {
             (Part::Scalar(squared), _) => self.set_squared_norm(squared),
+            (Part::Rows(rows), _) => self.settle_rows(instruction, microbatch, (rows, place)),
             (Part::Elements(buffer, _), _) if !flat => {
                 self.settle(kind, instruction, microbatch, (buffer, place));
             }

@@ -14,6 +14,7 @@ mod parameters;
 mod pieces;
 mod redistribute;
 mod routes;
+mod rows;
 mod scratch;
 mod store;
 mod update;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use shardloom_data::{Part, Source};
+use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::{Buffer, Device, Memory};
 use shardloom_plan::Axis;
@@ -38,6 +40,9 @@ use inputs::Inputs;
 use norm::Norm;
 use parameters::Parameters;
 pub(crate) use pieces::OwnedPiece;
+use rows::CountedRows;
+pub(crate) use rows::NotedRows;
+pub use rows::RowExchange;
 use store::Store;
 pub(crate) use update::StepOutcome;
 
@@ -90,6 +95,7 @@ pub(crate) struct Rank {
     /// This rank's part of the loss of each micro-batch of steps that it has begun, counted from the first of
     /// the row.
     losses: Vec<(u32, f64)>,
+    counted: CountedRows,
 }
 
 /// What the rank is at.
@@ -123,6 +129,7 @@ impl Rank {
         let updates = node.updates();
         let now = Now { step: 0, of_step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
         let norm = Norm::new(node);
+        let counted = CountedRows::new(&shared.graph, &shared.program, node, position);
         let shared = Arc::clone(shared);
         Rank {
             shared,
@@ -141,6 +148,7 @@ impl Rank {
             outcomes: vec![],
             norm,
             losses: vec![],
+            counted,
         }
     }
 
@@ -304,6 +312,9 @@ impl Rank {
             Action::Load { value, .. } => self.load(*value, instruction, microbatch)?,
             Action::Kernel { op, pass, assignment, .. } => {
                 self.compute(*op, *pass, assignment, instruction, microbatch);
+                if *pass == Pass::Forward {
+                    self.note_rows(*op, instruction, microbatch)?;
+                }
             }
             Action::Slice { axis, over } => self.slice(*axis, *over, instruction, microbatch),
             Action::Add | Action::Copy => self.combine(instruction, microbatch),

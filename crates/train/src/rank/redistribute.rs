@@ -36,7 +36,7 @@ impl Rank {
     }
 
     /// The place of this rank among those that it changes a layout with, and how many they are.
-    fn place_in_group(&self, instruction: &Instruction) -> (usize, usize) {
+    pub(super) fn place_in_group(&self, instruction: &Instruction) -> (usize, usize) {
         let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
             unreachable!("layouts change within a mesh")
         };
@@ -95,6 +95,9 @@ impl Rank {
         let Action::Collective { kind, .. } = instruction.action else { return None };
         let to = instruction.writes[0].to.tensor;
         let class = self.class();
+        if instruction.moves_rows(class) {
+            return self.rows_place(instruction);
+        }
         let stays = match kind {
             _ if class.tensor(to).content != Content::Activation => true,
             Collective::AllReduce(_) => true,

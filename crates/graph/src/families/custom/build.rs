@@ -194,6 +194,21 @@ impl Build {
                 let keys = self.axes(place, "keys", std::slice::from_ref(keys))?[0];
                 self.net.attention(&full, q, k, v, keys, causal, probability)
             }
+            ("route", &[logits]) => {
+                let missing = |key| place.error(key, "the kind route needs it");
+                let experts = op.experts.as_ref().ok_or_else(|| missing("experts"))?;
+                let slots = op.slots.as_ref().ok_or_else(|| missing("slots"))?;
+                let overflow = op.overflow.ok_or_else(|| missing("overflow"))?;
+                let experts = self.axes(place, "experts", std::slice::from_ref(experts))?[0];
+                let slots = self.axes(place, "slots", std::slice::from_ref(slots))?[0];
+                self.net.route(&full, logits, experts, slots, overflow)
+            }
+            ("dispatch", &[x, routed]) => self.net.dispatch(&full, x, routed),
+            ("expert-contract", &[x]) => {
+                let weight = parameter("weight", &op.weight)?;
+                self.net.expert_contract(&full, x, weight)
+            }
+            ("combine", &[y, routed]) => self.net.combine(&full, y, routed),
             ("cross-entropy", &[logits, targets]) => {
                 if self.loss.is_some() {
                     return Err(place.error("kind", "a network has one cross-entropy, its loss"));

@@ -38,6 +38,10 @@ pub(super) const KINDS: &[Kind] = &[
     kind("swiglu", &["gate", "up"], &[]),
     kind("rotary", &["x"], &["theta", "scaling"]),
     kind("attention", &["q", "k", "v"], &["keys", "causal", "probability"]),
+    kind("route", &["logits"], &["experts", "slots", "overflow"]),
+    kind("dispatch", &["x", "route"], &[]),
+    kind("expert-contract", &["x"], &["weight"]),
+    kind("combine", &["y", "route"], &[]),
     kind("cross-entropy", &["logits", "targets"], &[]),
 ];
 
@@ -57,6 +61,9 @@ impl OpConfig {
             ("joined", self.joined.is_some()),
             ("keys", self.keys.is_some()),
             ("causal", self.causal.is_some()),
+            ("experts", self.experts.is_some()),
+            ("slots", self.slots.is_some()),
+            ("overflow", self.overflow.is_some()),
         ]
         .into_iter()
         .filter_map(|(key, given)| given.then_some(key))

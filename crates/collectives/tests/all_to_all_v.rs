@@ -1,0 +1,55 @@
+//! An all-to-all of unequal parts leaves what its counts promise.
+
+use proptest::{prelude::*, test_runner::RngSeed};
+use shardloom_collectives::{Counts, Member, Reduction, all_to_all_v};
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 64,
+        rng_seed: RngSeed::Fixed(2021),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_member_has_what_all_sent_it_in_the_order_of_senders(
+        members in 1..6u32,
+        table in prop::collection::vec(0..5usize, 25),
+    ) {
+        let counts = Counts::new(members, |from, to| table[(from.0 * 5 + to.0) as usize]);
+        let list = all_to_all_v(&counts);
+        // What each sends to each: numbers that occur nowhere else.
+        let part = |from: u32, to: u32| -> Vec<f64> {
+            let first = f64::from((from * 5 + to) * 10);
+            (0..table[(from * 5 + to) as usize]).map(|at| first + at as f64).collect()
+        };
+        let mut buffers: Vec<Vec<f64>> = (0..members)
+            .map(|from| {
+                let mut sent: Vec<f64> = (0..members).flat_map(|to| part(from, to)).collect();
+                sent.resize(list.elements, f64::NAN);
+                sent
+            })
+            .collect();
+        list.apply(&mut buffers, Reduction::Sum)?;
+        for (to, buffer) in (0..members).zip(&buffers) {
+            let sent: usize = counts.sends(Member(to)).sum();
+            let received: Vec<f64> = (0..members).flat_map(|from| part(from, to)).collect();
+            prop_assert_eq!(&buffer[sent..sent + received.len()], &received[..]);
+            let own = table[(to * 5 + to) as usize];
+            prop_assert_eq!(list.sent_elements(Member(to)), sent - own);
+            prop_assert_eq!(counts.sent_elements(Member(to)), sent - own);
+            prop_assert_eq!(counts.received_elements(Member(to)), received.len() - own);
+            prop_assert!(counts.busiest() >= sent - own && counts.busiest() >= received.len() - own);
+        }
+    }
+}
+
+#[test]
+fn the_busiest_member_may_be_a_sender_or_a_receiver() {
+    let table = [[9, 1, 2], [0, 9, 4], [0, 0, 9]];
+    let counts = Counts::new(3, |from, to| table[from.0 as usize][to.0 as usize]);
+    // Member 2 receives 2 and 4; nobody sends more than 4.
+    assert_eq!(counts.busiest(), 6);
+    let turned = Counts::new(3, |from, to| table[to.0 as usize][from.0 as usize]);
+    assert_eq!(turned.busiest(), 6);
+}

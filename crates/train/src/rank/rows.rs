@@ -1,0 +1,322 @@
+//! Rows whose number is known only while running: their exchange between experts and samples, and what is
+//! counted of them.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use shardloom_data::Part;
+use shardloom_graph::op::Overflow;
+use shardloom_graph::{Graph, OpId, OpKind, ValueId};
+use shardloom_kernels::{Buffer, Device, View};
+use shardloom_program::{
+    Action, Assignment, Class, Collective, Instruction, MeasuredRows, Placement, Program,
+};
+use smallvec::{SmallVec, smallvec};
+
+use super::Rank;
+use super::exchange::Part as Brought;
+use crate::{Error, Result};
+
+/// One number for each member of a group.
+type PerMember = SmallVec<[usize; 8]>;
+
+/// A rank's part in an exchange of rows.
+pub struct RowExchange {
+    /// It begins with what goes to the members, one after the other, and afterwards with what came from them.
+    pub(crate) buffer: Buffer,
+    /// Elements to each member.
+    pub(crate) sent: PerMember,
+    /// Elements from each member.
+    pub(crate) received: PerMember,
+    /// This rank's place among the members.
+    own: usize,
+}
+
+impl RowExchange {
+    /// Where in the buffer rows lie before or afterwards.
+    pub(crate) fn filled(&self) -> Range<usize> {
+        let [sent, received] = [&self.sent, &self.received].map(|each| each.iter().sum::<usize>());
+        0..sent.max(received)
+    }
+
+    /// Bytes that go to others.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        let elements = self.sent.iter().sum::<usize>() - self.sent[self.own];
+        (elements * self.buffer.format().bytes()) as u64
+    }
+}
+
+/// Numbers of rows, on the host.
+fn counted(device: &dyn Device, counts: View<'_>) -> Vec<usize> {
+    device.reals(counts).into_iter().map(|count| count as usize).collect()
+}
+
+/// Rows by two indices: those that a rank keeps together, and members of its group.
+struct Blocks {
+    /// `[own, members]`: rows of each.
+    rows: Vec<usize>,
+    members: usize,
+    width: usize,
+}
+
+impl Blocks {
+    /// The rows that `counts [experts, samples]` says, by expert and by the member that has the sample.
+    fn by_expert(counts: &[usize], experts: usize, members: usize, width: usize) -> Blocks {
+        let samples = counts.len() / experts;
+        let each = counts.chunks_exact(samples / members);
+        Blocks { rows: each.map(|counts| counts.iter().sum()).collect(), members, width }
+    }
+
+    /// Elements of each member's blocks.
+    fn by_member(&self) -> PerMember {
+        let mut elements: PerMember = smallvec![0; self.members];
+        for rows in self.rows.chunks_exact(self.members) {
+            elements.iter_mut().zip(rows).for_each(|(sum, rows)| *sum += rows * self.width);
+        }
+        elements
+    }
+
+    /// Calls `visit` for each block with where it lies: if experts come first, and if members do.
+    fn each(&self, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
+        let mut by_member = self.by_member();
+        let mut first = 0;
+        for elements in &mut by_member {
+            first += std::mem::replace(elements, first);
+        }
+        let mut at = 0;
+        for (index, rows) in self.rows.iter().enumerate() {
+            let (elements, by_member) = (rows * self.width, &mut by_member[index % self.members]);
+            visit(at..at + elements, *by_member..*by_member + elements);
+            at += elements;
+            *by_member += elements;
+        }
+    }
+
+    /// From the order of members to the order of experts.
+    fn join(&self, device: &dyn Device, from: &Buffer, to: &mut Buffer) {
+        self.each(|of_expert, of_member| {
+            device.copy(from.view().slice(of_member), to.view_mut().slice(of_expert));
+        });
+    }
+
+    /// From the order of experts to the order of members.
+    fn cut(&self, device: &dyn Device, from: &Buffer, to: &mut Buffer) {
+        self.each(|of_expert, of_member| {
+            device.copy(from.view().slice(of_expert), to.view_mut().slice(of_member));
+        });
+    }
+}
+
+/// Elements of the rows of each of so many runs of experts.
+fn by_run(counts: &[usize], runs: usize, width: usize) -> PerMember {
+    let each = counts.chunks_exact(counts.len() / runs);
+    each.map(|counts| counts.iter().sum::<usize>() * width).collect()
+}
+
+/// Whether rows go to their experts, and not back to their samples.
+fn to_experts(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.action,
+        Action::Collective { kind: Collective::AllToAll { to: 0, .. }, .. }
+    )
+}
+
+impl Rank {
+    /// What this rank brings into an exchange of rows. Rows that it sends to their experts lie as they are
+    /// sent; those that it sends back are cut by who has their samples, and arrive as they lie.
+    pub(super) fn bring_rows(&mut self, instruction: &Instruction, microbatch: u32) -> Brought {
+        let [rows, own, others] = [0, 1, 2].map(|index| instruction.reads[index].tensor);
+        let (place, members) = self.place_in_group(instruction);
+        let bound = self.class().tensor(rows).local_shape();
+        let (experts, width, room) = (bound[0], bound[3], bound.iter().product());
+        let device = &**self.device();
+        let counts = |tensor| counted(device, self.store.get(tensor, microbatch).view());
+        let (own, others) = (counts(own), counts(others));
+        let held = self.store.get(rows, microbatch);
+        let exchange = match to_experts(instruction) {
+            true => {
+                let sent = by_run(&own, members, width);
+                let all = 0..sent.iter().sum();
+                let mut buffer = self.arena.take(instruction.writes[1].to.tensor, room);
+                device.copy(held.view().slice(all.clone()), buffer.view_mut().slice(all));
+                let blocks = Blocks::by_expert(&others, experts / members, members, width);
+                RowExchange { buffer, sent, received: blocks.by_member(), own: place }
+            }
+            false => {
+                let blocks = Blocks::by_expert(&own, experts, members, width);
+                let mut buffer = self.arena.take(instruction.writes[0].to.tensor, room);
+                blocks.cut(device, held, &mut buffer);
+                let received = by_run(&others, members, width);
+                RowExchange { buffer, sent: blocks.by_member(), received, own: place }
+            }
+        };
+        Brought::Rows(exchange)
+    }
+
+    /// Where rows that have come to their experts are joined, if not where the exchange leaves them.
+    pub(super) fn rows_place(&self, instruction: &Instruction) -> Option<Buffer> {
+        let result = instruction.writes[0].to.tensor;
+        let room = self.class().tensor(result).local_shape().iter().product();
+        to_experts(instruction).then(|| self.arena.take(result, room))
+    }
+
+    /// Takes the result of an exchange of rows.
+    pub(super) fn settle_rows(
+        &mut self,
+        instruction: &Instruction,
+        microbatch: u32,
+        (exchange, place): (RowExchange, Option<Buffer>),
+    ) {
+        let result = instruction.writes[0].to.tensor;
+        let arrived =
+            match place {
+                Some(mut joined) => {
+                    let (_, members) = self.place_in_group(instruction);
+                    let bound = self.class().tensor(result).local_shape();
+                    let (experts, width) = (bound[0], bound[3]);
+                    let device = &**self.device();
+                    let counts = self.store.get(instruction.reads[2].tensor, microbatch);
+                    Blocks::by_expert(&counted(device, counts.view()), experts, members, width)
+                        .join(device, &exchange.buffer, &mut joined);
+                    joined
+                }
+                None => exchange.buffer,
+            };
+        self.store.put(result, microbatch, arrived);
+    }
+
+    /// Notes how many rows a routing gave to each expert.
+    ///
+    /// # Errors
+    /// If an expert has more than it has slots for and that is to stop the run.
+    pub(super) fn note_rows(
+        &mut self,
+        op: OpId,
+        instruction: &Instruction,
+        microbatch: u32,
+    ) -> Result<()> {
+        let node = self.shared.graph.op(op);
+        let OpKind::Route { slots, overflow } = node.kind else { return Ok(()) };
+        let counts = self.store.get(instruction.writes[3].to.tensor, microbatch);
+        let counts = counted(&**self.device(), counts.view());
+        let Some(log) = self.counted.0.iter_mut().find(|log| log.op == op) else { return Ok(()) };
+        let samples = log.placement.extent[1];
+        let over = counts.iter().position(|&count| count > slots);
+        if let (Some(at), Overflow::Stop) = (over, overflow) {
+            let (expert, sample) = (at / samples, at % samples);
+            let (microbatch, program) = (u64::from(microbatch), &self.shared.program);
+            let first = microbatch * program.microbatch_samples as u64;
+            return Err(Error::Overflow {
+                step: self.now.first_step + microbatch / program.microbatches as u64,
+                layer: node.name.clone(),
+                expert,
+                sample: self.now.first_sample + first + (log.placement.start[1] + sample) as u64,
+                count: counts[at] as u64,
+                bound: slots as u64,
+            });
+        }
+        if self.now.part == Part::Validation {
+            return Ok(());
+        }
+        let place = microbatch as usize % log.microbatches * counts.len();
+        let noted = log.counts[place..].iter_mut().zip(counts);
+        noted.for_each(|(noted, count)| *noted = count as u32);
+        Ok(())
+    }
+
+    /// What this rank counted of the rows of the last step that was trained.
+    pub fn row_counts(&self) -> Vec<NotedRows> {
+        let of = |log: &Log| -> Vec<NotedRows> {
+            (0..log.microbatches as u32).map(|microbatch| log.noted(microbatch)).collect()
+        };
+        self.counted.0.iter().flat_map(of).collect()
+    }
+
+    /// Adds what this rank has just counted, if the instruction that it ran was a routing.
+    pub fn add_new_row_counts(
+        &self,
+        instruction: &Instruction,
+        microbatch: u32,
+        all: &mut MeasuredRows,
+    ) {
+        let Action::Kernel { op, .. } = instruction.action else { return };
+        if let Some(log) = self.counted.0.iter().find(|log| log.op == op) {
+            log.noted(microbatch % log.microbatches as u32).add_to(all);
+        }
+    }
+}
+
+/// What a rank has counted, by routing.
+pub(super) struct CountedRows(Vec<Log>);
+
+/// The counts of one routing.
+struct Log {
+    op: OpId,
+    value: ValueId,
+    /// Experts and samples of a micro-batch.
+    of: [usize; 2],
+    /// Those that are counted here.
+    placement: Placement,
+    microbatches: usize,
+    /// `[microbatches, experts, samples]`
+    counts: Vec<u32>,
+}
+
+impl CountedRows {
+    /// Room for all that `position` of `class` counts in a step.
+    pub fn new(graph: &Graph, program: &Program, class: &Class, position: usize) -> CountedRows {
+        let mut logs: Vec<Log> = vec![];
+        let extents = program.microbatch_extents(graph);
+        let kernels = class.bodies.iter().flat_map(|body| &body.instructions);
+        let kernels = kernels.filter_map(|it| match &it.action {
+            Action::Kernel { op, assignment, .. } => Some((*op, assignment)),
+            _ => None,
+        });
+        let routings = kernels.filter(|&(op, _): &(OpId, &Assignment)| {
+            matches!(graph.op(op).kind, OpKind::Route { .. })
+        });
+        for (op, assignment) in routings {
+            if logs.iter().any(|log| log.op == op) {
+                continue;
+            }
+            let value = graph.op(op).outputs[3];
+            let shape = extents.shape(&graph.value(value).axes);
+            let placement =
+                assignment.output(graph, op, 3).placement(&shape, &class.mesh, position);
+            let microbatches = program.microbatches;
+            let counts = vec![0; microbatches * placement.elements()];
+            let of = [shape[0], shape[1]];
+            logs.push(Log { op, value, of, placement, microbatches, counts });
+        }
+        CountedRows(logs)
+    }
+}
+
+impl Log {
+    fn noted(&self, microbatch: u32) -> NotedRows {
+        let elements = self.placement.elements();
+        let rows = self.counts[microbatch as usize * elements..][..elements].to_vec();
+        let Log { value, of, placement, .. } = self;
+        NotedRows { counts: *value, microbatch, of: *of, placement: placement.clone(), rows }
+    }
+}
+
+/// What one rank counted of a routing's rows in a micro-batch of a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NotedRows {
+    counts: ValueId,
+    microbatch: u32,
+    /// Experts and samples of the micro-batch.
+    of: [usize; 2],
+    /// Those that were counted.
+    placement: Placement,
+    /// `[experts, samples]` of these.
+    rows: Vec<u32>,
+}
+
+impl NotedRows {
+    /// Adds it to what other ranks counted.
+    pub fn add_to(self, all: &mut MeasuredRows) {
+        all.note((self.counts, self.microbatch), self.of, &self.placement, self.rows);
+    }
+}
