@@ -17,23 +17,22 @@ impl Recorder {
         Recorder { origin, track }
     }
 
-    /// Notes from when to when an instruction ran, and how many bytes live now that it has ended. Computation
+    /// Notes from when to when an instruction ran, and how many bytes lived from when on, after it. Computation
     /// of one pass in a row is one interval.
     pub fn note(
         &mut self,
         class: &Class,
         issued: Issued,
         time: (Instant, Instant),
-        live_bytes: u64,
+        (since, live_bytes): (Instant, u64),
     ) {
         let Issued { body, microbatch, .. } = issued;
         let (instruction, body) = (issued.instruction(class), class.body(body));
-        let now = self.picos(Instant::now());
         let (start, end) = (self.picos(time.0), self.picos(time.1));
         let lane = instruction.lane();
         let label = instruction.label(class, body, microbatch);
         if self.track.memory.last().is_none_or(|&(_, bytes)| bytes != live_bytes) {
-            self.track.memory.push((now, live_bytes));
+            self.track.memory.push((self.picos(since), live_bytes));
         }
         if let Some(last) = self.track.intervals.last_mut()
             && lane == Lane::Compute

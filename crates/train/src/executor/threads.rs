@@ -284,7 +284,8 @@ impl Worker {
             self.execute(instruction, microbatch)?;
             if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {
                 let live = self.rank.memory().live_bytes() as u64;
-                recorder.note(class, issued, (start, Instant::now()), live);
+                let end = Instant::now();
+                recorder.note(class, issued, (start, end), (end, live));
             }
         }
         Ok(())
@@ -310,7 +311,7 @@ impl Worker {
             self.rank.conclude(begun, result);
             if let (Some(recorder), Some(worked)) = (recorder.as_mut(), worked) {
                 let live = self.rank.memory().live_bytes() as u64;
-                recorder.note(self.rank.class(), issued, worked, live);
+                recorder.note(self.rank.class(), issued, worked, (Instant::now(), live));
             }
         }
         Ok(())
