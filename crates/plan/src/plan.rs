@@ -61,6 +61,9 @@ pub struct Plan {
     /// nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub post_validation: bool,
+    /// Whether ranks have a thread for collectives, beside which they compute.
+    #[serde(default, skip_serializing_if = "Communication::is_default")]
+    pub communication: Communication,
     /// How replicas stay equal.
     pub sync: Sync,
     /// Number formats.
@@ -132,6 +135,34 @@ impl Recompute {
             Recompute::Selective => "selective",
             Recompute::Full => "full",
             Recompute::Stage => "stage",
+        }
+    }
+}
+
+/// Who carries out the collectives of a rank whose device computes and communicates on the same cores.
+/// Training is the same; on devices that communicate beside computation it changes only what lives how
+/// long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Communication {
+    /// The rank itself, where it comes to them.
+    #[default]
+    InLine,
+    /// A thread of the rank's own, one after the other in the order in which the rank comes to them. The rank
+    /// goes on until it needs what a collective is about.
+    Thread,
+}
+
+impl Communication {
+    fn is_default(&self) -> bool {
+        *self == Communication::default()
+    }
+
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Communication::InLine => "in-line",
+            Communication::Thread => "thread",
         }
     }
 }

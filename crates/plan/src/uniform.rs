@@ -3,8 +3,9 @@
 use shardloom_graph::Graph;
 
 use crate::{
-    Arrangement, Axis, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates, even_cuts,
+    Arrangement, Axis, Communication, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer,
+    PassTimes, Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates,
+    even_cuts,
 };
 
 /// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
@@ -121,6 +122,7 @@ impl Uniform {
             clip_norm: self.clip_norm,
             skip_non_finite: false,
             post_validation: false,
+            communication: Communication::default(),
             sync: self.sync,
             precision: self.precision,
             optimizer: self.optimizer,

@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Updates,
-    diff,
+    Communication, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
+    Uniform, Updates, diff,
 };
 
 fn graph() -> Graph {
@@ -43,7 +43,7 @@ fn equal_plans_do_not_differ() {
 #[test]
 fn every_changed_field_is_listed_once_with_both_values() {
     let before = plan(2);
-    let changes: [(Change, &str); 17] = [
+    let changes: [(Change, &str); 18] = [
         (|it| it.model = "other".into(), "model: \"model\" -> \"other\""),
         (|it| it.cluster = "far".into(), "cluster: \"local\" -> \"far\""),
         (|it| it.global_batch = 16, "global_batch: 8 -> 16"),
@@ -55,6 +55,7 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.skip_non_finite = true, "skip_non_finite: absent -> true"),
         (|it| it.updates = Updates::Round, "updates: absent -> \"round\""),
         (|it| it.post_validation = true, "post_validation: absent -> true"),
+        (|it| it.communication = Communication::Thread, "communication: absent -> \"thread\""),
         (|it| it.sync.zero = 2, "sync.zero: 0 -> 2"),
         (|it| it.precision.master = true, "precision.master: false -> true"),
         (|it| it.pipeline[0].stage[1].mesh.tp = 4, "pipeline.0.stage.1.mesh.tp: 1 -> 4"),

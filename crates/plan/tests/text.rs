@@ -7,9 +7,9 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
-    Axis, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer,
-    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage,
-    Sync, Updates, Weights,
+    Axis, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number,
+    Optimizer, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute,
+    ScheduleKind, Stage, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -103,7 +103,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     let numbers = (name, name, 1..1usize << 40, 1..1usize << 40);
     let recompute = (select(Recompute::ALL.to_vec()), any::<bool>());
     let words = (select(ScheduleKind::PLAIN.to_vec()), recompute);
-    let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>());
+    let communication = select(vec![Communication::InLine, Communication::Thread]);
+    let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>(), communication);
     let rest = (norm, sync(), precision, optimizer());
     let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
     let order = vec("[FBIW0-9@<+. ]{0,9}", 0..3);
@@ -124,7 +125,12 @@ fn plan() -> impl Strategy<Value = Plan> {
             (model, cluster, global_batch, microbatches),
             (schedule, (recompute, recompute_last)),
             layout,
-            ((clip_norm, skip_non_finite, post_validation), sync, precision, optimizer),
+            (
+                (clip_norm, skip_non_finite, post_validation, communication),
+                sync,
+                precision,
+                optimizer,
+            ),
             (order, pass_times, weights, updates, pipeline),
         )| Plan {
             format: FORMAT,
@@ -143,6 +149,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             clip_norm,
             skip_non_finite,
             post_validation,
+            communication,
             sync,
             precision,
             optimizer,
@@ -223,6 +230,11 @@ fn refusal(text: &str) -> String {
 fn what_is_wrong_is_named_with_its_line() {
     for (from, to, expected) in [
         ("clip_norm = 1.0", "clip = 1.0", "plan.toml:9: unknown field `clip`, expected one of"),
+        (
+            "clip_norm = 1.0",
+            "clip_norm = 1.0\ncommunication = \"fibre\"",
+            "plan.toml:10: communication: unknown variant `fibre`, expected `in-line` or `thread`",
+        ),
         ("zero = 1", "zero = 1\nlevel = 2", "plan.toml:14: unknown field `level`, expected one of"),
         ("tp = 2 }", "tp = 2, ep = 2 }", "plan.toml:32: unknown field `ep`, expected one of"),
         (

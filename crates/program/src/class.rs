@@ -6,7 +6,7 @@ use shardloom_cluster::DeviceId;
 use shardloom_collectives::chunk;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph, ValueId};
-use shardloom_plan::{Axis, Corrections, Mesh, Optimizer, Precision};
+use shardloom_plan::{Axis, Communication, Corrections, Mesh, Optimizer, Precision};
 
 use crate::sync::Held;
 use crate::{Action, Control, Group, Instruction, Layout, Route, RouteId, Tensor, TensorId};
@@ -200,6 +200,8 @@ pub struct Program {
     pub ahead: u32,
     /// What makes up for delayed gradients.
     pub corrections: Corrections,
+    /// Whether ranks have a thread for collectives.
+    pub communication: Communication,
 }
 
 impl Program {

@@ -1,17 +1,33 @@
 //! Where an actor stands in its control, and until when its queues are taken.
 
+use std::collections::VecDeque;
+
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Cursor, Guard, Next, Program, Queue, Run};
+use shardloom_program::{Cursor, Guard, Issued, Next, Outstanding, Program, Queue, Run};
 
 use crate::script::{Event, Item, Line, Script, Wait};
 use crate::{Actor, Call};
+
+/// What of a device's work runs beside what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lanes {
+    /// Every queue beside all others.
+    Overlap,
+    /// One instruction at a time.
+    Block,
+    /// A communication thread runs collectives, one at a time, beside everything else, of which there is one
+    /// at a time.
+    Thread,
+}
 
 /// An actor's state.
 pub(crate) struct ActorState<'s, 'p> {
     pub actor: Actor,
     pub script: &'s Script<'p>,
-    /// Whether each instruction takes all queues.
-    blocking: bool,
+    lanes: Lanes,
+    /// What was started and not waited for, and when each of these ends.
+    outstanding: Outstanding,
+    ends: VecDeque<Picos>,
     /// When each queue is free.
     free: Vec<Picos>,
     /// When the last runs of instructions ended.
@@ -56,12 +72,14 @@ impl<'s, 'p> ActorState<'s, 'p> {
         script: &'s Script<'p>,
         program: &Program,
         steps: u32,
-        blocking: bool,
+        lanes: Lanes,
     ) -> ActorState<'s, 'p> {
         ActorState {
             actor,
             script,
-            blocking,
+            lanes,
+            outstanding: Outstanding::new(program, script.class),
+            ends: VecDeque::new(),
             free: vec![Picos::ZERO; script.queues()],
             latest: vec![Picos::ZERO; script.events[1]],
             tables: vec![],
@@ -110,9 +128,65 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.free.iter().copied().max().unwrap_or_default()
     }
 
-    /// Whether each instruction takes all queues.
+    /// When the actor comes to the current instruction, whatever that waits for in its own queue. Where lanes
+    /// overlap, coming to an instruction is not waiting for anything.
+    pub fn arrival(&self) -> Picos {
+        match (self.lanes, self.ending().checked_sub(1)) {
+            (Lanes::Thread, Some(last)) => self.clock().max(self.ends[last]),
+            _ => self.clock(),
+        }
+    }
+
+    /// How many of what was started first has to end before the current instruction.
+    fn ending(&self) -> usize {
+        self.outstanding.ending_before(self.script.class, self.issued())
+    }
+
+    /// The current instruction as it is issued.
+    fn issued(&self) -> Issued {
+        let Run { entry, microbatch, .. } = self.run();
+        Issued { body: entry.body, index: self.index as u32, microbatch }
+    }
+
+    /// Whether the actor goes on before the current instruction has ended.
+    pub fn goes_on(&self) -> bool {
+        self.outstanding.goes_on(self.line().instruction)
+    }
+
+    /// Waits for what has to end before the current instruction; tells of each.
+    pub fn arrive(&mut self, tell: impl FnMut(Issued)) {
+        let arrival = self.arrival();
+        self.end_first(self.ending(), arrival, tell);
+    }
+
+    /// Waits for what ends with a step, which may be the last; tells of each.
+    pub fn arrive_at_end(&mut self, is_last: bool, tell: impl FnMut(Issued)) {
+        let ending = self.outstanding.ending_with_step(is_last);
+        let last = ending.checked_sub(1).map(|last| self.ends[last]);
+        let end = last.map_or(self.clock(), |last| last.max(self.clock()));
+        self.end_first(ending, end, tell);
+    }
+
+    /// Waits until `time`, when so many of what was started first have ended.
+    fn end_first(&mut self, count: usize, time: Picos, mut tell: impl FnMut(Issued)) {
+        for _ in 0..count {
+            self.ends.pop_front();
+            tell(self.outstanding.end_first().expect("there are as many"));
+        }
+        if self.lanes == Lanes::Thread {
+            self.take_thread(time);
+        }
+    }
+
+    /// The rank's own thread is taken until `time`.
+    fn take_thread(&mut self, time: Picos) {
+        let own = [Queue::Compute, Queue::Receive, Queue::Send];
+        own.into_iter().for_each(|queue| self.free[queue.index()] = time);
+    }
+
+    /// Whether computation and messages take each other's time.
     pub fn is_blocking(&self) -> bool {
-        self.blocking
+        self.lanes != Lanes::Overlap
     }
 
     /// When `queue` is free for a new instruction.
@@ -120,7 +194,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.free[queue.index()]
     }
 
-    /// When the current instruction could start.
+    /// When the current instruction could start, when the actor has [arrived](Self::arrive) at it.
     pub fn earliest(&self, line: &Line<'_>) -> Picos {
         let table = &self.tables[self.table];
         let ended = |wait: &Wait| match *wait {
@@ -128,14 +202,22 @@ impl<'s, 'p> ActorState<'s, 'p> {
             Wait::Event(Event::Microbatch(event)) => table[event as usize],
             Wait::Event(Event::Latest(event)) => self.latest[event as usize],
         };
-        line.waits.iter().map(ended).fold(self.free(line.instruction.queue), Picos::max)
+        let queued = self.free(line.instruction.queue);
+        let come = if self.is_blocking() { self.arrival() } else { Picos::ZERO };
+        line.waits.iter().map(ended).fold(queued.max(come), Picos::max)
     }
 
     /// `line`, the current instruction, ends at `end`, and takes its queue until then.
     pub fn end(&mut self, line: &Line<'_>, end: Picos) {
-        match self.blocking {
-            true => self.free.fill(end),
-            false => self.free[line.instruction.queue.index()] = end,
+        let is_collective = matches!(line.instruction.queue, Queue::Communicator(_));
+        match self.lanes {
+            Lanes::Overlap => self.free[line.instruction.queue.index()] = end,
+            Lanes::Block => self.free.fill(end),
+            Lanes::Thread if is_collective => self.free[Queue::count(0)..].fill(end),
+            Lanes::Thread => self.take_thread(end),
+        }
+        if self.outstanding.start(self.script.class, self.issued()) {
+            self.ends.push_back(end);
         }
         for event in &line.ends {
             match *event {
@@ -184,6 +266,11 @@ impl<'s, 'p> ActorState<'s, 'p> {
                 }
             }
         }
+    }
+
+    /// Whether coming to a step, or to the end of the row, is leaving another.
+    pub fn leaves_step(&self, step: Option<i64>) -> bool {
+        self.step != i64::MIN && step.is_none_or(|step| step > self.step)
     }
 
     /// Comes to a step, or to the end of the row. How many steps are over by that.

@@ -6,7 +6,8 @@
 //! communication holds back only the computation that reads its result. Queues do not slow each other
 //! down, even where two groups share a link. An actor on a device whose lanes do not overlap finishes
 //! each instruction before the next, as an executor does that computes and communicates on the same
-//! cores.
+//! cores; where ranks have a communication thread, that runs collectives one after the other beside the rest,
+//! which waits for them as [`Outstanding`](shardloom_program::Outstanding) says.
 //!
 //! A message is under way for as long as its sender's driver says and arrives at the end of that; a
 //! collective starts when the last member can start it. An actor waits at a receive until the message
@@ -17,10 +18,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use shardloom_cluster::Cluster;
+use shardloom_plan::Communication;
 use shardloom_program::timeline::{Picos, Timeline};
 use shardloom_program::{Class, Program, Queue, Rank, RouteId};
 
-use crate::actor::{ActorState, Moved};
+use crate::actor::{ActorState, Lanes, Moved};
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
 use crate::track_writer::TrackWriter;
@@ -111,8 +113,8 @@ impl<'s, 'p> Engine<'s, 'p> {
                     position,
                     multiplicity: if folded { class.mesh.size() as u32 } else { 1 },
                 };
-                let blocking = !lanes_overlap(cluster, class, actor)?;
-                actors.push(ActorState::new(actor, script, program, options.steps, blocking));
+                let lanes = lanes(cluster, program, class, actor)?;
+                actors.push(ActorState::new(actor, script, program, options.steps, lanes));
                 tracks.push(TrackWriter::new(program, actor, folded));
             }
         }
@@ -196,7 +198,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         Some(match line.doing {
             Doing::Local => actor.earliest(line),
             _ if !actor.is_blocking() => actor.clock(),
-            _ => delivery.map_or(actor.clock(), |it| it.arrival.max(actor.clock())),
+            _ => delivery.map_or(actor.arrival(), |it| it.arrival.max(actor.arrival())),
         })
     }
 
@@ -206,14 +208,21 @@ impl<'s, 'p> Engine<'s, 'p> {
         line: &Line<'_>,
         driver: &mut D,
     ) -> Result<(), D::Error> {
+        self.arrive(index);
         let actor = &mut self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(line.instruction, call.run.microbatch, start);
+        self.tracks[index].remember(actor, start);
         let end = start + driver.local(&call)?;
         actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
         Ok(())
+    }
+
+    /// Has the actor wait for what has to end before its current instruction.
+    fn arrive(&mut self, index: usize) {
+        let track = &mut self.tracks[index];
+        self.actors[index].arrive(|ended| track.free(ended));
     }
 
     fn send<D: Driver>(
@@ -223,6 +232,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         route: RouteId,
         driver: &mut D,
     ) -> Result<(), D::Error> {
+        self.arrive(index);
         let actor = &mut self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
@@ -250,7 +260,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.transfers.end_send(route, call.actor.position, microbatch(&self.actors[index]));
         let actor = &mut self.actors[index];
-        self.tracks[index].remember(line.instruction, call.run.microbatch, actor.clock());
+        self.tracks[index].remember(actor, actor.clock());
         actor.end(line, arrival);
         self.tracks[index].communicate(line, actor, start, arrival);
         Ok(())
@@ -263,6 +273,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         route: RouteId,
         driver: &mut D,
     ) -> Result<(), D::Error> {
+        self.arrive(index);
         let actor = &mut self.actors[index];
         let (position, microbatch) = (actor.actor.position, microbatch(actor));
         let delivery = self.transfers.look(route, position, microbatch);
@@ -271,7 +282,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let begun = actor.free(Queue::Receive).max(delivery.begun);
         let start = actor.earliest(line).max(delivery.arrival);
         let call = actor.call(start);
-        self.tracks[index].remember(line.instruction, call.run.microbatch, actor.clock());
+        self.tracks[index].remember(actor, actor.clock());
         let end = start + driver.receive(&call)?;
         actor.end(line, end);
         self.tracks[index].communicate(line, actor, begun, end);
@@ -286,10 +297,11 @@ impl<'s, 'p> Engine<'s, 'p> {
         group: usize,
         driver: &mut D,
     ) -> Result<bool, D::Error> {
+        self.arrive(index);
         let actor = &self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(line.instruction, call.run.microbatch, actor.clock());
+        self.tracks[index].remember(actor, actor.clock());
         let group = self.groups_of[index][group] as usize;
         let Some(start) = self.groups[group].arrive(call) else { return Ok(false) };
         let mut calls = std::mem::take(&mut self.calls);
@@ -332,13 +344,23 @@ impl<'s, 'p> Engine<'s, 'p> {
         mut moved: Moved<'p>,
         driver: &mut D,
     ) -> Result<bool, D::Error> {
-        let actor = &mut self.actors[index];
         loop {
+            let (actor, track) = (&mut self.actors[index], &mut self.tracks[index]);
             let step = match moved {
                 Moved::Within | Moved::Entry => Some(actor.run().step),
                 Moved::Guard(_, step) => Some(step),
                 Moved::End => None,
             };
+            if actor.leaves_step(step) {
+                let mut waited = false;
+                actor.arrive_at_end(step.is_none(), |ended| {
+                    track.free(ended);
+                    waited = true;
+                });
+                if waited {
+                    track.end_item(actor.clock());
+                }
+            }
             for _ in 0..actor.come_to(step) {
                 self.step_ends[index].push(actor.done());
             }
@@ -392,12 +414,20 @@ fn microbatch(actor: &ActorState<'_, '_>) -> u32 {
     actor.microbatch().unwrap_or(0)
 }
 
-fn lanes_overlap(cluster: &Cluster, class: &Class, actor: Actor) -> Result<bool, SimError> {
+fn lanes(
+    cluster: &Cluster,
+    program: &Program,
+    class: &Class,
+    actor: Actor,
+) -> Result<Lanes, SimError> {
     let positions = actor.position..actor.position + actor.multiplicity as usize;
     for &device in &class.devices[positions] {
         if !cluster.kind_of(device)?.lanes_overlap {
-            return Ok(false);
+            return Ok(match program.communication {
+                Communication::InLine => Lanes::Block,
+                Communication::Thread => Lanes::Thread,
+            });
         }
     }
-    Ok(true)
+    Ok(Lanes::Overlap)
 }

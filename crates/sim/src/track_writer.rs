@@ -4,7 +4,7 @@
 //! last is shown, so that a lane's intervals add up to the time in which it is occupied.
 
 use shardloom_program::timeline::{Activity, Interval, Lane, Picos, Track};
-use shardloom_program::{Instruction, MemoryTracker, Program};
+use shardloom_program::{Class, Issued, MemoryTracker, Program};
 
 use crate::Actor;
 use crate::actor::ActorState;
@@ -13,6 +13,7 @@ use crate::script::{Doing, Line};
 /// One actor's track so far.
 pub(crate) struct TrackWriter<'p> {
     track: Track,
+    class: &'p Class,
     memory: MemoryTracker<'p>,
     /// Collectives and receives, which may overlap.
     incoming: Vec<Interval>,
@@ -33,7 +34,8 @@ impl<'p> TrackWriter<'p> {
             memory: vec![(Picos::ZERO, memory.live_bytes())],
             ..Track::default()
         };
-        TrackWriter { track, memory, incoming: vec![], computing: None, peak: (Picos::ZERO, 0) }
+        let (incoming, computing, peak) = (vec![], None, (Picos::ZERO, 0));
+        TrackWriter { track, class, memory, incoming, computing, peak }
     }
 
     /// The compute lane works from `start` to `end` on an entry.
@@ -92,13 +94,22 @@ impl<'p> TrackWriter<'p> {
         });
     }
 
-    /// Counts what an instruction that is issued at `time` allocates and frees, in order.
-    pub fn remember(&mut self, instruction: &Instruction, microbatch: Option<u32>, time: Picos) {
+    /// Counts what a collective frees that has been waited for.
+    pub fn free(&mut self, ended: Issued) {
+        self.memory.end(ended.instruction(self.class), ended.microbatch);
+    }
+
+    /// Counts what the actor's instruction, which is issued at `time`, allocates and, if the actor waits for
+    /// its end, frees, in order.
+    pub fn remember(&mut self, actor: &ActorState<'_, '_>, time: Picos) {
+        let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
         self.memory.begin(instruction, microbatch);
         if self.memory.live_bytes() > self.peak.1 {
             self.peak = (time, self.memory.live_bytes());
         }
-        self.memory.end(instruction, microbatch);
+        if !actor.goes_on() {
+            self.memory.end(instruction, microbatch);
+        }
     }
 
     /// An entry ends at `time`.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardloom_fabric::{Engine, InProcess};
+use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_kernels::{Device, processor};
 use shardloom_plan::{Number, Plan, Precision};
@@ -23,8 +23,8 @@ pub struct Blueprint {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) skip_non_finite: bool,
     pub(crate) settings: Settings,
-    /// What connects the ranks.
-    pub(crate) engine: Arc<dyn Engine<Contribution>>,
+    /// What connects the ranks, if not the engine of one process.
+    pub(crate) engine: Option<Arc<dyn Engine<Contribution>>>,
 }
 
 impl Blueprint {
@@ -69,8 +69,7 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
-        let device = processor();
-        let engine = Arc::new(InProcess);
+        let (device, engine) = (processor(), None);
         Ok(Blueprint {
             graph,
             program,
@@ -83,11 +82,13 @@ impl Blueprint {
         })
     }
 
-    /// The same with ranks connected by another engine than that of one process. Under the virtual clock
+    /// The same with ranks connected by another engine than that of one process. Where the plan says that
+    /// ranks have a communication thread, they start collectives and go on; whether these then proceed is the
+    /// engine's matter ([`Overlapped`](shardloom_fabric::Overlapped) sees to it). Under the virtual clock
     /// communication is modelled, and no engine is asked.
     #[must_use]
     pub fn with_engine(self, engine: Arc<dyn Engine<Contribution>>) -> Blueprint {
-        Blueprint { engine, ..self }
+        Blueprint { engine: Some(engine), ..self }
     }
 
     /// The same on another device than the processor.

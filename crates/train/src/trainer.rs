@@ -87,7 +87,8 @@ pub struct Trainer {
     on_non_finite: OnNonFinite,
     /// With which the run was started.
     settings: Settings,
-    engine: Arc<dyn Engine<Contribution>>,
+    /// That of one process, if none.
+    engine: Option<Arc<dyn Engine<Contribution>>>,
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
@@ -147,7 +148,9 @@ impl Trainer {
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
         let crew = match settings.clock.clone() {
-            RunClock::Wall => executor::start_threads(&shared, &*engine, settings.timeout)?,
+            RunClock::Wall => {
+                executor::start_threads(&shared, engine.as_deref(), settings.timeout)?
+            }
             RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster)?,
         };
         let ranks = shared.program.ranks();
@@ -396,9 +399,9 @@ impl Trainer {
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();
-        let blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
-            .with_engine(Arc::clone(&self.engine))
+        let mut blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
             .on(Arc::clone(&self.shared.device));
+        blueprint.engine.clone_from(&self.engine);
         let updates = self.updates()?;
         let mut snapshot = Snapshot::default();
         for piece in self.bring(StateCommand::BringAll)? {

@@ -258,8 +258,9 @@ fn another_device_trains_the_same_weights_and_sees_every_kernel() {
         for (what, count) in planned(&own) {
             assert_eq!(seen.get(&what), Some(&(STEPS * count)), "zero {zero}: {what}");
         }
-        // What is lent: inputs, and what collectives exchange.
-        assert!(seen["lend"] > 0 && seen["copy"] > 0, "{seen:?}");
+        // What is lent: inputs, and what collectives exchange. What goes to the host and back: messages.
+        let of = |what: &str| seen.get(what).copied().unwrap_or(0);
+        assert!(of("lend") > 0 && of("download") > 0 && of("upload") > 0, "{seen:?}");
         let kernels = seen.keys().filter(|what| what.ends_with("Forward")).count();
         assert!(kernels >= 8, "{seen:?}");
         assert_eq!(seen.get("region"), None, "all memory is there before the first step");

@@ -16,8 +16,8 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::{
-    Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind, Sync,
-    Uniform, Weights,
+    Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute,
+    ScheduleKind, Sync, Uniform, Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
 
@@ -190,6 +190,18 @@ fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
     under_every_rule_for_weights();
     in_other_networks();
     in_bfloat16();
+    with_a_communication_thread();
+}
+
+fn with_a_communication_thread() {
+    for (pp, mesh, zero) in
+        [(1, mesh(2, 1, 1), 0), (1, mesh(2, 1, 1), 3), (2, mesh(2, 1, 1), 2), (1, mesh(2, 1, 2), 1)]
+    {
+        let sync = Sync { zero, ..uniform().sync };
+        let uniform = Uniform { pp, mesh, sync, ..uniform() };
+        let plan = uniform.plan(&gpt(2), "model", "local");
+        assert_asks_for_nothing(&gpt(2), &Plan { communication: Communication::Thread, ..plan });
+    }
 }
 
 fn whatever_the_number_of_instructions() {

@@ -5,7 +5,8 @@ use shardloom::cluster::Cluster;
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
+    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -48,6 +49,10 @@ pub struct Dimensions {
     /// which begins anew if gradients had to be clipped
     #[arg(long)]
     post_validation: bool,
+
+    /// Give each rank a thread for collectives, so that it computes meanwhile
+    #[arg(long)]
+    communication_thread: bool,
 }
 
 /// What a search or a method chooses itself, where it is asked instead.
@@ -168,6 +173,7 @@ impl Dimensions {
             clip_norm,
             no_clip,
             post_validation,
+            communication_thread,
         } = self;
         let others = first_given([
             ("--global-batch", global_batch.is_some()),
@@ -176,6 +182,7 @@ impl Dimensions {
             ("--clip-norm", clip_norm.is_some()),
             ("--no-clip", *no_clip),
             ("--post-validation", *post_validation),
+            ("--communication-thread", *communication_thread),
         ]);
         split.given().or(others)
     }
@@ -219,6 +226,27 @@ impl Dimensions {
     /// The optimizer.
     fn optimizer(&self) -> Result<Optimizer, Failure> {
         Ok(self.optimizer.as_deref().map_or(Ok(Optimizer::default()), parse_optimizer)?)
+    }
+
+    /// Who carries out collectives, which neither a search nor a method chooses.
+    pub fn communication(&self) -> Communication {
+        match self.communication_thread {
+            true => Communication::Thread,
+            false => Communication::InLine,
+        }
+    }
+
+    /// Refuses a thread for collectives where `chooser`, an option as well, judges plans without one.
+    pub fn require_in_line(&self, chooser: &str) -> Result<(), Failure> {
+        match self.communication() {
+            Communication::InLine => Ok(()),
+            Communication::Thread => {
+                let option = "--communication-thread";
+                let message =
+                    format!("{option} cannot be given with {chooser}, which judges without it");
+                Err(Failure::usage(option, message))
+            }
+        }
     }
 
     /// Global norm to which gradients are clipped.
@@ -276,6 +304,7 @@ impl Dimensions {
         let numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
+        plan.communication = self.communication();
         plan.recompute_last = !self.split.recompute_except_last;
         plan.weights = weights;
         if microbatches > 1 {
@@ -349,6 +378,7 @@ mod tests {
             clip_norm: None,
             no_clip: false,
             post_validation: false,
+            communication_thread: false,
         }
     }
 

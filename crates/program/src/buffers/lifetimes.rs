@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use super::{LINE_BYTES, Stay};
 use crate::allocation::Allocated;
 use crate::{
-    Allocation, Class, Content, Copies, Cursor, Entry, Extent, Next, Program, Run, Shape, TensorId,
+    Allocation, Class, Content, Copies, Cursor, Entry, Extent, Issued, Next, Outstanding, Program,
+    Run, Shape, TensorId,
 };
 
 /// An allocation with the time that it lives, however often its bytes change hands.
@@ -16,6 +17,8 @@ pub(super) struct Life {
     pub stay: Stay,
     /// Its own bytes.
     pub bytes: u64,
+    /// Whether a collective freed it that was still outstanding when its entry ended.
+    ended_elsewhere: bool,
 }
 
 /// What allocated something.
@@ -41,16 +44,20 @@ impl Timeline {
     /// Training, which repeats after so many `rounds` of the control, from where all that can be under way
     /// is.
     pub fn training(program: &Program, class: &Class, rounds: u32) -> Timeline {
-        let mut walk = Walk::new(class);
+        let mut walk = Walk::new(program, class);
         // Past the first period all that is in flight has begun, and by the end of the third all that
         // began in the second is over. With a flush each step is over by itself, unless something of it is
         // left to do in the next.
         let overlaps = program.ahead > 0 || class.late() > 0;
         let (filling, passes) = if overlaps { (rounds, 3) } else { (0, 1) };
         let mut cursor = program.endless(class, rounds * passes);
+        let mut now = None;
         while let Some(next) = cursor.advance() {
             match next {
                 Next::Run(run) => {
+                    if now.replace(run.step).is_some_and(|before| before != run.step) {
+                        walk.end_first(walk.outstanding.ending_with_step(false));
+                    }
                     walk.recording = (filling..filling + rounds).contains(&run.at_step());
                     walk.run(run);
                 }
@@ -61,16 +68,18 @@ impl Timeline {
                 }
             }
         }
+        walk.end_first(walk.outstanding.ending_with_step(true));
         let period = walk.now / u64::from(passes);
         walk.finish(period, overlaps)
     }
 
     /// The evaluation of one micro-batch.
-    pub fn evaluation(class: &Class) -> Timeline {
-        let mut walk = Walk::new(class);
+    pub fn evaluation(program: &Program, class: &Class) -> Timeline {
+        let mut walk = Walk::new(program, class);
         walk.recording = true;
         let entries = class.evaluation.iter().map(|&body| Entry::new(body, Some(0)));
         entries.for_each(|entry| walk.run(Run::alone(entry)));
+        walk.end_first(walk.outstanding.ending_with_step(true));
         let period = walk.now;
         walk.finish(period, false)
     }
@@ -79,6 +88,9 @@ impl Timeline {
 /// Follows entries.
 struct Walk<'a> {
     class: &'a Class,
+    outstanding: Outstanding,
+    /// How many of these were started in the current entry.
+    started_here: usize,
     /// Instructions so far.
     now: u64,
     /// Whether what is allocated now is to be told of.
@@ -103,10 +115,23 @@ struct Open {
 }
 
 impl<'a> Walk<'a> {
-    fn new(class: &'a Class) -> Walk<'a> {
+    fn new(program: &Program, class: &'a Class) -> Walk<'a> {
+        let outstanding = Outstanding::new(program, class);
         let (open, lives, entries) = (HashMap::new(), vec![], vec![]);
         let needed = HashMap::new();
-        Walk { class, now: 0, recording: false, open, other_since: None, needed, lives, entries }
+        let (started_here, now, recording, other_since) = (0, 0, false, None);
+        Walk {
+            class,
+            outstanding,
+            started_here,
+            now,
+            recording,
+            open,
+            other_since,
+            needed,
+            lives,
+            entries,
+        }
     }
 
     /// Both arms of a guard, as if they were run at the same time: what both free is there until both have,
@@ -115,6 +140,7 @@ impl<'a> Walk<'a> {
     /// which has been left.
     fn guard(&mut self, cursor: &mut Cursor<'_>) {
         let (start, before) = (self.now, self.open.clone());
+        let outstanding = self.outstanding.clone();
         self.other_since = Some(start);
         for run in cursor.arm(false) {
             if !self.class.repeats(&run.entry) {
@@ -124,6 +150,7 @@ impl<'a> Walk<'a> {
         self.other_since = None;
         let end = std::mem::replace(&mut self.now, start);
         self.open = before;
+        self.outstanding = outstanding;
         for run in cursor.arm(true) {
             self.run(run);
         }
@@ -137,7 +164,10 @@ impl<'a> Walk<'a> {
         let Run { entry, microbatch, .. } = run;
         let class = self.class;
         self.entries.push(self.now);
+        self.started_here = 0;
         for (instruction, each) in (0u32..).zip(&class.body(entry.body).instructions) {
+            let issued = Issued { body: entry.body, index: instruction, microbatch };
+            self.end_first(self.outstanding.ending_before(class, issued));
             for Allocated { what, from } in class.allocated_by(each, microbatch) {
                 if let Some(handed) = from.and_then(|from| self.open.remove(&from)) {
                     self.open.insert(what, handed);
@@ -149,18 +179,35 @@ impl<'a> Walk<'a> {
                 self.open.entry(what).or_insert_with(open);
             }
             self.now += 1;
-            for what in class.freed_by(each, microbatch) {
-                let Some(open) = self.open.remove(&what) else { continue };
-                let Open { birth, since, bytes, recorded } = open;
-                if self.other_since.is_some_and(|start| since < start) {
-                    self.needed.insert(what, self.now);
-                } else if recorded {
-                    let until = self.needed.get(&what).map_or(self.now, |&it| it.max(self.now));
-                    let length = until - since;
-                    let lines = bytes.div_ceil(LINE_BYTES) * LINE_BYTES;
-                    let stay = Stay { start: since, length, bytes: lines };
-                    self.lives.push(Life { birth, stay, bytes });
-                }
+            match self.outstanding.start(class, issued) {
+                true => self.started_here += 1,
+                false => self.free(issued, false),
+            }
+        }
+    }
+
+    /// Waits for so many collectives, those that were started first.
+    fn end_first(&mut self, count: usize) {
+        for _ in 0..count {
+            let is_of_entry = self.outstanding.len() <= self.started_here;
+            self.started_here -= usize::from(is_of_entry);
+            let issued = self.outstanding.end_first().expect("there are as many");
+            self.free(issued, !is_of_entry);
+        }
+    }
+
+    fn free(&mut self, issued: Issued, ended_elsewhere: bool) {
+        for what in self.class.freed_by(issued.instruction(self.class), issued.microbatch) {
+            let Some(open) = self.open.remove(&what) else { continue };
+            let Open { birth, since, bytes, recorded } = open;
+            if self.other_since.is_some_and(|start| since < start) {
+                self.needed.insert(what, self.now);
+            } else if recorded {
+                let until = self.needed.get(&what).map_or(self.now, |&it| it.max(self.now));
+                let length = until - since;
+                let lines = bytes.div_ceil(LINE_BYTES) * LINE_BYTES;
+                let stay = Stay { start: since, length, bytes: lines };
+                self.lives.push(Life { birth, stay, bytes, ended_elsewhere });
             }
         }
     }
@@ -176,7 +223,7 @@ impl<'a> Walk<'a> {
         if let Some(Open { birth, .. }) = forgotten {
             panic!("nothing frees {}", class.allocation_text(birth.what));
         }
-        for Life { birth, stay, .. } in &mut lives {
+        for Life { birth, stay, ended_elsewhere, .. } in &mut lives {
             assert!(
                 stay.length <= period,
                 "{} outlives its row",
@@ -188,7 +235,7 @@ impl<'a> Walk<'a> {
             let of_guard = matches!(tensor.content, Content::Backup | Content::Flag);
             let block = |moment: u64| entries.partition_point(|&entry| entry <= moment);
             let across = block(stay.start) != block(stay.start + stay.length - 1);
-            if overlaps && of_bucket && !of_guard && across {
+            if overlaps && ((of_bucket && !of_guard && across) || *ended_elsewhere) {
                 // Where filling or draining leaves entries out, another may allocate or free it.
                 (stay.start, stay.length) = (0, period);
             }

@@ -4,18 +4,20 @@
 //! execution everything that need not have happened before a send has not: so the most that can be under
 //! way at a send are the messages sent so far less those whose receive happens before it, by the order
 //! of each rank's instructions and by other messages (Lamport 1978; vector clocks: Mattern 1989). Where
-//! that is not enough, as between stages of unlike meshes, by collectives within a replica, too; what
-//! collectives between replicas order is not counted.
+//! that is not enough, as between stages of unlike meshes, by collectives within a replica, too, from when all
+//! have come to one until a rank has waited for it; what collectives between replicas order is not counted.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
 use shardloom_plan::Axis;
 
-use crate::{Action, Class, ClassId, Group, Instruction, Program, Rank, Route, RouteId};
+use crate::{
+    Action, Class, ClassId, Group, Instruction, Issued, Outstanding, Program, Rank, Route, RouteId,
+};
 
 /// For every message of every route, how many can be under way at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,8 +196,11 @@ fn webs(program: &Program, with_collectives: bool) -> Vec<Web> {
 enum Event {
     Send(RouteId, u32),
     Receive(RouteId, u32),
-    /// A collective along these axes.
-    Meet(Vec<Axis>),
+    /// The rank comes to a collective along these axes.
+    Arrive(Vec<Axis>),
+    /// It has ended: the rank knows what its members knew when they came to it, as their event of this
+    /// number.
+    Leave(Vec<Axis>, u32),
 }
 
 /// What each class sends and receives in rows of so many steps, in order.
@@ -229,7 +234,11 @@ impl Events {
 }
 
 fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) -> Vec<Event> {
-    let mut events = vec![];
+    let mut events: Vec<Event> = vec![];
+    let mut outstanding = Outstanding::new(program, class);
+    // Of each that is outstanding, when it was come to.
+    let mut arrivals: VecDeque<Option<Event>> = VecDeque::new();
+    let mut now = None;
     // What belongs to a step is numbered as it comes: the n-th that is sent is the n-th received.
     let mut numbers: HashMap<RouteId, u32> = HashMap::new();
     let mut number = |route: RouteId, microbatch: Option<u32>| {
@@ -240,19 +249,39 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
         })
     };
     for run in program.cursor(class, steps).runs(true) {
-        let microbatch = run.microbatch;
-        for instruction in &class.body_of(&run.entry).instructions {
-            let event = match instruction.action {
-                Action::Send { route } => Event::Send(route, number(route, microbatch)),
-                Action::Receive { route } => Event::Receive(route, number(route, microbatch)),
-                _ => match meeting(class, instruction).filter(|_| with_collectives) {
-                    Some(axes) => Event::Meet(axes.to_vec()),
-                    None => continue,
-                },
-            };
+        let (body, microbatch) = (run.entry.body, run.microbatch);
+        if now.replace(run.step).is_some_and(|before| before != run.step) {
+            for _ in 0..outstanding.ending_with_step(false) {
+                outstanding.end_first();
+                events.extend(arrivals.pop_front().flatten());
+            }
+        }
+        for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
+            let issued = Issued { body, index, microbatch };
+            for _ in 0..outstanding.ending_before(class, issued) {
+                outstanding.end_first();
+                events.extend(arrivals.pop_front().flatten());
+            }
+            match instruction.action {
+                Action::Send { route } => {
+                    events.push(Event::Send(route, number(route, microbatch)));
+                }
+                Action::Receive { route } => {
+                    events.push(Event::Receive(route, number(route, microbatch)));
+                }
+                _ => {}
+            }
+            let meeting = meeting(class, instruction).filter(|_| with_collectives);
             // Who has just met learns nothing by meeting again.
-            if !matches!(event, Event::Meet(_)) || events.last() != Some(&event) {
-                events.push(event);
+            let is_news = |axes: &&[Axis]| !matches!(events.last(), Some(Event::Leave(met, _)) if met == axes);
+            let leave = meeting.filter(is_news).map(|axes| {
+                let arrival = events.len() as u32;
+                events.push(Event::Arrive(axes.to_vec()));
+                Event::Leave(axes.to_vec(), arrival)
+            });
+            match outstanding.start(class, issued) {
+                true => arrivals.push_back(leave),
+                false => events.extend(leave),
             }
         }
     }
@@ -270,6 +299,8 @@ struct Execution<'a> {
     sends: HashMap<(usize, RouteId), Vec<usize>>,
     receives: HashMap<(usize, RouteId), Vec<usize>>,
     clocks: Vec<Clock>,
+    /// What ranks knew when they came to a collective, by the number of their event.
+    arrivals: HashMap<(usize, u32), Rc<Clock>>,
     /// Messages under way, by channel and micro-batch.
     transfers: HashMap<(usize, u32), Rc<Clock>>,
     /// By channel: messages sent, and of each receive which event of its rank it was.
@@ -293,6 +324,7 @@ impl<'a> Execution<'a> {
             sends,
             receives,
             clocks: vec![vec![0; ranks]; ranks],
+            arrivals: HashMap::new(),
             transfers: HashMap::new(),
             sent: vec![0; channels],
             received: vec![vec![]; channels],
@@ -328,9 +360,15 @@ impl<'a> Execution<'a> {
                 true
             }
             Some(&Event::Receive(route, microbatch)) => self.receive(rank, route, microbatch),
-            Some(Event::Meet(axes)) => {
+            Some(Event::Arrive(_)) => {
+                let number = self.clocks[rank][rank];
+                self.clocks[rank][rank] += 1;
+                self.arrivals.insert((rank, number), Rc::new(self.clocks[rank].clone()));
+                true
+            }
+            Some(&Event::Leave(ref axes, arrival)) => {
                 let web = self.web;
-                self.meet(&web.groups[&(rank, axes.clone())])
+                self.leave(rank, &web.groups[&(rank, axes.clone())], arrival)
             }
             None => false,
         }
@@ -366,21 +404,19 @@ impl<'a> Execution<'a> {
         true
     }
 
-    /// Whether all are there. Ranks of one class follow the same events, so it is the same collective
-    /// where their numbers are.
-    fn meet(&mut self, group: &[usize]) -> bool {
-        let number = self.clocks[group[0]][group[0]];
-        if group.iter().any(|&rank| self.clocks[rank][rank] != number) {
+    /// Whether all have come. Ranks of one class follow the same events, so it is the same collective where
+    /// their numbers are.
+    fn leave(&mut self, rank: usize, group: &[usize], arrival: u32) -> bool {
+        let come = |&member: &usize| self.arrivals.get(&(member, arrival)).cloned();
+        let Some(all) = group.iter().map(come).collect::<Option<Vec<Rc<Clock>>>>() else {
             return false;
-        }
-        let mut all = vec![0; self.clocks.len()];
-        for &rank in group {
-            for (all, &known) in all.iter_mut().zip(&self.clocks[rank]) {
-                *all = known.max(*all);
+        };
+        for clock in all {
+            for (own, &known) in self.clocks[rank].iter_mut().zip(&*clock) {
+                *own = known.max(*own);
             }
         }
-        group.iter().for_each(|&rank| all[rank] = number + 1);
-        group.iter().for_each(|&rank| self.clocks[rank].clone_from(&all));
+        self.clocks[rank][rank] += 1;
         true
     }
 }

@@ -71,7 +71,7 @@ struct Rows {
 impl BufferPlan {
     /// The plan of the ranks of `class`, for training and for evaluation, which take turns.
     pub fn new(program: &Program, class: &Class) -> BufferPlan {
-        let evaluation = Timeline::evaluation(class);
+        let evaluation = Timeline::evaluation(program, class);
         let least = program.ahead + 1;
         let mut best: Option<BufferPlan> = None;
         for times in 1.. {
@@ -97,7 +97,7 @@ impl BufferPlan {
     /// The plan of ranks of `class` that only evaluate.
     pub fn for_evaluation(program: &Program, class: &Class) -> BufferPlan {
         let mut plan = BufferPlan::empty(program, class, 1);
-        plan.add(&Timeline::evaluation(class));
+        plan.add(&Timeline::evaluation(program, class));
         plan
     }
 

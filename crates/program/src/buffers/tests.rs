@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use proptest::prelude::*;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind,
-    StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    Communication, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction,
+    Recompute, ScheduleKind, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
 
 use super::{BufferPlan, Place, Stay, assign, peak_bytes};
 use crate::allocation::Allocated;
-use crate::{Allocation, Class, Entry, Next, Program, Run, lower};
+use crate::{Allocation, Class, Entry, Issued, Next, Outstanding, Program, Run, lower};
 
 fn graph(spec: &str) -> Graph {
     ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
@@ -37,6 +37,7 @@ fn uniform() -> Uniform {
 struct Replay<'a> {
     plan: &'a BufferPlan,
     class: &'a Class,
+    outstanding: Outstanding,
     held: HashMap<Allocation, Place>,
     /// Ends of what is in use, by start.
     used: BTreeMap<u64, u64>,
@@ -48,6 +49,8 @@ impl Replay<'_> {
         let (body, row) = (entry.body, self.plan.row(&run));
         let class = self.class;
         for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
+            let issued = Issued { body, index, microbatch };
+            self.end_first(self.outstanding.ending_before(class, issued));
             for Allocated { what, from } in class.allocated_by(instruction, microbatch) {
                 if let Some(place) = from.and_then(|from| self.held.remove(&from)) {
                     self.held.insert(what, place);
@@ -73,10 +76,23 @@ impl Replay<'_> {
                 self.used.insert(place.offset, end);
                 self.held.insert(what, place);
             }
-            for what in class.freed_by(instruction, microbatch) {
-                if let Some(place) = self.held.remove(&what) {
-                    self.used.remove(&place.offset);
-                }
+            if !self.outstanding.start(class, issued) {
+                self.free(issued);
+            }
+        }
+    }
+
+    fn end_first(&mut self, count: usize) {
+        for _ in 0..count {
+            let issued = self.outstanding.end_first().expect("there are as many");
+            self.free(issued);
+        }
+    }
+
+    fn free(&mut self, issued: Issued) {
+        for what in self.class.freed_by(issued.instruction(self.class), issued.microbatch) {
+            if let Some(place) = self.held.remove(&what) {
+                self.used.remove(&place.offset);
             }
         }
     }
@@ -91,17 +107,26 @@ fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
     let guards = class.guards().count();
     for holds in outcomes.into_iter().take(if guards > 0 { 4 } else { 1 }) {
         let (held, used) = (HashMap::new(), BTreeMap::new());
-        let mut replay = Replay { plan: &plan, class, held, used };
+        let outstanding = Outstanding::new(program, class);
+        let mut replay = Replay { plan: &plan, class, outstanding, held, used };
         let mut cursor = program.cursor(class, steps);
+        let mut now = None;
         while let Some(next) = cursor.advance() {
             match next {
-                Next::Run(run) => replay.run(run),
+                Next::Run(run) => {
+                    if now.replace(run.step).is_some_and(|before| before != run.step) {
+                        replay.end_first(replay.outstanding.ending_with_step(false));
+                    }
+                    replay.run(run);
+                }
                 Next::Guard(_, step) => cursor.take(holds(step)),
             }
         }
+        replay.end_first(replay.outstanding.ending_with_step(true));
         assert!(replay.held.is_empty(), "{:?}", replay.held);
         let entries = class.evaluation.iter().map(|&body| Entry::new(body, Some(0)));
         entries.for_each(|entry| replay.run(Run::alone(entry)));
+        replay.end_first(replay.outstanding.ending_with_step(true));
         assert!(replay.held.is_empty(), "{:?}", replay.held);
     }
     plan
@@ -200,6 +225,23 @@ fn what_is_there_at_the_same_time_lies_apart_and_the_arena_is_close_to_the_peak(
             }
         }
         assert!(plans >= 2, "{schedule:?}");
+    }
+}
+
+#[test]
+fn what_collectives_touch_that_are_not_waited_for_lies_apart_from_all_else() {
+    let graph = graph("gpt:layers=14,hidden=32,seq=16,vocab=64,heads=2,dropout=0.1,tied=true");
+    let kinds = ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table);
+    for schedule in kinds {
+        let has_thread = |plan| Plan { communication: Communication::Thread, ..plan };
+        // Those of which ranks run collectives, and what lasts comes and goes.
+        for plan in variants(&graph, schedule).into_iter().take(3).map(has_thread) {
+            let Ok(program) = lower(&graph, &plan, plan.device_count()) else { continue };
+            for class in &program.classes {
+                check_class(&program, class, 1);
+                check_class(&program, class, program.ahead + 3);
+            }
+        }
     }
 }
 

@@ -26,12 +26,13 @@ mod sharding;
 mod stage;
 mod stream;
 mod versions;
+mod whole_gradients;
 
 use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
-use shardloom_plan::{DeviceList, Plan, ScheduleKind};
+use shardloom_plan::{Communication, DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank};
 use crate::sync::{self, Synchronisation, add};
@@ -109,7 +110,7 @@ pub fn lower_with(
         classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
     }
     require_common_updates(&classes)?;
-    Ok(Program {
+    let mut program = Program {
         classes,
         routes: boundaries.routes,
         precision: plan.precision,
@@ -120,7 +121,12 @@ pub fn lower_with(
         microbatches: plan.microbatches,
         ahead: schedule.ahead(),
         corrections: plan.weights.corrections(),
-    })
+        communication: plan.communication,
+    };
+    if plan.communication == Communication::Thread {
+        whole_gradients::bound(&mut program);
+    }
+    Ok(program)
 }
 
 /// Makes sure that the weights' rule fits a written order, which alone says whether devices run ahead.

@@ -97,6 +97,9 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     }
 }
 
+/// Which copy of a tensor, where each micro-batch, or each entry that has none, has one.
+type Copied = Option<(Option<u32>, usize)>;
+
 /// How far the queues of a rank have come.
 struct Run {
     /// Of each queue those of its last instruction.
@@ -105,7 +108,7 @@ struct Run {
     here: Vec<Clocks>,
     microbatch: HashMap<(BodyId, u32, Option<u32>), Clocks>,
     latest: HashMap<(BodyId, u32), Clocks>,
-    touched: BTreeMap<(TensorId, Option<(Option<u32>, usize)>), Touched>,
+    touched: BTreeMap<(TensorId, Copied), Touched>,
 }
 
 impl Run {

@@ -20,7 +20,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngSeed, TestRunner};
 use scenario::{cores, h100, narrow};
 use shardloom_cluster::Cluster;
-use shardloom_plan::{Precision, ScheduleKind};
+use shardloom_plan::{Communication, Precision, ScheduleKind};
 use shardloom_program::timeline::{Interval, Lane};
 use shardloom_program::{Action, Collective, Content, Group, Program, Rank, View, lower};
 use shardloom_sim::{CostModel, Driver, Options, SimError, Simulation, run};
@@ -170,6 +170,8 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
             let sizes = [route.from, route.to].map(|class| program.class(class).mesh);
             sizes[0] != sizes[1]
         });
+        let has_thread = program.communication == Communication::Thread;
+        found.extend(has_thread.then_some("communication threads"));
         found.extend(takes_turns.then_some("replicas in turn"));
         found.extend(rounds.then_some("updates in rounds"));
         found.extend(reshapes.then_some("unlike meshes"));
@@ -204,5 +206,5 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
     for kind in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
         assert!(schedules.contains(&kind), "no program of {kind:?}");
     }
-    assert_eq!(found.len(), 15, "only {found:?}");
+    assert_eq!(found.len(), 16, "only {found:?}");
 }

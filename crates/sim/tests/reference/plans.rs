@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, StageReplicas,
-    Uniform, Updates, Weights, pipelines_in_turn,
+    Arrangement, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind,
+    StageReplicas, Uniform, Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::{Program, lower};
 
@@ -84,13 +84,13 @@ fn in_turn(plan: Plan, replicas: &[u32]) -> Option<Plan> {
 
 /// Programs of every schedule and every way of synchronising, of up to sixteen ranks.
 pub fn cases() -> impl Strategy<Value = Case> {
-    let turns = prop::option::weighted(0.4, prop::collection::vec(1u32..4, 1..4));
+    let turns = prop::option::weighted(0.7, prop::collection::vec(1u32..4, 1..4));
     let rules =
         prop::sample::select(vec![Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer]);
-    let flags = any::<(bool, bool, bool, bool)>();
+    let flags = any::<(bool, bool, bool, bool, bool)>();
     let all = (uniforms(), turns, rules, flags);
     all.prop_filter_map("not every plan exists", |((uniform, chunks), turns, rule, flags)| {
-        let (tied, validates, in_rounds, other_meshes) = flags;
+        let (tied, validates, in_rounds, other_meshes, has_thread) = flags;
         let graph = gpt(6, tied);
         let mut plan = uniform.plan_in_chunks(&graph, "gpt", "cluster", chunks).ok()?;
         let takes_turns = matches!(
@@ -109,6 +109,9 @@ pub fn cases() -> impl Strategy<Value = Case> {
             }
         }
         plan.post_validation = validates && plan.flushes();
+        if has_thread {
+            plan.communication = Communication::Thread;
+        }
         if other_meshes {
             // Stages on odd devices split what the others do not.
             for stage in plan.pipeline.iter_mut().flat_map(|it| &mut it.stage) {

@@ -4,9 +4,10 @@
 //! Nothing else here looks at the program's types.
 
 use shardloom_cluster::Cluster;
+use shardloom_plan::Communication;
 use shardloom_program::{
-    Action, Body, BodyId, Class, ClassId, Control, Copies, Entry as Listed, Group, Instruction,
-    Program, Rank, RouteId, TensorId,
+    Action, Body, BodyId, Class, ClassId, Content, Control, Copies, Entry as Listed, Group,
+    Instruction, Keep, Point, Program, Rank, RouteId, TensorId,
 };
 
 /// Something that is ready from some time on.
@@ -45,6 +46,8 @@ pub struct Operation {
     pub makes: Vec<Thing>,
     /// Whether it waits until computation has come to where it stands.
     pub in_step: bool,
+    /// Reductions, by where they stand, whose last runs have to be over before it begins whole gradients.
+    pub reductions: Vec<(BodyId, usize)>,
 }
 
 /// Where an instruction stands when it is run.
@@ -79,6 +82,10 @@ pub struct Entry {
 pub struct Reading {
     /// Whether it computes and communicates at once.
     pub overlaps: bool,
+    /// Whether it has a thread for collectives.
+    pub has_thread: bool,
+    /// Whether a step is over before the next begins.
+    pub flushes: bool,
     pub entries: Vec<Entry>,
     /// Of each body its instructions.
     pub bodies: Vec<Vec<Operation>>,
@@ -91,11 +98,18 @@ pub fn read(program: &Program, cluster: &Cluster, steps: u32) -> Vec<Reading> {
         for position in 0..class.mesh.size() {
             let device = cluster.kind_of(class.devices[position]).expect("the cluster has it");
             let operation = |it: &Instruction| operation(program, (id, class, position), it);
-            let body = |body: &Body| body.instructions.iter().map(operation).collect();
+            let body = |(id, body): (u32, &Body)| {
+                let instructions = body.instructions.iter();
+                let operation =
+                    |it| Operation { reductions: reductions(class, id, it), ..operation(it) };
+                instructions.map(operation).collect()
+            };
             ranks.push(Reading {
                 overlaps: device.lanes_overlap,
+                has_thread: program.communication == Communication::Thread,
+                flushes: program.ahead == 0 && class.late() == 0,
                 entries: entries(program, (id, class, position), steps),
-                bodies: class.bodies.iter().map(body).collect(),
+                bodies: (0..).zip(&class.bodies).map(body).collect(),
             });
         }
     }
@@ -186,5 +200,28 @@ fn operation(
     };
     let in_step = matches!(instruction.action, Action::Collective { .. })
         && matches!(needs.first(), Some(Thing::Shared(_)));
-    Operation { kind, needs, changes, makes, in_step }
+    Operation { kind, needs, changes, makes, in_step, reductions: vec![] }
+}
+
+/// What an instruction that adds to whole gradients waits for so that there are not too many: the only thing
+/// that is taken from the program's points, as nothing that it touches tells.
+fn reductions(class: &Class, body: u32, instruction: &Instruction) -> Vec<(BodyId, usize)> {
+    let is_whole = |tensor: TensorId| {
+        let tensor = class.tensor(tensor);
+        tensor.content == Content::Gradient && tensor.keep == Keep::Transient
+    };
+    if !instruction.writes.iter().any(|write| is_whole(write.to.tensor)) {
+        return vec![];
+    }
+    let place = |point: &Point| match *point {
+        Point::Here(index) => Some((BodyId(body), index as usize)),
+        Point::Latest(body, index) => Some((body, index as usize)),
+        Point::Queue(_) | Point::Microbatch(..) => None,
+    };
+    let reduces = |&(body, index): &(BodyId, usize)| {
+        let other = &class.body(body).instructions[index];
+        matches!(other.action, Action::Collective { .. })
+            && other.frees.iter().any(|&tensor| is_whole(tensor))
+    };
+    instruction.after.iter().filter_map(place).filter(reduces).collect()
 }

@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Group, Rank, RouteId};
+use shardloom_program::{BodyId, Group, Rank, RouteId};
 
 use super::reading::{At, Entry, Kind, Operation, Reading, Thing};
 
@@ -91,8 +91,12 @@ type Key = (Thing, Option<u32>, usize);
 struct State {
     /// The last of each queue.
     last: BTreeMap<Queue, Node>,
-    /// The last of all queues.
-    before: Option<Node>,
+    /// What the rank's own thread has to have behind it, where it does one thing after another.
+    before: BTreeSet<Node>,
+    /// Collectives that the rank's communication thread was given and that it has not waited for.
+    given: Vec<Given>,
+    /// Where each instruction was run last.
+    ran: BTreeMap<(BodyId, usize), Node>,
     /// What makes each thing ready.
     made: BTreeMap<Key, Node>,
     /// What has read it since.
@@ -101,6 +105,15 @@ struct State {
     sent: BTreeMap<(RouteId, Option<u32>), usize>,
     received: BTreeMap<(RouteId, Option<u32>), usize>,
     met: BTreeMap<Vec<Rank>, usize>,
+}
+
+/// A collective that a communication thread was given.
+struct Given {
+    queue: Queue,
+    place: (BodyId, usize),
+    needs: Vec<Key>,
+    changes: Vec<Key>,
+    node: Node,
 }
 
 /// Where a part of an instruction is in the graph.
@@ -112,7 +125,7 @@ struct Placed {
     /// Its start is that of the first.
     nodes: Vec<Node>,
     /// What its queue waits for before it.
-    queued_after: Option<Node>,
+    queued_after: BTreeSet<Node>,
 }
 
 /// A message: its route, its number there, the micro-batch, and how often it has been sent before.
@@ -166,7 +179,12 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
     let mut state = State::default();
     let mut placed = vec![];
     let mut was_right = None;
+    let mut now = None;
     for (number, entry) in reading.entries.iter().enumerate() {
+        if now.replace(entry.round).is_some_and(|before| before != entry.round) && reading.flushes {
+            let given = state.given.drain(..).map(|given| given.node);
+            state.before.extend(given);
+        }
         if entry.only.is_some() && entry.only != was_right {
             continue;
         }
@@ -176,7 +194,9 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
             let mut add = |part, nodes: Vec<Node>, queued_after| {
                 placed.push(Placed { round, entry: number, at, part, nodes, queued_after });
             };
-            let mut step = Step { graph, state: &mut state, reading, entry, number, operation };
+            let mut step =
+                Step { graph, state: &mut state, reading, entry, number, index, operation };
+            step.arrives();
             match &operation.kind {
                 Kind::Own | Kind::Test => {
                     let (after, queued) = step.waits(&Queue::Compute);
@@ -251,6 +271,7 @@ struct Step<'a> {
     reading: &'a Reading,
     entry: &'a Entry,
     number: usize,
+    index: usize,
     operation: &'a Operation,
 }
 
@@ -264,15 +285,60 @@ impl Step<'_> {
         }
     }
 
+    fn keys(&self, things: &[Thing]) -> Vec<Key> {
+        things.iter().map(|&thing| self.key(thing)).collect()
+    }
+
+    /// The queue of the instruction.
+    fn queue(&self) -> Queue {
+        match &self.operation.kind {
+            Kind::Own | Kind::Test => Queue::Compute,
+            Kind::Send { .. } => Queue::Sends,
+            Kind::Receive { .. } => Queue::Receives,
+            Kind::Collective { queue, .. } => Queue::Collectives(queue.clone()),
+        }
+    }
+
+    /// The rank waits for what its communication thread must be through with: whatever changes something that
+    /// the instruction touches, or touches something that it changes; in the queue of the instruction whatever
+    /// touches the same; reductions of which it waits for one; and all that was given to the thread before.
+    fn arrives(&mut self) {
+        let (needs, changes) =
+            (self.keys(&self.operation.needs), self.keys(&self.operation.changes));
+        let queue = self.queue();
+        let share = |one: &[Key], other: &[Key]| one.iter().any(|key| other.contains(key));
+        let must_be_over = |given: &Given| {
+            let crosses = share(&needs, &given.changes)
+                || share(&changes, &given.needs)
+                || share(&changes, &given.changes);
+            let follows = given.queue == queue && share(&needs, &given.needs);
+            crosses || follows || self.operation.reductions.contains(&given.place)
+        };
+        let all = self.state.given.len();
+        let over = match self.operation.kind {
+            Kind::Test => all,
+            _ => self.state.given.iter().rposition(must_be_over).map_or(0, |last| last + 1),
+        };
+        let over = self.state.given.drain(..over).map(|given| given.node);
+        self.state.before.extend(over);
+    }
+
     /// What has to be over before the instruction, and of that what its queue waits for.
-    fn waits(&self, queue: &Queue) -> (BTreeSet<Node>, Option<Node>) {
-        let queued = match self.reading.overlaps {
-            true => self.state.last.get(queue).copied(),
-            false => self.state.before,
+    fn waits(&self, queue: &Queue) -> (BTreeSet<Node>, BTreeSet<Node>) {
+        let is_collective = |queue: &Queue| matches!(queue, Queue::Collectives(_));
+        let queued: BTreeSet<Node> = match (self.reading.overlaps, self.reading.has_thread) {
+            (true, _) => self.state.last.get(queue).copied().into_iter().collect(),
+            (false, true) if is_collective(queue) => {
+                let thread = self.state.last.iter().filter(|(queue, _)| is_collective(queue));
+                thread.map(|(_, &node)| node).chain(self.state.before.iter().copied()).collect()
+            }
+            (false, _) => self.state.before.clone(),
         };
         let ready = self.operation.needs.iter().chain(&self.operation.changes);
         let ready = ready.filter_map(|&it| self.state.made.get(&self.key(it)).copied());
-        let mut after: BTreeSet<Node> = ready.chain(queued).collect();
+        let mut after: BTreeSet<Node> = ready.chain(queued.iter().copied()).collect();
+        let reductions = self.operation.reductions.iter();
+        after.extend(reductions.filter_map(|place| self.state.ran.get(place)));
         let changed = self.operation.changes.iter();
         after.extend(changed.filter_map(|&it| self.state.read.get(&self.key(it))).flatten());
         if self.operation.in_step {
@@ -287,8 +353,17 @@ impl Step<'_> {
             let key = self.key(thing);
             self.state.read.entry(key).or_default().push(node);
         }
+        let place = (self.entry.body, self.index);
+        self.state.ran.insert(place, node);
+        match &queue {
+            Queue::Collectives(_) if self.reading.has_thread => {
+                let needs = self.keys(&self.operation.needs);
+                let changes = self.keys(&self.operation.changes);
+                self.state.given.push(Given { queue: queue.clone(), place, needs, changes, node });
+            }
+            _ => self.state.before = [node].into(),
+        }
         self.state.last.insert(queue, node);
-        self.state.before = Some(node);
     }
 
     /// Likewise, and what the instruction makes is ready then.
@@ -358,7 +433,7 @@ fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Trac
                 // From when the first message set out, or the queue was free to look for it.
                 let messages = graph.awaited[&first].iter().map(|name| graph.messages[name]);
                 let set_out = messages.map(|node| starts[node.0]).min().unwrap_or_default();
-                let free = it.queued_after.map_or(Picos::ZERO, end);
+                let free = it.queued_after.iter().map(|&node| end(node)).max().unwrap_or_default();
                 track.incoming.push((set_out.max(free), over));
             }
         }

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use shardloom_collectives::Reduction;
-use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator};
+use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator, Handle};
 use shardloom_graph::Reduction as Partial;
 use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
 
 use crate::Result;
-use crate::rank::{Contribution, Rank};
+use crate::rank::{Brought, Contribution, Rank};
 
 /// A rank's communicators, and which of its instructions meet in which of them.
 #[derive(Default)]
@@ -17,6 +17,14 @@ pub(crate) struct Communicators {
     /// By instruction; none where there is nothing to exchange or nobody to exchange it with. Else which
     /// of those that are made, and what it does there, which is the same each time.
     meetings: HashMap<(BodyId, u32), Option<(usize, Meeting<'static>)>>,
+}
+
+/// A collective that was started among a rank's group.
+pub(crate) enum Started {
+    /// Nobody takes part but the rank.
+    Alone(Contribution),
+    /// In which of those that are made.
+    Together(usize, Handle),
 }
 
 impl Communicators {
@@ -28,6 +36,64 @@ impl Communicators {
         instruction: &Instruction,
         contribution: Contribution,
     ) -> Result<Contribution> {
+        let known = self.known(endpoint, rank, instruction)?;
+        let Some((communicator, meeting)) = known else { return Ok(contribution) };
+        let handle = self.begin(communicator, meeting, contribution);
+        let (contribution, outcome) = self.made[communicator].1.wait(handle);
+        outcome?;
+        Ok(contribution)
+    }
+
+    /// Starts the collective of `instruction`, which `rank` is at, among its group.
+    pub fn start(
+        &mut self,
+        endpoint: &mut dyn Endpoint<Contribution>,
+        rank: &Rank,
+        instruction: &Instruction,
+        contribution: Contribution,
+    ) -> Result<Started> {
+        let known = self.known(endpoint, rank, instruction)?;
+        let Some((communicator, meeting)) = known else { return Ok(Started::Alone(contribution)) };
+        let handle = self.begin(communicator, meeting, contribution);
+        Ok(Started::Together(communicator, handle))
+    }
+
+    /// Starts what is brought into a communicator. Rows go by counts of their own each time.
+    fn begin(
+        &mut self,
+        communicator: usize,
+        meeting: Meeting<'_>,
+        contribution: Contribution,
+    ) -> Handle {
+        let (_, communicator) = &mut self.made[communicator];
+        match &contribution.part {
+            Brought::Rows(rows) => {
+                let (sent, received) = (rows.sent.clone(), rows.received.clone());
+                let meeting = Meeting::AllToAllV { sent: &sent, received: &received };
+                communicator.start(meeting, contribution)
+            }
+            Brought::Elements(..) | Brought::Scalar(_) => communicator.start(meeting, contribution),
+        }
+    }
+
+    /// What a collective that was started came to, once it has ended.
+    pub fn wait(&mut self, started: Started) -> Result<Contribution> {
+        let (communicator, handle) = match started {
+            Started::Alone(contribution) => return Ok(contribution),
+            Started::Together(communicator, handle) => (communicator, handle),
+        };
+        let (contribution, outcome) = self.made[communicator].1.wait(handle);
+        outcome?;
+        Ok(contribution)
+    }
+
+    /// In which of those that are made `rank` takes part at `instruction`, and what it does there.
+    fn known(
+        &mut self,
+        endpoint: &mut dyn Endpoint<Contribution>,
+        rank: &Rank,
+        instruction: &Instruction,
+    ) -> Result<Option<(usize, Meeting<'static>)>> {
         let meeting = match self.meetings.get(&rank.instruction()) {
             Some(known) => *known,
             None => {
@@ -36,21 +102,7 @@ impl Communicators {
                 meeting
             }
         };
-        let Some((communicator, meeting)) = meeting else { return Ok(contribution) };
-        let (_, communicator) = &mut self.made[communicator];
-        // Rows go by counts of their own each time.
-        let (contribution, outcome) = match &contribution {
-            Contribution::Rows(rows) => {
-                let (sent, received) = (rows.sent.clone(), rows.received.clone());
-                let meeting = Meeting::AllToAllV { sent: &sent, received: &received };
-                communicator.run(meeting, contribution)
-            }
-            Contribution::Elements(..) | Contribution::Scalar(_) => {
-                communicator.run(meeting, contribution)
-            }
-        };
-        outcome?;
-        Ok(contribution)
+        Ok(meeting)
     }
 
     fn meeting(

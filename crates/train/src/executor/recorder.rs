@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use shardloom_program::timeline::{Interval, Lane, Picos, Track};
-use shardloom_program::{Body, Class, Instruction};
+use shardloom_program::{Class, Issued};
 
 /// A track in the making, with times since a common origin.
 pub(crate) struct Recorder {
@@ -17,23 +17,22 @@ impl Recorder {
         Recorder { origin, track }
     }
 
-    /// Notes that an instruction ran from `start` to now. Computation of one pass in a row is one
-    /// interval.
+    /// Notes from when to when an instruction ran, and how many bytes lived from when on, after it. Computation
+    /// of one pass in a row is one interval.
     pub fn note(
         &mut self,
         class: &Class,
-        body: &Body,
-        instruction: &Instruction,
-        microbatch: Option<u32>,
-        start: Instant,
-        live_bytes: u64,
+        issued: Issued,
+        time: (Instant, Instant),
+        (since, live_bytes): (Instant, u64),
     ) {
-        let picos = |at: Instant| Picos::from_seconds((at - self.origin).as_secs_f64());
-        let (start, end) = (picos(start), picos(Instant::now()));
+        let Issued { body, microbatch, .. } = issued;
+        let (instruction, body) = (issued.instruction(class), class.body(body));
+        let (start, end) = (self.picos(time.0), self.picos(time.1));
         let lane = instruction.lane();
         let label = instruction.label(class, body, microbatch);
         if self.track.memory.last().is_none_or(|&(_, bytes)| bytes != live_bytes) {
-            self.track.memory.push((end, live_bytes));
+            self.track.memory.push((self.picos(since), live_bytes));
         }
         if let Some(last) = self.track.intervals.last_mut()
             && lane == Lane::Compute
@@ -54,6 +53,10 @@ impl Recorder {
             start,
             end,
         });
+    }
+
+    fn picos(&self, at: Instant) -> Picos {
+        Picos::from_seconds((at - self.origin).as_secs_f64())
     }
 
     pub fn finish(mut self, peak_bytes: u64, sent_bytes: u64) -> Track {

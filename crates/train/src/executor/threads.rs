@@ -1,21 +1,25 @@
 //! Ranks as threads: each follows its control, blocking where it waits for others.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use shardloom_fabric::{Endpoint, Engine, MOST_RANKS, Message, Settings};
+use shardloom_fabric::{Endpoint, Engine, InProcess, MOST_RANKS, Message, Overlapped, Settings};
 use shardloom_kernels::Arithmetic;
-use shardloom_program::{Action, Entry, Instruction, Next, Rank as RankId, RouteId, Run};
+use shardloom_plan::Communication;
+use shardloom_program::{
+    Action, Entry, Instruction, Issued, Next, Outstanding, Rank as RankId, RouteId, Run,
+};
 
 use super::command::Report;
-use super::communicators::Communicators;
+use super::communicators::{Communicators, Started};
 use super::messages::{Messages, tag};
 use super::recorder::Recorder;
 use super::{Command, Crew, Done, FULL_POOL, state};
-use crate::rank::{Contribution, Rank, Shared, StepOutcome};
+use crate::rank::{Begun, Contribution, Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// The threads of a run.
@@ -25,16 +29,22 @@ pub(crate) struct Threads {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Starts one thread per rank, each pinned to a core where there are enough and the system allows.
+/// Starts one thread per rank, each pinned to a core where there are enough and the system allows, connected
+/// by an engine of choice or else by that of one process, which carries collectives out on threads of their
+/// own where the program says so.
 ///
 /// # Errors
 /// If the system has no room for so many threads, or the engine cannot connect them.
 pub(crate) fn start(
     shared: &Arc<Shared>,
-    engine: &dyn Engine<Contribution>,
+    engine: Option<&dyn Engine<Contribution>>,
     timeout: Duration,
 ) -> Result<Crew> {
-    Threads::start(shared, engine, timeout).map(Crew::Threads)
+    let usual: &dyn Engine<Contribution> = match shared.program.communication {
+        Communication::InLine => &InProcess,
+        Communication::Thread => &Overlapped(InProcess),
+    };
+    Threads::start(shared, engine.unwrap_or(usual), timeout).map(Crew::Threads)
 }
 
 impl Threads {
@@ -123,6 +133,9 @@ struct Worker {
     endpoint: Box<dyn Endpoint<Contribution>>,
     messages: Messages,
     communicators: Communicators,
+    outstanding: Outstanding,
+    /// These, as they were started.
+    started: VecDeque<(Begun, Started)>,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
@@ -142,7 +155,9 @@ fn serve(
     });
     let mut worker = match built {
         Ok((rank, messages)) => {
-            Ok(Worker { rank, endpoint, messages, communicators: Communicators::default() })
+            let outstanding = Outstanding::new(&shared.program, rank.class());
+            let (communicators, started) = (Communicators::default(), VecDeque::new());
+            Ok(Worker { rank, endpoint, messages, communicators, outstanding, started })
         }
         Err(error) => {
             endpoint.fail(&error.to_string());
@@ -198,12 +213,15 @@ impl Worker {
                         Next::Run(run) => {
                             if run.at_step() > step {
                                 step = run.at_step();
+                                let ending = self.outstanding.ending_with_step(false);
+                                self.end_first(ending, &mut recorder)?;
                                 self.rank.begin_step(step);
                             }
                             self.run(run, &mut recorder)?;
                         }
                     }
                 }
+                self.end_first(self.outstanding.ending_with_step(true), &mut recorder)?;
                 steps = self.rank.end_steps(*count);
                 let sent = self.sent_bytes() - sent;
                 let peak = self.rank.memory().peak_bytes() as u64;
@@ -218,6 +236,7 @@ impl Worker {
                     for &body in &bodies {
                         self.run(Run::alone(Entry::new(body, Some(0))), &mut None)?;
                     }
+                    self.end_first(self.outstanding.ending_with_step(true), &mut None)?;
                     if let Some(loss) = self.rank.end_evaluation() {
                         *step.loss_sum.get_or_insert(0.0) += loss;
                     }
@@ -254,18 +273,52 @@ impl Worker {
         let (body, microbatch) = (class.body_of(&run.entry), run.microbatch);
         self.rank.begin_entry(&run);
         for (index, instruction) in (0u32..).zip(&body.instructions) {
+            let issued = Issued { body: run.entry.body, index, microbatch };
+            self.end_first(self.outstanding.ending_before(class, issued), recorder)?;
             self.rank.go_to(index);
+            if self.outstanding.start(class, issued) {
+                self.start(instruction, microbatch)?;
+                continue;
+            }
             let start = recorder.as_ref().map(|_| Instant::now());
-            self.execute(instruction, microbatch.unwrap_or(0))?;
+            self.execute(instruction, microbatch)?;
             if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {
                 let live = self.rank.memory().live_bytes() as u64;
-                recorder.note(class, body, instruction, microbatch, start, live);
+                let end = Instant::now();
+                recorder.note(class, issued, (start, end), (end, live));
             }
         }
         Ok(())
     }
 
-    fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
+    /// Starts a collective that the rank does not wait for.
+    fn start(&mut self, instruction: &Instruction, microbatch: Option<u32>) -> Result<()> {
+        let Worker { rank, endpoint, communicators, started, .. } = self;
+        let (contribution, begun) = rank.contribute(instruction, microbatch);
+        let handle = communicators.start(&mut **endpoint, rank, instruction, contribution)?;
+        started.push_back((begun, handle));
+        Ok(())
+    }
+
+    /// Waits for so many of the collectives that were started first.
+    fn end_first(&mut self, count: usize, recorder: &mut Option<Recorder>) -> Result<()> {
+        for _ in 0..count {
+            self.outstanding.end_first();
+            let (begun, handle) = self.started.pop_front().expect("it was started");
+            let issued = begun.issued;
+            let result = self.communicators.wait(handle)?;
+            let worked = result.worked;
+            self.rank.conclude(begun, result);
+            if let (Some(recorder), Some(worked)) = (recorder.as_mut(), worked) {
+                let live = self.rank.memory().live_bytes() as u64;
+                recorder.note(self.rank.class(), issued, worked, (Instant::now(), live));
+            }
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, instruction: &Instruction, of: Option<u32>) -> Result<()> {
+        let microbatch = of.unwrap_or(0);
         match instruction.action {
             Action::Send { route } => {
                 let shared = Arc::clone(self.rank.shared());
@@ -289,10 +342,10 @@ impl Worker {
             }
             _ if instruction.involves_others() => {
                 let Worker { rank, endpoint, communicators, .. } = self;
-                let contribution = rank.contribute(instruction, microbatch);
+                let (contribution, begun) = rank.contribute(instruction, of);
                 let result =
                     communicators.exchange(&mut **endpoint, rank, instruction, contribution)?;
-                rank.conclude(instruction, microbatch, result);
+                rank.conclude(begun, result);
             }
             _ => self.rank.execute(instruction, microbatch)?,
         }

@@ -4,6 +4,7 @@
 //! So a program with more ranks than this machine has cores runs in the order it would have on the
 //! modelled machine.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use shardloom_fabric::{Endpoint, Engine, InProcess, Settings};
 use shardloom_kernels::{Arithmetic, Format};
 use shardloom_program::timeline::{Clock, Picos, Track};
 use shardloom_program::{
-    Action, BodyId, Control, Entry, Guard, MeasuredRows, Program, Rank as RankId,
+    Action, BodyId, Class, Control, Entry, Guard, Issued, MeasuredRows, Outstanding, Program,
+    Rank as RankId,
 };
 use shardloom_sim::{
     Actor, Call, Driver, Modelled, Options, Recorder, Recording, RowCounts, Simulation, run,
@@ -24,7 +26,7 @@ use shardloom_sim::{
 use super::communicators::reduction;
 use super::messages::{Messages, tag};
 use super::{Command, Crew, Done, FULL_POOL, state};
-use crate::rank::{Contribution, Rank, RowExchange, Shared, StepOutcome};
+use crate::rank::{Begun, Brought, Contribution, Rank, RowExchange, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// All ranks of a run, in one thread.
@@ -33,6 +35,7 @@ pub(crate) struct VirtualCrew {
     cluster: Cluster,
     ranks: Vec<Rank>,
     links: Vec<Link>,
+    started: Vec<StartedByRank>,
     sent_bytes: Vec<u64>,
     /// What the last step took, instruction by instruction.
     recording: Option<Recording>,
@@ -43,6 +46,13 @@ pub(crate) struct VirtualCrew {
 struct Link {
     endpoint: Box<dyn Endpoint<Contribution>>,
     messages: Messages,
+}
+
+/// Collectives that a rank has not waited for. They have been carried out, which it does not know yet.
+struct StartedByRank {
+    outstanding: Outstanding,
+    /// These, with what they came to.
+    results: VecDeque<(Begun, Contribution)>,
 }
 
 /// Sets up the ranks of a run on the modelled `cluster`.
@@ -64,10 +74,15 @@ impl VirtualCrew {
             let messages = Messages::new(&mut *endpoint, program, messages, usize::MAX)?;
             Ok(Link { endpoint, messages })
         };
+        let started = |rank: &Rank| StartedByRank {
+            outstanding: Outstanding::new(program, rank.class()),
+            results: VecDeque::new(),
+        };
+        let started = ranks.iter().map(started).collect();
         let endpoints = InProcess.connect(count, &settings)?;
         let links = endpoints.into_iter().map(link).collect::<Result<_>>()?;
         let shared = Arc::clone(shared);
-        Ok(VirtualCrew { shared, cluster, ranks, links, sent_bytes, recording: None })
+        Ok(VirtualCrew { shared, cluster, ranks, links, started, sent_bytes, recording: None })
     }
 
     /// What the last step took, instruction by instruction.
@@ -151,13 +166,16 @@ impl VirtualCrew {
             at: vec![0; self.ranks.len()],
             ranks: &mut self.ranks,
             links: &mut self.links,
+            started: &mut self.started,
             sent_bytes: &mut self.sent_bytes,
             model,
         };
         let mut driver = Recorder::new(driver);
         let options = Options { steps, folded: false };
         let simulation = run(program, &self.cluster, options, &mut driver)?;
-        Ok((simulation, driver.finish().1))
+        let (mut driver, recording) = driver.finish();
+        (0..driver.ranks.len()).for_each(|rank| driver.end_step(rank, true));
+        Ok((simulation, recording))
     }
 }
 
@@ -179,22 +197,45 @@ struct Executing<'a> {
     at: Vec<u32>,
     sent_bytes: &'a mut [u64],
     links: &'a mut [Link],
+    started: &'a mut [StartedByRank],
     model: Modelled<'a>,
 }
 
 impl Executing<'_> {
-    /// The rank of a call, at its step and entry.
+    /// The rank of a call, at its step and entry, when it has waited for what has to have ended by then.
     fn rank(&mut self, call: &Call<'_>) -> &mut Rank {
         let index = call.actor.rank.0 as usize;
-        let rank = &mut self.ranks[index];
         let step = call.run.at_step();
         if step > self.at[index] {
             self.at[index] = step;
-            rank.begin_step(step);
+            self.end_step(index, false);
+            self.ranks[index].begin_step(step);
         }
+        let ending = self.started[index].outstanding.ending_before(self.class(call), at(call));
+        self.end_first(index, ending);
+        let rank = &mut self.ranks[index];
         rank.begin_entry(&call.run);
         rank.go_to(call.index as u32);
         rank
+    }
+
+    fn class(&self, call: &Call<'_>) -> &Class {
+        self.shared.program.class(call.actor.class)
+    }
+
+    /// Has a rank wait for what ends with its step.
+    fn end_step(&mut self, rank: usize, is_last: bool) {
+        let ending = self.started[rank].outstanding.ending_with_step(is_last);
+        self.end_first(rank, ending);
+    }
+
+    /// Has a rank wait for so many of the collectives that it started first.
+    fn end_first(&mut self, rank: usize, count: usize) {
+        let StartedByRank { outstanding, results } = &mut self.started[rank];
+        for (begun, result) in results.drain(..count) {
+            outstanding.end_first();
+            self.ranks[rank].conclude(begun, result);
+        }
     }
 
     fn count(&mut self, call: &Call<'_>) {
@@ -271,24 +312,30 @@ impl Driver for Executing<'_> {
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos> {
-        let mut contributions = vec![];
+        let (mut contributions, mut begun) = (vec![], vec![]);
         for call in members {
-            let microbatch = call.run.microbatch.unwrap_or(0);
-            let contribution = self.rank(call).contribute(call.instruction, microbatch);
-            match &contribution {
-                Contribution::Rows(rows) => {
+            let microbatch = call.run.microbatch;
+            let (contribution, own) = self.rank(call).contribute(call.instruction, microbatch);
+            match &contribution.part {
+                Brought::Rows(rows) => {
                     self.sent_bytes[call.actor.rank.0 as usize] += rows.sent_bytes();
                 }
-                Contribution::Elements(..) | Contribution::Scalar(_) => self.count(call),
+                Brought::Elements(..) | Brought::Scalar(_) => self.count(call),
             }
             contributions.push(contribution);
+            begun.push(own);
         }
         let first = &members[0];
         let rank = &self.ranks[first.actor.rank.0 as usize];
         exchange(rank, first, &mut contributions)?;
-        for (call, result) in members.iter().zip(contributions) {
-            let microbatch = call.run.microbatch.unwrap_or(0);
-            self.rank(call).conclude(call.instruction, microbatch, result);
+        for (call, (begun, result)) in members.iter().zip(begun.into_iter().zip(contributions)) {
+            let (rank, class) = (call.actor.rank.0 as usize, call.actor.class);
+            let class = self.shared.program.class(class);
+            let StartedByRank { outstanding, results } = &mut self.started[rank];
+            match outstanding.start(class, begun.issued) {
+                true => results.push_back((begun, result)),
+                false => self.ranks[rank].conclude(begun, result),
+            }
         }
         Ok(self.model.collective(members)?)
     }
@@ -300,7 +347,7 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     let Some(spec) = spec.filter(|spec| members.len() > 1 && spec.elements > 0) else {
         return Ok(());
     };
-    if let Contribution::Rows(_) = members[0] {
+    if let Brought::Rows(_) = members[0].part {
         exchange_rows(rank, members);
         return Ok(());
     }
@@ -308,23 +355,23 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
     let list = plan(spec.kind, spec.algorithm, members.len() as u32, spec.elements)
         .expect("the plan's validation and `exchange` choose algorithms that exist");
     let fits = "contributions have the collective's size";
-    if let Contribution::Scalar(_) = members[0] {
-        let number = |member: &Contribution| match member {
-            Contribution::Scalar(number) => vec![*number],
-            Contribution::Elements(..) | Contribution::Rows(_) => {
+    if let Brought::Scalar(_) = members[0].part {
+        let number = |member: &Contribution| match member.part {
+            Brought::Scalar(number) => vec![number],
+            Brought::Elements(..) | Brought::Rows(_) => {
                 unreachable!("members bring the same kind of thing")
             }
         };
         let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
         list.apply(&mut numbers, reduction).expect(fits);
         for (member, number) in members.iter_mut().zip(numbers) {
-            *member = Contribution::Scalar(number[0]);
+            member.part = Brought::Scalar(number[0]);
         }
         return Ok(());
     }
     let (mut values, mut format): (Vec<Vec<f32>>, _) = (vec![], Format::F32);
     for member in members.iter() {
-        let Contribution::Elements(buffer, range) = member else {
+        let Brought::Elements(buffer, range) = &member.part else {
             unreachable!("members bring the same kind of thing")
         };
         format = buffer.format();
@@ -343,20 +390,25 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
         }
     };
     for (member, values) in members.iter_mut().zip(values) {
-        if let Contribution::Elements(buffer, range) = member {
+        if let Brought::Elements(buffer, range) = &mut member.part {
             rank.device().set_reals(&values, buffer.view_mut().slice(range.clone()));
         }
     }
     Ok(())
 }
 
+/// What a call runs.
+fn at(call: &Call<'_>) -> Issued {
+    Issued { body: call.run.entry.body, index: call.index as u32, microbatch: call.run.microbatch }
+}
+
 /// Exchanges the rows of all members.
 fn exchange_rows(rank: &Rank, members: &mut [Contribution]) {
     let mut all: Vec<&mut RowExchange> = members
         .iter_mut()
-        .map(|member| match member {
-            Contribution::Rows(rows) => rows,
-            Contribution::Elements(..) | Contribution::Scalar(_) => {
+        .map(|member| match &mut member.part {
+            Brought::Rows(rows) => rows,
+            Brought::Elements(..) | Brought::Scalar(_) => {
                 unreachable!("members bring the same kind of thing")
             }
         })

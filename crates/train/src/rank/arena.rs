@@ -22,7 +22,7 @@ pub(super) struct Arena {
 
 /// The instruction that runs.
 #[derive(Clone, Copy, Debug)]
-struct Now {
+pub(super) struct Now {
     body: BodyId,
     row: u32,
     instruction: u32,
@@ -52,6 +52,16 @@ impl Arena {
     /// Goes to the n-th instruction of the entry's body.
     pub fn go_to(&mut self, instruction: u32) {
         self.now.instruction = instruction;
+    }
+
+    /// Where it is, to come back to.
+    pub fn now(&self) -> Now {
+        self.now
+    }
+
+    /// Comes back to where it was.
+    pub fn go_back(&mut self, now: Now) {
+        self.now = now;
     }
 
     /// The current instruction, by its body and its number there.

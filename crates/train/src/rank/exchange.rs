@@ -2,17 +2,26 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use shardloom_fabric::{Lent, ViewMut};
 use shardloom_kernels::{Buffer, Combine};
-use shardloom_program::{Action, Collective, Content, Instruction, Mode, View, Window};
+use shardloom_program::{Action, Collective, Content, Instruction, Issued, Mode, View, Window};
 
 use super::Rank;
+use super::arena::Now;
 use super::rows::RowExchange;
 
 /// A rank's part in a collective: before it what the rank brings, after it the result, in place. It is
 /// what training lends to an engine.
-pub enum Contribution {
+pub struct Contribution {
+    pub(crate) part: Part,
+    /// From when to when the engine worked on it, once it has.
+    pub(crate) worked: Option<(Instant, Instant)>,
+}
+
+/// What a rank brings into a collective.
+pub(crate) enum Part {
     /// The elements of a buffer that take part.
     Elements(Buffer, Range<usize>),
     /// A number in double precision.
@@ -21,26 +30,50 @@ pub enum Contribution {
     Rows(RowExchange),
 }
 
+/// A collective that a rank has come to: what it needs to go on with it when it has ended.
+pub(crate) struct Begun {
+    /// The instruction.
+    pub issued: Issued,
+    /// Where the result goes, if not where the contribution is.
+    place: Option<Buffer>,
+    at: Now,
+}
+
 impl Lent for Contribution {
     fn lend(&mut self, work: &mut dyn FnMut(ViewMut<'_>)) {
-        match self {
-            Contribution::Elements(buffer, range) => {
+        let start = Instant::now();
+        match &mut self.part {
+            Part::Elements(buffer, range) => {
                 let device = Arc::clone(buffer.device());
                 device.lend(buffer.view_mut().slice(range.clone()), work);
             }
-            Contribution::Scalar(number) => work(ViewMut::F64(std::slice::from_mut(number))),
-            Contribution::Rows(rows) => {
+            Part::Scalar(number) => work(ViewMut::F64(std::slice::from_mut(number))),
+            Part::Rows(rows) => {
                 let device = Arc::clone(rows.buffer.device());
                 let filled = rows.filled();
                 device.lend(rows.buffer.view_mut().slice(filled), work);
             }
         }
+        self.worked = Some((start, Instant::now()));
     }
 }
 
 impl Rank {
-    /// What this rank brings into the collective of `instruction`.
-    pub fn contribute(&mut self, instruction: &Instruction, microbatch: u32) -> Contribution {
+    /// What this rank brings into the collective of `instruction`, which it is at. All that the collective
+    /// allocates is allocated here.
+    pub fn contribute(
+        &mut self,
+        instruction: &Instruction,
+        microbatch: Option<u32>,
+    ) -> (Contribution, Begun) {
+        let (body, index) = self.instruction();
+        let part = self.bring_part(instruction, microbatch.unwrap_or(0));
+        let place = self.result_place(instruction);
+        let issued = Issued { body, index, microbatch };
+        (Contribution { part, worked: None }, Begun { issued, place, at: self.arena.now() })
+    }
+
+    fn bring_part(&mut self, instruction: &Instruction, microbatch: u32) -> Part {
         let Action::Collective { kind, .. } = instruction.action else {
             unreachable!("{:?} is no collective", instruction.action)
         };
@@ -50,7 +83,7 @@ impl Rank {
         let (read, write) = (instruction.reads[0], instruction.writes[0].to);
         let content = self.class().tensor(read.tensor).content;
         if content == Content::Norm {
-            return Contribution::Scalar(self.squared_norm().expect("its own share is known"));
+            return Part::Scalar(self.squared_norm().expect("its own share is known"));
         }
         self.clear_unwritten(read);
         let flat = content != Content::Activation;
@@ -74,33 +107,40 @@ impl Rank {
             Collective::AllReduce(_) if flat => self.class().view_range(read, self.position),
             _ => 0..buffer.len(),
         };
-        Contribution::Elements(buffer, range)
+        Part::Elements(buffer, range)
     }
 
-    /// Takes the result of the collective of `instruction`.
-    pub fn conclude(&mut self, instruction: &Instruction, microbatch: u32, result: Contribution) {
+    /// Takes the result of a collective that has ended, wherever the rank is by now.
+    pub fn conclude(&mut self, begun: Begun, result: Contribution) {
+        let Begun { issued, place, at } = begun;
+        let shared = Arc::clone(&self.shared);
+        let instruction = issued.instruction(shared.program.class(self.class));
+        let microbatch = issued.microbatch.unwrap_or(0);
+        let now = self.arena.now();
+        self.arena.go_back(at);
         let Action::Collective { kind, .. } = instruction.action else {
             unreachable!("{:?} is no collective", instruction.action)
         };
         let (read, write) = (instruction.reads[0], instruction.writes[0]);
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
-        match (result, kind) {
-            (Contribution::Scalar(squared), _) => self.set_squared_norm(squared),
-            (Contribution::Rows(rows), _) => self.settle_rows(instruction, microbatch, rows),
-            (Contribution::Elements(buffer, _), _) if !flat => {
-                self.settle(kind, instruction, microbatch, buffer);
+        match (result.part, kind) {
+            (Part::Scalar(squared), _) => self.set_squared_norm(squared),
+            (Part::Rows(rows), _) => self.settle_rows(instruction, microbatch, (rows, place)),
+            (Part::Elements(buffer, _), _) if !flat => {
+                self.settle(kind, instruction, microbatch, (buffer, place));
             }
-            (Contribution::Elements(buffer, _), Collective::ReduceScatter { .. })
+            (Part::Elements(buffer, _), Collective::ReduceScatter { .. })
                 if !instruction.is_in_place() =>
             {
                 self.add_to_shard(write.to, write.mode, &buffer);
                 self.store.put(read.tensor, microbatch, buffer);
             }
-            (Contribution::Elements(buffer, _), _) => {
+            (Part::Elements(buffer, _), _) => {
                 self.store.put(write.to.tensor, microbatch, buffer);
             }
         }
         self.free(instruction, microbatch);
+        self.arena.go_back(now);
     }
 
     /// Adds this rank's part of a reduced sum to its shard, or begins a new sum there.

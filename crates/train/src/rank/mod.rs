@@ -35,6 +35,7 @@ use crate::learning_rate::LearningRate;
 
 use arena::Arena;
 pub use exchange::Contribution;
+pub(crate) use exchange::{Begun, Part as Brought};
 use inputs::Inputs;
 use norm::Norm;
 use parameters::Parameters;

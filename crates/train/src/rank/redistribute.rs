@@ -5,7 +5,7 @@ use shardloom_kernels::device::BoxOf;
 use shardloom_kernels::window::PerAxis;
 use shardloom_kernels::{Buffer, Device};
 use shardloom_plan::Axis;
-use shardloom_program::{Action, Collective, Group, Instruction, TensorId};
+use shardloom_program::{Action, Collective, Content, Group, Instruction, TensorId};
 use smallvec::smallvec;
 
 use super::Rank;
@@ -89,43 +89,57 @@ impl Rank {
         }
     }
 
-    /// Makes the written tensor of what a collective change of layout left in `buffer`.
+    /// Where the written tensor of a collective change of layout is to be, if not where the collective leaves
+    /// it.
+    pub(super) fn result_place(&self, instruction: &Instruction) -> Option<Buffer> {
+        let Action::Collective { kind, .. } = instruction.action else { return None };
+        let to = instruction.writes[0].to.tensor;
+        let class = self.class();
+        if instruction.moves_rows(class) {
+            return self.rows_place(instruction);
+        }
+        let stays = match kind {
+            _ if class.tensor(to).content != Content::Activation => true,
+            Collective::AllReduce(_) => true,
+            Collective::AllGather { .. } | Collective::AllToAll { .. } => {
+                staging(instruction).is_none()
+            }
+            Collective::ReduceScatter { .. } => false,
+        };
+        let elements = class.tensor(to).local_shape().iter().product();
+        (!stays).then(|| self.arena.take(to, elements))
+    }
+
+    /// Makes the written tensor of what a collective change of layout left in `buffer`, at its place.
     pub(super) fn settle(
         &mut self,
         kind: Collective,
         instruction: &Instruction,
         microbatch: u32,
-        buffer: Buffer,
+        (buffer, place): (Buffer, Option<Buffer>),
     ) {
         let (from, to) = ends(instruction);
         let class = self.class();
         let (index, width) = self.place_in_group(instruction);
         let read = class.tensor(from).local_shape();
         let written = class.tensor(to).local_shape();
-        let elements = written.iter().product();
-        let place = || self.arena.take(to, elements);
+        let elements: usize = written.iter().product();
         let device = &**self.device();
-        let result = match kind {
-            Collective::AllReduce(_) => buffer,
-            Collective::AllGather { .. } | Collective::AllToAll { .. }
-                if staging(instruction).is_none() =>
-            {
-                buffer
+        let result = match (place, kind) {
+            (None, _) | (_, Collective::AllReduce(_)) => buffer,
+            (Some(place), Collective::AllGather { axis: along }) => {
+                join(device, place, buffer, read, written, along)
             }
-            Collective::AllGather { axis: along } => {
-                join(device, place(), buffer, read, written, along)
-            }
-            Collective::ReduceScatter { .. } => {
-                let mut own = place();
+            (Some(mut own), Collective::ReduceScatter { .. }) => {
                 let at = index * elements..(index + 1) * elements;
                 device.copy(buffer.view().slice(at), own.view_mut());
                 own
             }
-            Collective::AllToAll { from: along, to: apart } => {
+            (Some(place), Collective::AllToAll { from: along, to: apart }) => {
                 let mut chunk = PerAxis::from_slice(written);
                 chunk[along] = read[along];
                 debug_assert_eq!(chunk[apart] * width, read[apart]);
-                join(device, place(), buffer, &chunk, written, along)
+                join(device, place, buffer, &chunk, written, along)
             }
         };
         self.store.put(to, microbatch, result);

@@ -14,7 +14,7 @@ use shardloom_program::{
 use smallvec::{SmallVec, smallvec};
 
 use super::Rank;
-use super::exchange::Contribution;
+use super::exchange::Part as Brought;
 use crate::{Error, Result};
 
 /// One number for each member of a group.
@@ -124,11 +124,7 @@ fn to_experts(instruction: &Instruction) -> bool {
 impl Rank {
     /// What this rank brings into an exchange of rows. Rows that it sends to their experts lie as they are
     /// sent; those that it sends back are cut by who has their samples, and arrive as they lie.
-    pub(super) fn bring_rows(
-        &mut self,
-        instruction: &Instruction,
-        microbatch: u32,
-    ) -> Contribution {
+    pub(super) fn bring_rows(&mut self, instruction: &Instruction, microbatch: u32) -> Brought {
         let [rows, own, others] = [0, 1, 2].map(|index| instruction.reads[index].tensor);
         let (place, members) = self.place_in_group(instruction);
         let bound = self.class().tensor(rows).local_shape();
@@ -154,7 +150,14 @@ impl Rank {
                 RowExchange { buffer, sent: blocks.by_member(), received, own: place }
             }
         };
-        Contribution::Rows(exchange)
+        Brought::Rows(exchange)
+    }
+
+    /// Where rows that have come to their experts are joined, if not where the exchange leaves them.
+    pub(super) fn rows_place(&self, instruction: &Instruction) -> Option<Buffer> {
+        let result = instruction.writes[0].to.tensor;
+        let room = self.class().tensor(result).local_shape().iter().product();
+        to_experts(instruction).then(|| self.arena.take(result, room))
     }
 
     /// Takes the result of an exchange of rows.
@@ -162,23 +165,22 @@ impl Rank {
         &mut self,
         instruction: &Instruction,
         microbatch: u32,
-        exchange: RowExchange,
+        (exchange, place): (RowExchange, Option<Buffer>),
     ) {
         let result = instruction.writes[0].to.tensor;
         let arrived =
-            match to_experts(instruction) {
-                true => {
+            match place {
+                Some(mut joined) => {
                     let (_, members) = self.place_in_group(instruction);
                     let bound = self.class().tensor(result).local_shape();
-                    let (experts, width, room) = (bound[0], bound[3], bound.iter().product());
-                    let mut joined = self.arena.take(result, room);
+                    let (experts, width) = (bound[0], bound[3]);
                     let device = &**self.device();
                     let counts = self.store.get(instruction.reads[2].tensor, microbatch);
                     Blocks::by_expert(&counted(device, counts.view()), experts, members, width)
                         .join(device, &exchange.buffer, &mut joined);
                     joined
                 }
-                false => exchange.buffer,
+                None => exchange.buffer,
             };
         self.store.put(result, microbatch, arrived);
     }

@@ -72,7 +72,8 @@ impl Shape {
         let cluster = load_cluster(&text, local, terminal)?;
         let usual = usual_request(model, &cluster, &text, self.dimensions.global_batch());
         let request = self.dimensions.request(Request { precision: Precision::FP32, ..usual })?;
-        let plan = find_plan(model, &cluster, &request)?.outcome.plan;
+        let mut plan = find_plan(model, &cluster, &request)?.outcome.plan;
+        plan.communication = self.dimensions.communication();
         terminal.note(format_args!("plan: {}", plan_line(&plan)));
         Ok(plan)
     }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind, Stage,
-    StageReplicas, Sync, Uniform, pipelines_in_turn,
+    Communication, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
+    Stage, StageReplicas, Sync, Uniform, pipelines_in_turn,
 };
 
 use super::*;
@@ -102,9 +102,10 @@ fn executed(
             Some(&Event::Receive(route, microbatch)) => {
                 ends(route, rank, |it| it.1).all(|it| transfers.contains(&(route, it, microbatch)))
             }
-            Some(Event::Meet(axes)) => {
+            Some(Event::Arrive(_)) => true,
+            Some(Event::Leave(axes, arrival)) => {
                 let members = group(&ranks[rank], axes);
-                members.iter().all(|&other| ranks[other].next == ranks[rank].next)
+                members.iter().all(|&other| ranks[other].next > *arrival as usize)
             }
             None => false,
         };
@@ -131,10 +132,7 @@ fn executed(
                 received.for_each(|it| _ = transfers.remove(&(route, it, microbatch)));
                 ranks[rank].next += 1;
             }
-            Event::Meet(axes) => {
-                let members = group(&ranks[rank], &axes);
-                members.into_iter().for_each(|it| ranks[it].next += 1);
-            }
+            Event::Arrive(_) | Event::Leave(..) => ranks[rank].next += 1,
         }
     }
 }
@@ -205,9 +203,10 @@ proptest! {
         pp in 2usize..4,
         microbatches in 1usize..5,
         steps in 1u32..4,
+        has_thread: bool,
         choices in prop::collection::vec(any::<u16>(), 64),
     ) {
-        let plan = match kind {
+        let mut plan = match kind {
             0 => plan(ScheduleKind::Afab, pp, microbatches),
             1 => plan(ScheduleKind::OneForwardOneBackward, pp, microbatches),
             2 => plan(ScheduleKind::ZeroBubbleH1, pp, microbatches),
@@ -220,6 +219,9 @@ proptest! {
             9 => in_turn([1, pp as u32], microbatches),
             _ => in_turn([2, 3], microbatches),
         };
+        if has_thread {
+            plan.communication = Communication::Thread;
+        }
         let program = lowered(&plan);
         let planned = MessagePlan::new(&program);
         let mut at = 0;
