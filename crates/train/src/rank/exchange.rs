@@ -27,7 +27,7 @@ pub(crate) enum Part {
     /// A number in double precision.
     Scalar(f64),
     /// Rows, as many as have turned out.
-    Rows(RowExchange),
+    Rows(Box<RowExchange>),
 }
 
 /// A collective that a rank has come to: what it needs to go on with it when it has ended.
@@ -125,7 +125,7 @@ impl Rank {
         let flat = self.class().tensor(read.tensor).content != Content::Activation;
         match (result.part, kind) {
             (Part::Scalar(squared), _) => self.set_squared_norm(squared),
-            (Part::Rows(rows), _) => self.settle_rows(instruction, microbatch, (rows, place)),
+            (Part::Rows(rows), _) => self.settle_rows(instruction, microbatch, (*rows, place)),
             (Part::Elements(buffer, _), _) if !flat => {
                 self.settle(kind, instruction, microbatch, (buffer, place));
             }

@@ -150,7 +150,7 @@ impl Rank {
                 RowExchange { buffer, sent: blocks.by_member(), received, own: place }
             }
         };
-        Brought::Rows(exchange)
+        Brought::Rows(Box::new(exchange))
     }
 
     /// Where rows that have come to their experts are joined, if not where the exchange leaves them.
