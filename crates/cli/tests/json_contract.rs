@@ -144,6 +144,48 @@ fn a_profile_gives_a_prediction_and_a_plan_for_ranks() {
     outcome.check(predicted.is_null(), "a prediction for more ranks than devices");
 }
 
+/// Two ranks that compute in bf16 and update fp32 masters.
+const BF16: &str = r#"
+format = 1
+model = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256"
+cluster = "local:2"
+global_batch = 4
+microbatches = 2
+schedule = "1f1b"
+recompute = "none"
+layout = "batch:dp, seq:cp, heads:tp, ffn:tp, vocab:tp"
+sync = { algorithm = "ring", zero = 1, bucket_bytes = 25000000 }
+precision = { compute = "bf16", gradients = "bf16", master = true }
+optimizer = { kind = "adamw", beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, weight_decay = 0.1 }
+
+[[pipeline]]
+[[pipeline.stage]]
+blocks = [0, 4]
+devices = "0..2"
+mesh = { dp = 2, cp = 1, tp = 1 }
+"#;
+
+#[test]
+fn a_format_that_was_not_measured_is_trained_without_a_prediction() {
+    let place = Place::new();
+    pretend_measured(&place);
+    place.write("bf16.toml", BF16);
+    let train = "train bf16.toml --data text.txt --steps 3";
+    let outcome = place.run(&format!("{train} --json")).succeeds();
+    let predicted = &outcome.summary()["predicted_step_seconds"];
+    outcome.check(predicted.is_null(), "a prediction in a format that has no rate");
+    outcome.check(outcome.losses().len() == 3, "not three steps");
+    let outcome = place.run(train).succeeds();
+    outcome.check(outcome.stdout.contains("not in the plan's number format"), "no reason");
+    place.write(
+        "fp32.toml",
+        BF16.replace("bf16", "fp32").replace("master = true", "master = false"),
+    );
+    let outcome = place.run("train fp32.toml --data text.txt --steps 3 --json").succeeds();
+    let predicted = outcome.summary()["predicted_step_seconds"].as_f64();
+    outcome.check(predicted.is_some(), "no prediction in a format that has one");
+}
+
 #[test]
 fn asking_for_validation_keeps_data_for_it() {
     let place = Place::new();

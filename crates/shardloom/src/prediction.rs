@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_plan::Plan;
 use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
-use shardloom_sim::{MemoryFit, Options, RowCounts, Summary};
+use shardloom_sim::{MemoryFit, Options, RowCounts, Summary, matmul_precision};
 
 use crate::{Error, LocalProfile, Model, Result, lower};
 
@@ -90,7 +90,8 @@ pub fn simulate_rows(
 }
 
 /// Simulates `plan` with its ranks on the cores of this machine, as [`crate::Session`] runs them. Nothing
-/// if this machine has not been measured as it is now, or has fewer cores than the plan has ranks.
+/// if this machine has not been measured as it is now, or not in the plan's number format, or has fewer cores
+/// than the plan has ranks.
 ///
 /// # Errors
 /// As [`simulate`], and if the profile cannot be read.
@@ -106,7 +107,9 @@ pub fn predict_here(
     };
     let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
     let devices_per_node = devices.map_or(0, |&last| last.saturating_add(1));
-    if devices_per_node > profile.node.devices {
+    let precision = matmul_precision(plan.precision.compute);
+    let is_measured = profile.device.peak_flops(precision).is_ok();
+    if devices_per_node > profile.node.devices || !is_measured {
         return Ok(None);
     }
     let cluster = Cluster::new(vec![NodeGroup { profile, nodes: 1, devices_per_node }])?;

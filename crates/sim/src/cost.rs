@@ -372,7 +372,7 @@ impl<'a> CostModel<'a> {
             && let Some((MatmulShape { batch, m, n, k }, _)) = matmul
         {
             // Asked for the error: a device without a peak rate does not compute in this precision.
-            device.peak_flops(self.matmul_precision())?;
+            device.peak_flops(matmul_precision(self.program.precision.compute))?;
             if flops == 0.0 {
                 return Ok(0.0);
             }
@@ -381,14 +381,20 @@ impl<'a> CostModel<'a> {
         if let Some(reached) = device.fused_attention.filter(|_| node.kind.in_attention_core()) {
             // Fused kernels skip what a causal mask hides: all but half of it.
             let seen = if is_causal(&node.kind) { 0.5 } else { 1.0 };
-            let peak = device.peak_flops(self.matmul_precision())?;
+            let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
             return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
             return Ok(device.memory_bound_seconds(&rate, elements as f64, bytes));
         };
         let [batch, m, n, k] = [shape.batch, shape.m, shape.n, shape.k].map(|size| size as u64);
-        let product = device.matmul_seconds(self.matmul_precision(), batch, m, n, k)?;
+        let product = device.matmul_seconds(
+            matmul_precision(self.program.precision.compute),
+            batch,
+            m,
+            n,
+            k,
+        )?;
         let beside = match self.bytes_beside_products(op, pass, &local, real_bytes) {
             0 => 0.0,
             bytes => device.memory_bound_seconds(&rate, elements as f64, bytes as f64),
@@ -421,13 +427,14 @@ impl<'a> CostModel<'a> {
             _ => 0,
         }
     }
+}
 
-    fn matmul_precision(&self) -> Precision {
-        match self.program.precision.compute {
-            Number::Fp32 => Precision::Fp32,
-            Number::Bf16 => Precision::Bf16,
-            Number::Fp16 => Precision::Fp16,
-        }
+/// The rate of a device at which products run where a plan computes in `compute`.
+pub fn matmul_precision(compute: Number) -> Precision {
+    match compute {
+        Number::Fp32 => Precision::Fp32,
+        Number::Bf16 => Precision::Bf16,
+        Number::Fp16 => Precision::Fp16,
     }
 }
 

@@ -62,7 +62,7 @@ mod summary;
 mod track_writer;
 mod transfers;
 
-pub use cost::CostModel;
+pub use cost::{CostModel, matmul_precision};
 pub use driver::{Actor, Call, Driver};
 pub use engine::{Options, run};
 pub use error::SimError;

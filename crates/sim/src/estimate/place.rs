@@ -1,10 +1,12 @@
 //! Where the groups of a plan lie on the cluster's nodes, and over which links they talk.
 
 use shardloom_cluster::{
-    Cluster, ClusterError, Curve, DeviceId, DeviceKind, GroupShape, NodeGroup, Path, Precision,
+    Cluster, ClusterError, Curve, DeviceId, DeviceKind, GroupShape, NodeGroup, Path,
 };
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_plan::Number;
+
+use crate::matmul_precision;
 
 /// The cluster as estimates see it: all nodes like those of its slowest kind.
 #[derive(Debug)]
@@ -25,11 +27,7 @@ pub(super) struct Place<'c> {
 impl<'c> Place<'c> {
     /// The slowest part of `cluster` at products in `precision`.
     pub fn of(cluster: &'c Cluster, number: Number) -> Result<Place<'c>, ClusterError> {
-        let precision = match number {
-            Number::Fp32 => Precision::Fp32,
-            Number::Bf16 => Precision::Bf16,
-            Number::Fp16 => Precision::Fp16,
-        };
+        let precision = matmul_precision(number);
         let mut slowest: Option<(f64, u32, &NodeGroup)> = None;
         let mut first_device = 0;
         let mut memory_bytes = u64::MAX;

@@ -94,7 +94,8 @@ pub fn conclude(
         if job.prediction.is_none() {
             terminal.line(
                 "No step time was predicted: this machine has not been measured as it is now \
-                 (`shardloom profile` does), or has fewer cores than there are ranks.",
+                 (`shardloom profile` does) or not in the plan's number format (profiles are of fp32), \
+                 or has fewer cores than there are ranks.",
             )?;
         }
     }
