@@ -179,6 +179,7 @@ fn options_reach_the_methods_or_are_refused() {
         "--microbatches 2",
         "--recompute full",
         "--recompute-except-last",
+        "--communication-thread",
     ] {
         let name = option.split(' ').next().unwrap_or_default();
         compare(option).refuses("usage", &format!("{name} cannot be given with --methods"));

@@ -73,6 +73,26 @@ fn a_model_is_split_as_options_say() {
 }
 
 #[test]
+fn a_thread_for_collectives_bounds_whole_gradients_and_is_judged_by_no_search() {
+    let options = "--cluster h100-80g:2 --dp 2 --zero 2 --global-batch 4 --microbatches 2";
+    let text = |more: &str| {
+        Place::new().run(&format!("program {MODEL} {options} {more}")).succeeds().stdout
+    };
+    assert_ne!(text(""), text("--communication-thread"), "no further points");
+    let train =
+        "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --global-batch 4 --steps 2";
+    let digest = |more: &str| {
+        let outcome =
+            Place::new().run(&format!("{train} --dp 2 --zero 2 {more} --json")).succeeds();
+        outcome.summary()["weights_digest"].clone()
+    };
+    assert_eq!(digest(""), digest("--communication-thread"));
+    Place::new()
+        .run(&format!("{train} --ranks 2 --communication-thread --json"))
+        .refuses("usage", "--communication-thread cannot be given with --ranks");
+}
+
+#[test]
 fn programs_get_an_object_for_each_rank() {
     let outcome = place_with_plan().run("program plan.toml --json").succeeds();
     let objects = outcome.objects();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pass_of_an_overlapped_cell_keeps_its_colour() {
+    fn each_pass_of_an_overlapped_action_keeps_its_colour() {
         let text = schedule_table(&rows(&["F3+B1< ."]), Colour::Ansi);
         let (forward, backward) = ("\x1b[38;5;16;48;5;74m", "\x1b[38;5;231;48;5;94m");
         let expected = format!("0 │ {forward}F3\x1b[0m+{backward}B1<\x1b[0m \x1b[2m·\x1b[0m\n");

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_and_intervals_say_their_part() {
+    fn passes_and_intervals_say_their_part() {
         let part = |chunk, reverse| Part { chunk, reverse };
         assert_eq!(Part::of_pass("F3"), part(None, false));
         assert_eq!(Part::of_pass("W12@1"), part(Some(1), false));

@@ -43,8 +43,8 @@ pub(super) fn orders(
         let message = format!("passes and messages take finite times from 0, not {all:?}");
         return Err(ScheduleError::Rule(message));
     }
-    let kind = (times.forward + times.input + times.weight) / 2.0;
-    let alike = PassTimes { forward: kind, input: kind / 2.0, weight: kind / 2.0, ..*times };
+    let mean = (times.forward + times.input + times.weight) / 2.0;
+    let alike = PassTimes { forward: mean, input: mean / 2.0, weight: mean / 2.0, ..*times };
     // Of passes that could start at the same time that of the device itself then comes first: a backward
     // pass that has only just come from another device no longer always displaces a forward pass.
     let message = times.message + times.forward / 100.0;

@@ -129,7 +129,7 @@ fn entries(schedule: &Schedule, times: &PassTimes, order: &[Place]) -> Vec<Entry
 }
 
 /// How long a step takes in which devices do one thing at a time: their actions, and each group's meeting
-/// of a `moment` before the turn at which it `stands`.
+/// of a `moment` before the action at which it `stands`.
 fn makespan(
     entries: &[Entry],
     devices: usize,

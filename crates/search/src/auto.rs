@@ -60,7 +60,7 @@ pub struct SearchCounts {
     pub bounded_away: usize,
     /// Candidates that were simulated, baselines aside.
     pub simulated: usize,
-    /// How long it took, simulation of finalists included.
+    /// How long it took, simulation of finalists and baselines included.
     pub seconds: f64,
 }
 
@@ -86,7 +86,7 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
 }
 
 /// Finds the fastest plan for `graph` on `cluster`: one that is no slower than any of `baselines` that
-/// fits, such as those that people use without a search.
+/// fits, such as those that people use without a search. They are made when the space has been looked through.
 ///
 /// A cluster of several kinds of device is planned for as if all were like the slowest and had the memory
 /// of the smallest; the outcome's notes say so. Simulated times are those of the real cluster.
@@ -97,7 +97,7 @@ pub fn auto(
     graph: &Graph,
     cluster: &Cluster,
     request: &Request,
-    baselines: Vec<Baseline>,
+    baselines: impl FnOnce() -> Result<Vec<Baseline>, SearchError>,
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
@@ -115,6 +115,7 @@ pub fn auto(
         };
         spaces.push(wider);
     }
+    let baselines = baselines()?;
     let counted = scan.evaluated + scan.bounded_away;
     let finalists =
         simulate_best(graph, cluster, request, &mut estimator, scan.ranking, &baselines)?;

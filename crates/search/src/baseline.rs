@@ -7,7 +7,7 @@ use shardloom_sim::estimate::{Candidate, Estimator};
 
 use crate::{Judgement, Request, SearchError, judge};
 
-/// A plan that people use without a search, and how it does.
+/// A plan that an answer is held against, and how it does.
 #[derive(Clone, Debug)]
 pub struct Baseline {
     /// What it is called.

@@ -6,33 +6,11 @@ use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::{Mesh, Plan, Sync, Uniform};
+use shardloom_plan::even_cuts;
 use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
-use shardloom_sim::estimate::{Candidate, Cut};
+use shardloom_sim::estimate::Cut;
 
 const PLENTY: u64 = 80_000_000_000;
-
-/// The evenly cut plan of a candidate.
-fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
-    let uniform = Uniform {
-        pp: candidate.pp as usize,
-        mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
-        sequence_parallel: candidate.sequence_parallel,
-        global_batch: request.global_batch,
-        microbatches: candidate.microbatches as usize,
-        schedule: candidate.schedule,
-        recompute: candidate.recompute,
-        sync: Sync {
-            algorithm: request.algorithm,
-            zero: candidate.zero,
-            bucket_bytes: request.bucket_bytes,
-        },
-        precision: request.precision,
-        optimizer: request.optimizer,
-        clip_norm: request.clip_norm,
-    };
-    uniform.plan(graph, &request.model, &request.cluster)
-}
 
 /// The fastest evenly cut plan that fits, by simulating all.
 fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64> {
@@ -40,7 +18,8 @@ fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64
     let even = space.candidates().filter(|it| it.cut == Cut::Even);
     let mut best: Option<f64> = None;
     for candidate in even {
-        let plan = even_plan(graph, request, &candidate);
+        let cuts = even_cuts(graph.blocks().len(), candidate.pp as usize);
+        let plan = request.plan(graph, &candidate, &cuts);
         let judgement = judge(graph, cluster, &plan).expect("a plan of the space can be lowered");
         if judgement.fits(request.memory_share) {
             best = Some(best.map_or(judgement.step_seconds, |it| it.min(judgement.step_seconds)));
@@ -51,7 +30,7 @@ fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64
 
 /// The answer, held against what people use without a search.
 fn search(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
-    auto(graph, cluster, request, baselines(graph, cluster, request)?)
+    auto(graph, cluster, request, || baselines(graph, cluster, request))
 }
 
 fn check(graph: &Graph, cluster: &Cluster, request: &Request) -> Outcome {

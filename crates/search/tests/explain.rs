@@ -94,7 +94,7 @@ fn memory_that_limits_a_plan_is_said_to() {
     let graph = model(TEXT);
     let cluster = h100(1, 4, 800_000_000);
     let request = Request::new(TEXT, "c", 64);
-    let outcome = auto(&graph, &cluster, &request, vec![]).expect("an answer");
+    let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
     let explanation = explain(&graph, &cluster, &outcome.plan, &[]).expect("it can be simulated");
     assert_eq!(explanation.step_seconds, outcome.judgement.step_seconds);
     let memory = about(&explanation, Topic::Memory);

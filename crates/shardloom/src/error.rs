@@ -365,9 +365,9 @@ impl Error {
                 Train::Rank { rank, .. } | Train::RankPanicked { rank, .. } => {
                     Some(format!("rank {rank}"))
                 }
-                Train::NonFiniteLoss { step, .. } | Train::NonFiniteGradient { step } => {
-                    Some(format!("step {step}"))
-                }
+                Train::NonFiniteLoss { step, .. }
+                | Train::NonFiniteGradient { step }
+                | Train::Overflow { step, .. } => Some(format!("step {step}")),
                 _ => None,
             },
             Error::Data(error) => match error {

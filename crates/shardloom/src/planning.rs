@@ -69,8 +69,9 @@ pub fn usual_request(
 /// # Errors
 /// If the request asks for what cannot be, or no plan divides or fits.
 pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<Planned> {
-    let baselines = shardloom_methods::baselines(model.graph(), cluster, request)?;
-    let outcome = shardloom_search::auto(model.graph(), cluster, request, baselines)?;
+    let graph = model.graph();
+    let baselines = || shardloom_methods::baselines(graph, cluster, request);
+    let outcome = shardloom_search::auto(graph, cluster, request, baselines)?;
     Ok(Planned::of(model, cluster, outcome))
 }
 

@@ -32,6 +32,9 @@ pub enum SimError {
         /// Why.
         reason: String,
     },
+    /// Shares of rows are given, and no rows choose their experts.
+    #[error("shares of rows are given, and the model has no experts that rows choose from")]
+    NoRows,
     /// Some ranks wait for each other for ever.
     #[error("deadlock: {}{}", .waiting.join(", "), more(*.others))]
     Deadlock {

@@ -65,10 +65,11 @@ impl RowCounts {
             RowCounts::Shares(shares) => {
                 let sum: f64 = shares.iter().sum();
                 let fit = |share: &f64| share.is_finite() && *share >= 0.0;
-                if shares.len() != routing.experts || !shares.iter().all(fit) || sum <= 0.0 {
+                let sums_up = sum.is_finite() && sum > 0.0;
+                if shares.len() != routing.experts || !shares.iter().all(fit) || !sums_up {
                     return Err(unknown(format!(
                         "{} shares {shares:?} are given, and there are {} experts; each needs one that is \
-                         not negative, and some one above 0",
+                         not negative, and they a sum above 0 that can be told",
                         shares.len(),
                         routing.experts
                     )));
@@ -89,6 +90,7 @@ impl RowCounts {
         match self {
             RowCounts::Even => Ok(true),
             RowCounts::Measured(_) => Ok(!program.classes.iter().any(has_rows)),
+            RowCounts::Shares(_) if !program.classes.iter().any(has_rows) => Err(SimError::NoRows),
             RowCounts::Shares(_) => {
                 for class in &program.classes {
                     for (id, _) in class.tensors().filter(|(_, it)| it.counts().is_some()) {

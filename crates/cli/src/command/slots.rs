@@ -139,11 +139,11 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_would_be_too_fine_are_rounded_and_no_turn_is_lost() {
+    fn columns_that_would_be_too_fine_are_rounded_and_no_action_is_lost() {
         let given = times(1.0, 0.500_05, 0.0);
         let (slots, scale) = slots(ScheduleKind::OneForwardOneBackward, 1, given);
         assert!(!slots.exact);
-        assert_eq!(slots.width / scale, 1.0, "as wide as the shortest turn");
+        assert_eq!(slots.width / scale, 1.0, "as wide as the shortest action");
         for row in &slots.rows {
             for action in (0..4).flat_map(|it| [format!("F{it}"), format!("B{it}")]) {
                 assert!(row.contains(&action), "no {action} in {row:?}");

@@ -63,6 +63,7 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         self.dimensions.leave_choice_to("--ranks", self.order.given())?;
+        self.dimensions.require_in_line("--ranks")?;
         let cores = load_cluster("local", local, terminal)?.device_count();
         if ranks > cores {
             let message = format!("--ranks {ranks}: this machine has 1 to {cores} to plan for");
@@ -72,8 +73,7 @@ impl Shape {
         let cluster = load_cluster(&text, local, terminal)?;
         let usual = usual_request(model, &cluster, &text, self.dimensions.global_batch());
         let request = self.dimensions.request(Request { precision: Precision::FP32, ..usual })?;
-        let mut plan = find_plan(model, &cluster, &request)?.outcome.plan;
-        plan.communication = self.dimensions.communication();
+        let plan = find_plan(model, &cluster, &request)?.outcome.plan;
         terminal.note(format_args!("plan: {}", plan_line(&plan)));
         Ok(plan)
     }
