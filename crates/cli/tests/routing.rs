@@ -45,6 +45,10 @@ fn ranks_whose_experts_get_other_shares_are_simulated_by_themselves() {
     even.check(!even.stdout.contains(says), "they have equal numbers");
     let skewed = place.run("simulate plan.toml --rows 5,1,1,1").succeeds();
     skewed.check(skewed.stdout.contains(says), "it does not say so");
+    for (rows, folded) in [("1,1,1,1", true), ("5,1,1,1", false)] {
+        let outcome = place.run(&format!("simulate plan.toml --rows {rows} --json")).succeeds();
+        outcome.check(outcome.objects()[0]["folded"] == folded, "it says otherwise");
+    }
     let asked = place.run("simulate plan.toml --rows 5,1,1,1 --unfolded").succeeds();
     asked.check(!asked.stdout.contains(says), "that was asked for");
 }

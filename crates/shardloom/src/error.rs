@@ -310,9 +310,8 @@ impl Error {
             },
             Error::Checkpoint(error) => checkpoint_kind(error),
             Error::Measuring(error) => match error {
-                ProfileError::TooManyRanks { .. } | ProfileError::Thread { .. } => "plan",
                 ProfileError::Kernels(_) => "kernels",
-                _ => "training",
+                _ => "profile",
             },
         }
     }

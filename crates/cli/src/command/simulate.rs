@@ -65,6 +65,8 @@ struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
     fit: Fit,
+    /// Whether ranks that do the same were simulated once.
+    folded: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     buffers: Option<&'a Buffers>,
 }
@@ -112,8 +114,9 @@ impl Simulate {
         let fit = prediction.memory.iter().map(|memory| memory.fit()).max().unwrap_or(Fit::Fits);
         let buffers = self.buffers.then(|| Buffers::of(&prediction.program));
         if terminal.json() {
-            let (summary, buffers) = (&prediction.summary, buffers.as_ref());
-            return terminal.object(&Answer { summary, fit, buffers });
+            let (summary, folded) = (&prediction.summary, prediction.folded);
+            let buffers = buffers.as_ref();
+            return terminal.object(&Answer { summary, fit, folded, buffers });
         }
         terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
         for (name, value) in figures(&prediction) {
