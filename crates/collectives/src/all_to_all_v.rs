@@ -37,22 +37,6 @@ impl Counts {
         (0..self.members()).map(move |from| self.between(Member(from), to))
     }
 
-    /// Elements that a member sends to others.
-    pub fn sent_elements(&self, from: Member) -> usize {
-        self.sends(from).sum::<usize>() - self.between(from, from)
-    }
-
-    /// Elements that a member receives from others.
-    pub fn received_elements(&self, to: Member) -> usize {
-        self.receives(to).sum::<usize>() - self.between(to, to)
-    }
-
-    /// The most that any member sends to others, or receives from them.
-    pub fn busiest(&self) -> usize {
-        let both = |member| [self.sent_elements(member), self.received_elements(member)];
-        (0..self.members()).map(Member).flat_map(both).max().unwrap_or(0)
-    }
-
     /// Where in what a member sends the part for `to` lies.
     fn sent_at(&self, from: Member, to: Member) -> Range<usize> {
         let first = self.sends(from).take(to.index()).sum();

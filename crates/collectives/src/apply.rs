@@ -42,6 +42,24 @@ impl StepList {
         buffers: &mut [Vec<E>],
         reduction: Reduction,
     ) -> Result<(), CollectiveError> {
+        self.apply_with(buffers, |into, part| {
+            for (into, &part) in into.iter_mut().zip(part) {
+                *into = into.reduce(part, reduction);
+            }
+        })
+    }
+
+    /// Likewise with an arithmetic of choice: `reduce` sets each element of its first slice to what it and
+    /// the one of its second come to. Both are as long.
+    ///
+    /// # Errors
+    ///
+    /// As [`apply`](StepList::apply).
+    pub fn apply_with<E: Copy>(
+        &self,
+        buffers: &mut [Vec<E>],
+        mut reduce: impl FnMut(&mut [E], &[E]),
+    ) -> Result<(), CollectiveError> {
         if buffers.len() != self.members as usize
             || buffers.iter().any(|buffer| buffer.len() != self.elements)
         {
@@ -57,12 +75,11 @@ impl StepList {
                 .map(|transfer| buffers[transfer.from.index()][transfer.source.clone()].to_vec())
                 .collect();
             for (transfer, message) in step.iter().zip(messages) {
-                let target = &mut buffers[transfer.to.index()][transfer.target..];
-                for (element, arriving) in target.iter_mut().zip(message) {
-                    *element = match transfer.combine {
-                        Combine::Overwrite => arriving,
-                        Combine::Reduce => element.reduce(arriving, reduction),
-                    };
+                let range = transfer.target..transfer.target + message.len();
+                let target = &mut buffers[transfer.to.index()][range];
+                match transfer.combine {
+                    Combine::Overwrite => target.copy_from_slice(&message),
+                    Combine::Reduce => reduce(target, &message),
                 }
             }
         }

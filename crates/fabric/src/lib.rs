@@ -60,6 +60,7 @@
 
 #![deny(unsafe_code)]
 
+mod apply;
 mod collective;
 mod contents;
 mod counters;
@@ -73,6 +74,7 @@ mod reduce;
 mod settings;
 mod view;
 
+pub use apply::apply;
 pub use collective::{Collective, Completed, Handle, Lent};
 pub use contents::Contents;
 pub use counters::Counters;

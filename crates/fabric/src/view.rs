@@ -1,24 +1,24 @@
 use std::fmt;
 
-/// How the elements of a buffer are stored.
+/// How one element of a buffer is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// Single precision.
     F32,
-    /// Double precision.
+    /// Double precision, such as sums of squares over all parameters.
     F64,
-    /// The upper half of a single-precision number.
+    /// bfloat16: the upper half of a single-precision number.
     Bf16,
     /// IEEE 754 half precision.
     F16,
-    /// Indices and counts.
+    /// 32-bit unsigned integers: indices, class labels and counts.
     U32,
     /// Bytes, such as masks.
     U8,
 }
 
 impl Format {
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Format::F64 => 8,
@@ -91,6 +91,20 @@ impl View<'_> {
     }
 }
 
+impl ViewMut<'_> {
+    /// How its elements are stored.
+    pub fn format(&self) -> Format {
+        match self {
+            ViewMut::F32(_) => Format::F32,
+            ViewMut::F64(_) => Format::F64,
+            ViewMut::Bf16(_) => Format::Bf16,
+            ViewMut::F16(_) => Format::F16,
+            ViewMut::U32(_) => Format::U32,
+            ViewMut::U8(_) => Format::U8,
+        }
+    }
+}
+
 /// A Rust type that elements are stored as.
 pub(crate) trait Element: Copy + Default + Send + 'static {
     /// Elements of one of the formats that are stored as this type.
@@ -98,6 +112,9 @@ pub(crate) trait Element: Copy + Default + Send + 'static {
 
     /// Likewise, to be written.
     fn view_mut(format: Format, elements: &mut [Self]) -> ViewMut<'_>;
+
+    /// The elements of a view, which are stored as this type.
+    fn elements(view: ViewMut<'_>) -> &mut [Self];
 }
 
 macro_rules! element {
@@ -114,6 +131,15 @@ macro_rules! element {
                 match format {
                     $(Format::$format => ViewMut::$format(elements),)+
                     _ => unreachable!("{format} is not stored as {}", stringify!($type)),
+                }
+            }
+
+            fn elements(view: ViewMut<'_>) -> &mut [Self] {
+                match view {
+                    $(ViewMut::$format(elements))|+ => elements,
+                    other => {
+                        unreachable!("{} is not stored as {}", other.format(), stringify!($type))
+                    }
                 }
             }
         }

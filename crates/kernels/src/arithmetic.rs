@@ -1,48 +1,36 @@
 //! What reductions between ranks come to.
 
+use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 use shardloom_collectives::Reduction;
 use shardloom_fabric::{Reduce, View, ViewMut};
 
-use crate::reduce::{max_into, sum_into};
+use crate::combine::combine;
+use crate::device::Combine;
 
-/// The arithmetic of collectives. Numbers of 16 bits are combined in single precision and rounded to
-/// nearest, ties to even; integers wrap around.
+/// The arithmetic of collectives: that of [`Device::combine`](crate::Device::combine) on the processor, and
+/// for integers, which wrap around.
 pub struct Arithmetic;
 
 impl Reduce for Arithmetic {
     fn reduce(&self, reduction: Reduction, into: ViewMut<'_>, part: View<'_>) {
-        use Reduction::{Max, Sum};
-        match (into, part, reduction) {
-            (ViewMut::F32(into), View::F32(part), Sum) => sum_into(into, part),
-            (ViewMut::F32(into), View::F32(part), Max) => max_into(into, part),
-            (ViewMut::F64(into), View::F64(part), Sum) => each(into, part, |a, b| a + b),
-            (ViewMut::F64(into), View::F64(part), Max) => each(into, part, f64::max),
-            (ViewMut::Bf16(into), View::Bf16(part), reduction) => each(into, part, |a, b| {
-                let [a, b] = [a, b].map(|word| bf16::from_bits(word).to_f32());
-                bf16::from_f32(combine(reduction, a, b)).to_bits()
-            }),
-            (ViewMut::F16(into), View::F16(part), reduction) => each(into, part, |a, b| {
-                let [a, b] = [a, b].map(|word| f16::from_bits(word).to_f32());
-                f16::from_f32(combine(reduction, a, b)).to_bits()
-            }),
-            (ViewMut::U32(into), View::U32(part), Sum) => each(into, part, u32::wrapping_add),
-            (ViewMut::U32(into), View::U32(part), Max) => each(into, part, u32::max),
-            (ViewMut::U8(into), View::U8(part), Sum) => each(into, part, u8::wrapping_add),
-            (ViewMut::U8(into), View::U8(part), Max) => each(into, part, u8::max),
-            (into, part, _) => unreachable!("{into:?} and {part:?} have one format"),
+        let how = match reduction {
+            Reduction::Sum => Combine::Sum,
+            Reduction::Max => Combine::Max,
+        };
+        match (into, part) {
+            (ViewMut::F32(into), View::F32(part)) => combine(into, part, how),
+            (ViewMut::F64(into), View::F64(part)) => combine(into, part, how),
+            (ViewMut::Bf16(into), View::Bf16(part)) => {
+                combine(into.reinterpret_cast_mut::<bf16>(), part.reinterpret_cast(), how);
+            }
+            (ViewMut::F16(into), View::F16(part)) => {
+                combine(into.reinterpret_cast_mut::<f16>(), part.reinterpret_cast(), how);
+            }
+            (ViewMut::U32(into), View::U32(part)) => combine(into, part, how),
+            (ViewMut::U8(into), View::U8(part)) => combine(into, part, how),
+            (into, part) => unreachable!("{into:?} and {part:?} have one format"),
         }
-    }
-}
-
-fn each<T: Copy>(into: &mut [T], part: &[T], combine: impl Fn(T, T) -> T) {
-    into.iter_mut().zip(part).for_each(|(into, &part)| *into = combine(*into, part));
-}
-
-fn combine(reduction: Reduction, a: f32, b: f32) -> f32 {
-    match reduction {
-        Reduction::Sum => a + b,
-        Reduction::Max => a.max(b),
     }
 }
 

@@ -56,9 +56,9 @@ pub mod window;
 
 mod arena;
 mod arithmetic;
+mod combine;
 mod dispatch;
 mod elementary;
-mod format;
 mod gemm;
 mod memory;
 mod processor;
@@ -67,8 +67,8 @@ mod view;
 
 pub use arithmetic::Arithmetic;
 pub use device::{Combine, Device};
-pub use format::Format;
 pub use memory::{Buffer, Memory, Occupied};
 pub use processor::{Processor, processor};
+pub use shardloom_fabric::Format;
 pub use tier::{Tier, TierError};
 pub use view::{View, ViewMut};

@@ -58,28 +58,13 @@ impl Memory {
     /// # Panics
     /// If their bytes cannot be counted.
     pub fn alloc(&self, format: Format, elements: usize) -> Buffer {
-        self.reuse(format, elements).unwrap_or_else(|| {
-            let (bytes, lines) = size(format, elements);
-            let mut pool = self.pool();
-            pool.count_in(bytes);
-            pool.system_allocations += 1;
-            drop(pool);
-            self.buffer(self.block(lines), format, elements)
-        })
-    }
-
-    /// As [`Memory::alloc`], but only from freed blocks of just this size; none if there is none.
-    pub fn reuse(&self, format: Format, elements: usize) -> Option<Buffer> {
         let (bytes, lines) = size(format, elements);
         let mut pool = self.pool();
-        let block = match pool.free.get_mut(&lines).and_then(Vec::pop) {
-            Some(block) => block,
-            None if lines == 0 => self.block(0),
-            None => return None,
-        };
         pool.count_in(bytes);
+        let freed = pool.free.get_mut(&lines).and_then(Vec::pop);
+        pool.system_allocations += usize::from(freed.is_none() && lines > 0);
         drop(pool);
-        Some(self.buffer(block, format, elements))
+        self.buffer(freed.unwrap_or_else(|| self.block(lines)), format, elements)
     }
 
     /// A buffer in a block of its own, which is long enough.
@@ -90,16 +75,6 @@ impl Memory {
 
     fn block(&self, lines: usize) -> Block {
         Block { region: self.device().region(lines * LINE_BYTES), lines }
-    }
-
-    /// Asks the system for `count` blocks that buffers of `elements` elements can be served from.
-    pub fn stock(&self, format: Format, elements: usize, count: usize) {
-        let (_, lines) = size(format, elements);
-        let count = if lines > 0 { count } else { 0 };
-        let blocks: Vec<Block> = (0..count).map(|_| self.block(lines)).collect();
-        let mut pool = self.pool();
-        pool.system_allocations += blocks.len();
-        pool.free.entry(lines).or_default().extend(blocks);
     }
 
     /// Asks the system once for all that will be taken from places: an arena of so many bytes, instead of
@@ -162,12 +137,6 @@ impl Memory {
     /// How often the system was asked: for an arena, and for what could not be served from a freed block.
     pub fn system_allocations(&self) -> usize {
         self.pool().system_allocations
-    }
-
-    /// Returns all free blocks to the system: for when sizes change, as after re-planning.
-    pub fn release_free(&self) {
-        let free = std::mem::take(&mut self.pool().free);
-        drop(free);
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {

@@ -157,14 +157,6 @@ impl Communication {
     fn is_default(&self) -> bool {
         *self == Communication::default()
     }
-
-    /// The name in plans.
-    pub fn name(self) -> &'static str {
-        match self {
-            Communication::InLine => "in-line",
-            Communication::Thread => "thread",
-        }
-    }
 }
 
 /// How the replicas of a parameter group stay equal.

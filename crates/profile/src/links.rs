@@ -46,7 +46,7 @@ pub(crate) fn collective(
 
 /// What a rank does with one of the two messages of a call.
 #[derive(Clone, Copy, PartialEq)]
-enum Turn {
+enum Role {
     Send,
     Receive,
     Both,
@@ -69,17 +69,17 @@ pub(crate) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
     let pool = bench.endpoint.pool(pool)?;
     let there_and_back = bench.seconds(Clock::Wall, |endpoint, _| {
         let there_and_back = match rank.cmp(&partner) {
-            Ordering::Less => [Turn::Send, Turn::Receive],
-            Ordering::Greater => [Turn::Receive, Turn::Send],
-            Ordering::Equal => [Turn::Both; 2],
+            Ordering::Less => [Role::Send, Role::Receive],
+            Ordering::Greater => [Role::Receive, Role::Send],
+            Ordering::Equal => [Role::Both; 2],
         };
-        for turn in there_and_back {
-            if turn != Turn::Receive {
+        for role in there_and_back {
+            if role != Role::Receive {
                 let mut message = endpoint.message(pool, TAG)?;
                 memory.device().download(tensor.view(), message.view_mut());
                 endpoint.send(message)?;
             }
-            if turn != Turn::Send {
+            if role != Role::Send {
                 let message = endpoint.receive(partner, TAG)?;
                 memory.device().upload(message.view(), tensor.view_mut());
             }

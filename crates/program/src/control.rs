@@ -226,7 +226,6 @@ impl<'p> Cursor<'p> {
                     Next::Run(run) => return Some(run),
                     Next::Guard(..) => {
                         waiting = [true, false].map(|holds| self.arm(holds)).concat().into_iter();
-                        self.take(true);
                         self.leave_arm();
                     }
                 }

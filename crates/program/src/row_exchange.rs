@@ -54,24 +54,82 @@ impl Class {
 impl RowExchange {
     /// Bytes that this member sends to others, where `rows` says how many rows some experts have of some
     /// samples.
-    pub fn sent_bytes(&self, rows: impl Fn(&Placement) -> f64) -> u64 {
+    ///
+    /// # Errors
+    /// The first that `rows` gives.
+    pub fn sent_bytes<E>(&self, rows: impl Fn(&Placement) -> Result<f64, E>) -> Result<u64, E> {
         let sent = self.moves[self.own].iter().enumerate().filter(|&(to, _)| to != self.own);
-        let rows: f64 = sent.filter_map(|(_, moved)| moved.as_ref()).map(rows).sum();
-        (rows * self.row_bytes as f64).round() as u64
+        let sent = sent.filter_map(|(_, moved)| moved.as_ref()).map(rows);
+        let rows = sent.sum::<Result<f64, E>>()?;
+        Ok((rows * self.row_bytes as f64).round() as u64)
     }
 
-    /// The most rows that a member sends to others or receives from them.
-    pub fn busiest(&self, rows: impl Fn(&Placement) -> f64) -> f64 {
-        let count = |from: usize, to: usize| match &self.moves[from][to] {
-            Some(moved) if from != to => rows(moved),
-            _ => 0.0,
+    /// The most rows that a member sends to others or receives from them, where `rows` says how many rows
+    /// some experts have of some samples.
+    ///
+    /// # Errors
+    /// The first that `rows` gives.
+    pub fn busiest<E>(&self, rows: impl Fn(&Placement) -> Result<f64, E>) -> Result<f64, E> {
+        let members = self.moves.len();
+        let (mut sent, mut received) = (vec![0.0; members], vec![0.0; members]);
+        for (from, moves) in self.moves.iter().enumerate() {
+            for (to, moved) in moves.iter().enumerate() {
+                if let (Some(moved), true) = (moved, from != to) {
+                    let rows = rows(moved)?;
+                    sent[from] += rows;
+                    received[to] += rows;
+                }
+            }
+        }
+        Ok(sent.into_iter().chain(received).fold(0.0, f64::max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use shardloom_graph::ModelSpec;
+
+    use super::RowExchange;
+    use crate::Placement;
+
+    /// An exchange in which member `i` sends the rows of expert `j` of sample `i` to member `j`.
+    fn exchange(members: usize) -> RowExchange {
+        let placement = |from, to| Placement { start: vec![to, from], extent: vec![1, 1] };
+        let moves = |from| (0..members).map(|to| Some(placement(from, to))).collect();
+        let graph = ModelSpec::parse("mlp:inputs=2,hidden=3,layers=1,classes=2")
+            .and_then(|spec| spec.graph());
+        RowExchange {
+            // Whatever counts them.
+            counts: graph.expect("a valid model").loss(),
+            moves: (0..members).map(moves).collect(),
+            own: 1,
+            row_bytes: 8,
+            row_elements: 2,
+        }
+    }
+
+    #[test]
+    fn the_busiest_member_may_be_a_sender_or_a_receiver() {
+        let sent = [[9, 1, 2], [0, 9, 4], [0, 0, 9]];
+        let exchange = exchange(3);
+        let rows = |of: &Placement| Ok::<_, Infallible>(f64::from(sent[of.start[1]][of.start[0]]));
+        // Member 2 receives 2 and 4; nobody sends more than 4.
+        assert_eq!(exchange.busiest(rows), Ok(6.0));
+        assert_eq!(exchange.sent_bytes(rows), Ok(4 * 8));
+        let back = |of: &Placement| Ok::<_, Infallible>(f64::from(sent[of.start[0]][of.start[1]]));
+        assert_eq!(exchange.busiest(back), Ok(6.0));
+        assert_eq!(exchange.sent_bytes(back), Ok(8));
+    }
+
+    #[test]
+    fn what_is_not_known_is_an_error() {
+        let unknown = |of: &Placement| match of.start.as_slice() {
+            [2, 1] => Err("unknown"),
+            _ => Ok(1.0),
         };
-        let members = 0..self.moves.len();
-        let of = |member: usize| {
-            let sent: f64 = members.clone().map(|other| count(member, other)).sum();
-            let received: f64 = members.clone().map(|other| count(other, member)).sum();
-            sent.max(received)
-        };
-        members.clone().map(of).fold(0.0, f64::max)
+        assert_eq!(exchange(3).busiest(unknown), Err("unknown"));
+        assert_eq!(exchange(3).sent_bytes(unknown), Err("unknown"));
     }
 }

@@ -151,6 +151,19 @@ fn most_whole_gradients(program: &Program, class: &Class) -> usize {
 }
 
 #[test]
+fn assigning_queues_once_more_changes_nothing() {
+    for communication in [Communication::InLine, Communication::Thread] {
+        for zero in 0..=3 {
+            let uniform = uniform(ScheduleKind::OneForwardOneBackward, 2, (2, 1), zero);
+            let program = lowered(&uniform, communication).expect("it exists");
+            let mut again = program.clone();
+            again.assign_queues();
+            assert_eq!(again, program, "{communication:?}, ZeRO-{zero}");
+        }
+    }
+}
+
+#[test]
 fn whole_gradients_of_at_most_two_buckets_are_there_at_once() {
     for zero in [2, 3] {
         // A parameter that the first and the last block hold is not reduced before the first has added to it.
@@ -161,9 +174,10 @@ fn whole_gradients_of_at_most_two_buckets_are_there_at_once() {
             assert_eq!(most_whole_gradients(&program, class), 2, "{}", class.place());
         }
         // By what instructions touch alone, nobody would wait before the update.
-        for index in 0..program.classes.len() {
-            program.classes[index].assign_queues();
-            let class = &program.classes[index];
+        program.communication = Communication::InLine;
+        program.assign_queues();
+        program.communication = Communication::Thread;
+        for class in &program.classes {
             assert!(most_whole_gradients(&program, class) > 3, "{}", class.place());
         }
     }

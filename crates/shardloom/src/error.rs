@@ -366,7 +366,8 @@ impl Error {
                 }
                 Train::NonFiniteLoss { step, .. }
                 | Train::NonFiniteGradient { step }
-                | Train::Overflow { step, .. } => Some(format!("step {step}")),
+                | Train::Overflow { step: Some(step), .. } => Some(format!("step {step}")),
+                Train::Overflow { step: None, .. } => Some("validation".into()),
                 _ => None,
             },
             Error::Data(error) => match error {

@@ -96,12 +96,8 @@ impl<'a> CostModel<'a> {
         };
         let microbatch = self.measured(microbatch);
         let count = |of: &Placement| self.rows.rows(self.graph, rows.counts, microbatch, of);
-        for moved in rows.moves.iter().flatten().flatten() {
-            count(moved)?;
-        }
-        let known = |of: &Placement| count(of).unwrap_or(0.0);
         let members = rows.moves.len() as f64;
-        let elements = rows.busiest(known) * rows.row_elements as f64 * members / (members - 1.0);
+        let elements = rows.busiest(count)? * rows.row_elements as f64 * members / (members - 1.0);
         let elements = (elements.ceil() as usize).next_multiple_of(rows.moves.len());
         Ok(Some(Exchange { elements, ..exchange }))
     }
@@ -120,11 +116,8 @@ impl<'a> CostModel<'a> {
                 let Some(rows) = node.row_exchange(position, instruction) else { continue };
                 let count =
                     |of: &Placement| self.rows.rows(self.graph, rows.counts, microbatch, of);
-                for moved in rows.moves[rows.own].iter().flatten() {
-                    count(moved)?;
-                }
                 let most = self.program.instruction_sent_bytes(class, position, instruction);
-                bytes += most - rows.sent_bytes(|of| count(of).unwrap_or(0.0));
+                bytes += most - rows.sent_bytes(count)?;
             }
         }
         Ok(bytes)

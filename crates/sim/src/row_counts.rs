@@ -1,7 +1,7 @@
 //! How many rows go to each expert, as far as the time of a step depends on it.
 
 use shardloom_graph::{Extents, Graph, OpKind, ValueId};
-use shardloom_program::{Class, MeasuredRows, Placement, Program, Shape};
+use shardloom_program::{Class, MeasuredRows, Placement, Program};
 
 use crate::SimError;
 
@@ -111,5 +111,5 @@ impl RowCounts {
 }
 
 fn has_rows(class: &Class) -> bool {
-    class.tensors.iter().any(|tensor| matches!(tensor.shape, Shape::AtMost { .. }))
+    class.tensors.iter().any(|tensor| tensor.counts().is_some())
 }

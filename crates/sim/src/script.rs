@@ -124,6 +124,9 @@ fn line<'p>(class: &Class, body: &Body, instruction: &'p Instruction) -> Line<'p
         (Action::Collective { .. }, Queue::Communicator(group)) => {
             Doing::Collective { group: usize::from(group) }
         }
+        (Action::Collective { .. }, queue) => {
+            panic!("a collective runs in the queue of its communicator, not in {queue:?}")
+        }
         _ => Doing::Local,
     };
     let label = match doing {

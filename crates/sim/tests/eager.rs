@@ -50,8 +50,8 @@ fn at_the_end(mut program: Program) -> Program {
         let all = taken(class);
         let epilogue = class.bodies.iter_mut().find(|it| it.kind == BodyKind::Epilogue);
         epilogue.expect("a step ends").instructions.splice(0..0, all);
-        class.assign_queues();
     }
+    program.assign_queues();
     program
 }
 
@@ -76,8 +76,8 @@ fn at_once(mut program: Program) -> Program {
             let entry = Control::Run(Entry::new(body, None));
             class.control.insert(last.expect("every bucket gets a gradient") + 1, entry);
         }
-        class.assign_queues();
     }
+    program.assign_queues();
     program
 }
 

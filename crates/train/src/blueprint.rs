@@ -8,9 +8,12 @@ use shardloom_kernels::{Device, processor};
 use shardloom_plan::{Number, Plan, Precision};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
-use shardloom_program::{Program, ProgramError, lower, lower_with};
+use shardloom_program::{Program, lower, lower_with};
 
 use crate::{Contribution, Error, OnNonFinite, Result, Settings};
+
+/// A way of keeping replicas equal that a run keeps for as long as it lasts.
+pub(crate) type Way = dyn Synchronisation + Send + Sync;
 
 /// What a [`Trainer`](crate::Trainer) is made of, so that what it will hold is known before it holds it.
 pub struct Blueprint {
@@ -23,6 +26,8 @@ pub struct Blueprint {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) skip_non_finite: bool,
     pub(crate) settings: Settings,
+    /// How replicas are kept equal, if not as the plan's `sync` says.
+    pub(crate) way: Option<Arc<Way>>,
     /// What connects the ranks, if not the engine of one process.
     pub(crate) engine: Option<Arc<dyn Engine<Contribution>>>,
 }
@@ -34,7 +39,7 @@ impl Blueprint {
     /// # Errors
     /// If the plan does not fit the graph, or asks for number formats that are not trained in.
     pub fn new(graph: Graph, plan: &Plan, devices: usize, settings: Settings) -> Result<Blueprint> {
-        Blueprint::lowered(graph, plan, settings, |graph, plan| lower(graph, plan, devices))
+        Blueprint::lowered(graph, plan, devices, settings, None)
     }
 
     /// The same, with replicas kept equal in another way than the plan's `sync` says.
@@ -46,25 +51,28 @@ impl Blueprint {
         plan: &Plan,
         devices: usize,
         settings: Settings,
-        way: &dyn Synchronisation,
+        way: Arc<dyn Synchronisation + Send + Sync>,
     ) -> Result<Blueprint> {
-        Blueprint::lowered(graph, plan, settings, |graph, plan| {
-            lower_with(graph, plan, devices, way)
-        })
+        Blueprint::lowered(graph, plan, devices, settings, Some(way))
     }
 
-    fn lowered(
+    /// The one or the other.
+    pub(crate) fn lowered(
         graph: Graph,
         plan: &Plan,
+        devices: usize,
         settings: Settings,
-        lower: impl FnOnce(&Graph, &Plan) -> std::result::Result<Program, ProgramError>,
+        way: Option<Arc<Way>>,
     ) -> Result<Blueprint> {
         let mut plan = plan.clone();
         if let Some(reason) = untrainable(&plan) {
             return Err(Error::Unsupported { reason: reason.into() });
         }
         plan.skip_non_finite |= settings.on_non_finite == OnNonFinite::Skip;
-        let program = lower(&graph, &plan)?;
+        let program = match &way {
+            None => lower(&graph, &plan, devices)?,
+            Some(way) => lower_with(&graph, &plan, devices, &**way)?,
+        };
         let buffers =
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
@@ -78,6 +86,7 @@ impl Blueprint {
             device,
             skip_non_finite,
             settings,
+            way,
             engine,
         })
     }
@@ -118,15 +127,15 @@ impl Blueprint {
 fn untrainable(plan: &Plan) -> Option<&'static str> {
     let Precision { compute, gradients, master } = plan.precision;
     let corrections = plan.weights.corrections();
-    let corrects = corrections.discrepancy.is_some() || corrections.prediction.is_some();
+    let corrects_weights = corrections.discrepancy.is_some() || corrections.prediction.is_some();
     match (compute, gradients) {
         (Number::Fp32, Number::Fp32) => None,
         (Number::Bf16, Number::Bf16 | Number::Fp32) if !master => {
             Some("updates in bf16 lose what is small beside a weight; set precision.master to true")
         }
-        (Number::Bf16, Number::Bf16 | Number::Fp32) if corrects => Some(
-            "corrections for delayed gradients are trained in fp32 only; set precision.compute and \
-             precision.gradients to \"fp32\", and master to false",
+        (Number::Bf16, Number::Bf16 | Number::Fp32) if corrects_weights => Some(
+            "discrepancy correction and weight prediction are trained in fp32 only; set \
+             precision.compute and precision.gradients to \"fp32\", and master to false",
         ),
         (Number::Bf16, Number::Bf16 | Number::Fp32) => None,
         _ => Some(

@@ -95,17 +95,19 @@ pub enum Error {
 
     /// More rows of a sample chose an expert than it has slots for, and the model says that this ends the run.
     #[error(
-        "step {step}, {layer}: {count} rows of sample {sample} chose expert {expert}, which has {bound} \
-         slots; give it more, or say overflow = \"drop\""
+        "{}, {layer}: {count} rows of {} {sample} chose expert {expert}, which has {bound} slots; give it \
+         more, or say overflow = \"drop\"",
+        .step.map_or("validation".to_owned(), |step| format!("step {step}")),
+        if .step.is_some() { "sample" } else { "validation sample" },
     )]
     Overflow {
-        /// The step.
-        step: u64,
+        /// The step; none in validation.
+        step: Option<u64>,
         /// The routing.
         layer: String,
         /// The expert.
         expert: usize,
-        /// The sample, counted from the start of the data.
+        /// The sample, counted from the start of the data; in validation from the start of that part.
         sample: u64,
         /// Rows that chose the expert.
         count: u64,

@@ -17,7 +17,7 @@ use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
-use crate::blueprint::Blueprint;
+use crate::blueprint::{Blueprint, Way};
 use crate::executor::{self, Answer, Command, Crew, Done, SavedState, StateCommand, Updates};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Contribution, OwnedPiece, Shared, StepOutcome};
@@ -87,12 +87,14 @@ pub struct Trainer {
     on_non_finite: OnNonFinite,
     /// With which the run was started.
     settings: Settings,
+    /// As the plan's `sync` says, if none.
+    way: Option<Arc<Way>>,
     /// That of one process, if none.
     engine: Option<Arc<dyn Engine<Contribution>>>,
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
-    peak_in_transit_bytes: u64,
+    peak_under_way_bytes: u64,
     system_allocations: usize,
 }
 
@@ -132,6 +134,7 @@ impl Trainer {
             device,
             skip_non_finite,
             settings,
+            way,
             engine,
         } = blueprint;
         let shared = Arc::new(Shared {
@@ -159,11 +162,12 @@ impl Trainer {
             shared,
             on_non_finite: settings.on_non_finite,
             settings,
+            way,
             engine,
             next_step: 0,
             sent_bytes: vec![0; ranks],
             peak_bytes: vec![0; ranks],
-            peak_in_transit_bytes: 0,
+            peak_under_way_bytes: 0,
             system_allocations: 0,
         })
     }
@@ -188,16 +192,16 @@ impl Trainer {
         &self.sent_bytes
     }
 
-    /// The most bytes each rank has held at once, as its allocator counted. Messages on their way
-    /// belong to no rank: see [`Trainer::peak_in_transit_bytes`].
+    /// The most bytes each rank has held at once, as its allocator counted. Messages, from when a buffer is
+    /// lent to their sender until their receiver drops it, belong to no rank: see [`Trainer::peak_under_way_bytes`].
     pub fn peak_bytes_per_rank(&self) -> &[u64] {
         &self.peak_bytes
     }
 
-    /// The most bytes of each rank's messages that were on their way at once, sent and not yet received,
-    /// added up over ranks.
-    pub fn peak_in_transit_bytes(&self) -> u64 {
-        self.peak_in_transit_bytes
+    /// The most bytes of each rank's messages that were under way at once, from when a buffer is lent to the
+    /// sender until the receiver drops it, added up over ranks.
+    pub fn peak_under_way_bytes(&self) -> u64 {
+        self.peak_under_way_bytes
     }
 
     /// How often ranks have asked the system for a buffer since they were built. Every buffer of training
@@ -391,6 +395,7 @@ impl Trainer {
 
     /// Goes on under another plan, as if the run was saved and resumed under it, but without files: all
     /// state goes from its owners to the ranks of `plan`, each of which takes what its tensors are of it.
+    /// Device, engine and a way of one's own of keeping replicas equal stay.
     /// Both plans' ranks and two copies of all state are there at once meanwhile. Bytes sent and held are
     /// counted anew.
     ///
@@ -399,7 +404,8 @@ impl Trainer {
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
         let graph = self.shared.graph.clone();
-        let mut blueprint = Blueprint::new(graph, plan, devices, self.settings.clone())?
+        let settings = self.settings.clone();
+        let mut blueprint = Blueprint::lowered(graph, plan, devices, settings, self.way.clone())?
             .on(Arc::clone(&self.shared.device));
         blueprint.engine.clone_from(&self.engine);
         let updates = self.updates()?;
@@ -497,7 +503,7 @@ impl Trainer {
 
     fn note(&mut self, done: &[Done]) {
         self.system_allocations = done.iter().map(|done| done.system_allocations).sum();
-        self.peak_in_transit_bytes = done.iter().map(|done| done.peak_under_way_bytes).sum();
+        self.peak_under_way_bytes = done.iter().map(|done| done.peak_under_way_bytes).sum();
         for ((done, sent), peak) in done.iter().zip(&mut self.sent_bytes).zip(&mut self.peak_bytes)
         {
             (*sent, *peak) = (done.sent_bytes, done.peak_bytes);

@@ -383,5 +383,5 @@ fn what_is_not_trained_in_is_refused_with_what_is() {
     let uniform = Uniform { schedule: ScheduleKind::PipeMare, precision: BF16, ..uniform };
     let plan = plan(&graph, &uniform);
     let message = refusal(&Plan { weights: Weights::Newest { corrections }, ..plan });
-    assert!(message.contains("corrections for delayed gradients"), "{message}");
+    assert!(message.contains("weight prediction are trained in fp32 only"), "{message}");
 }

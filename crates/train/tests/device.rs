@@ -13,8 +13,8 @@ use shardloom_kernels::device::{
     Update,
 };
 use shardloom_kernels::{Format, Processor, View, ViewMut};
-use shardloom_plan::{Plan, Sync, Uniform};
-use shardloom_program::{Action, Content, Program};
+use shardloom_plan::{Number, Plan, Precision, Sync, Uniform};
+use shardloom_program::{self as program, Action, Content, Program};
 use shardloom_train::learning_rate::Curve;
 use shardloom_train::{Blueprint, Trainer};
 use support::{Samples, gpt, mesh, serial, settings};
@@ -89,6 +89,12 @@ impl Device for Counting {
                 user(HostSliceMut::U32(&mut copy));
                 Processor.upload(HostSlice::U32(&copy), elements.reborrow());
             }
+            Format::Bf16 => {
+                let mut copy = vec![0; count];
+                Processor.download(elements.as_view(), HostSliceMut::Bf16(&mut copy));
+                user(HostSliceMut::Bf16(&mut copy));
+                Processor.upload(HostSlice::Bf16(&copy), elements.reborrow());
+            }
             other => panic!("nothing of {other} is lent here"),
         }
     }
@@ -146,6 +152,12 @@ impl Device for Counting {
         scratch: ViewMut<'_>,
     ) {
         self.note(kernel(of.kind, of.pass));
+        for format in reads.iter().map(|it| it.data.format()) {
+            self.note(format!("{} reads {format}", kernel(of.kind, of.pass)));
+        }
+        for format in writes.iter().map(|it| it.data.format()) {
+            self.note(format!("{} writes {format}", kernel(of.kind, of.pass)));
+        }
         Processor.run(of, reads, writes, scratch);
     }
 
@@ -184,7 +196,7 @@ impl Device for Counting {
 
 const STEPS: usize = 3;
 
-/// The kernels of a step and the parts of parameters that are updated, on all ranks: as a device is asked.
+/// The kernels of a step, the formats of their operands and the parts of parameters that are updated, on all ranks: as a device is asked.
 fn planned(trainer: &Trainer) -> Counts {
     let program: &Program = trainer.program();
     let mut counts = Counts::new();
@@ -195,6 +207,15 @@ fn planned(trainer: &Trainer) -> Counts {
                     match &instruction.action {
                         Action::Kernel { op, pass, .. } => {
                             let name = kernel(&trainer.graph().op(*op).kind, *pass);
+                            let format = |view: &program::View| class.tensor(view.tensor).format;
+                            for read in &instruction.reads {
+                                let what = format!("{name} reads {}", format(read));
+                                *counts.entry(what).or_default() += 1;
+                            }
+                            for write in &instruction.writes {
+                                let what = format!("{name} writes {}", format(&write.to));
+                                *counts.entry(what).or_default() += 1;
+                            }
                             *counts.entry(name).or_default() += 1;
                         }
                         Action::Norm => {
@@ -221,10 +242,13 @@ fn planned(trainer: &Trainer) -> Counts {
     counts
 }
 
-fn plan(zero: u8) -> Plan {
+fn uniform(zero: u8) -> Uniform {
     let sync = Sync { zero, bucket_bytes: 10_000, ..Sync::default() };
-    let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 1), microbatches: 2, sync, ..serial() };
-    uniform.plan(&gpt(), "model", "local")
+    Uniform { pp: 2, mesh: mesh(2, 1, 1), microbatches: 2, sync, ..serial() }
+}
+
+fn plan(zero: u8) -> Plan {
+    uniform(zero).plan(&gpt(), "model", "local")
 }
 
 fn trainer(plan: &Plan, device: Option<Arc<dyn Device>>) -> Trainer {
@@ -267,6 +291,27 @@ fn another_device_trains_the_same_weights_and_sees_every_kernel() {
         let [one, other] = [&mut own, &mut usual].map(|it| it.weights().expect("weights"));
         assert_eq!(one, other, "zero {zero}");
     }
+}
+
+#[test]
+fn kernels_get_their_operands_in_the_formats_of_the_program() {
+    let products = |precision| {
+        let plan = Uniform { precision, ..uniform(1) }.plan(&gpt(), "model", "local");
+        let counting = Arc::new(Counting::default());
+        let mut own = trainer(&plan, Some(counting.clone()));
+        own.weights().expect("weights");
+        counting.take();
+        own.step().expect("a step");
+        let seen = counting.take();
+        for (what, count) in planned(&own) {
+            assert_eq!(seen.get(&what), Some(&count), "{what}");
+        }
+        let of = |what: &str| seen.get(what).copied().unwrap_or(0);
+        ["f32", "bf16"].map(|format| of(&format!("contract Forward reads {format}")))
+    };
+    let bf16 = Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true };
+    let [single, half] = [Precision::FP32, bf16].map(products);
+    assert!(single[0] > 0 && half == [0, single[0]], "{single:?} {half:?}");
 }
 
 #[test]

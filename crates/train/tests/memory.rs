@@ -43,8 +43,8 @@ fn measure_plan(graph: &Graph, plan: &Plan) -> Vec<(u64, u64)> {
     });
     let measured = measured.collect();
     let most = MICROBATCHES as u64 * messages(program);
-    let transit = trainer.peak_in_transit_bytes();
-    assert!(transit <= most, "{transit} bytes on their way, at most {most}");
+    let under_way = trainer.peak_under_way_bytes();
+    assert!(under_way <= most, "{under_way} bytes on their way, at most {most}");
     measured
 }
 

@@ -5,6 +5,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
@@ -86,7 +87,7 @@ fn samples() -> Box<Samples> {
 
 fn trainer(graph: &Graph, plan: &Plan, settings: Settings) -> Trainer {
     let devices = plan.device_count();
-    let blueprint = Blueprint::with_way(graph.clone(), plan, devices, settings, &Late);
+    let blueprint = Blueprint::with_way(graph.clone(), plan, devices, settings, Arc::new(Late));
     let blueprint = blueprint.unwrap_or_else(|error| panic!("{error}"));
     Trainer::start(blueprint, samples()).expect("ranks start")
 }
@@ -174,5 +175,26 @@ fn a_resumed_run_goes_on_with_the_sum_that_was_not_applied_yet() {
     resumed.resume(latest.expect("the checkpoint").0).expect("resumed");
     resumed.train_steps(3).expect("steps");
     let [one, other] = [&mut whole, &mut resumed].map(|it| it.weights_digest().expect("a digest"));
+    assert_eq!(one, other);
+}
+
+#[test]
+fn a_run_that_is_planned_anew_keeps_the_way_and_what_it_holds() {
+    let graph = gpt();
+    let optimizer = Optimizer::sgd(0.9);
+    let [before, after] = [mesh(2, 1, 2), mesh(4, 1, 1)].map(|mesh| plan(&graph, mesh, optimizer));
+    let mut replanned = trainer(&graph, &before, settings(CONSTANT));
+    let folder = tempfile::tempdir().expect("a folder");
+    replanned.train_steps(3).expect("steps");
+    replanned.save(folder.path(), Meta::default(), None).expect("saved");
+    replanned.replan(&after, after.device_count()).expect("the same model");
+    let mut resumed = trainer(&graph, &after, settings(CONSTANT));
+    let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
+    resumed.resume(latest.expect("the checkpoint").0).expect("resumed");
+    assert_eq!(replanned.program(), resumed.program());
+    let [one, other] = [&mut replanned, &mut resumed].map(|it| {
+        it.train_steps(3).expect("steps");
+        it.weights_digest().expect("a digest")
+    });
     assert_eq!(one, other);
 }

@@ -170,11 +170,38 @@ fn a_row_too_many_stops_the_run_where_the_model_says_so_and_is_named() {
         for part in ["step 0, layer.0.route: ", " rows of sample ", "which has 3 slots"] {
             assert!(text.contains(part), "{text}");
         }
+        let mut stopped = trainer(&graph, &plan, samples(), 0.02);
+        let text = stopped.validate(1).expect_err("nor has validation room").to_string();
+        for part in ["validation, layer.0.route: ", " rows of validation sample "] {
+            assert!(text.contains(part), "{text}");
+        }
     }
     // With room for all nothing stops, and it is what dropping nothing is.
     let reference = reference(&graph(16, "drop"), 1);
     let roomy = graph(16, "stop");
     assert_like(&reference, &roomy, &planned(&roomy, &plain(), "batch:dp"));
+}
+
+#[test]
+fn a_run_that_stopped_in_the_middle_of_a_step_does_no_more_under_either_clock() {
+    let graph = graph(3, "stop");
+    let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 1), microbatches: 4, ..plain() };
+    let plan = planned(&graph, &uniform, OVER_DP);
+    let cluster = Cluster::parse("a100-40g:8").expect("a preset");
+    for clock in [RunClock::Wall, RunClock::Virtual(cluster)] {
+        let mut stopped = trainer_with_clock(&graph, &plan, samples(), 0.02, clock);
+        let text = stopped.step().expect_err("some expert has more than 3 rows").to_string();
+        assert!(text.contains("which has 3 slots"), "{text}");
+        let folder = tempfile::tempdir().expect("a folder");
+        for refused in [
+            stopped.step().map(drop),
+            stopped.validate(1).map(drop),
+            stopped.save(folder.path(), Meta::default(), None).map(drop),
+        ] {
+            let text = refused.expect_err("it has failed").to_string();
+            assert!(text.contains("it failed before"), "{text}");
+        }
+    }
 }
 
 /// Bytes that a rank sends in a step with these counts.
@@ -185,11 +212,14 @@ fn sent(program: &Program, rank: u32, measured: &MeasuredRows) -> u64 {
         let body = &class.body_of(entry).instructions;
         let each = body.iter().map(|it| match class.row_exchange(position, it) {
             None => program.instruction_sent_bytes(id, position, it),
-            Some(exchange) => exchange.sent_bytes(|of: &Placement| {
+            Some(exchange) => {
                 let microbatch = entry.microbatch.expect("rows are of micro-batches");
-                let rows = measured.rows(exchange.counts, microbatch, of.range(0), of.range(1));
-                rows.expect("all were measured") as f64
-            }),
+                let rows = |of: &Placement| {
+                    let rows = measured.rows(exchange.counts, microbatch, of.range(0), of.range(1));
+                    rows.map(|it| it as f64).ok_or(of.clone())
+                };
+                exchange.sent_bytes(rows).expect("all were measured")
+            }
         });
         each.sum()
     };

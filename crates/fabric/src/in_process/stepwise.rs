@@ -11,15 +11,16 @@ use crate::{FabricError, Format, Reduce, view::Element};
 /// One member's part of a step list.
 #[derive(Debug)]
 pub(super) struct Script {
-    steps: Vec<Turn>,
+    steps: Vec<OwnStep>,
     /// What the messages to each member are sent in.
     needed: Vec<(usize, Stock)>,
     /// Elements this member sends to others.
     pub(super) sent_elements: usize,
 }
 
+/// What a member does in one step.
 #[derive(Debug, Default)]
-struct Turn {
+struct OwnStep {
     sends: Vec<Send>,
     receives: Vec<Receive>,
 }
@@ -42,19 +43,19 @@ impl Script {
     pub(super) fn new(list: &StepList, position: usize) -> Self {
         let own = Member(position as u32);
         let steps = list.steps.iter().map(|step| {
-            let mut turn = Turn::default();
+            let mut own_step = OwnStep::default();
             for transfer in step {
                 if transfer.from == own {
                     let to = transfer.to.0 as usize;
-                    turn.sends.push(Send { to, source: transfer.source.clone() });
+                    own_step.sends.push(Send { to, source: transfer.source.clone() });
                 }
                 if transfer.to == own {
                     let target = transfer.target..transfer.target + transfer.source.len();
                     let from = transfer.from.0 as usize;
-                    turn.receives.push(Receive { from, target, combine: transfer.combine });
+                    own_step.receives.push(Receive { from, target, combine: transfer.combine });
                 }
             }
-            turn
+            own_step
         });
         Self { steps: steps.collect(), needed: vec![], sent_elements: list.sent_elements(own) }
     }
@@ -81,11 +82,11 @@ impl Script {
         for &(to, needed) in &self.needed {
             members.stock(to, needed, stocked);
         }
-        for turn in &self.steps {
-            for send in &turn.sends {
+        for own_step in &self.steps {
+            for send in &own_step.sends {
                 members.send(send.to, &buffer[send.source.clone()]);
             }
-            for receive in &turn.receives {
+            for receive in &own_step.receives {
                 let message = members.receive(receive.from)?;
                 let target = &mut buffer[receive.target.clone()];
                 let part = message.elements();
@@ -189,7 +190,7 @@ mod tests {
         let participant = &rendezvous(&roster, &[0])[0];
         let [channels, empties] = &[(), ()].map(|()| Channels::new(1));
         let messaging = Messaging { participant, channels, empties, call: CALL };
-        let steps = vec![Turn {
+        let steps = vec![OwnStep {
             sends: (0..9).map(|_| Send { to: 0, source: 0..4 }).collect(),
             receives: (0..9)
                 .map(|_| Receive { from: 0, target: 0..4, combine: Combine::Overwrite })

@@ -17,6 +17,10 @@ use crate::{
     Pool, PoolId, Settings,
 };
 
+/// Collectives for which there is room from the start: as many may be waiting without the heap being asked
+/// for more, however far threads lag behind each other.
+const ROOM: usize = 64;
+
 /// An engine that gives each rank of another a communication thread, so that collectives proceed while
 /// the rank computes.
 ///
@@ -192,7 +196,7 @@ impl<B: Lent> Endpoint<B> for OverlappedEndpoint<B> {
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
         let inner = self.inner_mut().group(members)?;
         let (members, position) = (members.into(), inner.position());
-        let ended = Ended { completed: VecDeque::new(), panicked: false };
+        let ended = Ended { completed: VecDeque::with_capacity(ROOM), panicked: false };
         let member =
             Member { inner: Mutex::new(inner), ended: Mutex::new(ended), changed: Condvar::new() };
         Ok(Box::new(OverlappedGroup {
@@ -201,7 +205,7 @@ impl<B: Lent> Endpoint<B> for OverlappedEndpoint<B> {
             member: Arc::new(member),
             queue: Arc::clone(&self.queue),
             started: 0,
-            outstanding: VecDeque::new(),
+            outstanding: VecDeque::with_capacity(ROOM),
         }))
     }
 

@@ -21,7 +21,8 @@ struct State<J> {
 
 impl<J> Default for Queue<J> {
     fn default() -> Self {
-        let state = State { jobs: VecDeque::new(), running: false, stopped: false };
+        let state =
+            State { jobs: VecDeque::with_capacity(super::ROOM), running: false, stopped: false };
         Self { state: Mutex::new(state), more: Condvar::new(), idle: Condvar::new() }
     }
 }

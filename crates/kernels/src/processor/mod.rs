@@ -1,6 +1,6 @@
 //! The processor as a device: buffers lie on the heap, and kernels are this crate's, on the thread that asks.
 
-mod cast;
+pub(crate) mod cast;
 mod operands;
 mod region;
 
@@ -12,13 +12,14 @@ use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
+use crate::combine::{combine, combine_each};
 use crate::device::{
     BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
     Update,
 };
 use crate::window::{copy_box, cut_box, place_box};
 use crate::{Format, View, ViewMut, dispatch, reduce};
-use operands::{combine_halves, larger_bf16, larger_f16, read, settle, widened, written};
+use operands::{read, settle, widened, written};
 use region::Lines;
 
 /// The processor that this program runs on.
@@ -159,32 +160,32 @@ impl Device for Processor {
     }
 
     fn combine(&self, to: ViewMut<'_>, part: View<'_>, how: Combine) {
-        match (to.format(), how) {
-            (Format::F32, Combine::Sum) => reduce::sum_into(to.elements_mut(), part.elements()),
-            (Format::F32, Combine::Max) => reduce::max_into(to.elements_mut(), part.elements()),
-            (Format::Bf16, Combine::Sum) => cast::add_bf16(to.elements_mut(), part.elements()),
-            (Format::Bf16, Combine::Max) => combine_halves(to, part, larger_bf16),
-            (Format::F16, Combine::Sum) => combine_halves(to, part, |there: f16, part: f16| {
-                f16::from_f32(there.to_f32() + part.to_f32())
-            }),
-            (Format::F16, Combine::Max) => combine_halves(to, part, larger_f16),
-            (Format::F64, Combine::Sum) => combine_halves(to, part, |a: f64, b: f64| a + b),
-            (Format::F64, Combine::Max) => combine_halves(to, part, f64::max),
-            (other, _) => panic!("{other} is no format of numbers that are combined"),
+        match to.format() {
+            Format::F32 => combine::<f32>(to.elements_mut(), part.elements(), how),
+            Format::Bf16 => combine::<bf16>(to.elements_mut(), part.elements(), how),
+            Format::F16 => combine::<f16>(to.elements_mut(), part.elements(), how),
+            Format::F64 => combine::<f64>(to.elements_mut(), part.elements(), how),
+            other => panic!("{other} is no format of numbers that are combined"),
         }
     }
 
     fn scale_and_add(&self, to: ViewMut<'_>, scale: f32, with: View<'_>, factor: f32) {
         match to.format() {
             Format::F32 => {
-                combine_halves(to, with, |to: f32, with: f32| scale * to + factor * with)
+                combine_each(to.elements_mut(), with.elements(), |to: f32, with: f32| {
+                    scale * to + factor * with
+                });
             }
-            Format::Bf16 => combine_halves(to, with, |to: bf16, with: bf16| {
-                bf16::from_f32(scale * to.to_f32() + factor * with.to_f32())
-            }),
-            Format::F16 => combine_halves(to, with, |to: f16, with: f16| {
-                f16::from_f32(scale * to.to_f32() + factor * with.to_f32())
-            }),
+            Format::Bf16 => {
+                combine_each(to.elements_mut(), with.elements(), |to: bf16, with: bf16| {
+                    bf16::from_f32(scale * to.to_f32() + factor * with.to_f32())
+                });
+            }
+            Format::F16 => {
+                combine_each(to.elements_mut(), with.elements(), |to: f16, with: f16| {
+                    f16::from_f32(scale * to.to_f32() + factor * with.to_f32())
+                });
+            }
             other => panic!("{other} is no format of real numbers"),
         }
     }

@@ -1,7 +1,7 @@
 //! Operands of kernels, which compute in fp32: those of 16 bits are widened into scratch before and rounded
 //! out of it afterwards.
 
-use half::{bf16, f16};
+use half::f16;
 
 use super::cast;
 use crate::device::{Input, Output};
@@ -93,25 +93,4 @@ pub(super) fn settle(wide: &[f32], (to, accumulate): (ViewMut<'_>, bool)) {
         }
         (other, _) => panic!("{other} is no format of real numbers"),
     }
-}
-
-/// Combines a part with what is there, in fp32.
-pub(super) fn combine_halves<T: crate::processor::region::Element>(
-    to: ViewMut<'_>,
-    part: View<'_>,
-    combined: impl Fn(T, T) -> T,
-) {
-    let (to, part): (&mut [T], &[T]) = (to.elements_mut(), part.elements());
-    assert_eq!(to.len(), part.len(), "as many elements");
-    to.iter_mut().zip(part).for_each(|(to, &part)| *to = combined(*to, part));
-}
-
-/// The larger of two numbers, that which is there if neither is.
-pub(super) fn larger_bf16(there: bf16, part: bf16) -> bf16 {
-    if part > there { part } else { there }
-}
-
-/// As [`larger_bf16`].
-pub(super) fn larger_f16(there: f16, part: f16) -> f16 {
-    if part > there { part } else { there }
 }

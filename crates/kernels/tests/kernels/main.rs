@@ -3,6 +3,7 @@
 
 mod activation;
 mod attention;
+mod collectives;
 mod concat;
 mod cross_entropy;
 mod delayed_gradients;

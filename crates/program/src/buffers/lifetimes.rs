@@ -156,7 +156,6 @@ impl<'a> Walk<'a> {
         }
         self.needed.clear();
         self.now = self.now.max(end);
-        cursor.take(true);
         cursor.leave_arm();
     }
 

@@ -32,7 +32,7 @@ use std::collections::BTreeMap;
 
 use shardloom_cluster::DeviceId;
 use shardloom_graph::Graph;
-use shardloom_plan::{Communication, DeviceList, Plan, ScheduleKind};
+use shardloom_plan::{DeviceList, Plan, ScheduleKind};
 
 use crate::class::{Class, HeldStage, Program, Rank};
 use crate::sync::{self, Synchronisation, add};
@@ -123,9 +123,7 @@ pub fn lower_with(
         corrections: plan.weights.corrections(),
         communication: plan.communication,
     };
-    if plan.communication == Communication::Thread {
-        whole_gradients::bound(&mut program);
-    }
+    program.assign_queues();
     Ok(program)
 }
 
@@ -294,7 +292,7 @@ impl ClassLowering<'_> {
         for weights in tensors.iter_mut().filter(lasting) {
             weights.copies = if versions > 1 { Copies::Versions(versions) } else { Copies::One };
         }
-        let mut class = Class {
+        Ok(Class {
             stages: places.iter().map(held).collect(),
             replica,
             mesh,
@@ -308,9 +306,7 @@ impl ClassLowering<'_> {
             control,
             delay,
             evaluation: stream.evaluation,
-        };
-        class.assign_queues();
-        Ok(class)
+        })
     }
 
     /// Where values wait that go from one of the class's stages to another.

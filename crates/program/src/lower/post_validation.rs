@@ -93,7 +93,7 @@ impl PostValidation {
     /// may have to go back to.
     pub fn norm(&self, class: ClassId, parameters: &Parameters<'_>) -> Vec<Instruction> {
         let index = class.0 as usize;
-        let Some(norm) = parameters.norm else { return vec![] };
+        let norm = norm_of(parameters);
         let mut instructions = epilogue::norm(parameters, Group::Mesh(Axis::ALL.to_vec()));
         if let Some(before) = index.checked_sub(1) {
             instructions.push(receive(self.onward[before], norm, Mode::Add));
@@ -132,16 +132,15 @@ impl PostValidation {
         stages: &[StageModel],
     ) -> Vec<Control> {
         let index = class.0 as usize;
+        let norm = norm_of(parameters);
         let mut test = vec![];
-        if let Some(norm) = parameters.norm {
-            if !self.knows_all(class) {
-                test.push(receive(self.back[index], norm, Mode::Set));
-                let before = index.checked_sub(1).map(|before| self.back[before]);
-                test.extend(before.map(|route| send(route, norm)));
-            }
-            let flags = [View::whole(flag)];
-            test.push(Instruction::new(Action::Test, [View::whole(norm)], flags));
+        if !self.knows_all(class) {
+            test.push(receive(self.back[index], norm, Mode::Set));
+            let before = index.checked_sub(1).map(|before| self.back[before]);
+            test.extend(before.map(|route| send(route, norm)));
         }
+        let flags = [View::whole(flag)];
+        test.push(Instruction::new(Action::Test, [View::whole(norm)], flags));
         // Until the cut each turn is one pass, and nothing stands between.
         let (before, after) = stream.entries.split_at(self.cuts[index]);
         let before: Vec<Entry> = before.iter().map(|&(entry, _)| entry).collect();
@@ -311,6 +310,11 @@ fn freed(receive: &Instruction, tensors: &[Tensor]) -> Instruction {
     let written = receive.writes.iter().map(|write| write.to.tensor);
     let passing = written.filter(|it| tensors[it.0 as usize].copies == Copies::PerMicrobatch);
     Instruction { frees: passing.collect(), ..receive.clone() }
+}
+
+/// The norm that updates look at.
+fn norm_of(parameters: &Parameters<'_>) -> TensorId {
+    parameters.norm.expect("updates are tested only where they look at the norm")
 }
 
 fn send(route: RouteId, norm: TensorId) -> Instruction {

@@ -11,17 +11,25 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use shardloom_plan::Communication;
 use smallvec::SmallVec;
 
-use crate::class::{Body, BodyId, Class};
+use super::whole_gradients;
+use crate::class::{Body, BodyId, Program};
 use crate::{Action, Copies, Group, Instruction, Mode, Point, Queue, Tensor, TensorId, Write};
 
-impl Class {
-    /// Gives every instruction its queue and its points, by what instructions touch. Lowering ends with it;
-    /// whoever changes a class's bodies afterwards calls it again.
+impl Program {
+    /// Gives every instruction its queue and its points: by what instructions touch, and where ranks have a
+    /// communication thread also by how many buckets' whole gradients may be there at once. Lowering ends
+    /// with it; whoever changes bodies afterwards calls it again.
     pub fn assign_queues(&mut self) {
-        let repeats = self.guards().next().is_some();
-        self.communicators = assign(&self.tensors, &mut self.bodies, repeats);
+        for class in &mut self.classes {
+            let repeats = class.guards().next().is_some();
+            class.communicators = assign(&class.tensors, &mut class.bodies, repeats);
+        }
+        if self.communication == Communication::Thread {
+            whole_gradients::bound(self);
+        }
     }
 }
 

@@ -37,7 +37,7 @@ fn at_every_instruction(mut change: impl FnMut(&Program, &Class, (usize, usize, 
 
 /// Whether a program is rejected even where its queues wait for each other as its instructions want it.
 fn is_rejected(mut program: Program) -> bool {
-    program.classes.iter_mut().for_each(Class::assign_queues);
+    program.assign_queues();
     verify(&program).is_err()
 }
 

@@ -6,8 +6,8 @@ use shardloom_graph::work::Pass;
 use shardloom_plan::{Axis, ScheduleKind};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
-    Action, Body, BodyId, BodyKind, Class, Collective, Content, Control, Copies, Entry, Extent,
-    Format, Group, Guard, Instruction, Mode, Point, Program, Queue, Shape, TensorId, View, Window,
+    Action, Body, BodyId, BodyKind, Collective, Content, Control, Copies, Entry, Extent, Format,
+    Group, Guard, Instruction, Mode, Point, Program, Queue, Shape, TensorId, View, Window,
 };
 
 use crate::programs::{both_ways, mesh, mixed, pipeline, program, replicas, stashed, validated};
@@ -48,7 +48,7 @@ fn change(
 
 /// The same with queues that wait for each other as its instructions want it.
 fn requeued(mut program: Program) -> Program {
-    program.classes.iter_mut().for_each(Class::assign_queues);
+    program.assign_queues();
     program
 }
 

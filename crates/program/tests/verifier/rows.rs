@@ -21,7 +21,7 @@ fn instructions(class: &Class) -> impl Iterator<Item = &Instruction> {
 fn broken(change: impl FnOnce(&mut Class)) -> Vec<Violation> {
     let mut program: Program = routed(1);
     change(&mut program.classes[0]);
-    program.classes[0].assign_queues();
+    program.assign_queues();
     verify(&program).expect_err("the change is a mistake")
 }
 
@@ -72,7 +72,7 @@ fn rows_that_are_read_with_other_counts_are_rejected_wherever_that_is() {
                     let mut mutated = program.clone();
                     let instructions = &mut mutated.classes[0].bodies[body].instructions;
                     instructions[at].reads[index] = View::whole(other);
-                    mutated.classes[0].assign_queues();
+                    mutated.assign_queues();
                     assert!(verify(&mutated).is_err(), "{instruction:?} with {other:?}");
                     count += 1;
                 }
@@ -180,7 +180,7 @@ fn counts_that_are_not_exchanged_before_their_rows_are_rejected() {
         for at in (0..spec.instructions.len()).filter(|&at| is_exchange(&spec.instructions[at])) {
             let mut mutated = program.clone();
             mutated.classes[0].bodies[body].instructions.remove(at);
-            mutated.classes[0].assign_queues();
+            mutated.assign_queues();
             assert!(verify(&mutated).is_err(), "{:?}", spec.instructions[at]);
             count += 1;
         }

@@ -93,7 +93,8 @@ pub(crate) struct Done {
     /// Bytes sent to other ranks since the start of the run.
     pub sent_bytes: u64,
     pub peak_bytes: u64,
-    /// The most bytes of its messages that were on their way at once.
+    /// The most bytes of its messages that were under way at once, from when a buffer is lent to it until the
+    /// receiver drops it.
     pub peak_under_way_bytes: u64,
     /// How often the system was asked for a buffer since the rank was built.
     pub system_allocations: usize,

@@ -36,12 +36,8 @@ impl Communicators {
         instruction: &Instruction,
         contribution: Contribution,
     ) -> Result<Contribution> {
-        let known = self.known(endpoint, rank, instruction)?;
-        let Some((communicator, meeting)) = known else { return Ok(contribution) };
-        let handle = self.begin(communicator, meeting, contribution);
-        let (contribution, outcome) = self.made[communicator].1.wait(handle);
-        outcome?;
-        Ok(contribution)
+        let started = self.start(endpoint, rank, instruction, contribution)?;
+        self.wait(started)
     }
 
     /// Starts the collective of `instruction`, which `rank` is at, among its group.

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 
 use shardloom_fabric::{Endpoint, Pool, PoolId};
 use shardloom_program::buffers::MessagePlan;
-use shardloom_program::{Format, Program, Rank, RouteId};
+use shardloom_program::{Program, Rank, RouteId};
 
 use crate::Result;
-use crate::rank::Contribution;
+use crate::rank::{Contribution, stored};
 
 /// The pools of a rank's messages.
 pub(super) struct Messages(HashMap<(RouteId, usize), SendsFrom>);
@@ -43,7 +43,7 @@ impl Messages {
                 let planned = plan.most_under_way(id, message).map(|most| most as usize);
                 let pool = endpoint.pool(Pool {
                     to: to.0,
-                    format: format(route.format),
+                    format: stored(route.format),
                     elements: route.messages[message].source.elements(),
                     ready: planned.unwrap_or(0),
                     most: planned.unwrap_or(most),
@@ -63,15 +63,4 @@ impl Messages {
 /// What the receiver of a message asks for it by: where it belongs, and its micro-batch.
 pub(super) fn tag(route: RouteId, microbatch: u32) -> u64 {
     u64::from(route.0) << 32 | u64::from(microbatch)
-}
-
-fn format(format: Format) -> shardloom_fabric::Format {
-    match format {
-        Format::F32 => shardloom_fabric::Format::F32,
-        Format::Bf16 => shardloom_fabric::Format::Bf16,
-        Format::F16 => shardloom_fabric::Format::F16,
-        Format::F64 => shardloom_fabric::Format::F64,
-        Format::U32 => shardloom_fabric::Format::U32,
-        Format::U8 => shardloom_fabric::Format::U8,
-    }
 }

@@ -9,11 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cpu_time::ThreadTime;
-use half::bf16;
 use shardloom_cluster::Cluster;
-use shardloom_collectives::{Counts, Element, Member, Reduction, all_to_all_v, plan};
-use shardloom_fabric::{Endpoint, Engine, InProcess, Settings};
-use shardloom_kernels::{Arithmetic, Format};
+use shardloom_collectives::{Counts, Member, Reduction, all_to_all_v, plan};
+use shardloom_fabric::{Endpoint, Engine, InProcess, Settings, apply};
+use shardloom_kernels::Arithmetic;
 use shardloom_program::timeline::{Clock, Picos, Track};
 use shardloom_program::{
     Action, BodyId, Class, Control, Entry, Guard, Issued, MeasuredRows, Outstanding, Program,
@@ -39,6 +38,8 @@ pub(crate) struct VirtualCrew {
     sent_bytes: Vec<u64>,
     /// What the last step took, instruction by instruction.
     recording: Option<Recording>,
+    /// Whether a command failed, which may have ended in the middle of a step.
+    failed: bool,
 }
 
 /// How a rank sends messages and gets them. Ranks share a thread, so nothing may wait: collectives are
@@ -82,7 +83,16 @@ impl VirtualCrew {
         let endpoints = InProcess.connect(count, &settings)?;
         let links = endpoints.into_iter().map(link).collect::<Result<_>>()?;
         let shared = Arc::clone(shared);
-        Ok(VirtualCrew { shared, cluster, ranks, links, started, sent_bytes, recording: None })
+        Ok(VirtualCrew {
+            shared,
+            cluster,
+            ranks,
+            links,
+            started,
+            sent_bytes,
+            recording: None,
+            failed: false,
+        })
     }
 
     /// What the last step took, instruction by instruction.
@@ -91,7 +101,20 @@ impl VirtualCrew {
     }
 
     /// Has every rank carry out `command`.
+    ///
+    /// # Errors
+    /// If a rank fails, and from then on.
     pub fn run(&mut self, command: &Command) -> Result<Vec<Done>> {
+        // Not even after a panic, if somebody should catch that.
+        if std::mem::replace(&mut self.failed, true) {
+            return Err(Error::Failed);
+        }
+        let done = self.carry_out(command)?;
+        self.failed = false;
+        Ok(done)
+    }
+
+    fn carry_out(&mut self, command: &Command) -> Result<Vec<Done>> {
         let ranks = self.ranks.len();
         let mut tracks = vec![None; ranks];
         let mut outcomes: Vec<Vec<StepOutcome>> = vec![vec![]; ranks];
@@ -351,49 +374,10 @@ fn exchange(rank: &Rank, call: &Call<'_>, members: &mut [Contribution]) -> Resul
         exchange_rows(rank, members);
         return Ok(());
     }
-    let reduction = reduction(call.instruction);
     let list = plan(spec.kind, spec.algorithm, members.len() as u32, spec.elements)
         .expect("the plan's validation and `exchange` choose algorithms that exist");
-    let fits = "contributions have the collective's size";
-    if let Brought::Scalar(_) = members[0].part {
-        let number = |member: &Contribution| match member.part {
-            Brought::Scalar(number) => vec![number],
-            Brought::Elements(..) | Brought::Rows(_) => {
-                unreachable!("members bring the same kind of thing")
-            }
-        };
-        let mut numbers: Vec<Vec<f64>> = members.iter().map(number).collect();
-        list.apply(&mut numbers, reduction).expect(fits);
-        for (member, number) in members.iter_mut().zip(numbers) {
-            member.part = Brought::Scalar(number[0]);
-        }
-        return Ok(());
-    }
-    let (mut values, mut format): (Vec<Vec<f32>>, _) = (vec![], Format::F32);
-    for member in members.iter() {
-        let Brought::Elements(buffer, range) = &member.part else {
-            unreachable!("members bring the same kind of thing")
-        };
-        format = buffer.format();
-        values.push(rank.device().reals(buffer.view().slice(range.clone())));
-    }
-    let values = match format {
-        Format::Bf16 => {
-            let mut rounded: Vec<Vec<Bf16>> =
-                values.into_iter().map(|all| all.into_iter().map(Bf16).collect()).collect();
-            list.apply(&mut rounded, reduction).expect(fits);
-            rounded.into_iter().map(|all| all.into_iter().map(|it| it.0).collect()).collect()
-        }
-        _ => {
-            list.apply(&mut values, reduction).expect(fits);
-            values
-        }
-    };
-    for (member, values) in members.iter_mut().zip(values) {
-        if let Brought::Elements(buffer, range) = &mut member.part {
-            rank.device().set_reals(&values, buffer.view_mut().slice(range.clone()));
-        }
-    }
+    let outcome = apply(&list, members, (&Arithmetic, reduction(call.instruction)));
+    outcome.expect("contributions have the collective's size");
     Ok(())
 }
 
@@ -428,16 +412,6 @@ fn exchange_rows(rank: &Rank, members: &mut [Contribution]) {
         let received: usize = rows.received.iter().sum();
         let room = rows.buffer.view_mut().slice(0..received);
         rank.device().set_reals(&values[sent..sent + received], room);
-    }
-}
-
-/// A number that bfloat16 has: reduced in fp32 and rounded, as devices combine them.
-#[derive(Clone, Copy)]
-struct Bf16(f32);
-
-impl Element for Bf16 {
-    fn reduce(self, other: Bf16, reduction: Reduction) -> Bf16 {
-        Bf16(bf16::from_f32(self.0.reduce(other.0, reduction)).to_f32())
     }
 }
 

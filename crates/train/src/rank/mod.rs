@@ -44,6 +44,7 @@ use rows::CountedRows;
 pub(crate) use rows::NotedRows;
 pub use rows::RowExchange;
 use store::Store;
+pub(crate) use store::stored;
 pub(crate) use update::StepOutcome;
 
 /// What all ranks of a run have in common.

@@ -206,8 +206,9 @@ impl Rank {
             let (expert, sample) = (at / samples, at % samples);
             let (microbatch, program) = (u64::from(microbatch), &self.shared.program);
             let first = microbatch * program.microbatch_samples as u64;
+            let step = self.now.first_step + microbatch / program.microbatches as u64;
             return Err(Error::Overflow {
-                step: self.now.first_step + microbatch / program.microbatches as u64,
+                step: (self.now.part == Part::Training).then_some(step),
                 layer: node.name.clone(),
                 expert,
                 sample: self.now.first_sample + first + (log.placement.start[1] + sample) as u64,
