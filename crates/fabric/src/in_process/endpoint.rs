@@ -140,6 +140,34 @@ impl<P: Payload> Endpoint<P> {
             .unwrap_or_else(|| Err(self.timeout(Operation::Receive { from, tag }, from)))
     }
 
+    /// The next message of one of these ranks and tags, waiting for any of them: its place in the list, and
+    /// the message. Of several that are there the one that stands first.
+    ///
+    /// # Errors
+    ///
+    /// As [`receive`](Self::receive), once any of these peers is gone and none of their messages is there.
+    pub fn receive_any(&self, from: &[(u32, u64)]) -> Result<(usize, P), FabricError> {
+        from.iter().try_for_each(|&(rank, _)| self.check(rank))?;
+        let roster = &self.shared.roster;
+        let mut looked: Vec<Looked> = from.iter().map(|_| Looked::default()).collect();
+        let mut look = || {
+            let mut failed = None;
+            for (place, (&(rank, tag), looked)) in from.iter().zip(&mut looked).enumerate() {
+                match self.look(rank, tag, looked) {
+                    Ok(None) => {}
+                    Ok(Some(message)) => return Some(Ok((place, message))),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+            failed.map(Err)
+        };
+        let outcome = roster.bell(self.rank).wait(Some(roster.settings().timeout), &mut look);
+        outcome.unwrap_or_else(|| {
+            let (from, tag) = from.first().copied().unwrap_or((self.rank, 0));
+            Err(self.timeout(Operation::Receive { from, tag }, from))
+        })
+    }
+
     /// As [`receive`](Self::receive), but `None` instead of waiting.
     ///
     /// # Errors

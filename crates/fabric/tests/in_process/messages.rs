@@ -132,3 +132,40 @@ fn who_waits_before_a_send_hears_that_the_receiver_is_gone_or_late() {
     // What is there already needs nobody.
     assert_eq!(ranks[0].wait_before_send(1, 3, || Some(7)), Ok(7));
 }
+
+#[test]
+fn receiving_from_any_takes_what_is_there_first_in_the_list_and_waits_for_the_rest() {
+    on_ranks(4, PATIENT, |endpoint| {
+        let rank = endpoint.rank();
+        if rank > 0 {
+            endpoint.send(0, 7, vec![rank as f32]).unwrap();
+            endpoint.send(0, 8, vec![10.0 * rank as f32]).unwrap();
+            return;
+        }
+        let mut from = vec![(3, 8), (1, 8), (2, 8)];
+        let mut received = vec![];
+        while !from.is_empty() {
+            let (place, message) = endpoint.receive_any(&from).unwrap();
+            let (sender, _) = from.remove(place);
+            assert_eq!(message, [10.0 * sender as f32]);
+            received.push(sender);
+        }
+        received.sort_unstable();
+        assert_eq!(received, [1, 2, 3]);
+        let (place, message) = endpoint.receive_any(&[(2, 9), (3, 7), (1, 7)]).unwrap();
+        assert_eq!((place, message), (1, vec![3.0]));
+    });
+}
+
+#[test]
+fn receiving_from_any_fails_once_a_peer_is_gone_and_nothing_is_there() {
+    let [zero, one, two] = &InProcess::new(3, IMPATIENT)[..] else { unreachable!("three") };
+    two.send(0, 1, vec![2.0]).unwrap();
+    one.fail("it broke");
+    assert_eq!(zero.receive_any(&[(1, 1), (2, 1)]), Ok((1, vec![2.0])));
+    let error = zero.receive_any(&[(1, 1), (2, 1)]).unwrap_err().to_string();
+    assert!(error.contains("it broke"), "{error}");
+    let error = zero.receive_any(&[(2, 1)]).unwrap_err().to_string();
+    assert!(error.contains("timed out"), "{error}");
+    assert!(matches!(zero.receive_any(&[(9, 1)]), Err(FabricError::NoSuchRank { .. })));
+}

@@ -59,6 +59,7 @@ impl Timeline {
                         (i64::from(filling)..i64::from(filling + rounds)).contains(&step);
                     walk.guard(&mut cursor);
                 }
+                Next::Serve => unreachable!("a row without ends answers clients in turn"),
             }
         }
         let period = walk.now / u64::from(passes);

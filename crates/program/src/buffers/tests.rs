@@ -97,6 +97,7 @@ fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
             match next {
                 Next::Run(run) => replay.run(run),
                 Next::Guard(_, step) => cursor.take(holds(step)),
+                Next::Serve => replay.run(cursor.serve_in_turn()),
             }
         }
         assert!(replay.held.is_empty(), "{:?}", replay.held);

@@ -28,18 +28,25 @@ pub(crate) type Visit = Arc<dyn Fn(&mut Rank) -> Result<()> + Send + Sync>;
 pub(crate) enum Command {
     /// Train steps in a row; record a timeline with times since the origin, if given. The virtual clock
     /// always records. The pipeline is empty before and after.
-    Train { first_step: u64, steps: u32, record: Option<Instant> },
+    /// Servers answer clients in the order in which they come, or as `answers` says by rank.
+    Train { first_step: u64, steps: u32, record: Option<Instant>, answers: Option<Arc<Answers>> },
     /// Evaluate some micro-batches of the validation part, from its first sample on.
     Evaluate { microbatches: u64 },
     /// Anything that needs a rank's own state, and nobody else.
     Visit(Visit),
 }
 
+/// By rank: the clients that a server has answered in a row of steps, in order, by their number among its
+/// clients.
+pub(crate) type Answers = Vec<Vec<u32>>;
+
 /// What a command came to on one rank.
 pub(crate) struct Done {
     /// Of each step; of an evaluation as if it were one.
     pub steps: Vec<StepOutcome>,
     pub track: Option<Track>,
+    /// Whom it has answered as a server, in order.
+    pub answers: Vec<u32>,
     /// Bytes sent to other ranks since the start of the run.
     pub sent_bytes: u64,
     pub peak_bytes: u64,

@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use shardloom_fabric::{Endpoint, InProcess, Settings};
-use shardloom_program::{Action, Entry, Instruction, Next, Rank as RankId, Run};
+use shardloom_kernels::Buffer;
+use shardloom_program::{Action, Cursor, Entry, Instruction, Next, Rank as RankId, RouteId, Run};
 
 use super::communicators::{Communicators, Parcel};
 use super::recorder::Recorder;
@@ -119,6 +120,8 @@ struct Worker<'a> {
     rank: Rank,
     endpoint: &'a Endpoint<Parcel>,
     communicators: Communicators,
+    /// The message by which a client was chosen, until it is taken in.
+    request: Option<(RouteId, Buffer)>,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
@@ -134,6 +137,7 @@ fn serve(
             rank: Rank::new(shared, rank),
             endpoint: &endpoint,
             communicators: Communicators::default(),
+            request: None,
         })
     });
     if let Err(error) = &worker {
@@ -156,6 +160,21 @@ fn serve(
     }
 }
 
+/// What tells messages between two ranks apart.
+fn tag(route: RouteId, microbatch: u32) -> u64 {
+    u64::from(route.0) << 32 | u64::from(microbatch)
+}
+
+/// The client that was answered in the row that is repeated.
+fn repeat(cursor: &Cursor<'_>, client: Option<&u32>) -> Result<usize> {
+    let client = client.map(|&client| client as usize);
+    client.filter(|&it| cursor.open().any(|(open, _)| open == it)).ok_or_else(|| {
+        let reason =
+            "the answers to repeat are of another program, bound or number of steps".into();
+        Error::Unsupported { reason }
+    })
+}
+
 /// What `work` comes to; a panic is an error that carries its text.
 fn catching<T>(rank: RankId, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
@@ -170,26 +189,39 @@ impl Worker<'_> {
     fn obey(&mut self, command: &Command) -> Result<Done> {
         let mut track = None;
         let mut steps = vec![];
+        let mut answered = vec![];
         match command {
-            Command::Train { first_step, steps: count, record } => {
+            Command::Train { first_step, steps: count, record, answers } => {
                 let sent = self.sent_bytes();
                 let mut recorder = record.map(|origin| self.recorder(origin));
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step, *count);
                 let mut step = 0;
+                let own = self.endpoint.rank() as usize;
+                let mut repeated = answers.as_ref().map(|answers| answers[own].iter());
                 let mut cursor = shared.program.cursor(class, *count);
                 while let Some(next) = cursor.advance() {
-                    match next {
-                        Next::Guard(guard, _) => cursor.take(self.rank.holds(guard.on)),
-                        Next::Run(run) => {
-                            if run.at_step() > step {
-                                step = run.at_step();
-                                self.rank.begin_step(step);
-                            }
-                            self.run(run, &mut recorder)?;
+                    let run = match next {
+                        Next::Guard(guard, _) => {
+                            cursor.take(self.rank.holds(guard.on));
+                            continue;
                         }
+                        Next::Run(run) => run,
+                        Next::Serve => {
+                            let client = match &mut repeated {
+                                Some(clients) => repeat(&cursor, clients.next())?,
+                                None => self.choose(&cursor)?,
+                            };
+                            answered.push(client as u32);
+                            cursor.serve(client)
+                        }
+                    };
+                    if run.at_step() > step {
+                        step = run.at_step();
+                        self.rank.begin_step(step);
                     }
+                    self.run(run, &mut recorder)?;
                 }
                 steps = self.rank.end_steps(*count);
                 let sent = self.sent_bytes() - sent;
@@ -215,7 +247,31 @@ impl Worker<'_> {
         }
         let peak_bytes = self.rank.memory().peak_bytes() as u64;
         let (sent_bytes, system_allocations) = (self.sent_bytes(), self.rank.system_allocations());
-        Ok(Done { steps, track, sent_bytes, peak_bytes, system_allocations })
+        Ok(Done { steps, track, answers: answered, sent_bytes, peak_bytes, system_allocations })
+    }
+
+    /// The client that a server answers next: one that it can send the weights, or else the first from which
+    /// something comes.
+    fn choose(&mut self, cursor: &Cursor<'_>) -> Result<usize> {
+        let shared = Arc::clone(self.rank.shared());
+        let class = shared.program.class(self.rank.class_id());
+        let mut waited: Vec<(usize, RouteId, u32)> = vec![];
+        for (client, handler) in cursor.open() {
+            let first = class.body_of(&handler.run).instructions.first();
+            let Some(&Action::Receive { route }) = first.map(|it| &it.action) else {
+                return Ok(client);
+            };
+            let own = RankId(self.endpoint.rank());
+            let mut transfers = shared.program.transfers(route);
+            let from = transfers.find(|&(_, _, to)| to == own).map(|(_, from, _)| from.0);
+            waited.push((client, route, from.expect("a route has a message for its receiver")));
+        }
+        let from: Vec<(u32, u64)> =
+            waited.iter().map(|&(_, route, from)| (from, tag(route, 0))).collect();
+        let (place, request) = self.endpoint.receive_any(&from)?;
+        let (client, route, _) = waited[place];
+        self.request = Some((route, request.0));
+        Ok(client)
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -246,9 +302,9 @@ impl Worker<'_> {
     }
 
     fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
-        let tag = |route: u32| u64::from(route) << 32 | u64::from(microbatch);
         match instruction.action {
             Action::Send { route } => {
+                self.rank.clear_unwritten(instruction.reads[0]);
                 let shared = Arc::clone(self.rank.shared());
                 let own = RankId(self.endpoint.rank());
                 let transfers = shared.program.transfers(route);
@@ -259,8 +315,9 @@ impl Worker<'_> {
                         assert!(packed.is_some() || self.rank.evaluates(), "{FULL_RING}");
                         packed
                     };
-                    let payload = self.endpoint.wait_before_send(to.0, tag(route.0), pack)?;
-                    self.endpoint.send(to.0, tag(route.0), Parcel(payload))?;
+                    let payload =
+                        self.endpoint.wait_before_send(to.0, tag(route, microbatch), pack)?;
+                    self.endpoint.send(to.0, tag(route, microbatch), Parcel(payload))?;
                 }
                 self.rank.free(instruction, microbatch);
             }
@@ -269,7 +326,10 @@ impl Worker<'_> {
                 let own = RankId(self.endpoint.rank());
                 let transfers = shared.program.transfers(route);
                 for (message, sender, _) in transfers.filter(|&(_, _, to)| to == own) {
-                    let payload = self.endpoint.receive(sender.0, tag(route.0))?.0;
+                    let payload = match self.request.take_if(|(known, _)| *known == route) {
+                        Some((_, payload)) => payload,
+                        None => self.endpoint.receive(sender.0, tag(route, microbatch))?.0,
+                    };
                     self.rank.unpack(route, message, instruction, microbatch, payload);
                     self.endpoint.nudge(sender.0)?;
                 }

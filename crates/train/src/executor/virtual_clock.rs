@@ -17,7 +17,7 @@ use shardloom_program::{Action, BodyId, Control, Entry, Guard, Program, Rank as 
 use shardloom_sim::{Actor, Call, Driver, Modelled, Options, Recorder, Recording, Simulation, run};
 
 use super::communicators::reduction;
-use super::{Command, Crew, Done, FULL_RING};
+use super::{Answers, Command, Crew, Done, FULL_RING};
 use crate::rank::{Contribution, Rank, Shared, StepOutcome};
 use crate::{Error, Result};
 
@@ -54,6 +54,7 @@ impl VirtualCrew {
     pub fn run(&mut self, command: &Command) -> Result<Vec<Done>> {
         let ranks = self.ranks.len();
         let mut tracks = vec![None; ranks];
+        let mut answers = vec![vec![]; ranks];
         let mut outcomes: Vec<Vec<StepOutcome>> = vec![vec![]; ranks];
         match command {
             Command::Train { first_step, steps, .. } => {
@@ -61,7 +62,8 @@ impl VirtualCrew {
                     rank.begin_steps(*first_step, *steps);
                 }
                 let shared = Arc::clone(&self.shared);
-                let (simulation, recording) = self.follow(&shared.program, *steps)?;
+                let (simulation, recording, answered) = self.follow(&shared.program, *steps)?;
+                answers = answered;
                 self.recording = Some(recording);
                 for (track, slot) in simulation.timeline.tracks.into_iter().zip(&mut tracks) {
                     *slot = Some(track);
@@ -99,22 +101,27 @@ impl VirtualCrew {
             .ranks
             .iter()
             .zip(outcomes)
-            .zip(tracks)
+            .zip(tracks.into_iter().zip(answers))
             .zip(&self.sent_bytes)
-            .map(|(((rank, steps), track), &sent_bytes)| {
+            .map(|(((rank, steps), (track, answers)), &sent_bytes)| {
                 let peak_bytes = rank.memory().peak_bytes() as u64;
                 let system_allocations = rank.system_allocations();
-                Done { steps, track, sent_bytes, peak_bytes, system_allocations }
+                Done { steps, track, answers, sent_bytes, peak_bytes, system_allocations }
             })
             .collect())
     }
 
-    /// Runs the control of `program` for so many steps.
-    fn follow(&mut self, program: &Program, steps: u32) -> Result<(Simulation, Recording)> {
+    /// Runs the control of `program` for so many steps, and says whom servers have answered.
+    fn follow(
+        &mut self,
+        program: &Program,
+        steps: u32,
+    ) -> Result<(Simulation, Recording, Answers)> {
         let model = Modelled::new(&self.shared.graph, &self.cluster, program)?;
         let driver = Executing {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
+            answers: vec![vec![]; self.ranks.len()],
             ranks: &mut self.ranks,
             sent_bytes: &mut self.sent_bytes,
             model,
@@ -123,7 +130,8 @@ impl VirtualCrew {
         let mut driver = Recorder::new(driver);
         let options = Options { steps, folded: false };
         let simulation = run(program, &self.cluster, options, &mut driver)?;
-        Ok((simulation, driver.finish().1))
+        let (driver, recording) = driver.finish();
+        Ok((simulation, recording, driver.answers))
     }
 }
 
@@ -143,6 +151,8 @@ struct Executing<'a> {
     ranks: &'a mut [Rank],
     /// The step that each rank is at.
     at: Vec<u32>,
+    /// Whom servers have answered.
+    answers: Answers,
     sent_bytes: &'a mut [u64],
     model: Modelled<'a>,
     /// Messages under way, by route, sender, receiver and micro-batch.
@@ -162,6 +172,19 @@ impl Executing<'_> {
         rank.begin_entry(&call.run);
         rank.go_to(call.index as u32);
         rank
+    }
+
+    /// Notes whom a server answers with the entry of a call, if it is the first of the entry.
+    fn note_answer(&mut self, call: &Call<'_>) {
+        let class = self.shared.program.class(call.actor.class);
+        let Some(serve) = class.serves().filter(|_| call.index == 0) else { return };
+        let mut end = 0;
+        let client = serve.clients.iter().position(|client| {
+            end += client.handlers.len();
+            call.run.number < end
+        });
+        let client = client.expect("a server's entries are its handlers'");
+        self.answers[call.actor.rank.0 as usize].push(client as u32);
     }
 
     fn count(&mut self, call: &Call<'_>) {
@@ -190,11 +213,13 @@ impl Driver for Executing<'_> {
         let Action::Send { route } = call.instruction.action else {
             unreachable!("the engine sends what is to be sent")
         };
+        self.note_answer(call);
         let microbatch = call.run.microbatch.unwrap_or(0);
         let shared = Arc::clone(self.shared);
         let sender = call.actor.rank;
         let transfers = shared.program.transfers(route);
         for (message, _, to) in transfers.filter(|&(_, from, _)| from == sender) {
+            self.rank(call).clear_unwritten(call.instruction.reads[0]);
             let payload = self.rank(call).pack(route, message, call.instruction, microbatch);
             let payload = payload.expect(FULL_RING);
             let key = (route, sender, to, microbatch);
@@ -209,6 +234,7 @@ impl Driver for Executing<'_> {
         let Action::Receive { route } = call.instruction.action else {
             unreachable!("the engine receives what is to be received")
         };
+        self.note_answer(call);
         let microbatch = call.run.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
         let shared = Arc::clone(self.shared);

@@ -23,7 +23,7 @@ impl Rank {
             return Some(payload);
         }
         let part = &self.shared.program.route(route).messages[message].source;
-        let shape = self.class().tensor(tensor).local_shape();
+        let shape = self.class().tensor(tensor).extents();
         let source = source.as_f32();
         if part.extent == shape {
             payload.as_f32_mut().copy_from_slice(source);
@@ -48,7 +48,7 @@ impl Rank {
         }
         let Rank { shared, class, arena, store, .. } = self;
         let part = &shared.program.route(route).messages[message].target;
-        let shape = shared.program.class(*class).tensor(id).local_shape();
+        let shape = shared.program.class(*class).tensor(id).extents();
         let mut tensor = store
             .take(id, microbatch)
             .unwrap_or_else(|| arena.take(id, DType::F32, shape.iter().product()));
