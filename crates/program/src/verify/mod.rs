@@ -14,12 +14,14 @@ mod operators;
 mod races;
 mod routes;
 mod row;
+mod servers;
 mod updates;
 mod versions;
 mod violation;
 
 pub use communication::run_blocking;
 pub use row::Row;
+pub use servers::{Explored, explore};
 pub use violation::{Site, Violation};
 
 use std::collections::BTreeSet;
@@ -45,6 +47,7 @@ pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
 /// What can be said without running anything.
 fn parts(program: &Program, found: &mut Vec<Violation>) {
     routes::check(program, found);
+    servers::check(program, found);
     for (id, class) in program.classes() {
         buckets::check(class, found);
         if !found.is_empty() {
