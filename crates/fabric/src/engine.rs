@@ -86,15 +86,15 @@ pub trait Endpoint<B: Lent>: Send {
     /// As [`receive`](Endpoint::receive), save for the timeout.
     fn try_receive(&mut self, from: u32, tag: u64) -> Result<Option<Message>, FabricError>;
 
-    /// The next message of this tag from any of some ranks, waiting for one. Of several that have
-    /// something it is the next after the one served last, in the order given, so that none is kept
-    /// waiting for ever.
+    /// The next message from any of some ranks, of the tag that stands beside it, waiting for one. Of several
+    /// that have something it is the next after the one served last, in the order given, so that none is
+    /// kept waiting for ever.
     ///
     /// # Errors
     ///
     /// See [`Endpoint`]; [`FabricError::PeerGone`] if there is no message, and one of the ranks will send
     /// no more.
-    fn receive_any(&mut self, from: &[u32], tag: u64) -> Result<Message, FabricError>;
+    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError>;
 
     /// The communicator of these ranks, in this order: position i is `members[i]`.
     ///

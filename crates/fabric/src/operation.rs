@@ -23,10 +23,8 @@ pub enum Operation {
     },
     /// Receiving a message from whichever rank sends one first.
     ReceiveAny {
-        /// Ranks asked.
-        from: Vec<u32>,
-        /// Tag asked for.
-        tag: u64,
+        /// Ranks asked, each with the tag asked for.
+        from: Vec<(u32, u64)>,
     },
     /// Taking part in a collective.
     Collective {
@@ -42,8 +40,13 @@ impl fmt::Display for Operation {
         match self {
             Operation::Send { to, tag } => write!(f, "send of tag {tag} to rank {to}"),
             Operation::Receive { from, tag } => write!(f, "receive of tag {tag} from rank {from}"),
-            Operation::ReceiveAny { from, tag } => {
-                write!(f, "receive of tag {tag} from any of {from:?}")
+            Operation::ReceiveAny { from } => {
+                f.write_str("receive of any of")?;
+                for (index, (rank, tag)) in from.iter().enumerate() {
+                    let separator = if index == 0 { "" } else { "," };
+                    write!(f, "{separator} tag {tag} from rank {rank}")?;
+                }
+                Ok(())
             }
             Operation::Collective { call, members } => write!(f, "{call} in group {members:?}"),
         }

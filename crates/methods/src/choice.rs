@@ -195,7 +195,7 @@ impl<'a> Task<'a> {
 
     fn unsharded(&self) -> Sync {
         let Request { algorithm, bucket_bytes, .. } = *self.request;
-        Sync { algorithm, zero: 0, bucket_bytes }
+        Sync { algorithm, zero: 0, bucket_bytes, servers: None }
     }
 
     /// What to say where gradients are not clipped although that was asked for.

@@ -37,6 +37,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             algorithm: request.algorithm,
             zero: candidate.zero,
             bucket_bytes: request.bucket_bytes,
+            servers: None,
         },
         precision: request.precision,
         optimizer: request.optimizer,

@@ -28,7 +28,7 @@ pub use even_cut::{even_cut, even_cuts};
 pub use layout::{LayoutRule, LayoutRules};
 pub use mesh::{Axis, Mesh};
 pub use optimizer::{Kept, Optimizer};
-pub use plan::{Communication, FORMAT, Pipeline, Plan, Recompute, Stage, Sync};
+pub use plan::{Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage, Sync};
 pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use turns::{StageReplicas, pipelines_in_turn};

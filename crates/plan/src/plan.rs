@@ -171,12 +171,28 @@ pub struct Sync {
     /// Consecutive blocks share one collective up to this many bytes of gradient. ZeRO-3 works block by
     /// block whatever this says.
     pub bucket_bytes: usize,
+    /// Servers that hold the weights, where replicas do not update them themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<Servers>,
 }
 
 impl Default for Sync {
     fn default() -> Sync {
-        Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 25_000_000 }
+        Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 25_000_000, servers: None }
     }
+}
+
+/// Parameter servers (Li et al. 2014, OSDI) with bounded staleness (Ho et al. 2013, NIPS): every pipeline is
+/// one stage with the whole model, a worker. It pulls the weights from the servers, which are dealt buckets,
+/// and pushes its gradients of a step, with which servers update at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Servers {
+    /// How many there are; they live on the devices after those of the pipelines.
+    pub count: u32,
+    /// A worker begins step t once all workers' gradients of the first t - `staleness` steps have been
+    /// applied; with 0, of all before it.
+    pub staleness: u32,
 }
 
 impl Plan {
@@ -196,7 +212,16 @@ impl Plan {
     /// The number of devices it uses.
     pub fn device_count(&self) -> usize {
         let devices = self.stages().flat_map(|(_, stage)| &stage.devices.0);
-        devices.collect::<BTreeSet<_>>().len()
+        let servers = self.sync.servers.map_or(0, |servers| servers.count as usize);
+        devices.collect::<BTreeSet<_>>().len() + servers
+    }
+
+    /// The devices of servers, in their order: those after the pipelines'.
+    pub fn server_devices(&self) -> impl Iterator<Item = u32> {
+        let first =
+            self.stages().flat_map(|(_, stage)| &stage.devices.0).max().map_or(0, |it| it + 1);
+        let count = self.sync.servers.map_or(0, |servers| servers.count);
+        first..first.saturating_add(count)
     }
 
     /// Whether a step ends with the norm of all its gradients: to clip them, or to see whether they are

@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Optimizer, Plan, PlanError, ScheduleKind, Stage, Updates};
+use crate::{Axis, Mesh, Optimizer, Plan, PlanError, ScheduleKind, Stage, Updates};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -15,6 +15,7 @@ impl Plan {
     pub fn validate(&self, graph: &Graph, devices: usize) -> Result<(), PlanError> {
         self.validate_batch()?;
         self.validate_sync()?;
+        self.validate_servers(devices)?;
         self.optimizer.validate()?;
         self.validate_momentum()?;
         if let Some(norm) = self.clip_norm
@@ -151,6 +152,51 @@ impl Plan {
             let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct \
                         and halving-doubling do";
             return Err(PlanError::field("sync.algorithm", algorithm, rule));
+        }
+        Ok(())
+    }
+
+    /// Checks that what servers do for workers is all that keeps replicas equal.
+    fn validate_servers(&self, devices: usize) -> Result<(), PlanError> {
+        let Some(servers) = self.sync.servers else { return Ok(()) };
+        let refuse = |key: &str, value: String, rule: &str| {
+            Err(PlanError::field(key, value, format!("with servers {rule}")))
+        };
+        if servers.count == 0 {
+            return Err(PlanError::field("sync.servers.count", 0, "at least 1"));
+        }
+        let last = self.server_devices().last().map_or(0, |it| it as usize);
+        if last >= devices {
+            let rule = "they live on the devices after those of the pipelines";
+            return refuse("sync.servers.count", servers.count.to_string(), rule);
+        }
+        if let Some(pipeline) = self.pipeline.iter().find(|pipeline| pipeline.stage.len() != 1) {
+            let rule = "each pipeline is one stage, a worker with the whole model";
+            return refuse("pipeline.stage", pipeline.stage.len().to_string(), rule);
+        }
+        if let Some((_, stage)) = self.stages().find(|(_, stage)| stage.mesh != Mesh::SINGLE) {
+            let rule = "each worker is one device: what splits or copies it is not built";
+            return refuse("pipeline.stage.mesh", stage.mesh.to_string(), rule);
+        }
+        if self.sync.zero > 0 {
+            let rule = "nothing is sharded over replicas, which hold no optimizer state";
+            return refuse("sync.zero", self.sync.zero.to_string(), rule);
+        }
+        if !self.flushes() || self.updates != Updates::Step {
+            let rule = "a worker's step is one set of weights: weights.rule = \"flush\" and updates = \"step\"";
+            return refuse("weights.rule", self.weights.name().into(), rule);
+        }
+        if self.looks_at_norm() {
+            let key = if self.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
+            let rule = "no update waits for the gradients of others, so there is no norm of all";
+            return refuse(key, "set".into(), rule);
+        }
+        if self.precision.master {
+            return refuse(
+                "precision.master",
+                "true".into(),
+                "the servers' weights are the masters",
+            );
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_plan::{
     Axis, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number,
     Optimizer, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute,
-    ScheduleKind, Stage, Sync, Updates, Weights,
+    ScheduleKind, Servers, Stage, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -54,6 +54,7 @@ fn sync() -> impl Strategy<Value = Sync> {
         algorithm,
         zero,
         bucket_bytes,
+        servers: (zero == 0).then_some(Servers { count: 2, staleness: bucket_bytes as u32 % 5 }),
     })
 }
 

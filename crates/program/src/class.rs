@@ -85,6 +85,9 @@ pub struct Bucket {
     pub classes: Vec<ClassId>,
     /// Whether ranks of this class own its parameters, where several classes hold it: one does.
     pub owned_here: bool,
+    /// The class of the server that updates it and owns it, where ranks of this class only get its weights
+    /// from there and send their gradients to it.
+    pub server: Option<ClassId>,
     /// The tensors that ranks hold of it.
     pub held: Held,
 }
@@ -251,6 +254,9 @@ impl Program {
         let node = self.class(class);
         let tensor = node.tensor(tensor);
         let Some(bucket) = tensor.bucket.map(|id| node.bucket(id)) else { return true };
+        if bucket.server.is_some() {
+            return false;
+        }
         let value = |class: &Class, bucket: &Bucket| {
             bucket.params.first().map(|&param| class.param(param).value)
         };
@@ -304,6 +310,9 @@ impl Class {
             format!("{}{}", instance.stage, if *reverse { "<" } else { "" })
         };
         let mut names: Vec<String> = self.stages.iter().map(name).collect();
+        if self.stages.is_empty() {
+            return "parameter server".into();
+        }
         // Several pipelines may come to the same stage.
         names.dedup();
         let noun = if names.len() > 1 { "stages" } else { "stage" };

@@ -37,7 +37,7 @@ pub use class::{
     Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part, Program,
     Rank, WeightParam,
 };
-pub use control::{Control, Cursor, Entry, Guard, Next, Run};
+pub use control::{Client, Control, Cursor, Entry, Guard, Handler, Next, Run, Serve, When};
 pub use error::ProgramError;
 pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};

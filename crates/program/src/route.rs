@@ -3,7 +3,7 @@
 use shardloom_graph::ValueId;
 use shardloom_plan::Mesh;
 
-use crate::{ClassId, Format, Layout, Placement};
+use crate::{BucketId, ClassId, Format, Layout, Placement};
 
 /// Identifies a route of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,6 +31,10 @@ pub enum Carried {
     Gradient(ValueId),
     /// The squared norm of gradients, once in a step.
     Norm,
+    /// The weights of the receiver's bucket, from the server that updates them.
+    Weights(BucketId),
+    /// The gradients of the sender's bucket, to the server.
+    Gradients(BucketId),
 }
 
 /// How something goes from one class to another.
@@ -117,6 +121,18 @@ impl Route {
         let message = |to| Message { from: to % senders, to, source: number(), target: number() };
         let messages = (0..receivers).map(message).collect();
         Route { carried: Carried::Norm, from, to, format: Format::F64, messages }
+    }
+
+    /// The way of a flat tensor of so many elements between two classes of one rank.
+    pub(crate) fn of_bucket(
+        carried: Carried,
+        [from, to]: [ClassId; 2],
+        format: Format,
+        elements: usize,
+    ) -> Route {
+        let whole = || Placement { start: vec![0], extent: vec![elements] };
+        let messages = vec![Message { from: 0, to: 0, source: whole(), target: whole() }];
+        Route { carried, from, to, format, messages }
     }
 
     /// Bytes of one message.

@@ -219,6 +219,14 @@ impl Tensor {
         self.copies == Copies::PerMicrobatch
     }
 
+    /// Its extents where messages cut parts out of it: those of its axes, or its elements in a row.
+    pub fn extents(&self) -> &[usize] {
+        match &self.shape {
+            Shape::Flat(Extent::Exactly(elements)) => std::slice::from_ref(elements),
+            _ => self.local_shape(),
+        }
+    }
+
     /// Its shape, if that is the same everywhere and has axes; the largest that it can have.
     pub fn local_shape(&self) -> &[usize] {
         match &self.shape {

@@ -135,7 +135,7 @@ type Way = (ValueId, bool, u32, u32);
 fn valued(route: &Route) -> ValueId {
     match route.carried {
         Carried::Value(value) | Carried::Gradient(value) => value,
-        Carried::Norm => panic!("no norm goes from stage to stage in these plans"),
+        other => panic!("{other:?} goes from stage to stage in these plans"),
     }
 }
 

@@ -131,6 +131,7 @@ impl Request {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
                 bucket_bytes: self.bucket_bytes,
+                servers: None,
             },
             precision: self.precision,
             optimizer: self.optimizer,

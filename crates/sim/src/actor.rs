@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Cursor, Guard, Issued, Next, Outstanding, Program, Queue, Run};
+use shardloom_program::{Cursor, Guard, Issued, Next, Outstanding, Program, Queue, RouteId, Run};
 
-use crate::script::{Event, Item, Line, Script, Wait};
+use crate::script::{Doing, Event, Item, Line, Script, Wait};
 use crate::{Actor, Call};
 
 /// What of a device's work runs beside what.
@@ -62,6 +62,8 @@ pub(crate) enum Moved<'p> {
     Entry,
     /// To a guard in a step.
     Guard(&'p Guard, i64),
+    /// To where a server answers whoever is there.
+    Serve,
     /// To the end of the row.
     End,
 }
@@ -256,13 +258,11 @@ impl<'s, 'p> ActorState<'s, 'p> {
             match self.cursor.advance() {
                 None => return Moved::End,
                 Some(Next::Guard(guard, step)) => return Moved::Guard(guard, step),
+                Some(Next::Serve) => return Moved::Serve,
                 Some(Next::Run(run)) => {
-                    self.run = Some(run);
-                    self.enter_entry();
-                    if !self.lines().is_empty() {
+                    if self.enter(run) {
                         return Moved::Entry;
                     }
-                    self.leave_entry();
                 }
             }
         }
@@ -271,6 +271,49 @@ impl<'s, 'p> ActorState<'s, 'p> {
     /// Whether coming to a step, or to the end of the row, is leaving another.
     pub fn leaves_step(&self, step: Option<i64>) -> bool {
         self.step != i64::MIN && step.is_none_or(|step| step > self.step)
+    }
+
+    /// Comes to an entry. Whether it has instructions; otherwise it is over.
+    fn enter(&mut self, run: Run) -> bool {
+        self.run = Some(run);
+        self.enter_entry();
+        let has_any = !self.lines().is_empty();
+        if !has_any {
+            self.leave_entry();
+        }
+        has_any
+    }
+
+    /// Whether it is a server that answers nobody.
+    pub fn is_between_clients(&self) -> bool {
+        self.run.is_none() && self.cursor.served_steps().is_some()
+    }
+
+    /// Whom it may answer, if it stands between two clients: by number, and the first message of what it
+    /// would do, if that is one that comes.
+    pub fn open(&self) -> Option<impl Iterator<Item = (usize, Option<RouteId>)> + '_> {
+        self.is_between_clients().then(|| {
+            self.cursor.open().map(|(client, handler)| {
+                let first = self.script.bodies[handler.run.body.0 as usize].first();
+                let route = first.and_then(|line| match line.doing {
+                    Doing::Receive(route) => Some(route),
+                    _ => None,
+                });
+                (client, route)
+            })
+        })
+    }
+
+    /// Answers a client.
+    pub fn serve(&mut self, client: usize) -> Moved<'p> {
+        self.index = 0;
+        let run = self.cursor.serve(client);
+        if self.enter(run) { Moved::Entry } else { self.next_entry() }
+    }
+
+    /// How many steps it has finished with all clients.
+    pub fn served_steps(&self) -> Option<i64> {
+        self.cursor.served_steps()
     }
 
     /// Comes to a step, or to the end of the row. How many steps are over by that.
@@ -289,7 +332,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// Whether it has run everything.
     pub fn is_through(&self) -> bool {
-        self.run.is_none()
+        self.run.is_none() && self.cursor.served_steps().is_none()
     }
 
     /// The current entry's micro-batch, counted from the first of all steps.

@@ -134,7 +134,7 @@ mod tests {
             microbatches: 2,
             schedule: ScheduleKind::Afab,
             recompute: Recompute::None,
-            sync: Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 1 },
+            sync: Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 1, servers: None },
             precision: Precision::FP32,
             optimizer: Optimizer::default(),
             clip_norm: None,

@@ -156,6 +156,13 @@ impl<'s, 'p> Engine<'s, 'p> {
     /// Runs one actor until another one is earlier, or it has to wait, or it is through.
     fn run_actor<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
         loop {
+            // Who waits for several may be woken once for each.
+            if self.actors[index].is_through() {
+                return Ok(());
+            }
+            if self.actors[index].is_between_clients() && !self.answer(index, driver)? {
+                return Ok(());
+            }
             let line = self.actors[index].line();
             let Some(due) = self.due(index, line) else { return Ok(()) };
             if let Some(Reverse(next)) = self.runnable.peek()
@@ -183,6 +190,34 @@ impl<'s, 'p> Engine<'s, 'p> {
                 return Ok(());
             }
         }
+    }
+
+    /// Has a server answer the client that it can answer first, of several the first. Whether it has come to
+    /// an instruction; otherwise it waits for a message, or another actor is earlier, or it is through.
+    fn answer<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<bool, D::Error> {
+        let actor = &self.actors[index];
+        let position = actor.actor.position;
+        let mut first: Option<(Picos, usize)> = None;
+        for (client, route) in actor.open().into_iter().flatten() {
+            let ready = match route {
+                None => Picos::ZERO,
+                Some(route) => match self.transfers.look(route, position, 0) {
+                    Some(delivery) => delivery.arrival,
+                    None => continue,
+                },
+            };
+            let due = (ready.max(actor.clock()), client);
+            first = Some(first.map_or(due, |known| known.min(due)));
+        }
+        let Some((due, client)) = first else { return Ok(false) };
+        if let Some(Reverse(next)) = self.runnable.peek()
+            && *next < (due, index as u32)
+        {
+            self.runnable.push(Reverse((due, index as u32)));
+            return Ok(false);
+        }
+        let moved = self.actors[index].serve(client);
+        self.come(index, moved, driver)
     }
 
     /// At which time the actor comes to `line`; none if it waits for a message that has not been sent.
@@ -345,36 +380,44 @@ impl<'s, 'p> Engine<'s, 'p> {
         driver: &mut D,
     ) -> Result<bool, D::Error> {
         loop {
-            let (actor, track) = (&mut self.actors[index], &mut self.tracks[index]);
-            let step = match moved {
-                Moved::Within | Moved::Entry => Some(actor.run().step),
-                Moved::Guard(_, step) => Some(step),
-                Moved::End => None,
-            };
-            if actor.leaves_step(step) {
-                let mut waited = false;
-                actor.arrive_at_end(step.is_none(), |ended| {
-                    track.free(ended);
-                    waited = true;
-                });
-                if waited {
-                    track.end_item(actor.clock());
-                }
-            }
-            for _ in 0..actor.come_to(step) {
-                self.step_ends[index].push(actor.done());
+            let actor = &self.actors[index];
+            match moved {
+                // A server's steps are over between clients.
+                Moved::Within | Moved::Entry if actor.served_steps().is_some() => {}
+                Moved::Within | Moved::Entry => self.come_to(index, Some(actor.run().step)),
+                Moved::Guard(_, step) => self.come_to(index, Some(step)),
+                Moved::Serve => self.come_to(index, actor.served_steps()),
+                Moved::End => self.come_to(index, None),
             }
             match moved {
-                Moved::Within | Moved::Entry => return Ok(true),
+                Moved::Within | Moved::Entry | Moved::Serve => return Ok(true),
                 Moved::Guard(guard, step) => {
-                    let holds = driver.holds(actor.actor, guard, step)?;
-                    moved = actor.take(holds);
+                    let holds = driver.holds(self.actors[index].actor, guard, step)?;
+                    moved = self.actors[index].take(holds);
                 }
                 Moved::End => {
                     self.finished += 1;
                     return Ok(false);
                 }
             }
+        }
+    }
+
+    /// Brings an actor to a step, or to the end of the row: what ends with the steps before has ended.
+    fn come_to(&mut self, index: usize, step: Option<i64>) {
+        let (actor, track) = (&mut self.actors[index], &mut self.tracks[index]);
+        if actor.leaves_step(step) {
+            let mut waited = false;
+            actor.arrive_at_end(step.is_none(), |ended| {
+                track.free(ended);
+                waited = true;
+            });
+            if waited {
+                track.end_item(actor.clock());
+            }
+        }
+        for _ in 0..actor.come_to(step) {
+            self.step_ends[index].push(actor.done());
         }
     }
 
@@ -386,6 +429,9 @@ impl<'s, 'p> Engine<'s, 'p> {
         const NAMED: usize = 4;
         let waiting = self.actors.iter().filter(|actor| !actor.is_through());
         let waiting = waiting.map(|actor| {
+            if actor.is_between_clients() {
+                return format!("rank {} waits for its clients", actor.actor.rank.0);
+            }
             let (rank, entry) = (actor.actor.rank.0, actor.label());
             format!("rank {rank} waits at {} in {entry}", actor.line().label)
         });

@@ -34,6 +34,7 @@ fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize
             algorithm: settings.algorithm,
             zero: candidate.zero,
             bucket_bytes: settings.bucket_bytes,
+            servers: None,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

@@ -18,7 +18,9 @@ use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
 use crate::blueprint::{Blueprint, Way};
-use crate::executor::{self, Answer, Command, Crew, Done, SavedState, StateCommand, Updates};
+use crate::executor::{
+    self, Answer, Answers, Command, Crew, Done, SavedState, StateCommand, Updates,
+};
 use crate::learning_rate::LearningRate;
 use crate::rank::{Contribution, OwnedPiece, Shared, StepOutcome};
 use crate::{Error, Result};
@@ -96,6 +98,9 @@ pub struct Trainer {
     peak_bytes: Vec<u64>,
     peak_under_way_bytes: u64,
     system_allocations: usize,
+    /// Whom servers have answered in the last row, by rank, and whom they are to answer in the next.
+    answers: Answers,
+    repeated: Option<Arc<Answers>>,
 }
 
 impl Trainer {
@@ -169,6 +174,8 @@ impl Trainer {
             peak_bytes: vec![0; ranks],
             peak_under_way_bytes: 0,
             system_allocations: 0,
+            answers: vec![],
+            repeated: None,
         })
     }
 
@@ -280,10 +287,13 @@ impl Trainer {
             };
             let first_step = self.next_step;
             let start = Instant::now();
-            let mut done = self.crew.run(&Command::Train { first_step, steps: row, record })?;
+            let answers = self.repeated.take();
+            let command = Command::Train { first_step, steps: row, record, answers };
+            let mut done = self.crew.run(&command)?;
             let elapsed = start.elapsed().as_secs_f64();
             self.note(&done);
             let tracks = done.iter_mut().filter_map(|done| done.track.take()).collect();
+            self.answers = done.iter_mut().map(|done| std::mem::take(&mut done.answers)).collect();
             timeline = Timeline { clock, tracks };
             let seconds = match clock {
                 Clock::Wall => elapsed,
@@ -313,6 +323,28 @@ impl Trainer {
         }
         self.next_step += 1;
         Ok(Step { step, loss, seconds, tokens, gradient_norm, skipped })
+    }
+
+    /// By rank: the clients that a server has answered in the last row of steps, in order, by their number
+    /// among its clients, first with an update by their gradients and then with the weights; empty for
+    /// other ranks.
+    pub fn answers(&self) -> &[Vec<u32>] {
+        &self.answers
+    }
+
+    /// Has servers answer in the next row of steps as they did in the one that wrote `answers`, so that it
+    /// comes to the same, bit for bit.
+    ///
+    /// # Errors
+    /// If ranks are not threads: under the virtual clock, the order of answers is that of modelled time.
+    pub fn repeat_answers(&mut self, answers: Vec<Vec<u32>>) -> Result<()> {
+        let ranks = self.shared.program.ranks();
+        if !matches!(self.crew, Crew::Threads(_)) || answers.len() != ranks {
+            let reason = format!("answers are repeated by threads, and are those of {ranks} ranks");
+            return Err(Error::Unsupported { reason });
+        }
+        self.repeated = Some(Arc::new(answers));
+        Ok(())
     }
 
     /// What each instruction of the last step took under the virtual clock, for a simulation to repeat.

@@ -297,8 +297,8 @@ impl<B: Lent> Endpoint<B> for WatchingEndpoint<B> {
         self.inner.try_receive(from, tag)
     }
 
-    fn receive_any(&mut self, from: &[u32], tag: u64) -> Result<Message, FabricError> {
-        self.inner.receive_any(from, tag)
+    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError> {
+        self.inner.receive_any(from)
     }
 
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {

@@ -140,8 +140,8 @@ impl<B: Lent> Endpoint<B> for OwnEndpoint<B> {
         Ok(message.map(|message| self.copied(&message)))
     }
 
-    fn receive_any(&mut self, from: &[u32], tag: u64) -> Result<Message, FabricError> {
-        let message = self.inner.receive_any(from, tag)?;
+    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError> {
+        let message = self.inner.receive_any(from)?;
         Ok(self.copied(&message))
     }
 

@@ -133,26 +133,28 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
             .map_err(|reason| self.peer_gone(Operation::Receive { from, tag }, from, reason))
     }
 
-    fn receive_any(&mut self, from: &[u32], tag: u64) -> Result<Message, FabricError> {
-        from.iter().try_for_each(|&rank| self.check(rank))?;
+    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError> {
+        from.iter().try_for_each(|&(rank, _)| self.check(rank))?;
         let mut looked = std::mem::take(&mut self.looked);
         looked.clear();
         looked.resize(from.len(), Looked::default());
-        let first = from.iter().position(|&rank| rank == self.served).map_or(0, |at| at + 1);
+        let first = from.iter().rposition(|&(rank, _)| rank == self.served).map_or(0, |at| at + 1);
         let roster = &self.shared.roster;
         let found = roster.bell(self.rank).wait(Some(roster.timeout()), || {
             let mut gone = None;
             for at in (first..from.len()).chain(0..first) {
-                match self.look(from[at], tag, &mut looked[at]) {
+                let (rank, tag) = from[at];
+                match self.look(rank, tag, &mut looked[at]) {
                     Ok(None) => {}
                     Ok(Some(message)) => return Some(Ok(message)),
-                    Err(reason) => gone = Some((from[at], reason)),
+                    Err(reason) => gone = Some((rank, reason)),
                 }
             }
             gone.map(Err)
         });
-        let operation = || Operation::ReceiveAny { from: from.to_vec(), tag };
-        let received = self.received(found, operation, from);
+        let ranks: Vec<u32> = from.iter().map(|&(rank, _)| rank).collect();
+        let operation = || Operation::ReceiveAny { from: from.to_vec() };
+        let received = self.received(found, operation, &ranks);
         self.looked = looked;
         if let Ok(message) = &received {
             self.served = message.from();

@@ -189,8 +189,8 @@ impl<B: Lent> Endpoint<B> for OverlappedEndpoint<B> {
         self.inner_mut().try_receive(from, tag)
     }
 
-    fn receive_any(&mut self, from: &[u32], tag: u64) -> Result<Message, FabricError> {
-        self.inner_mut().receive_any(from, tag)
+    fn receive_any(&mut self, from: &[(u32, u64)]) -> Result<Message, FabricError> {
+        self.inner_mut().receive_any(from)
     }
 
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {

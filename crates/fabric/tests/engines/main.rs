@@ -96,6 +96,7 @@ facts! {
         any_sender_is_received_from_and_named
         no_sender_is_kept_waiting_by_another
         a_receive_from_any_names_all_it_waited_for_and_who_is_gone
+        each_rank_is_asked_for_the_tag_that_stands_beside_it
     }
 }
 

@@ -178,7 +178,7 @@ pub fn ranks_that_do_not_exist_are_refused(engine: &Tested) {
     assert_eq!(ranks[0].pool(pool), Err(error.clone()));
     assert_eq!(receive(&mut ranks[0], 2, 0), Err(error.clone()));
     assert_eq!(ranks[0].try_receive(2, 0).unwrap_err(), error);
-    assert_eq!(ranks[0].receive_any(&[1, 2], 0).unwrap_err(), error);
+    assert_eq!(ranks[0].receive_any(&[(1, 0), (2, 0)]).unwrap_err(), error);
 }
 
 pub fn who_waits_for_a_buffer_hears_that_the_receiver_is_gone_or_late(engine: &Tested) {
@@ -223,13 +223,13 @@ pub fn any_sender_is_received_from_and_named(engine: &Tested) {
         }
         let mut next = [0.0; 3];
         for _ in 0..15 {
-            let message = endpoint.receive_any(&[3, 1, 2], 1).unwrap();
+            let message = endpoint.receive_any(&[(3, 1), (1, 1), (2, 1)]).unwrap();
             // Each sender's are in order.
             let of_sender = &mut next[message.from() as usize - 1];
             assert_eq!(number(&message), 10.0 * message.from() as f32 + *of_sender);
             *of_sender += 1.0;
             drop(message);
-            drop(endpoint.receive_any(&[3, 1, 2], 2).unwrap());
+            drop(endpoint.receive_any(&[(3, 2), (1, 2), (2, 2)]).unwrap());
         }
         assert_eq!(next, [5.0; 3]);
         everyone.barrier().unwrap();
@@ -246,29 +246,50 @@ pub fn no_sender_is_kept_waiting_by_another(engine: &Tested) {
     }
     let mut served = vec![];
     for _ in 0..6 {
-        served.push(zero.receive_any(&[1, 2], 0).unwrap().from());
+        served.push(zero.receive_any(&[(1, 0), (2, 0)]).unwrap().from());
     }
     assert_eq!(served, [1, 2, 1, 2, 1, 2]);
 }
 
 pub fn a_receive_from_any_names_all_it_waited_for_and_who_is_gone(engine: &Tested) {
     let [zero, one, two] = &mut connect(engine, 3, IMPATIENT)[..] else { unreachable!("three") };
-    let error = zero.receive_any(&[1, 2], 8).unwrap_err();
+    let error = zero.receive_any(&[(1, 8), (2, 8)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "receive of tag 8 from any of [1, 2] timed out on rank 0 after 5ms, still waiting for \
-         rank 1, 2"
+        "receive of any of tag 8 from rank 1, tag 8 from rank 2 timed out on rank 0 after 5ms, still \
+         waiting for rank 1, 2"
     );
     let (from_one, from_two) = (pool(one, 0, 1), pool(two, 0, 1));
     send(one, from_one, 8, 1.0).unwrap();
     two.fail("out of order");
     // What is there comes before what will not come.
-    assert_eq!(number(&zero.receive_any(&[1, 2], 8).unwrap()), 1.0);
-    let error = zero.receive_any(&[1, 2], 8).unwrap_err();
+    assert_eq!(number(&zero.receive_any(&[(1, 8), (2, 8)]).unwrap()), 1.0);
+    let error = zero.receive_any(&[(1, 8), (2, 8)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "receive of tag 8 from any of [1, 2] on rank 0 cannot finish: rank 2 is gone (out of order)"
+        "receive of any of tag 8 from rank 1, tag 8 from rank 2 on rank 0 cannot finish: rank 2 is gone \
+         (out of order)"
     );
     send(two, from_two, 8, 2.0).unwrap();
-    assert_eq!(number(&zero.receive_any(&[1, 2], 8).unwrap()), 2.0);
+    assert_eq!(number(&zero.receive_any(&[(1, 8), (2, 8)]).unwrap()), 2.0);
+}
+
+pub fn each_rank_is_asked_for_the_tag_that_stands_beside_it(engine: &Tested) {
+    let [zero, one, two] = &mut connect(engine, 3, IMPATIENT)[..] else { unreachable!("three") };
+    let (from_one, from_two) = (pool(one, 0, 2), pool(two, 0, 2));
+    for (tag, value) in [(7, 1.0), (8, 10.0)] {
+        send(one, from_one, tag, value).unwrap();
+        send(two, from_two, tag, 2.0 * value).unwrap();
+    }
+    let mut received = vec![];
+    for from in [[(1, 8), (2, 9)], [(1, 9), (2, 8)], [(1, 7), (2, 9)]] {
+        let message = zero.receive_any(&from).unwrap();
+        received.push((message.from(), message.tag(), number(&message)));
+    }
+    assert_eq!(received, [(1, 8, 10.0), (2, 8, 20.0), (1, 7, 1.0)]);
+    // What is left has another tag than any that is asked for.
+    let error = zero.receive_any(&[(1, 9), (2, 9)]).unwrap_err();
+    assert!(matches!(error, FabricError::Timeout { .. }), "{error}");
+    let message = zero.receive_any(&[(1, 9), (2, 7)]).unwrap();
+    assert_eq!((message.from(), message.tag(), number(&message)), (2, 7, 2.0));
 }

@@ -66,6 +66,7 @@ impl Timeline {
                         (i64::from(filling)..i64::from(filling + rounds)).contains(&step);
                     walk.guard(&mut cursor);
                 }
+                Next::Serve => unreachable!("a row without ends answers clients in turn"),
             }
         }
         walk.end_first(walk.outstanding.ending_with_step(true));

@@ -120,6 +120,7 @@ fn check_class(program: &Program, class: &Class, steps: u32) -> BufferPlan {
                     replay.run(run);
                 }
                 Next::Guard(_, step) => cursor.take(holds(step)),
+                Next::Serve => replay.run(cursor.serve_in_turn()),
             }
         }
         replay.end_first(replay.outstanding.ending_with_step(true));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_collectives::Algorithm;
+use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
 use shardloom_plan::{Axis, Optimizer, Plan};
 
@@ -62,7 +62,11 @@ impl<'a> Parameters<'a> {
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for ((unit, value), (stage, layout)) in held {
             check_factors(graph, &plan.optimizer, value, &layout)?;
-            let key = Key { unit, ..key(graph, stages, stage, value, &layout)? };
+            let mut key = Key { unit, ..key(graph, stages, stage, value, &layout)? };
+            if keeps.servers.is_some() {
+                // Nobody adds gradients up: each worker sends its own.
+                key.classes.clear();
+            }
             match keys.iter().position(|known| *known == key) {
                 Some(bucket) => members[bucket].push((value, layout)),
                 None => {
@@ -83,6 +87,7 @@ impl<'a> Parameters<'a> {
             plan,
             ways,
         };
+        let count = keys.len();
         for (key, members) in keys.into_iter().zip(members) {
             let bucket = BucketId(parts.buckets.len() as u32);
             let mut offset = 0;
@@ -108,6 +113,12 @@ impl<'a> Parameters<'a> {
                 .collect();
             let name = unit_name(&name);
             let held = parts.hold(bucket, &name, offset, &ids, &key.replicas, keeps);
+            let server = keeps.servers.map(|(first, servers)| {
+                let is_its =
+                    |&server: &usize| chunk(count, servers, server).contains(&(bucket.0 as usize));
+                let server = (0..servers).find(is_its).expect("buckets are dealt to servers");
+                ClassId(first.0 + server as u32)
+            });
             parts.buckets.push(Bucket {
                 name,
                 elements: offset,
@@ -116,7 +127,9 @@ impl<'a> Parameters<'a> {
                 partial: key.partial,
                 copies,
                 splits: key.splits,
-                owned_here: key.classes.first().is_none_or(|&first| first == class),
+                owned_here: server.is_none()
+                    && key.classes.first().is_none_or(|&first| first == class),
+                server,
                 classes: key.classes,
                 held,
             });
@@ -139,6 +152,36 @@ impl<'a> Parameters<'a> {
             parts.norm = Some(add(&mut parts.tensors, norm));
         }
         Ok(parts)
+    }
+
+    /// Those of a server, which updates some of these buckets, alone and by itself.
+    pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
+        let mut parts = Parameters {
+            params: vec![],
+            buckets: vec![],
+            tensors: vec![],
+            norm: None,
+            by_value: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            plan: self.plan,
+            ways: self.ways,
+        };
+        let keeps = Keeps { is_delayed: false, backs_up: false, servers: None };
+        for bucket in self.buckets.iter().filter(|bucket| bucket.server == Some(server)) {
+            let id = BucketId(parts.buckets.len() as u32);
+            let mut ids = vec![];
+            for param in &bucket.params {
+                let param = WeightParam { bucket: id, ..self.params[param.0 as usize].clone() };
+                ids.push(ParamId(parts.params.len() as u32));
+                parts.by_value.insert(param.value, ids[ids.len() - 1]);
+                parts.params.push(param);
+            }
+            let held = parts.hold(id, &bucket.name, bucket.elements, &ids, &[], keeps);
+            let (params, server) = (ids, None);
+            let bucket = Bucket { params, held, server, owned_here: true, ..bucket.clone() };
+            parts.buckets.push(bucket);
+        }
+        parts
     }
 
     /// The algorithm of collectives that are no replicas' own.

@@ -5,7 +5,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Axis, Kept, Plan, Prediction};
 
 use super::buckets::Parameters;
-use crate::class::{Bucket, BucketId, ParamId, WeightParam};
+use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
 use crate::sync::{AllReduce, Held, Replicated, Synchronisation, Unheld, add};
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Shape, Tensor, TensorId, View,
@@ -26,7 +26,7 @@ impl<'a> Ways<'a> {
     }
 
     pub(super) fn of(&self, replicas: &[Axis]) -> &dyn Synchronisation {
-        match replicas.is_empty() {
+        match replicas.is_empty() && self.replicated.role().is_none() {
             true => &self.alone,
             false => self.replicated,
         }
@@ -40,6 +40,8 @@ pub(super) struct Keeps {
     pub is_delayed: bool,
     /// Whether updates are made before they are known to be right.
     pub backs_up: bool,
+    /// The servers that update what it holds: the first of their classes, and how many there are.
+    pub servers: Option<(ClassId, usize)>,
 }
 
 impl<'a> Parameters<'a> {
@@ -62,6 +64,9 @@ impl<'a> Parameters<'a> {
             bucket.flat(name, extent, Format::F32, keep, content)
         };
         let mut state = vec![];
+        if keeps.servers.is_some() {
+            return Held { replicated, state, statistics: vec![], backups: vec![] };
+        }
         if plan.precision.master {
             let master =
                 fp32("master weights", extent, Keep::State(Initial::Drawn), Content::MasterWeight);

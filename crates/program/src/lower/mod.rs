@@ -22,6 +22,7 @@ mod owners;
 mod post_validation;
 mod queues;
 mod rows;
+mod servers;
 mod sharding;
 mod stage;
 mod stream;
@@ -40,6 +41,7 @@ use crate::{ClassId, Content, Control, Copies, Format, Group, Keep, Layout, Prog
 use bodies::StageBodies;
 use boundary::{Boundaries, Handover, Handovers, Transfer, Way};
 use post_validation::PostValidation;
+use servers::Service;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap, Succession};
 use stage::{StageId, StageModel};
 use versions::Versions;
@@ -84,15 +86,17 @@ pub fn lower_with(
     let units = buckets::Units::of(graph, plan, way);
     let ways = holdings::Ways::new(plan, way);
     let ids = || (0u32..lists.len() as u32).map(ClassId);
+    let servers = servers::classes(way, lists.len());
     let parameters = |id| {
         let validated = post_validation.as_ref().is_some_and(|it| !it.knows_all(id));
         let is_delayed = delay(&stages, &versions, id) > 0.0;
-        let keeps = holdings::Keeps { is_delayed, backs_up: validated };
+        let keeps = holdings::Keeps { is_delayed, backs_up: validated, servers };
         buckets::Parameters::of(graph, plan, &ways, &stages, &units, (id, keeps))
     };
     let parameters: Vec<buckets::Parameters<'_>> =
         ids().map(parameters).collect::<Result<_, _>>()?;
     let early = owners::early(&schedule, &plan.pass_times, &stages, &parameters)?;
+    let service = Service::of(way, &parameters, &mut boundaries)?;
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -105,9 +109,13 @@ pub fn lower_with(
             schedule: &schedule,
             versions: &versions,
             post_validation: post_validation.as_ref(),
+            service: service.as_ref(),
             id,
         };
         classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
+    }
+    if let Some(service) = &service {
+        service.add_servers(plan, &mut classes);
     }
     require_common_updates(&classes)?;
     let mut program = Program {
@@ -221,6 +229,7 @@ struct ClassLowering<'a> {
     schedule: &'a Schedule,
     versions: &'a Versions<'a>,
     post_validation: Option<&'a PostValidation>,
+    service: Option<&'a Service<'a>>,
     id: ClassId,
 }
 
@@ -278,14 +287,21 @@ impl ClassLowering<'_> {
             Some(later) => later.norm(self.id, &parameters),
             None => epilogue::norm(&parameters, Group::World),
         };
-        let mut stream = assembly.stream(order, epilogue::body(&parameters, early, norm))?;
+        let epilogue = match self.service {
+            Some(service) => service.push(self.id, &parameters),
+            None => epilogue::body(&parameters, early, norm),
+        };
+        let mut stream = assembly.stream(order, epilogue)?;
         let versions = 1 + stream.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
         let control = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {
                 let known = (&parameters, tensors.as_slice(), flag);
                 later.control(&mut stream, self.id, known, boundaries, self.stages)
             }
-            _ => stream.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
+            _ => match self.service {
+                Some(service) => service.control(&mut stream, self.id, &parameters),
+                None => stream.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
+            },
         };
         let lasting =
             |it: &&mut Tensor| it.content == Content::Weight && it.keep != Keep::Transient;

@@ -5,15 +5,17 @@
 //! program's tensors.
 
 mod all_reduce;
+mod server;
 mod zero;
 
 use std::fmt::Debug;
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
-use shardloom_plan::{Axis, Plan, Precision};
+use shardloom_plan::{Axis, Plan, Precision, Servers};
 
 pub use all_reduce::AllReduce;
+pub use server::Server;
 pub use zero::Zero;
 
 use crate::{
@@ -87,14 +89,31 @@ pub trait Synchronisation: Debug {
 
     /// What makes all weights those that were updated, after the update.
     fn after_update(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
+
+    /// Further ranks, which hold and update buckets for those that train; none for most ways.
+    fn role(&self) -> Option<Role> {
+        None
+    }
+}
+
+/// Ranks without stages that update buckets for others. These are dealt to them by their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// How many.
+    pub count: u32,
+    /// How many steps a worker may be ahead of the slowest.
+    pub staleness: u32,
 }
 
 /// The plan's way for what has replicas.
 pub(crate) fn way(plan: &Plan) -> Box<dyn Synchronisation> {
     let algorithm = plan.sync.algorithm;
-    match plan.sync.zero {
-        0 => Box::new(AllReduce { algorithm }),
-        stage => Box::new(Zero { stage, algorithm }),
+    match (plan.sync.servers, plan.sync.zero) {
+        (Some(Servers { count, staleness }), _) => {
+            Box::new(Server { role: Role { count, staleness } })
+        }
+        (None, 0) => Box::new(AllReduce { algorithm }),
+        (None, stage) => Box::new(Zero { stage, algorithm }),
     }
 }
 

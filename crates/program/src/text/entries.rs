@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Action, Body, BodyId, BodyKind, Class, Control, Entry as Run, Group, Guard, Instruction,
-    Program,
+    Action, Body, BodyId, BodyKind, Class, Client, Control, Entry as Run, Group, Guard, Handler,
+    Instruction, Program, When,
 };
 
 /// An entry of a step.
@@ -57,17 +57,23 @@ impl Entries {
         let mut names = names(program, class).into_iter();
         let mut step = vec![];
         for part in &class.control {
-            let arms: &[(&[Run], Option<bool>)] = match part {
-                Control::Run(run) => &[(std::slice::from_ref(run), None)],
+            let entries: Vec<(&Run, Vec<String>)> = match part {
+                Control::Run(run) => vec![(run, notes(run, None))],
                 Control::Guard(guard) => {
                     step.push(Entry { title: guard_title(class, guard), body: None });
-                    &[(&guard.then, Some(true)), (&guard.otherwise, Some(false))]
+                    let arm = |holds| {
+                        guard.arm(holds).iter().map(move |run| (run, notes(run, Some(holds))))
+                    };
+                    arm(true).chain(arm(false)).collect()
+                }
+                Control::Serve(serve) => {
+                    let title = "serves its clients in all steps, each as it comes".into();
+                    step.push(Entry { title, body: None });
+                    serve.clients.iter().flat_map(|client| served(program, client)).collect()
                 }
             };
-            for (runs, arm) in arms {
-                for (run, name) in runs.iter().zip(&mut names) {
-                    step.push(listed((name, notes(run, *arm), run.body)));
-                }
+            for ((run, notes), name) in entries.into_iter().zip(&mut names) {
+                step.push(listed((name, notes, run.body)));
             }
         }
         let evaluation = class.evaluation.iter();
@@ -91,6 +97,22 @@ fn guard_title(class: &Class, guard: &Guard) -> String {
     let flag = &class.tensor(guard.on.tensor).name;
     let late = if guard.shift < 0 { "; not in the first step" } else { "" };
     format!("guard by {flag}  ({who}{late})")
+}
+
+/// What is done for a client, each with for whom and when.
+fn served<'c>(program: &Program, client: &'c Client) -> Vec<(&'c Run, Vec<String>)> {
+    let place = program.class(client.class).place();
+    let note = |it: &Handler| format!("for {place}, {}", when(it.when));
+    client.handlers.iter().map(|it| (&it.run, vec![note(it)])).collect()
+}
+
+/// When a handler may run.
+fn when(when: When) -> String {
+    match when {
+        When::Sent => "once it has sent".into(),
+        When::Within(0) => "once nobody is behind".into(),
+        When::Within(steps) => format!("once nobody is more than {steps} steps behind"),
+    }
 }
 
 /// When an entry runs and on which weights, where that is not as usual.

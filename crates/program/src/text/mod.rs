@@ -144,6 +144,10 @@ impl Reader<'_> {
         };
         let mut text =
             along("replicas along", &bucket.copies) + &along("split along", &bucket.splits);
+        if let Some(server) = bucket.server {
+            let rank = self.program.class(server).first_rank;
+            text += &format!(", updated and saved on {}", ranks(&[rank]));
+        }
         if !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());
             let members = self.program.members(self.id, self.position, &group);

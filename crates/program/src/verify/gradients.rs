@@ -1,7 +1,7 @@
 //! Every gradient is reduced once over all that have a part of it before an update reads it, and every
 //! micro-batch adds to it alike.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use shardloom_graph::{OpId, ValueId};
 use shardloom_plan::Axis;
@@ -9,8 +9,8 @@ use shardloom_plan::Axis;
 use super::row::{Row, Step, entries, instructions, steps};
 use super::violation::Violation;
 use crate::{
-    Action, Bucket, BucketId, ClassId, Content, Extent, Group, Mode, ParamId, Program, Shape,
-    TensorId, View, Window,
+    Action, Bucket, BucketId, ClassId, Content, Extent, Group, Mode, ParamId, Program, RouteId,
+    Shape, TensorId, View, Window,
 };
 
 /// Over whom a sum is reduced.
@@ -46,18 +46,32 @@ fn place(view: View) -> Place {
 /// The gradients that updates have read: by parameter and micro-batch the operators that added to them.
 type Read = BTreeMap<ValueId, BTreeMap<u32, Vec<OpId>>>;
 
+/// The gradients under way to servers: by parameter the operators that added to them.
+type Sent = BTreeMap<RouteId, VecDeque<BTreeMap<ValueId, Vec<(u32, OpId)>>>>;
+
 /// Checks the gradients of all classes in a row.
 pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     let mut read = Read::new();
-    for (id, _) in program.classes() {
+    let mut sent = Sent::new();
+    // Servers read what others send.
+    let (servers, others): (Vec<_>, Vec<_>) =
+        program.classes().partition(|(_, class)| class.serves().is_some());
+    for (id, _) in others.into_iter().chain(servers) {
         Reductions {
             program,
             id,
             sums: BTreeMap::new(),
             statistics: BTreeMap::new(),
             read: &mut read,
+            sent: &mut sent,
         }
         .run(row, found);
+    }
+    for (route, sums) in sent {
+        found.extend(sums.into_iter().map(|_| {
+            let tensor = format!("what route {} brings", route.0);
+            Violation::Unused { place: program.class(program.route(route).to).place(), tensor }
+        }));
     }
     let microbatches = steps(program) * program.microbatches as u32;
     for (value, by_microbatch) in &mut read {
@@ -79,6 +93,7 @@ struct Reductions<'a> {
     /// The statistics that are found, and over whom they are summed.
     statistics: BTreeMap<TensorId, BTreeSet<Over>>,
     read: &'a mut Read,
+    sent: &'a mut Sent,
 }
 
 impl Reductions<'_> {
@@ -91,6 +106,15 @@ impl Reductions<'_> {
                         if class.tensor(write.to.tensor).content == Content::Gradient {
                             self.add(&step, *op, write.to, found);
                         }
+                    }
+                }
+                &Action::Send { route } if reads(&step) == Content::Gradient => {
+                    self.send(&step, route, found);
+                }
+                &Action::Receive { route } => {
+                    let to = step.instruction.writes[0].to;
+                    if class.tensor(to.tensor).content == Content::Gradient {
+                        self.receive(&step, route, to, found);
                     }
                 }
                 Action::Collective { group, .. } => match reads(&step) {
@@ -190,6 +214,36 @@ impl Reductions<'_> {
             (None, _) => {}
         }
         self.sums.insert(to, sum);
+    }
+
+    /// A worker sends its gradients to a server.
+    fn send(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
+        let read = step.instruction.reads[0];
+        self.require_reduced(step, read, found);
+        let sum = self.sums.entry(place(read)).or_default();
+        if !sum.is_pending() {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        }
+        sum.is_used = true;
+        let value = |param: &ParamId| step.class.param(*param).value;
+        let parts = sum.parts.iter().map(|(param, parts)| (value(param), parts.clone())).collect();
+        self.sent.entry(route).or_default().push_back(parts);
+    }
+
+    /// A server gets them, each parameter's as one of its own.
+    fn receive(&mut self, step: &Step<'_>, route: RouteId, to: View, found: &mut Vec<Violation>) {
+        if self.sums.get(&place(to)).is_some_and(Sum::is_pending) {
+            let tensor = step.tensor_name(to.tensor);
+            found.push(Violation::Lost { at: step.site(), tensor });
+        }
+        let parts = self.sent.get_mut(&route).and_then(VecDeque::pop_front).unwrap_or_default();
+        let own = |(value, parts)| {
+            let param = step.class.params.iter().position(|it| it.value == value)?;
+            Some((ParamId(param as u32), parts))
+        };
+        let parts = parts.into_iter().filter_map(own).collect();
+        self.sums.insert(place(to), Sum { parts, ..Sum::default() });
     }
 
     /// Something needs gradients as they are over all that have parts of them.

@@ -15,12 +15,14 @@ mod races;
 mod routes;
 mod row;
 mod rows;
+mod servers;
 mod updates;
 mod versions;
 mod violation;
 
 pub use communication::run_blocking;
 pub use row::Row;
+pub use servers::{Explored, explore};
 pub use violation::{Site, Violation};
 
 use std::collections::BTreeSet;
@@ -46,6 +48,7 @@ pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
 /// What can be said without running anything.
 fn parts(program: &Program, found: &mut Vec<Violation>) {
     routes::check(program, found);
+    servers::check(program, found);
     for (id, class) in program.classes() {
         buckets::check(class, found);
         if !found.is_empty() {

@@ -176,7 +176,12 @@ fn kinds(step: &Step<'_>) -> bool {
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
         }
         Action::Send { .. } | Action::Receive { .. } => {
-            instruction.operands().all(|it| is_value(&it) || content(&it) == Content::Norm)
+            let is_of_bucket = |it: &View| {
+                let sent = matches!(content(it), Content::Weight | Content::Gradient);
+                sent && it.window == Window::Whole
+            };
+            let is_norm = |it: &View| content(it) == Content::Norm;
+            instruction.operands().all(|it| is_value(&it) || is_norm(&it) || is_of_bucket(&it))
         }
         Action::Test => content(&instruction.writes[0].to) == Content::Flag,
         Action::Free => true,
@@ -219,6 +224,9 @@ fn modes(step: &Step<'_>, found: &mut Vec<Violation>) {
                 write.mode != Mode::AddUnlessFirst && tensor.keep == Keep::Transient
             }
             Action::Add | Action::Optimizer => write.mode == Mode::Add,
+            Action::Receive { .. } if is_gradient || tensor.content == Content::Weight => {
+                write.mode == Mode::Set
+            }
             Action::Receive { .. } => write.mode != Mode::AddUnlessFirst,
             Action::Collective { kind: Collective::ReduceScatter { .. }, .. } => {
                 write.mode == Mode::Set

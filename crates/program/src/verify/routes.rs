@@ -49,7 +49,7 @@ pub(super) fn check_end(program: &Program, step: &Step<'_>, found: &mut Vec<Viol
         let (read, written) = (format!("route {number}"), tensor.name.clone());
         found.push(Violation::Formats { at: step.site(), read, written });
     }
-    let shape = class.shape(operand);
+    let shape = tensor.extents();
     for position in 0..class.mesh.size() {
         let parts: Vec<&Placement> = match sends {
             true => route.sent_by(position).map(|it| &it.source).collect(),
@@ -76,7 +76,8 @@ fn within(part: &Placement, shape: &[usize]) -> bool {
 /// Whether parts are disjoint and as many elements as the tensor that an instruction receives.
 fn tile(parts: &[&Placement], class: &Class, step: &Step<'_>) -> bool {
     let elements: usize = parts.iter().map(|part| part.elements()).sum();
-    let whole: usize = class.shape(step.instruction.writes[0].to).iter().product();
+    let written = step.instruction.writes[0].to.tensor;
+    let whole: usize = class.tensor(written).extents().iter().product();
     let disjoint = |index: usize| {
         parts[..index].iter().all(|other| parts[index].intersection(other).is_none())
     };

@@ -77,6 +77,8 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     while let Some(next) = cursor.advance() {
         parts.push(match next {
             Next::Run(run) => Part::Run(run),
+            // In which order clients are answered makes no difference to what a server holds between them.
+            Next::Serve => Part::Run(cursor.serve_in_turn()),
             Next::Guard(guard, _) => {
                 let arms = [true, false].map(|holds| cursor.arm(holds));
                 cursor.take(row == Row::Usual);

@@ -366,4 +366,27 @@ pub enum Violation {
         /// The flag.
         tensor: String,
     },
+    /// A server has other control besides, several ranks, or a client of which it does not end one step at a
+    /// time.
+    #[error("{place}: it does not end one step of each client at a time, or does something else")]
+    Service {
+        /// The class.
+        place: String,
+    },
+    /// A worker gets weights that lack gradients from too many steps before.
+    #[error("{place}: weights lack gradients from {steps} steps before, and may from {bound}")]
+    Staleness {
+        /// The body that sends them.
+        place: String,
+        /// From how many.
+        steps: i64,
+        /// From how many they may.
+        bound: i64,
+    },
+    /// In some order of requests a rank waits for ever.
+    #[error("{place}: in some order of requests it waits for ever")]
+    Waits {
+        /// The class.
+        place: String,
+    },
 }

@@ -10,9 +10,10 @@ use shardloom_program::{Body, Class, Program, Rank, TensorId, View, lower};
 use plans::Case;
 
 fn all() -> Vec<Case> {
-    let families: [fn() -> Vec<Case>; 7] = [
+    let families: [fn() -> Vec<Case>; 8] = [
         plans::schedules,
         plans::validated,
+        plans::served,
         plans::splits,
         plans::optimizers,
         plans::versions,
@@ -44,6 +45,7 @@ fn texts_of_a_handful_of_plans_are_as_recorded() {
         "versions-double-buffer",
         "versions-discrepancy",
         "validated-1f1b",
+        "served-2-by-2-within-3",
         "schedule-dualpipe",
         "optimizer-adafactor-zero1",
     ];

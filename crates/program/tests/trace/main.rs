@@ -38,6 +38,11 @@ fn validated_updates_do_what_they_did() {
 }
 
 #[test]
+fn servers_and_workers_do_what_they_did() {
+    check(plans::served());
+}
+
+#[test]
 fn every_split_of_a_transformer_does_what_it_did() {
     check(plans::splits());
 }

@@ -4,7 +4,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind,
-    StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    Servers, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
 
 /// A plan with the name of its recording.
@@ -84,6 +84,23 @@ pub fn validated() -> Vec<Case> {
         cases.push(case(format!("validated-zero{zero}"), &graph, plan));
     }
     cases
+}
+
+pub fn served() -> Vec<Case> {
+    let graph = perceptron(2);
+    let of = |(workers, count, staleness): (u32, u32, u32)| {
+        let plain = uniform(1, Mesh::SINGLE, 0);
+        let servers = Some(Servers { count, staleness });
+        let sync = Sync { servers, bucket_bytes: 100, ..plain.sync };
+        let uniform = Uniform { sync, clip_norm: None, ..plain };
+        let blocks = (0, graph.blocks().len());
+        let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
+        let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
+        let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
+        let plan = Plan { pipeline, ..planned(&graph, &uniform) };
+        case(format!("served-{workers}-by-{count}-within-{staleness}"), &graph, plan)
+    };
+    [(2, 1, 0), (2, 2, 3)].map(of).into()
 }
 
 pub fn splits() -> Vec<Case> {

@@ -2,10 +2,13 @@
 
 use shardloom_plan::{Optimizer, Precision, ScheduleKind, Uniform};
 use shardloom_program::verify::{Violation, verify};
-use shardloom_program::{Action, Class, ClassId, Control, Entry, Instruction, Mode, Program};
+use shardloom_program::{
+    Action, Class, ClassId, Control, Entry, Handler, Instruction, Mode, Program,
+};
 
 use crate::programs::{
-    both_ways, gpt, lowered, mesh, pipeline, program, replicas, routed, stashed, uniform, validated,
+    both_ways, gpt, lowered, mesh, pipeline, program, replicas, routed, served, stashed, uniform,
+    validated,
 };
 
 /// Programs that differ in what they have to keep to.
@@ -18,7 +21,8 @@ fn several() -> Vec<Program> {
     let of = |uniform: &Uniform| lowered(&graph, &uniform.plan(&graph, "model", "local"));
     let split = program(ScheduleKind::OneForwardOneBackward, 2, mesh(2, 2), 2);
     let replicas = (0..=3).map(replicas);
-    let others = [pipeline(), stashed(), validated(), both_ways(), split, of(&lamb), of(&mixed)];
+    let others =
+        [pipeline(), stashed(), validated(), served(), both_ways(), split, of(&lamb), of(&mixed)];
     replicas.chain(others).chain([routed(1)]).collect()
 }
 
@@ -156,6 +160,17 @@ fn with_entries(program: &Program, class: usize, at: usize, entries: &[Entry]) -
                 guard.then = guard.then.iter().flat_map(&mut replaced).collect();
                 guard.otherwise = guard.otherwise.iter().flat_map(&mut replaced).collect();
                 control.push(Control::Guard(guard));
+            }
+            Control::Serve(serve) => {
+                let mut serve = serve.clone();
+                for client in &mut serve.clients {
+                    let handlers = client.handlers.iter().flat_map(|handler| {
+                        let runs = replaced(&handler.run).into_iter();
+                        runs.map(|run| Handler { run, ..*handler })
+                    });
+                    client.handlers = handlers.collect();
+                }
+                control.push(Control::Serve(serve));
             }
         }
     }

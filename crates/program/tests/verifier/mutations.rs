@@ -616,7 +616,7 @@ fn without_entry(mut program: Program, class: usize, is_it: impl Fn(BodyKind) ->
 /// Changes the first guard of a class.
 fn guarded(mut program: Program, class: usize, how: impl FnOnce(&mut Guard)) -> Program {
     let mut guards = program.classes[class].control.iter_mut().filter_map(|part| match part {
-        Control::Run(_) => None,
+        Control::Run(_) | Control::Serve(_) => None,
         Control::Guard(guard) => Some(guard),
     });
     how(guards.next().expect("the class has a guard"));

@@ -2,7 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
+    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, StageReplicas,
+    Sync, Uniform, Weights, pipelines_in_turn,
 };
 use shardloom_program::{Program, lower};
 
@@ -75,6 +76,19 @@ pub fn validated() -> Program {
     let uniform = uniform(ScheduleKind::ZeroBubbleH2, 2, Mesh::SINGLE, 0);
     let plan = uniform.plan(&graph, "model", "local");
     lowered(&graph, &Plan { post_validation: true, ..plan })
+}
+
+/// Two workers, and a server that holds their weights.
+pub fn served() -> Program {
+    let graph = gpt(false);
+    let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, Mesh::SINGLE, 0);
+    let sync = Sync { servers: Some(Servers { count: 1, staleness: 1 }), ..uniform.sync };
+    let uniform = Uniform { sync, clip_norm: None, ..uniform };
+    let blocks = (0, graph.blocks().len());
+    let replicas = (0..2).map(|device| DeviceList(vec![device])).collect();
+    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
+    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
+    lowered(&graph, &Plan { pipeline, ..uniform.plan(&graph, "model", "local") })
 }
 
 /// Two pipelines in opposite directions, whose stages are held twice.

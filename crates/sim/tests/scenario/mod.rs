@@ -37,7 +37,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
         microbatches,
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::None,
-        sync: Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 100_000 },
+        sync: Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 100_000, servers: None },
         precision: Precision::MIXED,
         optimizer: Optimizer::default(),
         clip_norm: Some(1.0),

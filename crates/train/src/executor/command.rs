@@ -16,8 +16,15 @@ use crate::rank::{NotedRows, OwnedPiece, StepOutcome};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// Train steps in a row; record a timeline with times since an origin, if given as time since the run
-    /// began. The virtual clock always records. The pipeline is empty before and after.
-    Train { first_step: u64, steps: u32, record: Option<Duration> },
+    /// began. The virtual clock always records. The pipeline is empty before and after. Servers answer clients
+    /// in the order in which they come, or as `answers` says.
+    Train {
+        first_step: u64,
+        steps: u32,
+        record: Option<Duration>,
+        #[serde(with = "shared_if_any")]
+        answers: Option<Arc<Answers>>,
+    },
     /// Evaluate some micro-batches of the validation part, from its first sample on.
     Evaluate { microbatches: u64 },
     /// Something that needs a rank's own state, and nobody else.
@@ -82,12 +89,18 @@ impl Updates {
     }
 }
 
+/// By rank: the clients that a server has answered in a row of steps, in order, by their number among its
+/// clients.
+pub(crate) type Answers = Vec<Vec<u32>>;
+
 /// What a command came to on one rank.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Done {
     /// Of each step; of an evaluation as if it were one.
     pub steps: Vec<StepOutcome>,
     pub track: Option<Track>,
+    /// Whom it has answered as a server, in order.
+    pub answers: Vec<u32>,
     /// What was asked for of the rank's state.
     pub answer: Option<Answer>,
     /// Bytes sent to other ranks since the start of the run.
@@ -145,6 +158,26 @@ mod shared {
     }
 }
 
+/// The same for what there may be none of.
+mod shared_if_any {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<T: Serialize, S: Serializer>(
+        shared: &Option<Arc<T>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        shared.as_deref().serialize(serializer)
+    }
+
+    pub fn deserialize<'a, T: Deserialize<'a>, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fmt::Debug;
@@ -192,7 +225,9 @@ mod tests {
             StateCommand::SetWeights(Arc::new(weights)),
         ];
         let record = Some(Duration::from_nanos(1_234_567_891));
-        assert_crosses(&Command::Train { first_step: 7, steps: 3, record });
+        for answers in [None, Some(Arc::new(vec![vec![], vec![0, 1, 1, 0]]))] {
+            assert_crosses(&Command::Train { first_step: 7, steps: 3, record, answers });
+        }
         assert_crosses(&Command::Evaluate { microbatches: 2 });
         for command in of_state {
             assert_crosses(&Command::State(command));
@@ -224,6 +259,7 @@ mod tests {
             let done = Done {
                 steps: vec![step],
                 track: Some(Track::default()),
+                answers: vec![1, 0],
                 answer,
                 sent_bytes: 1,
                 peak_bytes: 2,

@@ -12,7 +12,7 @@ mod virtual_clock;
 use shardloom_sim::Recording;
 
 use crate::Result;
-pub(crate) use command::{Answer, Command, Done, SavedState, StateCommand, Updates};
+pub(crate) use command::{Answer, Answers, Command, Done, SavedState, StateCommand, Updates};
 use threads::Threads;
 use virtual_clock::VirtualCrew;
 

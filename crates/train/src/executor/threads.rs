@@ -11,7 +11,7 @@ use shardloom_fabric::{Endpoint, Engine, InProcess, MOST_RANKS, Message, Overlap
 use shardloom_kernels::Arithmetic;
 use shardloom_plan::Communication;
 use shardloom_program::{
-    Action, Entry, Instruction, Issued, Next, Outstanding, Rank as RankId, RouteId, Run,
+    Action, Cursor, Entry, Instruction, Issued, Next, Outstanding, Rank as RankId, RouteId, Run,
 };
 
 use super::command::Report;
@@ -136,6 +136,8 @@ struct Worker {
     outstanding: Outstanding,
     /// These, as they were started.
     started: VecDeque<(Begun, Started)>,
+    /// The message by which a client was chosen, until it is taken in.
+    request: Option<(RouteId, Message)>,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
@@ -157,7 +159,8 @@ fn serve(
         Ok((rank, messages)) => {
             let outstanding = Outstanding::new(&shared.program, rank.class());
             let (communicators, started) = (Communicators::default(), VecDeque::new());
-            Ok(Worker { rank, endpoint, messages, communicators, outstanding, started })
+            let request = None;
+            Ok(Worker { rank, endpoint, messages, communicators, outstanding, started, request })
         }
         Err(error) => {
             endpoint.fail(&error.to_string());
@@ -182,6 +185,16 @@ fn serve(
     }
 }
 
+/// The client that was answered in the row that is repeated.
+fn repeat(cursor: &Cursor<'_>, client: Option<&u32>) -> Result<usize> {
+    let client = client.map(|&client| client as usize);
+    client.filter(|&it| cursor.open().any(|(open, _)| open == it)).ok_or_else(|| {
+        let reason =
+            "the answers to repeat are of another program, bound or number of steps".into();
+        Error::Unsupported { reason }
+    })
+}
+
 /// What `work` comes to; a panic is an error that carries its text.
 fn catching<T>(rank: u32, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
@@ -197,8 +210,9 @@ impl Worker {
         let mut track = None;
         let mut steps = vec![];
         let mut answer = None;
+        let mut answered = vec![];
         match command {
-            Command::Train { first_step, steps: count, record } => {
+            Command::Train { first_step, steps: count, record, answers } => {
                 let sent = self.sent_bytes();
                 let mut recorder =
                     record.map(|origin| self.recorder(self.rank.shared().began + origin));
@@ -206,20 +220,32 @@ impl Worker {
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step, *count);
                 let mut step = 0;
+                let own = self.endpoint.rank() as usize;
+                let mut repeated = answers.as_ref().map(|answers| answers[own].iter());
                 let mut cursor = shared.program.cursor(class, *count);
                 while let Some(next) = cursor.advance() {
-                    match next {
-                        Next::Guard(guard, _) => cursor.take(self.rank.holds(guard.on)),
-                        Next::Run(run) => {
-                            if run.at_step() > step {
-                                step = run.at_step();
-                                let ending = self.outstanding.ending_with_step(false);
-                                self.end_first(ending, &mut recorder)?;
-                                self.rank.begin_step(step);
-                            }
-                            self.run(run, &mut recorder)?;
+                    let run = match next {
+                        Next::Guard(guard, _) => {
+                            cursor.take(self.rank.holds(guard.on));
+                            continue;
                         }
+                        Next::Run(run) => run,
+                        Next::Serve => {
+                            let client = match &mut repeated {
+                                Some(clients) => repeat(&cursor, clients.next())?,
+                                None => self.choose(&cursor)?,
+                            };
+                            answered.push(client as u32);
+                            cursor.serve(client)
+                        }
+                    };
+                    if run.at_step() > step {
+                        step = run.at_step();
+                        let ending = self.outstanding.ending_with_step(false);
+                        self.end_first(ending, &mut recorder)?;
+                        self.rank.begin_step(step);
                     }
+                    self.run(run, &mut recorder)?;
                 }
                 self.end_first(self.outstanding.ending_with_step(true), &mut recorder)?;
                 steps = self.rank.end_steps(*count);
@@ -249,12 +275,39 @@ impl Worker {
         Ok(Done {
             steps,
             track,
+            answers: answered,
             answer,
             sent_bytes: self.sent_bytes(),
             peak_bytes: self.rank.memory().peak_bytes() as u64,
             peak_under_way_bytes: counters.peak_under_way_bytes,
             system_allocations: self.rank.system_allocations() + counters.late_buffers as usize,
         })
+    }
+
+    /// The client that a server answers next: one that it can send the weights, or else one from which
+    /// something comes first.
+    fn choose(&mut self, cursor: &Cursor<'_>) -> Result<usize> {
+        let shared = Arc::clone(self.rank.shared());
+        let class = shared.program.class(self.rank.class_id());
+        let own = RankId(self.endpoint.rank());
+        let mut waited: Vec<(usize, RouteId)> = vec![];
+        let mut from: Vec<(u32, u64)> = vec![];
+        for (client, handler) in cursor.open() {
+            let first = class.body_of(&handler.run).instructions.first();
+            let Some(&Action::Receive { route }) = first.map(|it| &it.action) else {
+                return Ok(client);
+            };
+            let mut transfers = shared.program.transfers(route);
+            let sender = transfers.find(|&(_, _, to)| to == own).map(|(_, from, _)| from.0);
+            let sender = sender.expect("a route has a message for its receiver");
+            waited.push((client, route));
+            from.push((sender, tag(route, 0)));
+        }
+        let request = self.endpoint.receive_any(&from)?;
+        let place = from.iter().position(|&it| it == (request.from(), request.tag()));
+        let (client, route) = waited[place.expect("a message is one that was asked for")];
+        self.request = Some((route, request));
+        Ok(client)
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -321,6 +374,7 @@ impl Worker {
         let microbatch = of.unwrap_or(0);
         match instruction.action {
             Action::Send { route } => {
+                self.rank.clear_unwritten(instruction.reads[0]);
                 let shared = Arc::clone(self.rank.shared());
                 let own = RankId(self.endpoint.rank());
                 for (message, _, _) in shared.program.transfers(route).filter(|it| it.1 == own) {
@@ -335,7 +389,10 @@ impl Worker {
                 let own = RankId(self.endpoint.rank());
                 let transfers = shared.program.transfers(route);
                 for (message, sender, _) in transfers.filter(|&(_, _, to)| to == own) {
-                    let payload = self.endpoint.receive(sender.0, tag(route, microbatch))?;
+                    let payload = match self.request.take_if(|(known, _)| *known == route) {
+                        Some((_, payload)) => payload,
+                        None => self.endpoint.receive(sender.0, tag(route, microbatch))?,
+                    };
                     self.rank.unpack(route, message, instruction, microbatch, payload.view());
                 }
                 self.rank.free(instruction, microbatch);

@@ -24,7 +24,7 @@ use shardloom_sim::{
 
 use super::communicators::reduction;
 use super::messages::{Messages, tag};
-use super::{Command, Crew, Done, FULL_POOL, state};
+use super::{Answers, Command, Crew, Done, FULL_POOL, state};
 use crate::rank::{Begun, Brought, Contribution, Rank, RowExchange, Shared, StepOutcome};
 use crate::{Error, Result};
 
@@ -117,6 +117,7 @@ impl VirtualCrew {
     fn carry_out(&mut self, command: &Command) -> Result<Vec<Done>> {
         let ranks = self.ranks.len();
         let mut tracks = vec![None; ranks];
+        let mut answered: Answers = vec![vec![]; ranks];
         let mut outcomes: Vec<Vec<StepOutcome>> = vec![vec![]; ranks];
         let mut answers: Vec<_> = (0..ranks).map(|_| None).collect();
         match command {
@@ -126,7 +127,8 @@ impl VirtualCrew {
                 }
                 let shared = Arc::clone(&self.shared);
                 let before = self.sent_bytes.clone();
-                let (simulation, recording) = self.follow(&shared.program, *steps)?;
+                let (simulation, recording, came_to) = self.follow(&shared.program, *steps)?;
+                answered = came_to;
                 self.recording = Some(recording);
                 let sent = self.sent_bytes.iter().zip(before).map(|(after, before)| after - before);
                 let all = simulation.timeline.tracks.into_iter().zip(sent);
@@ -162,14 +164,15 @@ impl VirtualCrew {
                 }
             }
         }
-        let came_to = outcomes.into_iter().zip(tracks).zip(answers);
+        let came_to = outcomes.into_iter().zip(tracks).zip(answered.into_iter().zip(answers));
         let ranks = self.ranks.iter().zip(&self.links).zip(&self.sent_bytes);
         let done = ranks.zip(came_to).map(|(((rank, link), &sent_bytes), came_to)| {
-            let ((steps, track), answer) = came_to;
+            let ((steps, track), (answers, answer)) = came_to;
             let counters = link.endpoint.counters();
             Done {
                 steps,
                 track,
+                answers,
                 answer,
                 sent_bytes,
                 peak_bytes: rank.memory().peak_bytes() as u64,
@@ -180,13 +183,18 @@ impl VirtualCrew {
         Ok(done.collect())
     }
 
-    /// Runs the control of `program` for so many steps.
-    fn follow(&mut self, program: &Program, steps: u32) -> Result<(Simulation, Recording)> {
+    /// Runs the control of `program` for so many steps, and says whom servers have answered.
+    fn follow(
+        &mut self,
+        program: &Program,
+        steps: u32,
+    ) -> Result<(Simulation, Recording, Answers)> {
         let model = Modelled::new(&self.shared.graph, &self.cluster, program)?
             .with_rows(RowCounts::Measured(MeasuredRows::default()));
         let driver = Executing {
             shared: &self.shared,
             at: vec![0; self.ranks.len()],
+            answers: vec![vec![]; self.ranks.len()],
             ranks: &mut self.ranks,
             links: &mut self.links,
             started: &mut self.started,
@@ -198,7 +206,7 @@ impl VirtualCrew {
         let simulation = run(program, &self.cluster, options, &mut driver)?;
         let (mut driver, recording) = driver.finish();
         (0..driver.ranks.len()).for_each(|rank| driver.end_step(rank, true));
-        Ok((simulation, recording))
+        Ok((simulation, recording, driver.answers))
     }
 }
 
@@ -218,6 +226,8 @@ struct Executing<'a> {
     ranks: &'a mut [Rank],
     /// The step that each rank is at.
     at: Vec<u32>,
+    /// Whom servers have answered.
+    answers: Answers,
     sent_bytes: &'a mut [u64],
     links: &'a mut [Link],
     started: &'a mut [StartedByRank],
@@ -261,6 +271,19 @@ impl Executing<'_> {
         }
     }
 
+    /// Notes whom a server answers with the entry of a call, if it is the first of the entry.
+    fn note_answer(&mut self, call: &Call<'_>) {
+        let class = self.shared.program.class(call.actor.class);
+        let Some(serve) = class.serves().filter(|_| call.index == 0) else { return };
+        let mut end = 0;
+        let client = serve.clients.iter().position(|client| {
+            end += client.handlers.len();
+            call.run.number < end
+        });
+        let client = client.expect("a server's entries are its handlers'");
+        self.answers[call.actor.rank.0 as usize].push(client as u32);
+    }
+
     fn count(&mut self, call: &Call<'_>) {
         let Actor { rank, class, position, .. } = call.actor;
         let program = &self.shared.program;
@@ -293,9 +316,11 @@ impl Driver for Executing<'_> {
         let Action::Send { route } = call.instruction.action else {
             unreachable!("the engine sends what is to be sent")
         };
+        self.note_answer(call);
         let microbatch = call.run.microbatch.unwrap_or(0);
         let shared = Arc::clone(self.shared);
         let sender = call.actor.rank;
+        self.rank(call).clear_unwritten(call.instruction.reads[0]);
         let transfers = shared.program.transfers(route);
         for (message, _, _) in transfers.filter(|&(_, from, _)| from == sender) {
             let Link { endpoint, messages } = &mut self.links[sender.0 as usize];
@@ -315,6 +340,7 @@ impl Driver for Executing<'_> {
         let Action::Receive { route } = call.instruction.action else {
             unreachable!("the engine receives what is to be received")
         };
+        self.note_answer(call);
         let microbatch = call.run.microbatch.unwrap_or(0);
         let receiver = call.actor.rank;
         let shared = Arc::clone(self.shared);

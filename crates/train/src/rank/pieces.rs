@@ -278,7 +278,11 @@ impl Rank {
 
     /// The parameters of which this rank updates a part, by name, and how many updates they have had.
     pub fn updates(&self) -> Vec<(String, u64)> {
-        let owned = self.parameters.owned.iter().flatten().filter(|it| it.piece.elements() > 0);
+        let class = self.class();
+        let is_updated_here =
+            |param: ParamId| class.bucket(class.param(param).bucket).server.is_none();
+        let owned = self.parameters.owned.iter().flatten();
+        let owned = owned.filter(|it| it.piece.elements() > 0 && is_updated_here(it.param));
         owned.map(|it| (self.site(it.param).name, it.updates)).collect()
     }
 

@@ -23,7 +23,7 @@ impl Rank {
         let tensor = instruction.reads[0].tensor;
         let source = self.store.get(tensor, microbatch).view();
         let part = &self.shared.program.route(route).messages[message].source;
-        let shape = self.class().tensor(tensor).local_shape();
+        let shape = self.class().tensor(tensor).extents();
         if part.extent == shape {
             self.device().download(source, payload);
         } else {
@@ -47,7 +47,7 @@ impl Rank {
         let id = instruction.writes[0].to.tensor;
         let Rank { shared, class, arena, store, .. } = self;
         let part = &shared.program.route(route).messages[message].target;
-        let shape = shared.program.class(*class).tensor(id).local_shape();
+        let shape = shared.program.class(*class).tensor(id).extents();
         let mut tensor =
             store.take(id, microbatch).unwrap_or_else(|| arena.take(id, shape.iter().product()));
         let device = &shared.device;

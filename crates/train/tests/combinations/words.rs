@@ -244,6 +244,7 @@ impl Words {
                 algorithm: ALGORITHMS[row[ALGORITHM]].parse().ok()?,
                 zero,
                 bucket_bytes: BUCKETS[row[8]],
+                servers: None,
             },
             optimizer,
             clip_norm,

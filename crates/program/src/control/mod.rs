@@ -4,7 +4,13 @@
 //! The control of a class is one step. An entry's shift says which step its work belongs to, so that a row
 //! of steps runs ahead of its first step and has something left to do after its last; what belongs to no
 //! step of the row is left out. A guard has two arms, of which a rank runs one, by a flag that it has
-//! computed. Simulator, executors, verifier, buffer plan and memory all follow the one [`Cursor`].
+//! computed. A server answers its clients as they come, in all steps of a row. Simulator, executors, verifier,
+//! buffer plan and memory all follow the one [`Cursor`].
+
+mod serving;
+
+use serving::Serving;
+pub use serving::{Client, Handler, Serve, When};
 
 use crate::class::{Body, BodyId, BodyKind, Class, Program};
 use crate::{Group, View};
@@ -69,6 +75,8 @@ pub enum Control {
     Run(Entry),
     /// Runs one of two arms.
     Guard(Guard),
+    /// Answers clients in all steps of a row. A class that does so has no other control.
+    Serve(Serve),
 }
 
 /// An entry in one step of a row.
@@ -111,6 +119,9 @@ pub enum Next<'p> {
     Run(Run),
     /// A guard in a step of the row: [`Cursor::take`] says which arm.
     Guard(&'p Guard, i64),
+    /// A server between two clients: [`Cursor::open`] says whom it may answer, and [`Cursor::serve`] whom it
+    /// answers.
+    Serve,
 }
 
 /// A place in the control of a class over a row of steps.
@@ -128,6 +139,8 @@ pub struct Cursor<'p> {
     number: usize,
     /// The arm that is run: its entries, the number of the first, and how many of them have been run.
     arm: Option<(bool, &'p [Entry], usize, usize)>,
+    /// The clients that are answered.
+    serving: Option<Serving<'p>>,
 }
 
 impl<'p> Cursor<'p> {
@@ -141,6 +154,7 @@ impl<'p> Cursor<'p> {
             at: 0,
             number: 0,
             arm: None,
+            serving: None,
         }
     }
 
@@ -167,6 +181,19 @@ impl<'p> Cursor<'p> {
                 }
                 continue;
             }
+            if let Some(serving) = &mut self.serving {
+                if serving.is_over() {
+                    self.serving = None;
+                    self.pass();
+                    // It was all steps.
+                    self.step = if self.steps.is_some() { self.end } else { self.step };
+                } else if self.steps.is_some() {
+                    return Some(Next::Serve);
+                } else {
+                    return Some(Next::Run(self.serve_in_turn()));
+                }
+                continue;
+            }
             match self.control.get(self.at) {
                 None => {
                     self.step += 1;
@@ -185,9 +212,43 @@ impl<'p> Cursor<'p> {
                     }
                     self.pass();
                 }
+                Some(Control::Serve(serve)) => {
+                    let steps = match self.steps {
+                        Some(steps) => 0..steps,
+                        None => self.step..self.step + 1,
+                    };
+                    self.serving = Some(Serving::new(serve, steps, self.number));
+                }
             }
         }
         None
+    }
+
+    /// The clients that the server which the rank has come to may answer, by their number among its clients,
+    /// each with what it would do. Where that is to take in what the client sends, the client may not have
+    /// sent it yet.
+    pub fn open(&self) -> impl Iterator<Item = (usize, &'p Handler)> + '_ {
+        self.serving.iter().flat_map(Serving::open)
+    }
+
+    /// Answers a client.
+    ///
+    /// # Panics
+    /// If the client is not [open](Cursor::open).
+    pub fn serve(&mut self, client: usize) -> Run {
+        let serving = self.serving.as_mut().expect("a server answers clients");
+        serving.serve(client)
+    }
+
+    /// Answers the client that is furthest behind, the first of several.
+    pub fn serve_in_turn(&mut self) -> Run {
+        let serving = self.serving.as_mut().expect("a server answers clients");
+        serving.serve_in_turn()
+    }
+
+    /// How many steps of the row a server has finished with all of its clients.
+    pub fn served_steps(&self) -> Option<i64> {
+        self.serving.as_ref().map(Serving::finished)
     }
 
     /// Takes an arm of the guard that the rank has come to.
@@ -202,13 +263,15 @@ impl<'p> Cursor<'p> {
         self.arm = Some((holds, guard.arm(holds), first, 0));
     }
 
-    /// The entries to come where the flags of all guards hold, or of none.
+    /// The entries to come where the flags of all guards hold, or of none, and servers answer clients in
+    /// turn.
     pub fn runs(mut self, holds: bool) -> impl Iterator<Item = Run> + use<'p> {
         std::iter::from_fn(move || {
             loop {
                 match self.advance()? {
                     Next::Run(run) => return Some(run),
                     Next::Guard(..) => self.take(holds),
+                    Next::Serve => return Some(self.serve_in_turn()),
                 }
             }
         })
@@ -224,6 +287,7 @@ impl<'p> Cursor<'p> {
                 }
                 match self.advance()? {
                     Next::Run(run) => return Some(run),
+                    Next::Serve => return Some(self.serve_in_turn()),
                     Next::Guard(..) => {
                         waiting = [true, false].map(|holds| self.arm(holds)).concat().into_iter();
                         self.leave_arm();
@@ -257,6 +321,7 @@ impl<'p> Cursor<'p> {
         self.number += match &self.control[self.at] {
             Control::Run(_) => 1,
             Control::Guard(guard) => guard.then.len() + guard.otherwise.len(),
+            Control::Serve(serve) => serve.handlers().count(),
         };
         self.at += 1;
     }
@@ -302,33 +367,37 @@ impl Class {
     /// The same, each with the arm that it stands in.
     pub fn entries_by_arm(&self) -> impl Iterator<Item = (Option<bool>, &Entry)> {
         self.control.iter().flat_map(|part| {
-            let (then, otherwise) = match part {
-                Control::Run(_) => (&[][..], &[][..]),
-                Control::Guard(guard) => (guard.arm(true), guard.arm(false)),
+            let (own, [then, otherwise], served) = match part {
+                Control::Run(entry) => (Some(entry), [&[][..]; 2], None),
+                Control::Guard(guard) => (None, [true, false].map(|it| guard.arm(it)), None),
+                Control::Serve(serve) => (None, [&[][..]; 2], Some(serve.handlers())),
             };
-            let own = match part {
-                Control::Run(entry) => Some((None, entry)),
-                Control::Guard(_) => None,
-            };
+            let served = served.into_iter().flatten().map(|handler| &handler.run);
+            let own = own.into_iter().chain(served).map(|entry| (None, entry));
             let then = then.iter().map(|entry| (Some(true), entry));
             let otherwise = otherwise.iter().map(|entry| (Some(false), entry));
-            own.into_iter().chain(then).chain(otherwise)
+            own.chain(then).chain(otherwise)
         })
     }
 
     /// The entries that every step has: those outside of guards.
     pub fn unguarded(&self) -> impl Iterator<Item = &Entry> {
-        self.control.iter().filter_map(|part| match part {
-            Control::Run(entry) => Some(entry),
-            Control::Guard(_) => None,
-        })
+        self.entries_by_arm().filter(|(arm, _)| arm.is_none()).map(|(_, entry)| entry)
     }
 
     /// Its guards.
     pub fn guards(&self) -> impl Iterator<Item = &Guard> {
         self.control.iter().filter_map(|part| match part {
-            Control::Run(_) => None,
+            Control::Run(_) | Control::Serve(_) => None,
             Control::Guard(guard) => Some(guard),
+        })
+    }
+
+    /// What it does for clients; none if it has none.
+    pub fn serves(&self) -> Option<&Serve> {
+        self.control.iter().find_map(|part| match part {
+            Control::Serve(serve) => Some(serve),
+            Control::Run(_) | Control::Guard(_) => None,
         })
     }
 
@@ -349,8 +418,12 @@ impl Class {
         self.unguarded().any(|it| it.is_like(entry))
     }
 
-    /// How often a step updates the weights, each time with the gradients since the last.
+    /// How often a step updates the weights, each time with the gradients since the last, of which the mean
+    /// counts; those that a server makes for its clients are parts of one.
     pub fn updates(&self) -> u32 {
+        if self.serves().is_some() {
+            return 1;
+        }
         let kind = |entry: &&Entry| self.body(entry.body).kind == BodyKind::Epilogue;
         self.unguarded().filter(kind).count() as u32
     }

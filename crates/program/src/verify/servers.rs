@@ -1,0 +1,203 @@
+//! Servers answer their clients in whatever order they come: none waits for ever, and no weights are older than
+//! a bound, in any of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::row::{instructions, place};
+use super::violation::Violation;
+use crate::{
+    Action, Class, ClassId, Control, Cursor, Handler, Instruction, Next, Program, RouteId, Run,
+};
+
+/// Checks what a server does for each of its clients in a step: it ends one step of the client's, and does
+/// nothing besides.
+pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
+    for (_, class) in program.classes() {
+        let Some(serve) = class.serves() else { continue };
+        let alone = class.mesh.size() == 1 && matches!(class.control[..], [Control::Serve(_)]);
+        let ends_one =
+            |handlers: &[Handler]| handlers.iter().filter(|handler| handler.publishes).count() == 1;
+        if !alone || !serve.clients.iter().all(|client| ends_one(&client.handlers)) {
+            found.push(Violation::Service { place: class.place() });
+        }
+    }
+}
+
+/// What all orders come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Explored {
+    /// How many different states ranks can be in.
+    pub states: usize,
+    /// How many steps older than its own a worker's weights are at most: gradients of so many steps before
+    /// it are missing from some worker.
+    pub staleness: i64,
+}
+
+/// How far all ranks are. Messages under way follow from it.
+#[derive(Clone)]
+struct State<'p> {
+    /// By class: the next of its messages.
+    at: Vec<usize>,
+    /// By class: how far a server is with its clients.
+    serving: Vec<Option<Cursor<'p>>>,
+    /// By class and client: how often it has updated with the client's gradients.
+    applied: Vec<Vec<i64>>,
+    /// By class and client: how often it has sent the client the weights, of which the n-th are for after the
+    /// client's n-th step.
+    sent: Vec<Vec<i64>>,
+    under_way: BTreeMap<RouteId, usize>,
+}
+
+/// Takes servers and workers of one rank each through every order of so many steps.
+///
+/// # Errors
+/// Where a rank waits for ever, or gets weights that lack gradients from more than `bound` steps before its
+/// own; at the end of the row, from any.
+pub fn explore(program: &Program, steps: u32, bound: i64) -> Result<Explored, Violation> {
+    let messages: Vec<Vec<&Instruction>> =
+        program.classes().map(|(id, _)| messages(program, id, steps)).collect();
+    let clients = |class: &Class| class.serves().map_or(0, |it| it.clients.len());
+    let counts: Vec<Vec<i64>> =
+        program.classes.iter().map(|class| vec![0; clients(class)]).collect();
+    let start = State {
+        at: vec![0; program.classes.len()],
+        serving: program.classes.iter().map(|it| serving(program, it, steps)).collect(),
+        applied: counts.clone(),
+        sent: counts,
+        under_way: BTreeMap::new(),
+    };
+    let search = Search { program, steps: i64::from(steps), bound, messages };
+    let mut explored = Explored::default();
+    let mut known = BTreeSet::from([key(&start)]);
+    let mut open = vec![start];
+    while let Some(state) = open.pop() {
+        explored.states += 1;
+        let next = search.next(&state, &mut explored)?;
+        if next.is_empty() {
+            search.require_over(&state)?;
+        }
+        open.extend(next.into_iter().filter(|state| known.insert(key(state))));
+    }
+    Ok(explored)
+}
+
+/// What tells states apart: how far workers are, and what servers have applied and sent.
+type Key = (Vec<usize>, [Vec<Vec<i64>>; 2]);
+
+fn key(state: &State<'_>) -> Key {
+    (state.at.clone(), [state.applied.clone(), state.sent.clone()])
+}
+
+fn serving<'p>(program: &Program, class: &'p Class, steps: u32) -> Option<Cursor<'p>> {
+    class.serves()?;
+    let mut cursor = program.cursor(class, steps);
+    (cursor.advance() == Some(Next::Serve)).then_some(cursor)
+}
+
+/// What a worker sends and receives in a row.
+fn messages(program: &Program, id: ClassId, steps: u32) -> Vec<&Instruction> {
+    let class = program.class(id);
+    if class.serves().is_some() {
+        return vec![];
+    }
+    let runs: Vec<Run> = program.cursor(class, steps).runs(true).collect();
+    let all = instructions(class, id, &runs).map(|step| step.instruction);
+    all.filter(|it| it.involves_others()).collect()
+}
+
+/// What is explored.
+struct Search<'p> {
+    program: &'p Program,
+    steps: i64,
+    bound: i64,
+    messages: Vec<Vec<&'p Instruction>>,
+}
+
+impl<'p> Search<'p> {
+    /// All states that one rank's next message, or one answer of a server, leads to.
+    fn next(
+        &self,
+        state: &State<'p>,
+        explored: &mut Explored,
+    ) -> Result<Vec<State<'p>>, Violation> {
+        let mut next = vec![];
+        for class in 0..self.messages.len() {
+            if let Some(instruction) = self.messages[class].get(state.at[class]) {
+                let mut after = state.clone();
+                after.at[class] += 1;
+                if exchange(&mut after, instruction) {
+                    next.push(after);
+                }
+            }
+            let Some(cursor) = &state.serving[class] else { continue };
+            for (client, _) in cursor.open() {
+                let mut after = state.clone();
+                if self.answer(class, client, &mut after, explored)? {
+                    next.push(after);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// Whether a server can answer a client now, and what that leads to.
+    fn answer(
+        &self,
+        class: usize,
+        client: usize,
+        state: &mut State<'p>,
+        explored: &mut Explored,
+    ) -> Result<bool, Violation> {
+        let Some(cursor) = &mut state.serving[class] else { return Ok(false) };
+        let run = cursor.serve(client);
+        if cursor.advance().is_none() {
+            state.serving[class] = None;
+        }
+        let class_of = &self.program.classes[class];
+        let body = &class_of.body_of(&run.entry).instructions;
+        for instruction in body.iter().filter(|it| it.involves_others()) {
+            if !exchange(state, instruction) {
+                return Ok(false);
+            }
+        }
+        if body.iter().any(|it| it.action == Action::Optimizer) {
+            state.applied[class][client] += 1;
+        }
+        if body.iter().any(|it| matches!(it.action, Action::Send { .. })) {
+            let own = &mut state.sent[class][client];
+            *own += 1;
+            let own = *own;
+            let staleness = own - state.applied[class].iter().min().copied().unwrap_or(own);
+            explored.staleness = explored.staleness.max(staleness);
+            let bound = if own == self.steps { 0 } else { self.bound };
+            if staleness > bound {
+                let place = place(class_of, run.entry.body);
+                return Err(Violation::Staleness { place, steps: staleness, bound });
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checks that ranks which cannot go on are through.
+    fn require_over(&self, state: &State<'_>) -> Result<(), Violation> {
+        for (class, messages) in self.messages.iter().enumerate() {
+            if state.at[class] < messages.len() || state.serving[class].is_some() {
+                return Err(Violation::Waits { place: self.program.classes[class].place() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends a message, or takes one in if it is there.
+fn exchange(state: &mut State<'_>, instruction: &Instruction) -> bool {
+    match instruction.action {
+        Action::Send { route } => *state.under_way.entry(route).or_default() += 1,
+        Action::Receive { route } => match state.under_way.get_mut(&route) {
+            Some(count @ 1..) => *count -= 1,
+            _ => return false,
+        },
+        _ => {}
+    }
+    true
+}

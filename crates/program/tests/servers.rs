@@ -1,0 +1,171 @@
+//! Programs of servers and workers: what they hold and send, and every order in which requests may come.
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, StageReplicas,
+    Sync, Uniform, pipelines_in_turn,
+};
+use shardloom_program::verify::{Violation, explore, verify};
+use shardloom_program::{Class, ClassId, Content, Control, Keep, Program, Serve, When, lower};
+
+fn graph(spec: &str) -> Graph {
+    ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn small() -> Graph {
+    graph("mlp:inputs=2,hidden=2,layers=2,classes=2")
+}
+
+/// So many workers of one micro-batch each, and servers.
+fn plan(graph: &Graph, workers: u32, servers: Servers) -> Plan {
+    let uniform = Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: workers as usize,
+        microbatches: workers as usize,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync { servers: Some(servers), bucket_bytes: 16, ..Sync::default() },
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    let blocks = (0, graph.blocks().len());
+    let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
+    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
+    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
+    Plan { pipeline, ..uniform.plan(graph, "model", "local") }
+}
+
+fn program(workers: u32, count: u32, staleness: u32) -> Program {
+    let graph = small();
+    let plan = plan(&graph, workers, Servers { count, staleness });
+    lower(&graph, &plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn elements(class: &Class) -> usize {
+    class.buckets.iter().map(|bucket| bucket.elements).sum()
+}
+
+#[test]
+fn servers_hold_optimizer_state_and_own_weights_and_workers_hold_copies() {
+    for (workers, count) in [(1, 1), (2, 1), (3, 2)] {
+        let program = program(workers, count, 1);
+        assert_eq!(verify(&program), Ok(()));
+        assert_eq!(program.ranks() as u32, workers + count);
+        let whole = elements(&program.classes[0]);
+        let (of_workers, of_servers) = program.classes.split_at(workers as usize);
+        for class in of_workers {
+            // Weights and gradients, four bytes each, and nothing else that lasts.
+            assert_eq!(class.persistent_bytes(0).total() as usize, 2 * 4 * whole);
+            assert!(class.buckets.iter().all(|bucket| !bucket.owned_here));
+        }
+        // Adam's two moments besides.
+        let held: u64 = of_servers.iter().map(|class| class.persistent_bytes(0).total()).sum();
+        assert_eq!(held as usize, 4 * 4 * whole);
+        assert_eq!(of_servers.iter().map(elements).sum::<usize>(), whole);
+        for (id, class) in program.classes() {
+            let is_server = id.0 >= workers;
+            assert_eq!(class.serves().is_some(), is_server);
+            for (tensor, spec) in class.tensors() {
+                let saved = matches!(spec.keep, Keep::State(_)) && program.owns(id, tensor);
+                let lasts = matches!(spec.content, Content::Weight | Content::OptimizerState(_));
+                assert_eq!(saved, is_server && lasts, "{}", spec.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_worker_sends_and_gets_the_model_once_a_step() {
+    for (workers, count) in [(2, 1), (3, 2)] {
+        let program = program(workers, count, 0);
+        let whole = 4 * elements(&program.classes[0]) as u64;
+        let sent = |class: u32| program.sent_bytes(ClassId(class), 0);
+        assert!((0..workers).all(|worker| sent(worker) == whole));
+        let of_servers: u64 = (workers..workers + count).map(sent).sum();
+        assert_eq!(of_servers, u64::from(workers) * whole);
+    }
+}
+
+#[test]
+fn in_every_order_of_requests_nobody_waits_for_ever_and_the_bound_holds_and_is_reached() {
+    for (workers, count, staleness) in
+        [(2, 1, 0), (2, 1, 1), (2, 1, 2), (2, 1, 9), (2, 2, 1), (3, 1, 1)]
+    {
+        let steps = 3;
+        let program = program(workers, count, staleness);
+        let bound = i64::from(staleness);
+        let explored = explore(&program, steps, bound).unwrap_or_else(|error| panic!("{error}"));
+        // Nobody is further ahead than the step before the last, after which all wait for all.
+        assert_eq!(explored.staleness, bound.min(i64::from(steps) - 1), "bound {bound}");
+        assert!(explored.states > 50, "{explored:?}");
+    }
+}
+
+/// Changes what the first server does.
+fn serving(mut program: Program, how: impl FnOnce(&mut Serve)) -> Program {
+    let class = program.classes.iter_mut().find(|class| class.serves().is_some());
+    match &mut class.expect("it has a server").control[..] {
+        [Control::Serve(serve)] => how(serve),
+        other => panic!("{other:?}"),
+    }
+    program
+}
+
+#[test]
+fn a_server_that_does_not_wait_for_slow_workers_is_rejected() {
+    let program = serving(program(2, 1, 1), |serve| serve.clients[0].handlers[1].when = When::Sent);
+    let found = explore(&program, 3, 1).expect_err("it runs ahead");
+    assert!(matches!(found, Violation::Staleness { .. }), "{found}");
+}
+
+#[test]
+fn a_looser_bound_than_is_asked_for_is_rejected() {
+    let found = explore(&program(2, 1, 2), 4, 1).expect_err("it allows two steps");
+    assert!(matches!(found, Violation::Staleness { bound: 1, .. }), "{found}");
+}
+
+#[test]
+fn a_server_that_sends_the_weights_before_it_has_updated_is_rejected() {
+    let swapped = serving(program(2, 1, 0), |serve| {
+        let [push, pull] = serve.clients[0].handlers[..] else { panic!("two handlers") };
+        serve.clients[0].handlers = vec![pull, push];
+    });
+    let found = explore(&swapped, 3, 0).expect_err("its own gradients are missing");
+    assert!(matches!(found, Violation::Staleness { steps: 1, bound: 0, .. }), "{found}");
+}
+
+#[test]
+fn a_client_whose_clock_stands_still_is_rejected() {
+    let program = serving(program(2, 1, 0), |serve| serve.clients[1].handlers[0].publishes = false);
+    let found = explore(&program, 3, 0).expect_err("the other waits for it");
+    assert!(matches!(found, Violation::Waits { .. } | Violation::Staleness { .. }), "{found}");
+    let found = verify(&program).expect_err("it ends no step");
+    assert!(found.iter().any(|it| matches!(it, Violation::Service { .. })), "{found:?}");
+}
+
+#[test]
+fn what_servers_cannot_go_with_is_refused_by_name() {
+    let graph = small();
+    let good = plan(&graph, 2, Servers { count: 1, staleness: 0 });
+    let changed = |how: fn(&mut Plan)| {
+        let mut plan = good.clone();
+        how(&mut plan);
+        plan
+    };
+    for (plan, key) in [
+        (changed(|it| it.sync.zero = 1), "sync.zero"),
+        (changed(|it| it.clip_norm = Some(1.0)), "clip_norm"),
+        (changed(|it| it.skip_non_finite = true), "skip_non_finite"),
+        (changed(|it| it.sync.servers = Some(Servers { count: 0, staleness: 0 })), "count"),
+        (changed(|it| it.sync.servers = Some(Servers { count: 99, staleness: 0 })), "count"),
+    ] {
+        let devices = plan.device_count();
+        let error = lower(&graph, &plan, devices).expect_err(key).to_string();
+        assert!(error.contains(key), "{key}: {error}");
+    }
+    let error = lower(&graph, &good, 2).expect_err("no device for the server").to_string();
+    assert!(error.contains("sync.servers.count"), "{error}");
+}

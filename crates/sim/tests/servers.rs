@@ -1,0 +1,203 @@
+//! Servers and workers in virtual time: steps by hand, the bound with a slow worker, and the same every time.
+
+mod scenario;
+
+use std::collections::BTreeMap;
+
+use scenario::{cores, gpt, h100, uniform};
+use shardloom_plan::{
+    DeviceList, Mesh, Plan, Precision, Servers, StageReplicas, Sync, Uniform, pipelines_in_turn,
+};
+use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{Action, BodyKind, ClassId, Program, lower};
+use shardloom_sim::{Call, Driver, Options, Recorded, Recorder, SimError, run, simulate};
+
+/// So many workers of one micro-batch each, and one server.
+fn program(workers: u32, staleness: u32) -> Program {
+    let graph = gpt(2, false);
+    let uniform = Uniform {
+        sync: Sync {
+            servers: Some(Servers { count: 1, staleness }),
+            bucket_bytes: 1 << 30,
+            ..Sync::default()
+        },
+        precision: Precision::FP32,
+        clip_norm: None,
+        ..uniform(1, 1, 1, workers as usize)
+    };
+    let blocks = (0, graph.blocks().len());
+    let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
+    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
+    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
+    let plan = Plan { pipeline, ..uniform.plan(&graph, "gpt", "cluster") };
+    lower(&graph, &plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Passes take what their worker says, a message and an update the same for all; and what a server did for
+/// whom.
+struct Timed<'p> {
+    program: &'p Program,
+    /// By worker.
+    step: Vec<u64>,
+    message: u64,
+    update: u64,
+    served: Vec<Answer>,
+}
+
+/// Whom a server answered, in which of the client's steps, and whether with the weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Answer {
+    client: ClassId,
+    step: i64,
+    sends: bool,
+}
+
+impl<'p> Timed<'p> {
+    fn new(program: &'p Program, step: &[u64], message: u64, update: u64) -> Timed<'p> {
+        Timed { program, step: step.to_vec(), message, update, served: vec![] }
+    }
+
+    fn note(&mut self, call: &Call<'_>) {
+        let class = self.program.class(call.actor.class);
+        let (client, sends) = match call.instruction.action {
+            Action::Send { route } => (self.program.route(route).to, true),
+            Action::Receive { route } => (self.program.route(route).from, false),
+            _ => return,
+        };
+        if class.serves().is_some() && call.index == 0 {
+            self.served.push(Answer { client, step: call.run.step, sends });
+        }
+    }
+}
+
+impl Driver for Timed<'_> {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        Clock::Virtual
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let body = self.program.class(call.actor.class).body_of(&call.run.entry);
+        let computes = |action: &Action| matches!(action, Action::Kernel { .. });
+        let first = body.instructions.iter().position(|it| computes(&it.action));
+        Ok(Picos(match (body.kind, &call.instruction.action) {
+            (_, Action::Optimizer) => self.update,
+            (BodyKind::Forward, _) if first == Some(call.index) => {
+                self.step[call.actor.class.0 as usize]
+            }
+            _ => 0,
+        }))
+    }
+
+    fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        self.note(call);
+        let Action::Send { route } = call.instruction.action else { return Ok(()) };
+        let messages = self.program.route(route).sent_by(call.actor.position);
+        durations.extend(messages.map(|_| Picos(self.message)));
+        Ok(())
+    }
+
+    fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        self.note(call);
+        Ok(Picos::ZERO)
+    }
+
+    fn collective(&mut self, _: &[Call<'_>]) -> Result<Picos, SimError> {
+        Ok(Picos::ZERO)
+    }
+}
+
+/// How many steps of some worker the weights lack that a worker gets for a step, over all: counted from the
+/// answers alone.
+fn staleness(answers: &[Answer], workers: u32, steps: i64) -> i64 {
+    let mut applied: BTreeMap<ClassId, i64> = (0..workers).map(|it| (ClassId(it), 0)).collect();
+    let mut most = 0;
+    for answer in answers {
+        match answer.sends {
+            false => *applied.get_mut(&answer.client).expect("a worker") += 1,
+            // What is sent after the client's n-th step is for the one after it.
+            true => {
+                let least = *applied.values().min().expect("workers");
+                let lacks = answer.step + 1 - least;
+                assert!(answer.step + 1 < steps || lacks == 0, "a row ends with all: {answers:?}");
+                most = most.max(lacks);
+            }
+        }
+    }
+    assert!(applied.values().all(|&count| count == steps));
+    most
+}
+
+fn answers(program: &Program, times: &[u64], steps: u32) -> (Vec<Answer>, Picos) {
+    let workers = times.len();
+    let mut driver = Timed::new(program, times, 3, 2);
+    let options = Options { steps, folded: false };
+    let found = run(program, &h100(workers + 1), options, &mut driver).expect("it runs");
+    let end = found.step_ends.iter().flatten().copied().max().expect("steps");
+    assert!(found.step_ends.iter().all(|ends| ends.len() == steps as usize));
+    (driver.served, end)
+}
+
+#[test]
+fn a_step_of_one_worker_takes_its_pass_both_messages_and_the_update() {
+    let program = program(1, 0);
+    let (_, end) = answers(&program, &[10], 3);
+    // The weights after the last step are left to get when it is over.
+    assert_eq!(end, Picos(3 * (10 + 3 + 2 + 3) - 3));
+}
+
+#[test]
+fn the_bound_is_never_exceeded_and_a_slow_worker_lets_others_reach_it() {
+    for staleness_bound in [0, 1, 2, 5] {
+        let program = program(3, staleness_bound);
+        for (times, is_uneven) in [([10, 10, 10], false), ([10, 400, 11], true)] {
+            let (answers, _) = answers(&program, &times, 8);
+            let found = staleness(&answers, 3, 8);
+            let bound = i64::from(staleness_bound);
+            assert!(found <= bound, "{found} of {bound}: {answers:?}");
+            assert!(found == bound || !is_uneven, "{found} of {bound}: {answers:?}");
+        }
+    }
+}
+
+#[test]
+fn a_looser_bound_lets_fast_workers_finish_no_later() {
+    let ends: Vec<Picos> =
+        [0, 1, 3].iter().map(|&it| answers(&program(2, it), &[10, 25], 6).1).collect();
+    assert!(ends.windows(2).all(|pair| pair[1] <= pair[0]), "{ends:?}");
+}
+
+#[test]
+fn equal_times_are_answered_in_the_order_of_ranks_and_every_run_is_the_same() {
+    let program = program(3, 1);
+    let (first, end) = answers(&program, &[10, 10, 10], 4);
+    assert_eq!((first.clone(), end), answers(&program, &[10, 10, 10], 4));
+    let pushes: Vec<u32> = first.iter().filter(|it| !it.sends).map(|it| it.client.0).collect();
+    assert_eq!(pushes[..3], [0, 1, 2]);
+}
+
+#[test]
+fn a_recording_repeats_the_same_choices() {
+    let program = program(3, 1);
+    for cluster in [h100(4), cores(4)] {
+        let driver = Timed::new(&program, &[10, 37, 22], 3, 2);
+        let mut recorder = Recorder::new(driver);
+        let options = Options { steps: 5, folded: false };
+        let found = run(&program, &cluster, options, &mut recorder).expect("it runs");
+        let (_, recording) = recorder.finish();
+        let repeated = run(&program, &cluster, options, &mut Recorded::new(&recording));
+        assert_eq!(repeated.expect("it runs"), found);
+    }
+}
+
+#[test]
+fn memory_and_bytes_of_a_simulation_are_the_programs() {
+    let (graph, program) = (gpt(2, false), program(2, 1));
+    let options = Options { steps: 3, folded: true };
+    let found = simulate(&graph, &h100(3), &program, options).expect("it runs");
+    for ((id, class), track) in program.classes().zip(&found.timeline.tracks) {
+        assert_eq!(track.sent_bytes, 3 * program.sent_bytes(id, 0));
+        assert_eq!(track.peak_bytes, class.memory_use(&program, 0).peak_bytes);
+    }
+}

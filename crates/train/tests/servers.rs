@@ -1,0 +1,288 @@
+//! Training with parameter servers: what no staleness is equal to, the bound, repeated answers, bytes, memory,
+//! checkpoints.
+
+mod support;
+
+use shardloom_checkpoint::{Meta, Store};
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{
+    DeviceList, Mesh, Optimizer, Plan, Servers, StageReplicas, Sync, Uniform, pipelines_in_turn,
+};
+use shardloom_program::{ClassId, Rank};
+use shardloom_sim::{Options, Recorded, run};
+use shardloom_train::{RunClock, Trainer};
+use support::{Samples, graph, losses, serial, trainer_with_clock};
+
+const STEPS: u32 = 6;
+
+fn gpt() -> Graph {
+    graph("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32,tied=true")
+}
+
+fn unclipped(optimizer: Optimizer) -> Uniform {
+    Uniform { clip_norm: None, optimizer, microbatches: 4, ..serial() }
+}
+
+/// So many workers and servers, on a step of four micro-batches.
+fn served(graph: &Graph, workers: u32, servers: Servers, optimizer: Optimizer) -> Plan {
+    let sync = Sync { servers: Some(servers), bucket_bytes: 4000, ..Sync::default() };
+    let uniform = Uniform { sync, ..unclipped(optimizer) };
+    let blocks = (0, graph.blocks().len());
+    let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
+    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
+    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
+    Plan { pipeline, ..uniform.plan(graph, "model", "a100-40g:8") }
+}
+
+fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
+    trainer_with_clock(graph, plan, Samples::patterned(64, 8, 32), 0.05, clock)
+}
+
+fn cluster() -> Cluster {
+    Cluster::parse("a100-40g:8").expect("a preset")
+}
+
+fn clocks() -> [RunClock; 2] {
+    [RunClock::Wall, RunClock::Virtual(cluster())]
+}
+
+fn train(trainer: &mut Trainer, steps: u32) -> Vec<f64> {
+    let steps = trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error}"));
+    steps.into_iter().map(|step| step.loss).collect()
+}
+
+fn weights(trainer: &mut Trainer) -> Vec<f32> {
+    trainer.weights().expect("weights").into_values().flatten().collect()
+}
+
+fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let apart = (found - expected).abs();
+        assert!(apart <= tolerance * expected.abs().max(1.0), "{found} for {expected}");
+    }
+}
+
+#[test]
+fn without_staleness_plain_gradient_descent_is_that_of_the_serial_run() {
+    let graph = gpt();
+    let sgd = Optimizer::sgd(0.0);
+    let mut alone = started(&graph, &unclipped(sgd).plan(&graph, "m", "c"), RunClock::Wall);
+    let expected = (train(&mut alone, STEPS), weights(&mut alone));
+    for (workers, count) in [(2, 1), (4, 1), (2, 3)] {
+        for clock in clocks() {
+            let plan = served(&graph, workers, Servers { count, staleness: 0 }, sgd);
+            let mut trainer = started(&graph, &plan, clock);
+            let losses = train(&mut trainer, STEPS);
+            for (loss, expected) in losses.iter().zip(&expected.0) {
+                assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
+            }
+            assert_close(&weights(&mut trainer), &expected.1, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn one_worker_and_its_servers_train_as_one_rank_bit_for_bit() {
+    let graph = gpt();
+    for optimizer in [Optimizer::default(), Optimizer::sgd(0.9)] {
+        let mut alone =
+            started(&graph, &unclipped(optimizer).plan(&graph, "m", "c"), RunClock::Wall);
+        let expected = (train(&mut alone, STEPS), weights(&mut alone));
+        for clock in clocks() {
+            let plan = served(&graph, 1, Servers { count: 2, staleness: 1 }, optimizer);
+            let mut trainer = started(&graph, &plan, clock);
+            assert_eq!((train(&mut trainer, STEPS), weights(&mut trainer)), expected);
+        }
+    }
+}
+
+/// How many steps of some worker weights lack that a worker gets for a step, counted from answers: a server
+/// updates with a client's gradients and sends it the weights in turn.
+fn staleness(answers: &[u32], workers: usize, steps: i64) -> i64 {
+    let (mut applied, mut sent) = (vec![0; workers], vec![0; workers]);
+    let mut most = 0;
+    for &client in answers {
+        let client = client as usize;
+        if applied[client] == sent[client] {
+            applied[client] += 1;
+            continue;
+        }
+        sent[client] += 1;
+        let lacks = sent[client] - applied.iter().min().expect("workers");
+        assert!(sent[client] < steps || lacks == 0, "a row ends with all: {answers:?}");
+        most = most.max(lacks);
+    }
+    assert!(applied.iter().chain(&sent).all(|&count| count == steps), "{answers:?}");
+    most
+}
+
+#[test]
+fn weights_never_lack_more_steps_than_the_bound_allows() {
+    let graph = gpt();
+    for bound in [0, 1, 2] {
+        for clock in clocks() {
+            let servers = Servers { count: 2, staleness: bound };
+            let plan = served(&graph, 4, servers, Optimizer::default());
+            let mut trainer = started(&graph, &plan, clock);
+            train(&mut trainer, STEPS);
+            for answers in &trainer.answers()[4..] {
+                let found = staleness(answers, 4, i64::from(STEPS));
+                assert!(found <= i64::from(bound), "{found} of {bound}");
+            }
+            assert!(trainer.answers()[..4].iter().all(Vec::is_empty));
+        }
+    }
+}
+
+/// The order in which a server updates first with all workers' gradients of a step, the given one first.
+fn in_turn(workers: u32, steps: u32, first: u32) -> Vec<u32> {
+    let round = || (0..workers).map(|it| (it + first) % workers);
+    (0..steps).flat_map(|_| round().chain(round())).collect()
+}
+
+#[test]
+fn a_run_with_given_answers_is_bitwise_the_one_that_wrote_them() {
+    let graph = gpt();
+    let plan = served(&graph, 4, Servers { count: 1, staleness: 2 }, Optimizer::default());
+    let mut wrote = started(&graph, &plan, RunClock::Wall);
+    let losses = train(&mut wrote, STEPS);
+    let answers = wrote.answers().to_vec();
+    let expected = weights(&mut wrote);
+    for _ in 0..2 {
+        let mut repeats = started(&graph, &plan, RunClock::Wall);
+        repeats.repeat_answers(answers.clone()).expect("threads");
+        assert_eq!(train(&mut repeats, STEPS), losses);
+        assert_eq!(weights(&mut repeats), expected);
+        assert_eq!(repeats.answers(), answers);
+    }
+    // The order makes a difference, so that the log is needed.
+    let ordered = [0, 1].map(|first| {
+        let mut trainer = started(&graph, &plan, RunClock::Wall);
+        let mut answers = vec![vec![]; 4];
+        answers.push(in_turn(4, STEPS, first));
+        trainer.repeat_answers(answers).expect("threads");
+        train(&mut trainer, STEPS);
+        weights(&mut trainer)
+    });
+    assert_ne!(ordered[0], ordered[1]);
+}
+
+#[test]
+fn answers_that_break_the_bound_are_refused() {
+    let graph = gpt();
+    let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, Optimizer::default());
+    let mut trainer = started(&graph, &plan, RunClock::Wall);
+    // The first worker's gradients, and then its weights before the other has come.
+    let answers = vec![vec![], vec![], vec![0, 0, 1, 1]];
+    trainer.repeat_answers(answers).expect("threads");
+    let error = trainer.train_steps(1).expect_err("the bound forbids it").to_string();
+    assert!(error.contains("answers"), "{error}");
+    let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, Optimizer::default());
+    let mut virtually = started(&graph, &plan, RunClock::Virtual(cluster()));
+    assert!(virtually.repeat_answers(vec![vec![]; 3]).is_err());
+}
+
+#[test]
+fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted() {
+    let graph = gpt();
+    let plan = served(&graph, 4, Servers { count: 2, staleness: 1 }, Optimizer::default());
+    let cluster = cluster();
+    let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster.clone()));
+    let (_, executed) = trainer.train_steps_recorded(STEPS).expect("steps");
+    let mut recorded = Recorded::new(trainer.recording().expect("the virtual clock records"));
+    let options = Options { steps: STEPS, folded: false };
+    let simulated = run(trainer.program(), &cluster, options, &mut recorded).expect("it runs");
+    assert_eq!(simulated.timeline, executed);
+    let mut threads = started(&graph, &plan, RunClock::Wall);
+    train(&mut threads, STEPS);
+    for trainer in [&trainer, &threads] {
+        let program = trainer.program();
+        for rank in 0..program.ranks() {
+            let (class, position) = program.locate(Rank(rank as u32));
+            let sent = u64::from(STEPS) * program.sent_bytes(class, position);
+            assert_eq!(trainer.sent_bytes_per_rank()[rank], sent, "rank {rank}");
+            let peak = program.class(class).memory_use(program, position).peak_bytes;
+            assert_eq!(trainer.peak_bytes_per_rank()[rank], peak, "rank {rank}");
+        }
+        assert_eq!(trainer.system_allocations(), 0);
+    }
+    // A worker sends and gets every parameter once a step, four bytes each.
+    let whole: usize = graph
+        .parameters()
+        .map(|(_, value)| shardloom_graph::Extents::global(&graph, 1).elements(&value.axes))
+        .sum();
+    assert_eq!(trainer.program().sent_bytes(ClassId(0), 0), 4 * whole as u64);
+}
+
+#[test]
+fn a_resumed_run_with_the_same_answers_is_bitwise_the_uninterrupted_one() {
+    let graph = gpt();
+    let plan = served(&graph, 2, Servers { count: 2, staleness: 1 }, Optimizer::default());
+    let mut whole = started(&graph, &plan, RunClock::Wall);
+    train(&mut whole, 3);
+    let folder = tempfile::tempdir().expect("a folder");
+    whole.save(folder.path(), Meta::default(), None).expect("saved");
+    let losses = train(&mut whole, 3);
+    let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
+    let checkpoint = latest.expect("the checkpoint").0;
+    let mut resumed = started(&graph, &plan, RunClock::Wall);
+    resumed.resume(checkpoint).expect("resumed");
+    resumed.repeat_answers(whole.answers().to_vec()).expect("threads");
+    assert_eq!(train(&mut resumed, 3), losses);
+    assert_eq!(weights(&mut resumed), weights(&mut whole));
+}
+
+#[test]
+fn what_servers_have_saved_goes_on_under_another_plan_and_back() {
+    let graph = gpt();
+    let sgd = Optimizer::sgd(0.0);
+    let alone = unclipped(sgd).plan(&graph, "m", "c");
+    let mut whole = started(&graph, &alone, RunClock::Wall);
+    train(&mut whole, 4);
+    let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, sgd);
+    let mut trainer = started(&graph, &plan, RunClock::Wall);
+    train(&mut trainer, 2);
+    trainer.replan(&alone, 1).expect("replanned");
+    train(&mut trainer, 1);
+    trainer.replan(&plan, plan.device_count()).expect("replanned");
+    train(&mut trainer, 1);
+    assert_close(&weights(&mut trainer), &weights(&mut whole), 1e-5);
+}
+
+/// With two steps of staleness the mean loss of the last five of forty steps is within a tenth of the serial
+/// run's.
+#[test]
+fn stale_training_comes_to_the_loss_of_the_serial_run() {
+    let graph = gpt();
+    let sgd = Optimizer::sgd(0.0);
+    let last = |plan: &Plan| {
+        let mut trainer =
+            trainer_with_clock(&graph, plan, Samples::patterned(64, 8, 32), 0.5, RunClock::Wall);
+        let first = losses(&mut trainer, 1)[0];
+        let all = train(&mut trainer, 40);
+        let mean = all[35..].iter().sum::<f64>() / 5.0;
+        assert!(mean < 0.9 * first, "{mean} after {first}");
+        mean
+    };
+    let expected = last(&unclipped(sgd).plan(&graph, "m", "c"));
+    eprintln!("expected {expected}");
+    let found = last(&served(&graph, 4, Servers { count: 1, staleness: 2 }, sgd));
+    assert!((found - expected).abs() < 0.1 * expected, "{found} for {expected}");
+}
+
+#[test]
+fn evaluation_is_with_the_weights_that_all_gradients_have_changed() {
+    let graph = gpt();
+    let plan = served(&graph, 4, Servers { count: 1, staleness: 2 }, Optimizer::sgd(0.0));
+    let mut trainer = started(&graph, &plan, RunClock::Wall);
+    train(&mut trainer, 3);
+    let found = trainer.validate(8).expect("it runs").expect("samples");
+    let weights = trainer.weights().expect("weights");
+    let alone = unclipped(Optimizer::sgd(0.0)).plan(&graph, "m", "c");
+    let mut serial = started(&graph, &alone, RunClock::Wall);
+    serial.set_weights(weights).expect("weights");
+    let expected = serial.validate(8).expect("it runs").expect("samples");
+    assert!((found - expected).abs() < 1e-6 * expected, "{found} for {expected}");
+}
