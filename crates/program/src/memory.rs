@@ -1,6 +1,6 @@
 //! How much memory a rank needs: the sum over its tensors, by following its control.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use crate::allocation::Allocated;
 use crate::{
@@ -48,8 +48,12 @@ pub struct MemoryUse {
 #[derive(Clone, Debug)]
 pub struct MemoryTracker<'a> {
     class: &'a Class,
-    position: usize,
-    allocations: BTreeMap<Allocation, u64>,
+    /// The size of each tensor, or of one of its copies.
+    bytes: Vec<u64>,
+    /// Of each tensor, the micro-batches whose copies there are, in order; of a tensor without copies, one
+    /// number while it is there. Micro-batches come and go in order, or in the reverse of it, so that
+    /// nearly always an end of the list changes.
+    live: Vec<VecDeque<u32>>,
     live_bytes: u64,
     peak_bytes: u64,
 }
@@ -58,8 +62,9 @@ impl<'a> MemoryTracker<'a> {
     /// A tracker that begins with what `position` of `class` holds all the time.
     pub fn new(class: &'a Class, position: usize) -> MemoryTracker<'a> {
         let live_bytes = class.persistent_bytes(position).total();
-        let allocations = BTreeMap::new();
-        MemoryTracker { class, position, allocations, live_bytes, peak_bytes: live_bytes }
+        let bytes = class.tensors().map(|(id, _)| class.tensor_bytes(id, position)).collect();
+        let live = vec![VecDeque::new(); class.tensors.len()];
+        MemoryTracker { class, bytes, live, live_bytes, peak_bytes: live_bytes }
     }
 
     /// Bytes that live now.
@@ -115,16 +120,21 @@ impl<'a> MemoryTracker<'a> {
     }
 
     fn allocate(&mut self, what: Allocation) {
-        let bytes = self.class.tensor_bytes(what.tensor, self.position);
-        if self.allocations.insert(what, bytes).is_none() {
-            self.live_bytes += bytes;
+        let Allocation { tensor, microbatch } = what;
+        let live = &mut self.live[tensor.0 as usize];
+        let copy = microbatch.unwrap_or(0);
+        if let Err(place) = live.binary_search(&copy) {
+            live.insert(place, copy);
+            self.live_bytes += self.bytes[tensor.0 as usize];
             self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         }
     }
 
-    fn free(&mut self, what: Allocation) {
-        if let Some(bytes) = self.allocations.remove(&what) {
-            self.live_bytes -= bytes;
+    fn free(&mut self, Allocation { tensor, microbatch }: Allocation) {
+        let live = &mut self.live[tensor.0 as usize];
+        if let Ok(place) = live.binary_search(&microbatch.unwrap_or(0)) {
+            live.remove(place);
+            self.live_bytes -= self.bytes[tensor.0 as usize];
         }
     }
 }

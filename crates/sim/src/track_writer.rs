@@ -145,14 +145,13 @@ fn latest_on_top(mut intervals: Vec<Interval>) -> Vec<Interval> {
         while let Some(top) = under_way.last()
             && now < until
         {
-            let end = top.end.min(until);
-            if end > now {
-                shown.push(Interval { start: now, end, ..top.clone() });
-                now = end;
-            }
-            if top.end <= until {
-                under_way.pop();
-            }
+            let (start, end) = (now, top.end.min(until));
+            now = now.max(end);
+            let top = match top.end <= until {
+                true => under_way.pop(),
+                false => Some(top.clone()),
+            };
+            shown.extend(top.filter(|_| end > start).map(|top| Interval { start, end, ..top }));
         }
         now = now.max(until);
     };
