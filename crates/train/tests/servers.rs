@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
@@ -12,7 +14,7 @@ use shardloom_plan::{
 use shardloom_program::{ClassId, Rank};
 use shardloom_sim::{Options, Recorded, run};
 use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, losses, serial, trainer_with_clock};
+use support::{Samples, graph, serial, trainer_with_clock};
 
 const STEPS: u32 = 6;
 
@@ -251,25 +253,89 @@ fn what_servers_have_saved_goes_on_under_another_plan_and_back() {
     assert_close(&weights(&mut trainer), &weights(&mut whole), 1e-5);
 }
 
-/// With two steps of staleness the mean loss of the last five of forty steps is within a tenth of the serial
-/// run's.
+/// The order in which each worker gets as far ahead of the last as the bound allows.
+fn as_stale_as_allowed(workers: usize, bound: i64, steps: i64) -> Vec<u32> {
+    let (mut applied, mut sent) = (vec![0; workers], vec![0; workers]);
+    let mut answers = vec![];
+    loop {
+        let last = *applied.iter().min().expect("workers");
+        let may = |client: &usize| {
+            let (applied, sent) = (applied[*client], sent[*client]);
+            let bound = if applied == steps { 0 } else { bound };
+            sent < steps && (applied == sent || applied - last <= bound)
+        };
+        let Some(client) = (0..workers).find(may) else { break answers };
+        let count = if applied[client] == sent[client] { &mut applied } else { &mut sent };
+        count[client] += 1;
+        answers.push(client as u32);
+    }
+}
+
+/// Weights by name.
+type Weights = BTreeMap<String, Vec<f32>>;
+
+/// A plain loop over answers: what each step's loss comes to, and the weights in the end. Gradients are those
+/// of a run of its own for each worker, which is given weights before each micro-batch and asked for them
+/// afterwards.
+fn plain_loop(graph: &Graph, answers: &[u32], workers: usize, rate: f32) -> (Vec<f64>, Weights) {
+    let alone = Uniform { global_batch: 2, microbatches: 1, ..unclipped(Optimizer::sgd(0.0)) };
+    let alone = alone.plan(graph, "m", "c");
+    let mut runs: Vec<Trainer> =
+        (0..workers).map(|_| started(graph, &alone, RunClock::Wall)).collect();
+    let mut held = runs[0].weights().expect("weights");
+    let mut sent: Vec<Option<Weights>> = vec![Some(held.clone()); workers];
+    let mut steps = vec![0; workers];
+    let mut losses = vec![];
+    for &client in answers {
+        let (client, run) = (client as usize, &mut runs[client as usize]);
+        let Some(given) = sent[client].take() else {
+            sent[client] = Some(held.clone());
+            continue;
+        };
+        let step: usize = steps[client];
+        // The micro-batches before its own are other workers'.
+        let passed = step * workers + client - run.next_step() as usize;
+        if passed > 0 {
+            train(run, passed as u32);
+        }
+        run.set_weights(given.clone()).expect("weights");
+        let loss = train(run, 1)[0];
+        let updated = run.weights().expect("weights");
+        for (name, held) in &mut held {
+            for ((held, given), updated) in held.iter_mut().zip(&given[name]).zip(&updated[name]) {
+                let gradient = (given - updated) / rate;
+                *held -= rate * gradient / workers as f32;
+            }
+        }
+        losses.resize(losses.len().max(step + 1), 0.0);
+        losses[step] += loss / workers as f64;
+        steps[client] += 1;
+    }
+    (losses, held)
+}
+
 #[test]
-fn stale_training_comes_to_the_loss_of_the_serial_run() {
-    let graph = gpt();
-    let sgd = Optimizer::sgd(0.0);
-    let last = |plan: &Plan| {
-        let mut trainer =
-            trainer_with_clock(&graph, plan, Samples::patterned(64, 8, 32), 0.5, RunClock::Wall);
-        let first = losses(&mut trainer, 1)[0];
-        let all = train(&mut trainer, 40);
-        let mean = all[35..].iter().sum::<f64>() / 5.0;
-        assert!(mean < 0.9 * first, "{mean} after {first}");
-        mean
-    };
-    let expected = last(&unclipped(sgd).plan(&graph, "m", "c"));
-    eprintln!("expected {expected}");
-    let found = last(&served(&graph, 4, Servers { count: 1, staleness: 2 }, sgd));
-    assert!((found - expected).abs() < 0.1 * expected, "{found} for {expected}");
+fn with_given_answers_training_is_the_plain_loop_over_them() {
+    let (graph, sgd) = (gpt(), Optimizer::sgd(0.0));
+    let mut found = vec![];
+    for bound in [0, 1, 3] {
+        let answers = as_stale_as_allowed(4, bound, i64::from(STEPS));
+        assert_eq!(staleness(&answers, 4, i64::from(STEPS)), bound);
+        let servers = Servers { count: 1, staleness: bound as u32 };
+        let plan = served(&graph, 4, servers, sgd);
+        let mut trainer = started(&graph, &plan, RunClock::Wall);
+        let by_rank = vec![vec![], vec![], vec![], vec![], answers.clone()];
+        trainer.repeat_answers(by_rank).expect("threads");
+        let losses = train(&mut trainer, STEPS);
+        let expected = plain_loop(&graph, &answers, 4, 0.05);
+        for (loss, expected) in losses.iter().zip(&expected.0) {
+            assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
+        }
+        let expected: Vec<f32> = expected.1.into_values().flatten().collect();
+        assert_close(&weights(&mut trainer), &expected, 1e-5);
+        found.push(losses);
+    }
+    assert!(found[0] != found[1] && found[1] != found[2], "staleness shows");
 }
 
 #[test]

@@ -2,28 +2,37 @@
 
 use super::violation::Site;
 use crate::{
-    BodyId, Class, ClassId, Content, Entry, Guard, Instruction, Next, Program, Run, TensorId,
+    BodyId, Class, ClassId, Content, Cursor, Entry, Guard, Instruction, Next, Program, Run,
+    TensorId,
 };
 
 /// Which entries are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// Steps in which the flags of all guards hold.
+    /// Steps in which the flags of all guards hold, and servers answer clients in turn.
     Usual,
     /// Steps in which none does: every update is rolled back.
     RolledBack,
+    /// Steps in which servers answer the first client that they may, which gets ahead of the others.
+    FirstAhead,
+    /// Likewise the last one.
+    LastAhead,
     /// The evaluation of a micro-batch.
     Evaluation,
 }
 
 impl Row {
-    /// The rows that a program can run. Guards leave the same behind in either arm, so these two show what
-    /// happens where some flags hold and others do not.
+    /// The rows that a program can run. Guards leave the same behind in either arm, so that all flags or none
+    /// show what happens where some hold and others do not. Of what a server does for a client another
+    /// client's follows, or more of its own: one of these rows has each.
     pub(super) fn all(program: &Program) -> Vec<Row> {
-        match program.classes.iter().any(|class| class.guards().next().is_some()) {
-            true => vec![Row::Usual, Row::RolledBack, Row::Evaluation],
-            false => vec![Row::Usual, Row::Evaluation],
-        }
+        let any = |has: fn(&Class) -> bool| program.classes.iter().any(has);
+        let guarded = any(|class| class.guards().next().is_some());
+        let served = any(|class| class.serves().is_some());
+        let mut rows = vec![Row::Usual, Row::Evaluation];
+        rows.extend(guarded.then_some(Row::RolledBack));
+        rows.extend([Row::FirstAhead, Row::LastAhead].into_iter().filter(|_| served));
+        rows
     }
 }
 
@@ -77,16 +86,28 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     while let Some(next) = cursor.advance() {
         parts.push(match next {
             Next::Run(run) => Part::Run(run),
-            // In which order clients are answered makes no difference to what a server holds between them.
-            Next::Serve => Part::Run(cursor.serve_in_turn()),
+            Next::Serve => Part::Run(match answered(&cursor, row) {
+                Some(client) => cursor.serve(client),
+                None => cursor.serve_in_turn(),
+            }),
             Next::Guard(guard, _) => {
                 let arms = [true, false].map(|holds| cursor.arm(holds));
-                cursor.take(row == Row::Usual);
+                cursor.take(row != Row::RolledBack);
                 Part::Guard(guard, arms)
             }
         });
     }
     parts
+}
+
+/// Whom a server answers; none if each in turn.
+fn answered(cursor: &Cursor<'_>, row: Row) -> Option<usize> {
+    let open = cursor.open().map(|(client, _)| client);
+    match row {
+        Row::FirstAhead => open.min(),
+        Row::LastAhead => open.max(),
+        Row::Usual | Row::RolledBack | Row::Evaluation => None,
+    }
 }
 
 /// The entries that a class runs.
