@@ -93,6 +93,35 @@ fn a_thread_for_collectives_bounds_whole_gradients_and_is_judged_by_no_search() 
 }
 
 #[test]
+fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
+    let servers = "--dp 2 --servers 1 --staleness 1 --global-batch 4 --optimizer sgd:momentum=0.9";
+    let place = Place::new();
+    let text = place.run(&format!("program {MODEL} --cluster h100-80g:3 {servers}")).succeeds();
+    text.check(ranks(&text.stdout).len() == 3, "not two workers and a server");
+    for part in ["gradients to servers", "weights from servers", "update with gradients of rank 1"]
+    {
+        text.check(text.stdout.contains(part), part);
+    }
+    let simulated = place.run(&format!("simulate {MODEL} --cluster h100-80g:3 {servers} --json"));
+    let simulated = simulated.succeeds();
+    let of_ranks = simulated.objects()[0]["ranks"].clone();
+    simulated.check(of_ranks.as_array().is_some_and(|it| it.len() == 3), "not three ranks");
+    let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 4 --json";
+    let trained = place.run(&format!("{train} {servers}")).succeeds();
+    trained.check(trained.summary()["steps"] == 4, "not all steps");
+    trained.check(trained.objects()[0]["gradient_norm"].is_null(), "a norm of all gradients");
+    place
+        .run(&format!("{train} {servers} --on-nan skip"))
+        .refuses("plan", "with servers no update waits for the gradients of others");
+    place.run(&format!("{train} {servers} --clip-norm 1")).refuses("plan", "clip_norm");
+    place.run(&format!("{train} {servers} --tp 2")).refuses("plan", "each worker is one device");
+    place
+        .run(&format!("{train} --ranks 2 --servers 1"))
+        .refuses("usage", "--servers cannot be given with --ranks");
+    place.run(&format!("{train} --staleness 1")).refuses("usage", "--servers");
+}
+
+#[test]
 fn programs_get_an_object_for_each_rank() {
     let outcome = place_with_plan().run("program plan.toml --json").succeeds();
     let objects = outcome.objects();

@@ -1,6 +1,7 @@
 //! The plan.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
@@ -191,7 +192,8 @@ pub struct Servers {
     /// How many there are; they live on the devices after those of the pipelines.
     pub count: u32,
     /// A worker begins step t once all workers' gradients of the first t - `staleness` steps have been
-    /// applied; with 0, of all before it.
+    /// applied; with 0, of all before it. A row of steps that are trained together ends with all applied, so
+    /// rows of a single step are synchronous whatever this says.
     pub staleness: u32,
 }
 
@@ -209,19 +211,29 @@ impl Plan {
         })
     }
 
+    /// The devices it uses, in order. One that has several stages counts once.
+    pub fn devices(&self) -> BTreeSet<u32> {
+        let of_stages = self.stages().flat_map(|(_, stage)| stage.devices.0.iter().copied());
+        of_stages.chain(self.server_devices()).collect()
+    }
+
     /// The number of devices it uses.
     pub fn device_count(&self) -> usize {
-        let devices = self.stages().flat_map(|(_, stage)| &stage.devices.0);
-        let servers = self.sync.servers.map_or(0, |servers| servers.count as usize);
-        devices.collect::<BTreeSet<_>>().len() + servers
+        let of_stages = self.stages().flat_map(|(_, stage)| &stage.devices.0);
+        of_stages.collect::<BTreeSet<_>>().len() + self.server_devices().len()
+    }
+
+    /// The least number of devices that a cluster must have: one more than the last that it uses.
+    pub fn least_devices(&self) -> usize {
+        let servers = self.server_devices();
+        servers.start as usize + servers.len()
     }
 
     /// The devices of servers, in their order: those after the pipelines'.
-    pub fn server_devices(&self) -> impl Iterator<Item = u32> {
-        let first =
-            self.stages().flat_map(|(_, stage)| &stage.devices.0).max().map_or(0, |it| it + 1);
-        let count = self.sync.servers.map_or(0, |servers| servers.count);
-        first..first.saturating_add(count)
+    pub fn server_devices(&self) -> Range<u32> {
+        let last = self.stages().flat_map(|(_, stage)| &stage.devices.0).max();
+        let first = last.map_or(0, |last| last.saturating_add(1));
+        first..first.saturating_add(self.sync.servers.map_or(0, |servers| servers.count))
     }
 
     /// Whether a step ends with the norm of all its gradients: to clip them, or to see whether they are

@@ -14,13 +14,13 @@ use crate::{
 pub struct Uniform {
     /// Meshes of devices that a pipeline goes through: its stages, if each holds one.
     pub pp: usize,
-    /// The mesh of every stage.
+    /// The mesh of every stage; with servers, as many workers of one device each as it has replicas.
     pub mesh: Mesh,
     /// Whether operators that tensor parallelism leaves whole are split along the sequence.
     pub sequence_parallel: bool,
     /// Samples of one step.
     pub global_batch: usize,
-    /// Micro-batches of one step.
+    /// Micro-batches of one step; with servers, of each worker in a step.
     pub microbatches: usize,
     /// Order of passes.
     pub schedule: ScheduleKind,
@@ -73,9 +73,22 @@ impl Uniform {
         self.arrangement().places(self.pp, chunks)
     }
 
+    /// The workers of servers, if there are any: replicas of the whole model that are not split.
+    fn workers(&self) -> Option<u32> {
+        let is_split = self.pp > 1 || self.mesh.size() != self.mesh.dp as usize;
+        (self.sync.servers.is_some() && !is_split).then_some(self.mesh.dp)
+    }
+
     /// Pipelines whose stages live on the meshes `places` and are cut at `cuts`: the first block of each
-    /// stage, then the number of blocks.
+    /// stage, then the number of blocks. Workers are a pipeline each.
     pub fn pipelines(&self, places: &[Vec<usize>], cuts: &[usize]) -> Vec<Pipeline> {
+        if let (Some(workers), Some(&end)) = (self.workers(), cuts.last()) {
+            let worker = |device| {
+                let devices = DeviceList(vec![device]);
+                Pipeline { stage: vec![Stage { blocks: (0, end), mesh: Mesh::SINGLE, devices }] }
+            };
+            return (0..workers).map(worker).collect();
+        }
         let size = self.mesh.size() as u32;
         let stage = |(&place, run): (&usize, &[usize])| {
             let first = place as u32 * size;
@@ -110,7 +123,7 @@ impl Uniform {
             model: model.into(),
             cluster: cluster.into(),
             global_batch: self.global_batch,
-            microbatches: self.microbatches,
+            microbatches: self.microbatches.saturating_mul(self.workers().unwrap_or(1) as usize),
             schedule: self.schedule,
             order: vec![],
             pass_times: PassTimes::default(),

@@ -3,7 +3,7 @@
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Mesh, Optimizer, Plan, PlanError, ScheduleKind, Stage, Updates};
+use crate::{Axis, Mesh, Optimizer, Plan, PlanError, Precision, ScheduleKind, Stage, Updates};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -165,8 +165,7 @@ impl Plan {
         if servers.count == 0 {
             return Err(PlanError::field("sync.servers.count", 0, "at least 1"));
         }
-        let last = self.server_devices().last().map_or(0, |it| it as usize);
-        if last >= devices {
+        if self.least_devices() > devices {
             let rule = "they live on the devices after those of the pipelines";
             return refuse("sync.servers.count", servers.count.to_string(), rule);
         }
@@ -182,21 +181,29 @@ impl Plan {
             let rule = "nothing is sharded over replicas, which hold no optimizer state";
             return refuse("sync.zero", self.sync.zero.to_string(), rule);
         }
-        if !self.flushes() || self.updates != Updates::Step {
-            let rule = "a worker's step is one set of weights: weights.rule = \"flush\" and updates = \"step\"";
+        if !self.flushes() {
+            let rule = "a worker has one set of weights in a step, so flush";
             return refuse("weights.rule", self.weights.name().into(), rule);
+        }
+        if self.updates != Updates::Step {
+            let rule = "a worker sends its gradients once a step, so step";
+            return refuse("updates", self.updates.name().into(), rule);
         }
         if self.looks_at_norm() {
             let key = if self.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
-            let rule = "no update waits for the gradients of others, so there is no norm of all";
+            let rule = "no update waits for the gradients of others, so none can be made smaller, or left \
+                        out, by what all gradients come to";
             return refuse(key, "set".into(), rule);
         }
-        if self.precision.master {
-            return refuse(
-                "precision.master",
-                "true".into(),
-                "the servers' weights are the masters",
-            );
+        if self.precision != Precision::FP32 {
+            let rule =
+                "everything is in fp32 so far: compute and gradients = \"fp32\", master = false";
+            return refuse("precision", format!("{:?}", self.precision), rule);
+        }
+        if let Optimizer::Sgd { reference_batch: Some(batch), .. } = self.optimizer {
+            let rule =
+                "an update is made for each worker's part of a step, and none for so many samples";
+            return refuse("optimizer.reference_batch", batch.to_string(), rule);
         }
         Ok(())
     }

@@ -153,7 +153,8 @@ pub struct HeldStage {
 pub struct Class {
     /// The stages that its ranks hold.
     pub stages: Vec<HeldStage>,
-    /// Which of the replicas of its stage it is, where several take micro-batches in turn.
+    /// Which of the replicas of its stage it is, where several take micro-batches in turn; which of the
+    /// servers.
     pub replica: Option<u32>,
     /// The mesh of its ranks.
     pub mesh: Mesh,
@@ -311,7 +312,8 @@ impl Class {
         };
         let mut names: Vec<String> = self.stages.iter().map(name).collect();
         if self.stages.is_empty() {
-            return "parameter server".into();
+            let number = self.replica.map_or(String::new(), |it| format!(" {it}"));
+            return format!("parameter server{number}");
         }
         // Several pipelines may come to the same stage.
         names.dedup();

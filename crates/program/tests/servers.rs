@@ -2,11 +2,13 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, StageReplicas,
-    Sync, Uniform, pipelines_in_turn,
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates,
+    Weights,
 };
 use shardloom_program::verify::{Violation, explore, verify};
-use shardloom_program::{Class, ClassId, Content, Control, Keep, Program, Serve, When, lower};
+use shardloom_program::{
+    BodyId, Class, ClassId, Client, Content, Control, Keep, Point, Program, Serve, When, lower,
+};
 
 fn graph(spec: &str) -> Graph {
     ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model")
@@ -18,24 +20,23 @@ fn small() -> Graph {
 
 /// So many workers of one micro-batch each, and servers.
 fn plan(graph: &Graph, workers: u32, servers: Servers) -> Plan {
-    let uniform = Uniform {
+    uniform(workers, servers).plan(graph, "model", "local")
+}
+
+fn uniform(workers: u32, servers: Servers) -> Uniform {
+    Uniform {
         pp: 1,
-        mesh: Mesh::SINGLE,
+        mesh: Mesh { dp: workers, ..Mesh::SINGLE },
         sequence_parallel: false,
         global_batch: workers as usize,
-        microbatches: workers as usize,
+        microbatches: 1,
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::None,
         sync: Sync { servers: Some(servers), bucket_bytes: 16, ..Sync::default() },
         precision: Precision::FP32,
         optimizer: Optimizer::default(),
         clip_norm: None,
-    };
-    let blocks = (0, graph.blocks().len());
-    let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
-    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
-    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
-    Plan { pipeline, ..uniform.plan(graph, "model", "local") }
+    }
 }
 
 fn program(workers: u32, count: u32, staleness: u32) -> Program {
@@ -146,21 +147,67 @@ fn a_client_whose_clock_stands_still_is_rejected() {
     assert!(found.iter().any(|it| matches!(it, Violation::Service { .. })), "{found:?}");
 }
 
+/// What a server does for one client may follow directly what it does for any other.
+#[test]
+fn an_answer_that_does_not_wait_for_those_of_another_client_is_rejected() {
+    for workers in [2, 3] {
+        let program = program(workers, 1, 1);
+        let server = program.classes.len() - 1;
+        let class = &program.classes[server];
+        let serve = class.serves().expect("a server");
+        let client = |body: BodyId| {
+            let does = |client: &Client| client.handlers.iter().any(|it| it.run.body == body);
+            serve.clients.iter().position(does).expect("all is done for some client")
+        };
+        let mut count = 0;
+        for (body, spec) in (0..).map(BodyId).zip(&class.bodies) {
+            for (at, instruction) in spec.instructions.iter().enumerate() {
+                for (number, point) in instruction.after.iter().enumerate() {
+                    let Point::Latest(other, _) = *point else { continue };
+                    if client(other) == client(body) {
+                        continue;
+                    }
+                    let mut mutated = program.clone();
+                    let body = &mut mutated.classes[server].bodies[body.0 as usize];
+                    body.instructions[at].after.remove(number);
+                    let found = verify(&mutated).expect_err("nothing else orders them");
+                    let races = |it: &Violation| matches!(it, Violation::Race { .. });
+                    assert!(found.iter().all(races), "{found:#?}");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count >= 4 * workers as usize, "{count}");
+    }
+}
+
 #[test]
 fn what_servers_cannot_go_with_is_refused_by_name() {
     let graph = small();
     let good = plan(&graph, 2, Servers { count: 1, staleness: 0 });
-    let changed = |how: fn(&mut Plan)| {
+    let changed = |how: &dyn Fn(&mut Plan)| {
         let mut plan = good.clone();
         how(&mut plan);
         plan
     };
+    let scaled = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch: Some(8) };
+    let uniform =
+        Uniform { sync: Sync::default(), ..uniform(2, Servers { count: 1, staleness: 0 }) };
+    let wide = uniform.plan(&graph, "model", "local");
+    let split = Uniform { pp: 2, mesh: Mesh::SINGLE, ..uniform }.plan(&graph, "model", "local");
     for (plan, key) in [
-        (changed(|it| it.sync.zero = 1), "sync.zero"),
-        (changed(|it| it.clip_norm = Some(1.0)), "clip_norm"),
-        (changed(|it| it.skip_non_finite = true), "skip_non_finite"),
-        (changed(|it| it.sync.servers = Some(Servers { count: 0, staleness: 0 })), "count"),
-        (changed(|it| it.sync.servers = Some(Servers { count: 99, staleness: 0 })), "count"),
+        (changed(&|it| it.sync.zero = 1), "sync.zero"),
+        (changed(&|it| it.clip_norm = Some(1.0)), "clip_norm"),
+        (changed(&|it| it.skip_non_finite = true), "skip_non_finite"),
+        (changed(&|it| it.updates = Updates::Round), "updates"),
+        (changed(&|it| it.weights = Weights::Stash), "weights.rule"),
+        (changed(&|it| it.precision = Precision::MIXED), "precision"),
+        (changed(&|it| it.optimizer = scaled), "optimizer.reference_batch"),
+        (changed(&|it| it.sync.servers = Some(Servers { count: 99, staleness: 0 })), "buckets"),
+        (Plan { pipeline: split.pipeline, ..good.clone() }, "pipeline.stage"),
+        (Plan { pipeline: wide.pipeline, ..good.clone() }, "pipeline.stage.mesh"),
+        (changed(&|it| it.sync.servers = Some(Servers { count: 0, staleness: 0 })), "count"),
+        (changed(&|it| it.sync.servers = Some(Servers { count: 99, staleness: 0 })), "count"),
     ] {
         let devices = plan.device_count();
         let error = lower(&graph, &plan, devices).expect_err(key).to_string();

@@ -249,6 +249,10 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
+    if plan.sync.servers.is_some() {
+        // No search has servers among what it chooses from.
+        return Ok(None);
+    }
     let larger = changed(cluster, |group| {
         let bytes = group.profile.device.memory_bytes as f64 * MORE_MEMORY;
         group.profile.device.memory_bytes = bytes as u64;

@@ -64,9 +64,8 @@ impl Written {
         let Written { plan, text, place } = self;
         require_sizes(model, plan)?;
         // Whether the cluster has so many devices is another question.
-        let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
-        let devices = devices.map_or(0, |&last| last.saturating_add(1).min(Cluster::MAX_DEVICES));
-        let fit = plan.validate(model.graph(), devices as usize);
+        let devices = plan.least_devices().min(Cluster::MAX_DEVICES as usize);
+        let fit = plan.validate(model.graph(), devices);
         fit.map_err(|error| Plan::place_error(text, place, error).into())
     }
 }

@@ -1,6 +1,5 @@
 //! Finding a plan, and explaining one.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
@@ -159,11 +158,8 @@ fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
         Number::Bf16 => Format::Bf16,
         Number::Fp16 => Format::Fp16,
     };
-    // A device that holds several stages is one.
-    let devices: BTreeSet<u32> =
-        plan.stages().flat_map(|(_, stage)| stage.devices.0.iter().copied()).collect();
-    let peak = |&device| cluster.kind_of(DeviceId(device)).ok()?.peak_flops(format).ok();
-    devices.iter().map(peak).sum()
+    let peak = |device| cluster.kind_of(DeviceId(device)).ok()?.peak_flops(format).ok();
+    plan.devices().into_iter().map(peak).sum()
 }
 
 /// Each stage's peak for each of its ranks.

@@ -105,8 +105,7 @@ pub fn predict_here(
         Ok(None) | Err(Error::OtherMachine { .. }) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
-    let devices_per_node = devices.map_or(0, |&last| last.saturating_add(1));
+    let devices_per_node = u32::try_from(plan.least_devices()).unwrap_or(u32::MAX);
     let precision = matmul_precision(plan.precision.compute);
     let is_measured = profile.device.peak_flops(precision).is_ok();
     if devices_per_node > profile.node.devices || !is_measured {

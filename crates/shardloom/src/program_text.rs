@@ -48,9 +48,7 @@ pub struct RankText {
 /// # Errors
 /// If the plan does not fit the model, or there is no such rank.
 pub fn program_text(model: &Model, plan: &Plan, rank: Option<u32>) -> Result<Vec<RankText>> {
-    let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
-    let devices = devices.map_or(0, |&last| last as usize + 1);
-    let program = lower(model, plan, devices)?;
+    let program = lower(model, plan, plan.least_devices())?;
     let text = |class: &Class, rank: Rank| {
         let text = program.text(model.graph(), rank)?;
         Some(RankText { rank: rank.0, multiplicity: class.mesh.size(), text })

@@ -96,8 +96,7 @@ impl Session {
     /// there is.
     pub fn start(model: &Model, plan: &Plan, data: Data, settings: Settings) -> Result<Session> {
         let plan = &guarded(plan, settings.on_non_finite);
-        let devices = plan.stages().flat_map(|(_, stage)| &stage.devices.0).max();
-        let devices = devices.map_or(0, |&last| last as usize + 1);
+        let devices = plan.least_devices();
         if devices > MOST_RANKS {
             return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
         }
@@ -266,11 +265,11 @@ impl Session {
 }
 
 /// `plan` with what `on_non_finite` asks of its program: all ranks look at the gradient before they update
-/// with it. Without a flush that would have them wait for each other every step, so there a run that is
-/// to stop looks at its losses only.
+/// with it. Without a flush, and with servers, that would have them wait for each other every step, so there
+/// a run that is to stop looks at its losses only.
 pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
     let guards = match on_non_finite {
-        OnNonFinite::Stop => plan.flushes(),
+        OnNonFinite::Stop => plan.flushes() && plan.sync.servers.is_none(),
         OnNonFinite::Skip => true,
         OnNonFinite::Continue => false,
     };

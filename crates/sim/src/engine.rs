@@ -160,8 +160,12 @@ impl<'s, 'p> Engine<'s, 'p> {
             if self.actors[index].is_through() {
                 return Ok(());
             }
-            if self.actors[index].is_between_clients() && !self.answer(index, driver)? {
-                return Ok(());
+            if self.actors[index].is_between_clients() {
+                if !self.answer(index, driver)? {
+                    return Ok(());
+                }
+                // What it does for a client may be nothing.
+                continue;
             }
             let line = self.actors[index].line();
             let Some(due) = self.due(index, line) else { return Ok(()) };

@@ -242,7 +242,8 @@ impl Trainer {
 
     /// Trains steps in a row. A plan without flush fills its pipeline at the first and drains it after
     /// the last, so that state can be looked at, validated and saved between such calls; with a flush
-    /// it is the same as so many single steps.
+    /// it is the same as so many single steps. With servers a row ends with all gradients applied, and steps
+    /// of one row are those that workers may be ahead by.
     ///
     /// # Errors
     /// If a rank fails, a loss is not finite and the setting is to stop, or the row has more than
@@ -333,14 +334,20 @@ impl Trainer {
     }
 
     /// Has servers answer in the next row of steps as they did in the one that wrote `answers`, so that it
-    /// comes to the same, bit for bit.
+    /// comes to the same, bit for bit. That row fails if it has another number of steps, or if the order
+    /// breaks the bound on staleness.
     ///
     /// # Errors
-    /// If ranks are not threads: under the virtual clock, the order of answers is that of modelled time.
+    /// If ranks are not threads: under the virtual clock, the order of answers is that of modelled time. If
+    /// the answers are not those of as many ranks.
     pub fn repeat_answers(&mut self, answers: Vec<Vec<u32>>) -> Result<()> {
         let ranks = self.shared.program.ranks();
-        if !matches!(self.crew, Crew::Threads(_)) || answers.len() != ranks {
-            let reason = format!("answers are repeated by threads, and are those of {ranks} ranks");
+        if !matches!(self.crew, Crew::Threads(_)) {
+            let reason = "under the virtual clock answers follow modelled time".into();
+            return Err(Error::Unsupported { reason });
+        }
+        if answers.len() != ranks {
+            let reason = format!("answers of {} ranks for a run of {ranks}", answers.len());
             return Err(Error::Unsupported { reason });
         }
         self.repeated = Some(Arc::new(answers));

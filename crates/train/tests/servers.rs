@@ -8,13 +8,12 @@ use std::collections::BTreeMap;
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Plan, Servers, StageReplicas, Sync, Uniform, pipelines_in_turn,
-};
+use shardloom_plan::{Optimizer, Plan, Servers, Sync, Uniform};
 use shardloom_program::{ClassId, Rank};
 use shardloom_sim::{Options, Recorded, run};
+use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, serial, trainer_with_clock};
+use support::{Samples, graph, mesh, serial, settings, trainer_with, trainer_with_clock};
 
 const STEPS: u32 = 6;
 
@@ -29,12 +28,10 @@ fn unclipped(optimizer: Optimizer) -> Uniform {
 /// So many workers and servers, on a step of four micro-batches.
 fn served(graph: &Graph, workers: u32, servers: Servers, optimizer: Optimizer) -> Plan {
     let sync = Sync { servers: Some(servers), bucket_bytes: 4000, ..Sync::default() };
-    let uniform = Uniform { sync, ..unclipped(optimizer) };
-    let blocks = (0, graph.blocks().len());
-    let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
-    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
-    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
-    Plan { pipeline, ..uniform.plan(graph, "model", "a100-40g:8") }
+    let plain = unclipped(optimizer);
+    let (mesh, microbatches) = (mesh(workers, 1, 1), plain.microbatches / workers as usize);
+    let uniform = Uniform { sync, mesh, microbatches, ..plain };
+    uniform.plan(graph, "model", "a100-40g:8")
 }
 
 fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
@@ -275,9 +272,15 @@ fn as_stale_as_allowed(workers: usize, bound: i64, steps: i64) -> Vec<u32> {
 type Weights = BTreeMap<String, Vec<f32>>;
 
 /// A plain loop over answers: what each step's loss comes to, and the weights in the end. Gradients are those
-/// of a run of its own for each worker, which is given weights before each micro-batch and asked for them
-/// afterwards.
-fn plain_loop(graph: &Graph, answers: &[u32], workers: usize, rate: f32) -> (Vec<f64>, Weights) {
+/// of a run of its own for each worker, at a rate of its own, which is given weights before each micro-batch
+/// and asked for them afterwards.
+fn plain_loop(
+    graph: &Graph,
+    answers: &[u32],
+    workers: usize,
+    rates: &LearningRate,
+) -> (Vec<f64>, Weights) {
+    const OWN_RATE: f32 = 0.05;
     let alone = Uniform { global_batch: 2, microbatches: 1, ..unclipped(Optimizer::sgd(0.0)) };
     let alone = alone.plan(graph, "m", "c");
     let mut runs: Vec<Trainer> =
@@ -303,8 +306,8 @@ fn plain_loop(graph: &Graph, answers: &[u32], workers: usize, rate: f32) -> (Vec
         let updated = run.weights().expect("weights");
         for (name, held) in &mut held {
             for ((held, given), updated) in held.iter_mut().zip(&given[name]).zip(&updated[name]) {
-                let gradient = (given - updated) / rate;
-                *held -= rate * gradient / workers as f32;
+                let gradient = (given - updated) / OWN_RATE;
+                *held -= rates.at(step as u64) as f32 * gradient / workers as f32;
             }
         }
         losses.resize(losses.len().max(step + 1), 0.0);
@@ -317,17 +320,21 @@ fn plain_loop(graph: &Graph, answers: &[u32], workers: usize, rate: f32) -> (Vec
 #[test]
 fn with_given_answers_training_is_the_plain_loop_over_them() {
     let (graph, sgd) = (gpt(), Optimizer::sgd(0.0));
+    let steps = u64::from(STEPS);
+    let curve = Curve::Cosine { peak: 0.1, warmup_steps: 2, total_steps: steps, floor: 0.01 };
+    let rates = LearningRate::new(curve).expect("a positive rate");
     let mut found = vec![];
     for bound in [0, 1, 3] {
         let answers = as_stale_as_allowed(4, bound, i64::from(STEPS));
         assert_eq!(staleness(&answers, 4, i64::from(STEPS)), bound);
         let servers = Servers { count: 1, staleness: bound as u32 };
         let plan = served(&graph, 4, servers, sgd);
-        let mut trainer = started(&graph, &plan, RunClock::Wall);
+        let samples = Samples::patterned(64, 8, 32);
+        let mut trainer = trainer_with(&graph, &plan, samples, settings(curve));
         let by_rank = vec![vec![], vec![], vec![], vec![], answers.clone()];
         trainer.repeat_answers(by_rank).expect("threads");
         let losses = train(&mut trainer, STEPS);
-        let expected = plain_loop(&graph, &answers, 4, 0.05);
+        let expected = plain_loop(&graph, &answers, 4, &rates);
         for (loss, expected) in losses.iter().zip(&expected.0) {
             assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
         }

@@ -5,8 +5,8 @@ use shardloom::cluster::Cluster;
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
-    Updates, Weights,
+    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -37,7 +37,8 @@ pub struct Dimensions {
     #[arg(long, value_name = "OPTIMIZER")]
     optimizer: Option<String>,
 
-    /// Global norm to which gradients are clipped [default: 1; without flush none]
+    /// Global norm to which gradients are clipped [default: 1; without flush and with servers
+    /// none]
     #[arg(long, value_name = "NORM", conflicts_with = "no_clip", value_parser = decimal)]
     clip_norm: Option<f64>,
 
@@ -81,6 +82,15 @@ struct Split {
     #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
     zero: Option<u8>,
 
+    /// Parameter servers, on further devices: replicas are workers that get the weights from them and send
+    /// them their gradients, all in fp32 and without clipping
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    servers: Option<u32>,
+
+    /// Steps that a worker may be ahead of the slowest [default: 0]
+    #[arg(long, value_name = "STEPS", requires = "servers", value_parser = whole::<u32>)]
+    staleness: Option<u32>,
+
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -105,6 +115,8 @@ impl Split {
             tp,
             sequence_parallel,
             zero,
+            servers,
+            staleness,
             microbatches,
             recompute,
             recompute_except_last,
@@ -115,6 +127,8 @@ impl Split {
             ("--tp", tp.is_some()),
             ("--sequence-parallel", *sequence_parallel),
             ("--zero", zero.is_some()),
+            ("--servers", servers.is_some()),
+            ("--staleness", staleness.is_some()),
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
@@ -258,9 +272,9 @@ impl Dimensions {
     pub fn ranks(&self) -> Option<usize> {
         let widths =
             [self.pp(), self.split.dp.unwrap_or(1) as usize, self.split.tp.unwrap_or(1) as usize];
-        widths.iter().try_fold(1, |all: usize, &each| {
-            all.checked_mul(each).filter(|&all| all <= Cluster::MAX_DEVICES as usize)
-        })
+        let workers = widths.iter().try_fold(1, |all: usize, &each| all.checked_mul(each))?;
+        let ranks = workers.checked_add(self.split.servers.unwrap_or(0) as usize);
+        ranks.filter(|&ranks| ranks <= Cluster::MAX_DEVICES as usize)
     }
 
     /// Micro-batches of a step, as given. Otherwise, of a pipeline, with which the most of `orders` exist
@@ -330,6 +344,10 @@ impl Dimensions {
         microbatches: usize,
         place: &Place,
     ) -> Result<Uniform, Failure> {
+        let servers = self.split.servers.map(|count| {
+            let staleness = self.split.staleness.unwrap_or(0);
+            Servers { count, staleness }
+        });
         Ok(Uniform {
             pp: self.pp(),
             mesh: Mesh { dp: self.split.dp.unwrap_or(1), cp: 1, tp: self.split.tp.unwrap_or(1) },
@@ -341,13 +359,17 @@ impl Dimensions {
             sync: Sync {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
                 zero: self.split.zero.unwrap_or(0),
+                servers,
                 ..Sync::default()
             },
-            precision: place.precision,
+            precision: match servers {
+                None => place.precision,
+                Some(_) => Precision::FP32,
+            },
             optimizer: self.optimizer()?,
             // The norm of all gradients would have every device wait for the slowest, which is what a
-            // schedule without flush is there to avoid.
-            clip_norm: match schedule.flushes() {
+            // schedule without flush is there to avoid, and servers with staleness are.
+            clip_norm: match schedule.flushes() && servers.is_none() {
                 true => self.clip_norm(),
                 false => self.clip_norm,
             },

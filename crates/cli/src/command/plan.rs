@@ -261,9 +261,9 @@ impl Plan {
 fn budget(tokens: f64, planned: &Planned, cluster: &Cluster) -> Budget {
     let training_seconds = tokens / planned.tokens_per_second;
     let per_hour =
-        |&device: &u32| cluster.kind_of(shardloom::cluster::DeviceId(device)).ok()?.price_per_hour;
-    let devices = planned.outcome.plan.stages().flat_map(|(_, stage)| &stage.devices.0);
-    let price_per_hour: Option<f64> = devices.map(per_hour).sum();
+        |device| cluster.kind_of(shardloom::cluster::DeviceId(device)).ok()?.price_per_hour;
+    let devices = planned.outcome.plan.devices();
+    let price_per_hour: Option<f64> = devices.into_iter().map(per_hour).sum();
     Budget {
         tokens,
         days: training_seconds / 86_400.0,

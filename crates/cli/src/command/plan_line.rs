@@ -30,6 +30,18 @@ pub fn plan_line(plan: &Plan) -> String {
         };
         format!(" with {} replicas that take turns{updates}, each", counts.join("-"))
     });
+    if let Some(servers) = plan.sync.servers {
+        return format!(
+            "{}: {} and {}, staleness {}, {} of {}, recompute {}",
+            counted(plan.device_count(), "device"),
+            counted(plan.pipeline.len(), "worker"),
+            counted(servers.count as usize, "server"),
+            servers.staleness,
+            counted(plan.microbatches, "micro-batch"),
+            counted(plan.microbatch_samples(), "sample"),
+            plan.recompute.name(),
+        );
+    }
     format!(
         "{}: {}{}{replicas} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}{}",
         counted(plan.device_count(), "device"),

@@ -43,6 +43,15 @@ pub struct Serve {
 }
 
 impl Serve {
+    /// The client for which an entry with this number is run.
+    pub fn client_of(&self, number: usize) -> Option<usize> {
+        let mut end = 0;
+        self.clients.iter().position(|client| {
+            end += client.handlers.len();
+            number < end
+        })
+    }
+
     /// The handlers of all clients, in order.
     pub fn handlers(&self) -> impl Iterator<Item = &Handler> {
         self.clients.iter().flat_map(|client| &client.handlers)

@@ -26,7 +26,7 @@ impl<'a> Ways<'a> {
     }
 
     pub(super) fn of(&self, replicas: &[Axis]) -> &dyn Synchronisation {
-        match replicas.is_empty() && self.replicated.role().is_none() {
+        match replicas.is_empty() && self.replicated.servers().is_none() {
             true => &self.alone,
             false => self.replicated,
         }

@@ -66,6 +66,14 @@ pub fn lower_with(
     way: &dyn Synchronisation,
 ) -> Result<Program, ProgramError> {
     plan.validate(graph, devices)?;
+    if way.servers() != plan.sync.servers {
+        return Err(ScheduleError::Rule(format!(
+            "sync.servers is {:?} in the plan, and {:?} as replicas are kept equal",
+            plan.sync.servers,
+            way.servers()
+        ))
+        .into());
+    }
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
     let mut boundaries = Boundaries::find(graph, plan.precision, &stages)?;

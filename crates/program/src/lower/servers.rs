@@ -10,7 +10,7 @@ use super::buckets::Parameters;
 use super::epilogue;
 use super::stream::Stream;
 use crate::class::{Body, BodyId, BodyKind, Class, ClassId, Part, Rank};
-use crate::sync::{Role, Synchronisation};
+use crate::sync::Synchronisation;
 use crate::{
     Action, Carried, Client, Control, Entry, Format, Handler, Instruction, ProgramError, Route,
     RouteId, Serve, View, When,
@@ -19,7 +19,7 @@ use shardloom_schedule::ScheduleError;
 
 /// The first class of servers, behind so many of workers, and how many there are.
 pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(ClassId, usize)> {
-    way.role().map(|role| (ClassId(workers as u32), role.count as usize))
+    way.servers().map(|servers| (ClassId(workers as u32), servers.count as usize))
 }
 
 /// The ways of one bucket between a worker and its server.
@@ -31,7 +31,7 @@ struct Ways {
 
 /// What servers do for workers.
 pub(super) struct Service<'a> {
-    role: Role,
+    staleness: u32,
     /// By server.
     parameters: Vec<Parameters<'a>>,
     /// By worker and its bucket.
@@ -51,17 +51,17 @@ impl<'a> Service<'a> {
         workers: &[Parameters<'a>],
         boundaries: &mut Boundaries,
     ) -> Result<Option<Service<'a>>, ProgramError> {
-        let Some(role) = way.role() else { return Ok(None) };
+        let Some(asked) = way.servers() else { return Ok(None) };
         let buckets = workers[0].buckets.len();
-        if role.count as usize > buckets {
-            let count = role.count;
+        if asked.count as usize > buckets {
+            let count = asked.count;
             return Err(ScheduleError::Rule(format!(
                 "sync.servers.count = {count}: servers are dealt buckets, of which there are {buckets}; take \
                  fewer servers, or a smaller sync.bucket_bytes"
             ))
             .into());
         }
-        let servers = (0..role.count).map(|server| ClassId(workers.len() as u32 + server));
+        let servers = (0..asked.count).map(|server| ClassId(workers.len() as u32 + server));
         let parameters: Vec<Parameters<'a>> =
             servers.map(|server| workers[0].of_server(server)).collect();
         let mut first = vec![0];
@@ -88,7 +88,7 @@ impl<'a> Service<'a> {
             }
             ways.push(of_worker);
         }
-        Ok(Some(Service { role, parameters, ways, first }))
+        Ok(Some(Service { staleness: asked.staleness, parameters, ways, first }))
     }
 
     /// What ends a worker's step: it sends its gradients.
@@ -138,7 +138,7 @@ impl<'a> Service<'a> {
             let clients = clients.collect();
             classes.push(Class {
                 stages: vec![],
-                replica: None,
+                replica: Some(server as u32),
                 mesh: Mesh::SINGLE,
                 first_rank: Rank(first_rank),
                 devices: vec![DeviceId(device)],
@@ -178,7 +178,7 @@ impl<'a> Service<'a> {
             Handler { when, run, publishes }
         };
         let push = handler(BodyKind::Epilogue, push, When::Sent, true);
-        let within = When::Within(self.role.staleness);
+        let within = When::Within(self.staleness);
         let pull = handler(BodyKind::Synchronisation, pull, within, false);
         Client { class, handlers: vec![push, pull] }
     }

@@ -90,28 +90,18 @@ pub trait Synchronisation: Debug {
     /// What makes all weights those that were updated, after the update.
     fn after_update(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
 
-    /// Further ranks, which hold and update buckets for those that train; none for most ways.
-    fn role(&self) -> Option<Role> {
+    /// The servers that hold and update buckets for the ranks that train, as [`Server`]'s do; none for most
+    /// ways. They are those of the plan's `sync`.
+    fn servers(&self) -> Option<Servers> {
         None
     }
-}
-
-/// Ranks without stages that update buckets for others. These are dealt to them by their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Role {
-    /// How many.
-    pub count: u32,
-    /// How many steps a worker may be ahead of the slowest.
-    pub staleness: u32,
 }
 
 /// The plan's way for what has replicas.
 pub(crate) fn way(plan: &Plan) -> Box<dyn Synchronisation> {
     let algorithm = plan.sync.algorithm;
     match (plan.sync.servers, plan.sync.zero) {
-        (Some(Servers { count, staleness }), _) => {
-            Box::new(Server { role: Role { count, staleness } })
-        }
+        (Some(servers), _) => Box::new(Server { servers }),
         (None, 0) => Box::new(AllReduce { algorithm }),
         (None, stage) => Box::new(Zero { stage, algorithm }),
     }

@@ -5,18 +5,22 @@
 //! A server applies the gradients of a worker as soon as they come, and sends a worker that has ended `t` steps
 //! the weights for the next once all have ended `t - staleness`. A worker's gradients are its part of the mean
 //! over the step. With plain gradient descent and no staleness a step is therefore that of synchronous data
-//! parallelism, but for the order of additions; optimizers that keep state take one step for each worker.
+//! parallelism, but for the order of additions. Whatever else an update does it does once for each worker's
+//! part of a step: decaying weights, keeping momentum or moments, counting updates for bias correction.
+//!
+//! Buckets are dealt to servers by number, about as many to each, whatever their sizes.
 
 use shardloom_collectives::Algorithm;
+use shardloom_plan::Servers;
 
-use super::{AllReduce, Replicated, Role, Synchronisation, Unheld};
+use super::{AllReduce, Replicated, Synchronisation, Unheld};
 use crate::{Instruction, Tensor};
 
 /// Workers whose weights servers hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
     /// The servers.
-    pub role: Role,
+    pub servers: Servers,
 }
 
 impl Server {
@@ -51,7 +55,7 @@ impl Synchronisation for Server {
         vec![]
     }
 
-    fn role(&self) -> Option<Role> {
-        Some(self.role)
+    fn servers(&self) -> Option<Servers> {
+        Some(self.servers)
     }
 }

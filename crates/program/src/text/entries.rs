@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Action, Body, BodyId, BodyKind, Class, Client, Control, Entry as Run, Group, Guard, Handler,
+    Action, Body, BodyId, BodyKind, Class, Client, Control, Entry as Run, Group, Guard,
     Instruction, Program, When,
 };
 
@@ -67,9 +67,10 @@ impl Entries {
                     arm(true).chain(arm(false)).collect()
                 }
                 Control::Serve(serve) => {
-                    let title = "serves its clients in all steps, each as it comes".into();
+                    let title =
+                        "for each step of each client, in the order in which they come:".into();
                     step.push(Entry { title, body: None });
-                    serve.clients.iter().flat_map(|client| served(program, client)).collect()
+                    serve.clients.iter().flat_map(served).collect()
                 }
             };
             for ((run, notes), name) in entries.into_iter().zip(&mut names) {
@@ -99,19 +100,19 @@ fn guard_title(class: &Class, guard: &Guard) -> String {
     format!("guard by {flag}  ({who}{late})")
 }
 
-/// What is done for a client, each with for whom and when.
-fn served<'c>(program: &Program, client: &'c Client) -> Vec<(&'c Run, Vec<String>)> {
-    let place = program.class(client.class).place();
-    let note = |it: &Handler| format!("for {place}, {}", when(it.when));
-    client.handlers.iter().map(|it| (&it.run, vec![note(it)])).collect()
+/// What is done for a client, each with when.
+fn served(client: &Client) -> impl Iterator<Item = (&Run, Vec<String>)> {
+    client.handlers.iter().map(|it| (&it.run, vec![when(it.when)]))
 }
 
 /// When a handler may run.
 fn when(when: When) -> String {
     match when {
-        When::Sent => "once it has sent".into(),
-        When::Within(0) => "once nobody is behind".into(),
-        When::Within(steps) => format!("once nobody is more than {steps} steps behind"),
+        When::Sent => "once it has sent them".into(),
+        When::Within(0) => "once no client has ended fewer steps".into(),
+        When::Within(steps) => format!(
+            "once no client has ended over {steps} steps fewer, at the end of a row fewer at all"
+        ),
     }
 }
 
@@ -131,7 +132,8 @@ fn notes(run: &Run, arm: Option<bool>) -> Vec<String> {
         updates => notes.push(format!("with weights {updates} updates old")),
     }
     if run.shift < 0 && arm.is_none() {
-        notes.push("ends the step before, so not in the first step".into());
+        notes
+            .push("of the step before: not in the first step, and once more after the last".into());
     }
     match arm {
         None => {}
@@ -158,7 +160,13 @@ fn names(program: &Program, class: &Class) -> Vec<String> {
         };
         (arm, name)
     };
-    let plain: Vec<(Option<bool>, String)> = class.entries_by_arm().map(name).collect();
+    let plain: Vec<(Option<bool>, String)> = match class.serves() {
+        None => class.entries_by_arm().map(name).collect(),
+        Some(serve) => {
+            let clients = serve.clients.iter();
+            clients.flat_map(|it| names_for(program, class, it)).map(|it| (None, it)).collect()
+        }
+    };
     let mut counts: BTreeMap<&(Option<bool>, String), usize> = BTreeMap::new();
     plain.iter().for_each(|name| *counts.entry(name).or_insert(0) += 1);
     let mut seen: BTreeMap<&(Option<bool>, String), usize> = BTreeMap::new();
@@ -176,19 +184,40 @@ fn names(program: &Program, class: &Class) -> Vec<String> {
     numbered
 }
 
+/// The names of what a server does for a client.
+fn names_for<'p>(
+    program: &'p Program,
+    class: &'p Class,
+    client: &'p Client,
+) -> impl Iterator<Item = String> + 'p {
+    let rank = program.class(client.class).first_rank.0;
+    client.handlers.iter().map(move |handler| match class.body_of(&handler.run).kind {
+        BodyKind::Epilogue => format!("update with gradients of rank {rank}"),
+        _ => format!("weights for rank {rank}"),
+    })
+}
+
 /// What a body does, and on which micro-batch.
 fn name(body: &Body, microbatch: Option<u32>) -> String {
+    let all = |is: &dyn Fn(&Action) -> bool| body.instructions.iter().all(|it| is(&it.action));
     let kind = match body.kind {
         BodyKind::Forward => "forward",
         BodyKind::Backward => "backward",
         BodyKind::BackwardInput => "input gradients",
         BodyKind::BackwardWeight => "weight gradients",
+        BodyKind::Synchronisation if all(&|it| matches!(it, Action::Receive { .. })) => {
+            "weights from servers"
+        }
+        BodyKind::Synchronisation if all(&|it| matches!(it, Action::Send { .. })) => {
+            "gradients to servers"
+        }
         BodyKind::Synchronisation => "synchronisation",
         BodyKind::Epilogue => "update",
         BodyKind::Evaluation => "evaluation",
         BodyKind::Test => "test of the update",
-        BodyKind::Release => "release of what the update changed",
-        BodyKind::Rollback => "rollback",
+        BodyKind::Release => "release of backups",
+        BodyKind::Rollback if microbatch.is_some() => "discarding of micro-batch",
+        BodyKind::Rollback => "rollback of the update",
         BodyKind::Redo => "update once more",
     };
     let microbatch = microbatch.map_or(String::new(), |it| format!(" {it}"));

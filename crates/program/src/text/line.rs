@@ -59,7 +59,14 @@ impl Lines<'_> {
                 format!("{number} of the last {}", self.0.names.body(body))
             }
         };
-        instruction.after.iter().map(point).collect::<Vec<_>>().join(" and ")
+        // Entries that do the same have one name.
+        let mut points: Vec<String> = vec![];
+        for text in instruction.after.iter().map(point) {
+            if !points.contains(&text) {
+                points.push(text);
+            }
+        }
+        points.join(" and ")
     }
 
     /// What an instruction does, to what, from what, and what it frees.

@@ -42,8 +42,9 @@ run side by side where the machine can, each in order.
   name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp
   add to           adds to what is there; start or add to: likewise, but the first time since the
                    sum was last used replaces it
-  saved            in checkpoints; then what it is where no checkpoint has it; `0..8 of 16` are
-                   this rank's elements of a bucket that ranks share
+  saved            in checkpoints, `elsewhere` by another rank that holds the same; then what it is
+                   where no checkpoint has it; `0..8 of 16` are this rank's elements of a bucket
+                   that ranks share
 ";
 
 impl Program {
@@ -174,7 +175,8 @@ impl Reader<'_> {
                 Copies::One | Copies::PerMicrobatch => (1, String::new()),
             };
             let size = bytes(copies * class.tensor_bytes(id, position));
-            let kept = words + kept(tensor) + &self.share(tensor);
+            let owned = program.owns(self.id, id);
+            let kept = words + &kept(tensor, owned) + &self.share(tensor);
             let name = self.names.tensor(id).to_owned();
             [name, self.shape(id), tensor.format.to_string(), size, kept]
         });
@@ -206,14 +208,15 @@ impl Reader<'_> {
     }
 }
 
-/// What becomes of a lasting tensor between runs.
-fn kept(tensor: &Tensor) -> &'static str {
-    match tensor.keep {
-        Keep::State(Initial::Drawn) => "saved; drawn at first",
-        Keep::State(Initial::Weights) => "saved; the weights at first",
-        Keep::State(Initial::Zero) => "saved; zero at first",
-        Keep::Resident | Keep::Transient => "not saved",
-    }
+/// What becomes of a lasting tensor between runs, which this rank saves if it owns it.
+fn kept(tensor: &Tensor, owned: bool) -> String {
+    let initial = match tensor.keep {
+        Keep::State(Initial::Drawn) => "random at first",
+        Keep::State(Initial::Weights) => "the weights at first",
+        Keep::State(Initial::Zero) => "zero at first",
+        Keep::Resident | Keep::Transient => return "not saved".into(),
+    };
+    format!("{}; {initial}", if owned { "saved" } else { "saved elsewhere" })
 }
 
 /// A shape in brackets.

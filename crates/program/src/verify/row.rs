@@ -13,32 +13,36 @@ pub enum Row {
     Usual,
     /// Steps in which none does: every update is rolled back.
     RolledBack,
-    /// Steps in which servers answer the first client that they may, which gets ahead of the others.
-    FirstAhead,
-    /// Likewise the last one.
-    LastAhead,
+    /// Steps in which servers answer clients in one of many orders: 0 the first client that they may, which
+    /// gets ahead of the others, 1 the last, and from 2 on one or another.
+    Served(u32),
     /// The evaluation of a micro-batch.
     Evaluation,
 }
 
 impl Row {
-    /// The rows that a program can run. Guards leave the same behind in either arm, so that all flags or none
-    /// show what happens where some hold and others do not. Of what a server does for a client another
-    /// client's follows, or more of its own: one of these rows has each.
+    /// Rows that a program can run. Guards leave the same behind in either arm, so that all flags or none
+    /// show what happens where some hold and others do not. Of the orders of answers these are a few, in
+    /// which anything that a server does comes after anything that it may come after.
     pub(super) fn all(program: &Program) -> Vec<Row> {
         let any = |has: fn(&Class) -> bool| program.classes.iter().any(has);
         let guarded = any(|class| class.guards().next().is_some());
         let served = any(|class| class.serves().is_some());
         let mut rows = vec![Row::Usual, Row::Evaluation];
         rows.extend(guarded.then_some(Row::RolledBack));
-        rows.extend([Row::FirstAhead, Row::LastAhead].into_iter().filter(|_| served));
+        rows.extend((0..ORDERS).map(Row::Served).filter(|_| served));
         rows
     }
 }
 
-/// How many steps a row has: enough for the pipeline to fill, to be full for a step, and to drain.
+/// In how many orders servers answer clients.
+const ORDERS: u32 = 6;
+
+/// How many steps a row has: enough for the pipeline to fill, to be full for a step, and to drain; with
+/// servers enough for clients to get ahead of each other and be waited for.
 pub(super) fn steps(program: &Program) -> u32 {
-    program.ahead + 2
+    let served = program.classes.iter().any(|class| class.serves().is_some());
+    program.ahead + if served { 4 } else { 2 }
 }
 
 /// An instruction, as one entry runs it.
@@ -86,7 +90,7 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     while let Some(next) = cursor.advance() {
         parts.push(match next {
             Next::Run(run) => Part::Run(run),
-            Next::Serve => Part::Run(match answered(&cursor, row) {
+            Next::Serve => Part::Run(match answered(&cursor, row, parts.len()) {
                 Some(client) => cursor.serve(client),
                 None => cursor.serve_in_turn(),
             }),
@@ -100,14 +104,17 @@ pub(super) fn parts<'p>(program: &Program, class: &'p Class, row: Row) -> Vec<Pa
     parts
 }
 
-/// Whom a server answers; none if each in turn.
-fn answered(cursor: &Cursor<'_>, row: Row) -> Option<usize> {
-    let open = cursor.open().map(|(client, _)| client);
-    match row {
-        Row::FirstAhead => open.min(),
-        Row::LastAhead => open.max(),
-        Row::Usual | Row::RolledBack | Row::Evaluation => None,
-    }
+/// Whom a server answers that has answered so many; none if each in turn.
+fn answered(cursor: &Cursor<'_>, row: Row, before: usize) -> Option<usize> {
+    let Row::Served(order) = row else { return None };
+    let open: Vec<usize> = cursor.open().map(|(client, _)| client).collect();
+    let place = match order {
+        0 => 0,
+        1 => open.len() - 1,
+        // Some number that looks like any.
+        _ => (order as usize * 7919 + before * 104_729) / 64 % open.len(),
+    };
+    Some(open[place])
 }
 
 /// The entries that a class runs.

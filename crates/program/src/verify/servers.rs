@@ -6,21 +6,53 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::row::{instructions, place};
 use super::violation::Violation;
 use crate::{
-    Action, Class, ClassId, Control, Cursor, Handler, Instruction, Next, Program, RouteId, Run,
+    Action, Class, ClassId, Client, Control, Cursor, Handler, Instruction, Next, Program, RouteId,
+    Run, When,
 };
 
-/// Checks what a server does for each of its clients in a step: it ends one step of the client's, and does
-/// nothing besides.
+/// Checks what a server does for each of its clients in a step: it takes in what the client sends, ends one
+/// step of the client's, waits for the others before it sends something back, and does nothing besides.
 pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
-    for (_, class) in program.classes() {
+    for (id, class) in program.classes() {
         let Some(serve) = class.serves() else { continue };
         let alone = class.mesh.size() == 1 && matches!(class.control[..], [Control::Serve(_)]);
-        let ends_one =
-            |handlers: &[Handler]| handlers.iter().filter(|handler| handler.publishes).count() == 1;
-        if !alone || !serve.clients.iter().all(|client| ends_one(&client.handlers)) {
+        let clients: BTreeSet<ClassId> = serve.clients.iter().map(|client| client.class).collect();
+        let is_served = |client| is_served(program, (id, class), client);
+        if !alone || clients.len() != serve.clients.len() || !serve.clients.iter().all(is_served) {
             found.push(Violation::Service { place: class.place() });
         }
     }
+}
+
+fn is_served(program: &Program, (id, class): (ClassId, &Class), client: &Client) -> bool {
+    let handlers = &client.handlers;
+    let ends: Vec<usize> = (0..handlers.len()).filter(|&it| handlers[it].publishes).collect();
+    let [end] = ends[..] else { return false };
+    let waits = |handler: &Handler| matches!(handler.when, When::Within(_));
+    let mut all = handlers.iter().enumerate();
+    all.all(|(place, handler)| {
+        let body = class.bodies.get(handler.run.body.0 as usize);
+        let Some(instructions) = body.map(|body| &body.instructions) else { return false };
+        let is_between = |instruction: &Instruction| match instruction.action {
+            Action::Send { route } => {
+                let route = program.routes.get(route.0 as usize);
+                waits(handler)
+                    && end < place
+                    && route.is_some_and(|it| (it.from, it.to) == (id, client.class))
+            }
+            Action::Receive { route } => {
+                let route = program.routes.get(route.0 as usize);
+                route.is_some_and(|it| (it.from, it.to) == (client.class, id))
+            }
+            _ => true,
+        };
+        let begins = match (handler.when, instructions.first().map(|it| &it.action)) {
+            (_, None) => false,
+            (When::Sent, Some(action)) => matches!(action, Action::Receive { .. }),
+            (When::Within(_), Some(action)) => !matches!(action, Action::Receive { .. }),
+        };
+        begins && instructions.iter().all(is_between)
+    })
 }
 
 /// What all orders come to.

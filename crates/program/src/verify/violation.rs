@@ -366,9 +366,13 @@ pub enum Violation {
         /// The flag.
         tensor: String,
     },
-    /// A server has other control besides, several ranks, or a client of which it does not end one step at a
-    /// time.
-    #[error("{place}: it does not end one step of each client at a time, or does something else")]
+    /// A server has other control besides, several ranks, the same client twice, or a client from which it does
+    /// not first receive, of which it does not end one step at a time, or to which it sends without having
+    /// waited for the others.
+    #[error(
+        "{place}: it does not receive from each client, end a step of it and wait for the others before it \
+         sends, or does something else"
+    )]
     Service {
         /// The class.
         place: String,

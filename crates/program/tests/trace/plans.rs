@@ -92,12 +92,10 @@ pub fn served() -> Vec<Case> {
         let plain = uniform(1, Mesh::SINGLE, 0);
         let servers = Some(Servers { count, staleness });
         let sync = Sync { servers, bucket_bytes: 100, ..plain.sync };
-        let uniform = Uniform { sync, clip_norm: None, ..plain };
-        let blocks = (0, graph.blocks().len());
-        let replicas = (0..workers).map(|device| DeviceList(vec![device])).collect();
-        let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
-        let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
-        let plan = Plan { pipeline, ..planned(&graph, &uniform) };
+        let mesh = Mesh { dp: workers, ..Mesh::SINGLE };
+        let microbatches = plain.microbatches / workers as usize;
+        let uniform = Uniform { sync, clip_norm: None, mesh, microbatches, ..plain };
+        let plan = planned(&graph, &uniform);
         case(format!("served-{workers}-by-{count}-within-{staleness}"), &graph, plan)
     };
     [(2, 1, 0), (2, 2, 3)].map(of).into()

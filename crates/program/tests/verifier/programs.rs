@@ -2,8 +2,7 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, StageReplicas,
-    Sync, Uniform, Weights, pipelines_in_turn,
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -81,14 +80,10 @@ pub fn validated() -> Program {
 /// Two workers, and a server that holds their weights.
 pub fn served() -> Program {
     let graph = gpt(false);
-    let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, Mesh::SINGLE, 0);
+    let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), 0);
     let sync = Sync { servers: Some(Servers { count: 1, staleness: 1 }), ..uniform.sync };
-    let uniform = Uniform { sync, clip_norm: None, ..uniform };
-    let blocks = (0, graph.blocks().len());
-    let replicas = (0..2).map(|device| DeviceList(vec![device])).collect();
-    let stage = StageReplicas { blocks, mesh: Mesh::SINGLE, replicas };
-    let pipeline = pipelines_in_turn(&[stage]).expect("pipelines");
-    lowered(&graph, &Plan { pipeline, ..uniform.plan(&graph, "model", "local") })
+    let uniform = Uniform { sync, clip_norm: None, global_batch: 4, microbatches: 2, ..uniform };
+    lowered(&graph, &uniform.plan(&graph, "model", "local"))
 }
 
 /// Two pipelines in opposite directions, whose stages are held twice.

@@ -188,11 +188,13 @@ fn serve(
 /// The client that was answered in the row that is repeated.
 fn repeat(cursor: &Cursor<'_>, client: Option<&u32>) -> Result<usize> {
     let client = client.map(|&client| client as usize);
-    client.filter(|&it| cursor.open().any(|(open, _)| open == it)).ok_or_else(|| {
-        let reason =
-            "the answers to repeat are of another program, bound or number of steps".into();
-        Error::Unsupported { reason }
-    })
+    client.filter(|&it| cursor.open().any(|(open, _)| open == it)).ok_or_else(other_row)
+}
+
+/// What is wrong with answers that are not of this row.
+fn other_row() -> Error {
+    let reason = "the answers to repeat are of another program, bound or number of steps".into();
+    Error::Unsupported { reason }
 }
 
 /// What `work` comes to; a panic is an error that carries its text.
@@ -246,6 +248,9 @@ impl Worker {
                         self.rank.begin_step(step);
                     }
                     self.run(run, &mut recorder)?;
+                }
+                if repeated.is_some_and(|clients| clients.len() > 0) {
+                    return Err(other_row());
                 }
                 self.end_first(self.outstanding.ending_with_step(true), &mut recorder)?;
                 steps = self.rank.end_steps(*count);
@@ -374,7 +379,6 @@ impl Worker {
         let microbatch = of.unwrap_or(0);
         match instruction.action {
             Action::Send { route } => {
-                self.rank.clear_unwritten(instruction.reads[0]);
                 let shared = Arc::clone(self.rank.shared());
                 let own = RankId(self.endpoint.rank());
                 for (message, _, _) in shared.program.transfers(route).filter(|it| it.1 == own) {

@@ -275,11 +275,7 @@ impl Executing<'_> {
     fn note_answer(&mut self, call: &Call<'_>) {
         let class = self.shared.program.class(call.actor.class);
         let Some(serve) = class.serves().filter(|_| call.index == 0) else { return };
-        let mut end = 0;
-        let client = serve.clients.iter().position(|client| {
-            end += client.handlers.len();
-            call.run.number < end
-        });
+        let client = serve.client_of(call.run.number);
         let client = client.expect("a server's entries are its handlers'");
         self.answers[call.actor.rank.0 as usize].push(client as u32);
     }
@@ -320,7 +316,6 @@ impl Driver for Executing<'_> {
         let microbatch = call.run.microbatch.unwrap_or(0);
         let shared = Arc::clone(self.shared);
         let sender = call.actor.rank;
-        self.rank(call).clear_unwritten(call.instruction.reads[0]);
         let transfers = shared.program.transfers(route);
         for (message, _, _) in transfers.filter(|&(_, from, _)| from == sender) {
             let Link { endpoint, messages } = &mut self.links[sender.0 as usize];

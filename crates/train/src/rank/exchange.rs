@@ -161,7 +161,7 @@ impl Rank {
     }
 
     /// Makes gradients zero to which nothing was added: another stage of the class uses the parameter.
-    pub fn clear_unwritten(&mut self, read: View) {
+    pub(super) fn clear_unwritten(&mut self, read: View) {
         let Rank { shared, class, store, parameters, .. } = self;
         let class = shared.program.class(*class);
         let Some(bucket) = class.tensor(read.tensor).bucket.map(|id| class.bucket(id)) else {

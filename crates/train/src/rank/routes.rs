@@ -9,7 +9,7 @@ use super::Rank;
 impl Rank {
     /// Fills a message of a send.
     pub fn pack(
-        &self,
+        &mut self,
         route: RouteId,
         message: usize,
         instruction: &Instruction,
@@ -20,6 +20,7 @@ impl Rank {
             number.fill(self.squared_norm().expect("a norm is found before it is sent"));
             return;
         }
+        self.clear_unwritten(instruction.reads[0]);
         let tensor = instruction.reads[0].tensor;
         let source = self.store.get(tensor, microbatch).view();
         let part = &self.shared.program.route(route).messages[message].source;

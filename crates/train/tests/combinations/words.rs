@@ -4,7 +4,7 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Corrections, DeviceList, Mesh, Optimizer, Pipeline, Plan, Prediction, Recompute,
-    ScheduleKind, Sync, Uniform, Updates, Weights,
+    ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{OnNonFinite, Settings, Trainer};
@@ -23,6 +23,8 @@ struct Way {
     replicas: &'static [usize],
     weights: Weights,
     updates: Updates,
+    /// Servers of one worker, whose answers have one order.
+    servers: Option<Servers>,
 }
 
 const NONE: Corrections = Corrections {
@@ -35,7 +37,10 @@ const NONE: Corrections = Corrections {
 
 /// All schedules with all rules that they have, and all corrections one by one and together.
 fn ways() -> Vec<Way> {
-    let way = |schedule, weights| Way { schedule, replicas: &[], weights, updates: Updates::Step };
+    let way = |schedule, weights| {
+        let updates = Updates::Step;
+        Way { schedule, replicas: &[], weights, updates, servers: None }
+    };
     let flushing = ScheduleKind::ALL.into_iter().filter(|it| it.flushes());
     let mut ways: Vec<Way> = flushing.map(|it| way(it, Weights::Flush)).collect();
     let turns: &[usize] = &[2, 1];
@@ -72,6 +77,7 @@ fn ways() -> Vec<Way> {
     let both = Corrections { discrepancy: Some(0.135), ..along_update };
     let weights = Weights::Newest { corrections: both };
     ways.push(Way { replicas: turns, ..way(ScheduleKind::PipeDream, weights) });
+    ways.push(Way { servers: Some(Servers { count: 2, staleness: 1 }), ..flush });
     ways
 }
 
@@ -195,7 +201,15 @@ impl Words {
                 let momentum = corrections.spike.is_some()
                     || corrections.prediction == Some(Prediction::Velocity);
                 let rounds = way.updates == Updates::Round;
+                let served = way.servers.is_some();
                 match second {
+                    // Workers are one device, and the answers to several have no one order.
+                    LAYOUT if served => LAYOUTS[other].0 != Mesh::SINGLE,
+                    // Updates are of a worker's part of the batch.
+                    OPTIMIZER if served => matches!(
+                        optimizers()[other].0,
+                        Optimizer::Sgd { reference_batch: Some(_), .. }
+                    ),
                     // What is moved is whole.
                     LAYOUT => moves && LAYOUTS[other].2 > 0,
                     OPTIMIZER => {
@@ -205,7 +219,7 @@ impl Words {
                         momentum && !has
                     }
                     // There is no norm of all gradients.
-                    GUARD => rounds && GUARDS[other] != (None, false),
+                    GUARD => (rounds || served) && GUARDS[other] != (None, false),
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -231,7 +245,14 @@ impl Words {
         let graph = &self.graphs[row[MODEL]];
         let on_one_device = way.schedule.arrangement().map_or(1, Arrangement::least_chunks);
         let chain = if on_one_device == 1 { 3 } else { 2 };
-        let pp = if way.replicas.is_empty() { chain } else { way.replicas.len() };
+        let pp = match (way.servers, way.replicas.len()) {
+            (Some(_), _) => 1,
+            (None, 0) => chain,
+            (None, stages) => stages,
+        };
+        if way.servers.is_some() && mesh != Mesh::SINGLE {
+            return None;
+        }
         let uniform = Uniform {
             pp,
             mesh,
@@ -244,7 +265,7 @@ impl Words {
                 algorithm: ALGORITHMS[row[ALGORITHM]].parse().ok()?,
                 zero,
                 bucket_bytes: BUCKETS[row[8]],
-                servers: None,
+                servers: way.servers,
             },
             optimizer,
             clip_norm,
