@@ -9,7 +9,7 @@ use shardloom_graph::{OpId, Reduction, ValueId};
 use shardloom_plan::Axis;
 
 use crate::{
-    Assignment, Class, ClassId, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write,
+    Assignment, Class, ClassId, Content, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write,
 };
 
 /// What must hold after a collective. Tensor axes are of local tensors; a flat tensor has one.
@@ -202,6 +202,18 @@ impl Instruction {
         let is_collective = matches!(self.action, Action::Collective { .. });
         let read = self.reads.first().map(|read| class.tensor(read.tensor));
         is_collective && read.is_some_and(|it| it.counts().is_some())
+    }
+
+    /// Whether it keeps what an update is about to change.
+    pub fn backs_up(&self, class: &Class) -> bool {
+        let mut writes = self.writes.iter().map(|write| class.tensor(write.to.tensor));
+        self.action == Action::Copy && writes.any(|it| it.content == Content::Backup)
+    }
+
+    /// Whether it puts back what an update has changed.
+    pub fn restores(&self, class: &Class) -> bool {
+        let mut reads = self.reads.iter().map(|read| class.tensor(read.tensor));
+        self.action == Action::Copy && reads.any(|it| it.content == Content::Backup)
     }
 
     /// Whether it works on a tensor in place.

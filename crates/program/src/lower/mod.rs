@@ -17,6 +17,7 @@ mod forward;
 mod halves;
 mod holdings;
 mod liveness;
+mod order;
 mod overlap;
 mod owners;
 mod post_validation;
@@ -25,7 +26,6 @@ mod rows;
 mod servers;
 mod sharding;
 mod stage;
-mod stream;
 mod versions;
 mod whole_gradients;
 
@@ -281,7 +281,7 @@ impl ClassLowering<'_> {
             HeldStage { instance, reverse }
         };
         let flag = self.post_validation.map(|later| later.flag(&mut tensors));
-        let assembly = stream::Assembly {
+        let assembly = order::Assembly {
             graph,
             parameters: &parameters,
             tensors: &tensors,
@@ -299,16 +299,16 @@ impl ClassLowering<'_> {
             Some(service) => service.push(self.id, &parameters),
             None => epilogue::body(&parameters, early, norm),
         };
-        let mut stream = assembly.stream(order, epilogue)?;
-        let versions = 1 + stream.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
+        let mut order = assembly.order(order, epilogue)?;
+        let versions = 1 + order.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
         let control = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {
                 let known = (&parameters, tensors.as_slice(), flag);
-                later.control(&mut stream, self.id, known, boundaries, self.stages)
+                later.control(&mut order, self.id, known, boundaries, self.stages)
             }
             _ => match self.service {
-                Some(service) => service.control(&mut stream, self.id, &parameters),
-                None => stream.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
+                Some(service) => service.control(&mut order, self.id, &parameters),
+                None => order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
             },
         };
         let lasting =
@@ -326,10 +326,10 @@ impl ClassLowering<'_> {
             params: parameters.params,
             buckets: parameters.buckets,
             communicators: vec![],
-            bodies: stream.bodies,
+            bodies: order.bodies,
             control,
             delay,
-            evaluation: stream.evaluation,
+            evaluation: order.evaluation,
         })
     }
 

@@ -21,15 +21,15 @@ use shardloom_plan::{Axis, Plan};
 use super::boundary::{Boundaries, Way};
 use super::buckets::Parameters;
 use super::epilogue;
+use super::order::Order;
 use super::stage::StageModel;
-use super::stream::Stream;
 use crate::class::{Body, BodyId, BodyKind};
 use crate::sync::add;
 use crate::{
     Action, ClassId, Content, Control, Copies, Entry, Format, Group, Guard, Instruction, Keep,
     Mode, Route, RouteId, Shape, Tensor, TensorId, View,
 };
-use shardloom_schedule::{Action as Turn, Instance, Pass as Cell, PassKind as Pass, Schedule};
+use shardloom_schedule::{self as schedule, Instance, Pass, PassKind, Schedule};
 
 /// How the norm goes round the classes, and how far each gets before it is back.
 pub(super) struct PostValidation {
@@ -56,16 +56,16 @@ impl PostValidation {
         if !plan.post_validation || !plan.looks_at_norm() || classes < 2 {
             return None;
         }
-        let cells: Vec<Vec<Cell>> = schedule
+        let passes: Vec<Vec<Pass>> = schedule
             .orders
             .iter()
-            .map(|order| order.iter().flat_map(|turn| turn.passes()).collect())
+            .map(|order| order.iter().flat_map(|action| action.passes()).collect())
             .collect();
         let mut places = BTreeMap::new();
-        for (class, cells) in cells.iter().enumerate() {
-            for (index, cell) in cells.iter().enumerate() {
-                if cell.kind == Pass::Forward {
-                    places.insert((cell.instance, cell.microbatch), (class, index));
+        for (class, passes) in passes.iter().enumerate() {
+            for (index, pass) in passes.iter().enumerate() {
+                if pass.kind == PassKind::Forward {
+                    places.insert((pass.instance, pass.microbatch), (class, index));
                 }
             }
         }
@@ -80,7 +80,7 @@ impl PostValidation {
         };
         let onward = (1..classes).map(|class| route(class - 1, class)).collect();
         let back = (1..classes).map(|class| route(class, class - 1)).collect();
-        let cuts = cuts(schedule, &cells, &places);
+        let cuts = cuts(schedule, &passes, &places);
         Some(PostValidation { cuts, places, onward, back })
     }
 
@@ -121,11 +121,11 @@ impl PostValidation {
         add(tensors, flag)
     }
 
-    /// A class's control: its stream with the test of the update before at the cut, and what follows from
+    /// A class's control: its order with the test of the update before at the cut, and what follows from
     /// it.
     pub fn control(
         &self,
-        stream: &mut Stream,
+        order: &mut Order,
         class: ClassId,
         (parameters, tensors, flag): (&Parameters<'_>, &[Tensor], TensorId),
         boundaries: &Boundaries,
@@ -141,29 +141,29 @@ impl PostValidation {
         }
         let flags = [View::whole(flag)];
         test.push(Instruction::new(Action::Test, [View::whole(norm)], flags));
-        // Until the cut each turn is one pass, and nothing stands between.
-        let (before, after) = stream.entries.split_at(self.cuts[index]);
+        // Until the cut each action is one pass, and nothing stands between.
+        let (before, after) = order.entries.split_at(self.cuts[index]);
         let before: Vec<Entry> = before.iter().map(|&(entry, _)| entry).collect();
-        let pass = |&(entry, cell): &(Entry, Option<Cell>)| Some((cell?, entry.body));
-        let passes: Vec<(Cell, BodyId)> = after.iter().filter_map(pass).collect();
+        let pass = |&(entry, pass): &(Entry, Option<Pass>)| Some((pass?, entry.body));
+        let passes: Vec<(Pass, BodyId)> = after.iter().filter_map(pass).collect();
         let after: Vec<Entry> = after.iter().map(|&(entry, _)| entry).collect();
 
-        let test = of_step_before(stream.add(BodyKind::Test, test));
+        let test = of_step_before(order.add(BodyKind::Test, test));
         let release = vec![epilogue::release(parameters, &[flag])];
-        let release = of_step_before(stream.add(BodyKind::Release, release));
+        let release = of_step_before(order.add(BodyKind::Release, release));
         let mut otherwise = vec![];
         if !self.knows_all(class) {
             let restores = epilogue::restores(parameters);
-            otherwise.push(of_step_before(stream.add(BodyKind::Rollback, restores)));
+            otherwise.push(of_step_before(order.add(BodyKind::Rollback, restores)));
         }
         otherwise.push(release);
-        otherwise.extend(drops(stream, tensors, &before));
+        otherwise.extend(drops(order, tensors, &before));
         if !self.knows_all(class) {
             let update = epilogue::updates(parameters);
-            otherwise.push(of_step_before(stream.add(BodyKind::Redo, update)));
+            otherwise.push(of_step_before(order.add(BodyKind::Redo, update)));
         }
         let dropped = self.dropped(&passes, boundaries, stages);
-        otherwise.extend(discards(stream, tensors, dropped));
+        otherwise.extend(discards(order, tensors, dropped));
         otherwise.extend(&before);
         let guard = Guard {
             on: View::whole(flag),
@@ -182,22 +182,22 @@ impl PostValidation {
     /// pass, the micro-batch and the routes.
     fn dropped(
         &self,
-        after: &[(Cell, BodyId)],
+        after: &[(Pass, BodyId)],
         boundaries: &Boundaries,
         stages: &[StageModel],
     ) -> Vec<(BodyId, u32, Vec<RouteId>)> {
         let mut dropped = vec![];
-        for (cell, body) in after.iter().filter(|(cell, _)| cell.kind == Pass::Forward) {
+        for (pass, body) in after.iter().filter(|(pass, _)| pass.kind == PassKind::Forward) {
             let transfers = boundaries.transfers().filter_map(|(_, transfer)| {
                 let Way::Messages { forward, .. } = transfer.way else { return None };
                 let sender = stages[transfer.from.0].place;
-                let (class, place) = self.places.get(&(sender, cell.microbatch)).copied()?;
-                let arrives = stages[transfer.to.0].place == cell.instance;
+                let (class, place) = self.places.get(&(sender, pass.microbatch)).copied()?;
+                let arrives = stages[transfer.to.0].place == pass.instance;
                 (arrives && place < self.cuts[class]).then_some(forward)
             });
             let routes: Vec<RouteId> = transfers.collect();
             if !routes.is_empty() {
-                dropped.push((*body, cell.microbatch, routes));
+                dropped.push((*body, pass.microbatch, routes));
             }
         }
         dropped
@@ -210,27 +210,27 @@ impl PostValidation {
 /// those; and fewer than in the class before, which would otherwise wait for this one to hand the norm on.
 fn cuts(
     schedule: &Schedule,
-    cells: &[Vec<Cell>],
+    passes: &[Vec<Pass>],
     places: &BTreeMap<(Instance, u32), (usize, usize)>,
 ) -> Vec<usize> {
     let most = |class: usize| {
         let order = schedule.orders[class].iter();
-        let is_forward = |turn: &&Turn| matches!(turn, Turn::Alone(it) if it.kind == Pass::Forward);
+        let is_forward = |action: &&schedule::Action| matches!(action, schedule::Action::Alone(it) if it.kind == PassKind::Forward);
         let forwards = order.take_while(is_forward).count();
         let held = schedule.map.instances_on(class).map(|instance| instance.stage);
         let stages = held.collect::<BTreeSet<u16>>().len();
         forwards.min(2 * (schedule.orders.len() - 1 - class) * stages)
     };
-    let mut cuts: Vec<usize> = (0..cells.len()).map(most).collect();
+    let mut cuts: Vec<usize> = (0..passes.len()).map(most).collect();
     loop {
         let mut shorter = cuts.clone();
-        for (cells, cut) in cells.iter().zip(&mut shorter) {
-            let needs = |cell: &Cell| {
-                let before = schedule.map.before(cell.instance)?;
-                places.get(&(before, cell.microbatch))
+        for (passes, cut) in passes.iter().zip(&mut shorter) {
+            let needs = |pass: &Pass| {
+                let before = schedule.map.before(pass.instance)?;
+                places.get(&(before, pass.microbatch))
             };
-            let early = |cell: &Cell| needs(cell).is_none_or(|&(class, at)| at < cuts[class]);
-            *cut = cells[..*cut].iter().take_while(|cell| early(cell)).count();
+            let early = |pass: &Pass| needs(pass).is_none_or(|&(class, at)| at < cuts[class]);
+            *cut = passes[..*cut].iter().take_while(|pass| early(pass)).count();
         }
         for class in 1..shorter.len() {
             shorter[class] = shorter[class].min(shorter[class - 1].saturating_sub(1));
@@ -248,12 +248,12 @@ fn of_step_before(body: BodyId) -> Entry {
 }
 
 /// Entries that free what these passes have left of each micro-batch.
-fn drops(stream: &mut Stream, tensors: &[Tensor], passes: &[Entry]) -> Vec<Entry> {
+fn drops(order: &mut Order, tensors: &[Tensor], passes: &[Entry]) -> Vec<Entry> {
     let mut left: BTreeMap<Option<u32>, BTreeSet<TensorId>> = BTreeMap::new();
     let passing = |id: &TensorId| tensors[id.0 as usize].copies == Copies::PerMicrobatch;
     for entry in passes {
         let left = left.entry(entry.microbatch).or_default();
-        for instruction in &stream.bodies[entry.body.0 as usize].instructions {
+        for instruction in &order.bodies[entry.body.0 as usize].instructions {
             left.extend(instruction.writes.iter().map(|write| write.to.tensor).filter(passing));
             instruction.frees.iter().for_each(|freed| _ = left.remove(freed));
         }
@@ -263,7 +263,7 @@ fn drops(stream: &mut Stream, tensors: &[Tensor], passes: &[Entry]) -> Vec<Entry
     for (microbatch, left) in left.into_iter().filter(|(_, left)| !left.is_empty()) {
         let body = known.get(&left).copied().unwrap_or_else(|| {
             let free = Instruction::new(Action::Free, [], []).freeing(left.iter().copied());
-            stream.add(BodyKind::Rollback, vec![free])
+            order.add(BodyKind::Rollback, vec![free])
         });
         known.insert(left, body);
         entries.push(Entry::new(body, microbatch));
@@ -273,7 +273,7 @@ fn drops(stream: &mut Stream, tensors: &[Tensor], passes: &[Entry]) -> Vec<Entry
 
 /// Entries that receive and drop what bodies would receive by the given routes.
 fn discards(
-    stream: &mut Stream,
+    order: &mut Order,
     tensors: &[Tensor],
     dropped: Vec<(BodyId, u32, Vec<RouteId>)>,
 ) -> Vec<Entry> {
@@ -284,7 +284,7 @@ fn discards(
         let discard = match known.get(&key) {
             Some(&discard) => discard,
             None => {
-                let Body { part, instructions, .. } = &stream.bodies[body.0 as usize];
+                let Body { part, instructions, .. } = &order.bodies[body.0 as usize];
                 let those = instructions.iter().filter(|instruction| {
                     matches!(instruction.action, Action::Receive { route } if key.1.contains(&route))
                 });
@@ -294,8 +294,8 @@ fn discards(
                     continue;
                 }
                 let part = *part;
-                stream.bodies.push(Body { kind: BodyKind::Forward, part, instructions });
-                let discard = BodyId(stream.bodies.len() as u32 - 1);
+                order.bodies.push(Body { kind: BodyKind::Forward, part, instructions });
+                let discard = BodyId(order.bodies.len() as u32 - 1);
                 known.insert(key, discard);
                 discard
             }

@@ -8,7 +8,7 @@ use shardloom_plan::{Mesh, Plan};
 use super::boundary::Boundaries;
 use super::buckets::Parameters;
 use super::epilogue;
-use super::stream::Stream;
+use super::order::Order;
 use crate::class::{Body, BodyId, BodyKind, Class, ClassId, Part, Rank};
 use crate::sync::Synchronisation;
 use crate::{
@@ -104,11 +104,11 @@ impl<'a> Service<'a> {
     /// A worker's control: what its schedule runs, after the weights that the step before has led to.
     pub fn control(
         &self,
-        stream: &mut Stream,
+        order: &mut Order,
         worker: ClassId,
         parameters: &Parameters<'_>,
     ) -> Vec<Control> {
-        for body in stream.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
+        for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
             body.kind = BodyKind::Synchronisation;
         }
         let ways = &self.ways[worker.0 as usize];
@@ -117,9 +117,9 @@ impl<'a> Service<'a> {
             Instruction::new(action, [], [View::whole(bucket.held.replicated.weights)])
         };
         let pull = parameters.buckets.iter().zip(ways).map(receive).collect();
-        let pull = stream.add(BodyKind::Synchronisation, pull);
+        let pull = order.add(BodyKind::Synchronisation, pull);
         let pull = Entry { shift: -1, ..Entry::new(pull, None) };
-        let entries = stream.entries.iter().map(|&(entry, _)| entry);
+        let entries = order.entries.iter().map(|&(entry, _)| entry);
         std::iter::once(pull).chain(entries).map(Control::Run).collect()
     }
 

@@ -10,8 +10,8 @@ use super::ranks::ranks;
 use super::{Reader, names_of, shape};
 use crate::quantity::bytes;
 use crate::{
-    Action, Body, ClassId, Collective, Content, Group, Instruction, Message, Mode, Point, Queue,
-    Rank, RouteId, View, Window, Write as Written,
+    Action, Body, ClassId, Collective, Group, Instruction, Message, Mode, Point, Queue, Rank,
+    RouteId, View, Window, Write as Written,
 };
 
 /// The instructions of a rank.
@@ -135,8 +135,8 @@ impl Lines<'_> {
                 self.collective(instruction, *kind, group, &algorithm.to_string())
             }
             Action::Add => "sum".into(),
-            Action::Copy if self.backs_up(instruction) => "back up".into(),
-            Action::Copy if self.restores(instruction) => "restore".into(),
+            Action::Copy if instruction.backs_up(class) => "back up".into(),
+            Action::Copy if instruction.restores(class) => "restore".into(),
             Action::Copy if instruction.is_move() => "hand over".into(),
             Action::Copy => "copy".into(),
             Action::Send { route } => {
@@ -171,16 +171,6 @@ impl Lines<'_> {
             Action::Test => "test whether the update of the step before was right".into(),
             Action::Free => "drop what is not needed".into(),
         }
-    }
-
-    fn backs_up(&self, instruction: &Instruction) -> bool {
-        let content = |write: &Written| self.0.class.tensor(write.to.tensor).content;
-        instruction.writes.iter().any(|write| content(write) == Content::Backup)
-    }
-
-    fn restores(&self, instruction: &Instruction) -> bool {
-        let content = |read: &View| self.0.class.tensor(read.tensor).content;
-        instruction.reads.iter().any(|read| content(read) == Content::Backup)
     }
 
     /// The kind of a collective, between whom, how, and what this rank sends in it.

@@ -2,8 +2,7 @@
 
 use super::violation::Site;
 use crate::{
-    BodyId, Class, ClassId, Content, Cursor, Entry, Guard, Instruction, Next, Program, Run,
-    TensorId,
+    BodyId, Class, ClassId, Cursor, Entry, Guard, Instruction, Next, Program, Run, TensorId,
 };
 
 /// Which entries are run.
@@ -62,13 +61,6 @@ impl Step<'_> {
 
     pub fn tensor_name(&self, tensor: TensorId) -> String {
         self.class.tensor(tensor).name.clone()
-    }
-
-    /// Whether it puts back what an update has changed.
-    pub fn restores(&self) -> bool {
-        let content = |tensor: TensorId| self.class.tensor(tensor).content;
-        self.instruction.action == crate::Action::Copy
-            && self.instruction.reads.iter().any(|it| content(it.tensor) == Content::Backup)
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                     }
                     *now.entry(write.tensor).or_default() += 1;
                 }
-                Action::Copy if step.restores() => {
+                Action::Copy if step.instruction.restores(step.class) => {
                     let pairs = step.instruction.reads.iter().zip(&step.instruction.writes);
                     for (copy, write) in pairs {
                         if copies.get(&copy.tensor) != Some(&write.to) {
@@ -124,7 +124,7 @@ fn whole(
         }
     }
     let updates = matches!(instruction.action, Action::Optimizer | Action::Cast);
-    let changes = updates || step.restores();
+    let changes = updates || step.instruction.restores(step.class);
     for write in &instruction.writes {
         let tensor = write.to.tensor;
         let gathers = matches!(

@@ -13,17 +13,17 @@ use super::versions::Versions;
 use super::{epilogue, extrapolation, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part};
 use crate::{Entry, Instruction, ProgramError, Tensor};
-use shardloom_schedule::{Action as Turn, Pass as Cell, PassKind as Pass, StageMap};
+use shardloom_schedule::{Action, Pass, PassKind, StageMap};
 
 /// What a class runs.
-pub(super) struct Stream {
+pub(super) struct Order {
     pub bodies: Vec<Body>,
     /// Its entries, each with the pass that it is, or a piece of.
-    pub entries: Vec<(Entry, Option<Cell>)>,
+    pub entries: Vec<(Entry, Option<Pass>)>,
     pub evaluation: Vec<BodyId>,
 }
 
-impl Stream {
+impl Order {
     /// Adds a body that belongs to no stage.
     pub fn add(&mut self, kind: BodyKind, instructions: Vec<Instruction>) -> BodyId {
         self.bodies.push(Body { kind, part: Part::default(), instructions });
@@ -31,7 +31,7 @@ impl Stream {
     }
 }
 
-/// Assembles the stream of one class.
+/// Assembles the order of one class.
 pub(super) struct Assembly<'a> {
     pub graph: &'a Graph,
     pub parameters: &'a Parameters<'a>,
@@ -53,7 +53,7 @@ pub(super) struct Assembly<'a> {
 struct Key<'a> {
     /// Among the class's.
     stage: usize,
-    pass: Pass,
+    pass: PassKind,
     /// Whether the micro-batch is spared recomputation.
     spared: bool,
     /// The buckets to which no later pass adds.
@@ -95,18 +95,22 @@ impl<'a> Made<'a> {
         Entry::new(body, None)
     }
 
-    /// What a turn of these passes runs, with whose cell.
-    fn turn(&mut self, assembly: &Assembly<'_>, passes: &[(Cell, Key<'a>)]) -> Vec<(Cell, BodyId)> {
+    /// What an action of these passes runs, with whose pass.
+    fn action(
+        &mut self,
+        assembly: &Assembly<'_>,
+        passes: &[(Pass, Key<'a>)],
+    ) -> Vec<(Pass, BodyId)> {
         if let &[(first, one), (second, other)] = passes
             && let Some(pieces) = self.overlapped(assembly, [one, other])
         {
-            let cell = |side| match side {
+            let pass = |side| match side {
                 Side::First => first,
                 Side::Second => second,
             };
-            return pieces.iter().map(|&(side, body)| (cell(side), body)).collect();
+            return pieces.iter().map(|&(side, body)| (pass(side), body)).collect();
         }
-        passes.iter().map(|&(cell, key)| (cell, self.whole(assembly, key))).collect()
+        passes.iter().map(|&(pass, key)| (pass, self.whole(assembly, key))).collect()
     }
 
     fn overlapped(
@@ -127,32 +131,32 @@ impl<'a> Made<'a> {
 }
 
 impl Assembly<'_> {
-    /// The stream that runs passes in `order` and ends with `epilogue`.
-    pub fn stream(
+    /// The order that runs passes in `order` and ends with `epilogue`.
+    pub fn order(
         &self,
-        order: &[Turn],
+        order: &[Action],
         epilogue: Vec<Instruction>,
-    ) -> Result<Stream, ProgramError> {
-        let cells: Vec<Cell> = order.iter().flat_map(|turn| turn.passes()).collect();
-        let completed = self.completed(&cells);
+    ) -> Result<Order, ProgramError> {
+        let passes: Vec<Pass> = order.iter().flat_map(|action| action.passes()).collect();
+        let completed = self.completed(&passes);
         let mut completed = completed.iter();
         let mut made = Made::default();
         let mut entries = vec![];
-        for (index, turn) in order.iter().enumerate() {
-            let passes = turn.passes().zip(&mut completed);
-            let passes: Vec<(Cell, Key<'_>)> =
-                passes.map(|(cell, completes)| (cell, self.key(cell, completes))).collect();
-            for (cell, body) in made.turn(self, &passes) {
+        for (index, action) in order.iter().enumerate() {
+            let passes = action.passes().zip(&mut completed);
+            let passes: Vec<(Pass, Key<'_>)> =
+                passes.map(|(pass, completes)| (pass, self.key(pass, completes))).collect();
+            for (pass, body) in made.action(self, &passes) {
                 let microbatches = self.map.microbatches();
                 let entry = Entry {
-                    age: self.versions.age(cell)?,
+                    age: self.versions.age(pass)?,
                     // A pass that runs ahead is of a later step.
-                    shift: (cell.microbatch / microbatches) as i32,
-                    ..Entry::new(body, Some(cell.microbatch % microbatches))
+                    shift: (pass.microbatch / microbatches) as i32,
+                    ..Entry::new(body, Some(pass.microbatch % microbatches))
                 };
-                entries.push((entry, Some(cell)));
+                entries.push((entry, Some(pass)));
             }
-            if turn.passes().any(|cell| self.versions.ends_round(cell)) {
+            if action.passes().any(|pass| self.versions.ends_round(pass)) {
                 entries.push((made.update(&epilogue), None));
             }
             if let Some(body) = self.synchronisation(index) {
@@ -177,39 +181,39 @@ impl Assembly<'_> {
             made.add(Body { kind: BodyKind::Evaluation, part, instructions })
         });
         let evaluation = evaluation.collect();
-        Ok(Stream { bodies: made.bodies, entries, evaluation })
+        Ok(Order { bodies: made.bodies, entries, evaluation })
     }
 
-    /// What is synchronised between a turn and the next.
-    fn synchronisation(&self, turn: usize) -> Option<Body> {
-        let buckets = self.early.after(turn).iter();
+    /// What is synchronised between an action and the next.
+    fn synchronisation(&self, action: usize) -> Option<Body> {
+        let buckets = self.early.after(action).iter();
         let reductions = buckets.filter_map(|&it| epilogue::over_classes(self.parameters, it));
         let instructions: Vec<Instruction> = reductions.collect();
         let body = Body { kind: BodyKind::Synchronisation, part: Part::default(), instructions };
         (!body.instructions.is_empty()).then_some(body)
     }
 
-    /// The place among the class's stages of the one that a cell runs.
-    fn stage(&self, cell: Cell) -> usize {
-        let found = self.stages.iter().position(|(_, model, _)| model.place == cell.instance);
+    /// The place among the class's stages of the one that a pass runs.
+    fn stage(&self, pass: Pass) -> usize {
+        let found = self.stages.iter().position(|(_, model, _)| model.place == pass.instance);
         found.expect("a device runs the stages that live on it")
     }
 
-    fn written(&self, stage: usize, pass: Pass) -> BTreeSet<BucketId> {
+    fn written(&self, stage: usize, pass: PassKind) -> BTreeSet<BucketId> {
         sharding::written(self.stages[stage].2.pass(pass, false), self.parameters)
     }
 
-    /// For each cell the buckets to which no later cell adds before the next update.
-    fn completed(&self, cells: &[Cell]) -> Vec<BTreeSet<BucketId>> {
-        let mut written: BTreeMap<(usize, Pass), BTreeSet<BucketId>> = BTreeMap::new();
+    /// For each pass the buckets to which no later pass adds before the next update.
+    fn completed(&self, passes: &[Pass]) -> Vec<BTreeSet<BucketId>> {
+        let mut written: BTreeMap<(usize, PassKind), BTreeSet<BucketId>> = BTreeMap::new();
         let all = || (0..self.parameters.buckets.len() as u32).map(BucketId).collect();
         let mut open: BTreeSet<BucketId> = all();
         let mut completed = vec![];
-        for cell in cells.iter().rev() {
-            if self.versions.ends_round(*cell) {
+        for pass in passes.iter().rev() {
+            if self.versions.ends_round(*pass) {
                 open = all();
             }
-            let key = (self.stage(*cell), cell.kind);
+            let key = (self.stage(*pass), pass.kind);
             let writes = written.entry(key).or_insert_with(|| self.written(key.0, key.1));
             let completes: BTreeSet<BucketId> = writes.intersection(&open).copied().collect();
             open.retain(|bucket| !completes.contains(bucket));
@@ -219,16 +223,16 @@ impl Assembly<'_> {
         completed
     }
 
-    fn key<'a>(&self, cell: Cell, completes: &'a BTreeSet<BucketId>) -> Key<'a> {
-        let stage = self.stage(cell);
-        let spared = self.stages[stage].2.spares() && self.is_last(cell);
-        Key { stage, pass: cell.kind, spared, completes }
+    fn key<'a>(&self, pass: Pass, completes: &'a BTreeSet<BucketId>) -> Key<'a> {
+        let stage = self.stage(pass);
+        let spared = self.stages[stage].2.spares() && self.is_last(pass);
+        Key { stage, pass: pass.kind, spared, completes }
     }
 
-    /// Whether a cell's micro-batch is the last of its pipeline in its step.
-    fn is_last(&self, cell: Cell) -> bool {
+    /// Whether a pass's micro-batch is the last of its pipeline in its step.
+    fn is_last(&self, pass: Pass) -> bool {
         let microbatches = self.map.microbatches();
-        cell.microbatch % microbatches + self.map.chains().len() as u32 >= microbatches
+        pass.microbatch % microbatches + self.map.chains().len() as u32 >= microbatches
     }
 
     fn body(&self, key: Key<'_>) -> Body {
@@ -236,7 +240,7 @@ impl Assembly<'_> {
         let mut instructions = self.stages[stage].2.pass(pass, spared).to_vec();
         // A shard takes in each micro-batch once, after the last pass that adds to it.
         let later = match pass {
-            Pass::BackwardInput => self.written(stage, Pass::BackwardWeight),
+            PassKind::BackwardInput => self.written(stage, PassKind::BackwardWeight),
             _ => BTreeSet::new(),
         };
         let is_due = |bucket: BucketId| {
@@ -247,10 +251,10 @@ impl Assembly<'_> {
         self.gather(&mut instructions);
         extrapolation::insert(&mut instructions, self.parameters);
         let kind = match pass {
-            Pass::Forward => BodyKind::Forward,
-            Pass::Backward => BodyKind::Backward,
-            Pass::BackwardInput => BodyKind::BackwardInput,
-            Pass::BackwardWeight => BodyKind::BackwardWeight,
+            PassKind::Forward => BodyKind::Forward,
+            PassKind::Backward => BodyKind::Backward,
+            PassKind::BackwardInput => BodyKind::BackwardInput,
+            PassKind::BackwardWeight => BodyKind::BackwardWeight,
         };
         Body { kind, part: self.part(stage), instructions }
     }
@@ -270,7 +274,7 @@ impl Assembly<'_> {
 }
 
 /// Notes in each entry how many before it run the same body on the same micro-batch.
-fn count_occurrences(entries: &mut [(Entry, Option<Cell>)]) {
+fn count_occurrences(entries: &mut [(Entry, Option<Pass>)]) {
     let mut counts = BTreeMap::new();
     for (entry, _) in entries {
         let count = counts.entry((entry.body, entry.microbatch, entry.shift)).or_insert(0);
