@@ -210,6 +210,25 @@ impl OpKind {
             _ => None,
         }
     }
+
+    /// The same operator where nothing is dropped, as in an evaluation.
+    #[must_use]
+    pub fn without_dropout(self) -> OpKind {
+        match self {
+            OpKind::Dropout { .. } => OpKind::Dropout { probability: 0.0 },
+            OpKind::BiasDropoutAdd { .. } => OpKind::BiasDropoutAdd { probability: 0.0 },
+            OpKind::AttentionContext { causal, .. } => {
+                OpKind::AttentionContext { causal, probability: 0.0 }
+            }
+            other => other,
+        }
+    }
+
+    /// Whether it is a matrix product with a parameter, whose weight gradients are large and read nothing that
+    /// is changed afterwards: a backward pass in halves puts them off.
+    pub fn is_product(&self) -> bool {
+        matches!(self, OpKind::Contract { .. } | OpKind::ExpertContract)
+    }
 }
 
 /// An operator of the graph.

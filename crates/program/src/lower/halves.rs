@@ -4,15 +4,14 @@
 use std::collections::BTreeSet;
 
 use shardloom_graph::work::Pass;
-use shardloom_graph::{Graph, OpId, OpKind};
+use shardloom_graph::{Graph, OpId};
 
 use crate::{Action, Instruction, Mode, TensorId};
 
 /// Whether a pass of an operator belongs to the second half: the weight gradients of matrix products.
 /// Those of norms and biases are small and read what the first half goes on to change.
 pub(super) fn is_put_off(graph: &Graph, op: OpId, pass: Pass) -> bool {
-    let kind = graph.op(op).kind;
-    pass == Pass::Weight && matches!(kind, OpKind::Contract { .. } | OpKind::ExpertContract)
+    pass == Pass::Weight && graph.op(op).kind.is_product()
 }
 
 /// Deals the instructions of a backward pass to its halves. The second half also gets what only it

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use shardloom_data::Part;
 use shardloom_graph::work::Pass;
-use shardloom_graph::{OpId, OpKind};
+use shardloom_graph::OpId;
 use shardloom_kernels::device::{HostSliceMut, Input, Kernel, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::{Buffer, Combine, window};
@@ -31,7 +31,7 @@ impl Rank {
         let Rank { shared, class, position, scratch, arena, store, parameters, .. } = self;
         let class = shared.program.class(*class);
         let kind = match setting.evaluating {
-            true => without_dropout(shared.graph.op(op).kind),
+            true => shared.graph.op(op).kind.without_dropout(),
             false => shared.graph.op(op).kind,
         };
 
@@ -212,18 +212,6 @@ impl Rank {
 struct OpSetting {
     setting: Setting,
     evaluating: bool,
-}
-
-/// The same operator when nothing is dropped.
-fn without_dropout(kind: OpKind) -> OpKind {
-    match kind {
-        OpKind::Dropout { .. } => OpKind::Dropout { probability: 0.0 },
-        OpKind::BiasDropoutAdd { .. } => OpKind::BiasDropoutAdd { probability: 0.0 },
-        OpKind::AttentionContext { causal, .. } => {
-            OpKind::AttentionContext { causal, probability: 0.0 }
-        }
-        other => other,
-    }
 }
 
 /// The random stream of an operator or parameter: a digest of its name, which does not change when a
