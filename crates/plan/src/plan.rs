@@ -101,6 +101,9 @@ pub struct Stage {
     pub mesh: Mesh,
     /// Its devices, in the order of mesh positions.
     pub devices: DeviceList,
+    /// Which of its activations are computed twice, where that is not as in other stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
 }
 
 /// Which activations are computed again in the backward pass.
@@ -201,7 +204,13 @@ impl Plan {
     /// Whether the last micro-batch of each pipeline keeps activations that others compute twice; without
     /// recomputation [`Plan::recompute_last`] means nothing.
     pub fn spares_last(&self) -> bool {
-        !self.recompute_last && self.recompute != Recompute::None
+        let computes_twice = |(_, stage): (_, &Stage)| self.recompute_of(stage) != Recompute::None;
+        !self.recompute_last && self.stages().any(computes_twice)
+    }
+
+    /// Which activations of a stage of this plan are computed twice.
+    pub fn recompute_of(&self, stage: &Stage) -> Recompute {
+        stage.recompute.unwrap_or(self.recompute)
     }
 
     /// All stages with their place as `(pipeline, stage)`.

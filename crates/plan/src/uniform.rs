@@ -85,7 +85,14 @@ impl Uniform {
         if let (Some(workers), Some(&end)) = (self.workers(), cuts.last()) {
             let worker = |device| {
                 let devices = DeviceList(vec![device]);
-                Pipeline { stage: vec![Stage { blocks: (0, end), mesh: Mesh::SINGLE, devices }] }
+                Pipeline {
+                    stage: vec![Stage {
+                        blocks: (0, end),
+                        mesh: Mesh::SINGLE,
+                        devices,
+                        recompute: None,
+                    }],
+                }
             };
             return (0..workers).map(worker).collect();
         }
@@ -93,7 +100,7 @@ impl Uniform {
         let stage = |(&place, run): (&usize, &[usize])| {
             let first = place as u32 * size;
             let devices = DeviceList((first..first + size).collect());
-            Stage { blocks: (run[0], run[1]), mesh: self.mesh, devices }
+            Stage { blocks: (run[0], run[1]), mesh: self.mesh, devices, recompute: None }
         };
         let pipeline = |places: &Vec<usize>| Pipeline {
             stage: places.iter().zip(cuts.windows(2)).map(stage).collect(),

@@ -61,11 +61,10 @@ fn sync() -> impl Strategy<Value = Sync> {
 fn stage() -> impl Strategy<Value = Stage> {
     let mesh = (1..=4u32, 1..=2u32, 1..=8u32).prop_map(|(dp, cp, tp)| Mesh { dp, cp, tp });
     let devices = vec(0..100_000u32, 0..12).prop_map(DeviceList);
-    ((0..200usize, 0..200usize), mesh, devices).prop_map(|(blocks, mesh, devices)| Stage {
-        blocks,
-        mesh,
-        devices,
-    })
+    let policies = vec![Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Stage];
+    let recompute = proptest::option::of(select(policies));
+    let parts = ((0..200usize, 0..200usize), mesh, devices, recompute);
+    parts.prop_map(|(blocks, mesh, devices, recompute)| Stage { blocks, mesh, devices, recompute })
 }
 
 fn layout() -> impl Strategy<Value = LayoutRules> {
@@ -214,6 +213,7 @@ fn a_plan_reads_as_it_is_written_down() {
         blocks: (2, 4),
         mesh: Mesh { dp: 4, cp: 1, tp: 1 },
         devices: DeviceList(vec![4, 6, 7, 8]),
+        recompute: None,
     };
     assert_eq!(stages[1], ((0, 1), second));
     assert_eq!(plan.device_count(), 8);

@@ -176,6 +176,30 @@ fn except_last_computes_all_but_one_micro_batch_of_each_pipeline_again() {
 }
 
 #[test]
+fn a_stage_with_a_policy_of_its_own_is_as_in_a_plan_that_has_it_for_all() {
+    let graph = graph(8);
+    let policies = [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Stage];
+    let lowered = |plan: &Plan| lower(&graph, plan, STAGES).expect("the plan fits");
+    let plan = |recompute| {
+        let uniform = Uniform { recompute, ..gpipe(4, 4) };
+        Plan { recompute_last: false, ..uniform.plan(&graph, "gpt", "cluster") }
+    };
+    for usual in policies {
+        let of_all = lowered(&plan(usual));
+        for own in policies {
+            let mut mixed = plan(usual);
+            mixed.pipeline[0].stage[1].recompute = Some(own);
+            assert_eq!(Plan::from_toml(&mixed.to_toml(), "plan").expect("its text"), mixed);
+            let (mixed, alone) = (lowered(&mixed), lowered(&plan(own)));
+            for (index, class) in mixed.classes.iter().enumerate() {
+                let like = if index == 1 { &alone } else { &of_all };
+                assert_eq!(class, &like.classes[index], "{own:?} among {usual:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn without_recomputation_there_is_nothing_to_spare() {
     let graph = graph(14);
     let uniform = Uniform { recompute: Recompute::None, ..gpipe(8, 4) };

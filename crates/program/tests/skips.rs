@@ -51,6 +51,7 @@ fn placed(graph: &Graph, recompute: Recompute, places: &[usize]) -> Plan {
         blocks: (even_cut(blocks, stages, index), even_cut(blocks, stages, index + 1)),
         mesh: Mesh::SINGLE,
         devices: DeviceList(vec![place as u32]),
+        recompute: None,
     };
     plan.pipeline = vec![Pipeline { stage: places.iter().enumerate().map(stage).collect() }];
     plan

@@ -134,6 +134,7 @@ fn with_statistics_and_unlike_meshes_the_system_is_asked_for_nothing() {
                 blocks,
                 mesh,
                 devices: DeviceList((from as u32..(from + mesh.size()) as u32).collect()),
+                recompute: None,
             };
             plan.pipeline = vec![Pipeline {
                 stage: vec![stage((0, 3), first, 0), stage((3, blocks), second, first.size())],

@@ -40,6 +40,7 @@ fn placed(graph: &Graph, uniform: &Uniform, places: &[Vec<usize>]) -> Plan {
             blocks: (even_cut(blocks, stages, index), even_cut(blocks, stages, index + 1)),
             mesh: uniform.mesh,
             devices: DeviceList((place as u32 * size..(place as u32 + 1) * size).collect()),
+            recompute: None,
         };
         Pipeline { stage: places.iter().enumerate().map(stage).collect() }
     };

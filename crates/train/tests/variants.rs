@@ -39,7 +39,7 @@ fn staged(graph: &Graph, uniform: &Uniform, stages: &[(usize, Mesh)]) -> Plan {
         .map(|&(blocks, mesh)| {
             let size = mesh.size() as u32;
             let devices = DeviceList((device..device + size).collect());
-            let stage = Stage { blocks: (block, block + blocks), mesh, devices };
+            let stage = Stage { blocks: (block, block + blocks), mesh, devices, recompute: None };
             block += blocks;
             device += size;
             stage
@@ -508,6 +508,8 @@ fn recomputation_changes_no_bit() {
             (2, mesh(2, 1, 2), false),
             (1, mesh(2, 2, 1), false),
         ] {
+            // That of the last stage.
+            let own = std::cell::Cell::new(None);
             let digest = |recompute| {
                 let uniform = Uniform {
                     pp,
@@ -518,7 +520,8 @@ fn recomputation_changes_no_bit() {
                     sync: zero(3),
                     ..serial()
                 };
-                let plan = plan(&graph, &uniform);
+                let mut plan = plan(&graph, &uniform);
+                plan.pipeline[0].stage[pp - 1].recompute = own.get();
                 let mut trainer = trainer(&graph, &plan, Samples::patterned(64, 16, 64), 3e-3);
                 losses(&mut trainer, 4);
                 trainer.weights_digest().unwrap_or_else(|error| panic!("{error}"))
@@ -526,6 +529,8 @@ fn recomputation_changes_no_bit() {
             let kept = digest(Recompute::None);
             assert_eq!(digest(Recompute::Selective), kept, "{} on {mesh}", graph.name());
             assert_eq!(digest(Recompute::Full), kept, "{} on {mesh}", graph.name());
+            own.set(Some(Recompute::Stage));
+            assert_eq!(digest(Recompute::Selective), kept, "{} on {mesh}", graph.name());
         }
     }
 }

@@ -8,6 +8,11 @@ use shardloom::program::quantity::counted;
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
 pub fn plan_line(plan: &Plan) -> String {
     let turns = turns(plan);
+    let own = plan.stages().filter(|(_, stage)| stage.recompute.is_some()).count();
+    let recompute = match own {
+        0 => plan.recompute.name().to_owned(),
+        _ => format!("{}, of its own in {}", plan.recompute.name(), counted(own, "stage")),
+    };
     let (stages, pipelines) = match &turns {
         Some(replicas) => (replicas.len(), 1),
         None => (plan.stages().count(), plan.pipeline.len()),
@@ -39,7 +44,7 @@ pub fn plan_line(plan: &Plan) -> String {
             servers.staleness,
             counted(plan.microbatches, "micro-batch"),
             counted(plan.microbatch_samples(), "sample"),
-            plan.recompute.name(),
+            recompute,
         );
     }
     format!(
@@ -55,7 +60,7 @@ pub fn plan_line(plan: &Plan) -> String {
         plan.sync.zero,
         counted(plan.microbatches, "micro-batch"),
         counted(plan.microbatch_samples(), "sample"),
-        plan.recompute.name(),
+        recompute,
         if plan.spares_last() { " except the last" } else { "" }
     )
 }

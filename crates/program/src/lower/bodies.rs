@@ -34,8 +34,11 @@ impl StageBodies {
         in_halves: bool,
     ) -> Result<StageBodies, ProgramError> {
         let plan = context.plan;
-        let usual = Passes::of(context, tensors, plan.recompute, in_halves)?;
-        let spared = match plan.spares_last() {
+        let place = context.model.place;
+        let stage = &plan.pipeline[usize::from(place.pipeline)].stage[usize::from(place.stage)];
+        let policy = plan.recompute_of(stage);
+        let usual = Passes::of(context, tensors, policy, in_halves)?;
+        let spared = match !plan.recompute_last && policy != Recompute::None {
             true => Some(Passes::of(context, tensors, Recompute::None, in_halves)?),
             false => None,
         };

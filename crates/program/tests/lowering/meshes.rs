@@ -14,7 +14,7 @@ fn staged(graph: &Graph, uniform: &Uniform, stages: &[(usize, Mesh)]) -> Plan {
     let stage = stages.iter().map(|&(blocks, mesh)| {
         let size = mesh.size() as u32;
         let devices = DeviceList((device..device + size).collect());
-        let stage = Stage { blocks: (block, block + blocks), mesh, devices };
+        let stage = Stage { blocks: (block, block + blocks), mesh, devices, recompute: None };
         (block, device) = (block + blocks, device + size);
         stage
     });

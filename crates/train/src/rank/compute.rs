@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use shardloom_data::Part;
-use shardloom_graph::work::Pass;
 use shardloom_graph::OpId;
+use shardloom_graph::work::Pass;
 use shardloom_kernels::device::{HostSliceMut, Input, Kernel, Output, Setting};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::{Buffer, Combine, window};

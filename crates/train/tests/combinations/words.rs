@@ -113,13 +113,14 @@ fn optimizers() -> [(Optimizer, f64); 6] {
     ]
 }
 
-/// Recomputation, and whether the last micro-batch is computed twice too.
-const RECOMPUTATION: [(Recompute, bool); 5] = [
-    (Recompute::None, true),
-    (Recompute::Selective, true),
-    (Recompute::Full, true),
-    (Recompute::Stage, true),
-    (Recompute::Stage, false),
+/// Recomputation, whether the last micro-batch is computed twice too, and what first stages do instead.
+const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
+    (Recompute::None, true, None),
+    (Recompute::Selective, true, None),
+    (Recompute::Full, true, None),
+    (Recompute::Stage, true, None),
+    (Recompute::Stage, false, None),
+    (Recompute::None, false, Some(Recompute::Full)),
 ];
 
 /// The norm that gradients are clipped to, and whether updates with any that are not finite are left out.
@@ -240,7 +241,7 @@ impl Words {
         let way = self.ways[row[WAY]];
         let (mesh, sequence_parallel, zero) = LAYOUTS[row[LAYOUT]];
         let (optimizer, learning_rate) = optimizers()[row[OPTIMIZER]];
-        let (recompute, recompute_last) = RECOMPUTATION[row[3]];
+        let (recompute, recompute_last, of_first) = RECOMPUTATION[row[3]];
         let (clip_norm, skip_non_finite) = GUARDS[row[GUARD]];
         let graph = &self.graphs[row[MODEL]];
         let on_one_device = way.schedule.arrangement().map_or(1, Arrangement::least_chunks);
@@ -282,6 +283,9 @@ impl Words {
         }
         (plan.weights, plan.updates) = (way.weights, way.updates);
         plan.recompute_last = recompute_last;
+        for pipeline in &mut plan.pipeline {
+            pipeline.stage[0].recompute = of_first;
+        }
         plan.skip_non_finite = skip_non_finite;
         plan.post_validation = row[VALIDATION] == 1;
         plan.validate(graph, plan.device_count()).ok()?;

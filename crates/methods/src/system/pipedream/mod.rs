@@ -173,7 +173,8 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
         // All replicas of one stage update together: as if each had a part of one minibatch.
         let devices = stage.replicas.iter().flat_map(|list| &list.0).copied().collect();
         let mesh = Mesh { dp: stage.replicas.len() as u32, ..Mesh::SINGLE };
-        let stage = Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices) };
+        let stage =
+            Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices), recompute: None };
         let mut plan = of(vec![Pipeline { stage: vec![stage] }]);
         // Nobody is ahead of anybody, so the norm keeps nobody waiting.
         plan.clip_norm = task.request.clip_norm;

@@ -43,6 +43,7 @@ fn unlike_meshes(schedule: ScheduleKind, microbatches: usize) -> Plan {
         blocks,
         mesh: Mesh { dp: 1, cp: 1, tp },
         devices: DeviceList(devices.to_vec()),
+        recompute: None,
     };
     let stages = vec![stage((0, 4), 1, &[0]), stage((4, 8), 2, &[1, 2])];
     plan.pipeline = vec![Pipeline { stage: stages }];
