@@ -107,6 +107,11 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
     let of_ranks = simulated.objects()[0]["ranks"].clone();
     simulated.check(of_ranks.as_array().is_some_and(|it| it.len() == 3), "not three ranks");
     let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 4 --json";
+    let several = servers.replace("--servers 1", "--servers 2");
+    place.run(&format!("{train} {several}")).succeeds();
+    place
+        .run(&format!("simulate {MODEL} --cluster h100-80g:3 {several} --json"))
+        .refuses("plan", "4 in all; the cluster has 3");
     let trained = place.run(&format!("{train} {servers}")).succeeds();
     trained.check(trained.summary()["steps"] == 4, "not all steps");
     trained.check(trained.objects()[0]["gradient_norm"].is_null(), "a norm of all gradients");

@@ -49,8 +49,8 @@ impl Table {
             };
             let mut numbers = record.iter().map(number).collect::<Result<Vec<f32>>>()?;
             let class = numbers.pop().unwrap_or(-1.0);
-            // The largest whole number below which all are exact in 32-bit floating point.
-            if class < 0.0 || class.fract() != 0.0 || class > 16_777_216.0 || numbers.is_empty() {
+            // Up to here whole numbers are exact in 32-bit floating point; the next one is read as this one.
+            if class < 0.0 || class.fract() != 0.0 || class >= 16_777_216.0 || numbers.is_empty() {
                 let reason = "a row is features and then a class, a whole number from 0".into();
                 return Err(wrong(row, reason));
             }
@@ -201,6 +201,7 @@ mod tests {
             ("1,2,0\n3,x,1\n", "row 2: \"x\" is no finite number"),
             ("1,2,0\n3,1\n", "row 2"),
             ("1,2,0.5\n", "row 1: a row is features and then a class"),
+            ("1,2,16777216\n", "row 1: a row is features and then a class"),
             ("1,nan,0\n", "row 1: \"nan\" is no finite number"),
             ("", "0 rows leave none to train on"),
         ] {

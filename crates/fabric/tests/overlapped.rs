@@ -168,6 +168,18 @@ impl Lent for Broken {
 }
 
 #[test]
+fn what_panicked_is_there_for_who_asks() {
+    let mut ranks = connect::<Broken>(1, PATIENT);
+    let mut group = ranks[0].group(&[0]).unwrap();
+    let handle = group.start(SUM, Broken);
+    let until = std::time::Instant::now() + Duration::from_secs(2);
+    while !group.test(&handle) {
+        assert!(std::time::Instant::now() < until);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 #[should_panic(expected = "a collective panicked on the communication thread")]
 fn whoever_waits_for_what_panicked_hears_of_it() {
     let mut ranks = connect::<Broken>(1, PATIENT);

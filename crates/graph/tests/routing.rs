@@ -73,6 +73,8 @@ fn work_is_that_of_the_rows_there_are_and_at_most_that_of_all_slots() {
         assert_eq!(most.flops, 2.0 * 64.0 * 32.0 * 48.0);
         let real = work_on_rows(&graph, up, pass, &extents, 4, Some(21.0)).expect("a product");
         assert_eq!(real.flops, 2.0 * 21.0 * 32.0 * 48.0);
+        let (shape, _) = real.matmul.expect("a product");
+        assert_eq!([shape.m, shape.n, shape.k].iter().filter(|&&it| it == 6).count(), 1);
         let weights = 4.0 * 4.0 * 32.0 * 48.0;
         let counts = 4.0 * 4.0 * 2.0;
         assert_eq!(real.bytes, 4.0 * 21.0 * (32.0 + 48.0) + weights + counts, "{pass:?}");

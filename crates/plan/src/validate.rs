@@ -166,8 +166,11 @@ impl Plan {
             return Err(PlanError::field("sync.servers.count", 0, "at least 1"));
         }
         if self.least_devices() > devices {
-            let rule = "they live on the devices after those of the pipelines";
-            return refuse("sync.servers.count", servers.count.to_string(), rule);
+            let least = self.least_devices();
+            let rule = format!(
+                "each has a device after those of the workers, {least} in all; the cluster has {devices}"
+            );
+            return refuse("sync.servers.count", servers.count.to_string(), &rule);
         }
         if let Some(pipeline) = self.pipeline.iter().find(|pipeline| pipeline.stage.len() != 1) {
             let rule = "each pipeline is one stage, a worker with the whole model";

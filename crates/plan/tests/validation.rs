@@ -50,6 +50,11 @@ fn rules(text: &str) -> LayoutRules {
 }
 
 #[test]
+fn lists_have_a_million_devices() {
+    assert!(DeviceList::try_from("0..1048576, 0, 1".to_owned()).is_err());
+}
+
+#[test]
 fn a_plan_that_fits_is_valid() {
     assert_eq!(plan().validate(&graph(), DEVICES), Ok(()));
 }
@@ -236,6 +241,14 @@ fn numbers_are_in_their_range() {
         (it.global_batch, it.optimizer) = (1000 * it.global_batch, of(1));
     });
     assert!(message.contains("so small that the momentum of updates of"), "{message}");
+    let mut rounds = plan();
+    rounds.schedule = ScheduleKind::PipeDream;
+    rounds.weights = Weights::Stash;
+    rounds.updates = Updates::Round;
+    rounds.clip_norm = None;
+    rounds.optimizer = of(15_000_000);
+    let message = rounds.validate(&graph(), DEVICES).expect_err("1 in 32 bits").to_string();
+    assert!(message.contains("momentum of updates of 2 samples"), "{message}");
     let mut fine = plan();
     fine.optimizer = of(1 << 20);
     assert_eq!(fine.validate(&graph(), DEVICES), Ok(()));

@@ -359,6 +359,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_no_times_nothing() {
+        let mut report = full();
+        for timeline in [&mut report.predicted, &mut report.measured].into_iter().flatten() {
+            timeline.tracks[0].sent_bytes = 0;
+        }
+        let page = report.html();
+        let row = between(&page, "<td>Sent by all ranks</td>", "</tr>");
+        assert!(!row.contains("NaN"), "{row}");
+    }
+
+    #[test]
     fn every_given_part_is_on_the_page() {
         let page = full().html();
         for part in [

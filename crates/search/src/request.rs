@@ -146,3 +146,42 @@ impl Request {
         plan
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::Recompute;
+    use shardloom_sim::estimate::Cut;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_is_made_for_what_its_request_asked() {
+        let graph = ModelSpec::parse("gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16");
+        let graph = graph.and_then(|spec| spec.graph()).expect("a model");
+        let asked = Request {
+            precision: Precision::FP32,
+            optimizer: Optimizer::sgd(0.9),
+            clip_norm: None,
+            post_validation: true,
+            algorithm: Algorithm::Direct,
+            bucket_bytes: 1234,
+            ..Request::new("model", "cluster", 6)
+        };
+        let candidate = Candidate {
+            cut: Cut::Even,
+            microbatch: 3,
+            pp: 1,
+            dp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            microbatches: 2,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            zero: 0,
+            recompute: Recompute::None,
+        };
+        let plan = asked.plan(&graph, &candidate, &[0, graph.blocks().len()]);
+        let found = Request::like(&plan);
+        assert_eq!(found, asked);
+    }
+}

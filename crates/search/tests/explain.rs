@@ -104,6 +104,15 @@ fn memory_that_limits_a_plan_is_said_to() {
 }
 
 #[test]
+fn half_a_batch_of_odd_micro_batches_is_not_tried() {
+    let three = Plan { global_batch: 24, ..plan(1, 1, 1, 3) };
+    let facts = explained(&three, &[]);
+    let half =
+        about(&facts, Topic::Batch).into_iter().any(|it| it.sentence.contains("half the global"));
+    assert!(!half);
+}
+
+#[test]
 fn what_is_small_is_said_in_small_units() {
     let explanation = explained(&plan(1, 2, 1, 1), &[]);
     for topic in [Topic::Bottleneck, Topic::Memory] {

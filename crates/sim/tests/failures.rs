@@ -94,6 +94,21 @@ fn each_class_is_held_against_its_device() {
 }
 
 #[test]
+fn a_class_is_held_against_its_smallest_device() {
+    let graph = gpt(2, false);
+    let plan = shardloom_plan::Uniform {
+        precision: shardloom_plan::Precision::FP32,
+        ..uniform(1, 4, 1, 2)
+    };
+    let program = lowered(&graph, &plan);
+    let cluster = shardloom_cluster::Cluster::parse("v100-16g:1x2+h100-80g:1x2").expect("presets");
+    let found = simulate(&graph, &cluster, &program, ONE).expect("it runs");
+    let fits = found.memory_fits(&program, &cluster).expect("the devices are there");
+    let smallest = cluster.groups()[0].profile.device.memory_bytes;
+    assert_eq!(fits.iter().map(|it| it.memory_bytes).collect::<Vec<_>>(), [smallest]);
+}
+
+#[test]
 fn the_summary_has_the_contract_s_keys() {
     let graph = gpt(2, false);
     let program = lowered(&graph, &uniform(2, 2, 1, 2));

@@ -281,6 +281,10 @@ mod tests {
             "learning rate: floor is 0.2, but must not exceed the peak 0.1"
         );
         assert_eq!(
+            refusal(Curve::Cosine { peak: 0.1, warmup_steps: 0, total_steps: 9, floor: -0.1 }),
+            "learning rate: floor is -0.1, but must be finite and not negative"
+        );
+        assert_eq!(
             refusal(Curve::Cosine { peak: 0.1, warmup_steps: 10, total_steps: 9, floor: 0.0 }),
             "learning rate: warmup-steps is 10, but must not exceed the 9 total-steps"
         );

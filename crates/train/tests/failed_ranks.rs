@@ -4,6 +4,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use shardloom_data::{Field, Part, Source};
 use shardloom_train::{Error, Trainer};
 use support::{Samples, gpt, serial, trainer};
 
@@ -26,6 +27,31 @@ fn the_rank_and_its_reason_are_named() {
     let (_, error) = half_failed();
     let text = error.to_string();
     assert!(text.starts_with("rank 1: no tensor `"), "{text}");
+}
+
+/// Samples without inputs for one rank: targets only.
+struct Targets(Samples);
+
+impl Source for Targets {
+    fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
+        self.0.field(part, position, input).filter(|_| input.contains("target"))
+    }
+
+    fn validation_len(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn of_several_ranks_that_fail_the_first_is_named() {
+    let graph = gpt();
+    for _ in 0..20 {
+        let uniform = shardloom_plan::Uniform { pp: 3, microbatches: 4, ..serial() };
+        let plan = uniform.plan(&graph, "model", "local");
+        let mut trainer = trainer(&graph, &plan, Targets(Samples::patterned(8, 16, 64)), 1e-3);
+        let text = trainer.step().expect_err("the first stage has no inputs").to_string();
+        assert!(text.starts_with("rank 0: "), "{text}");
+    }
 }
 
 #[test]

@@ -183,6 +183,19 @@ fn a_row_too_many_stops_the_run_where_the_model_says_so_and_is_named() {
 }
 
 #[test]
+fn validation_leaves_the_counts_of_training() {
+    let graph = graph(16, "drop");
+    let plan = planned(&graph, &plain(), "batch:dp");
+    let mut trainer = trainer(&graph, &plan, samples(), 0.02);
+    for _ in 0..3 {
+        trainer.step().expect("a step");
+    }
+    let before = trainer.row_counts().expect("counts");
+    trainer.validate(1).expect("a loss").expect("samples");
+    assert_eq!(trainer.row_counts().expect("counts"), before);
+}
+
+#[test]
 fn a_run_that_stopped_in_the_middle_of_a_step_does_no_more_under_either_clock() {
     let graph = graph(3, "stop");
     let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 1), microbatches: 4, ..plain() };

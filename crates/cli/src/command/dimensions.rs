@@ -140,6 +140,10 @@ fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'s
     options.into_iter().find(|&(_, given)| given).map(|(name, _)| name)
 }
 
+/// The largest bucket of weights that a server holds, where there are several blocks in it: the size of
+/// partitions in BytePS (Jiang et al. 2020, OSDI), as it is set where nobody sets it.
+const SERVED_BUCKET_BYTES: usize = 4_096_000;
+
 /// Samples of a step, where nothing else is said.
 const GLOBAL_BATCH: usize = 8;
 
@@ -315,7 +319,13 @@ impl Dimensions {
         place: &Place,
     ) -> Result<Plan, Failure> {
         let Rules { weights, updates, recompute } = order.rules(&self.optimizer()?)?;
-        let numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
+        let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
+        if let Some(servers) = numbers.sync.servers {
+            // Small enough for all servers to have some, also of a small model.
+            let bytes = 4 * model.graph().parameter_count() as usize;
+            let share = bytes / (4 * servers.count.max(1) as usize);
+            numbers.sync.bucket_bytes = share.clamp(1, SERVED_BUCKET_BYTES);
+        }
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
         plan.communication = self.communication();

@@ -146,5 +146,6 @@ pub fn counts_that_do_not_fit_are_refused_with_their_numbers(engine: &Tested) {
         reason.clone()
     };
     assert_eq!(refusal(&[1, 1], &[2]), "2 and 1 counts for 1 members");
+    assert_eq!(refusal(&[1], &[3]), "1 elements to send and 3 to receive in 2");
     assert_eq!(refusal(&[3], &[3]), "3 elements to send and 3 to receive in 2");
 }

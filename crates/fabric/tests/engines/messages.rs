@@ -137,6 +137,10 @@ pub fn a_pool_makes_more_buffers_up_to_its_most(engine: &Tested) {
     }
     send(zero, pool, 0, 3.0).unwrap();
     assert_eq!(zero.counters().late_buffers, 2);
+    let few =
+        zero.pool(Pool { to: 1, format: Format::F32, elements: 1, ready: 3, most: 1 }).unwrap();
+    let _held = zero.try_message(few, 1).expect("one");
+    assert!(zero.try_message(few, 1).is_none());
 }
 
 pub fn counters_are_exact_and_leave_out_what_failed_and_what_a_rank_sends_to_itself(

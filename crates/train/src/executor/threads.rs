@@ -172,14 +172,17 @@ fn serve(
             Ok(worker) => catching(rank, || worker.obey(&command)),
             Err(error) => Err(std::mem::replace(error, Error::Failed)),
         };
-        if let (Err(error), Ok(failed)) = (&outcome, &worker) {
-            failed.endpoint.fail(&error.to_string());
-            worker = Err(Error::Failed);
-        }
         // Whoever hears of the outcome may rely on nothing of the command being in use any more.
         drop(command);
         let outcome = outcome.map_err(|error| error.to_string());
-        if reports.send(Report { rank, outcome }).is_err() {
+        let reason = outcome.as_ref().err().cloned();
+        let told = reports.send(Report { rank, outcome });
+        // Only then, since others fail by it, and the first to say so is the cause.
+        if let (Some(reason), Ok(failed)) = (reason, &worker) {
+            failed.endpoint.fail(&reason);
+            worker = Err(Error::Failed);
+        }
+        if told.is_err() {
             break;
         }
     }
