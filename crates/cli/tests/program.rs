@@ -9,7 +9,12 @@ const MODEL: &str = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=256";
 /// Two stages of two replicas each, as a plan file.
 fn place_with_plan() -> Place {
     let place = Place::new();
-    let plan = format!(
+    place.write("plan.toml", plan());
+    place
+}
+
+fn plan() -> String {
+    format!(
         r#"
 format = 1
 model = "{MODEL}"
@@ -28,9 +33,7 @@ stage = [
     {{ blocks = [2, 4], mesh = {{ dp = 2 }}, devices = "2..4" }},
 ]
 "#
-    );
-    place.write("plan.toml", plan);
-    place
+    )
 }
 
 /// The lines that begin the text of a rank.
@@ -90,6 +93,19 @@ fn a_thread_for_collectives_bounds_whole_gradients_and_is_judged_by_no_search() 
     Place::new()
         .run(&format!("{train} --ranks 2 --communication-thread --json"))
         .refuses("usage", "--communication-thread cannot be given with --ranks");
+}
+
+#[test]
+fn a_plan_that_leaves_out_the_first_devices_trains_as_one_that_does_not() {
+    let place = place_with_plan();
+    let devices = |from: &str, to: &str| format!("devices = \"{from}..{to}\"");
+    let shifted = plan().replace(&devices("2", "4"), &devices("5", "7"));
+    place.write("shifted.toml", shifted.replace(&devices("0", "2"), &devices("2", "4")));
+    let digest = |plan: &str| {
+        let train = format!("train {plan} --data text.txt --steps 2 --json");
+        place.run(&train).succeeds().summary()["weights_digest"].clone()
+    };
+    assert_eq!(digest("shifted.toml"), digest("plan.toml"));
 }
 
 #[test]

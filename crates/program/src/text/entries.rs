@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::quantity::counted;
 use crate::{
     Action, Body, BodyId, BodyKind, Class, Client, Control, Entry as Run, Group, Guard,
     Instruction, Program, When,
@@ -109,10 +110,11 @@ fn served(client: &Client) -> impl Iterator<Item = (&Run, Vec<String>)> {
 fn when(when: When) -> String {
     match when {
         When::Sent => "once it has sent them".into(),
-        When::Within(0) => "once no client has ended fewer steps".into(),
-        When::Within(steps) => format!(
-            "once no client has ended over {steps} steps fewer, at the end of a row fewer at all"
-        ),
+        When::Within(0) => "once no client is behind".into(),
+        When::Within(steps) => {
+            let steps = counted(steps as usize, "step");
+            format!("once no client is more than {steps} behind, at the end of a row none")
+        }
     }
 }
 
