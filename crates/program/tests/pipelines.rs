@@ -7,8 +7,8 @@ use shardloom_collectives::{Algorithm, Kind, Member, plan as collective};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
-    Uniform, Updates, Weights,
+    Arrangement, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute,
+    ScheduleKind, Sync, Uniform, Updates, Weights,
 };
 use shardloom_program::{Action, Body, BodyKind, Class, ClassId, Group, Program, lower};
 
@@ -250,6 +250,18 @@ fn late_gradients_are_as_late_as_the_papers_say() {
     assert_eq!(delays(ScheduleKind::PipeMare, 1), [6.0, 4.0, 2.0, 0.0]);
     assert_eq!(delays(ScheduleKind::PipeMare, 4), [1.5, 1.0, 0.5, 0.0]);
     assert_eq!(delays(ScheduleKind::OneForwardOneBackward, 4), [0.0; 4]);
+}
+
+#[test]
+fn a_device_with_stages_of_several_pipelines_has_the_mean_of_their_delays() {
+    let uniform = Uniform { microbatches: 2, ..uniform(ScheduleKind::Chimera, 2) };
+    let mut plan = uniform.plan_in_chunks(&graph(), "model", "local", 2).expect("two pipelines");
+    plan.schedule = ScheduleKind::Table;
+    plan.weights = Weights::Newest { corrections: Corrections::default() };
+    // The first device runs ahead in the one pipeline, and does not in the other.
+    plan.order = vec!["F2 B0 F1< B1<".into(), "F0 F1< B0 B1<".into()];
+    let delays: Vec<f64> = lowered(&plan).classes.iter().map(|class| class.delay).collect();
+    assert_eq!(delays, [0.5, 0.0]);
 }
 
 #[test]

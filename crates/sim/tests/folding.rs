@@ -58,6 +58,18 @@ fn folded_equals_unfolded_with_tied_weights_and_sharded_ones() {
     }
 }
 
+#[test]
+fn folding_is_not_faster_where_lanes_overlap_on_the_first_devices_of_a_class_only() {
+    let mut groups = h100(8).groups().to_vec();
+    groups.push(groups[0].clone());
+    let device = &mut groups[1].profile.device;
+    (device.name, device.lanes_overlap) = ("h100-80g without overlap".into(), false);
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let (folded, unfolded) = both(&gpt(6, false), &cluster, &uniform(1, 16, 1, 4));
+    let [folded, unfolded] = [folded, unfolded].map(|it| it.step_time());
+    assert!(folded >= unfolded, "{folded:?} folded, {unfolded:?} unfolded");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 64,

@@ -223,6 +223,35 @@ fn tied_neighbours() -> Result<Graph, GraphError> {
 }
 
 #[test]
+fn blocks_share_a_bucket_that_their_gradients_just_fill() {
+    let graph = two_tables().expect("a valid model");
+    let gradients = 2 * TABLE * single().precision.gradients.bytes();
+    for (bucket_bytes, buckets) in [(gradients, 1), (gradients - 1, 2)] {
+        let uniform = Uniform { sync: Sync { bucket_bytes, ..single().sync }, ..single() };
+        let program = program(&graph, &uniform);
+        assert_eq!(program.classes[0].buckets.len(), buckets, "{bucket_bytes} bytes");
+    }
+}
+
+/// Elements of each table of [`two_tables`].
+const TABLE: usize = 16 * 8;
+
+/// Two blocks with a table each.
+fn two_tables() -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("untied");
+    let (seq, model, vocab) = (net.dim("seq", 4)?, net.dim("model", 8)?, net.dim("vocab", 16)?);
+    net.block("embedding");
+    let (tokens, targets) = (net.targets("tokens", &[seq])?, net.targets("targets", &[seq])?);
+    let first = net.parameter("first", &[vocab, model], 1, Init::Normal { std: 0.02 })?;
+    let embedded = net.embed("embedding", tokens, first)?;
+    net.block("head");
+    let second = net.parameter("second", &[vocab, model], 1, Init::Normal { std: 0.02 })?;
+    let logits = net.contract("head", embedded, second, None)?;
+    let loss = net.cross_entropy("loss", logits, targets)?;
+    net.finish(loss)
+}
+
+#[test]
 fn a_bucket_is_reduced_right_after_the_last_write_to_its_gradients() {
     for (zero, tied) in [(0, false), (1, true), (2, false), (2, true), (3, false)] {
         let uniform = Uniform {

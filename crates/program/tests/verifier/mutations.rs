@@ -10,7 +10,10 @@ use shardloom_program::{
     Group, Guard, Instruction, Mode, Point, Program, Queue, Shape, TensorId, View, Window,
 };
 
-use crate::programs::{both_ways, mesh, mixed, pipeline, program, replicas, stashed, validated};
+use crate::programs::{
+    both_ways, mesh, mixed, pipeline, predicted, program, replicas, stashed, validated,
+    validated_on,
+};
 
 /// The first instruction of a class for which something holds: its body and its number there.
 fn find(
@@ -274,6 +277,8 @@ rejected! {
     another_element_format_of_a_shard_is_rejected: other_format(replicas(3)) => Violation::Formats { .. },
     a_gradient_in_the_window_of_another_parameter_is_rejected:
         other_parameter(replicas(0)) => Violation::NoGradient { .. } | Violation::Operator { .. },
+    weights_moved_along_those_of_a_larger_bucket_are_rejected:
+        moved_along_another(predicted()) => Violation::Sizes { .. },
     a_parameter_of_another_bucket_is_rejected: outside(replicas(0)) => Violation::Outside { .. },
     a_gradient_that_is_set_is_rejected:
         change(replicas(0), 0, differentiates, |it| it.writes[0].mode = Mode::Set)
@@ -548,6 +553,24 @@ fn outside(program: Program) -> Program {
     })
 }
 
+/// Moves the weights of a bucket with one parameter along what a larger bucket has.
+fn moved_along_another(program: Program) -> Program {
+    let class = program.classes[0].clone();
+    let bucket = |view: View| class.tensor(view.tensor).bucket.map(|id| class.bucket(id));
+    let is_alone = |it: &Instruction, _: &Body| {
+        matches!(it.action, Action::Extrapolate { .. })
+            && bucket(it.reads[0]).is_some_and(|bucket| bucket.params.len() == 1)
+    };
+    change(program, 0, is_alone, |it| {
+        let [own, along] = [it.reads[0], it.reads[1]];
+        let content = |view: View| class.tensor(view.tensor).content;
+        let elements = |view: View| bucket(view).map(|bucket| bucket.elements);
+        let mut all = class.tensors().map(|(id, _)| View::whole(id));
+        let larger = all.find(|&it| content(it) == content(along) && elements(it) > elements(own));
+        it.reads = vec![View::whole(own.tensor), larger.expect("another bucket is larger")];
+    })
+}
+
 /// Leaves a weight gradient out for one micro-batch.
 fn uneven(mut program: Program) -> Program {
     let class = &mut program.classes[0];
@@ -621,6 +644,32 @@ fn guarded(mut program: Program, class: usize, how: impl FnOnce(&mut Guard)) -> 
     });
     how(guards.next().expect("the class has a guard"));
     program
+}
+
+/// Four ranks to a stage. Those of the first must agree on their updates, and know only the norm of the ranks
+/// along `axes`.
+fn agreed_within(axes: &[Axis]) -> Program {
+    // The norm of all does not come back to the first stage.
+    let program = without(validated_on(mesh(2, 2)), 0, |it, body| {
+        body.kind == BodyKind::Test && matches!(it.action, Action::Receive { .. })
+    });
+    let program = without(program, 1, |it, body| {
+        body.kind == BodyKind::Epilogue && matches!(it.action, Action::Send { .. })
+    });
+    let program = regrouped(program, 0, Content::Norm, Group::Mesh(axes.to_vec()));
+    guarded(program, 0, |guard| guard.agreed = Group::Mesh(vec![Axis::Dp, Axis::Tp]))
+}
+
+#[test]
+fn a_guard_by_a_norm_that_some_who_must_agree_do_not_have_is_rejected() {
+    for (axes, agrees) in [(&[Axis::Dp, Axis::Tp][..], true), (&[Axis::Dp], false)] {
+        let program = agreed_within(axes);
+        let first = program.classes[0].place();
+        let found = verify(&program).expect_err("the norm is not of all");
+        let disagrees =
+            |it: &Violation| matches!(it, Violation::Agreement { place, .. } if *place == first);
+        assert_eq!(!found.iter().any(disagrees), agrees, "{axes:?}: {found:#?}");
+    }
 }
 
 /// Takes the first entry of a kind out of what is run where an update was wrong.

@@ -2,7 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform, Weights,
+    Corrections, Mesh, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind, Servers,
+    Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -69,10 +70,27 @@ pub fn stashed() -> Program {
     lowered(&graph, &Plan { weights: Weights::Stash, ..plan })
 }
 
+/// Two stages without a flush, which move weights on before passes read them. The embedding's only parameter
+/// is alone in its bucket.
+pub fn predicted() -> Program {
+    let graph = graph("llama:layers=2,hidden=8,heads=2,kv_heads=2,ffn=16,seq=4,vocab=16");
+    let uniform = uniform(ScheduleKind::PipeDream, 2, Mesh::SINGLE, 0);
+    let plan = uniform.plan(&graph, "model", "local");
+    let prediction = Some(Prediction::Weights);
+    let weights =
+        Weights::Newest { corrections: Corrections { prediction, ..Corrections::default() } };
+    lowered(&graph, &Plan { weights, ..plan })
+}
+
 /// Two stages whose updates are tested in the next step.
 pub fn validated() -> Program {
+    validated_on(Mesh::SINGLE)
+}
+
+/// The same with a mesh of ranks to each stage.
+pub fn validated_on(mesh: Mesh) -> Program {
     let graph = gpt(false);
-    let uniform = uniform(ScheduleKind::ZeroBubbleH2, 2, Mesh::SINGLE, 0);
+    let uniform = uniform(ScheduleKind::ZeroBubbleH2, 2, mesh, 0);
     let plan = uniform.plan(&graph, "model", "local");
     lowered(&graph, &Plan { post_validation: true, ..plan })
 }

@@ -351,3 +351,31 @@ impl StageCost {
         self.persistent_bytes += terms.persistent_bytes(&unit.parameters);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_collectives::Algorithm;
+    use shardloom_plan::{Optimizer, Precision};
+
+    use super::*;
+
+    #[test]
+    fn replicas_that_share_optimizer_state_share_its_row_and_column_sums() {
+        let optimizer = Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay: 0.0,
+        };
+        let settings = Settings {
+            precision: Precision::MIXED,
+            optimizer,
+            norm: false,
+            algorithm: Algorithm::Ring,
+            bucket_bytes: 1,
+        };
+        let sums = Parameters { factored_elements: 100.0, ..Parameters::default() };
+        let held = |zero| persistent_bytes(&settings, zero, 4, &sums);
+        assert_eq!([0, 1, 2, 3].map(held), [400.0, 100.0, 100.0, 100.0]);
+    }
+}
