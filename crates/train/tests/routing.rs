@@ -162,6 +162,12 @@ fn rows_without_a_slot_contribute_nothing_and_are_the_same_however_samples_are_d
 
 #[test]
 fn a_row_too_many_stops_the_run_where_the_model_says_so_and_is_named() {
+    let graph_with_room = graph(16, "drop");
+    let plan = planned(&graph_with_room, &plain(), "batch:dp");
+    let mut with_room = trainer(&graph_with_room, &plan, samples(), 0.02);
+    with_room.step().expect("a step");
+    let measured = with_room.row_counts().expect("counts");
+    let (routing, _, _) = measured.by_expert().next().expect("the first layer routes");
     for (mesh, rules) in [(Mesh::SINGLE, "batch:dp"), (mesh(2, 1, 1), OVER_DP)] {
         let graph = graph(3, "stop");
         let plan = planned(&graph, &Uniform { mesh, ..plain() }, rules);
@@ -170,6 +176,12 @@ fn a_row_too_many_stops_the_run_where_the_model_says_so_and_is_named() {
         for part in ["step 0, layer.0.route: ", " rows of sample ", "which has 3 slots"] {
             assert!(text.contains(part), "{text}");
         }
+        // It is the number of rows that chose this expert where there is room for them.
+        let words = text.split([' ', ',', ':']);
+        let numbers: Vec<usize> = words.filter_map(|word| word.parse().ok()).collect();
+        let [_, 0, count, sample, expert, 3] = numbers[..] else { panic!("{text}") };
+        let chosen = measured.rows(routing, 0, expert..expert + 1, sample..sample + 1);
+        assert_eq!(chosen, Some(count), "{text}");
         let mut stopped = trainer(&graph, &plan, samples(), 0.02);
         let text = stopped.validate(1).expect_err("nor has validation room").to_string();
         for part in ["validation, layer.0.route: ", " rows of validation sample "] {

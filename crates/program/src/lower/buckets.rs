@@ -77,16 +77,7 @@ impl<'a> Parameters<'a> {
         }
         // All stages of a class have its mesh, and all stages the same micro-batches.
         let model = models[0];
-        let mut parts = Parameters {
-            params: vec![],
-            buckets: vec![],
-            tensors: vec![],
-            norm: None,
-            by_value: BTreeMap::new(),
-            moved: BTreeMap::new(),
-            plan,
-            ways,
-        };
+        let mut parts = Parameters::none(plan, ways);
         let count = keys.len();
         for (key, members) in keys.into_iter().zip(members) {
             let bucket = BucketId(parts.buckets.len() as u32);
@@ -154,18 +145,22 @@ impl<'a> Parameters<'a> {
         Ok(parts)
     }
 
-    /// Those of a server, which updates some of these buckets, alone and by itself.
-    pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
-        let mut parts = Parameters {
+    fn none(plan: &'a Plan, ways: &'a Ways<'a>) -> Parameters<'a> {
+        Parameters {
             params: vec![],
             buckets: vec![],
             tensors: vec![],
             norm: None,
             by_value: BTreeMap::new(),
             moved: BTreeMap::new(),
-            plan: self.plan,
-            ways: self.ways,
-        };
+            plan,
+            ways,
+        }
+    }
+
+    /// Those of a server, which updates some of these buckets, alone and by itself.
+    pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
+        let mut parts = Parameters::none(self.plan, self.ways);
         let keeps = Keeps { is_delayed: false, backs_up: false, servers: None };
         for bucket in self.buckets.iter().filter(|bucket| bucket.server == Some(server)) {
             let id = BucketId(parts.buckets.len() as u32);
