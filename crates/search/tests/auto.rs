@@ -169,3 +169,15 @@ fn a_search_with_updates_that_are_validated_afterwards_is_refused_by_name() {
     let refused = matches!(&error, SearchError::Request { key: "post_validation", .. });
     assert!(refused, "{error}");
 }
+
+/// However long the first plan takes to simulate, it is.
+#[test]
+fn a_batch_of_very_many_micro_batches_has_an_answer_without_other_plans() {
+    let text = "gpt:layers=4,hidden=1024,heads=16,seq=4096,vocab=1024";
+    let graph = model(text);
+    let cluster = h100(1, 1, 6_000_000_000);
+    let request = Request::new(text, "c", 4096);
+    let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
+    let steps = outcome.plan.microbatches * graph.blocks().len();
+    assert!(steps > 10_000, "{steps} passes of blocks are not very many");
+}
