@@ -484,3 +484,25 @@ fn truncating_or_extending_any_file_is_refused() {
     }
     Checkpoint::open(&folder).expect("restored");
 }
+
+/// Values of another format, in a checkpoint whose digests are all right.
+#[test]
+fn values_that_are_not_float32_are_refused() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    let folder = save(root.path(), 1, 0.5, None);
+    let shard = folder.join("shard-00000.safetensors");
+    let digest = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let mut bytes = fs::read(&shard).expect("read");
+    let before = digest(&bytes);
+    let at = bytes.windows(5).position(|part| part == b"\"F32\"").expect("a format");
+    bytes[at + 1] = b'I';
+    fs::write(&shard, &bytes).expect("written");
+    let manifest = fs::read_to_string(folder.join("manifest.json")).expect("read");
+    assert!(manifest.contains(&before));
+    let manifest = manifest.replace(&before, &digest(&bytes));
+    fs::write(folder.join("manifest.json"), &manifest).expect("written");
+    let of_manifest = format!("{}\n", digest(manifest.as_bytes()));
+    fs::write(folder.join("manifest.blake3"), of_manifest).expect("written");
+    let error = Checkpoint::open(&folder).expect_err("another format").to_string();
+    assert!(error.contains("float32 values"), "{error}");
+}
