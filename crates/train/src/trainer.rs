@@ -590,3 +590,20 @@ fn noted_updates(meta: &Meta, steps: u64) -> Updates {
     let others = meta.extra.get(UPDATES).and_then(number).unwrap_or(steps);
     Updates { of: meta.extra.iter().filter_map(one).collect(), others }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_updates_from_before_do_not_stay_where_all_have_had_as_many() {
+        let of = |counts: [(&str, u64); 2]| counts.map(|(name, count)| (name.into(), count));
+        let mut meta = Meta::default();
+        note_updates(&mut meta, &of([("w", 3), ("x", 5)]).into());
+        let noted = noted_updates(&meta, 9);
+        assert_eq!((noted.of, noted.others), ([("w".into(), 3)].into(), 5));
+        note_updates(&mut meta, &of([("w", 6), ("x", 6)]).into());
+        let noted = noted_updates(&meta, 9);
+        assert_eq!((noted.of, noted.others), ([].into(), 6));
+    }
+}
