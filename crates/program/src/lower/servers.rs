@@ -22,9 +22,9 @@ pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(Clas
     way.servers().map(|servers| (ClassId(workers as u32), servers.count as usize))
 }
 
-/// The ways of one bucket between a worker and its server.
+/// The routes of one bucket between a worker and its server.
 #[derive(Clone, Copy)]
-struct Ways {
+struct BucketRoutes {
     gradients: RouteId,
     weights: RouteId,
 }
@@ -35,14 +35,14 @@ pub(super) struct Service<'a> {
     /// By server.
     parameters: Vec<Parameters<'a>>,
     /// By worker and its bucket.
-    ways: Vec<Vec<Ways>>,
+    routes: Vec<Vec<BucketRoutes>>,
     /// The number of each server's first bucket among a worker's.
     first: Vec<usize>,
 }
 
 impl<'a> Service<'a> {
     /// What the servers of a way do for the classes with these parameters; none if it has no servers. Adds
-    /// the ways of buckets to those of values.
+    /// the routes of buckets to those of values.
     ///
     /// # Errors
     /// If there are more servers than buckets.
@@ -56,8 +56,8 @@ impl<'a> Service<'a> {
         if asked.count as usize > buckets {
             let count = asked.count;
             return Err(ScheduleError::Rule(format!(
-                "sync.servers.count = {count}: servers are dealt buckets, of which there are {buckets}; take \
-                 fewer servers, or a smaller sync.bucket_bytes"
+                "sync.servers.count = {count}: buckets are divided among servers, and there are {buckets}; \
+                 take fewer servers, or a smaller sync.bucket_bytes"
             ))
             .into());
         }
@@ -68,7 +68,7 @@ impl<'a> Service<'a> {
         for server in &parameters {
             first.push(first[first.len() - 1] + server.buckets.len());
         }
-        let mut ways = vec![];
+        let mut routes = vec![];
         for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
             let mut of_worker = vec![];
             for (id, bucket) in epilogue::buckets(parameters) {
@@ -81,24 +81,24 @@ impl<'a> Service<'a> {
                 };
                 let held = &bucket.held.replicated;
                 let (gradients, weights) = (held.reduced, View::whole(held.weights));
-                of_worker.push(Ways {
+                of_worker.push(BucketRoutes {
                     gradients: add(Carried::Gradients(id), [worker, server], gradients),
                     weights: add(Carried::Weights(id), [server, worker], weights),
                 });
             }
-            ways.push(of_worker);
+            routes.push(of_worker);
         }
-        Ok(Some(Service { staleness: asked.staleness, parameters, ways, first }))
+        Ok(Some(Service { staleness: asked.staleness, parameters, routes, first }))
     }
 
     /// What ends a worker's step: it sends its gradients.
     pub fn push(&self, worker: ClassId, parameters: &Parameters<'_>) -> Vec<Instruction> {
-        let ways = &self.ways[worker.0 as usize];
-        let send = |(bucket, ways): (&crate::class::Bucket, &Ways)| {
-            let action = Action::Send { route: ways.gradients };
+        let routes = &self.routes[worker.0 as usize];
+        let send = |(bucket, routes): (&crate::class::Bucket, &BucketRoutes)| {
+            let action = Action::Send { route: routes.gradients };
             Instruction::new(action, [bucket.held.replicated.reduced], [])
         };
-        parameters.buckets.iter().zip(ways).map(send).collect()
+        parameters.buckets.iter().zip(routes).map(send).collect()
     }
 
     /// A worker's control: what its schedule runs, after the weights that the step before has led to.
@@ -111,12 +111,12 @@ impl<'a> Service<'a> {
         for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
             body.kind = BodyKind::Synchronisation;
         }
-        let ways = &self.ways[worker.0 as usize];
-        let receive = |(bucket, ways): (&crate::class::Bucket, &Ways)| {
-            let action = Action::Receive { route: ways.weights };
+        let routes = &self.routes[worker.0 as usize];
+        let receive = |(bucket, routes): (&crate::class::Bucket, &BucketRoutes)| {
+            let action = Action::Receive { route: routes.weights };
             Instruction::new(action, [], [View::whole(bucket.held.replicated.weights)])
         };
-        let pull = parameters.buckets.iter().zip(ways).map(receive).collect();
+        let pull = parameters.buckets.iter().zip(routes).map(receive).collect();
         let pull = order.add(BodyKind::Synchronisation, pull);
         let pull = Entry { shift: -1, ..Entry::new(pull, None) };
         let entries = order.entries.iter().map(|&(entry, _)| entry);
@@ -132,8 +132,8 @@ impl<'a> Service<'a> {
             let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
             let mut bodies = vec![];
             let clients = (0..workers).map(|worker| {
-                let ways = &self.ways[worker][self.first[server]..self.first[server + 1]];
-                self.client(ClassId(worker as u32), parameters, ways, &mut bodies)
+                let routes = &self.routes[worker][self.first[server]..self.first[server + 1]];
+                self.client(ClassId(worker as u32), parameters, routes, &mut bodies)
             });
             let clients = clients.collect();
             classes.push(Class {
@@ -159,16 +159,16 @@ impl<'a> Service<'a> {
         &self,
         class: ClassId,
         parameters: &Parameters<'_>,
-        ways: &[Ways],
+        routes: &[BucketRoutes],
         bodies: &mut Vec<Body>,
     ) -> Client {
         let mut push = vec![];
         let mut pull = vec![];
-        for (bucket, ways) in parameters.buckets.iter().zip(ways) {
+        for (bucket, routes) in parameters.buckets.iter().zip(routes) {
             let held = &bucket.held.replicated;
-            let receive = Action::Receive { route: ways.gradients };
+            let receive = Action::Receive { route: routes.gradients };
             push.push(Instruction::new(receive, [], [held.reduced]));
-            let send = Action::Send { route: ways.weights };
+            let send = Action::Send { route: routes.weights };
             pull.push(Instruction::new(send, [View::whole(held.weights)], []));
         }
         push.extend(epilogue::updates(parameters));
