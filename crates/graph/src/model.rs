@@ -1,6 +1,6 @@
 //! The graph itself: arenas of dimensions, values and operators, in blocks.
 
-use crate::{Dim, DimId, Extents, Op, OpId, Role, Value, ValueId};
+use crate::{DType, Dim, DimId, Extents, Op, OpId, Role, Value, ValueId};
 
 /// Identifies a block of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,10 +109,15 @@ impl Graph {
 
     /// Number of loss terms per sample: the elements of the targets, e.g. the sequence length.
     pub fn targets_per_sample(&self) -> usize {
-        let loss = self.value(self.loss);
-        let Some(op) = loss.producer else { return 1 };
-        let targets = self.op(op).inputs[4];
-        Extents::global(self, 1).elements(&self.value(targets).axes)
+        Extents::global(self, 1).elements(&self.value(self.targets()).axes)
+    }
+
+    /// What the loss compares with: the classes, or the tokens that come next.
+    pub fn targets(&self) -> ValueId {
+        let inputs = self.value(self.loss).producer.map(|op| &self.op(op).inputs);
+        let is_target = |value: &&ValueId| self.value(**value).dtype == DType::Index;
+        let targets = inputs.and_then(|inputs| inputs.iter().find(is_target));
+        *targets.expect("the loss is a cross-entropy, which has targets")
     }
 
     /// The axes of a value as text: `batch, seq, model`.

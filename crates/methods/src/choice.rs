@@ -158,7 +158,7 @@ impl<'a> Task<'a> {
             ..self.uniform(pp, mesh, microbatches)
         };
         let places = uniform.places(chunks)?;
-        let samples = request.global_batch / microbatches / mesh.dp as usize;
+        let samples = request.global_batch / microbatches / mesh.dp() as usize;
         let again = matches!(recompute, Recompute::Full | Recompute::Stage);
         let cuts = configuration.cut.blocks(self.layers(samples.max(1))?, &places, again)?;
         let (graph, pipelines) = (self.graph, uniform.pipelines(&places, &cuts));
@@ -166,7 +166,7 @@ impl<'a> Task<'a> {
         plan.weights = configuration.weights;
         plan.recompute_last = configuration.recompute_last;
         plan.post_validation = configuration.post_validation || request.post_validation;
-        if mesh.tp > 1 {
+        if mesh.tp() > 1 {
             plan.layout = layout(configuration, graph);
         }
         if configuration.timed {

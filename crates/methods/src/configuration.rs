@@ -55,8 +55,8 @@ impl Configuration {
     pub fn candidate(&self, recompute: Recompute) -> Candidate {
         Candidate {
             pp: self.pp as u32,
-            dp: self.mesh.dp,
-            tp: self.mesh.tp,
+            dp: self.mesh.dp(),
+            tp: self.mesh.tp(),
             sequence_parallel: self.sequence_parallel,
             zero: self.zero,
             microbatch: self.samples as u32,
@@ -227,7 +227,7 @@ impl Pipelines {
                 for &chunks in self.chunks.iter().filter(|&&it| self.has_blocks(task, depth, it)) {
                     configurations.push(Configuration {
                         pp: depth,
-                        mesh: Mesh { dp: shape.dp, cp: 1, tp: shape.tp },
+                        mesh: Mesh::of(shape.dp, 1, shape.tp),
                         sequence_parallel: shape.sequence_parallel,
                         microbatches,
                         samples: share / microbatches,

@@ -27,7 +27,7 @@ fn h100(nodes: u32, devices_per_node: u32, memory_bytes: u64) -> Cluster {
 fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
     let uniform = Uniform {
         pp: candidate.pp as usize,
-        mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+        mesh: Mesh::of(candidate.dp, 1, candidate.tp),
         sequence_parallel: candidate.sequence_parallel,
         global_batch: request.global_batch,
         microbatches: candidate.microbatches as usize,
@@ -98,7 +98,7 @@ fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
         assert_eq!(baseline.fits, first.is_some(), "{megabytes} megabytes");
         let Some(first) = first else { continue };
         let (_, stage) = first.stages().next().expect("a stage");
-        shapes.insert((first.stages().count(), stage.mesh.tp, first.microbatches));
+        shapes.insert((first.stages().count(), stage.mesh.tp(), first.microbatches));
         assert_eq!(baseline.plan, Some(first), "{megabytes} megabytes");
     }
     let widths: BTreeSet<(usize, u32)> = shapes.iter().map(|&(pp, tp, _)| (pp, tp)).collect();

@@ -267,7 +267,7 @@ fn pipelined_backpropagation_has_a_worker_for_each_of_as_many_stages_as_there_ca
         let found = ask("pipelined-backpropagation", model, &h100(devices, PLENTY), batch);
         let plan = found.expect("a plan").plan;
         assert_eq!(plan.stages().count(), stages, "{devices} devices");
-        assert!(plan.stages().all(|(_, stage)| stage.mesh.dp == dp), "{devices} devices");
+        assert!(plan.stages().all(|(_, stage)| stage.mesh.dp() == dp), "{devices} devices");
         assert_eq!((plan.microbatches, plan.global_batch), (1, batch));
     }
 }

@@ -14,7 +14,7 @@ pub enum PlanError {
     /// A field has a value that cannot be.
     #[error("{key} = {value}: {rule}")]
     Field {
-        /// Path of the field, e.g. `pipeline[0].stage[1].mesh.tp`.
+        /// Path of the field, e.g. `pipeline[0].stage[1].mesh.tp()`.
         key: String,
         /// What was given.
         value: String,

@@ -37,12 +37,11 @@ impl TryFrom<String> for LayoutRules {
                 PlanError::field(
                     "layout",
                     format!("{part:?}"),
-                    "rules are written dimension:axis with an axis of dp, cp, tp, e.g. \
-                     \"batch:dp, heads:tp\"",
+                    "rules are written dimension:axis, e.g. \"batch:dp, heads:tp\"",
                 )
             };
             let (dim, axis) = part.split_once(':').ok_or_else(wrong)?;
-            let axis = Axis::ALL.into_iter().find(|each| each.name() == axis.trim());
+            let axis = Axis::named(axis.trim());
             let dim = dim.trim();
             if dim.is_empty() || dim.contains(char::is_whitespace) {
                 return Err(wrong());

@@ -1,81 +1,199 @@
 //! The mesh of devices within a stage.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
 
-/// An axis of the mesh within a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Axis {
-    /// Data parallelism: the batch is split.
-    Dp,
-    /// Context parallelism: the sequence is split.
-    Cp,
-    /// Tensor parallelism: operators are split.
-    Tp,
-}
+use serde::de::{Error, MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// An axis of the mesh within a stage, by its name. What it splits is said by the plan's layout.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Axis([u8; Axis::LONGEST]);
 
 impl Axis {
-    /// All axes, slowest in rank order first: tensor-parallel neighbours are adjacent ranks.
-    pub const ALL: [Axis; 3] = [Axis::Dp, Axis::Cp, Axis::Tp];
+    /// The bytes of the longest name.
+    pub const LONGEST: usize = 12;
+
+    /// Data parallelism: the batch is split.
+    pub const DP: Axis = Axis::constant("dp");
+    /// Expert parallelism: experts are split, and the batch.
+    pub const EP: Axis = Axis::constant("ep");
+    /// Context parallelism: the sequence is split.
+    pub const CP: Axis = Axis::constant("cp");
+    /// Tensor parallelism: operators are split.
+    pub const TP: Axis = Axis::constant("tp");
+
+    /// The axes of a plan that names none, slowest in rank order first: tensor-parallel neighbours are
+    /// adjacent ranks (Narayanan et al. 2021, arXiv 2104.04473, section 3).
+    pub const USUAL: [Axis; 4] = [Axis::DP, Axis::EP, Axis::CP, Axis::TP];
+
+    const fn constant(name: &str) -> Axis {
+        let mut bytes = [0; Axis::LONGEST];
+        let (from, _) = bytes.split_at_mut(name.len());
+        from.copy_from_slice(name.as_bytes());
+        Axis(bytes)
+    }
+
+    /// The axis of this name: a lower-case letter, then such letters, digits, `-` and `_`, at most
+    /// [`Axis::LONGEST`]. None for other names.
+    pub fn named(name: &str) -> Option<Axis> {
+        let rest = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
+        };
+        let is_name = name.len() <= Axis::LONGEST
+            && name.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.bytes().all(rest);
+        is_name.then(|| Axis::constant(name))
+    }
 
     /// The name in plans.
-    pub fn name(self) -> &'static str {
-        match self {
-            Axis::Dp => "dp",
-            Axis::Cp => "cp",
-            Axis::Tp => "tp",
-        }
+    pub fn name(&self) -> &str {
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(Axis::LONGEST);
+        std::str::from_utf8(&self.0[..end]).expect("a name is ASCII")
     }
 }
 
-impl std::fmt::Display for Axis {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl TryFrom<String> for Axis {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Axis, String> {
+        Axis::named(&name).ok_or_else(|| {
+            format!(
+                "{name:?} names no mesh axis: a name is a lower-case letter, then such letters, digits, - and \
+                 _, {} at most",
+                Axis::LONGEST
+            )
+        })
+    }
+}
+
+impl From<Axis> for String {
+    fn from(axis: Axis) -> String {
+        axis.name().to_owned()
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.name())
     }
 }
 
-/// How many devices each axis has. A position in the mesh is a number below [`Mesh::size`], with the
-/// last axis of [`Axis::ALL`] varying fastest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Mesh {
-    /// Data-parallel width.
-    #[serde(default = "one")]
-    pub dp: u32,
-    /// Context-parallel width.
-    #[serde(default = "one")]
-    pub cp: u32,
-    /// Tensor-parallel width.
-    #[serde(default = "one")]
-    pub tp: u32,
+impl fmt::Debug for Axis {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
 }
 
-fn one() -> u32 {
-    1
+/// How many devices each axis has, slowest axis first. A position in the mesh is a number below
+/// [`Mesh::size`], with the last axis varying fastest. Axes of width one are not in it, so equal meshes are
+/// equal values.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mesh {
+    /// The first `count` count, all others are as in [`Mesh::SINGLE`].
+    axes: [(Axis, u32); Mesh::MOST],
+    count: u8,
 }
 
 impl Mesh {
-    /// A single device.
-    pub const SINGLE: Mesh = Mesh { dp: 1, cp: 1, tp: 1 };
+    /// The most axes that are wider than one.
+    pub const MOST: usize = 6;
 
-    /// The width of one axis.
+    /// A single device.
+    pub const SINGLE: Mesh = Mesh { axes: [(Axis::DP, 1); Mesh::MOST], count: 0 };
+
+    /// A mesh of usual axes: data-, context- and tensor-parallel width.
+    #[must_use]
+    pub const fn of(dp: u32, cp: u32, tp: u32) -> Mesh {
+        Mesh::SINGLE.and(Axis::DP, dp).and(Axis::CP, cp).and(Axis::TP, tp)
+    }
+
+    /// This mesh and an axis more, the fastest.
+    const fn and(mut self, axis: Axis, width: u32) -> Mesh {
+        if width != 1 {
+            self.axes[self.count as usize] = (axis, width);
+            self.count += 1;
+        }
+        self
+    }
+
+    /// This mesh with so many devices along `axis`. Usual axes are in their usual order, others come after
+    /// them; [`Mesh::arranged`] makes another.
+    ///
+    /// # Panics
+    /// If that makes more than [`Mesh::MOST`] axes.
+    #[must_use]
+    pub fn with(self, axis: Axis, width: u32) -> Mesh {
+        let known = self.entries().any(|(each, _)| each == axis);
+        let entries =
+            self.entries().map(|(each, old)| (each, if each == axis { width } else { old }));
+        let entries = entries.chain((!known).then_some((axis, width)));
+        Mesh::collect(entries).expect("few axes").arranged(&Axis::USUAL)
+    }
+
+    /// The mesh of these axes, each named once; none if too many are wider than one.
+    fn collect(entries: impl Iterator<Item = (Axis, u32)>) -> Option<Mesh> {
+        let mut mesh = Mesh::SINGLE;
+        for entry in entries.filter(|&(_, width)| width != 1) {
+            *mesh.axes.get_mut(usize::from(mesh.count))? = entry;
+            mesh.count += 1;
+        }
+        Some(mesh)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (Axis, u32)> + use<> {
+        self.axes.into_iter().take(usize::from(self.count))
+    }
+
+    /// Its axes that are wider than one, slowest first.
+    pub fn axes(&self) -> impl Iterator<Item = Axis> + use<> {
+        self.entries().map(|(axis, _)| axis)
+    }
+
+    /// The same mesh with its axes in the order of `order`; those that are not in it come last.
+    #[must_use]
+    pub fn arranged(&self, order: &[Axis]) -> Mesh {
+        let mut entries: Vec<(Axis, u32)> = self.entries().collect();
+        let place = |axis| order.iter().position(|&each| each == axis).unwrap_or(order.len());
+        entries.sort_by_key(|&(axis, _)| place(axis));
+        Mesh::collect(entries.into_iter()).expect("no more axes than before")
+    }
+
+    /// Puts axes of this mesh in its order.
+    pub fn sort(&self, axes: &mut [Axis]) {
+        axes.sort_by_key(|&axis| self.axes().position(|each| each == axis));
+    }
+
+    /// The width of one axis: 1 if the mesh does not have it.
     pub fn width(&self, axis: Axis) -> usize {
-        let width = match axis {
-            Axis::Dp => self.dp,
-            Axis::Cp => self.cp,
-            Axis::Tp => self.tp,
-        };
-        width as usize
+        self.entries().find(|&(each, _)| each == axis).map_or(1, |(_, width)| width as usize)
+    }
+
+    /// Whether it is a single device.
+    pub fn is_single(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Data-parallel width.
+    pub fn dp(&self) -> u32 {
+        self.width(Axis::DP) as u32
+    }
+
+    /// Tensor-parallel width.
+    pub fn tp(&self) -> u32 {
+        self.width(Axis::TP) as u32
     }
 
     /// The number of devices.
     pub fn size(&self) -> usize {
-        Axis::ALL.iter().map(|&axis| self.width(axis)).product()
+        self.entries().map(|(_, width)| width as usize).product()
     }
 
     /// How far apart neighbours along `axis` are in position.
     pub fn stride(&self, axis: Axis) -> usize {
-        Axis::ALL.iter().rev().take_while(|&&other| other != axis).map(|&a| self.width(a)).product()
+        let after = self.entries().skip_while(|&(each, _)| each != axis).skip(1);
+        after.map(|(_, width)| width as usize).product()
     }
 
     /// The coordinate of `position` along `axis`.
@@ -112,15 +230,63 @@ impl Mesh {
     }
 }
 
-impl std::fmt::Display for Mesh {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let named: Vec<String> = Axis::ALL
-            .iter()
-            .filter(|&&axis| self.width(axis) > 1)
-            .map(|&axis| format!("{axis} {}", self.width(axis)))
-            .collect();
+impl fmt::Display for Mesh {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named: Vec<String> =
+            self.entries().map(|(axis, width)| format!("{axis} {width}")).collect();
         out.write_str(if named.is_empty() { "1 device" } else { "" })?;
         out.write_str(&named.join(" x "))
+    }
+}
+
+impl fmt::Debug for Mesh {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Mesh({self})")
+    }
+}
+
+impl Default for Mesh {
+    fn default() -> Mesh {
+        Mesh::SINGLE
+    }
+}
+
+/// A table of widths by axis, in their order.
+impl Serialize for Mesh {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut table = serializer.serialize_map(Some(usize::from(self.count)))?;
+        for (axis, width) in self.entries() {
+            table.serialize_entry(&axis, &width)?;
+        }
+        table.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Mesh {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Mesh, D::Error> {
+        struct Table;
+
+        impl<'de> Visitor<'de> for Table {
+            type Value = Mesh;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("the width of each mesh axis, such as { dp = 2, tp = 4 }")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<Mesh, A::Error> {
+                let mut entries: Vec<(Axis, u32)> = vec![];
+                while let Some((axis, width)) = table.next_entry()? {
+                    if entries.iter().any(|&(each, _)| each == axis) {
+                        return Err(A::Error::custom(format!("mesh axis {axis} is named twice")));
+                    }
+                    entries.push((axis, width));
+                }
+                let rule = || A::Error::custom(format!("at most {} mesh axes", Mesh::MOST));
+                Mesh::collect(entries.into_iter()).ok_or_else(rule)
+            }
+        }
+
+        deserializer.deserialize_map(Table)
     }
 }
 
@@ -130,15 +296,15 @@ mod tests {
 
     #[test]
     fn members_along_an_axis_differ_only_in_its_coordinate() {
-        let mesh = Mesh { dp: 2, cp: 3, tp: 4 };
+        let mesh = Mesh::of(2, 3, 4);
         for position in 0..mesh.size() {
-            for axes in [&[Axis::Tp][..], &[Axis::Dp], &[Axis::Dp, Axis::Tp], &Axis::ALL, &[]] {
+            for axes in [&[Axis::TP][..], &[Axis::DP], &[Axis::DP, Axis::TP], &Axis::USUAL, &[]] {
                 let members = mesh.members_along(position, axes);
                 assert_eq!(members.len(), mesh.span(axes));
                 assert_eq!(members[mesh.index_along(position, axes)], position);
                 for (index, &member) in members.iter().enumerate() {
                     assert_eq!(mesh.index_along(member, axes), index);
-                    for axis in Axis::ALL.iter().filter(|axis| !axes.contains(axis)) {
+                    for axis in Axis::USUAL.iter().filter(|axis| !axes.contains(axis)) {
                         assert_eq!(
                             mesh.coordinate(member, *axis),
                             mesh.coordinate(position, *axis)
@@ -151,8 +317,37 @@ mod tests {
 
     #[test]
     fn tensor_parallel_neighbours_are_adjacent() {
-        let mesh = Mesh { dp: 2, cp: 1, tp: 4 };
-        assert_eq!(mesh.members_along(5, &[Axis::Tp]), vec![4, 5, 6, 7]);
-        assert_eq!(mesh.members_along(5, &[Axis::Dp]), vec![1, 5]);
+        let mesh = Mesh::of(2, 1, 4);
+        assert_eq!(mesh.members_along(5, &[Axis::TP]), vec![4, 5, 6, 7]);
+        assert_eq!(mesh.members_along(5, &[Axis::DP]), vec![1, 5]);
+    }
+
+    #[test]
+    fn axes_have_an_order_that_decides_who_is_adjacent() {
+        let (row, column) = (Axis::named("row").unwrap(), Axis::named("column-2").unwrap());
+        let mesh = Mesh::SINGLE.with(row, 2).with(column, 3);
+        assert_eq!(mesh.members_along(4, &[column]), vec![3, 4, 5]);
+        let turned = mesh.arranged(&[column, row]);
+        assert_eq!(turned.to_string(), "column-2 3 x row 2");
+        assert_eq!(turned.members_along(4, &[column]), vec![0, 2, 4]);
+        assert_ne!(mesh, turned);
+    }
+
+    #[test]
+    fn axes_of_width_one_make_no_other_mesh() {
+        assert_eq!(Mesh::of(2, 1, 4), Mesh::SINGLE.with(Axis::TP, 4).with(Axis::DP, 2));
+        assert_eq!(Mesh::of(2, 1, 4).with(Axis::TP, 1), Mesh::of(2, 1, 1));
+        assert_eq!(Mesh::of(1, 1, 1), Mesh::SINGLE);
+        assert_eq!(Mesh::of(2, 3, 4).with(Axis::CP, 5), Mesh::of(2, 5, 4));
+    }
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for name in ["e", "ep", "replica-2_x", "abcdefghijkl"] {
+            assert_eq!(Axis::named(name).map(String::from).as_deref(), Some(name));
+        }
+        for name in ["", "2d", "-a", "Tp", "a b", "é", "abcdefghijklm", "a:b"] {
+            assert_eq!(Axis::named(name), None, "{name}");
+        }
     }
 }

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
+use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Precision, ScheduleKind, Updates, Weights,
+    Axis, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
+    ScheduleKind, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -23,6 +25,9 @@ pub struct Plan {
     pub model: String,
     /// The cluster: a preset with a size, or a file.
     pub cluster: String,
+    /// The names of mesh axes, slowest in rank order first.
+    #[serde(default = "usual_axes", skip_serializing_if = "are_usual")]
+    pub axes: Vec<Axis>,
     /// Samples of one step, over all pipelines and replicas.
     pub global_batch: usize,
     /// Micro-batches that a step is cut into, dealt to the pipelines in turn.
@@ -69,6 +74,9 @@ pub struct Plan {
     pub sync: Sync,
     /// Number formats.
     pub precision: Precision,
+    /// What is otherwise for some parameters; of several groups the first counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parameters: Vec<ParameterGroup>,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// The pipelines. Stages with equal devices share them; data parallelism is inside the stages.
@@ -81,6 +89,14 @@ fn yes() -> bool {
 
 fn is_yes(value: &bool) -> bool {
     *value
+}
+
+fn usual_axes() -> Vec<Axis> {
+    Axis::USUAL.to_vec()
+}
+
+fn are_usual(axes: &[Axis]) -> bool {
+    axes == Axis::USUAL
 }
 
 /// A chain of stages that samples flow through.
@@ -98,6 +114,7 @@ pub struct Stage {
     /// First block and the block after the last.
     pub blocks: (usize, usize),
     /// The mesh of its devices.
+    #[serde(default, skip_serializing_if = "Mesh::is_single")]
     pub mesh: Mesh,
     /// Its devices, in the order of mesh positions.
     pub devices: DeviceList,
@@ -245,10 +262,42 @@ impl Plan {
         first..first.saturating_add(self.sync.servers.map_or(0, |servers| servers.count))
     }
 
+    /// How replicas of parameters stay equal, by group: what has none first.
+    pub fn syncs(&self) -> impl Iterator<Item = Sync> {
+        let groups = self.parameters.iter().map(|group| group.sync(self.sync));
+        std::iter::once(self.sync).chain(groups)
+    }
+
+    /// The number formats of parameters, by group: what has none first.
+    pub fn precisions(&self) -> impl Iterator<Item = Precision> {
+        let groups = self.parameters.iter().map(|group| group.precision(self.precision));
+        std::iter::once(self.precision).chain(groups)
+    }
+
     /// Whether a step ends with the norm of all its gradients: to clip them, or to see whether they are
     /// finite.
     pub fn looks_at_norm(&self) -> bool {
         self.clip_norm.is_some() || self.skip_non_finite
+    }
+
+    /// The mesh axes over which the batch is split.
+    pub fn batch_axes(&self, graph: &Graph) -> Vec<Axis> {
+        let batch = &graph.dim(graph.batch()).name;
+        let splits = |axis: &Axis| self.layout.splits(batch, *axis);
+        self.axes.iter().copied().filter(splits).collect()
+    }
+
+    /// The mesh axes along which ranks are replicas of what parameters they hold alike: those that split the
+    /// batch, or nothing but dimensions of the loss's targets. Others, as in tensor parallelism, split
+    /// operators, and parameters that are alike along them are those of operators left whole.
+    pub fn replica_axes(&self, graph: &Graph) -> Vec<Axis> {
+        let of_targets = &graph.value(graph.targets()).axes;
+        let is_replica = |axis: &Axis| {
+            let rules = self.layout.0.iter().filter(|rule| rule.axis == *axis);
+            let dims: Vec<DimId> = rules.filter_map(|rule| graph.dim_named(&rule.dim)).collect();
+            dims.contains(&graph.batch()) || dims.iter().all(|dim| of_targets.contains(dim))
+        };
+        self.axes.iter().copied().filter(is_replica).collect()
     }
 
     /// Samples in one micro-batch, over all replicas of a stage.

@@ -26,7 +26,8 @@ impl Plan {
                 }
             }
         }
-        toml::from_str(text).map_err(|error| {
+        let plan: Result<Plan, toml::de::Error> = toml::from_str(text);
+        plan.map(Plan::arranged).map_err(|error| {
             let place = match error.span() {
                 Some(span) => format!("{place}:{}", line_at(text, span.start)),
                 None => place.to_owned(),
@@ -39,6 +40,14 @@ impl Plan {
             };
             PlanError::Text { place, message }
         })
+    }
+
+    /// This plan with the axes of meshes in the plan's order: in the text they are in any.
+    fn arranged(mut self) -> Plan {
+        for stage in self.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage) {
+            stage.mesh = stage.mesh.arranged(&self.axes);
+        }
+        self
     }
 
     /// Says where in a plan's text the field stands that `error` is about; `place` names the text.

@@ -75,8 +75,8 @@ impl Uniform {
 
     /// The workers of servers, if there are any: replicas of the whole model that are not split.
     fn workers(&self) -> Option<u32> {
-        let is_split = self.pp > 1 || self.mesh.size() != self.mesh.dp as usize;
-        (self.sync.servers.is_some() && !is_split).then_some(self.mesh.dp)
+        let is_split = self.pp > 1 || self.mesh.size() != self.mesh.dp() as usize;
+        (self.sync.servers.is_some() && !is_split).then_some(self.mesh.dp())
     }
 
     /// Pipelines whose stages live on the meshes `places` and are cut at `cuts`: the first block of each
@@ -129,6 +129,7 @@ impl Uniform {
             format: FORMAT,
             model: model.into(),
             cluster: cluster.into(),
+            axes: Axis::USUAL.to_vec(),
             global_batch: self.global_batch,
             microbatches: self.microbatches.saturating_mul(self.workers().unwrap_or(1) as usize),
             schedule: self.schedule,
@@ -145,6 +146,7 @@ impl Uniform {
             communication: Communication::default(),
             sync: self.sync,
             precision: self.precision,
+            parameters: vec![],
             optimizer: self.optimizer,
             pipeline: pipelines,
         }
@@ -160,19 +162,19 @@ fn default_rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
             rules.push(LayoutRule { dim: dim.into(), axis });
         }
     };
-    rule("batch", Axis::Dp);
-    rule("seq", Axis::Cp);
+    rule("batch", Axis::DP);
+    rule("seq", Axis::CP);
     for dim in ["heads", "ffn", "vocab"] {
-        rule(dim, Axis::Tp);
+        rule(dim, Axis::TP);
     }
     for dim in graph.dims() {
         let width = dim.name.strip_prefix("width.").and_then(|index| index.parse::<usize>().ok());
         if width.is_some_and(|index| index.is_multiple_of(2)) {
-            rule(&dim.name, Axis::Tp);
+            rule(&dim.name, Axis::TP);
         }
     }
     if sequence_parallel {
-        rule("seq", Axis::Tp);
+        rule("seq", Axis::TP);
     }
     LayoutRules(rules)
 }

@@ -1,9 +1,14 @@
 //! Whether a plan fits a model and a number of devices.
 
+use std::collections::BTreeSet;
+
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
-use crate::{Axis, Mesh, Optimizer, Plan, PlanError, Precision, ScheduleKind, Stage, Updates};
+use crate::{
+    Axis, Mesh, Optimizer, ParameterGroups, Plan, PlanError, Precision, ScheduleKind, Stage, Sync,
+    Updates,
+};
 
 impl Plan {
     /// Checks that the plan fits `graph` and a cluster of `devices` devices: stages tile the model,
@@ -14,7 +19,7 @@ impl Plan {
     /// The first field that does not fit, and what would.
     pub fn validate(&self, graph: &Graph, devices: usize) -> Result<(), PlanError> {
         self.validate_batch()?;
-        self.validate_sync()?;
+        self.validate_sync(graph)?;
         self.validate_servers(devices)?;
         self.optimizer.validate()?;
         self.validate_momentum()?;
@@ -23,6 +28,7 @@ impl Plan {
         {
             return Err(PlanError::field("clip_norm", norm, "a norm is finite and above 0"));
         }
+        self.validate_axes()?;
         for rule in &self.layout.0 {
             if graph.dim_named(&rule.dim).is_none() {
                 let names: Vec<_> = graph.dims().iter().map(|dim| dim.name.as_str()).collect();
@@ -114,7 +120,8 @@ impl Plan {
                 "a schedule \"table\" has a line of actions for each device, and no other has";
             return Err(PlanError::field("order", format!("{:?}", self.order), rule));
         }
-        self.weights.validate(self.schedule, &self.optimizer, self.sync.zero)?;
+        let zero = self.syncs().map(|sync| sync.zero).max().unwrap_or(0);
+        self.weights.validate(self.schedule, &self.optimizer, zero)?;
         self.updates.validate(self)?;
         if self.post_validation && !self.flushes() {
             let rule = "an update is validated before any of the next step's gradients is there; only a \
@@ -133,25 +140,24 @@ impl Plan {
         }
     }
 
-    fn validate_sync(&self) -> Result<(), PlanError> {
-        if self.sync.zero > 3 {
-            return Err(PlanError::field("sync.zero", self.sync.zero, "a ZeRO stage is 0 to 3"));
-        }
-        if self.sync.bucket_bytes == 0 {
-            return Err(PlanError::field("sync.bucket_bytes", 0, "at least 1"));
-        }
-        let algorithm = self.sync.algorithm;
-        if matches!(algorithm, Algorithm::Hierarchical { .. }) {
-            let rule = "groups along one mesh axis have no inner groups; use ring, direct, \
-                        halving-doubling or a tree";
-            return Err(PlanError::field("sync.algorithm", algorithm, rule));
-        }
-        let scatters =
-            [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
-        if self.sync.zero > 0 && !scatters {
-            let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct \
-                        and halving-doubling do";
-            return Err(PlanError::field("sync.algorithm", algorithm, rule));
+    fn validate_sync(&self, graph: &Graph) -> Result<(), PlanError> {
+        check_sync("sync", self.sync)?;
+        let groups = ParameterGroups::of(self)?;
+        let parameters = graph.values().filter(|(_, value)| value.parameter().is_some());
+        let used: BTreeSet<usize> =
+            parameters.filter_map(|(_, value)| groups.group(&value.name)).collect();
+        for (index, group) in self.parameters.iter().enumerate() {
+            let key = format!("parameters[{index}]");
+            if !used.contains(&index) {
+                let rule = "names of the model's parameters that no group before it has";
+                let names = format!("{:?}", group.names);
+                return Err(PlanError::field(format!("{key}.names"), names, rule));
+            }
+            if self.sync.servers.is_some() {
+                let rule = "with servers, which hold all parameters alike, there are no groups";
+                return Err(PlanError::field(key, format!("{:?}", group.names), rule));
+            }
+            check_sync(&key, group.sync(self.sync))?;
         }
         Ok(())
     }
@@ -211,6 +217,47 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks that axes are named once, and that the layout has no others.
+    fn validate_axes(&self) -> Result<(), PlanError> {
+        let mut known: Vec<Axis> = vec![];
+        for &axis in &self.axes {
+            if known.contains(&axis) {
+                return Err(PlanError::field("axes", axis, "each axis is named once"));
+            }
+            known.push(axis);
+        }
+        match self.layout.0.iter().find(|rule| !known.contains(&rule.axis)) {
+            Some(rule) => Err(PlanError::field("layout", rule.axis, self.axes_rule())),
+            None => Ok(()),
+        }
+    }
+
+    /// What to say of an axis that the plan does not have.
+    fn axes_rule(&self) -> String {
+        let names: Vec<&str> = self.axes.iter().map(Axis::name).collect();
+        format!("the plan's mesh axes are {}; others are named in `axes`", names.join(", "))
+    }
+
+    /// Checks that a mesh has axes of the plan, in their order, and none of width 0.
+    fn validate_mesh(&self, mesh: &Mesh, key: &dyn Fn(&str) -> String) -> Result<(), PlanError> {
+        for axis in mesh.axes() {
+            let refuse = |rule: String| {
+                Err(PlanError::field(key(&format!("mesh.{axis}")), mesh.width(axis), rule))
+            };
+            if !self.axes.contains(&axis) {
+                return refuse(self.axes_rule());
+            }
+            if mesh.width(axis) == 0 {
+                return refuse("at least 1".into());
+            }
+        }
+        if mesh.arranged(&self.axes) != *mesh {
+            let rule = "its axes are in the order of the plan's `axes`";
+            return Err(PlanError::field(key("mesh"), mesh, rule));
+        }
+        Ok(())
+    }
+
     fn validate_stage(
         &self,
         graph: &Graph,
@@ -218,27 +265,22 @@ impl Plan {
         key: &dyn Fn(&str) -> String,
     ) -> Result<(), PlanError> {
         let mesh = stage.mesh;
-        for axis in Axis::ALL {
-            if mesh.width(axis) == 0 {
-                return Err(PlanError::field(key(&format!("mesh.{axis}")), 0, "at least 1"));
-            }
-        }
-        let size = [mesh.dp, mesh.cp, mesh.tp]
-            .iter()
-            .try_fold(1usize, |product, &width| product.checked_mul(width as usize));
+        self.validate_mesh(&mesh, key)?;
+        let mut widths = mesh.axes().map(|axis| mesh.width(axis));
+        let size = widths.try_fold(1usize, |product, width| product.checked_mul(width));
         if size != Some(stage.devices.0.len()) {
             let rule = format!("the mesh ({mesh}) must have as many devices as are listed");
             return Err(PlanError::field(key("devices"), stage.devices.0.len(), rule));
         }
         let samples = self.microbatch_samples();
         let extents = Extents::global(graph, samples);
-        for axis in Axis::ALL.into_iter().filter(|&axis| mesh.width(axis) > 1) {
+        for axis in mesh.axes() {
             let width = mesh.width(axis);
             let mut split = false;
             for rule in self.layout.0.iter().filter(|rule| rule.axis == axis) {
                 let Some(dim) = graph.dim_named(&rule.dim) else { continue };
-                let others: usize = Axis::ALL
-                    .into_iter()
+                let others: usize = mesh
+                    .axes()
                     .filter(|&other| other != axis && self.layout.splits(&rule.dim, other))
                     .map(|other| mesh.width(other))
                     .product();
@@ -276,6 +318,32 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Checks what a plan's `key` says on how replicas stay equal.
+fn check_sync(key: &str, sync: Sync) -> Result<(), PlanError> {
+    let refuse = |field: &str, value: String, rule: &str| {
+        Err(PlanError::field(format!("{key}.{field}"), value, rule))
+    };
+    if sync.zero > 3 {
+        return refuse("zero", sync.zero.to_string(), "a ZeRO stage is 0 to 3");
+    }
+    if sync.bucket_bytes == 0 {
+        return refuse("bucket_bytes", "0".into(), "at least 1");
+    }
+    let algorithm = sync.algorithm;
+    if matches!(algorithm, Algorithm::Hierarchical { .. }) {
+        let rule = "groups along one mesh axis have no inner groups; use ring, direct, \
+                    halving-doubling or a tree";
+        return refuse("algorithm", algorithm.to_string(), rule);
+    }
+    let scatters = [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
+    if sync.zero > 0 && !scatters {
+        let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct \
+                    and halving-doubling do";
+        return refuse("algorithm", algorithm.to_string(), rule);
+    }
+    Ok(())
 }
 
 /// Checks that the devices of a stage exist, are named once, and belong to no other stage unless that

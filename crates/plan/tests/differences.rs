@@ -14,7 +14,7 @@ fn graph() -> Graph {
 fn plan(pp: usize) -> Plan {
     let uniform = Uniform {
         pp,
-        mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+        mesh: Mesh::of(2, 1, 1),
         sequence_parallel: false,
         global_batch: 8,
         microbatches: 4,
@@ -58,7 +58,10 @@ fn every_changed_field_is_listed_once_with_both_values() {
         (|it| it.communication = Communication::Thread, "communication: absent -> \"thread\""),
         (|it| it.sync.zero = 2, "sync.zero: 0 -> 2"),
         (|it| it.precision.master = true, "precision.master: false -> true"),
-        (|it| it.pipeline[0].stage[1].mesh.tp = 4, "pipeline.0.stage.1.mesh.tp: 1 -> 4"),
+        (
+            |it| it.pipeline[0].stage[1].mesh = Mesh::of(2, 1, 4),
+            "pipeline.0.stage.1.mesh.tp: absent -> 4",
+        ),
         (|it| it.pipeline[0].stage[0].blocks.1 = 3, "pipeline.0.stage.0.blocks.1: 2 -> 3"),
         (
             |it| it.pipeline[0].stage[0].devices = DeviceList(vec![7]),

@@ -8,8 +8,8 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_plan::{
     Axis, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number,
-    Optimizer, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute,
-    ScheduleKind, Servers, Stage, Sync, Updates, Weights,
+    Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
+    Recompute, ScheduleKind, Servers, Stage, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -59,7 +59,7 @@ fn sync() -> impl Strategy<Value = Sync> {
 }
 
 fn stage() -> impl Strategy<Value = Stage> {
-    let mesh = (1..=4u32, 1..=2u32, 1..=8u32).prop_map(|(dp, cp, tp)| Mesh { dp, cp, tp });
+    let mesh = (1..=4u32, 1..=2u32, 1..=8u32).prop_map(|(dp, cp, tp)| Mesh::of(dp, cp, tp));
     let devices = vec(0..100_000u32, 0..12).prop_map(DeviceList);
     let policies = vec![Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Stage];
     let recompute = proptest::option::of(select(policies));
@@ -67,9 +67,30 @@ fn stage() -> impl Strategy<Value = Stage> {
     parts.prop_map(|(blocks, mesh, devices, recompute)| Stage { blocks, mesh, devices, recompute })
 }
 
+/// The usual axes, or others in an order of their own.
+fn axes() -> impl Strategy<Value = Vec<Axis>> {
+    let mut named = vec![Axis::TP, Axis::CP, Axis::DP];
+    named.extend(Axis::named("rows-2"));
+    select(vec![Axis::USUAL.to_vec(), named])
+}
+
+fn group() -> impl Strategy<Value = ParameterGroup> {
+    use proptest::option::of;
+    let numbers = select(vec![Number::Fp32, Number::Bf16]);
+    let words = (of(sync()), any::<[bool; 3]>(), of(numbers), of(any::<bool>()));
+    ("[a-z.*?]{0,9}", words).prop_map(|(names, (sync, has, gradients, master))| ParameterGroup {
+        names,
+        algorithm: sync.filter(|_| has[0]).map(|it| it.algorithm),
+        zero: sync.filter(|_| has[1]).map(|it| it.zero),
+        bucket_bytes: sync.filter(|_| has[2]).map(|it| it.bucket_bytes),
+        gradients,
+        master,
+    })
+}
+
 fn layout() -> impl Strategy<Value = LayoutRules> {
     let dims = select(vec!["batch", "seq", "heads", "ffn", "vocab", "width.2"]);
-    let rule = (dims, select(Axis::ALL.to_vec()))
+    let rule = (dims, select(Axis::USUAL.to_vec()))
         .prop_map(|(dim, axis)| LayoutRule { dim: dim.into(), axis });
     vec(rule, 0..6).prop_map(LayoutRules)
 }
@@ -100,12 +121,12 @@ fn plan() -> impl Strategy<Value = Plan> {
         .prop_map(|(compute, gradients, master)| Precision { compute, gradients, master });
     // Names may hold anything a path or a description does.
     let name = "[ -~\n\"\\\\é]{0,20}";
-    let numbers = (name, name, 1..1usize << 40, 1..1usize << 40);
+    let numbers = (name, name, 1..1usize << 40, 1..1usize << 40, axes());
     let recompute = (select(Recompute::ALL.to_vec()), any::<bool>());
     let words = (select(ScheduleKind::PLAIN.to_vec()), recompute);
     let communication = select(vec![Communication::InLine, Communication::Thread]);
     let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>(), communication);
-    let rest = (norm, sync(), precision, optimizer());
+    let rest = (norm, sync(), (precision, vec(group(), 0..3)), optimizer());
     let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
     let order = vec("[FBIW0-9@<+. ]{0,9}", 0..3);
     let time = || 0.0..1e3f64;
@@ -120,42 +141,51 @@ fn plan() -> impl Strategy<Value = Plan> {
     });
     let times = prop_oneof![Just(PassTimes::default()), times];
     let updates = select(vec![Updates::Step, Updates::Round]);
-    (numbers, words, layout(), rest, (order, times, weights(), updates, pipeline)).prop_map(
-        |(
-            (model, cluster, global_batch, microbatches),
-            (schedule, (recompute, recompute_last)),
-            layout,
-            (
-                (clip_norm, skip_non_finite, post_validation, communication),
+    (numbers, words, layout(), rest, (order, times, weights(), updates, pipeline))
+        .prop_map(
+            |(
+                (model, cluster, global_batch, microbatches, axes),
+                (schedule, (recompute, recompute_last)),
+                layout,
+                (
+                    (clip_norm, skip_non_finite, post_validation, communication),
+                    sync,
+                    (precision, parameters),
+                    optimizer,
+                ),
+                (order, pass_times, weights, updates, pipeline),
+            )| Plan {
+                format: FORMAT,
+                model,
+                cluster,
+                axes,
+                global_batch,
+                microbatches,
+                schedule,
+                order,
+                pass_times,
+                weights,
+                updates,
+                recompute,
+                recompute_last,
+                layout,
+                clip_norm,
+                skip_non_finite,
+                post_validation,
+                communication,
                 sync,
                 precision,
+                parameters,
                 optimizer,
-            ),
-            (order, pass_times, weights, updates, pipeline),
-        )| Plan {
-            format: FORMAT,
-            model,
-            cluster,
-            global_batch,
-            microbatches,
-            schedule,
-            order,
-            pass_times,
-            weights,
-            updates,
-            recompute,
-            recompute_last,
-            layout,
-            clip_norm,
-            skip_non_finite,
-            post_validation,
-            communication,
-            sync,
-            precision,
-            optimizer,
-            pipeline,
-        },
-    )
+                pipeline,
+            },
+        )
+        .prop_map(|mut plan| {
+            for stage in plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage) {
+                stage.mesh = stage.mesh.arranged(&plan.axes);
+            }
+            plan
+        })
 }
 
 const TEXT: &str = r#"format = 1
@@ -206,12 +236,12 @@ fn a_plan_reads_as_it_is_written_down() {
     assert_eq!(plan.precision, Precision::MIXED);
     assert_eq!(plan.optimizer, Optimizer::default());
     assert_eq!(plan.sync, Sync { zero: 1, ..Sync::default() });
-    assert!(plan.layout.splits("heads", Axis::Tp) && !plan.layout.splits("heads", Axis::Dp));
+    assert!(plan.layout.splits("heads", Axis::TP) && !plan.layout.splits("heads", Axis::DP));
     assert_eq!((plan.clip_norm, plan.skip_non_finite), (Some(1.0), false));
     let stages: Vec<_> = plan.stages().map(|(place, stage)| (place, stage.clone())).collect();
     let second = Stage {
         blocks: (2, 4),
-        mesh: Mesh { dp: 4, cp: 1, tp: 1 },
+        mesh: Mesh::of(4, 1, 1),
         devices: DeviceList(vec![4, 6, 7, 8]),
         recompute: None,
     };
@@ -237,7 +267,12 @@ fn what_is_wrong_is_named_with_its_line() {
             "plan.toml:10: communication: unknown variant `fibre`, expected `in-line` or `thread`",
         ),
         ("zero = 1", "zero = 1\nlevel = 2", "plan.toml:14: unknown field `level`, expected one of"),
-        ("tp = 2 }", "tp = 2, ep = 2 }", "plan.toml:32: unknown field `ep`, expected one of"),
+        (
+            "tp = 2 }",
+            "tp = 2, Ep = 2 }",
+            "plan.toml:32: pipeline[0].stage[0].mesh: \"Ep\" names no mesh axis: a name is a lower-case \
+             letter, then such letters, digits, - and _, 12 at most",
+        ),
         (
             "\"1f1b\"",
             "\"1f2b\"",
@@ -247,9 +282,9 @@ fn what_is_wrong_is_named_with_its_line() {
         ("= 8", "= -8", "plan.toml:4: global_batch: invalid value: integer `-8`, expected usize"),
         (
             "heads:tp",
-            "heads:xp",
-            "plan.toml:8: layout = \"heads:xp\": rules are written dimension:axis with an axis of \
-             dp, cp, tp, e.g. \"batch:dp, heads:tp\"",
+            "heads:Xp",
+            "plan.toml:8: layout = \"heads:Xp\": rules are written dimension:axis, e.g. \"batch:dp, \
+             heads:tp\"",
         ),
         (
             "0..4",

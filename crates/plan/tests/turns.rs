@@ -29,7 +29,7 @@ fn pipeline_p_has_a_stage_s_replica_p_mod_r() {
     assert_eq!(devices(&[1, 2], Mesh::SINGLE), [["0", "1"], ["0", "2"]]);
     let six = [["0", "2"], ["1", "3"], ["0", "4"], ["1", "2"], ["0", "3"], ["1", "4"]];
     assert_eq!(devices(&[2, 3], Mesh::SINGLE), six);
-    let split = Mesh { dp: 1, cp: 1, tp: 2 };
+    let split = Mesh::of(1, 1, 2);
     assert_eq!(devices(&[2, 1], split), [["0..2", "4..6"], ["2..4", "4..6"]]);
 }
 

@@ -2,8 +2,9 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, DeviceList, LayoutRules, Mesh, Optimizer, PassTimes, Pipeline, Plan, PlanError,
-    Precision, Prediction, Recompute, ScheduleKind, Sync, Uniform, Updates, Weights,
+    Axis, Corrections, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes,
+    Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Sync, Uniform,
+    Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -17,7 +18,7 @@ fn graph() -> Graph {
 fn plan() -> Plan {
     let uniform = Uniform {
         pp: 2,
-        mesh: Mesh { dp: 2, cp: 1, tp: 2 },
+        mesh: Mesh::of(2, 1, 2),
         sequence_parallel: false,
         global_batch: 8,
         microbatches: 4,
@@ -119,7 +120,7 @@ fn devices_exist_and_are_used_once_and_as_many_as_the_mesh_has() {
         "pipeline[0].stage[1].devices = 3: the mesh (dp 2 x tp 2) must have as many devices as are \
          listed"
     );
-    let huge = Mesh { dp: u32::MAX, cp: u32::MAX, tp: u32::MAX };
+    let huge = Mesh::of(u32::MAX, u32::MAX, u32::MAX);
     let message = complaint(|it| it.pipeline[0].stage[0].mesh = huge);
     assert!(message.starts_with("pipeline[0].stage[0].devices = 4: the mesh"), "{message}");
 }
@@ -127,17 +128,17 @@ fn devices_exist_and_are_used_once_and_as_many_as_the_mesh_has() {
 #[test]
 fn meshes_split_what_divides() {
     assert_eq!(
-        complaint(|it| it.pipeline[0].stage[0].mesh.cp = 0),
+        complaint(|it| it.pipeline[0].stage[0].mesh = Mesh::of(2, 0, 2)),
         "pipeline[0].stage[0].mesh.cp = 0: at least 1"
     );
     let three = |it: &mut Plan| {
-        it.pipeline[0].stage[0].mesh = Mesh { dp: 1, cp: 1, tp: 3 };
+        it.pipeline[0].stage[0].mesh = Mesh::of(1, 1, 3);
         it.pipeline[0].stage[0].devices = DeviceList(vec![0, 1, 2]);
     };
     assert_eq!(complaint(three), "pipeline[0].stage[0].mesh.tp = 3: it must divide heads = 4");
     let both = |it: &mut Plan| {
         it.layout = rules("batch:dp, seq:cp, seq:tp, heads:tp");
-        it.pipeline[0].stage[0].mesh = Mesh { dp: 1, cp: 64, tp: 1 };
+        it.pipeline[0].stage[0].mesh = Mesh::of(1, 64, 1);
         it.pipeline[0].stage[0].devices = DeviceList((0..64).collect());
     };
     let mut plan = plan();
@@ -153,7 +154,7 @@ fn axes_that_split_one_dimension_together_must_divide_it_together() {
     let mut plan = plan();
     plan.pipeline[0].stage.truncate(1);
     plan.pipeline[0].stage[0].blocks = (0, 4);
-    plan.pipeline[0].stage[0].mesh = Mesh { dp: 1, cp: 16, tp: 4 };
+    plan.pipeline[0].stage[0].mesh = Mesh::of(1, 16, 4);
     plan.pipeline[0].stage[0].devices = DeviceList((0..64).collect());
     plan.layout = rules("heads:tp, seq:cp, seq:tp");
     let error = plan.validate(&graph, 64).expect_err("16 x 4 does not divide 32").to_string();
@@ -162,7 +163,7 @@ fn axes_that_split_one_dimension_together_must_divide_it_together() {
         "pipeline[0].stage[0].mesh.cp = 16: with the axes that split seq too, 64 parts, it must \
          divide seq = 32"
     );
-    plan.pipeline[0].stage[0].mesh.cp = 8;
+    plan.pipeline[0].stage[0].mesh = Mesh::of(1, 8, 4);
     plan.pipeline[0].stage[0].devices = DeviceList((0..32).collect());
     assert_eq!(plan.validate(&graph, 64), Ok(()));
 }
@@ -195,6 +196,90 @@ fn synchronisation_is_possible() {
         "sync.algorithm = binary-tree: ZeRO scatters and gathers, which this algorithm does not do; \
          ring, direct and halving-doubling do"
     );
+}
+
+#[test]
+fn groups_of_parameters_are_of_the_model_and_do_what_is_possible() {
+    let of = |group: ParameterGroup| complaint(|it| it.parameters = vec![group]);
+    assert!(of(ParameterGroup::named("*.ffn.up")).starts_with(
+        "parameters[0].names = \"*.ffn.up\": names of the model's parameters that no group before it has"
+    ));
+    assert!(
+        of(ParameterGroup::named("block.[0")).starts_with("parameters[0].names = \"block.[0\": ")
+    );
+    let all = || ParameterGroup::named("*");
+    assert_eq!(
+        complaint(|it| it.parameters = vec![all(), ParameterGroup::named("head.*")]),
+        "parameters[1].names = \"head.*\": names of the model's parameters that no group before it has"
+    );
+    assert_eq!(
+        of(ParameterGroup { zero: Some(4), ..all() }),
+        "parameters[0].zero = 4: a ZeRO stage is 0 to 3"
+    );
+    assert_eq!(
+        of(ParameterGroup { bucket_bytes: Some(0), ..all() }),
+        "parameters[0].bucket_bytes = 0: at least 1"
+    );
+    // The plan's algorithm cannot scatter, or the group's.
+    let tree = || "binary-tree".parse().expect("an algorithm");
+    let message = complaint(|it| {
+        it.sync.algorithm = tree();
+        it.parameters = vec![ParameterGroup { zero: Some(1), ..all() }];
+    });
+    assert!(
+        message.starts_with("parameters[0].algorithm = binary-tree: ZeRO scatters"),
+        "{message}"
+    );
+    let message = complaint(|it| {
+        it.sync.zero = 2;
+        it.parameters = vec![ParameterGroup { algorithm: Some(tree()), ..all() }];
+    });
+    assert!(
+        message.starts_with("parameters[0].algorithm = binary-tree: ZeRO scatters"),
+        "{message}"
+    );
+    let mut plan = plan();
+    plan.parameters =
+        vec![ParameterGroup { zero: Some(3), ..ParameterGroup::named("block.?.ffn.{up,down}.*") }];
+    assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
+    // What is moved along its velocity is whole, in every group.
+    plan.schedule = ScheduleKind::PipeMare;
+    plan.clip_norm = None;
+    let corrections = Corrections { discrepancy: Some(0.1), ..Corrections::default() };
+    plan.weights = Weights::Newest { corrections };
+    let error = plan.validate(&graph(), DEVICES).expect_err("weights in shards do not move");
+    assert!(error.to_string().contains("weights that are moved along their velocity are whole"));
+}
+
+#[test]
+fn axes_are_named_once_and_have_the_order_of_the_plan() {
+    let axis = |name| Axis::named(name).expect("a name");
+    assert_eq!(
+        complaint(|it| it.axes = vec![Axis::TP, Axis::DP, Axis::TP]),
+        "axes = tp: each axis is named once"
+    );
+    assert_eq!(
+        complaint(|it| it.layout = rules("batch:dp, heads:tp, ffn:rows")),
+        "layout = rows: the plan's mesh axes are dp, ep, cp, tp; others are named in `axes`"
+    );
+    assert_eq!(
+        complaint(|it| it.pipeline[0].stage[1].mesh = Mesh::of(2, 1, 1).with(axis("rows"), 2)),
+        "pipeline[0].stage[1].mesh.rows = 2: the plan's mesh axes are dp, ep, cp, tp; others are named \
+         in `axes`"
+    );
+    assert_eq!(
+        complaint(|it| it.axes = vec![Axis::TP, Axis::DP, Axis::CP]),
+        "pipeline[0].stage[0].mesh = dp 2 x tp 2: its axes are in the order of the plan's `axes`"
+    );
+    let mut plan = plan();
+    plan.axes = vec![Axis::TP, axis("rows")];
+    plan.layout = rules("batch:rows, heads:tp, ffn:tp, vocab:tp");
+    for stage in &mut plan.pipeline[0].stage {
+        stage.mesh = Mesh::SINGLE.with(Axis::TP, 2).with(axis("rows"), 2);
+    }
+    assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
+    // In the text meshes have their axes in any order.
+    assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml"), Ok(plan));
 }
 
 #[test]
@@ -263,7 +348,7 @@ fn stages_share_all_of_their_devices_in_the_same_mesh_or_none() {
     assert_eq!(
         complaint(|it| {
             *it = shared.clone();
-            it.pipeline[0].stage[1].mesh = Mesh { dp: 1, cp: 1, tp: 4 };
+            it.pipeline[0].stage[1].mesh = Mesh::of(1, 1, 4);
         }),
         format!("pipeline[0].stage[1].devices = 0: {rule}")
     );

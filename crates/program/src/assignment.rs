@@ -18,7 +18,7 @@ impl Assignment {
     pub fn of(graph: &Graph, op: OpId, rules: &LayoutRules, mesh: &Mesh) -> Assignment {
         let signature = &graph.op(op).signature;
         let mut loops = vec![vec![]; signature.loops.len()];
-        for axis in Axis::ALL.into_iter().filter(|&axis| mesh.width(axis) > 1) {
+        for axis in mesh.axes() {
             let chosen = rules.0.iter().filter(|rule| rule.axis == axis).find_map(|rule| {
                 let dim = graph.dim_named(&rule.dim)?;
                 signature

@@ -204,6 +204,8 @@ pub struct Program {
     pub ahead: u32,
     /// What makes up for delayed gradients.
     pub corrections: Corrections,
+    /// The mesh axes over which the batch is split.
+    pub batch_axes: Vec<Axis>,
     /// Whether ranks have a thread for collectives.
     pub communication: Communication,
 }

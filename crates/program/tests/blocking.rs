@@ -22,8 +22,8 @@ fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Uniform {
     Uniform {
         pp,
         mesh,
-        sequence_parallel: mesh.tp > 1,
-        global_batch: microbatches * mesh.dp as usize,
+        sequence_parallel: mesh.tp() > 1,
+        global_batch: microbatches * mesh.dp() as usize,
         microbatches,
         schedule,
         recompute: Recompute::None,
@@ -69,7 +69,7 @@ fn chimera(devices: usize) -> Program {
 
 #[test]
 fn blocking_ranks_come_through_every_schedule_in_every_width() {
-    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    let mesh = |dp, tp| Mesh::of(dp, 1, tp);
     let widths =
         [(mesh(1, 1), 0), (mesh(1, 2), 0), (mesh(2, 1), 1), (mesh(2, 2), 2), (mesh(3, 1), 3)];
     let (mut lowered, mut meeting) = (vec![], vec![]);
@@ -109,7 +109,7 @@ fn blocking_ranks_come_through_every_schedule_in_every_width() {
 
 /// Widths with ZeRO stages, for what does not depend on more of them.
 fn few_widths() -> [(Mesh, u8); 4] {
-    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    let mesh = |dp, tp| Mesh::of(dp, 1, tp);
     [(mesh(1, 1), 0), (mesh(2, 1), 1), (mesh(2, 2), 2), (mesh(2, 1), 3)]
 }
 
@@ -171,7 +171,7 @@ fn in_turn(graph: &Graph, replicas: &[u32], uniform: Uniform) -> Plan {
     let stages: Vec<StageReplicas> = stages.collect();
     plan.pipeline = pipelines_in_turn(&stages).unwrap_or_else(|error| panic!("{error}"));
     plan.microbatches = 2 * plan.pipeline.len();
-    plan.global_batch = plan.microbatches * mesh.dp as usize;
+    plan.global_batch = plan.microbatches * mesh.dp() as usize;
     plan
 }
 

@@ -19,7 +19,7 @@ fn graph() -> Graph {
 fn uniform(schedule: ScheduleKind, pp: usize, (dp, tp): (u32, u32), zero: u8) -> Uniform {
     Uniform {
         pp,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: tp > 1,
         global_batch: 16,
         microbatches: 8,

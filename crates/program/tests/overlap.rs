@@ -15,7 +15,7 @@ fn graph(tied: bool) -> Graph {
 fn plan(graph: &Graph, schedule: ScheduleKind, (dp, tp): (u32, u32), zero: u8) -> Plan {
     let uniform = Uniform {
         pp: 2,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: zero == 1,
         global_batch: 8 * dp as usize,
         microbatches: 8,

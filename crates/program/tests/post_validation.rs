@@ -142,7 +142,7 @@ fn replicas_that_take_turns_get_no_further_before_the_test_than_stages_of_one_pi
 #[test]
 fn all_classes_but_the_last_keep_what_they_update_until_the_norm_is_back() {
     let graph = graph();
-    let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    let mesh = Mesh::of(2, 1, 1);
     let program = lowered(&graph, &plan(&graph, ScheduleKind::ZeroBubbleH2, mesh));
     for (index, class) in program.classes.iter().enumerate() {
         let last = index + 1 == program.classes.len();
@@ -193,7 +193,7 @@ fn every_position_keeps_its_own_share_of_what_it_updates() {
     let graph = graph();
     // Adam's two moments and the weight, or its master copy, four bytes each.
     for (zero, precision) in [(0, Precision::FP32), (1, Precision::FP32), (2, Precision::MIXED)] {
-        let mesh = Mesh { dp: 3, cp: 1, tp: 1 };
+        let mesh = Mesh::of(3, 1, 1);
         let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, mesh);
         (plan.global_batch, plan.sync.zero, plan.precision) = (24, zero, precision);
         let program = lowered(&graph, &plan);
@@ -240,7 +240,7 @@ fn the_place_of_a_copy_holds_the_largest_share_of_any_position() {
     };
     let mut later_is_larger = false;
     for dp in [2, 3, 5, 7] {
-        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh { dp, cp: 1, tp: 1 });
+        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh::of(dp, 1, 1));
         (plan.global_batch, plan.sync.zero, plan.optimizer) = (8 * dp as usize, 1, optimizer);
         let program = lowered(&graph, &plan);
         for class in program.classes.iter().filter(|class| updates_early(class)) {

@@ -26,7 +26,7 @@ fn plan(graph: &Graph, workers: u32, servers: Servers) -> Plan {
 fn uniform(workers: u32, servers: Servers) -> Uniform {
     Uniform {
         pp: 1,
-        mesh: Mesh { dp: workers, ..Mesh::SINGLE },
+        mesh: Mesh::of(workers, 1, 1),
         sequence_parallel: false,
         global_batch: workers as usize,
         microbatches: 1,

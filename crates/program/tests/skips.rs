@@ -371,7 +371,7 @@ fn stages_between_the_ends_of_a_skip_never_hold_it() {
 #[test]
 fn a_join_runs_on_each_devices_own_part() {
     let graph = graph();
-    let mesh = |dp, cp, tp| Mesh { dp, cp, tp };
+    let mesh = |dp, cp, tp| Mesh::of(dp, cp, tp);
     for (mesh, sequence_parallel, parts) in [
         (mesh(2, 1, 1), false, 2),
         (mesh(1, 2, 1), false, 2),

@@ -121,7 +121,7 @@ impl Request {
     pub fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
         let uniform = Uniform {
             pp: candidate.pp as usize,
-            mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+            mesh: Mesh::of(candidate.dp, 1, candidate.tp),
             sequence_parallel: candidate.sequence_parallel,
             global_batch: self.global_batch,
             microbatches: candidate.microbatches as usize,

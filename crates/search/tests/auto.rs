@@ -153,8 +153,8 @@ fn llama_3_405b_on_16384_h100s_is_planned_as_its_makers_did() {
     let request = Request { finalists: 1, ..Request::new(text, "h100-80g:2048x8", 2048) };
     let plan = check(&graph, &cluster, &request).plan;
     let (_, stage) = plan.stages().next().expect("a stage");
-    assert_eq!(stage.mesh.tp, 8);
-    assert!(plan.layout.splits("seq", shardloom_plan::Axis::Tp), "sequence parallelism");
+    assert_eq!(stage.mesh.tp(), 8);
+    assert!(plan.layout.splits("seq", shardloom_plan::Axis::TP), "sequence parallelism");
     assert!((8..=32).contains(&plan.stages().count()), "{} stages", plan.stages().count());
     assert_ne!(plan.recompute, shardloom_plan::Recompute::Full);
     assert_eq!(plan.device_count(), 16_384);

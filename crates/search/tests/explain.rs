@@ -12,7 +12,7 @@ const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
 fn plan(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Plan {
     let uniform = shardloom_plan::Uniform {
         pp,
-        mesh: shardloom_plan::Mesh { dp, cp: 1, tp },
+        mesh: shardloom_plan::Mesh::of(dp, 1, tp),
         sequence_parallel: false,
         global_batch: 32,
         microbatches,

@@ -82,7 +82,7 @@ impl Written {
 /// let model = Model::load("gpt:layers=4,hidden=64,heads=4,seq=32,vocab=256")?;
 /// let numbers = Uniform {
 ///     pp: 2,
-///     mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+///     mesh: Mesh::of(2, 1, 1),
 ///     sequence_parallel: false,
 ///     global_batch: 8,
 ///     microbatches: 4,
@@ -116,11 +116,11 @@ pub fn uniform_plan_in_chunks(
     chunks: usize,
 ) -> Result<Plan> {
     let mesh = numbers.mesh;
-    let factors = [("pp", numbers.pp), ("dp", mesh.dp as usize), ("tp", mesh.tp as usize)];
+    let factors = [("pp", numbers.pp), ("dp", mesh.dp() as usize), ("tp", mesh.tp() as usize)];
     if let Some(&(key, _)) = factors.iter().find(|(_, factor)| *factor == 0) {
         return Err(Error::PlanSize { key, value: 0, rule: "at least 1 is needed".into() });
     }
-    let devices: u128 = numbers.pp as u128 * u128::from(mesh.dp) * u128::from(mesh.tp);
+    let devices: u128 = numbers.pp as u128 * u128::from(mesh.dp()) * u128::from(mesh.tp());
     let most = u128::from(Cluster::MAX_DEVICES);
     if devices > most {
         let rule = format!("pp x dp x tp is at most {most}");

@@ -40,7 +40,7 @@ impl Prediction {
 /// let model = Model::load("gpt-2")?;
 /// let numbers = Uniform {
 ///     pp: 2,
-///     mesh: Mesh { dp: 4, cp: 1, tp: 1 },
+///     mesh: Mesh::of(4, 1, 1),
 ///     sequence_parallel: false,
 ///     global_batch: 64,
 ///     microbatches: 4,

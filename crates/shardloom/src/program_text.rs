@@ -27,7 +27,7 @@ pub struct RankText {
 /// let model = Model::load("gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16")?;
 /// let numbers = Uniform {
 ///     pp: 2,
-///     mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+///     mesh: Mesh::of(2, 1, 1),
 ///     sequence_parallel: false,
 ///     global_batch: 8,
 ///     microbatches: 4,

@@ -128,7 +128,7 @@ mod tests {
         let graph = config.graph("gpt").unwrap();
         let plan = Uniform {
             pp: 2,
-            mesh: Mesh { dp: 2, cp: 1, tp: 4 },
+            mesh: Mesh::of(2, 1, 4),
             sequence_parallel: false,
             global_batch: 4,
             microbatches: 2,
@@ -149,16 +149,16 @@ mod tests {
 
     #[test]
     fn groups_within_a_node_have_its_links_to_themselves() {
-        assert_eq!(concurrent("h100-80g:2x8", &Group::Mesh(vec![Axis::Dp])), [1; 4]);
-        assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::Tp])), [1; 2]);
+        assert_eq!(concurrent("h100-80g:2x8", &Group::Mesh(vec![Axis::DP])), [1; 4]);
+        assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::TP])), [1; 2]);
         assert_eq!(concurrent("h100-80g:2x8", &Group::World), [1]);
     }
 
     #[test]
     fn groups_that_leave_a_node_share_its_uplink() {
         // Four data-parallel groups, each with a member in both of the stage's nodes.
-        assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::Dp])), [4; 4]);
-        assert_eq!(concurrent("h100-80g:8x2", &Group::Mesh(vec![Axis::Dp])), [2; 4]);
+        assert_eq!(concurrent("h100-80g:4x4", &Group::Mesh(vec![Axis::DP])), [4; 4]);
+        assert_eq!(concurrent("h100-80g:8x2", &Group::Mesh(vec![Axis::DP])), [2; 4]);
         // All eight positions add up their tied weights with the other stage's.
         let both = Group::Classes(vec![ClassId(0), ClassId(1)]);
         assert_eq!(concurrent("h100-80g:2x8", &both), [8; 8]);

@@ -170,10 +170,8 @@ fn place(program: &Program, actor: Actor, folded: bool) -> String {
     if folded && class.mesh.size() > 1 {
         place += &format!(", {}", class.mesh);
     } else if !folded {
-        for axis in shardloom_plan::Axis::ALL {
-            if class.mesh.width(axis) > 1 {
-                place += &format!(", {axis} {}", class.mesh.coordinate(actor.position, axis));
-            }
+        for axis in class.mesh.axes() {
+            place += &format!(", {axis} {}", class.mesh.coordinate(actor.position, axis));
         }
     }
     place

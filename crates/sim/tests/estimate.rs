@@ -24,7 +24,7 @@ const MIXED: Settings = Settings {
 fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize]) -> Plan {
     let uniform = Uniform {
         pp: candidate.pp as usize,
-        mesh: Mesh { dp: candidate.dp, cp: 1, tp: candidate.tp },
+        mesh: Mesh::of(candidate.dp, 1, candidate.tp),
         sequence_parallel: candidate.sequence_parallel,
         global_batch: candidate.global_batch() as usize,
         microbatches: candidate.microbatches as usize,

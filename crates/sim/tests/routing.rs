@@ -38,7 +38,7 @@ fn plan(graph: &Graph, mesh: Mesh, layout: &str) -> Plan {
     Plan { layout, ..uniform.plan(graph, "model", "a100-40g:4") }
 }
 
-const FOUR: Mesh = Mesh { dp: 4, cp: 1, tp: 1 };
+const FOUR: Mesh = Mesh::of(4, 1, 1);
 const OVER_RANKS: &str = "expert:dp, batch:dp";
 
 struct Case {

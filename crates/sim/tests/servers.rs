@@ -21,7 +21,7 @@ fn program(workers: u32, staleness: u32) -> Program {
         },
         precision: Precision::FP32,
         clip_norm: None,
-        mesh: Mesh { dp: workers, ..Mesh::SINGLE },
+        mesh: Mesh::of(workers, 1, 1),
         global_batch: workers as usize,
         ..uniform(1, 1, 1, 1)
     };

@@ -27,7 +27,7 @@ const STEPS: usize = 6;
 fn plans(graph: &Graph, model: &str, batch: usize) -> Vec<(&'static str, Plan)> {
     let uniform = |pp, dp, tp, zero, microbatches| Uniform {
         pp,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: false,
         global_batch: batch,
         microbatches,

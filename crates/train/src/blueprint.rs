@@ -125,7 +125,11 @@ impl Blueprint {
 
 /// Why numbers of the plan's formats are not trained with, if they are not.
 fn untrainable(plan: &Plan) -> Option<&'static str> {
-    let Precision { compute, gradients, master } = plan.precision;
+    plan.precisions().find_map(|precision| untrainable_in(plan, precision))
+}
+
+fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
+    let Precision { compute, gradients, master } = precision;
     let corrections = plan.weights.corrections();
     let corrects_weights = corrections.discrepancy.is_some() || corrections.prediction.is_some();
     match (compute, gradients) {

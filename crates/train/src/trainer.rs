@@ -12,7 +12,7 @@ use shardloom_data::Source;
 use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
-use shardloom_plan::{Axis, Plan};
+use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
@@ -557,7 +557,8 @@ impl Trainer {
             let loss = done.steps[number].loss_sum?;
             // Of ranks that computed the same part, the first speaks.
             let own = program.class(class).loss_axes(&self.shared.graph)?;
-            let same = Axis::ALL.into_iter().filter(|axis| !own.contains(axis)).collect();
+            let axes = program.class(class).mesh.axes();
+            let same = axes.filter(|axis| !own.contains(axis)).collect();
             let speaker = program.members(class, position, &Group::Mesh(same))[0].0;
             (speaker == rank).then_some(loss)
         });

@@ -117,7 +117,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
             (2, mesh(3, 1, 1), false),
             (2, mesh(1, 2, 2), false),
         ] {
-            for zero in (0..4).take(if mesh.dp > 1 { 4 } else { 1 }) {
+            for zero in (0..4).take(if mesh.dp() > 1 { 4 } else { 1 }) {
                 let algorithm = [Algorithm::Ring, Algorithm::Direct][usize::from(zero) % 2];
                 let gradients = [Number::Bf16, Number::Fp32][usize::from(zero) / 2];
                 let uniform = Uniform {

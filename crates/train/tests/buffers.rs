@@ -98,7 +98,7 @@ fn with_every_way_of_splitting_the_system_is_asked_for_nothing() {
             for zero in (0..4).take(if dp > 1 { 4 } else { 1 }) {
                 let recompute = if zero % 2 == 0 { Recompute::None } else { Recompute::Full };
                 let uniform = Uniform {
-                    mesh: Mesh { dp, cp, tp },
+                    mesh: Mesh::of(dp, cp, tp),
                     sequence_parallel,
                     recompute,
                     sync: Sync { zero, ..uniform().sync },
@@ -127,7 +127,7 @@ fn with_statistics_and_unlike_meshes_the_system_is_asked_for_nothing() {
         for meshes in [((2, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 1), (2, 2))] {
             let mut plan = Uniform { optimizer, ..uniform() }.plan(&graph, "model", "local");
             let (first, second) = meshes;
-            let mesh = |(dp, tp)| Mesh { dp, cp: 1, tp };
+            let mesh = |(dp, tp)| Mesh::of(dp, 1, tp);
             let (first, second) = (mesh(first), mesh(second));
             let blocks = graph.blocks().len();
             let stage = |blocks, mesh: Mesh, from: usize| Stage {

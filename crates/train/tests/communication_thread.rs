@@ -35,7 +35,7 @@ fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Uniform {
     Uniform {
         pp,
         mesh,
-        sequence_parallel: mesh.tp > 1,
+        sequence_parallel: mesh.tp() > 1,
         global_batch: 16,
         microbatches: 4,
         schedule,

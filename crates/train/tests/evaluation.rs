@@ -17,7 +17,7 @@ fn samples() -> Samples {
 fn plan(pp: usize, dp: u32, samples_of_a_microbatch: usize) -> Plan {
     let uniform = Uniform {
         pp,
-        mesh: Mesh { dp, cp: 1, tp: 1 },
+        mesh: Mesh::of(dp, 1, 1),
         global_batch: 4 * samples_of_a_microbatch,
         microbatches: 4,
         schedule: ScheduleKind::OneForwardOneBackward,

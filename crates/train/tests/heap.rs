@@ -223,7 +223,7 @@ fn with_every_way_of_splitting() {
         (2, mesh(1, 1, 2), true),
         (1, mesh(2, 1, 2), true),
     ] {
-        for zero in (0..4).take(if mesh.dp > 1 { 4 } else { 1 }) {
+        for zero in (0..4).take(if mesh.dp() > 1 { 4 } else { 1 }) {
             for algorithm in [Algorithm::Ring, Algorithm::Direct] {
                 let sync = Sync { algorithm, zero, ..uniform().sync };
                 let uniform = Uniform { pp, mesh, sequence_parallel, sync, ..uniform() };

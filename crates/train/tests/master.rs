@@ -32,7 +32,7 @@ fn combinations() -> Vec<Uniform> {
                         }
                         all.push(Uniform {
                             pp,
-                            mesh: Mesh { dp: dp as u32, cp: 1, tp: tp as u32 },
+                            mesh: Mesh::of(dp as u32, 1, tp as u32),
                             sequence_parallel,
                             microbatches: if pp > 1 { 4 } else { 2 },
                             schedule,

@@ -82,7 +82,7 @@ fn without_a_pipeline_the_peak_is_the_programs_to_the_byte() {
             for zero in (0..4).take(if dp > 1 { 4 } else { 1 }) {
                 for recompute in Recompute::ALL {
                     let uniform = Uniform {
-                        mesh: Mesh { dp, cp, tp },
+                        mesh: Mesh::of(dp, cp, tp),
                         sequence_parallel,
                         recompute,
                         sync: Sync { zero, ..single().sync },
@@ -108,7 +108,7 @@ fn in_a_pipeline_the_peak_is_the_programs_to_the_byte() {
                     // With as many stages as blocks the first stage holds only the embedding.
                     let uniform = Uniform {
                         pp,
-                        mesh: Mesh { dp, cp: 1, tp },
+                        mesh: Mesh::of(dp, 1, tp),
                         sequence_parallel,
                         schedule,
                         recompute,
@@ -126,14 +126,14 @@ fn in_a_pipeline_the_peak_is_the_programs_to_the_byte() {
 #[test]
 fn between_stages_of_different_meshes_the_peak_is_the_programs_to_the_byte() {
     let [_, graph] = &graphs(2);
-    let uniform = Uniform { pp: 2, mesh: Mesh { dp: 2, cp: 1, tp: 1 }, ..single() };
+    let uniform = Uniform { pp: 2, mesh: Mesh::of(2, 1, 1), ..single() };
     for (first, second) in [((2, 1), (1, 2)), ((1, 2), (2, 1)), ((1, 1), (2, 1)), ((2, 1), (1, 1))]
     {
         let mut plan = uniform.plan(graph, "model", "local");
         let stages = &mut plan.pipeline[0].stage;
         let mut next = 0;
         for (stage, (dp, tp)) in stages.iter_mut().zip([first, second]) {
-            stage.mesh = Mesh { dp, cp: 1, tp };
+            stage.mesh = Mesh::of(dp, 1, tp);
             let devices = stage.mesh.size() as u32;
             stage.devices = DeviceList((next..next + devices).collect());
             next += devices;
@@ -161,7 +161,7 @@ fn every_optimizers_state_is_counted() {
     for optimizer in optimizers {
         for zero in 0..4 {
             let uniform = Uniform {
-                mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+                mesh: Mesh::of(2, 1, 1),
                 optimizer,
                 sync: Sync { zero, ..single().sync },
                 ..single()

@@ -42,7 +42,7 @@ fn plans(graph: &Graph) -> Vec<Plan> {
         ] {
             let uniform = Uniform {
                 pp: 2,
-                mesh: Mesh { dp, cp: 1, tp: 2 },
+                mesh: Mesh::of(dp, 1, 2),
                 sequence_parallel,
                 microbatches: if schedule == ScheduleKind::DualPipe { 4 } else { 8 / dp as usize },
                 schedule,
@@ -130,7 +130,7 @@ fn where_kernels_take_nothing_the_peak_is_the_programs_to_the_byte() {
         for (dp, zero) in [(1, 0), (2, 1), (2, 2), (2, 3)] {
             let uniform = Uniform {
                 pp: 2,
-                mesh: Mesh { dp, cp: 1, tp: 2 },
+                mesh: Mesh::of(dp, 1, 2),
                 global_batch: ROWS,
                 microbatches: 8,
                 schedule,

@@ -94,7 +94,7 @@ fn assert_like_serial(graph: &Graph, plan: &Plan, reference: &Trained) {
 
 /// Data and tensor parallelism inside stages.
 fn meshes() -> [(Mesh, u8, bool); 5] {
-    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    let mesh = |dp, tp| Mesh::of(dp, 1, tp);
     [
         (mesh(1, 1), 0, false),
         (mesh(1, 2), 0, true),
@@ -182,7 +182,7 @@ fn every_schedule_with_a_flush_trains_like_the_serial_run() {
                         pp: if mesh.size() > 1 { 2 } else { 4 },
                         mesh,
                         sequence_parallel,
-                        microbatches: if mesh.dp > 1 { 4 } else { 8 },
+                        microbatches: if mesh.dp() > 1 { 4 } else { 8 },
                         schedule,
                         recompute,
                         sync: Sync { zero, ..serial().sync },
@@ -202,7 +202,7 @@ fn every_schedule_with_a_flush_trains_like_the_serial_run() {
 #[test]
 fn more_pipelines_more_stages_and_fewer_microbatches_train_like_the_serial_run() {
     use ScheduleKind::{Chimera, ChimeraDoubling, DualPipe, Hanayo, Interleaved};
-    let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+    let mesh = |dp, tp| Mesh::of(dp, 1, tp);
     // Devices, stages on each, micro-batches, the mesh of each.
     let cases = [
         // More than one pair of pipelines, one unit or two, and micro-batches for half a unit.
@@ -230,11 +230,11 @@ fn more_pipelines_more_stages_and_fewer_microbatches_train_like_the_serial_run()
         let serial = with_momentum(serial());
         let reference = reference(&graph, &serial);
         for (schedule, pp, chunks, microbatches, mesh) in cases {
-            for zero in 0..if mesh.dp > 1 { 4 } else { 1 } {
+            for zero in 0..if mesh.dp() > 1 { 4 } else { 1 } {
                 let uniform = Uniform {
                     pp,
                     mesh,
-                    sequence_parallel: mesh.tp > 1 && zero % 2 == 1,
+                    sequence_parallel: mesh.tp() > 1 && zero % 2 == 1,
                     microbatches,
                     schedule,
                     sync: Sync { zero, ..serial.sync },
@@ -273,7 +273,7 @@ fn copies_of_sharded_stages_are_added_up_between_passes() {
         for zero in 0..4 {
             let uniform = Uniform {
                 pp: 4,
-                mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+                mesh: Mesh::of(2, 1, 1),
                 microbatches: 4,
                 schedule: ScheduleKind::Chimera,
                 sync: Sync { zero, ..serial().sync },

@@ -122,7 +122,7 @@ fn every_optimizer_and_zero_stage_goes_back_exactly() {
             [(4, 1, 1, 0), (2, 2, 1, 0), (2, 2, 1, 1), (2, 2, 1, 2), (2, 2, 1, 3), (2, 2, 2, 1)]
         {
             let uniform = Uniform {
-                mesh: Mesh { dp, cp: 1, tp },
+                mesh: Mesh::of(dp, 1, tp),
                 microbatches: 4,
                 sync: Sync { zero, bucket_bytes: 40_000, ..Sync::default() },
                 optimizer,
@@ -274,7 +274,7 @@ fn the_copies_are_counted_to_the_byte() {
         (2, 2, 2, Optimizer::sgd(0.9)),
     ] {
         let uniform = Uniform {
-            mesh: Mesh { dp, cp: 1, tp: 1 },
+            mesh: Mesh::of(dp, 1, 1),
             microbatches: 4,
             sync: Sync { zero, bucket_bytes: 40_000, ..Sync::default() },
             // Nothing is clipped, so that no update is left out.

@@ -44,7 +44,7 @@ fn pipelines() -> Vec<Uniform> {
     for (dp, tp, zero) in [(2, 1, 1), (2, 1, 3), (1, 2, 0)] {
         all.push(Uniform {
             pp: 2,
-            mesh: Mesh { dp, cp: 1, tp },
+            mesh: Mesh::of(dp, 1, tp),
             sequence_parallel: tp > 1,
             microbatches: 4,
             schedule: Afab,

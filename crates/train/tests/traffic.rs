@@ -75,7 +75,7 @@ fn every_rank_sends_what_the_program_says_in_every_step() {
                     mesh,
                     global_batch: 12,
                     microbatches: 2,
-                    sequence_parallel: mesh.tp > 1 && zero % 2 == 0,
+                    sequence_parallel: mesh.tp() > 1 && zero % 2 == 0,
                     recompute: Recompute::ALL[usize::from(zero) % 3],
                     sync: Sync { zero, bucket_bytes: 10_000, ..Sync::default() },
                     clip_norm: (zero > 1).then_some(1.0),

@@ -166,7 +166,7 @@ fn every_algorithm() {
             for mesh in [mesh(2, 1, 2), mesh(3, 1, 1)] {
                 let uniform = Uniform {
                     mesh,
-                    sequence_parallel: mesh.tp > 1,
+                    sequence_parallel: mesh.tp() > 1,
                     global_batch: 12,
                     microbatches: 2,
                     sync: Sync { algorithm, ..zero(stage) },
@@ -259,7 +259,7 @@ fn context_parallelism() {
                     let uniform = Uniform {
                         pp,
                         mesh,
-                        sequence_parallel: mesh.tp > 1 && stage % 2 == 0,
+                        sequence_parallel: mesh.tp() > 1 && stage % 2 == 0,
                         microbatches: 2,
                         recompute,
                         sync: zero(stage),
@@ -389,7 +389,7 @@ fn odd_numbers() {
     {
         for schedule in ScheduleKind::PLAIN {
             for stage in 0..4 {
-                let sequence_parallel = mesh.tp > 1 && stage > 1;
+                let sequence_parallel = mesh.tp() > 1 && stage > 1;
                 let sync = Sync { bucket_bytes: 1, ..zero(stage) };
                 let recompute = Recompute::ALL[usize::from(stage) % 3];
                 let uniform = Uniform {

@@ -31,7 +31,7 @@ fn of_every_schedule(graph: &Graph) -> Vec<Plan> {
     for schedule in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
         plans.extend([4, 8].map(|pp| plan(uniform(schedule, pp))));
         plans.push(plan(Uniform {
-            mesh: Mesh { dp: 2, cp: 1, tp: 2 },
+            mesh: Mesh::of(2, 1, 2),
             sequence_parallel: true,
             microbatches: 8,
             recompute: Recompute::Selective,
@@ -80,7 +80,7 @@ const EVERYTHING: Corrections = Corrections {
 fn plan(graph: &Graph, pp: usize, dp: u32, tp: u32, zero: u8, schedule: ScheduleKind) -> Plan {
     let uniform = Uniform {
         pp,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: tp > 1,
         global_batch: 16,
         microbatches: 8,

@@ -198,17 +198,17 @@ fn every_schedule_runs_in_order_and_waits_for_its_messages() {
 fn replicas_wait_for_each_other_in_every_way_of_sharding() {
     let graph = small();
     for (pp, mesh, zero) in [
-        (1, Mesh { dp: 4, cp: 1, tp: 1 }, 0),
-        (1, Mesh { dp: 2, cp: 1, tp: 2 }, 1),
-        (2, Mesh { dp: 2, cp: 1, tp: 1 }, 2),
-        (2, Mesh { dp: 1, cp: 2, tp: 1 }, 3),
-        (1, Mesh { dp: 2, cp: 1, tp: 2 }, 3),
+        (1, Mesh::of(4, 1, 1), 0),
+        (1, Mesh::of(2, 1, 2), 1),
+        (2, Mesh::of(2, 1, 1), 2),
+        (2, Mesh::of(1, 2, 1), 3),
+        (1, Mesh::of(2, 1, 2), 3),
     ] {
         let uniform = Uniform {
             pp,
             mesh,
             microbatches: 2,
-            sequence_parallel: mesh.tp > 1,
+            sequence_parallel: mesh.tp() > 1,
             sync: Sync { zero, bucket_bytes: 4000, ..Sync::default() },
             optimizer: Optimizer::Lamb {
                 beta1: 0.9,

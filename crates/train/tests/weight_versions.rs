@@ -52,7 +52,7 @@ impl Holding {
         let uniform = Uniform {
             pp: self.devices,
             mesh: self.mesh,
-            global_batch: self.mesh.dp as usize * self.microbatches,
+            global_batch: self.mesh.dp() as usize * self.microbatches,
             microbatches: self.microbatches,
             schedule: self.schedule,
             sync: Sync { zero: self.zero, ..Sync::default() },
@@ -89,7 +89,7 @@ impl Holding {
             let stages = plan.pipeline.iter().flat_map(|pipeline| &pipeline.stage);
             let own = stages.filter(|stage| stage.devices.0.contains(&(rank as u32)));
             let parameters: u64 = own.map(|stage| 4 * stage_parameters(&graph, stage) as u64).sum();
-            let share = |sharded: bool| if sharded { u64::from(self.mesh.dp) } else { 1 };
+            let share = |sharded: bool| if sharded { u64::from(self.mesh.dp()) } else { 1 };
             let gradients = parameters / share(self.zero >= 2);
             let (_, live) = *timeline.tracks[rank].memory.last().expect("weights are held");
             (parameters / share(self.zero == 3), live - gradients)

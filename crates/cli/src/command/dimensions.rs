@@ -360,7 +360,7 @@ impl Dimensions {
         });
         Ok(Uniform {
             pp: self.pp(),
-            mesh: Mesh { dp: self.split.dp.unwrap_or(1), cp: 1, tp: self.split.tp.unwrap_or(1) },
+            mesh: Mesh::of(self.split.dp.unwrap_or(1), 1, self.split.tp.unwrap_or(1)),
             sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,

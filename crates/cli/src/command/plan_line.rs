@@ -22,7 +22,7 @@ pub fn plan_line(plan: &Plan) -> String {
         Some((first, rest)) if rest.iter().all(|each| each == first) => first.clone(),
         _ => meshes.join(" | "),
     };
-    let sequence = plan.layout.splits("seq", Axis::Tp);
+    let sequence = plan.layout.splits("seq", Axis::TP);
     let schedule = match stages {
         1 => String::new(),
         _ => format!("{} with ", plan.schedule.name()),
@@ -47,8 +47,11 @@ pub fn plan_line(plan: &Plan) -> String {
             recompute,
         );
     }
+    let zeros: BTreeSet<u8> = plan.syncs().map(|sync| sync.zero).collect();
+    let zeros: Vec<String> = zeros.iter().map(u8::to_string).collect();
+    let zero = zeros.join(" and ");
     format!(
-        "{}: {}{}{replicas} of {mesh}{}, ZeRO {}, {schedule}{} of {}, recompute {}{}",
+        "{}: {}{}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -57,7 +60,6 @@ pub fn plan_line(plan: &Plan) -> String {
             String::new()
         },
         if sequence { " with sequence parallelism" } else { "" },
-        plan.sync.zero,
         counted(plan.microbatches, "micro-batch"),
         counted(plan.microbatch_samples(), "sample"),
         recompute,
@@ -100,7 +102,7 @@ mod tests {
     fn numbers(schedule: ScheduleKind, pp: usize, microbatches: usize) -> Uniform {
         Uniform {
             pp,
-            mesh: Mesh { dp: 2, cp: 1, tp: 1 },
+            mesh: Mesh::of(2, 1, 1),
             sequence_parallel: false,
             global_batch: 8,
             microbatches,

@@ -62,7 +62,7 @@ pub(super) fn equal(shape: Shape, recompute: Vec<Recompute>) -> Configuration {
     let Shape { width, depth, microbatch, microbatches } = shape;
     Configuration {
         pp: depth as usize,
-        mesh: Mesh { dp: width, cp: 1, tp: 1 },
+        mesh: Mesh::of(width, 1, 1),
         sequence_parallel: false,
         microbatches: microbatches as usize,
         samples: microbatch as usize,

@@ -114,19 +114,24 @@ fn repeated(program: &Program) -> BTreeSet<RouteId> {
 }
 
 /// The axes of an instruction's collective within a replica.
-fn meeting<'a>(class: &Class, instruction: &'a Instruction) -> Option<&'a [Axis]> {
+fn meeting<'a>(
+    program: &Program,
+    class: &Class,
+    instruction: &'a Instruction,
+) -> Option<&'a [Axis]> {
     let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
         return None;
     };
     // Nobody waits for anybody where there is nothing to exchange.
     let exchanges = || class.elements(instruction.reads[0].tensor, 0) > 0;
-    (!axes.contains(&Axis::Dp) && class.mesh.span(axes) > 1 && exchanges()).then_some(axes)
+    let within = !axes.iter().any(|axis| program.batch_axes.contains(axis));
+    (within && class.mesh.span(axes) > 1 && exchanges()).then_some(axes)
 }
 
 /// The groups of a class's collectives within a replica, as mesh axes.
-fn meetings(class: &Class) -> BTreeSet<&[Axis]> {
+fn meetings<'a>(program: &Program, class: &'a Class) -> BTreeSet<&'a [Axis]> {
     let instructions = class.bodies.iter().flat_map(|body| &body.instructions);
-    instructions.filter_map(|instruction| meeting(class, instruction)).collect()
+    instructions.filter_map(|instruction| meeting(program, class, instruction)).collect()
 }
 
 /// The webs of a program's messages, of ranks that are also held together by collectives within a
@@ -152,7 +157,7 @@ fn webs(program: &Program, with_collectives: bool) -> Vec<Web> {
     }
     let mut groups = vec![];
     for (id, class) in program.classes().filter(|_| with_collectives) {
-        for axes in meetings(class) {
+        for axes in meetings(program, class) {
             for position in 0..class.mesh.size() {
                 let group = program.members(id, position, &Group::Mesh(axes.to_vec()));
                 let group: Vec<usize> = group.into_iter().map(|rank| rank.0 as usize).collect();
@@ -271,7 +276,7 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
                 }
                 _ => {}
             }
-            let meeting = meeting(class, instruction).filter(|_| with_collectives);
+            let meeting = meeting(program, class, instruction).filter(|_| with_collectives);
             // Who has just met learns nothing by meeting again.
             let is_news = |axes: &&[Axis]| !matches!(events.last(), Some(Event::Leave(met, _)) if met == axes);
             let leave = meeting.filter(is_news).map(|axes| {

@@ -166,7 +166,7 @@ fn variants(graph: &Graph, schedule: ScheduleKind) -> Vec<Plan> {
     let variant = |pp, (dp, tp), zero, recompute| Uniform {
         pp,
         schedule,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: tp > 1,
         sync: sharded(zero),
         recompute,
@@ -294,7 +294,7 @@ fn with_statistics() -> [Optimizer; 2] {
 
 /// A plan whose stages have replicas that take micro-batches in turn and update after every round.
 fn in_rounds(graph: &Graph, replicas: &[u32], dp: u32, optimizer: Optimizer) -> Plan {
-    let mesh = Mesh { dp, cp: 1, tp: 1 };
+    let mesh = Mesh::of(dp, 1, 1);
     let uniform = Uniform {
         pp: replicas.len(),
         mesh,

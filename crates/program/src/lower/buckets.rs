@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Optimizer, Plan};
+use shardloom_plan::{Axis, Mesh, Optimizer, Plan};
 
-use super::holdings::{Keeps, Ways};
+use super::holdings::{Group, Keeps, Ways};
 use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
-use crate::sync::{Synchronisation, add};
+use crate::sync::add;
 use crate::{
     Content, Copies, Format, Keep, Layout, ProgramError, Shape, Tensor, TensorId, View, Window,
 };
@@ -18,9 +18,13 @@ use crate::{
 pub(super) struct Parameters<'a> {
     pub params: Vec<WeightParam>,
     pub buckets: Vec<Bucket>,
+    /// By bucket, to which group its parameters belong.
+    pub(super) groups: Vec<Group>,
     pub tensors: Vec<Tensor>,
     /// The squared norm of gradients, where the plan looks at it.
     pub norm: Option<TensorId>,
+    /// The mesh of the class's ranks.
+    pub mesh: Mesh,
     by_value: BTreeMap<ValueId, ParamId>,
     /// Where a weight stands that was moved along its velocity.
     pub(super) moved: BTreeMap<ParamId, TensorId>,
@@ -31,6 +35,8 @@ pub(super) struct Parameters<'a> {
 /// What parameters of one bucket have in common.
 #[derive(Clone, PartialEq)]
 struct Key {
+    /// The plan's group of parameters.
+    group: Group,
     /// Consecutive blocks that share buckets.
     unit: usize,
     replicas: Vec<Axis>,
@@ -58,11 +64,14 @@ impl<'a> Parameters<'a> {
                 held.entry((units.0[&value], value)).or_insert((stage, layout.clone()));
             }
         }
+        let replica_axes = plan.replica_axes(graph);
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for ((unit, value), (stage, layout)) in held {
             check_factors(graph, &plan.optimizer, value, &layout)?;
-            let mut key = Key { unit, ..key(graph, stages, stage, value, &layout)? };
+            let group = ways.group(&graph.value(value).name);
+            let mut key =
+                Key { unit, group, ..key(graph, &replica_axes, stages, stage, value, &layout)? };
             if keeps.servers.is_some() {
                 // Nobody adds gradients up: each worker sends its own.
                 key.classes.clear();
@@ -77,7 +86,7 @@ impl<'a> Parameters<'a> {
         }
         // All stages of a class have its mesh, and all stages the same micro-batches.
         let model = models[0];
-        let mut parts = Parameters::none(plan, ways);
+        let mut parts = Parameters::none(plan, ways, model.mesh);
         let count = keys.len();
         for (key, members) in keys.into_iter().zip(members) {
             let bucket = BucketId(parts.buckets.len() as u32);
@@ -97,13 +106,10 @@ impl<'a> Parameters<'a> {
                 parts.by_value.insert(value, id);
                 ids.push(id);
             }
-            let wide = |axis: &Axis| model.mesh.width(*axis) > 1;
-            let copies = Axis::ALL
-                .into_iter()
-                .filter(|axis| wide(axis) && !key.splits.contains(axis))
-                .collect();
+            let copies = model.mesh.axes().filter(|axis| !key.splits.contains(axis)).collect();
             let name = unit_name(&name);
-            let held = parts.hold(bucket, &name, offset, &ids, &key.replicas, keeps);
+            let held = parts.hold(bucket, &name, offset, &ids, (key.group, &key.replicas), keeps);
+            parts.groups.push(key.group);
             let server = keeps.servers.map(|(first, servers)| {
                 let is_its =
                     |&server: &usize| chunk(count, servers, server).contains(&(bucket.0 as usize));
@@ -145,12 +151,14 @@ impl<'a> Parameters<'a> {
         Ok(parts)
     }
 
-    fn none(plan: &'a Plan, ways: &'a Ways<'a>) -> Parameters<'a> {
+    fn none(plan: &'a Plan, ways: &'a Ways<'a>, mesh: Mesh) -> Parameters<'a> {
         Parameters {
             params: vec![],
             buckets: vec![],
+            groups: vec![],
             tensors: vec![],
             norm: None,
+            mesh,
             by_value: BTreeMap::new(),
             moved: BTreeMap::new(),
             plan,
@@ -160,9 +168,10 @@ impl<'a> Parameters<'a> {
 
     /// Those of a server, which updates some of these buckets, alone and by itself.
     pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
-        let mut parts = Parameters::none(self.plan, self.ways);
+        let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
         let keeps = Keeps { is_delayed: false, backs_up: false, servers: None };
-        for bucket in self.buckets.iter().filter(|bucket| bucket.server == Some(server)) {
+        let own = self.buckets.iter().enumerate().filter(|(_, it)| it.server == Some(server));
+        for (bucket_index, bucket) in own {
             let id = BucketId(parts.buckets.len() as u32);
             let mut ids = vec![];
             for param in &bucket.params {
@@ -171,7 +180,9 @@ impl<'a> Parameters<'a> {
                 parts.by_value.insert(param.value, ids[ids.len() - 1]);
                 parts.params.push(param);
             }
-            let held = parts.hold(id, &bucket.name, bucket.elements, &ids, &[], keeps);
+            let group = self.groups[bucket_index];
+            let held = parts.hold(id, &bucket.name, bucket.elements, &ids, (group, &[]), keeps);
+            parts.groups.push(group);
             let (params, server) = (ids, None);
             let bucket = Bucket { params, held, server, owned_here: true, ..bucket.clone() };
             parts.buckets.push(bucket);
@@ -179,9 +190,9 @@ impl<'a> Parameters<'a> {
         parts
     }
 
-    /// The algorithm of collectives that are no replicas' own.
-    pub fn algorithm(&self) -> Algorithm {
-        self.plan.sync.algorithm
+    /// The algorithm of collectives of a bucket that are no replicas' own.
+    pub fn algorithm(&self, id: BucketId) -> Algorithm {
+        self.ways.sync(self.groups[id.0 as usize]).algorithm
     }
 
     /// A weight as operators read it.
@@ -234,42 +245,60 @@ fn unit_name(parameter: &str) -> String {
     }
 }
 
-/// The unit of each parameter: a run of consecutive blocks that share buckets, the same for all classes.
+/// The unit of each parameter: a run of consecutive blocks whose parameters of one group share buckets, the
+/// same for all classes, numbered by its first block.
 pub(super) struct Units(BTreeMap<ValueId, usize>);
+
+/// The unit of a group that blocks are added to.
+#[derive(Clone, Copy)]
+struct Filling {
+    unit: usize,
+    bytes: usize,
+}
 
 impl Units {
     /// Deals blocks to units: up to the plan's bucket size and never across a cut of a pipeline, or
-    /// single blocks where `way` gathers weights block by block. A parameter belongs where it is used
+    /// single blocks where weights are gathered block by block. A parameter belongs where it is used
     /// first.
-    pub fn of(graph: &Graph, plan: &Plan, way: &dyn Synchronisation) -> Units {
+    pub fn of(graph: &Graph, plan: &Plan, ways: &Ways<'_>) -> Units {
         let cuts: BTreeSet<usize> = plan.stages().map(|(_, stage)| stage.blocks.0).collect();
         let extents = Extents::global(graph, plan.microbatch_samples());
-        let gradient_bytes = plan.precision.gradients.bytes();
         let mut units = BTreeMap::new();
-        let (mut unit, mut filled) = (0, 0);
+        let mut filling: BTreeMap<Group, Filling> = BTreeMap::new();
         for (index, block) in graph.blocks().iter().enumerate() {
-            let inputs = block.ops.iter().flat_map(|&op| &graph.op(op).inputs);
-            let used: Vec<ValueId> =
-                inputs.copied().filter(|&it| graph.value(it).parameter().is_some()).collect();
-            let bytes = |value: &ValueId| extents.elements(&graph.value(*value).axes);
-            let bytes = used.iter().map(bytes).sum::<usize>() * gradient_bytes;
-            let full = way.gathers_blocks() || filled + bytes > plan.sync.bucket_bytes;
-            if cuts.contains(&index) || (full && filled > 0) {
-                unit += 1;
-                filled = 0;
+            if cuts.contains(&index) {
+                filling.clear();
             }
-            filled += bytes;
+            let inputs = block.ops.iter().flat_map(|&op| &graph.op(op).inputs);
+            let used = inputs.copied().filter(|&it| graph.value(it).parameter().is_some());
+            let mut of_group: BTreeMap<Group, Vec<ValueId>> = BTreeMap::new();
             for value in used {
-                units.entry(value).or_insert(unit);
+                of_group.entry(ways.group(&graph.value(value).name)).or_default().push(value);
+            }
+            for (group, used) in of_group {
+                let elements = |value: &ValueId| extents.elements(&graph.value(*value).axes);
+                let number = ways.precision(group).gradients.bytes();
+                let bytes = used.iter().map(elements).sum::<usize>() * number;
+                let filling = filling.entry(group).or_insert(Filling { unit: index, bytes: 0 });
+                let full = ways.replicated(group).gathers_blocks()
+                    || filling.bytes + bytes > ways.sync(group).bucket_bytes;
+                if full && filling.bytes > 0 {
+                    *filling = Filling { unit: index, bytes: 0 };
+                }
+                filling.bytes += bytes;
+                for value in used {
+                    units.entry(value).or_insert(filling.unit);
+                }
             }
         }
         Units(units)
     }
 }
 
-/// Everything of a parameter's key but its unit.
+/// Everything of a parameter's key but its unit and its group.
 fn key(
     graph: &Graph,
+    replica_axes: &[Axis],
     stages: &[StageModel],
     index: usize,
     value: ValueId,
@@ -296,12 +325,15 @@ fn key(
             return Err(ProgramError::ParameterLayouts { name: name(), first, second });
         }
     }
-    let (partial, replicas): (Vec<Axis>, Vec<Axis>) =
-        gradient_axes(graph, stages, value)?.into_iter().partition(|&axis| axis == Axis::Tp);
+    let (mut replicas, mut partial): (Vec<Axis>, Vec<Axis>) = gradient_axes(graph, stages, value)?
+        .into_iter()
+        .partition(|axis| replica_axes.contains(axis));
     let mut splits: Vec<Axis> = layout.splits.concat();
-    splits.sort();
+    for axes in [&mut replicas, &mut partial, &mut splits] {
+        model.mesh.sort(axes);
+    }
     let classes = if classes.len() == 1 { vec![] } else { classes.into_iter().collect() };
-    Ok(Key { unit: 0, replicas, partial, splits, classes })
+    Ok(Key { unit: 0, group: None, replicas, partial, splits, classes })
 }
 
 /// The mesh axes over which the gradient of `value` is partial, in every use alike: it is added up over

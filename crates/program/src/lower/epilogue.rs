@@ -27,6 +27,9 @@ pub(super) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction
     let Some(norm) = parameters.norm else { return vec![] };
     let gradients = buckets(parameters).map(|(_, bucket)| bucket.held.replicated.reduced);
     let own = Instruction::new(Action::Norm, gradients, [View::whole(norm)]);
+    if group == Group::Mesh(vec![]) {
+        return vec![own];
+    }
     let sum = Action::Collective { kind: SUM, group, algorithm: Algorithm::Direct };
     vec![own, Instruction::new(sum, [View::whole(norm)], [View::whole(norm)])]
 }
@@ -41,7 +44,7 @@ pub(super) fn buckets<'a>(
 /// What an update of a bucket changes: its weights, if no master weights stand for them, and what is kept
 /// besides.
 fn changed<'a>(parameters: &Parameters<'_>, bucket: &'a Bucket) -> impl Iterator<Item = View> + 'a {
-    let weights = match parameters.master(bucket) {
+    let weights = match parameters.master(&bucket.held) {
         Some(_) => None,
         None => Some(bucket.held.replicated.updated),
     };
@@ -50,7 +53,7 @@ fn changed<'a>(parameters: &Parameters<'_>, bucket: &'a Bucket) -> impl Iterator
 
 /// What makes the weights that operators read of the master weights, if there are such.
 fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instruction> {
-    let master = View::whole(parameters.master(bucket)?);
+    let master = View::whole(parameters.master(&bucket.held)?);
     Some(Instruction::new(Action::Cast, [master], [bucket.held.replicated.updated]))
 }
 
@@ -116,18 +119,18 @@ fn updaters(parameters: &Parameters<'_>, bucket: &Bucket) -> Vec<Axis> {
     let mut axes = bucket.splits.clone();
     if parameters.updates_shares(bucket) {
         axes.extend(&bucket.replicas);
-        axes.sort();
+        parameters.mesh.sort(&mut axes);
     }
     axes
 }
 
 /// The reduction of a bucket over its classes, if it has several.
 pub(super) fn over_classes(parameters: &Parameters<'_>, bucket: BucketId) -> Option<Instruction> {
+    let algorithm = parameters.algorithm(bucket);
     let bucket = &parameters.buckets[bucket.0 as usize];
     let gradients = bucket.held.replicated.reduced;
     (!bucket.classes.is_empty()).then(|| {
         let group = Group::Classes(bucket.classes.clone());
-        let algorithm = parameters.algorithm();
         let action = Action::Collective { kind: SUM, group, algorithm };
         Instruction::new(action, [gradients], [gradients])
     })

@@ -2,34 +2,70 @@
 //! plan's optimizer, corrections and validation on the rest.
 
 use shardloom_graph::Graph;
-use shardloom_plan::{Axis, Kept, Plan, Prediction};
+use shardloom_plan::{Axis, Kept, ParameterGroups, Plan, PlanError, Precision, Prediction, Sync};
 
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
-use crate::sync::{AllReduce, Held, Replicated, Synchronisation, Unheld, add};
+use crate::sync::{self, AllReduce, Held, Replicated, Synchronisation, Unheld, add};
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Shape, Tensor, TensorId, View,
     Window,
 };
 
-/// How buckets are kept equal over their replicas.
+/// How buckets are kept equal over their replicas, and in which formats they are.
 pub(super) struct Ways<'a> {
-    /// Those that have several.
-    replicated: &'a dyn Synchronisation,
+    /// Those that have several replicas and belong to none of the plan's groups of parameters.
+    common: &'a dyn Synchronisation,
+    /// Those that have several, by the group of their parameters.
+    of_groups: Vec<Box<dyn Synchronisation>>,
     /// Those that have one.
     alone: AllReduce,
+    groups: ParameterGroups,
+    syncs: Vec<Sync>,
+    precisions: Vec<Precision>,
 }
 
+/// Which of a plan's groups of parameters it is; none for what is in none.
+pub(super) type Group = Option<usize>;
+
 impl<'a> Ways<'a> {
-    pub fn new(plan: &Plan, replicated: &'a dyn Synchronisation) -> Ways<'a> {
-        Ways { replicated, alone: AllReduce { algorithm: plan.sync.algorithm } }
+    pub fn new(plan: &Plan, common: &'a dyn Synchronisation) -> Result<Ways<'a>, PlanError> {
+        Ok(Ways {
+            common,
+            of_groups: plan.syncs().skip(1).map(sync::way).collect(),
+            alone: AllReduce { algorithm: plan.sync.algorithm },
+            groups: ParameterGroups::of(plan)?,
+            syncs: plan.syncs().collect(),
+            precisions: plan.precisions().collect(),
+        })
     }
 
-    pub(super) fn of(&self, replicas: &[Axis]) -> &dyn Synchronisation {
-        match replicas.is_empty() && self.replicated.servers().is_none() {
+    /// The group of a parameter.
+    pub fn group(&self, name: &str) -> Group {
+        self.groups.group(name)
+    }
+
+    /// How the parameters of a group are kept equal, those with several replicas.
+    pub fn replicated(&self, group: Group) -> &dyn Synchronisation {
+        group.map_or(self.common, |group| &*self.of_groups[group])
+    }
+
+    /// How the parameters of a group are kept equal that have these replicas.
+    fn of(&self, group: Group, replicas: &[Axis]) -> &dyn Synchronisation {
+        match replicas.is_empty() && self.common.servers().is_none() {
             true => &self.alone,
-            false => self.replicated,
+            false => self.replicated(group),
         }
+    }
+
+    /// What the plan says of a group on keeping replicas equal.
+    pub fn sync(&self, group: Group) -> Sync {
+        self.syncs[group.map_or(0, |group| 1 + group)]
+    }
+
+    /// The number formats of a group.
+    pub fn precision(&self, group: Group) -> Precision {
+        self.precisions[group.map_or(0, |group| 1 + group)]
     }
 }
 
@@ -52,12 +88,13 @@ impl<'a> Parameters<'a> {
         name: &str,
         elements: usize,
         params: &[ParamId],
-        replicas: &[Axis],
+        (group, replicas): (Group, &[Axis]),
         keeps: Keeps,
     ) -> Held {
         let plan = self.plan;
-        let bucket = Unheld { id, name, elements, replicas, precision: plan.precision };
-        let replicated = self.ways.of(replicas).tensors(&bucket, &mut self.tensors);
+        let precision = self.ways.precision(group);
+        let bucket = Unheld { id, name, elements, replicas, precision };
+        let replicated = self.ways.of(group, replicas).tensors(&bucket, &mut self.tensors);
         // What an update changes has as many elements as the weights that it updates.
         let extent = self.updated_extent(&replicated);
         let fp32 = |name: &str, extent, keep, content| {
@@ -67,14 +104,14 @@ impl<'a> Parameters<'a> {
         if keeps.servers.is_some() {
             return Held { replicated, state, statistics: vec![], backups: vec![] };
         }
-        if plan.precision.master {
+        if precision.master {
             let master =
                 fp32("master weights", extent, Keep::State(Initial::Drawn), Content::MasterWeight);
             state.push(add(&mut self.tensors, master));
         }
         let corrections = plan.weights.corrections();
         let like_weights = |name: &str, initial, content| {
-            let format = Format::of_number(plan.precision.compute);
+            let format = Format::of_number(precision.compute);
             bucket.flat(name, extent, format, Keep::State(initial), content)
         };
         if keeps.is_delayed && corrections.discrepancy.is_some() {
@@ -122,7 +159,7 @@ impl<'a> Parameters<'a> {
 
     /// What has to be put back where an update is undone. Weights with a master copy are rebuilt from it.
     fn undone(&self, held: &Held) -> Vec<View> {
-        let weights = (!self.plan.precision.master).then_some(held.replicated.updated);
+        let weights = self.master(held).is_none().then_some(held.replicated.updated);
         weights.into_iter().chain(held.state.iter().map(|&it| View::whole(it))).collect()
     }
 
@@ -210,15 +247,15 @@ impl<'a> Parameters<'a> {
 
     pub(super) fn unheld(&self, id: BucketId) -> Unheld<'_> {
         let Bucket { name, elements, replicas, .. } = &self.buckets[id.0 as usize];
-        let precision = self.plan.precision;
+        let precision = self.ways.precision(self.groups[id.0 as usize]);
         Unheld { id, name, elements: *elements, replicas, precision }
     }
 
     /// The weights in full precision that are updated in the place of those that operators read.
-    pub(super) fn master(&self, bucket: &Bucket) -> Option<TensorId> {
+    pub(super) fn master(&self, held: &Held) -> Option<TensorId> {
         let is_master =
             |it: &&TensorId| self.tensor(View::whole(**it)).content == Content::MasterWeight;
-        bucket.held.state.iter().find(is_master).copied()
+        held.state.iter().find(is_master).copied()
     }
 
     pub(super) fn replicated(&self, id: BucketId) -> &Replicated {
@@ -243,7 +280,7 @@ impl<'a> Parameters<'a> {
 
     /// The way in which a bucket's replicas are kept equal.
     pub fn way(&self, id: BucketId) -> &dyn Synchronisation {
-        self.ways.of(&self.buckets[id.0 as usize].replicas)
+        self.ways.of(self.groups[id.0 as usize], &self.buckets[id.0 as usize].replicas)
     }
 
     /// What makes the weights of a bucket that operators read.

@@ -52,7 +52,7 @@ use versions::Versions;
 /// If the plan does not fit the graph or the number of devices, its schedule does not exist for its
 /// pipelines, or it asks for layouts that cannot be joined.
 pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, ProgramError> {
-    lower_with(graph, plan, devices, &*sync::way(plan))
+    lower_with(graph, plan, devices, &*sync::way(plan.sync))
 }
 
 /// The same, with replicas kept equal in another way than the plan's `sync` says.
@@ -91,8 +91,8 @@ pub fn lower_with(
     require_rule(plan, &schedule)?;
     let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);
     let versions = Versions::new(plan, &schedule);
-    let units = buckets::Units::of(graph, plan, way);
-    let ways = holdings::Ways::new(plan, way);
+    let ways = holdings::Ways::new(plan, way)?;
+    let units = buckets::Units::of(graph, plan, &ways);
     let ids = || (0u32..lists.len() as u32).map(ClassId);
     let servers = servers::classes(way, lists.len());
     let parameters = |id| {
@@ -137,6 +137,7 @@ pub fn lower_with(
         microbatches: plan.microbatches,
         ahead: schedule.ahead(),
         corrections: plan.weights.corrections(),
+        batch_axes: plan.batch_axes(graph),
         communication: plan.communication,
     };
     program.assign_queues();

@@ -16,7 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_plan::{Axis, Plan};
+use shardloom_plan::Plan;
 
 use super::boundary::{Boundaries, Way};
 use super::buckets::Parameters;
@@ -94,7 +94,8 @@ impl PostValidation {
     pub fn norm(&self, class: ClassId, parameters: &Parameters<'_>) -> Vec<Instruction> {
         let index = class.0 as usize;
         let norm = norm_of(parameters);
-        let mut instructions = epilogue::norm(parameters, Group::Mesh(Axis::ALL.to_vec()));
+        let own = Group::Mesh(parameters.mesh.axes().collect());
+        let mut instructions = epilogue::norm(parameters, own);
         if let Some(before) = index.checked_sub(1) {
             instructions.push(receive(self.onward[before], norm, Mode::Add));
         }

@@ -38,7 +38,7 @@ fn over_partial(parameters: &Parameters<'_>, bucket: BucketId) -> Option<Instruc
     let gradients = View::whole(spec.held.replicated.written);
     (!spec.partial.is_empty()).then(|| {
         let group = Group::Mesh(spec.partial.clone());
-        let algorithm = parameters.algorithm();
+        let algorithm = parameters.algorithm(bucket);
         let action = Action::Collective { kind: SUM, group, algorithm };
         Instruction::new(action, [gradients], [gradients])
     })

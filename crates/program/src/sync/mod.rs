@@ -12,7 +12,7 @@ use std::fmt::Debug;
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
-use shardloom_plan::{Axis, Plan, Precision, Servers};
+use shardloom_plan::{Axis, Precision, Servers, Sync};
 
 pub use all_reduce::AllReduce;
 pub use server::Server;
@@ -34,7 +34,7 @@ pub struct Unheld<'a> {
     pub elements: usize,
     /// Mesh axes over which replicas train on different samples or positions, none of width one.
     pub replicas: &'a [Axis],
-    /// The plan's number formats.
+    /// Number formats of its parameters.
     pub precision: Precision,
 }
 
@@ -97,10 +97,10 @@ pub trait Synchronisation: Debug {
     }
 }
 
-/// The plan's way for what has replicas.
-pub(crate) fn way(plan: &Plan) -> Box<dyn Synchronisation> {
-    let algorithm = plan.sync.algorithm;
-    match (plan.sync.servers, plan.sync.zero) {
+/// The way that a plan asks for.
+pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
+    let algorithm = sync.algorithm;
+    match (sync.servers, sync.zero) {
         (Some(servers), _) => Box::new(Server { servers }),
         (None, 0) => Box::new(AllReduce { algorithm }),
         (None, stage) => Box::new(Zero { stage, algorithm }),

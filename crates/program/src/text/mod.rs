@@ -106,7 +106,7 @@ impl Reader<'_> {
         if class.stages.iter().any(|stage| stage.reverse) {
             place += " (< in the pipeline that runs the other way)";
         }
-        for axis in Axis::ALL.into_iter().filter(|&axis| class.mesh.width(axis) > 1) {
+        for axis in class.mesh.axes() {
             place += &format!(", {axis} {}", class.mesh.coordinate(position, axis));
         }
         let (first, count) = (class.first_rank.0, class.mesh.size());

@@ -183,8 +183,7 @@ impl<'a> Follower<'a> {
     /// The classes of all of whose ranks it is the norm.
     fn covered(&self, norm: &Norm) -> BTreeSet<ClassId> {
         let mesh = &self.program.class(self.id).mesh;
-        let wide = |axis: &&Axis| mesh.width(**axis) > 1;
-        let own = Axis::ALL.iter().filter(wide).all(|it| norm.axes.contains(it));
+        let own = mesh.axes().all(|axis| norm.axes.contains(&axis));
         // What has only come from others is not this class's.
         let is_own = norm.is_found && own;
         norm.classes.iter().copied().chain(is_own.then_some(self.id)).collect()

@@ -1,10 +1,11 @@
 //! A pass of an operator has the same operands wherever it runs (forward, again, and in an evaluation), and
 //! runs once for each micro-batch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, ValueId};
+use shardloom_plan::Mesh;
 
 use super::row::{Row, entries, instructions, site, steps};
 use super::violation::Violation;
@@ -20,14 +21,14 @@ struct Operand {
 }
 
 /// A pass of an operator on a mesh of these widths.
-type Run = (OpId, Pass, [u32; 3]);
+type Run = (OpId, Pass, Mesh);
 
 /// An instruction: its class, its body, its number there.
 type Place = (ClassId, BodyId, usize);
 
 /// Checks all operators of a program.
 pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
-    let mut known: BTreeMap<Run, (Place, Vec<Operand>)> = BTreeMap::new();
+    let mut known: HashMap<Run, (Place, Vec<Operand>)> = HashMap::new();
     for (id, class) in program.classes() {
         // A moved weight stands for the weight, of which it does not say which it is.
         let moves = class.tensors.iter().any(|it| it.content == Content::ExtrapolatedWeight);
@@ -37,7 +38,7 @@ pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
                 let at = (id, body, index);
                 let operands: Vec<Operand> =
                     instruction.operands().map(|view| operand(class, view, moves)).collect();
-                let mesh = [class.mesh.dp, class.mesh.cp, class.mesh.tp];
+                let mesh = class.mesh;
                 match known.get(&(op, pass, mesh)) {
                     Some((_, first)) if *first == operands => {}
                     Some((other, _)) => {

@@ -1,10 +1,13 @@
 //! How often gradients are reduced and weights gathered, and over whom.
 
+use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
-use shardloom_plan::{Axis, Recompute, Sync, Uniform};
+use shardloom_plan::{
+    Axis, DeviceList, Mesh, Number, ParameterGroup, Plan, Recompute, Sync, Uniform,
+};
 use shardloom_program::{
-    Action, BodyKind, BucketId, Class, ClassId, Collective, Content, Group, Instruction, Keep,
-    Window,
+    Action, BodyKind, Bucket, BucketId, Class, ClassId, Collective, Content, Extent, Format, Group,
+    Instruction, Keep, ParamId, Shape, View, Window, lower,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,7 +101,7 @@ fn whole_gradients_that_are_partial_over_tp_are_reduced_once_per_step_in_every_z
             }
         }
         let partial: Vec<BucketId> =
-            class.buckets().filter(|(_, it)| it.partial == [Axis::Tp]).map(|(id, _)| id).collect();
+            class.buckets().filter(|(_, it)| it.partial == [Axis::TP]).map(|(id, _)| id).collect();
         assert!(!partial.is_empty());
         assert_eq!(counts, partial.into_iter().map(|id| (id, 1)).collect(), "ZeRO-{zero}");
     }
@@ -296,5 +299,128 @@ fn a_bucket_is_reduced_right_after_the_last_write_to_its_gradients() {
             }
         }
         assert!(found > 4, "ZeRO-{zero}: {found} reductions in passes");
+    }
+}
+
+/// The names of a bucket's parameters.
+fn names<'a>(graph: &'a Graph, class: &Class, bucket: &Bucket) -> Vec<&'a str> {
+    let value = |id: &ParamId| class.params[id.0 as usize].value;
+    bucket.params.iter().map(|id| graph.value(value(id)).name.as_str()).collect()
+}
+
+#[test]
+fn groups_of_parameters_are_kept_equal_each_in_its_own_way() {
+    let graph = gpt(false);
+    let uniform = Uniform { mesh: mesh(2, 1, 2), global_batch: 8, microbatches: 4, ..single() };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    plan.sync.bucket_bytes = 1 << 30;
+    let (algorithm, gradients) = (Some(Algorithm::Direct), Some(Number::Bf16));
+    plan.parameters = vec![
+        ParameterGroup { zero: Some(3), ..ParameterGroup::named("block.*.ffn.*") },
+        ParameterGroup { zero: Some(1), gradients, ..ParameterGroup::named("block.{0,2}.*") },
+        // What the first has stays there.
+        ParameterGroup { zero: Some(2), algorithm, ..ParameterGroup::named("block.1.*") },
+    ];
+    let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+    check_invariants(&program);
+    let class = &program.classes[0];
+    let replicas: Vec<&Bucket> =
+        class.buckets.iter().filter(|it| !it.replicas.is_empty()).collect();
+    let stages = reductions(class);
+    let mut seen = BTreeMap::new();
+    for (id, bucket) in (0u32..).map(BucketId).zip(&class.buckets) {
+        let tensor = |view: View| class.tensor(view.tensor);
+        let held = &bucket.held.replicated;
+        let gathers = held.weights != held.used;
+        let shares = tensor(held.reduced).shape == Shape::Flat(Extent::Share);
+        let updates_share = held.updated.window == Window::Share || gathers;
+        let zero = [updates_share, shares, gathers].iter().filter(|&&it| it).count();
+        let all = |pick: &dyn Fn(&str) -> bool| names(&graph, class, bucket).into_iter().all(pick);
+        let ffn = |name: &str| name.contains(".ffn.");
+        let other = |numbers: &[&str]| {
+            let numbers: Vec<String> = numbers.iter().map(|it| format!("block.{it}.")).collect();
+            move |name: &str| !ffn(name) && numbers.iter().any(|it| name.starts_with(it))
+        };
+        let format = tensor(held.reduced).format;
+        let (belongs, expected) = match zero {
+            3 => (all(&ffn), Format::F32),
+            1 => (all(&other(&["0", "2"])), Format::Bf16),
+            2 => (all(&other(&["1"])), Format::F32),
+            _ => (all(&|name| !name.starts_with("block.")), Format::F32),
+        };
+        assert!(belongs, "ZeRO-{zero}: {:?}", names(&graph, class, bucket));
+        assert_eq!(format, expected, "ZeRO-{zero}");
+        let times = if zero >= 2 { 4 } else { 1 };
+        assert_eq!(stages[&id], (times, if zero > 0 { times } else { 0 }), "ZeRO-{zero}");
+        *seen.entry(zero).or_insert(0) += bucket.params.len();
+    }
+    assert_eq!(replicas.len(), class.buckets.len());
+    // Feed-forward layers have four parameters, the rest of a block twelve, and three blocks.
+    let rest = class.params.len() - 3 * 16;
+    assert_eq!(seen, BTreeMap::from([(3, 12), (1, 24), (2, 12), (0, rest)]));
+    let direct = class.bodies.iter().flat_map(|body| &body.instructions).filter(|instruction| {
+        let bucket = reduction(class, instruction).map(|(bucket, ..)| class.bucket(bucket));
+        let Some(bucket) = bucket else { return false };
+        let Action::Collective { algorithm, ref group, .. } = instruction.action else {
+            return false;
+        };
+        let is_second = names(&graph, class, bucket)[0].starts_with("block.1.")
+            && !names(&graph, class, bucket)[0].contains(".ffn.");
+        assert_eq!(algorithm == Algorithm::Direct, is_second, "{group:?}");
+        is_second
+    });
+    assert!(direct.count() > 0);
+}
+
+#[test]
+fn a_group_that_says_nothing_new_has_buckets_of_its_own_and_else_the_same() {
+    let graph = llama();
+    let uniform = Uniform { mesh: mesh(2, 1, 1), global_batch: 8, microbatches: 4, ..single() };
+    for zero in 0..4 {
+        let mut plan = uniform.plan(&graph, "model", "local");
+        plan.sync = Sync { zero, bucket_bytes: 1 << 30, ..plan.sync };
+        let bytes = |plan: &Plan| {
+            let program = lower(&graph, plan, 2).unwrap_or_else(|error| panic!("{error}"));
+            check_invariants(&program);
+            let class = &program.classes[0];
+            let elements: usize = class.buckets.iter().map(|it| it.elements).sum();
+            (class.buckets.len(), elements, class.params.len())
+        };
+        let (alone, elements, params) = bytes(&plan);
+        plan.parameters = vec![ParameterGroup::named("*gain")];
+        let (apart, same_elements, same_params) = bytes(&plan);
+        assert_eq!((elements, params), (same_elements, same_params));
+        assert!(apart > alone, "ZeRO-{zero}: {apart} buckets where {alone} were");
+    }
+}
+
+#[test]
+fn axes_that_split_the_batch_or_only_positions_keep_replicas_whatever_their_names() {
+    let graph = gpt(false);
+    let [row, column] = ["row", "column"].map(|name| Axis::named(name).expect("a name"));
+    let uniform = Uniform { global_batch: 16, microbatches: 4, ..single() };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    plan.axes = vec![column, row];
+    for (layout, expected) in [
+        // The norms' gains, along what splits operators only.
+        ("batch:row, heads:column, ffn:column, vocab:column, seq:column", vec![row]),
+        ("batch:row, seq:column", vec![column, row]),
+        ("batch:row, batch:column, vocab:column", vec![column, row]),
+    ] {
+        plan.layout = layout.to_owned().try_into().expect("rules");
+        let stage = &mut plan.pipeline[0].stage[0];
+        stage.mesh = Mesh::SINGLE.with(column, 2).with(row, 2);
+        stage.devices = DeviceList((0..4).collect());
+        plan.sync.zero = 1;
+        let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{layout}: {error}"));
+        check_invariants(&program);
+        let class = &program.classes[0];
+        let is_norm = |bucket: &&Bucket| names(&graph, class, bucket)[0].contains("norm");
+        for bucket in class.buckets.iter().filter(is_norm) {
+            assert_eq!(bucket.replicas, expected, "{layout}");
+            let others = if expected.len() == 1 { vec![column] } else { vec![] };
+            assert_eq!(bucket.partial, others, "{layout}");
+        }
+        assert!(class.buckets.iter().any(|bucket| is_norm(&bucket)));
     }
 }

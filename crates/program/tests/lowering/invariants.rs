@@ -104,7 +104,7 @@ fn every_program_reads_what_is_written_frees_what_it_writes_and_reduces_every_gr
                         let uniform = Uniform {
                             pp,
                             mesh,
-                            sequence_parallel: mesh.tp > 1 && zero % 2 == 0,
+                            sequence_parallel: mesh.tp() > 1 && zero % 2 == 0,
                             global_batch: 8,
                             microbatches: 4,
                             recompute,
@@ -128,12 +128,12 @@ fn the_program_of_every_schedule_reads_what_is_written_and_frees_what_it_writes(
     for graph in [gpt(true), gpt(false), llama(), skips] {
         for &schedule in &kinds {
             for mesh in [mesh(1, 1, 1), mesh(2, 1, 1), mesh(2, 2, 2)] {
-                for zero in 0..if mesh.dp > 1 { 4 } else { 1 } {
+                for zero in 0..if mesh.dp() > 1 { 4 } else { 1 } {
                     for recompute in Recompute::ALL {
                         let uniform = Uniform {
                             pp: 2,
                             mesh,
-                            sequence_parallel: mesh.tp > 1 && zero % 2 == 0,
+                            sequence_parallel: mesh.tp() > 1 && zero % 2 == 0,
                             global_batch: 8,
                             microbatches: 4,
                             recompute,

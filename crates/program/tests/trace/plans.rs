@@ -3,8 +3,8 @@
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind,
-    Servers, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    Axis, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction, Recompute,
+    ScheduleKind, Servers, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
 
 /// A plan with the name of its recording.
@@ -27,7 +27,7 @@ fn gpt(tied: bool) -> Graph {
 }
 
 fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
-    Mesh { dp, cp, tp }
+    Mesh::of(dp, cp, tp)
 }
 
 fn uniform(pp: usize, mesh: Mesh, zero: u8) -> Uniform {
@@ -35,7 +35,7 @@ fn uniform(pp: usize, mesh: Mesh, zero: u8) -> Uniform {
         pp,
         mesh,
         sequence_parallel: false,
-        global_batch: 4 * mesh.dp as usize,
+        global_batch: 4 * mesh.dp() as usize,
         microbatches: 4,
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::None,
@@ -92,7 +92,7 @@ pub fn served() -> Vec<Case> {
         let plain = uniform(1, Mesh::SINGLE, 0);
         let servers = Some(Servers { count, staleness });
         let sync = Sync { servers, bucket_bytes: 100, ..plain.sync };
-        let mesh = Mesh { dp: workers, ..Mesh::SINGLE };
+        let mesh = Mesh::of(workers, 1, 1);
         let microbatches = plain.microbatches / workers as usize;
         let uniform = Uniform { sync, clip_norm: None, mesh, microbatches, ..plain };
         let plan = planned(&graph, &uniform);
@@ -110,7 +110,7 @@ pub fn splits() -> Vec<Case> {
         {
             for zero in zeros {
                 let uniform = Uniform { sequence_parallel: true, ..uniform(pp, mesh, zero) };
-                let Mesh { dp, cp, tp } = mesh;
+                let [dp, cp, tp] = [Axis::DP, Axis::CP, Axis::TP].map(|axis| mesh.width(axis));
                 let shape = format!("pp{pp}-dp{dp}-cp{cp}-tp{tp}");
                 let tied = if tied { "-tied" } else { "" };
                 let name = format!("split-{shape}-zero{zero}{tied}");

@@ -5,7 +5,7 @@ mod mutations;
 mod programs;
 mod rows;
 
-use shardloom_plan::{Plan, ScheduleKind, Weights};
+use shardloom_plan::{Axis, Mesh, ParameterGroup, Plan, ScheduleKind, Weights};
 use shardloom_program::verify::verify;
 
 use programs::{gpt, lowered, mesh, uniform};
@@ -36,7 +36,7 @@ fn programs_of_every_schedule_and_way_of_sharing_verify() {
 fn programs_of_every_rule_for_weight_versions_verify() {
     let graph = gpt(false);
     for mesh in [mesh(1, 1), mesh(2, 1)] {
-        for zero in 0..=if mesh.dp > 1 { 3 } else { 0 } {
+        for zero in 0..=if mesh.dp() > 1 { 3 } else { 0 } {
             for weights in [
                 Weights::Stash,
                 Weights::VerticalSync,
@@ -47,6 +47,29 @@ fn programs_of_every_rule_for_weight_versions_verify() {
                 let plan = Plan { weights, ..uniform.plan(&graph, "model", "local") };
                 assert_eq!(verify(&lowered(&graph, &plan)), Ok(()), "{weights:?} x {mesh}, {zero}");
             }
+        }
+    }
+}
+
+#[test]
+fn programs_with_groups_of_parameters_and_other_axes_verify() {
+    let graph = gpt(true);
+    let [rows, columns] = ["rows", "columns"].map(|name| Axis::named(name).expect("a name"));
+    for schedule in [ScheduleKind::OneForwardOneBackward, ScheduleKind::Chimera] {
+        for (zero, other) in [(0, 3), (1, 2), (2, 0), (3, 1)] {
+            let mut plan = uniform(schedule, 2, mesh(2, 2), zero).plan(&graph, "model", "local");
+            let group = ParameterGroup::named("*.{0,1}.ffn.*");
+            plan.parameters = vec![ParameterGroup { zero: Some(other), ..group }];
+            let text = format!("{schedule:?}, ZeRO-{zero} and ZeRO-{other}");
+            assert_eq!(verify(&lowered(&graph, &plan)), Ok(()), "{text}");
+            plan.axes = vec![columns, rows];
+            for rule in &mut plan.layout.0 {
+                rule.axis = if rule.axis == Axis::DP { rows } else { columns };
+            }
+            for stage in plan.pipeline.iter_mut().flat_map(|it| &mut it.stage) {
+                stage.mesh = Mesh::SINGLE.with(columns, 2).with(rows, 2);
+            }
+            assert_eq!(verify(&lowered(&graph, &plan)), Ok(()), "{text}, other axes");
         }
     }
 }

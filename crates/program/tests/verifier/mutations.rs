@@ -235,7 +235,7 @@ rejected! {
             program(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 2), 0),
             0,
             Content::Gradient,
-            Group::Mesh(vec![Axis::Cp]),
+            Group::Mesh(vec![Axis::CP]),
         ) => Violation::Unreduced { .. },
     another_algorithm_on_one_class_is_rejected: other_kind(both_ways()) => Violation::Meeting { .. },
     a_dropped_reduction_is_rejected: {
@@ -657,12 +657,12 @@ fn agreed_within(axes: &[Axis]) -> Program {
         body.kind == BodyKind::Epilogue && matches!(it.action, Action::Send { .. })
     });
     let program = regrouped(program, 0, Content::Norm, Group::Mesh(axes.to_vec()));
-    guarded(program, 0, |guard| guard.agreed = Group::Mesh(vec![Axis::Dp, Axis::Tp]))
+    guarded(program, 0, |guard| guard.agreed = Group::Mesh(vec![Axis::DP, Axis::TP]))
 }
 
 #[test]
 fn a_guard_by_a_norm_that_some_who_must_agree_do_not_have_is_rejected() {
-    for (axes, agrees) in [(&[Axis::Dp, Axis::Tp][..], true), (&[Axis::Dp], false)] {
+    for (axes, agrees) in [(&[Axis::DP, Axis::TP][..], true), (&[Axis::DP], false)] {
         let program = agreed_within(axes);
         let first = program.classes[0].place();
         let found = verify(&program).expect_err("the norm is not of all");

@@ -16,15 +16,15 @@ pub fn gpt(tied: bool) -> Graph {
 }
 
 pub fn mesh(dp: u32, tp: u32) -> Mesh {
-    Mesh { dp, cp: 1, tp }
+    Mesh::of(dp, 1, tp)
 }
 
 pub fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Uniform {
     Uniform {
         pp,
         mesh,
-        sequence_parallel: mesh.tp > 1,
-        global_batch: 4 * mesh.dp as usize,
+        sequence_parallel: mesh.tp() > 1,
+        global_batch: 4 * mesh.dp() as usize,
         microbatches: 4,
         schedule,
         recompute: Recompute::None,

@@ -62,7 +62,7 @@ impl Candidate {
     /// Whether tensor parallelism of its width splits something of `graph`, and all of that evenly.
     pub fn divides(&self, graph: &Graph) -> bool {
         let layout = self.layout(graph);
-        let rules = layout.0.iter().filter(|rule| rule.axis == Axis::Tp);
+        let rules = layout.0.iter().filter(|rule| rule.axis == Axis::TP);
         let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
         let evenly = |dim| graph.dim(dim).size.is_multiple_of(self.tp as usize);
         self.tp == 1 || (dims.peek().is_some() && dims.all(evenly))
@@ -89,7 +89,7 @@ impl Candidate {
             let size = graph.dim_named(dim).map(|dim| graph.dim(dim).size);
             size.is_none_or(|size| size.is_multiple_of(self.tp as usize))
         };
-        rules.0.retain(|it| it.axis != Axis::Tp || it.dim != "vocab" || divides("vocab"));
+        rules.0.retain(|it| it.axis != Axis::TP || it.dim != "vocab" || divides("vocab"));
         rules
     }
 }

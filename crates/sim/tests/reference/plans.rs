@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind,
+    Arrangement, Axis, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind,
     StageReplicas, Uniform, Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::{Program, lower};
@@ -53,7 +53,7 @@ fn uniforms() -> impl Strategy<Value = (Uniform, usize)> {
             optimizer,
         )| {
             let mut plan = uniform(pp, dp, tp, 2 * rounds * pp);
-            plan.mesh = Mesh { dp, cp, tp };
+            plan.mesh = Mesh::of(dp, cp, tp);
             plan.schedule = schedule;
             plan.sync.zero = zero;
             plan.recompute = recompute;
@@ -117,8 +117,9 @@ pub fn cases() -> impl Strategy<Value = Case> {
             for stage in plan.pipeline.iter_mut().flat_map(|it| &mut it.stage) {
                 let size = stage.mesh.size() as u32;
                 if size == 2 && stage.devices.0[0] / size % 2 == 1 {
-                    let Mesh { dp, cp, tp } = stage.mesh;
-                    stage.mesh = Mesh { dp: tp, cp: dp, tp: cp };
+                    let [dp, cp, tp] =
+                        [Axis::DP, Axis::CP, Axis::TP].map(|axis| stage.mesh.width(axis));
+                    stage.mesh = Mesh::of(tp as u32, dp as u32, cp as u32);
                 }
             }
         }

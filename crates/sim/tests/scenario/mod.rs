@@ -31,7 +31,7 @@ pub fn gpt(layers: usize, tied: bool) -> Graph {
 pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
     Uniform {
         pp,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: false,
         global_batch: microbatches * dp as usize,
         microbatches,

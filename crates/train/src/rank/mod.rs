@@ -26,7 +26,6 @@ use shardloom_data::{Part, Source};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph};
 use shardloom_kernels::{Buffer, Device, Memory};
-use shardloom_plan::Axis;
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{Action, BodyId, Class, ClassId, Content, Instruction, Program, Run};
 
@@ -195,7 +194,7 @@ impl Rank {
     pub fn place(&self) -> String {
         let class = self.class();
         let mut place = class.place();
-        for axis in Axis::ALL.into_iter().filter(|&axis| class.mesh.width(axis) > 1) {
+        for axis in class.mesh.axes() {
             place += &format!(", {axis} {}", class.mesh.coordinate(self.position, axis));
         }
         place

@@ -87,7 +87,7 @@ impl Case {
         let uniform = Uniform {
             pp: self.stages,
             mesh: self.mesh,
-            sequence_parallel: self.mesh.tp > 1,
+            sequence_parallel: self.mesh.tp() > 1,
             global_batch: self.global_batch(),
             microbatches: self.microbatches,
             schedule: match self.rule {
@@ -322,7 +322,7 @@ fn corrected(corrections: &[Corrections]) -> Vec<(Rule, usize)> {
 }
 
 fn meshes() -> [Mesh; 2] {
-    [Mesh { dp: 2, cp: 1, tp: 1 }, Mesh { dp: 1, cp: 1, tp: 2 }]
+    [Mesh::of(2, 1, 1), Mesh::of(1, 1, 2)]
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn every_correction_trains_by_its_formula_on_meshes_of_devices() {
 /// Where weights are moved along their velocity they are not in shards: plans that say so are refused.
 #[test]
 fn every_rule_that_moves_no_weights_trains_by_its_formula_in_shards() {
-    let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    let mesh = Mesh::of(2, 1, 1);
     let all = [corrections(), corrections_of_momentum()].concat();
     let in_place = |it: &Corrections| it.discrepancy.is_none() && it.prediction.is_none();
     let in_place: Vec<Corrections> = all.into_iter().filter(in_place).collect();

@@ -117,7 +117,7 @@ fn several_updates_a_step_with_sums_over_whole_parameters_train_by_the_formula()
 /// Stages with several holders add up shares of their gradients in each update.
 #[test]
 fn several_updates_a_step_of_sharded_state_train_by_the_formula() {
-    let mesh = Mesh { dp: 2, cp: 1, tp: 1 };
+    let mesh = Mesh::of(2, 1, 1);
     for graph in models() {
         for zero in 1..=3 {
             for optimizer in [sgd(), with_statistics()[0]] {
@@ -133,7 +133,7 @@ fn several_updates_a_step_of_sharded_state_train_by_the_formula() {
 fn replicas_may_be_meshes_and_shards_and_compute_again() {
     for graph in models() {
         for updates in [Updates::Step, Updates::Round] {
-            let mesh = |dp, tp| Mesh { dp, cp: 1, tp };
+            let mesh = |dp, tp| Mesh::of(dp, 1, tp);
             let whole = case(&[2, 1], Rule::Stash, updates, 2);
             let all = [
                 Case { mesh: mesh(1, 2), ..whole.clone() },

@@ -1,10 +1,11 @@
 //! The choices, and the plans that they make.
 
+use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Corrections, DeviceList, Mesh, Optimizer, Pipeline, Plan, Prediction, Recompute,
-    ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
+    Arrangement, Axis, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline, Plan,
+    Prediction, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{OnNonFinite, Settings, Trainer};
@@ -84,14 +85,14 @@ fn ways() -> Vec<Way> {
 /// What the mesh of a stage is, how its operators are split and what its replicas share.
 const LAYOUTS: [(Mesh, bool, u8); 9] = [
     (Mesh::SINGLE, false, 0),
-    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 0),
-    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 1),
-    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 2),
-    (Mesh { dp: 2, cp: 1, tp: 1 }, false, 3),
-    (Mesh { dp: 1, cp: 1, tp: 2 }, false, 0),
-    (Mesh { dp: 1, cp: 1, tp: 2 }, true, 0),
-    (Mesh { dp: 1, cp: 2, tp: 1 }, false, 0),
-    (Mesh { dp: 2, cp: 1, tp: 2 }, true, 1),
+    (Mesh::of(2, 1, 1), false, 0),
+    (Mesh::of(2, 1, 1), false, 1),
+    (Mesh::of(2, 1, 1), false, 2),
+    (Mesh::of(2, 1, 1), false, 3),
+    (Mesh::of(1, 1, 2), false, 0),
+    (Mesh::of(1, 1, 2), true, 0),
+    (Mesh::of(1, 2, 1), false, 0),
+    (Mesh::of(2, 1, 2), true, 1),
 ];
 
 /// Optimizers with the learning rates that they learn with.
@@ -140,6 +141,18 @@ const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tre
 /// Bytes of a bucket of parameters.
 const BUCKETS: [usize; 2] = [40_000, 1_000];
 
+/// What some parameters do otherwise: nothing; ZeRO-3 and ZeRO-1 side by side, in buckets of their own.
+fn groups() -> [Vec<ParameterGroup>; 2] {
+    let algorithm = Some(Algorithm::Ring);
+    let block = ParameterGroup { zero: Some(3), algorithm, ..ParameterGroup::named("*.1.*") };
+    let (zero, bucket_bytes) = (Some(1), Some(2_000));
+    let weights = ParameterGroup::named("*weight");
+    [vec![], vec![block, ParameterGroup { zero, algorithm, bucket_bytes, ..weights }]]
+}
+
+/// How mesh axes are named and ordered: as usual; with names of their own, replicas on adjacent ranks.
+const AXES: usize = 2;
+
 /// How the learning rate goes on: a run that loses count of its steps has another.
 const CURVES: usize = 2;
 
@@ -151,6 +164,7 @@ const GUARD: usize = 4;
 const VALIDATION: usize = 5;
 const MODEL: usize = 6;
 const ALGORITHM: usize = 7;
+const GROUPS: usize = 10;
 
 /// Everything that is chosen.
 pub struct Words {
@@ -163,7 +177,7 @@ impl Words {
         Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
     }
 
-    fn choices(&self) -> [usize; 10] {
+    fn choices(&self) -> [usize; 12] {
         [
             self.ways.len(),
             LAYOUTS.len(),
@@ -176,6 +190,8 @@ impl Words {
             ALGORITHMS.len(),
             BUCKETS.len(),
             CURVES,
+            groups().len(),
+            AXES,
         ]
     }
 
@@ -213,6 +229,7 @@ impl Words {
                     ),
                     // What is moved is whole.
                     LAYOUT => moves && LAYOUTS[other].2 > 0,
+                    GROUPS => (moves || served) && other > 0,
                     OPTIMIZER => {
                         let optimizer = optimizers()[other].0;
                         let has =
@@ -230,7 +247,9 @@ impl Words {
                 }
             }
             // There is no sequence to split.
-            (LAYOUT, MODEL) => LAYOUTS[one].0.cp > 1 && MODELS[other].starts_with("mlp"),
+            (LAYOUT, MODEL) => {
+                LAYOUTS[one].0.width(Axis::CP) > 1 && MODELS[other].starts_with("mlp")
+            }
             (LAYOUT, ALGORITHM) => LAYOUTS[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
             _ => false,
         }
@@ -288,6 +307,10 @@ impl Words {
         }
         plan.skip_non_finite = skip_non_finite;
         plan.post_validation = row[VALIDATION] == 1;
+        plan.parameters = groups()[row[GROUPS]].clone();
+        if row[11] == 1 {
+            rename_axes(&mut plan);
+        }
         plan.validate(graph, plan.device_count()).ok()?;
         let peak = learning_rate;
         let curve = match row[9] {
@@ -295,6 +318,21 @@ impl Words {
             _ => Curve::Cosine { peak, warmup_steps: 1, total_steps: 8, floor: peak / 10.0 },
         };
         Some(Combination { graph, plan, curve })
+    }
+}
+
+/// Gives axes other names, the slowest first where it was last.
+fn rename_axes(plan: &mut Plan) {
+    let names = [(Axis::TP, "model"), (Axis::CP, "tokens"), (Axis::DP, "replica")];
+    let names = names.map(|(axis, name)| (axis, Axis::named(name).expect("a short name")));
+    plan.axes = names.map(|(_, name)| name).into();
+    for rule in &mut plan.layout.0 {
+        rule.axis = names.iter().find(|(axis, _)| *axis == rule.axis).expect("it is usual").1;
+    }
+    for stage in plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage) {
+        let width = |axis| stage.mesh.width(axis) as u32;
+        stage.mesh =
+            names.iter().fold(Mesh::SINGLE, |mesh, &(axis, name)| mesh.with(name, width(axis)));
     }
 }
 

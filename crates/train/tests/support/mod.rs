@@ -30,7 +30,7 @@ pub fn llama() -> Graph {
 }
 
 pub fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
-    Mesh { dp, cp, tp }
+    Mesh::of(dp, cp, tp)
 }
 
 /// How many parameters the blocks of a stage read, elements of tensors.

@@ -172,7 +172,7 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
     if let [stage] = &stages[..] {
         // All replicas of one stage update together: as if each had a part of one minibatch.
         let devices = stage.replicas.iter().flat_map(|list| &list.0).copied().collect();
-        let mesh = Mesh { dp: stage.replicas.len() as u32, ..Mesh::SINGLE };
+        let mesh = Mesh::of(stage.replicas.len() as u32, 1, 1);
         let stage =
             Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices), recompute: None };
         let mut plan = of(vec![Pipeline { stage: vec![stage] }]);

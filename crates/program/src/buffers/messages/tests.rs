@@ -41,7 +41,7 @@ fn unlike_meshes(schedule: ScheduleKind, microbatches: usize) -> Plan {
     let mut plan = plan(schedule, 2, microbatches);
     let stage = |blocks, tp, devices: &[u32]| Stage {
         blocks,
-        mesh: Mesh { dp: 1, cp: 1, tp },
+        mesh: Mesh::of(1, 1, tp),
         devices: DeviceList(devices.to_vec()),
         recompute: None,
     };

@@ -1,0 +1,93 @@
+//! What is otherwise for some parameters.
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::{Deserialize, Serialize};
+use shardloom_collectives::Algorithm;
+
+use crate::{Number, Plan, PlanError, Precision, Sync};
+
+/// Some parameters by their names, and what is not for them as the plan says it for all.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParameterGroup {
+    /// Their names; `*` stands for any characters, `?` for one, `{a,b}` for either: `block.*.ffn.*`.
+    pub names: String,
+    /// The algorithm of collectives over their replicas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<Algorithm>,
+    /// Their ZeRO stage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zero: Option<u8>,
+    /// Up to how many bytes of their gradients consecutive blocks share one collective.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket_bytes: Option<usize>,
+    /// The format of their accumulated gradients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<Number>,
+    /// Whether the optimizer keeps an fp32 copy of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<bool>,
+}
+
+impl ParameterGroup {
+    /// These parameters, all of them as the plan says.
+    pub fn named(names: &str) -> ParameterGroup {
+        ParameterGroup {
+            names: names.into(),
+            algorithm: None,
+            zero: None,
+            bucket_bytes: None,
+            gradients: None,
+            master: None,
+        }
+    }
+
+    /// How replicas of these parameters stay equal, where `sync` is the plan's.
+    pub fn sync(&self, sync: Sync) -> Sync {
+        Sync {
+            algorithm: self.algorithm.unwrap_or(sync.algorithm),
+            zero: self.zero.unwrap_or(sync.zero),
+            bucket_bytes: self.bucket_bytes.unwrap_or(sync.bucket_bytes),
+            servers: sync.servers,
+        }
+    }
+
+    /// Their number formats, where `precision` is the plan's.
+    pub fn precision(&self, precision: Precision) -> Precision {
+        Precision {
+            compute: precision.compute,
+            gradients: self.gradients.unwrap_or(precision.gradients),
+            master: self.master.unwrap_or(precision.master),
+        }
+    }
+
+    fn matcher(&self) -> Result<GlobMatcher, globset::Error> {
+        Ok(GlobBuilder::new(&self.names).build()?.compile_matcher())
+    }
+}
+
+/// To which of a plan's groups parameters belong.
+#[derive(Clone, Debug)]
+pub struct ParameterGroups(Vec<GlobMatcher>);
+
+impl ParameterGroups {
+    /// Those of `plan`.
+    ///
+    /// # Errors
+    /// If a group's names are no pattern.
+    pub fn of(plan: &Plan) -> Result<ParameterGroups, PlanError> {
+        let matcher = |(index, group): (usize, &ParameterGroup)| {
+            group.matcher().map_err(|error| {
+                let key = format!("parameters[{index}].names");
+                PlanError::field(key, format!("{:?}", group.names), error.kind().to_string())
+            })
+        };
+        let matchers = plan.parameters.iter().enumerate().map(matcher);
+        Ok(ParameterGroups(matchers.collect::<Result<_, _>>()?))
+    }
+
+    /// The group of a parameter: the first that its name is one of; none for what has no group.
+    pub fn group(&self, name: &str) -> Option<usize> {
+        self.0.iter().position(|matcher| matcher.is_match(name))
+    }
+}
