@@ -114,9 +114,8 @@ fn alone(
         clip_norm: None,
     };
     let devices = DeviceList(vec![device.0]);
-    let stage =
-        Stage { blocks: (0, graph.blocks().len()), mesh: whole.mesh, devices, recompute: None };
-    let plan = whole.plan_of(graph, graph.name(), "", vec![Pipeline { stage: vec![stage] }]);
+    let stage = Stage::new((0, graph.blocks().len()), whole.mesh, devices);
+    let plan = whole.plan_of(graph, graph.name(), "", vec![Pipeline::of(vec![stage])]);
     Ok(lower(graph, &plan, cluster.device_count() as usize)?)
 }
 

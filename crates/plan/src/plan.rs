@@ -103,6 +103,9 @@ fn are_usual(axes: &[Axis]) -> bool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pipeline {
+    /// Micro-batches of a step that it gets; the same share as others if no pipeline says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub microbatches: Option<usize>,
     /// Its stages, first to last.
     pub stage: Vec<Stage>,
 }
@@ -121,6 +124,23 @@ pub struct Stage {
     /// Which of its activations are computed twice, where that is not as in other stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
+    /// Which dimension is split over which mesh axis, where that is not as in other stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<LayoutRules>,
+}
+
+impl Pipeline {
+    /// These stages, with as many micro-batches as other pipelines have.
+    pub fn of(stage: Vec<Stage>) -> Pipeline {
+        Pipeline { microbatches: None, stage }
+    }
+}
+
+impl Stage {
+    /// These blocks on these devices, in all else as the plan says.
+    pub fn new(blocks: (usize, usize), mesh: Mesh, devices: DeviceList) -> Stage {
+        Stage { blocks, mesh, devices, recompute: None, layout: None }
+    }
 }
 
 /// Which activations are computed again in the backward pass.
@@ -230,6 +250,27 @@ impl Plan {
         stage.recompute.unwrap_or(self.recompute)
     }
 
+    /// What a stage of this plan splits over which mesh axis.
+    pub fn layout_of<'p>(&'p self, stage: &'p Stage) -> &'p LayoutRules {
+        stage.layout.as_ref().unwrap_or(&self.layout)
+    }
+
+    /// The layouts of all stages.
+    pub fn layouts(&self) -> impl Iterator<Item = &LayoutRules> {
+        let of_stages = self.stages().filter_map(|(_, stage)| stage.layout.as_ref());
+        std::iter::once(&self.layout).chain(of_stages)
+    }
+
+    /// Micro-batches of a step that each pipeline gets. Where pipelines do not say, the first have one more
+    /// than the last if they do not divide evenly.
+    pub fn shares(&self) -> Vec<usize> {
+        let pipelines = self.pipeline.len();
+        let even = |index| (self.microbatches + pipelines - 1 - index) / pipelines;
+        let share =
+            |(index, it): (usize, &Pipeline)| it.microbatches.unwrap_or_else(|| even(index));
+        self.pipeline.iter().enumerate().map(share).collect()
+    }
+
     /// All stages with their place as `(pipeline, stage)`.
     pub fn stages(&self) -> impl Iterator<Item = ((usize, usize), &Stage)> {
         self.pipeline.iter().enumerate().flat_map(|(pipeline, each)| {
@@ -283,7 +324,7 @@ impl Plan {
     /// The mesh axes over which the batch is split.
     pub fn batch_axes(&self, graph: &Graph) -> Vec<Axis> {
         let batch = &graph.dim(graph.batch()).name;
-        let splits = |axis: &Axis| self.layout.splits(batch, *axis);
+        let splits = |axis: &Axis| self.layouts().any(|layout| layout.splits(batch, *axis));
         self.axes.iter().copied().filter(splits).collect()
     }
 
@@ -293,7 +334,7 @@ impl Plan {
     pub fn replica_axes(&self, graph: &Graph) -> Vec<Axis> {
         let of_targets = &graph.value(graph.targets()).axes;
         let is_replica = |axis: &Axis| {
-            let rules = self.layout.0.iter().filter(|rule| rule.axis == *axis);
+            let rules = self.layouts().flat_map(|layout| &layout.0).filter(|it| it.axis == *axis);
             let dims: Vec<DimId> = rules.filter_map(|rule| graph.dim_named(&rule.dim)).collect();
             dims.contains(&graph.batch()) || dims.iter().all(|dim| of_targets.contains(dim))
         };

@@ -27,9 +27,9 @@ pub fn pipelines_in_turn(stages: &[StageReplicas]) -> Result<Vec<Pipeline>, Plan
         stages.iter().flat_map(|stage| stage.replicas.iter().map(move |it| (stage, it))).collect();
     let stage = |replica: usize| {
         let (stage, devices) = numbered[replica];
-        Stage { blocks: stage.blocks, mesh: stage.mesh, devices: devices.clone(), recompute: None }
+        Stage::new(stage.blocks, stage.mesh, devices.clone())
     };
     let places = Arrangement::taking_turns(&replicas)?;
-    let pipeline = |places: Vec<usize>| Pipeline { stage: places.into_iter().map(stage).collect() };
+    let pipeline = |places: Vec<usize>| Pipeline::of(places.into_iter().map(stage).collect());
     Ok(places.into_iter().map(pipeline).collect())
 }

@@ -85,14 +85,7 @@ impl Uniform {
         if let (Some(workers), Some(&end)) = (self.workers(), cuts.last()) {
             let worker = |device| {
                 let devices = DeviceList(vec![device]);
-                Pipeline {
-                    stage: vec![Stage {
-                        blocks: (0, end),
-                        mesh: Mesh::SINGLE,
-                        devices,
-                        recompute: None,
-                    }],
-                }
+                Pipeline::of(vec![Stage::new((0, end), Mesh::SINGLE, devices)])
             };
             return (0..workers).map(worker).collect();
         }
@@ -100,10 +93,10 @@ impl Uniform {
         let stage = |(&place, run): (&usize, &[usize])| {
             let first = place as u32 * size;
             let devices = DeviceList((first..first + size).collect());
-            Stage { blocks: (run[0], run[1]), mesh: self.mesh, devices, recompute: None }
+            Stage::new((run[0], run[1]), self.mesh, devices)
         };
-        let pipeline = |places: &Vec<usize>| Pipeline {
-            stage: places.iter().zip(cuts.windows(2)).map(stage).collect(),
+        let pipeline = |places: &Vec<usize>| {
+            Pipeline::of(places.iter().zip(cuts.windows(2)).map(stage).collect())
         };
         places.iter().map(pipeline).collect()
     }

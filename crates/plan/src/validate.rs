@@ -6,8 +6,8 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
 use crate::{
-    Axis, Mesh, Optimizer, ParameterGroups, Plan, PlanError, Precision, ScheduleKind, Stage, Sync,
-    Updates,
+    Arrangement, Axis, LayoutRules, Mesh, Optimizer, ParameterGroups, Plan, PlanError, Precision,
+    ScheduleKind, Stage, Sync, Updates,
 };
 
 impl Plan {
@@ -29,13 +29,7 @@ impl Plan {
             return Err(PlanError::field("clip_norm", norm, "a norm is finite and above 0"));
         }
         self.validate_axes()?;
-        for rule in &self.layout.0 {
-            if graph.dim_named(&rule.dim).is_none() {
-                let names: Vec<_> = graph.dims().iter().map(|dim| dim.name.as_str()).collect();
-                let rule_text = format!("the model's dimensions are {}", names.join(", "));
-                return Err(PlanError::field("layout", &rule.dim, rule_text));
-            }
-        }
+        self.validate_layout(graph, &self.layout, "layout")?;
         let mut owners: Vec<Option<&Stage>> = vec![None; devices];
         for (pipeline, each) in self.pipeline.iter().enumerate() {
             let mut next = 0;
@@ -106,14 +100,21 @@ impl Plan {
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
         let pipelines = self.pipeline.len();
-        if !self.microbatches.is_multiple_of(pipelines) && !self.takes_uneven_shares() {
-            let rule =
-                format!("micro-batches are dealt to {pipelines} pipelines, so a multiple of that");
-            return Err(PlanError::field("microbatches", self.microbatches, rule));
-        }
         if self.microbatches < pipelines {
             let rule = format!("one for each of {pipelines} pipelines, or more");
             return Err(PlanError::field("microbatches", self.microbatches, rule));
+        }
+        match self.pipeline.iter().any(|it| it.microbatches.is_some()) {
+            true => self.validate_shares()?,
+            false
+                if !self.microbatches.is_multiple_of(pipelines) && !self.takes_uneven_shares() =>
+            {
+                let rule = format!(
+                    "micro-batches are dealt to {pipelines} pipelines, so a multiple of that"
+                );
+                return Err(PlanError::field("microbatches", self.microbatches, rule));
+            }
+            false => {}
         }
         if self.order.is_empty() == (self.schedule == ScheduleKind::Table) {
             let rule =
@@ -129,6 +130,37 @@ impl Plan {
             return Err(PlanError::field("post_validation", true, rule));
         }
         self.pass_times.validate()
+    }
+
+    /// Checks that the pipelines, which say how many micro-batches each gets, get those of a step.
+    fn validate_shares(&self) -> Result<(), PlanError> {
+        let key = |pipeline: usize| format!("pipeline[{pipeline}].microbatches");
+        for (index, pipeline) in self.pipeline.iter().enumerate() {
+            match pipeline.microbatches {
+                Some(0) => return Err(PlanError::field(key(index), 0, "at least 1")),
+                Some(_) => {}
+                None => {
+                    let rule = "all pipelines say how many they get, or none does";
+                    return Err(PlanError::field(key(index), "absent", rule));
+                }
+            }
+        }
+        let sum = self.shares().iter().fold(0, |sum: usize, &share| sum.saturating_add(share));
+        if sum != self.microbatches {
+            let rule = format!("the pipelines' come to {sum}");
+            return Err(PlanError::field("microbatches", self.microbatches, rule));
+        }
+        let shares = self.shares();
+        let takes_any = match self.schedule.arrangement() {
+            Some(arrangement) => arrangement == Arrangement::TakingTurns,
+            None => true,
+        };
+        if shares.windows(2).any(|pair| pair[0] != pair[1]) && !(takes_any && self.flushes()) {
+            let rule = "unequal shares are for schedules with flush whose pipelines do not depend on each \
+                        other, such as \"1f1b\" and \"afab\"";
+            return Err(PlanError::field(key(0), shares[0], rule));
+        }
+        Ok(())
     }
 
     /// Whether one pipeline may get a micro-batch more than another.
@@ -217,7 +249,27 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that axes are named once, and that the layout has no others.
+    /// Checks that a layout splits dimensions of the model over axes of the plan; `key` says where it stands.
+    fn validate_layout(
+        &self,
+        graph: &Graph,
+        layout: &LayoutRules,
+        key: &str,
+    ) -> Result<(), PlanError> {
+        for rule in &layout.0 {
+            if graph.dim_named(&rule.dim).is_none() {
+                let names: Vec<_> = graph.dims().iter().map(|dim| dim.name.as_str()).collect();
+                let rule_text = format!("the model's dimensions are {}", names.join(", "));
+                return Err(PlanError::field(key, &rule.dim, rule_text));
+            }
+            if !self.axes.contains(&rule.axis) {
+                return Err(PlanError::field(key, rule.axis, self.axes_rule()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that axes are named once.
     fn validate_axes(&self) -> Result<(), PlanError> {
         let mut known: Vec<Axis> = vec![];
         for &axis in &self.axes {
@@ -226,10 +278,7 @@ impl Plan {
             }
             known.push(axis);
         }
-        match self.layout.0.iter().find(|rule| !known.contains(&rule.axis)) {
-            Some(rule) => Err(PlanError::field("layout", rule.axis, self.axes_rule())),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// What to say of an axis that the plan does not have.
@@ -266,6 +315,10 @@ impl Plan {
     ) -> Result<(), PlanError> {
         let mesh = stage.mesh;
         self.validate_mesh(&mesh, key)?;
+        let layout = self.layout_of(stage);
+        if let Some(own) = &stage.layout {
+            self.validate_layout(graph, own, &key("layout"))?;
+        }
         let mut widths = mesh.axes().map(|axis| mesh.width(axis));
         let size = widths.try_fold(1usize, |product, width| product.checked_mul(width));
         if size != Some(stage.devices.0.len()) {
@@ -277,11 +330,11 @@ impl Plan {
         for axis in mesh.axes() {
             let width = mesh.width(axis);
             let mut split = false;
-            for rule in self.layout.0.iter().filter(|rule| rule.axis == axis) {
+            for rule in layout.0.iter().filter(|rule| rule.axis == axis) {
                 let Some(dim) = graph.dim_named(&rule.dim) else { continue };
                 let others: usize = mesh
                     .axes()
-                    .filter(|&other| other != axis && self.layout.splits(&rule.dim, other))
+                    .filter(|&other| other != axis && layout.splits(&rule.dim, other))
                     .map(|other| mesh.width(other))
                     .product();
                 let extent = extents.get(dim);
@@ -311,7 +364,7 @@ impl Plan {
             if !split {
                 let rule = format!(
                     "the layout \"{}\" splits nothing over {axis}",
-                    String::from(self.layout.clone())
+                    String::from(layout.clone())
                 );
                 return Err(PlanError::field(key(&format!("mesh.{axis}")), width, rule));
             }

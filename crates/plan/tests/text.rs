@@ -63,8 +63,17 @@ fn stage() -> impl Strategy<Value = Stage> {
     let devices = vec(0..100_000u32, 0..12).prop_map(DeviceList);
     let policies = vec![Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Stage];
     let recompute = proptest::option::of(select(policies));
-    let parts = ((0..200usize, 0..200usize), mesh, devices, recompute);
-    parts.prop_map(|(blocks, mesh, devices, recompute)| Stage { blocks, mesh, devices, recompute })
+    let parts = ((0..200usize, 0..200usize), mesh, devices, recompute, option::of(layout()));
+    parts.prop_map(|(blocks, mesh, devices, recompute, layout)| Stage {
+        recompute,
+        layout,
+        ..Stage::new(blocks, mesh, devices)
+    })
+}
+
+fn pipeline() -> impl Strategy<Value = Pipeline> {
+    let parts = (option::of(1..1usize << 40), vec(stage(), 0..4));
+    parts.prop_map(|(microbatches, stage)| Pipeline { microbatches, stage })
 }
 
 /// The usual axes, or others in an order of their own.
@@ -127,7 +136,7 @@ fn plan() -> impl Strategy<Value = Plan> {
     let communication = select(vec![Communication::InLine, Communication::Thread]);
     let norm = (proptest::option::of(1e-9..1e9f64), any::<bool>(), any::<bool>(), communication);
     let rest = (norm, sync(), (precision, vec(group(), 0..3)), optimizer());
-    let pipeline = vec(vec(stage(), 0..4).prop_map(|stage| Pipeline { stage }), 0..3);
+    let pipeline = vec(pipeline(), 0..3);
     let order = vec("[FBIW0-9@<+. ]{0,9}", 0..3);
     let time = || 0.0..1e3f64;
     let share = prop_oneof![Just(1.0), 0.0..=1.0f64];
@@ -244,6 +253,7 @@ fn a_plan_reads_as_it_is_written_down() {
         mesh: Mesh::of(4, 1, 1),
         devices: DeviceList(vec![4, 6, 7, 8]),
         recompute: None,
+        layout: None,
     };
     assert_eq!(stages[1], ((0, 1), second));
     assert_eq!(plan.device_count(), 8);

@@ -3,8 +3,8 @@
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Axis, Corrections, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Sync, Uniform,
-    Updates, Weights,
+    Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage, Sync,
+    Uniform, Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -82,7 +82,7 @@ fn there_is_a_pipeline_of_stages_that_tile_the_model() {
         "pipeline = 0: at least one; 1f1b may have none for these numbers of stages and chunks"
     );
     assert_eq!(
-        complaint(|it| it.pipeline = vec![Pipeline { stage: vec![] }]),
+        complaint(|it| it.pipeline = vec![Pipeline::of(vec![])]),
         "pipeline[0].stage = end at block 0: the stages must end at the model's 4 blocks"
     );
     assert_eq!(
@@ -196,6 +196,69 @@ fn synchronisation_is_possible() {
         "sync.algorithm = binary-tree: ZeRO scatters and gathers, which this algorithm does not do; \
          ring, direct and halving-doubling do"
     );
+}
+
+/// Two pipelines of one stage, with these shares of four micro-batches.
+fn apart(schedule: ScheduleKind, shares: [Option<usize>; 2]) -> Result<(), String> {
+    let mut plan = plan();
+    plan.schedule = schedule;
+    plan.weights = schedule.usual_weights();
+    plan.clip_norm = None;
+    let pipeline = |(from, microbatches): (u32, Option<usize>)| {
+        let devices = DeviceList((from..from + 4).collect());
+        let stage = Stage::new((0, 4), Mesh::of(2, 1, 2), devices);
+        Pipeline { microbatches, ..Pipeline::of(vec![stage]) }
+    };
+    plan.pipeline = [0, 4].into_iter().zip(shares).map(pipeline).collect();
+    plan.validate(&graph(), DEVICES).map_err(|error| error.to_string())
+}
+
+#[test]
+fn shares_of_pipelines_are_those_of_the_step() {
+    use ScheduleKind::{Afab, Chimera, OneForwardOneBackward, PipeDream};
+    for schedule in [Afab, OneForwardOneBackward] {
+        for shares in [[None, None], [Some(2), Some(2)], [Some(3), Some(1)], [Some(1), Some(3)]] {
+            assert_eq!(apart(schedule, shares), Ok(()), "{schedule:?} {shares:?}");
+        }
+    }
+    let complaint = |schedule, shares| apart(schedule, shares).expect_err("no such shares");
+    assert_eq!(complaint(Afab, [Some(3), Some(2)]), "microbatches = 4: the pipelines' come to 5");
+    assert_eq!(complaint(Afab, [Some(4), Some(0)]), "pipeline[1].microbatches = 0: at least 1");
+    assert_eq!(
+        complaint(Afab, [None, Some(2)]),
+        "pipeline[0].microbatches = absent: all pipelines say how many they get, or none does"
+    );
+    for schedule in [PipeDream, Chimera] {
+        let message = complaint(schedule, [Some(3), Some(1)]);
+        assert!(
+            message.starts_with("pipeline[0].microbatches = 3: unequal shares are"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn stages_split_what_their_own_layouts_say() {
+    let own = |text: &str| {
+        let layout = Some(rules(text));
+        complaint(|it| it.pipeline[0].stage[1].layout = layout)
+    };
+    assert_eq!(
+        own("batch:dp"),
+        "pipeline[0].stage[1].mesh.tp = 2: the layout \"batch:dp\" splits nothing over tp"
+    );
+    assert!(
+        own("batch:dp, head:tp")
+            .starts_with("pipeline[0].stage[1].layout = head: the model's dimensions are ")
+    );
+    assert!(
+        own("batch:dp, heads:rows")
+            .starts_with("pipeline[0].stage[1].layout = rows: the plan's mesh axes are ")
+    );
+    let mut plan = plan();
+    plan.pipeline[0].stage[1].layout = Some(rules("batch:dp, heads:tp"));
+    assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
+    assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml"), Ok(plan));
 }
 
 #[test]

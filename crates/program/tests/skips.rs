@@ -52,8 +52,9 @@ fn placed(graph: &Graph, recompute: Recompute, places: &[usize]) -> Plan {
         mesh: Mesh::SINGLE,
         devices: DeviceList(vec![place as u32]),
         recompute: None,
+        layout: None,
     };
-    plan.pipeline = vec![Pipeline { stage: places.iter().enumerate().map(stage).collect() }];
+    plan.pipeline = vec![Pipeline::of(places.iter().enumerate().map(stage).collect())];
     plan
 }
 

@@ -50,7 +50,7 @@ pub(super) fn orders(map: &StageMap) -> Result<Vec<Vec<Action>>, ScheduleError> 
 /// Of its two stages, the one that forwards reach first comes first.
 pub(super) fn steps(map: &StageMap, ways: [Instance; 2], depth: usize, half: usize) -> Vec<Action> {
     let inner = half - 1 - depth;
-    let microbatches = ways.map(|way| map.microbatches_of(way));
+    let microbatches = ways.map(|way| map.microbatches_of(way).to_vec());
     let main = microbatches[NEAR].len() - 2 * half + depth + 1;
     let mut passes = Passes {
         ways,

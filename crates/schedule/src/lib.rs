@@ -77,9 +77,12 @@ impl Schedule {
     ) -> Result<Schedule, ScheduleError> {
         let purpose = Purpose { times, succession };
         kind.arrangement().map_or(Ok(()), |arrangement| map.check(kind, arrangement))?;
-        // Chimera leaves the slots empty of the micro-batch that a pipeline lacks.
-        if kind != ScheduleKind::Chimera {
-            map.require_even_shares()?;
+        match kind {
+            // Pipelines on devices of their own go through what they have.
+            ScheduleKind::Afab | ScheduleKind::OneForwardOneBackward => {}
+            // Chimera leaves the slots empty of the micro-batch that a pipeline lacks.
+            ScheduleKind::Chimera => {}
+            _ => map.require_even_shares()?,
         }
         let devices = map.devices();
         let orders = match kind {

@@ -33,6 +33,8 @@ pub struct StageMap {
     devices: usize,
     chains: Vec<Chain>,
     microbatches: u32,
+    /// By pipeline, the micro-batches of a step that it gets, ascending.
+    dealt: Vec<Vec<u32>>,
     /// For each stage how many devices take turns at it, where that is what pipelines are for.
     replicas: Option<Vec<usize>>,
 }
@@ -44,7 +46,23 @@ impl StageMap {
     /// # Errors
     /// If there is nothing to run, or devices take micro-batches in turn and these do not come round evenly.
     pub fn new(places: Vec<Vec<usize>>, microbatches: usize) -> Result<StageMap, ScheduleError> {
+        let pipelines = places.len();
+        let share = |index| (microbatches + pipelines - 1 - index) / pipelines;
+        let shares: Vec<usize> = (0..pipelines).map(share).collect();
+        StageMap::with_shares(places, &shares)
+    }
+
+    /// Likewise with so many micro-batches of a step for each pipeline: each gets its own spread evenly over
+    /// the step.
+    ///
+    /// # Errors
+    /// As [`StageMap::new`]; and if pipelines that share devices in turn get unequal shares.
+    pub fn with_shares(
+        places: Vec<Vec<usize>>,
+        shares: &[usize],
+    ) -> Result<StageMap, ScheduleError> {
         let refuse = |message: String| Err(ScheduleError::Rule(message));
+        let microbatches = shares.iter().fold(0, |sum: usize, &share| sum.saturating_add(share));
         let devices = places.iter().flatten().max().map_or(0, |&last| last + 1);
         let pipelines = places.len();
         let longest = places.iter().map(Vec::len).max().unwrap_or(0);
@@ -55,7 +73,7 @@ impl StageMap {
         if !fits(pipelines) || !fits(longest) || u32::try_from(microbatches).is_err() {
             return refuse(format!("{longest} stages with {microbatches} micro-batches: too many"));
         }
-        if microbatches < pipelines {
+        if shares.contains(&0) {
             let message = format!(
                 "each of {pipelines} pipelines needs a micro-batch, and there are {microbatches}"
             );
@@ -63,10 +81,13 @@ impl StageMap {
         }
         let replicas = replicas(&places);
         let in_turn = Arrangement::taking_turns(&replicas).is_ok_and(|wanted| wanted == places);
+        // Pipelines on devices of their own need not keep step.
+        let apart = replicas.iter().all(|&it| it == pipelines);
         let replicas = in_turn.then_some(replicas);
         let chains = places.into_iter().map(Chain).collect();
-        let map = StageMap { devices, chains, microbatches: microbatches as u32, replicas };
-        if in_turn {
+        let (dealt, microbatches) = (deal(shares), microbatches as u32);
+        let map = StageMap { devices, chains, microbatches, dealt, replicas };
+        if in_turn && !apart {
             map.require_even_shares()?;
         }
         Ok(map)
@@ -75,7 +96,7 @@ impl StageMap {
     /// Makes sure that all pipelines get as many micro-batches.
     pub(super) fn require_even_shares(&self) -> Result<(), ScheduleError> {
         let pipelines = self.chains.len();
-        if (self.microbatches as usize).is_multiple_of(pipelines) {
+        if self.dealt.windows(2).all(|pair| pair[0].len() == pair[1].len()) {
             return Ok(());
         }
         Err(ScheduleError::Rule(format!(
@@ -211,7 +232,7 @@ impl StageMap {
     /// The instances on `device` with the micro-batches that they get in one step, in order of these.
     pub(super) fn work_on(&self, device: usize) -> Vec<(Instance, u32)> {
         let of = |instance: Instance| {
-            self.microbatches_of(instance).into_iter().map(move |it| (instance, it))
+            self.microbatches_of(instance).iter().map(move |&it| (instance, it))
         };
         let mut work: Vec<(Instance, u32)> = self.instances_on(device).flat_map(of).collect();
         work.sort_by_key(|&(_, microbatch)| microbatch);
@@ -219,14 +240,20 @@ impl StageMap {
     }
 
     /// The micro-batches of an instance in one step.
-    pub fn microbatches_of(&self, instance: Instance) -> Vec<u32> {
-        let pipelines = self.chains.len();
-        (u32::from(instance.pipeline)..self.microbatches).step_by(pipelines).collect()
+    pub fn microbatches_of(&self, instance: Instance) -> &[u32] {
+        &self.dealt[usize::from(instance.pipeline)]
     }
 
     /// Whether micro-batch `microbatch`, of this or a later step, goes through `instance`.
     pub fn feeds(&self, instance: Instance, microbatch: u32) -> bool {
-        microbatch % self.chains.len() as u32 == u32::from(instance.pipeline)
+        let dealt = self.microbatches_of(instance);
+        dealt.binary_search(&(microbatch % self.microbatches)).is_ok()
+    }
+
+    /// Whether micro-batch `microbatch`, of this or a later step, is the last of its step in the pipeline of
+    /// `instance`.
+    pub fn is_last(&self, instance: Instance, microbatch: u32) -> bool {
+        self.microbatches_of(instance).last() == Some(&(microbatch % self.microbatches))
     }
 
     /// What share of a whole device's work on a micro-batch an instance does, if every pipeline has
@@ -311,6 +338,24 @@ impl StageMap {
             fed.ok_or_else(|| refuse("that micro-batch does not go through that stage"))?;
         Ok(Pass { kind, instance, microbatch })
     }
+}
+
+/// By pipeline its micro-batches of a step, of which the j-th of n comes at (j + 1/2) / n of the step; at the
+/// same moment those of first pipelines come first.
+fn deal(shares: &[usize]) -> Vec<Vec<u32>> {
+    let times = |(pipeline, &share): (usize, &usize)| {
+        // Halves of a share keep moments whole; products of two shares fit.
+        (0..share).map(move |index| (2 * index as u128 + 1, share as u128, pipeline))
+    };
+    let mut moments: Vec<(u128, u128, usize)> = shares.iter().enumerate().flat_map(times).collect();
+    moments.sort_by(|first, second| {
+        (first.0 * second.1).cmp(&(second.0 * first.1)).then(first.2.cmp(&second.2))
+    });
+    let mut dealt = vec![vec![]; shares.len()];
+    for (microbatch, (_, _, pipeline)) in (0u32..).zip(moments) {
+        dealt[pipeline].push(microbatch);
+    }
+    dealt
 }
 
 /// For each stage how many devices it is on.

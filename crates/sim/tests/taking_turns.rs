@@ -65,7 +65,7 @@ fn utilisation(replicas: &[usize], seconds: &[u64], updates: Updates, times: usi
         for (stage, &device) in stage.iter_mut().zip(devices) {
             stage.devices = DeviceList(vec![device as u32]);
         }
-        Pipeline { stage }
+        Pipeline::of(stage)
     };
     plan.pipeline = places.iter().map(pipeline).collect();
     plan.updates = updates;

@@ -130,15 +130,12 @@ fn with_statistics_and_unlike_meshes_the_system_is_asked_for_nothing() {
             let mesh = |(dp, tp)| Mesh::of(dp, 1, tp);
             let (first, second) = (mesh(first), mesh(second));
             let blocks = graph.blocks().len();
-            let stage = |blocks, mesh: Mesh, from: usize| Stage {
-                blocks,
-                mesh,
-                devices: DeviceList((from as u32..(from + mesh.size()) as u32).collect()),
-                recompute: None,
+            let stage = |blocks, mesh: Mesh, from: usize| {
+                let devices = (from as u32..(from + mesh.size()) as u32).collect();
+                Stage::new(blocks, mesh, DeviceList(devices))
             };
-            plan.pipeline = vec![Pipeline {
-                stage: vec![stage((0, 3), first, 0), stage((3, blocks), second, first.size())],
-            }];
+            let stages = vec![stage((0, 3), first, 0), stage((3, blocks), second, first.size())];
+            plan.pipeline = vec![Pipeline::of(stages)];
             assert_asks_for_nothing(&graph, &plan);
         }
     }

@@ -4,8 +4,8 @@ mod support;
 
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind, Stage, Sync,
-    Uniform, even_cut,
+    Arrangement, DeviceList, LayoutRules, Mesh, Optimizer, Pipeline, Plan, Recompute, ScheduleKind,
+    Stage, Sync, Uniform, even_cut,
 };
 use shardloom_program::{Body, BodyKind, lower};
 use support::trained::Trained;
@@ -41,8 +41,9 @@ fn placed(graph: &Graph, uniform: &Uniform, places: &[Vec<usize>]) -> Plan {
             mesh: uniform.mesh,
             devices: DeviceList((place as u32 * size..(place as u32 + 1) * size).collect()),
             recompute: None,
+            layout: None,
         };
-        Pipeline { stage: places.iter().enumerate().map(stage).collect() }
+        Pipeline::of(places.iter().enumerate().map(stage).collect())
     };
     plan.pipeline = places.iter().map(pipeline).collect();
     plan
@@ -300,4 +301,59 @@ fn any_order_that_can_run_trains_like_the_serial_run() {
     plan.order =
         vec!["F2 F0 I2 F1 F3 W2 B0 I3 I1 W1 W3".into(), "F2 B2 F0 I0 F1 F3 I3 B1 W3 W0".into()];
     assert_like_serial(&graph, &plan, &reference);
+}
+
+#[test]
+fn pipelines_with_unequal_shares_train_like_the_serial_run() {
+    for graph in graphs() {
+        let serial = with_momentum(Uniform { global_batch: 12, ..serial() });
+        let reference = reference(&graph, &serial);
+        for (places, shares) in [
+            (vec![vec![0, 2], vec![1, 3]], vec![5, 1]),
+            (vec![vec![0], vec![1], vec![2]], vec![1, 3, 2]),
+        ] {
+            for schedule in [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward] {
+                let uniform = Uniform { schedule, microbatches: 6, ..serial.clone() };
+                let mut plan = placed(&graph, &uniform, &places);
+                for (pipeline, &share) in plan.pipeline.iter_mut().zip(&shares) {
+                    pipeline.microbatches = Some(share);
+                }
+                assert_like_serial(&graph, &plan, &reference);
+                // Those of a pipeline are those that its ranks run.
+                let program = lower(&graph, &plan, 8).unwrap_or_else(|error| panic!("{error}"));
+                for (_, class) in program.classes() {
+                    let pipeline = usize::from(class.stages[0].instance.pipeline);
+                    let forwards = class
+                        .entries()
+                        .filter(|entry| class.body_of(entry).kind == BodyKind::Forward);
+                    assert_eq!(forwards.count(), shares[pipeline]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn stages_with_layouts_of_their_own_train_like_the_serial_run() {
+    let rules = |text: &str| LayoutRules::try_from(text.to_owned()).expect("rules");
+    // The embedding is held by both stages of the first, whose head is tied to it.
+    let [_, llama] = graphs();
+    let serial = with_momentum(serial());
+    let reference = reference(&llama, &serial);
+    for (first, second) in [
+        ("batch:dp, heads:tp, ffn:tp", "batch:dp, vocab:tp, ffn:tp, seq:tp"),
+        ("batch:tp, batch:dp", "seq:dp, heads:tp, ffn:tp, vocab:tp"),
+        ("seq:tp, batch:dp", "batch:tp, seq:dp"),
+    ] {
+        for zero in 0..4 {
+            let sync = Sync { zero, ..serial.sync };
+            let (mesh, microbatches) = (Mesh::of(2, 1, 2), 2);
+            let uniform = Uniform { pp: 2, mesh, microbatches, sync, ..serial.clone() };
+            let mut plan = uniform.plan(&llama, "model", "local");
+            for (stage, layout) in plan.pipeline[0].stage.iter_mut().zip([first, second]) {
+                stage.layout = Some(rules(layout));
+            }
+            assert_like_serial(&llama, &plan, &reference);
+        }
+    }
 }

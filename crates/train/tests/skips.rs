@@ -44,8 +44,9 @@ fn placed(graph: &Graph, uniform: &Uniform, places: &[usize]) -> Plan {
         mesh: uniform.mesh,
         devices: DeviceList((place as u32 * size..(place as u32 + 1) * size).collect()),
         recompute: None,
+        layout: None,
     };
-    plan.pipeline = vec![Pipeline { stage: places.iter().enumerate().map(stage).collect() }];
+    plan.pipeline = vec![Pipeline::of(places.iter().enumerate().map(stage).collect())];
     plan
 }
 

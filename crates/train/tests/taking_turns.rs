@@ -44,7 +44,7 @@ fn plan(graph: &Graph, replicas: &[usize], weights: Weights, updates: Updates) -
         for (stage, &device) in stage.iter_mut().zip(devices) {
             stage.devices = DeviceList(vec![device as u32]);
         }
-        Pipeline { stage }
+        Pipeline::of(stage)
     };
     plan.pipeline = places.iter().map(pipeline).collect();
     (plan.weights, plan.updates) = (weights, updates);

@@ -39,13 +39,13 @@ fn staged(graph: &Graph, uniform: &Uniform, stages: &[(usize, Mesh)]) -> Plan {
         .map(|&(blocks, mesh)| {
             let size = mesh.size() as u32;
             let devices = DeviceList((device..device + size).collect());
-            let stage = Stage { blocks: (block, block + blocks), mesh, devices, recompute: None };
+            let stage = Stage::new((block, block + blocks), mesh, devices);
             block += blocks;
             device += size;
             stage
         })
         .collect();
-    plan.pipeline = vec![Pipeline { stage }];
+    plan.pipeline = vec![Pipeline::of(stage)];
     plan
 }
 

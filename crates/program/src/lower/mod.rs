@@ -217,7 +217,7 @@ fn stage_map(plan: &Plan, stages: &[StageModel]) -> Result<StageMap, ProgramErro
     for stage in stages {
         places[stage.place.pipeline as usize].push(stage.class.0 as usize);
     }
-    Ok(StageMap::new(places, plan.microbatches)?)
+    Ok(StageMap::with_shares(places, &plan.shares())?)
 }
 
 /// How many updates there are, on average over the stages of a class and their micro-batches, between a

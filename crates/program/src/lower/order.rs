@@ -231,8 +231,7 @@ impl Assembly<'_> {
 
     /// Whether a pass's micro-batch is the last of its pipeline in its step.
     fn is_last(&self, pass: Pass) -> bool {
-        let microbatches = self.map.microbatches();
-        pass.microbatch % microbatches + self.map.chains().len() as u32 >= microbatches
+        self.map.is_last(pass.instance, pass.microbatch)
     }
 
     fn body(&self, key: Key<'_>) -> Body {

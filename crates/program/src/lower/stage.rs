@@ -42,8 +42,9 @@ impl StageModel {
         let blocks = (stage.blocks.0 as u32..stage.blocks.1 as u32).map(BlockId);
         let ops: Vec<OpId> =
             blocks.flat_map(|block| graph.blocks()[block.index()].ops.clone()).collect();
+        let layout = plan.layout_of(stage);
         let assignments: BTreeMap<OpId, Assignment> =
-            ops.iter().map(|&op| (op, Assignment::of(graph, op, &plan.layout, &mesh))).collect();
+            ops.iter().map(|&op| (op, Assignment::of(graph, op, layout, &mesh))).collect();
         let mut parameter_layouts: BTreeMap<ValueId, Layout> = BTreeMap::new();
         for &op in &ops {
             for (index, &input) in graph.op(op).inputs.iter().enumerate() {

@@ -14,11 +14,11 @@ fn staged(graph: &Graph, uniform: &Uniform, stages: &[(usize, Mesh)]) -> Plan {
     let stage = stages.iter().map(|&(blocks, mesh)| {
         let size = mesh.size() as u32;
         let devices = DeviceList((device..device + size).collect());
-        let stage = Stage { blocks: (block, block + blocks), mesh, devices, recompute: None };
+        let stage = Stage::new((block, block + blocks), mesh, devices);
         (block, device) = (block + blocks, device + size);
         stage
     });
-    plan.pipeline = vec![Pipeline { stage: stage.collect() }];
+    plan.pipeline = vec![Pipeline::of(stage.collect())];
     plan
 }
 

@@ -73,3 +73,22 @@ fn programs_with_groups_of_parameters_and_other_axes_verify() {
         }
     }
 }
+
+#[test]
+fn programs_with_unequal_shares_and_layouts_of_stages_verify() {
+    let graph = gpt(false);
+    for schedule in [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward] {
+        let mut plan = uniform(schedule, 2, mesh(1, 2), 0).plan(&graph, "model", "local");
+        let mut second = plan.pipeline[0].clone();
+        for stage in &mut second.stage {
+            stage.devices.0.iter_mut().for_each(|device| *device += 4);
+        }
+        plan.pipeline.push(second);
+        for (pipeline, share) in plan.pipeline.iter_mut().zip([3, 1]) {
+            pipeline.microbatches = Some(share);
+            let layout = "heads:tp, ffn:tp".to_owned().try_into();
+            pipeline.stage[0].layout = Some(layout.expect("rules"));
+        }
+        assert_eq!(verify(&lowered(&graph, &plan)), Ok(()), "{schedule:?}");
+    }
+}

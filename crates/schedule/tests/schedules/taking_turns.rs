@@ -1,7 +1,7 @@
 //! 1F1B with and without flush where stages have replicas that take micro-batches in turn (1F1B-RR).
 
 use shardloom_plan::{Arrangement, ScheduleKind};
-use shardloom_schedule::{PassKind, Schedule, StageMap, check};
+use shardloom_schedule::{Instance, PassKind, Schedule, StageMap, check};
 
 use super::{EQUAL, delays, steady_seconds, text, timing};
 
@@ -226,5 +226,46 @@ fn only_forwards_of_later_steps_run_ahead_and_with_a_flush_nothing_does() {
             !passes.is_empty() && passes.iter().all(|it| *it == PassKind::Forward),
             "{replicas:?}"
         );
+    }
+}
+
+#[test]
+fn pipelines_apart_go_through_unequal_shares_each_at_its_own_pace() {
+    let apart = || Arrangement::taking_turns(&[2, 2]).expect("few turns");
+    let map = || StageMap::with_shares(apart(), &[3, 1]).expect("a map");
+    let dealt = |pipeline| map().microbatches_of(Instance { pipeline, stage: 0 }).to_vec();
+    assert_eq!([dealt(0), dealt(1)], [vec![0, 1, 3], vec![2]]);
+    let schedule = Schedule::build(FLUSHED, map(), &EQUAL).expect("a schedule");
+    let orders = ["F0 F1 B0 F3 B1 B3", "F2 B2", "F0 B0 F1 B1 F3 B3", "F2 B2"];
+    for (device, order) in orders.into_iter().enumerate() {
+        assert_eq!(text(&schedule, device), order);
+    }
+    let schedule = Schedule::build(ScheduleKind::Afab, map(), &EQUAL).expect("a schedule");
+    assert_eq!(text(&schedule, 0), "F0 F1 F3 B3 B1 B0");
+    // Without flush devices run ahead into later steps in turn.
+    assert!(Schedule::build(ENDLESS, map(), &EQUAL).is_err());
+    // Where they share devices they keep turns.
+    let shared = Arrangement::taking_turns(&[2, 1]).expect("few turns");
+    assert!(StageMap::with_shares(shared, &[3, 1]).is_err());
+    assert!(StageMap::with_shares(apart(), &[4, 0]).is_err());
+}
+
+#[test]
+fn equal_shares_and_those_that_differ_by_one_are_dealt_in_turn() {
+    for pipelines in 1..=5usize {
+        for microbatches in pipelines..=4 * pipelines {
+            let places: Vec<Vec<usize>> = (0..pipelines).map(|device| vec![device]).collect();
+            let map = StageMap::new(places, microbatches).expect("a map");
+            for microbatch in 0..3 * microbatches as u32 {
+                for pipeline in 0..pipelines as u16 {
+                    let in_step = microbatch as usize % microbatches;
+                    let its = in_step % pipelines == usize::from(pipeline);
+                    let instance = Instance { pipeline, stage: 0 };
+                    assert_eq!(map.feeds(instance, microbatch), its);
+                    let is_last = its && in_step + pipelines >= microbatches;
+                    assert_eq!(map.is_last(instance, microbatch), is_last);
+                }
+            }
+        }
     }
 }

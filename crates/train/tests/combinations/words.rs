@@ -346,7 +346,7 @@ fn in_turn(plan: &Plan, replicas: &[usize]) -> Vec<Pipeline> {
             let first = device as u32 * size;
             stage.devices = DeviceList((first..first + size).collect());
         }
-        Pipeline { stage }
+        Pipeline::of(stage)
     };
     places.iter().map(pipeline).collect()
 }

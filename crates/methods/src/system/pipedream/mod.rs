@@ -173,9 +173,8 @@ fn plan(task: &Task<'_>, partition: &Partition, recompute: Recompute) -> Result<
         // All replicas of one stage update together: as if each had a part of one minibatch.
         let devices = stage.replicas.iter().flat_map(|list| &list.0).copied().collect();
         let mesh = Mesh::of(stage.replicas.len() as u32, 1, 1);
-        let stage =
-            Stage { blocks: stage.blocks, mesh, devices: DeviceList(devices), recompute: None };
-        let mut plan = of(vec![Pipeline { stage: vec![stage] }]);
+        let stage = Stage::new(stage.blocks, mesh, DeviceList(devices));
+        let mut plan = of(vec![Pipeline::of(vec![stage])]);
         // Nobody is ahead of anybody, so the norm keeps nobody waiting.
         plan.clip_norm = task.request.clip_norm;
         return Ok(plan);

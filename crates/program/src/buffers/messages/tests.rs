@@ -44,9 +44,10 @@ fn unlike_meshes(schedule: ScheduleKind, microbatches: usize) -> Plan {
         mesh: Mesh::of(1, 1, tp),
         devices: DeviceList(devices.to_vec()),
         recompute: None,
+        layout: None,
     };
     let stages = vec![stage((0, 4), 1, &[0]), stage((4, 8), 2, &[1, 2])];
-    plan.pipeline = vec![Pipeline { stage: stages }];
+    plan.pipeline = vec![Pipeline::of(stages)];
     plan
 }
 
