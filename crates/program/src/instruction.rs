@@ -199,9 +199,13 @@ impl Instruction {
 
     /// Whether it exchanges rows, as many as turn out while running, whose counts before and after it reads.
     pub fn moves_rows(&self, class: &Class) -> bool {
-        let is_collective = matches!(self.action, Action::Collective { .. });
+        matches!(self.action, Action::Collective { .. }) && self.reads_rows(class)
+    }
+
+    /// Whether it first reads rows, as many as turn out while running.
+    pub fn reads_rows(&self, class: &Class) -> bool {
         let read = self.reads.first().map(|read| class.tensor(read.tensor));
-        is_collective && read.is_some_and(|it| it.counts().is_some())
+        read.is_some_and(|it| it.counts().is_some())
     }
 
     /// Whether it keeps what an update is about to change.

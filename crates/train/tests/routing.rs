@@ -10,7 +10,8 @@ use shardloom_plan::{
     LayoutRules, Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Entry, MeasuredRows, Placement, Program};
+use shardloom_program::verify::verify;
+use shardloom_program::{Entry, MeasuredRows, Placement, Program, lower};
 use shardloom_sim::{
     Call, Driver, Modelled, Options, Recorded, RowCounts, SimError, run as simulate,
 };
@@ -99,6 +100,34 @@ fn two_and_four_ranks_train_like_one_with_room_for_all_rows_and_without() {
         let reference = reference(&graph, 1);
         for (mesh, rules) in meshes() {
             let plan = planned(&graph, &Uniform { mesh, ..plain() }, rules);
+            assert_like(&reference, &graph, &plan);
+        }
+    }
+}
+
+/// The example in which rows also come back from where they were sent as they are.
+fn graph_with_a_second_reader() -> Graph {
+    let straight = "[[block.op]]\nname = \"straight\"\nkind = \"combine\"\n\
+                    inputs = [\"dispatch\", \"route\"]\n\n[[block.op]]\nname = \"both\"\n\
+                    kind = \"add\"\ninputs = [\"combine\", \"straight\"]\n\n\
+                    [[block.op]]\nname = \"sum\"";
+    let text = EXAMPLE
+        .replace("[[block.op]]\nname = \"sum\"", straight)
+        .replace("inputs = [\"input\", \"combine\"]", "inputs = [\"input\", \"both\"]");
+    let spec = ModelSpec::from_toml(&text, "routed-experts.toml");
+    spec.and_then(|spec| spec.graph()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn rows_that_two_operators_read_in_different_layouts_train_like_those_of_one_rank() {
+    let graph = graph_with_a_second_reader();
+    let reference = reference(&graph, 2);
+    for recompute in [Recompute::None, Recompute::Full] {
+        for (mesh, rules) in meshes() {
+            let uniform = Uniform { mesh, microbatches: 2, recompute, ..plain() };
+            let plan = planned(&graph, &uniform, rules);
+            let program = lower(&graph, &plan, plan.device_count()).expect("a program");
+            assert_eq!(verify(&program), Ok(()), "{}", plan.to_toml());
             assert_like(&reference, &graph, &plan);
         }
     }

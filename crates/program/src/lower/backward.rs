@@ -191,8 +191,7 @@ impl Builder<'_> {
         match known.iter().find(|(each, _)| *each == layout).map(|&(_, sum)| sum) {
             Some(sum) => {
                 let sum = self.own(value, &layout, sum);
-                let add = Write { to: View::whole(sum), mode: Mode::Add };
-                self.emitter.push(Action::Add, vec![View::whole(tensor)], vec![add]);
+                self.add(value, &layout, tensor, sum);
             }
             None => {
                 known.push((layout, tensor));
@@ -208,7 +207,8 @@ impl Builder<'_> {
             return tensor;
         }
         let copy = self.emitter.value(value, layout, ".gradient+");
-        self.emitter.push(Action::Copy, vec![View::whole(tensor)], vec![write(copy)]);
+        let reads = self.read(value, layout, tensor);
+        self.emitter.push(Action::Copy, reads, vec![write(copy)]);
         self.leave(tensor);
         self.sharers.insert(copy, 1);
         let forms = self.gradients.entry(value).or_default();
@@ -216,6 +216,20 @@ impl Builder<'_> {
             form.1 = copy;
         }
         copy
+    }
+
+    /// Adds one part of a gradient to another, both in `layout`.
+    fn add(&mut self, value: ValueId, layout: &Layout, part: TensorId, sum: TensorId) {
+        let reads = self.read(value, layout, part);
+        let add = Write { to: View::whole(sum), mode: Mode::Add };
+        self.emitter.push(Action::Add, reads, vec![add]);
+    }
+
+    /// What reads a part of a gradient in `layout`: it and, where rows turn out while running, their counts.
+    fn read(&self, value: ValueId, layout: &Layout, part: TensorId) -> Vec<View> {
+        let counts = self.emitter.context.graph.value(value).counts;
+        let counts = counts.map(|counts| self.emitter.counts_at_hand(counts, layout));
+        [View::whole(part)].into_iter().chain(counts).collect()
     }
 
     /// One value's gradient no longer stands in `tensor`.
@@ -249,8 +263,7 @@ impl Builder<'_> {
                         Some(1) => sum,
                         _ => self.own(value, layout, sum),
                     };
-                    let add = Write { to: View::whole(sum), mode: Mode::Add };
-                    self.emitter.push(Action::Add, vec![View::whole(arrived)], vec![add]);
+                    self.add(value, layout, arrived, sum);
                     self.leave(arrived);
                     sum
                 }

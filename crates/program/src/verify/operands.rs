@@ -81,6 +81,7 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
     let fits = match &instruction.action {
         Action::Load { .. } => counts == (0, 1),
         Action::Kernel { .. } => counts.1 > 0,
+        Action::Add | Action::Copy if instruction.reads_rows(class) => counts == (2, 1),
         Action::Slice { .. } | Action::Add | Action::Cast => counts == (1, 1),
         // Rows are read with their counts before and after, and lie side by side on their way to experts.
         Action::Collective { kind, .. } if instruction.moves_rows(class) => {

@@ -46,6 +46,10 @@ pub(super) fn check(class: &Class, id: ClassId, found: &mut Vec<Violation>) {
         let alike = match step.instruction.action {
             Action::Kernel { op, .. } => *known.entry(op).or_insert(decided.clone()) == decided,
             Action::Collective { kind, .. } => exchanges(step, kind),
+            // What is added or copied lies alike in both.
+            Action::Add | Action::Copy => {
+                rows.iter().all(|&it| class.tensor(it).counts() == class.tensor(first).counts())
+            }
             _ => false,
         };
         if !of_one || !alike {
