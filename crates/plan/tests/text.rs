@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
+use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     Axis, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number,
     Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
@@ -438,4 +439,29 @@ fn a_rule_for_weights_has_no_other_keys_than_its_own() {
     }
     let message = complaint("rule = \"stash\"\nspike = 1.0");
     assert!(message.contains("only \"newest\" has corrections"), "{message}");
+}
+
+/// The examples of the documentation, in order.
+fn documented() -> Vec<&'static str> {
+    let text = include_str!("../../../docs/plan.md");
+    text.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+#[test]
+fn examples_of_the_documentation_are_plans() {
+    let [whole, groups, pipelines, axes] = documented()[..] else { panic!("four examples") };
+    let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
+    let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
+    let unlike = |line: &&str| !line.starts_with("layout");
+    let first: Vec<&str> = first.lines().filter(unlike).collect();
+    let meshes = rest.replace("dp = 4, tp = 2", "columns = 2, replica = 4");
+    let renamed = format!("{}\n{axes}\n[sync]{meshes}", first.join("\n"));
+    for text in
+        [whole.to_owned(), format!("{whole}\n{groups}"), format!("{words}\n{pipelines}"), renamed]
+    {
+        let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));
+        let graph = ModelSpec::parse(&plan.model).and_then(|spec| spec.graph()).expect("a model");
+        assert_eq!(plan.validate(&graph, 16), Ok(()), "{text}");
+        assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml"), Ok(plan));
+    }
 }
