@@ -468,3 +468,33 @@ fn copies_of_shards_are_estimated_where_lanes_do_not_overlap() {
         assert!((0.99..=1.01).contains(&ratio), "ZeRO-{zero}: {ratio}");
     }
 }
+
+/// Each value crosses the cuts from its producer to its last reader.
+#[test]
+fn messages_over_slow_links_are_estimated() {
+    let mut groups = Cluster::parse("h100-80g:2x1").expect("a preset").groups().to_vec();
+    let node = &mut groups[0].profile.node;
+    node.inter.bytes_per_second /= 100.0;
+    node.uplink_bytes_per_second /= 100.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    for text in [
+        "gpt:layers=4,hidden=512,heads=8,seq=512,vocab=1024",
+        "u-transformer:layers=6,hidden=512,heads=8,seq=512,vocab=1024",
+    ] {
+        let candidate = Candidate {
+            pp: 2,
+            dp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            zero: 0,
+            microbatch: 1,
+            microbatches: 8,
+            recompute: Recompute::None,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            cut: Cut::Even,
+        };
+        let (estimated, simulated) = times(&model(text), &cluster, MIXED, &[candidate])[0];
+        let ratio = estimated / simulated;
+        assert!((0.94..=1.06).contains(&ratio), "{text}: {ratio}");
+    }
+}
