@@ -65,11 +65,12 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     let mut first = session(folder.path(), &RUN);
     first.step().expect("a step");
     first.save(&checkpoints, None).expect("saved");
-    let resume = |run: Run| session(folder.path(), &run).resume(&checkpoints);
+    let again = |run: Run| session(folder.path(), &run);
 
     let decaying = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.1, reference_batch: None };
     for same in [RUN, Run { dp: 2, ..RUN }] {
-        let resumed = resume(same).expect("the same run").expect("a checkpoint");
+        let resumed =
+            again(same).resume(&checkpoints).expect("the same run").expect("a checkpoint");
         assert_eq!(resumed.step, 1);
     }
     let wider = "gpt:layers=1,hidden=16,heads=2,seq=4,vocab=256";
@@ -80,13 +81,14 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
         ("the global batch", Run { global_batch: 2, ..RUN }),
     ];
     for (differs, run) in others {
-        match resume(run) {
+        match again(run).resume(&checkpoints) {
             Err(Error::OtherRun { what, .. }) => assert_eq!(what, differs),
             other => panic!("{differs} differs, and it is {other:?}"),
         }
     }
     // An optimizer's settings may change in the middle of a run.
-    let resumed = resume(Run { optimizer: decaying, ..RUN }).expect("the same run");
+    let resumed =
+        again(Run { optimizer: decaying, ..RUN }).resume(&checkpoints).expect("the same run");
     let changes = resumed.expect("a checkpoint").plan_changes;
     let keys: Vec<&str> = changes.iter().map(|it| it.key.as_str()).collect();
     assert_eq!(keys, ["optimizer.weight_decay"]);
