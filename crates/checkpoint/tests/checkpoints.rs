@@ -506,3 +506,38 @@ fn values_that_are_not_float32_are_refused() {
     let error = Checkpoint::open(&folder).expect_err("another format").to_string();
     assert!(error.contains("float32 values"), "{error}");
 }
+
+/// Fewer values than the piece that they are, in a checkpoint whose digests are all right.
+#[test]
+fn a_shard_with_fewer_values_than_its_description_says_is_refused() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    let folder = save(root.path(), 1, 0.5, None);
+    let shard = folder.join("shard-00000.safetensors");
+    let digest = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let bytes = fs::read(&shard).expect("read");
+    let before = digest(&bytes);
+    // The length of the header, the header, the values.
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let mut header: serde_json::Value =
+        serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
+    let tensors = header.as_object_mut().expect("tensors by name");
+    let (_, values) = tensors.iter_mut().find(|it| it.0 != "__metadata__").expect("a tensor");
+    let count = values["shape"][0].as_u64().expect("a size");
+    assert!(count > 1);
+    values["shape"] = serde_json::json!([count - 1]);
+    values["data_offsets"] = serde_json::json!([0, 4 * (count - 1)]);
+    let text = serde_json::to_vec(&header).expect("written");
+    let mut shorter = (text.len() as u64).to_le_bytes().to_vec();
+    shorter.extend(text);
+    shorter.extend(&bytes[8 + length..bytes.len() - 4]);
+    fs::write(&shard, &shorter).expect("written");
+    let manifest = fs::read_to_string(folder.join("manifest.json")).expect("read");
+    let sizes = [bytes.len(), shorter.len()].map(|it| format!("\"bytes\": {it}"));
+    assert!(manifest.contains(&before) && manifest.contains(&sizes[0]), "{manifest}");
+    let manifest = manifest.replace(&before, &digest(&shorter)).replace(&sizes[0], &sizes[1]);
+    fs::write(folder.join("manifest.json"), &manifest).expect("written");
+    let of_manifest = format!("{}\n", digest(manifest.as_bytes()));
+    fs::write(folder.join("manifest.blake3"), of_manifest).expect("written");
+    let error = Checkpoint::open(&folder).expect_err("a value is missing").to_string();
+    assert!(error.contains(&format!("it lacks {count} float32 values")), "{error}");
+}

@@ -439,3 +439,19 @@ fn a_reader_that_leaves_early_is_no_error() {
     let outcome = place.outcome(arguments, output.status.code(), String::new(), stderr).succeeds();
     outcome.check(outcome.stderr.is_empty(), "it complained");
 }
+
+/// Also where few micro-batches are under way and messages are slow, so that a step or two more make a
+/// difference.
+#[test]
+fn the_steady_utilisation_is_what_very_many_steps_come_to() {
+    for arguments in [
+        "2bw --stages 2 --microbatches 1 --forward 3,5 --backward 4,2 --message 2",
+        "2bw --stages 4 --microbatches 3 --forward 1,3,3,2 --backward 4,4,4,4 --message 4",
+    ] {
+        let answer = drawn(&format!("{arguments} --steps 400"));
+        let number = |key: &str| answer[key].as_f64().expect("a number");
+        let (all, steady) = (number("utilisation"), number("steady_utilisation"));
+        // Filling and draining are about a hundredth of so many steps.
+        assert!((all - steady).abs() < 0.006, "{arguments}: {steady}, and {all} of 400 steps");
+    }
+}

@@ -264,3 +264,18 @@ fn impossible_groups_are_refused() {
     assert!(refused(&[0, 1, 2], Algorithm::Hierarchical { inner: 2 }).contains("must divide 3"));
     assert!(cluster.group_shape(&[], 1).is_err());
 }
+
+/// Nobody there has whom to talk to within the node.
+#[test]
+fn the_links_in_a_node_with_one_member_do_not_count() {
+    let cluster = Cluster::parse("h100-80g:8+v100-16g:8").unwrap();
+    let links = |group: &[u32]| {
+        let group: Vec<DeviceId> = group.iter().copied().map(DeviceId).collect();
+        cluster.group_shape(&group, 1).unwrap().intra.bytes_per_second
+    };
+    let [fast, slow] = [links(&[0, 1]), links(&[8, 9])];
+    assert!(slow < fast);
+    assert_eq!(links(&[0, 1, 8]), fast);
+    assert_eq!(links(&[0, 8, 9]), slow);
+    assert_eq!(links(&[0, 1, 8, 9]), slow);
+}

@@ -257,3 +257,18 @@ fn a_table_s_lookup_touches_as_many_rows_as_there_are_tokens() {
         assert_eq!((work.bytes, work.elements), (20.0 * (4.0 + 2.0 * 8.0 * 2.0), 160));
     }
 }
+
+#[test]
+fn what_is_added_to_a_residual_has_its_axes_and_a_bias_the_last_of_them() {
+    let Start { mut net, wide, narrow, x, .. } = start();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let small = net.contract("small", a, w, None).unwrap();
+    let bias = net.parameter("bias", &[wide], 0, ZEROS).unwrap();
+    let short = net.parameter("short", &[narrow], 0, ZEROS).unwrap();
+    let needle = "small has axes [batch, narrow], but [batch, wide] are needed";
+    refused(net.bias_dropout_add("sum", a, bias, small, 0.5), needle);
+    refused(net.bias_dropout_add("sum", a, short, a, 0.5), "short has axes [narrow]");
+    refused(net.bias_dropout_add("sum", a, bias, a, 1.0), "sum");
+    net.bias_dropout_add("sum", a, bias, x, 0.5).unwrap();
+}

@@ -1,5 +1,8 @@
 //! What a method is asked, and its answer.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_cluster::{Cluster, DeviceId};

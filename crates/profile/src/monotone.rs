@@ -37,6 +37,16 @@ mod tests {
         }
     }
 
+    #[test]
+    fn all_points_of_a_block_weigh_alike() {
+        // The geometric mean of three, of which two were pooled before.
+        let smooth = rising(&[(1.0, 16.0), (2.0, 4.0), (3.0, 1.0), (4.0, 32.0)]);
+        let expected = [4.0, 4.0, 4.0, 32.0];
+        for ((_, seconds), expected) in smooth.into_iter().zip(expected) {
+            assert!((seconds - expected).abs() < 1e-12, "{seconds} is not {expected}");
+        }
+    }
+
     proptest! {
         #[test]
         fn times_never_fall_and_rising_ones_stay(times in proptest::collection::vec(1e-9..1.0, 1..20)) {

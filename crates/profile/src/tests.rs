@@ -154,7 +154,11 @@ fn each_rank_is_a_device_with_its_share_of_the_memory() {
 fn the_check_compares_sizes_between_with_the_profile() {
     let plan = Plan { repeats: hasty().repeats, ..Plan::of(Effort::Quick) };
     let one = Machine { ranks: 1, ..machine() };
-    let profile = survey::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
+    let mut profile =
+        survey::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
+    let link = &mut profile.node.intra;
+    link.curve = None;
+    (link.latency_seconds, link.bytes_per_second, link.reachable) = (0.0, 1e9, 0.5);
     let estimates =
         survey::check(&profile, &InProcess, &one, &plan, &mut |_, _| ()).expect("a comparison");
     assert!(estimates.iter().any(|it| it.class == "contract+bias.weight"));
@@ -162,6 +166,11 @@ fn the_check_compares_sizes_between_with_the_profile() {
     for it in estimates {
         let seconds = [it.estimated_seconds, it.measured_seconds];
         assert!(seconds.iter().all(|&each| each > 0.0 && each.is_finite()), "{it:?}");
+        if it.class == "message" {
+            // A link is for bytes, and what is sent is numbers of four.
+            let expected = 4.0 * it.size.parse::<f64>().expect("a number of elements") / 0.5e9;
+            assert!((it.estimated_seconds / expected - 1.0).abs() < 1e-9, "{it:?}");
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use shardloom_plan::{
 };
 use shardloom_program::verify::verify;
 use shardloom_program::{
-    Action, Class, Content, Copies, Issued, Keep, Outstanding, Program, TensorId, lower,
+    Action, Class, Content, Copies, Issued, Keep, MemoryTracker, Outstanding, Program, TensorId,
+    lower,
 };
 
 fn graph() -> Graph {
@@ -179,6 +180,40 @@ fn whole_gradients_of_at_most_two_buckets_are_there_at_once() {
         program.communication = Communication::Thread;
         for class in &program.classes {
             assert!(most_whole_gradients(&program, class) > 3, "{}", class.place());
+        }
+    }
+}
+
+#[test]
+fn what_a_collective_frees_is_held_until_it_is_waited_for_and_no_longer() {
+    for program in programs() {
+        for class in &program.classes {
+            let mut tracker = MemoryTracker::new(class, 0);
+            // What was under way at the instruction before, and that instruction.
+            let mut before: Vec<Issued> = vec![];
+            let steps = 2 * program.ahead + 2;
+            follow(&program, class, steps, |run, started| {
+                let ended = before.len() - started.len();
+                let last = before.last().copied();
+                let goes_on =
+                    |it: &Issued| matches!(it.instruction(class).action, Action::Collective { .. });
+                if let Some(last) = last.filter(|it| !goes_on(it)) {
+                    before.pop();
+                    before.drain(..ended - 1).for_each(|it| {
+                        tracker.end(it.instruction(class), it.microbatch);
+                    });
+                    tracker.end(last.instruction(class), last.microbatch);
+                } else {
+                    before.drain(..ended).for_each(|it| {
+                        tracker.end(it.instruction(class), it.microbatch);
+                    });
+                }
+                assert_eq!(before, started);
+                tracker.begin(run.instruction(class), run.microbatch);
+                before.push(run);
+            });
+            let found = class.memory_use(&program, 0).peak_bytes;
+            assert_eq!(found, tracker.peak_bytes(), "{}", class.place());
         }
     }
 }

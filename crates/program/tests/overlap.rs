@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::verify::verify;
 use shardloom_program::{Action, Body, BodyKind, Class, Instruction, Program, Queue, lower};
 use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap};
 
@@ -167,5 +168,42 @@ fn without_collectives_inside_passes_nothing_is_cut() {
         let (program, apart) =
             (lowered(&graph, &plan), lowered(&graph, &one_after_the_other(&plan)));
         assert_eq!(program, apart);
+    }
+}
+
+/// Of two backward passes the second reduces what the first still adds to.
+#[test]
+fn what_reduces_gradients_that_the_other_adds_to_is_not_cut() {
+    let graph = graph(false);
+    for zero in 0..=3 {
+        let overlapping = plan(&graph, ScheduleKind::DualPipe, (2, 2), zero);
+        let uniform = Uniform {
+            pp: 1,
+            mesh: Mesh { dp: 2, cp: 1, tp: 2 },
+            sequence_parallel: zero == 1,
+            global_batch: 4,
+            microbatches: 2,
+            schedule: ScheduleKind::Afab,
+            recompute: Recompute::Selective,
+            sync: overlapping.sync,
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        };
+        let alone = uniform.plan(&graph, "model", "local");
+        let bodies = |order: &str| {
+            let order = vec![order.to_owned()];
+            let plan = Plan { schedule: ScheduleKind::Table, order, ..alone.clone() };
+            let program = lowered(&graph, &plan);
+            assert_eq!(verify(&program), Ok(()), "ZeRO-{zero}");
+            let backward = |entry: &&shardloom_program::Entry| {
+                program.classes[0].body_of(entry).kind == BodyKind::Backward
+            };
+            program.classes[0].entries().filter(backward).count()
+        };
+        assert_eq!(bodies("F0 F1 B0 B1"), 2);
+        assert_eq!(bodies("F0 F1 B0+B1"), 2, "ZeRO-{zero}");
+        // A forward pass has nothing to do with gradients, and is cut beside a backward pass.
+        assert!(zero == 3 || bodies("F0 B0+F1 B1") > 2, "ZeRO-{zero}");
     }
 }

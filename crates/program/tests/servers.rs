@@ -216,3 +216,13 @@ fn what_servers_cannot_go_with_is_refused_by_name() {
     let error = lower(&graph, &good, 2).expect_err("no device for the server").to_string();
     assert!(error.contains("sync.servers.count"), "{error}");
 }
+
+/// Also where so many steps are within the bound.
+#[test]
+fn weights_after_the_last_step_that_lack_gradients_are_rejected() {
+    let bounded = program(2, 1, 5);
+    explore(&bounded, 2, 5).unwrap_or_else(|violation| panic!("{violation}"));
+    let at_once = serving(bounded, |serve| serve.clients[0].handlers[1].when = When::Sent);
+    let found = explore(&at_once, 2, 5).expect_err("a row ends with all gradients applied");
+    assert!(matches!(found, Violation::Staleness { bound: 0, .. }), "{found}");
+}

@@ -83,6 +83,28 @@ mod tests {
         assert_eq!(plain(parts, Style::Actions), actions);
     }
 
+    /// As in a picture of the end of a step.
+    #[test]
+    fn parts_have_the_colours_of_backward_passes_where_there_is_no_forward_pass() {
+        let parts = Parts { chunks: 2, reverse: false };
+        let explained = |activity| {
+            let text = legend(|it| it == activity, parts, Style::Actions, Colour::Ansi);
+            text.lines().last().expect("a line of chunks").to_owned()
+        };
+        let mut expected = String::new();
+        for chunk in 0..2 {
+            let part = Part { chunk: Some(chunk), reverse: false };
+            parts.shade(Activity::Backward, part).paint(
+                &format!("@{chunk}"),
+                Colour::Ansi,
+                &mut expected,
+            );
+            expected.push_str(&format!(" chunk {chunk}  "));
+        }
+        assert_eq!(explained(Activity::Backward), expected.trim_end());
+        assert_ne!(explained(Activity::Forward), expected.trim_end());
+    }
+
     #[test]
     fn small_figures_are_those_of_the_number() {
         assert_eq!(subscript(0), "₀");

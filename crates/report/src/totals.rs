@@ -92,6 +92,12 @@ mod tests {
     use crate::visible::tests::interval;
 
     #[test]
+    fn a_timeline_says_whether_it_was_simulated_and_which_clock_it_was_executed_by() {
+        let words = [Clock::Simulated, Clock::Virtual, Clock::Wall].map(clock_words);
+        assert_eq!(words, ["simulated", "executed, virtual clock", "executed, wall clock"]);
+    }
+
+    #[test]
     fn folded_ranks_weigh_by_their_multiplicity() {
         let busy = Track {
             multiplicity: 3,

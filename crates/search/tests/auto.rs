@@ -181,3 +181,29 @@ fn a_batch_of_very_many_micro_batches_has_an_answer_without_other_plans() {
     let steps = outcome.plan.microbatches * graph.blocks().len();
     assert!(steps > 10_000, "{steps} passes of blocks are not very many");
 }
+
+/// What is estimated to take a twentieth longer than the best plan known is not simulated.
+#[test]
+fn plans_that_are_too_slow_by_estimate_are_not_simulated() {
+    let graph = model(GPT);
+    let mut slower = 0;
+    for memory_bytes in [PLENTY, 300_000_000, 60_000_000] {
+        let cluster = h100(1, 8, memory_bytes);
+        let request = Request { finalists: 64, ..Request::new(GPT, "c", 32) };
+        let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
+        let mut best = f64::INFINITY;
+        let mut before = 0.0;
+        for finalist in &outcome.finalists {
+            let estimated = finalist.estimated_seconds;
+            assert!(before <= estimated, "finalists are in the order of their estimates");
+            assert!(estimated <= 1.05 * best, "{estimated} beside {best} in {memory_bytes} bytes");
+            before = estimated;
+            if finalist.judgement.fits(request.memory_share) {
+                slower += usize::from(finalist.judgement.step_seconds > best);
+                best = best.min(finalist.judgement.step_seconds);
+            }
+        }
+        assert!(outcome.finalists.len() < 64);
+    }
+    assert!(slower > 0, "every plan was faster than those before");
+}

@@ -125,3 +125,28 @@ fn what_is_small_is_said_in_small_units() {
     let memory = &about(&explanation, Topic::Memory)[0].sentence;
     assert!(memory.contains("MiB") && memory.contains("GiB"), "{memory}");
 }
+
+#[test]
+fn the_bottlenecks_are_the_two_largest_losses_or_computing_and_the_largest_loss() {
+    let mut computing = 0;
+    for (pp, dp, tp, microbatches) in
+        [(1, 1, 1, 1), (1, 8, 1, 4), (4, 2, 1, 4), (1, 2, 4, 4), (2, 2, 2, 4), (1, 1, 8, 4)]
+    {
+        let explanation = explained(&plan(pp, dp, tp, microbatches), &[]);
+        let shares = about(&explanation, Topic::Share);
+        // Shares stand in the order of their size.
+        let mut losses = shares.iter().filter(|it| !it.sentence.ends_with("is computing"));
+        let found = about(&explanation, Topic::Bottleneck);
+        let numbers: Vec<f64> = found.iter().map(|it| it.number).collect();
+        let limit = found[0].sentence.starts_with("the limit is computing");
+        computing += usize::from(limit);
+        let expected = match limit {
+            true => shares.iter().find(|it| it.sentence.ends_with("is computing")),
+            false => losses.next(),
+        };
+        let mut expected = vec![expected.expect("a share").number];
+        expected.extend(losses.next().map(|it| it.number));
+        assert_eq!(numbers, expected, "{pp} x {dp} x {tp}: {found:?}");
+    }
+    assert!((1..6).contains(&computing), "{computing} of 6");
+}

@@ -421,3 +421,80 @@ fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
     let fast = estimator.estimate(&candidate).expect("costs").expect("a layout");
     assert!(fast.step_seconds < slow.step_seconds);
 }
+
+/// Estimated over simulated seconds of two replicas with so many micro-batches of one sample.
+fn ratio_of_replicas(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: Settings,
+    (zero, schedule, microbatches): (u8, ScheduleKind, u32),
+) -> f64 {
+    let candidate = Candidate {
+        pp: 1,
+        dp: 2,
+        tp: 1,
+        sequence_parallel: false,
+        zero,
+        microbatch: 1,
+        microbatches,
+        recompute: Recompute::None,
+        schedule,
+        cut: Cut::Even,
+    };
+    let (estimated, simulated) = times(graph, cluster, settings, &[candidate])[0];
+    estimated / simulated
+}
+
+#[test]
+fn slow_reductions_of_every_pass_are_hidden_by_the_next_forward_pass_where_there_is_one() {
+    let graph = model("gpt:layers=4,hidden=1024,heads=16,seq=512,vocab=8192");
+    // One card for each node: gradients take longer to reduce than to compute.
+    let cluster = Cluster::parse("h100-80g:2x1").expect("a preset");
+    for schedule in ScheduleKind::PLAIN {
+        let ratio = ratio_of_replicas(&graph, &cluster, MIXED, (2, schedule, 16));
+        assert!((0.94..=1.06).contains(&ratio), "{schedule:?}: {ratio}");
+    }
+}
+
+#[test]
+fn copies_of_shards_are_estimated_where_lanes_do_not_overlap() {
+    let graph = gpt(4, false);
+    let mut groups = cores(2).groups().to_vec();
+    groups[0].profile.device.memory_bytes_per_second /= 10.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let settings = Settings { precision: Precision::FP32, ..MIXED };
+    for zero in 0..=3 {
+        let ratio = ratio_of_replicas(&graph, &cluster, settings, (zero, ScheduleKind::Afab, 2));
+        assert!((0.99..=1.01).contains(&ratio), "ZeRO-{zero}: {ratio}");
+    }
+}
+
+/// Each value crosses the cuts from its producer to its last reader.
+#[test]
+fn messages_over_slow_links_are_estimated() {
+    let mut groups = Cluster::parse("h100-80g:2x1").expect("a preset").groups().to_vec();
+    let node = &mut groups[0].profile.node;
+    node.inter.bytes_per_second /= 100.0;
+    node.uplink_bytes_per_second /= 100.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    for text in [
+        "gpt:layers=4,hidden=512,heads=8,seq=512,vocab=1024",
+        "u-transformer:layers=6,hidden=512,heads=8,seq=512,vocab=1024",
+    ] {
+        let candidate = Candidate {
+            pp: 2,
+            dp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            zero: 0,
+            microbatch: 1,
+            microbatches: 8,
+            recompute: Recompute::None,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            cut: Cut::Even,
+        };
+        let (estimated, simulated) = times(&model(text), &cluster, MIXED, &[candidate])[0];
+        let ratio = estimated / simulated;
+        assert!((0.94..=1.06).contains(&ratio), "{text}: {ratio}");
+    }
+}

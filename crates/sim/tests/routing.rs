@@ -6,7 +6,7 @@ use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     LayoutRules, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
-use shardloom_program::{Program, lower};
+use shardloom_program::{MeasuredRows, Program, lower};
 use shardloom_sim::{Options, RowCounts, Simulation, simulate, simulate_rows};
 
 /// Four experts for 16 rows of 32 elements a sample, in two layers; wide experts, so that rows take time.
@@ -140,4 +140,35 @@ fn what_is_not_known_of_counts_is_an_error() {
     assert!(negative.contains("not negative"), "{negative}");
     let none = error(RowCounts::Measured(Default::default()));
     assert!(none.contains("micro-batch 0 were not measured"), "{none}");
+}
+
+/// What a run has measured of one step holds for every step.
+#[test]
+fn every_step_is_like_the_one_that_was_measured() {
+    let case = Case::new(FOUR, OVER_RANKS);
+    // What a rank counted of rows `[experts, samples]`: all experts, and its one sample of a micro-batch.
+    let measured = |rows: fn(u32) -> [u32; 4]| {
+        let mut measured = MeasuredRows::default();
+        let (_, class) = case.program.classes().next().expect("a class");
+        for (id, _) in class.tensors().filter(|(_, tensor)| tensor.counts().is_some()) {
+            let Some((counts, mut whole)) = class.counted(id, 0) else { continue };
+            (whole.start, whole.extent) = (vec![0, 0], vec![4, 4]);
+            for microbatch in 0..2 {
+                let of_samples = rows(microbatch).into_iter().flat_map(|rows| [rows; 4]);
+                measured.note((counts, microbatch), [4, 4], &whole, of_samples);
+            }
+        }
+        RowCounts::Measured(measured)
+    };
+    let even = case.simulated(false, measured(|_| [4; 4]));
+    let usual = case.simulated(false, RowCounts::Even);
+    assert_eq!(even.steps(), 2);
+    assert_eq!(even.step_ends, usual.step_ends);
+    for (even, usual) in even.timeline.tracks.iter().zip(&usual.timeline.tracks) {
+        assert_eq!(even.sent_bytes, usual.sent_bytes);
+    }
+    // A step in which one of the two micro-batches goes to one expert is between the others.
+    let time = |rows| case.simulated(false, measured(rows)).step_time();
+    let half = time(|microbatch| if microbatch == 0 { [4; 4] } else { [16, 0, 0, 0] });
+    assert!(usual.step_time() < half && half < time(|_| [16, 0, 0, 0]));
 }

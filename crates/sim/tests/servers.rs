@@ -204,3 +204,22 @@ fn memory_and_bytes_of_a_simulation_are_the_programs() {
         assert_eq!(track.peak_bytes, class.memory_use(&program, 0).peak_bytes);
     }
 }
+
+/// What came while the server was busy is there at the same time for it.
+#[test]
+fn of_messages_that_waited_for_a_busy_server_the_first_by_rank_is_answered_first() {
+    let program = program(3, 0);
+    let mut driver = Timed::new(&program, &[10, 30, 20], 3, 100);
+    let options = Options { steps: 1, folded: false };
+    for cluster in [h100(4), cores(4)] {
+        driver.served.clear();
+        run(&program, &cluster, options, &mut driver).expect("it runs");
+        let pushes = driver.served.iter().filter(|it| !it.sends).map(|it| it.client.0);
+        assert_eq!(pushes.collect::<Vec<_>>(), [0, 1, 2]);
+    }
+    // An idle one answers who comes.
+    let mut driver = Timed::new(&program, &[10, 30, 20], 3, 2);
+    run(&program, &h100(4), options, &mut driver).expect("it runs");
+    let pushes = driver.served.iter().filter(|it| !it.sends).map(|it| it.client.0);
+    assert_eq!(pushes.collect::<Vec<_>>(), [0, 2, 1]);
+}

@@ -1,6 +1,7 @@
 //! The verifier passes programs as they are lowered, and rejects those in which one thing is wrong.
 
 mod everywhere;
+mod frees;
 mod mutations;
 mod programs;
 mod rows;

@@ -1,0 +1,119 @@
+//! Configurations in the order in which they are tried, and what is said of plans.
+
+use shardloom_cluster::{Cluster, NodeGroup, Profile};
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{DeviceList, Mesh, Weights};
+
+use super::*;
+use crate::cut::Cut;
+
+const GPT: &str = "gpt:layers=6,hidden=128,heads=4,seq=64,vocab=512,tied=true";
+
+fn graph() -> Graph {
+    ModelSpec::parse(GPT).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn h100(devices: u32, memory_bytes: u64) -> Cluster {
+    let mut profile = Profile::preset("h100-80g").expect("a preset");
+    profile.device.memory_bytes = memory_bytes;
+    Cluster::new(vec![NodeGroup { profile, nodes: 1, devices_per_node: devices }])
+        .expect("a cluster")
+}
+
+/// All of 64 samples in a pipeline of two stages, in so many micro-batches.
+fn configuration(microbatches: usize) -> Configuration {
+    Configuration {
+        pp: 2,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        microbatches,
+        samples: 64 / microbatches,
+        chunks: 1,
+        schedule: ScheduleKind::Afab,
+        weights: Weights::Flush,
+        zero: 0,
+        cut: Cut::Even,
+        recompute: vec![Recompute::None],
+        recompute_last: true,
+        timed: false,
+        post_validation: false,
+    }
+}
+
+/// The most that a device holds with these micro-batches and recomputation.
+fn held(microbatches: usize, recompute: Recompute) -> u64 {
+    let (graph, cluster, request) = (graph(), h100(2, 1 << 40), Request::new(GPT, "cluster", 64));
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let plan = task.plan(&configuration(microbatches), recompute).expect("a plan");
+    let judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");
+    judgement.memory.iter().map(|it| it.peak_bytes).max().expect("two devices")
+}
+
+/// However many are tried before.
+#[test]
+fn configurations_are_simulated_until_one_fits() {
+    let (large, small) = (held(2, Recompute::None), held(16, Recompute::Full));
+    assert!(2 * small < large, "{small} and {large}");
+    let (graph, cluster) = (graph(), h100(2, (small + large) / 2));
+    let request = Request { memory_share: 1.0, ..Request::new(GPT, "cluster", 64) };
+    let fits = Configuration { recompute: vec![Recompute::Full], ..configuration(16) };
+    let most = MOST_SIMULATED;
+    for before in [0, 1, most - 1, most, most + 1, 2 * most] {
+        let mut configurations = vec![configuration(2); before];
+        // One that fits is enough beyond the most that are simulated.
+        configurations.extend(vec![fits.clone(); 3]);
+        let mut task = Task::new("a method", &graph, &cluster, &request);
+        let choice = task.fastest(&configurations).expect("one of them fits");
+        assert_eq!(choice.plan.microbatches, 16);
+        assert_eq!(choice.simulated, (before + 1).max(most.min(before + 3)), "{before} before it");
+        assert_eq!(choice.space, before + 3);
+    }
+}
+
+#[test]
+fn what_stands_in_the_way_of_a_plan_is_said_with_the_method_and_what_would_be_right() {
+    let (graph, cluster, request) = (graph(), h100(2, 1 << 30), Request::new(GPT, "cluster", 64));
+    let task = Task::new("a method", &graph, &cluster, &request);
+    let error = task.impossible("devices", 7, "an even number");
+    let text = "a method has no plan here: devices = 7: an even number";
+    assert_eq!(error.to_string(), text);
+    let MethodError::Impossible { method, key, value, rule } = error else { panic!("{error}") };
+    assert_eq!((method, key), ("a method", "devices"));
+    assert_eq!((value.as_str(), rule.as_str()), ("7", "an even number"));
+}
+
+#[test]
+fn without_a_configuration_the_blocks_are_named() {
+    let (graph, cluster, request) = (graph(), h100(2, 1 << 30), Request::new(GPT, "cluster", 64));
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let error = task.fastest(&[]).expect_err("there is nothing to choose from");
+    assert!(matches!(error, MethodError::Impossible { key: "blocks", .. }), "{error}");
+}
+
+#[test]
+fn rules_that_lead_to_no_plan_are_counted_as_impossible() {
+    let (graph, cluster, request) = (graph(), h100(2, 1 << 40), Request::new(GPT, "cluster", 64));
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let plan = task.plan(&configuration(4), Recompute::None).expect("a plan");
+    let judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");
+    let found = Baseline { name: "one", fits: true, plan: Some(plan), judgement: Some(judgement) };
+    let none = || Baseline { name: "none", fits: false, plan: None, judgement: None };
+    let choice = task.by_rules(vec![none(), found, none()]).expect("one of them has a plan");
+    assert_eq!((choice.space, choice.simulated, choice.impossible), (3, 1, 2));
+    let error = task.by_rules(vec![none()]).expect_err("none has a plan");
+    assert!(matches!(error, MethodError::Impossible { key: "global_batch", .. }), "{error}");
+}
+
+/// Both ends of the model read the tied embedding.
+#[test]
+fn stages_on_the_same_devices_do_not_wait_for_each_other_for_what_they_share() {
+    let (graph, cluster, request) = (graph(), h100(2, 1 << 40), Request::new(GPT, "cluster", 64));
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let mut plan = task.plan(&configuration(4), Recompute::None).expect("a plan");
+    let note = task.shared_note(&plan).expect("two devices share it");
+    assert!(note.starts_with("stages 0 and 1 share embedding"), "{note}");
+    for stage in &mut plan.pipeline[0].stage {
+        stage.devices = DeviceList(vec![0]);
+    }
+    assert_eq!(task.shared_note(&plan), None);
+}

@@ -1,0 +1,68 @@
+//! Plans with servers: what they are in a few numbers, and what they cannot be.
+
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform,
+};
+
+fn graph() -> Graph {
+    let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
+    spec.and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+/// What `--pp .. --dp .. --tp .. --servers 1` says, with two micro-batches for each worker.
+fn plan(pp: usize, dp: u32, tp: u32) -> Plan {
+    let uniform = Uniform {
+        pp,
+        mesh: Mesh { dp, cp: 1, tp },
+        sequence_parallel: false,
+        global_batch: 24,
+        microbatches: 2,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync { servers: Some(Servers { count: 1, staleness: 0 }), ..Sync::default() },
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    uniform.plan(&graph(), "model", "local")
+}
+
+#[test]
+fn replicas_of_the_whole_model_are_a_worker_each_with_micro_batches_of_its_own() {
+    for workers in [1, 3] {
+        let plan = plan(1, workers, 1);
+        assert_eq!(plan.validate(&graph(), 8), Ok(()));
+        assert_eq!(plan.microbatches, 2 * workers as usize);
+        assert_eq!(plan.pipeline.len(), workers as usize);
+        for (device, worker) in (0..).zip(&plan.pipeline) {
+            let [stage] = &worker.stage[..] else { panic!("{} stages", worker.stage.len()) };
+            assert_eq!((stage.blocks, stage.mesh), ((0, 4), Mesh::SINGLE));
+            assert_eq!(stage.devices.0, [device]);
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_was_to_be_split_is_refused_and_not_made_whole() {
+    for (pp, dp, tp, key) in [
+        (2, 1, 1, "pipeline.stage = 2: with servers each pipeline is one stage"),
+        (2, 2, 1, "pipeline.stage = 2: with servers each pipeline is one stage"),
+        (1, 2, 2, "pipeline.stage.mesh = dp 2 x tp 2: with servers each worker is one device"),
+    ] {
+        let plan = plan(pp, dp, tp);
+        assert_eq!(plan.microbatches, 2);
+        let error = plan.validate(&graph(), 8).expect_err("a worker is one device").to_string();
+        assert!(error.starts_with(key), "{error}");
+    }
+}
+
+#[test]
+fn servers_have_devices_after_those_of_the_workers() {
+    let plan = plan(1, 3, 1);
+    assert_eq!(plan.server_devices().collect::<Vec<_>>(), [3]);
+    let error = plan.validate(&graph(), 3).expect_err("there is no fourth device").to_string();
+    let rule =
+        "with servers each has a device after those of the workers, 4 in all; the cluster has 3";
+    assert_eq!(error, format!("sync.servers.count = 1: {rule}"));
+}

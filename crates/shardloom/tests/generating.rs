@@ -1,0 +1,81 @@
+//! Text from a checkpoint, by the tokenizer that the model was trained with or by another.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::train::learning_rate::{Curve, LearningRate};
+use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::{Data, Drawing, Generator, Model, Sampling, Session, TextTokenizer};
+
+const DRAWING: Drawing = Drawing { temperature: 0.0, top_k: None, seed: 1 };
+
+/// Words, each a token.
+fn words(folder: &Path, name: &str, words: &[&str]) -> String {
+    let numbered = words.iter().enumerate().map(|(index, word)| format!("{word:?}: {index}"));
+    let vocabulary = numbered.collect::<Vec<_>>().join(", ");
+    let text = format!(
+        r#"{{
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [],
+            "normalizer": null,
+            "pre_tokenizer": {{ "type": "Whitespace" }},
+            "post_processor": null,
+            "decoder": null,
+            "model": {{ "type": "WordLevel", "vocab": {{ {vocabulary} }}, "unk_token": {:?} }}
+        }}"#,
+        words[0]
+    );
+    let path = folder.join(name);
+    fs::write(&path, text).expect("written");
+    path.display().to_string()
+}
+
+#[test]
+fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_with() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let trained = words(folder.path(), "trained.json", &["one", "two", "three"]);
+    let other = words(folder.path(), "other.json", &["eins", "zwei"]);
+    let model = Model::load("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
+    let plan = Uniform {
+        pp: 1,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: 2,
+        microbatches: 1,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    let plan = plan.plan(model.graph(), &model.text(), "local");
+    let text = folder.path().join("text.txt");
+    fs::write(&text, "one two three two ".repeat(20)).expect("written");
+    let tokenizer = TextTokenizer::open(&trained).expect("a tokenizer");
+    let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
+    let data = Data::open(&model, &[text], &tokenizer, sampling).expect("enough text");
+    let settings = Settings {
+        seed: 1,
+        learning_rate: LearningRate::new(Curve::Constant { peak: 1e-3 }).expect("a rate"),
+        on_non_finite: OnNonFinite::Stop,
+        timeout: Duration::from_secs(60),
+        clock: RunClock::Wall,
+    };
+    let mut session = Session::start(&model, &plan, data, settings).expect("a session");
+    session.step().expect("a step");
+    let checkpoints = folder.path().join("run");
+    session.save(&checkpoints, None).expect("saved");
+
+    let vocabulary = |tokenizer: Option<&str>| {
+        let generator = Generator::open(&checkpoints, tokenizer, DRAWING).expect("a generator");
+        generator.tokenizer().vocabulary_size()
+    };
+    assert_eq!(vocabulary(None), 3);
+    assert_eq!(vocabulary(Some(&other)), 2);
+    assert_eq!(vocabulary(Some("bytes")), 256);
+}

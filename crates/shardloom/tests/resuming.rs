@@ -1,0 +1,95 @@
+//! A session goes on from checkpoints of the same run only.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::train::learning_rate::{Curve, LearningRate};
+use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::{Data, Error, Model, Sampling, Session, TextTokenizer};
+
+/// What a run is of.
+#[derive(Clone)]
+struct Run {
+    model: &'static str,
+    global_batch: usize,
+    optimizer: Optimizer,
+    seed: u64,
+    dp: u32,
+}
+
+const RUN: Run = Run {
+    model: "gpt:layers=1,hidden=8,heads=2,seq=4,vocab=256",
+    global_batch: 4,
+    optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, reference_batch: None },
+    seed: 1,
+    dp: 1,
+};
+
+fn session(folder: &Path, run: &Run) -> Session {
+    let model = Model::load(run.model).expect("a model");
+    let plan = Uniform {
+        pp: 1,
+        mesh: Mesh { dp: run.dp, cp: 1, tp: 1 },
+        sequence_parallel: false,
+        global_batch: run.global_batch,
+        microbatches: 1,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: run.optimizer,
+        clip_norm: None,
+    };
+    let plan = plan.plan(model.graph(), &model.text(), "local");
+    let text = folder.join("text.txt");
+    fs::write(&text, "one two three two ".repeat(20)).expect("written");
+    let tokenizer = TextTokenizer::open("bytes").expect("a tokenizer");
+    let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
+    let data = Data::open(&model, &[text], &tokenizer, sampling).expect("enough text");
+    let settings = Settings {
+        seed: run.seed,
+        learning_rate: LearningRate::new(Curve::Constant { peak: 1e-3 }).expect("a rate"),
+        on_non_finite: OnNonFinite::Stop,
+        timeout: Duration::from_secs(60),
+        clock: RunClock::Wall,
+    };
+    Session::start(&model, &plan, data, settings).expect("a session")
+}
+
+#[test]
+fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let checkpoints = folder.path().join("run");
+    let mut first = session(folder.path(), &RUN);
+    first.step().expect("a step");
+    first.save(&checkpoints, None).expect("saved");
+    let again = |run: Run| session(folder.path(), &run);
+
+    let decaying = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.1, reference_batch: None };
+    for same in [RUN, Run { dp: 2, ..RUN }] {
+        let resumed =
+            again(same).resume(&checkpoints).expect("the same run").expect("a checkpoint");
+        assert_eq!(resumed.step, 1);
+    }
+    let wider = "gpt:layers=1,hidden=16,heads=2,seq=4,vocab=256";
+    let others = [
+        ("the model", Run { model: wider, ..RUN }),
+        ("the seed", Run { seed: 2, ..RUN }),
+        ("the optimizer", Run { optimizer: Optimizer::default(), ..RUN }),
+        ("the global batch", Run { global_batch: 2, ..RUN }),
+    ];
+    for (differs, run) in others {
+        match again(run).resume(&checkpoints) {
+            Err(Error::OtherRun { what, .. }) => assert_eq!(what, differs),
+            other => panic!("{differs} differs, and it is {other:?}"),
+        }
+    }
+    // An optimizer's settings may change in the middle of a run.
+    let resumed =
+        again(Run { optimizer: decaying, ..RUN }).resume(&checkpoints).expect("the same run");
+    let changes = resumed.expect("a checkpoint").plan_changes;
+    let keys: Vec<&str> = changes.iter().map(|it| it.key.as_str()).collect();
+    assert_eq!(keys, ["optimizer.weight_decay"]);
+}
