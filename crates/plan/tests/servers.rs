@@ -14,7 +14,7 @@ fn graph() -> Graph {
 fn plan(pp: usize, dp: u32, tp: u32) -> Plan {
     let uniform = Uniform {
         pp,
-        mesh: Mesh { dp, cp: 1, tp },
+        mesh: Mesh::of(dp, 1, tp),
         sequence_parallel: false,
         global_batch: 24,
         microbatches: 2,

@@ -179,7 +179,7 @@ fn what_reduces_gradients_that_the_other_adds_to_is_not_cut() {
         let overlapping = plan(&graph, ScheduleKind::DualPipe, (2, 2), zero);
         let uniform = Uniform {
             pp: 1,
-            mesh: Mesh { dp: 2, cp: 1, tp: 2 },
+            mesh: Mesh::of(2, 1, 2),
             sequence_parallel: zero == 1,
             global_batch: 4,
             microbatches: 2,

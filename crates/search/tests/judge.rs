@@ -16,7 +16,7 @@ fn the_share_of_waiting_is_that_of_all_ranks() {
     for (pp, dp) in [(1, 8), (2, 4), (4, 2)] {
         let uniform = Uniform {
             pp,
-            mesh: Mesh { dp, cp: 1, tp: 1 },
+            mesh: Mesh::of(dp, 1, 1),
             sequence_parallel: false,
             global_batch: 32,
             microbatches: 4,

@@ -31,7 +31,7 @@ fn session(folder: &Path, run: &Run) -> Session {
     let model = Model::load(run.model).expect("a model");
     let plan = Uniform {
         pp: 1,
-        mesh: Mesh { dp: run.dp, cp: 1, tp: 1 },
+        mesh: Mesh::of(run.dp, 1, 1),
         sequence_parallel: false,
         global_batch: run.global_batch,
         microbatches: 1,

@@ -55,7 +55,8 @@ pub fn lower(graph: &Graph, plan: &Plan, devices: usize) -> Result<Program, Prog
     lower_with(graph, plan, devices, &*sync::way(plan.sync))
 }
 
-/// The same, with replicas kept equal in another way than the plan's `sync` says.
+/// The same, with replicas kept equal in another way than the plan's `sync` says, but those of parameters for
+/// which one of its groups says how.
 ///
 /// # Errors
 /// As [`lower`].
