@@ -9,12 +9,14 @@ use shardloom_graph::op::Overflow;
 use shardloom_graph::{Graph, OpId, OpKind, ValueId};
 use shardloom_kernels::{Buffer, Device, View};
 use shardloom_program::{
-    Action, Assignment, Class, Collective, Instruction, MeasuredRows, Placement, Program,
+    Action, Assignment, Class, Collective, Group, Instruction, MeasuredRows, Placement, Program,
 };
 use smallvec::{SmallVec, smallvec};
 
-use super::Rank;
-use super::exchange::Part as Brought;
+use super::arena::Room;
+use super::link::{Linker, Local, Work};
+use super::store::Slot;
+use super::{At, LinkedInstruction, Rank};
 use crate::{Error, Result};
 
 /// One number for each member of a group.
@@ -113,106 +115,158 @@ fn by_run(counts: &[usize], runs: usize, width: usize) -> PerMember {
     each.map(|counts| counts.iter().sum::<usize>() * width).collect()
 }
 
-/// Whether rows go to their experts, and not back to their samples.
-fn to_experts(instruction: &Instruction) -> bool {
-    matches!(
-        instruction.action,
-        Action::Collective { kind: Collective::AllToAll { to: 0, .. }, .. }
-    )
+/// An exchange of rows.
+pub(super) struct RowMove {
+    rows: Slot,
+    /// What counts them before and afterwards.
+    own: Slot,
+    others: Slot,
+    /// This rank's place among the members, and how many they are.
+    place: usize,
+    members: usize,
+    /// Elements of a row.
+    width: usize,
+    way: Way,
 }
 
+/// Which way rows go.
+enum Way {
+    /// To their experts. They lie as they are sent, and are joined where they arrive: each of so many experts'.
+    ToExperts { sent: Room, experts: usize, result: Room },
+    /// Back to their samples. They are cut by who has these, and arrive as they lie.
+    ToSamples { experts: usize, result: Room },
+}
+
+/// What is noted where rows are dealt to experts.
+pub(super) struct Routing {
+    op: OpId,
+    /// Which of the rank's logs is of it.
+    log: usize,
+    counts: Slot,
+    slots: usize,
+    overflow: Overflow,
+}
+
+impl RowMove {
+    /// Links an exchange of rows.
+    pub fn link(
+        linker: &Linker<'_>,
+        kind: Collective,
+        group: &Group,
+        instruction: &Instruction,
+    ) -> RowMove {
+        let [rows, own, others] = [0, 1, 2].map(|index| instruction.reads[index]);
+        let (place, members) = linker.place_in_group(group);
+        let result = instruction.writes[0].to.tensor;
+        let bound = linker.class.tensor(rows.tensor).local_shape();
+        let way = match kind {
+            Collective::AllToAll { to: 0, .. } => Way::ToExperts {
+                sent: linker.room(instruction.writes[1].to.tensor),
+                experts: linker.class.tensor(result).local_shape()[0],
+                result: linker.room(result),
+            },
+            _ => Way::ToSamples { experts: bound[0], result: linker.room(result) },
+        };
+        let [rows, own, others] = [rows, own, others].map(|view| linker.slot(view));
+        RowMove { rows, own, others, place, members, width: bound[3], way }
+    }
+}
+
+impl Routing {
+    /// Links what is noted of an operator, if it deals rows to experts.
+    pub fn link(linker: &Linker<'_>, op: OpId, instruction: &Instruction) -> Option<Routing> {
+        let OpKind::Route { slots, overflow } = linker.shared.graph.op(op).kind else {
+            return None;
+        };
+        let log = linker.counted.0.iter().position(|log| log.op == op)?;
+        let counts = linker.slot(instruction.writes[3].to);
+        Some(Routing { op, log, counts, slots, overflow })
+    }
+}
+
+// How many rows there are is known only while running, so that where each lies and how many go where is worked
+// out each time, in lists on the heap.
 impl Rank {
-    /// What this rank brings into an exchange of rows. Rows that it sends to their experts lie as they are
-    /// sent; those that it sends back are cut by who has their samples, and arrive as they lie.
-    pub(super) fn bring_rows(&mut self, instruction: &Instruction, microbatch: u32) -> Brought {
-        let [rows, own, others] = [0, 1, 2].map(|index| instruction.reads[index].tensor);
-        let (place, members) = self.place_in_group(instruction);
-        let bound = self.class().tensor(rows).local_shape();
-        let (experts, width, room) = (bound[0], bound[3], bound.iter().product());
+    /// What this rank brings into an exchange of rows.
+    pub(super) fn bring_rows(&mut self, of: &RowMove, at: At) -> Box<RowExchange> {
+        let RowMove { rows, own, others, place, members, width, ref way } = *of;
         let device = &**self.device();
-        let counts = |tensor| counted(device, self.store.get(tensor, microbatch).view());
+        let counts = |slot| counted(device, self.store.get(slot, at).view());
         let (own, others) = (counts(own), counts(others));
-        let held = self.store.get(rows, microbatch);
-        let exchange = match to_experts(instruction) {
-            true => {
+        let held = self.store.get(rows, at);
+        Box::new(match way {
+            Way::ToExperts { sent: room, experts, .. } => {
                 let sent = by_run(&own, members, width);
                 let all = 0..sent.iter().sum();
-                let mut buffer = self.arena.take(instruction.writes[1].to.tensor, room);
+                let mut buffer = self.arena.take(room, at);
                 device.copy(held.view().slice(all.clone()), buffer.view_mut().slice(all));
-                let blocks = Blocks::by_expert(&others, experts / members, members, width);
+                let blocks = Blocks::by_expert(&others, *experts, members, width);
                 RowExchange { buffer, sent, received: blocks.by_member(), own: place }
             }
-            false => {
-                let blocks = Blocks::by_expert(&own, experts, members, width);
-                let mut buffer = self.arena.take(instruction.writes[0].to.tensor, room);
+            Way::ToSamples { experts, result } => {
+                let blocks = Blocks::by_expert(&own, *experts, members, width);
+                let mut buffer = self.arena.take(result, at);
                 blocks.cut(device, held, &mut buffer);
                 let received = by_run(&others, members, width);
                 RowExchange { buffer, sent: blocks.by_member(), received, own: place }
             }
-        };
-        Brought::Rows(Box::new(exchange))
+        })
     }
 
     /// Where rows that have come to their experts are joined, if not where the exchange leaves them.
-    pub(super) fn rows_place(&self, instruction: &Instruction) -> Option<Buffer> {
-        let result = instruction.writes[0].to.tensor;
-        let room = self.class().tensor(result).local_shape().iter().product();
-        to_experts(instruction).then(|| self.arena.take(result, room))
+    pub(super) fn rows_place(&self, of: &RowMove, at: At) -> Option<Buffer> {
+        match &of.way {
+            Way::ToExperts { result, .. } => Some(self.arena.take(result, at)),
+            Way::ToSamples { .. } => None,
+        }
     }
 
     /// Takes the result of an exchange of rows.
     pub(super) fn settle_rows(
         &mut self,
-        instruction: &Instruction,
-        microbatch: u32,
+        of: &RowMove,
+        at: At,
         (exchange, place): (RowExchange, Option<Buffer>),
     ) {
-        let result = instruction.writes[0].to.tensor;
-        let arrived =
-            match place {
-                Some(mut joined) => {
-                    let (_, members) = self.place_in_group(instruction);
-                    let bound = self.class().tensor(result).local_shape();
-                    let (experts, width) = (bound[0], bound[3]);
-                    let device = &**self.device();
-                    let counts = self.store.get(instruction.reads[2].tensor, microbatch);
-                    Blocks::by_expert(&counted(device, counts.view()), experts, members, width)
-                        .join(device, &exchange.buffer, &mut joined);
-                    joined
-                }
-                None => exchange.buffer,
-            };
-        self.store.put(result, microbatch, arrived);
+        let (arrived, result) = match (place, &of.way) {
+            (Some(mut joined), Way::ToExperts { experts, result, .. }) => {
+                let device = &**self.device();
+                let counts = counted(device, self.store.get(of.others, at).view());
+                Blocks::by_expert(&counts, *experts, of.members, of.width).join(
+                    device,
+                    &exchange.buffer,
+                    &mut joined,
+                );
+                (joined, result)
+            }
+            (_, Way::ToExperts { result, .. } | Way::ToSamples { result, .. }) => {
+                (exchange.buffer, result)
+            }
+        };
+        self.store.put(result.slot, at, arrived);
     }
 
     /// Notes how many rows a routing gave to each expert.
     ///
     /// # Errors
     /// If an expert has more than it has slots for and that is to stop the run.
-    pub(super) fn note_rows(
-        &mut self,
-        op: OpId,
-        instruction: &Instruction,
-        microbatch: u32,
-    ) -> Result<()> {
-        let node = self.shared.graph.op(op);
-        let OpKind::Route { slots, overflow } = node.kind else { return Ok(()) };
-        let counts = self.store.get(instruction.writes[3].to.tensor, microbatch);
-        let counts = counted(&**self.device(), counts.view());
-        let Some(log) = self.counted.0.iter_mut().find(|log| log.op == op) else { return Ok(()) };
+    pub(super) fn note_rows(&mut self, routing: &Routing, at: At) -> Result<()> {
+        let Routing { op, log, counts, slots, overflow } = *routing;
+        let counts = counted(&**self.device(), self.store.get(counts, at).view());
+        let (log, microbatch) = (&mut self.counted.0[log], at.microbatch());
         let samples = log.placement.extent[1];
         let over = counts.iter().position(|&count| count > slots);
-        if let (Some(at), Overflow::Stop) = (over, overflow) {
-            let (expert, sample) = (at / samples, at % samples);
+        if let (Some(place), Overflow::Stop) = (over, overflow) {
+            let (expert, sample) = (place / samples, place % samples);
             let (microbatch, program) = (u64::from(microbatch), &self.shared.program);
             let first = microbatch * program.microbatch_samples as u64;
             let step = self.now.first_step + microbatch / program.microbatches as u64;
             return Err(Error::Overflow {
                 step: (self.now.part == Part::Training).then_some(step),
-                layer: node.name.clone(),
+                layer: self.shared.graph.op(op).name.clone(),
                 expert,
                 sample: self.now.first_sample + first + (log.placement.start[1] + sample) as u64,
-                count: counts[at] as u64,
+                count: counts[place] as u64,
                 bound: slots as u64,
             });
         }
@@ -236,12 +290,13 @@ impl Rank {
     /// Adds what this rank has just counted, if the instruction that it ran was a routing.
     pub fn add_new_row_counts(
         &self,
-        instruction: &Instruction,
+        instruction: &LinkedInstruction,
         microbatch: u32,
         all: &mut MeasuredRows,
     ) {
-        let Action::Kernel { op, .. } = instruction.action else { return };
-        if let Some(log) = self.counted.0.iter().find(|log| log.op == op) {
+        let Work::Local(Local::Kernel(kernel)) = &instruction.work else { return };
+        if let Some(routing) = kernel.routing() {
+            let log = &self.counted.0[routing.log];
             log.noted(microbatch % log.microbatches as u32).add_to(all);
         }
     }
