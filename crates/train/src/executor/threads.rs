@@ -18,7 +18,8 @@ use super::messages::{Messages, tag};
 use super::recorder::Recorder;
 use super::{Command, Crew, Done, FULL_POOL, state};
 use crate::rank::{
-    At, Begun, Collective, Contribution, LinkedInstruction, Rank, Shared, StepOutcome, Work,
+    At, Begun, Collective, Contribution, LinkedInstruction, MOST_RESERVED, Rank, Shared,
+    StepOutcome, Work,
 };
 use crate::{Error, Result};
 
@@ -234,6 +235,10 @@ impl Worker {
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step, *count);
+                if let Some(serve) = class.serves() {
+                    answered
+                        .reserve(serve.handlers().count() * (*count).min(MOST_RESERVED) as usize);
+                }
                 let mut step = 0;
                 let own = self.endpoint.rank() as usize;
                 let mut repeated = answers.as_ref().map(|answers| answers[own].iter());

@@ -428,7 +428,7 @@ fn exchange_rows(rank: &Rank, members: &mut [Contribution]) {
     let mut all: Vec<&mut RowExchange> = members
         .iter_mut()
         .map(|member| match &mut member.part {
-            Brought::Rows(rows) => &mut **rows,
+            Brought::Rows(rows) => rows,
             Brought::Elements(..) | Brought::Scalar(_) => {
                 unreachable!("members bring the same kind of thing")
             }

@@ -287,3 +287,22 @@ pub(super) fn stream(name: &str) -> u64 {
     bytes.copy_from_slice(&digest.as_bytes()[..8]);
     u64::from_le_bytes(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::sorting_swaps;
+
+    #[test]
+    fn swaps_sort_every_order() {
+        let orders = (0..4_usize.pow(4)).map(|code| [0, 1, 2, 3].map(|at| code >> (2 * at) & 3));
+        let orders = orders.filter(|order| (0..4).all(|index| order.contains(&index)));
+        let mut count = 0;
+        for mut order in orders {
+            let swaps = sorting_swaps(order.to_vec());
+            swaps.iter().for_each(|&(one, other)| order.swap(one, other));
+            assert_eq!(order, [0, 1, 2, 3]);
+            count += 1;
+        }
+        assert_eq!(count, 24);
+    }
+}

@@ -32,7 +32,7 @@ pub(crate) enum Part {
     /// A number in double precision.
     Scalar(f64),
     /// Rows, as many as have turned out.
-    Rows(Box<RowExchange>),
+    Rows(RowExchange),
 }
 
 /// A collective that a rank has come to: what it needs to go on with it when it has ended.
@@ -231,7 +231,7 @@ impl Rank {
         };
         match (result.part, &collective.about) {
             (Part::Scalar(squared), About::Norm) => self.set_squared_norm(squared),
-            (Part::Rows(rows), About::Rows(of)) => self.settle_rows(of, at, (*rows, place)),
+            (Part::Rows(rows), About::Rows(of)) => self.settle_rows(of, at, (rows, place)),
             (Part::Elements(buffer, _), About::Layout(change)) => {
                 self.settle(change, at, (buffer, place));
             }

@@ -45,9 +45,9 @@ use norm::Norm;
 use parameters::Parameters;
 pub(crate) use pieces::OwnedPiece;
 pub(crate) use routes::{SentMessage, sent_messages};
-use rows::CountedRows;
 pub(crate) use rows::NotedRows;
 pub use rows::RowExchange;
+use rows::{CountedRows, Lists};
 use store::Store;
 pub(crate) use store::stored;
 pub(crate) use update::StepOutcome;
@@ -74,7 +74,7 @@ pub(crate) struct Shared {
 }
 
 /// For how many steps in a row room is made for what they come to; longer rows make more as they go.
-const MOST_RESERVED: u32 = 1 << 16;
+pub(crate) const MOST_RESERVED: u32 = 1 << 16;
 
 /// One rank of a run.
 pub(crate) struct Rank {
@@ -86,6 +86,8 @@ pub(crate) struct Rank {
     settings: Vec<Setting>,
     /// Room for a sample that is rounded.
     rounded: Vec<u16>,
+    /// Room for lists of rows.
+    lists: Lists,
     /// How often its class updates its weights in a step.
     updates: u32,
     memory: Memory,
@@ -165,6 +167,7 @@ impl Rank {
             linked,
             settings,
             rounded: vec![],
+            lists: Lists::default(),
             updates: node.updates(),
             memory,
             arena,

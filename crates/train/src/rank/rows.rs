@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_data::Part;
 use shardloom_graph::op::Overflow;
 use shardloom_graph::{Graph, OpId, OpKind, ValueId};
+use shardloom_kernels::device::HostSliceMut;
 use shardloom_kernels::{Buffer, Device, View};
 use shardloom_program::{
     Action, Assignment, Class, Collective, Group, Instruction, MeasuredRows, Placement, Program,
@@ -48,25 +49,46 @@ impl RowExchange {
     }
 }
 
-/// Numbers of rows, on the host.
-fn counted(device: &dyn Device, counts: View<'_>) -> Vec<usize> {
-    device.reals(counts).into_iter().map(|count| count as usize).collect()
+/// Lists that are filled at each routing and each exchange of rows.
+#[derive(Default)]
+pub(super) struct Lists {
+    own: Vec<f32>,
+    others: Vec<f32>,
+    blocks: Vec<usize>,
+}
+
+/// Copies numbers of rows to the host.
+fn count(device: &dyn Device, counts: View<'_>, to: &mut Vec<f32>) {
+    to.clear();
+    to.resize(counts.len(), 0.0);
+    device.download(counts, HostSliceMut::F32(to));
+}
+
+/// How many rows these are.
+fn sum(counts: &[f32]) -> usize {
+    counts.iter().map(|&count| count as usize).sum()
 }
 
 /// Rows by two indices: those that a rank keeps together, and members of its group.
-struct Blocks {
+struct Blocks<'a> {
     /// `[own, members]`: rows of each.
-    rows: Vec<usize>,
+    rows: &'a [usize],
     members: usize,
     width: usize,
 }
 
-impl Blocks {
+impl Blocks<'_> {
     /// The rows that `counts [experts, samples]` says, by expert and by the member that has the sample.
-    fn by_expert(counts: &[usize], experts: usize, members: usize, width: usize) -> Blocks {
+    fn by_expert<'a>(
+        counts: &[f32],
+        experts: usize,
+        (members, width): (usize, usize),
+        rows: &'a mut Vec<usize>,
+    ) -> Blocks<'a> {
         let samples = counts.len() / experts;
-        let each = counts.chunks_exact(samples / members);
-        Blocks { rows: each.map(|counts| counts.iter().sum()).collect(), members, width }
+        rows.clear();
+        rows.extend(counts.chunks_exact(samples / members).map(sum));
+        Blocks { rows, members, width }
     }
 
     /// Elements of each member's blocks.
@@ -110,9 +132,8 @@ impl Blocks {
 }
 
 /// Elements of the rows of each of so many runs of experts.
-fn by_run(counts: &[usize], runs: usize, width: usize) -> PerMember {
-    let each = counts.chunks_exact(counts.len() / runs);
-    each.map(|counts| counts.iter().sum::<usize>() * width).collect()
+fn by_run(counts: &[f32], runs: usize, width: usize) -> PerMember {
+    counts.chunks_exact(counts.len() / runs).map(|counts| sum(counts) * width).collect()
 }
 
 /// An exchange of rows.
@@ -184,33 +205,35 @@ impl Routing {
     }
 }
 
-// How many rows there are is known only while running, so that where each lies and how many go where is worked
-// out each time, in lists on the heap.
+// How many rows there are is known only while running: where each lies and how many go where is worked out each
+// time.
 impl Rank {
     /// What this rank brings into an exchange of rows.
-    pub(super) fn bring_rows(&mut self, of: &RowMove, at: At) -> Box<RowExchange> {
+    pub(super) fn bring_rows(&mut self, of: &RowMove, at: At) -> RowExchange {
         let RowMove { rows, own, others, place, members, width, ref way } = *of;
-        let device = &**self.device();
-        let counts = |slot| counted(device, self.store.get(slot, at).view());
-        let (own, others) = (counts(own), counts(others));
-        let held = self.store.get(rows, at);
-        Box::new(match way {
+        let Rank { shared, arena, store, lists, .. } = self;
+        let device = &*shared.device;
+        let Lists { own: own_counts, others: other_counts, blocks } = lists;
+        count(device, store.get(own, at).view(), own_counts);
+        count(device, store.get(others, at).view(), other_counts);
+        let held = store.get(rows, at);
+        match way {
             Way::ToExperts { sent: room, experts, .. } => {
-                let sent = by_run(&own, members, width);
+                let sent = by_run(own_counts, members, width);
                 let all = 0..sent.iter().sum();
-                let mut buffer = self.arena.take(room, at);
+                let mut buffer = arena.take(room, at);
                 device.copy(held.view().slice(all.clone()), buffer.view_mut().slice(all));
-                let blocks = Blocks::by_expert(&others, *experts, members, width);
+                let blocks = Blocks::by_expert(other_counts, *experts, (members, width), blocks);
                 RowExchange { buffer, sent, received: blocks.by_member(), own: place }
             }
             Way::ToSamples { experts, result } => {
-                let blocks = Blocks::by_expert(&own, *experts, members, width);
-                let mut buffer = self.arena.take(result, at);
+                let blocks = Blocks::by_expert(own_counts, *experts, (members, width), blocks);
+                let mut buffer = arena.take(result, at);
                 blocks.cut(device, held, &mut buffer);
-                let received = by_run(&others, members, width);
+                let received = by_run(other_counts, members, width);
                 RowExchange { buffer, sent: blocks.by_member(), received, own: place }
             }
-        })
+        }
     }
 
     /// Where rows that have come to their experts are joined, if not where the exchange leaves them.
@@ -228,22 +251,22 @@ impl Rank {
         at: At,
         (exchange, place): (RowExchange, Option<Buffer>),
     ) {
+        let Rank { shared, store, lists, .. } = self;
+        let device = &*shared.device;
         let (arrived, result) = match (place, &of.way) {
             (Some(mut joined), Way::ToExperts { experts, result, .. }) => {
-                let device = &**self.device();
-                let counts = counted(device, self.store.get(of.others, at).view());
-                Blocks::by_expert(&counts, *experts, of.members, of.width).join(
-                    device,
-                    &exchange.buffer,
-                    &mut joined,
-                );
+                let Lists { others, blocks, .. } = lists;
+                count(device, store.get(of.others, at).view(), others);
+                let each = (of.members, of.width);
+                let blocks = Blocks::by_expert(others, *experts, each, blocks);
+                blocks.join(device, &exchange.buffer, &mut joined);
                 (joined, result)
             }
             (_, Way::ToExperts { result, .. } | Way::ToSamples { result, .. }) => {
                 (exchange.buffer, result)
             }
         };
-        self.store.put(result.slot, at, arrived);
+        store.put(result.slot, at, arrived);
     }
 
     /// Notes how many rows a routing gave to each expert.
@@ -252,18 +275,19 @@ impl Rank {
     /// If an expert has more than it has slots for and that is to stop the run.
     pub(super) fn note_rows(&mut self, routing: &Routing, at: At) -> Result<()> {
         let Routing { op, log, counts, slots, overflow } = *routing;
-        let counts = counted(&**self.device(), self.store.get(counts, at).view());
-        let (log, microbatch) = (&mut self.counted.0[log], at.microbatch());
+        let Rank { shared, store, lists, counted, .. } = self;
+        count(&*shared.device, store.get(counts, at).view(), &mut lists.own);
+        let (log, counts, microbatch) = (&mut counted.0[log], &lists.own, at.microbatch());
         let samples = log.placement.extent[1];
-        let over = counts.iter().position(|&count| count > slots);
+        let over = counts.iter().position(|&count| count as usize > slots);
         if let (Some(place), Overflow::Stop) = (over, overflow) {
             let (expert, sample) = (place / samples, place % samples);
-            let (microbatch, program) = (u64::from(microbatch), &self.shared.program);
+            let (microbatch, program) = (u64::from(microbatch), &shared.program);
             let first = microbatch * program.microbatch_samples as u64;
             let step = self.now.first_step + microbatch / program.microbatches as u64;
             return Err(Error::Overflow {
                 step: (self.now.part == Part::Training).then_some(step),
-                layer: self.shared.graph.op(op).name.clone(),
+                layer: shared.graph.op(op).name.clone(),
                 expert,
                 sample: self.now.first_sample + first + (log.placement.start[1] + sample) as u64,
                 count: counts[place] as u64,
@@ -275,7 +299,7 @@ impl Rank {
         }
         let place = microbatch as usize % log.microbatches * counts.len();
         let noted = log.counts[place..].iter_mut().zip(counts);
-        noted.for_each(|(noted, count)| *noted = count as u32);
+        noted.for_each(|(noted, &count)| *noted = count as u32);
         Ok(())
     }
 
