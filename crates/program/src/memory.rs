@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::allocation::Allocated;
+use crate::outstanding::{Follower, Moment};
 use crate::{
-    Allocation, BodyKind, Class, Content, Copies, Instruction, Issued, Keep, Outstanding, Program,
-    Tensor, TensorId,
+    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Outstanding, Program, Tensor,
+    TensorId,
 };
 
 /// What a rank holds all the time.
@@ -203,24 +204,14 @@ impl Class {
     /// The memory of `position` over one step.
     pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
         let mut tracker = MemoryTracker::new(self, position);
-        let mut outstanding = Outstanding::new(program, self);
+        let mut follower = Follower::new(program, self);
         // Enough steps for the pipeline to be full once, and to begin with what another left behind.
         let steps = 2 * program.ahead + 1 + self.late();
-        let mut now = None;
         for run in program.cursor(self, steps).runs(true) {
-            let (body, microbatch) = (run.entry.body, run.microbatch);
-            if now.replace(run.step).is_some_and(|before| before != run.step) {
-                tracker.end_first(&mut outstanding, |it| it.ending_with_step(false));
-            }
-            for index in 0..self.body(body).instructions.len() as u32 {
-                let issued = Issued { body, index, microbatch };
-                let instruction = issued.instruction(self);
-                tracker.end_first(&mut outstanding, |it| it.ending_before(self, issued));
-                tracker.begin(instruction, microbatch);
-                if !outstanding.start(self, issued) {
-                    tracker.end(instruction, microbatch);
-                }
-            }
+            follower.run(&run, |moment| match moment {
+                Moment::Start(issued, it) => tracker.begin(it, issued.microbatch),
+                Moment::End(issued, it, _) => tracker.end(it, issued.microbatch),
+            });
         }
         let persistent = self.persistent_bytes(position);
         MemoryUse { persistent, peak_bytes: tracker.peak_bytes() }
