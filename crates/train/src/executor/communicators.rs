@@ -17,6 +17,7 @@ pub(crate) struct Communicators {
 }
 
 /// A collective that was started among a rank's group.
+#[expect(clippy::large_enum_variant, reason = "in a box it would ask the heap each time")]
 pub(crate) enum Started {
     /// Nobody takes part but the rank.
     Alone(Contribution),
