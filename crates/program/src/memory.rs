@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use crate::allocation::Allocated;
 use crate::outstanding::{Follower, Moment};
 use crate::{
-    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Outstanding, Program, Tensor,
-    TensorId,
+    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, Tensor, TensorId,
 };
 
 /// What a rank holds all the time.
@@ -43,7 +42,7 @@ pub struct MemoryUse {
 ///
 /// The simulator and the memory bound of a search both count with it, and an executor that allocates
 /// at the first write of a tensor and frees where an instruction says so, and of collectives where they are
-/// [waited for](Outstanding), agrees, but for what kernels
+/// [waited for](crate::Outstanding), agrees, but for what kernels
 /// use as scratch. A message belongs to no rank from the end of its send to its receive: how many are on
 /// their way depends on when others run, which no order of one rank's instructions can tell.
 #[derive(Clone, Debug)]
@@ -104,19 +103,6 @@ impl<'a> MemoryTracker<'a> {
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
         for freed in self.class.freed_by(instruction, microbatch) {
             self.free(freed);
-        }
-    }
-
-    /// Counts what as many collectives free as `count` says of those that are outstanding, the first of
-    /// which are waited for.
-    pub fn end_first(
-        &mut self,
-        outstanding: &mut Outstanding,
-        count: impl FnOnce(&Outstanding) -> usize,
-    ) {
-        for _ in 0..count(outstanding) {
-            let Some(run) = outstanding.end_first() else { break };
-            self.end(run.instruction(self.class), run.microbatch);
         }
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct VirtualCrew {
     links: Vec<Link>,
     started: Vec<StartedByRank>,
     sent_bytes: Vec<u64>,
+    /// What instructions send, but for rows, by rank and body.
+    sends: Vec<Vec<Box<[u64]>>>,
     /// What the last step took, instruction by instruction.
     recording: Option<Recording>,
     /// Whether a command failed, which may have ended in the middle of a step.
@@ -71,6 +73,7 @@ impl VirtualCrew {
         let count = shared.program.ranks() as u32;
         let ranks: Vec<Rank> = (0..count).map(|rank| Rank::new(shared, RankId(rank))).collect();
         let sent_bytes = vec![0; ranks.len()];
+        let sends = ranks.iter().map(sends).collect();
         let settings = Settings { timeout: Duration::ZERO, arithmetic: Arc::new(Arithmetic) };
         let Shared { program, messages, .. } = &**shared;
         let link = |mut endpoint: Box<dyn Endpoint<Contribution>>| {
@@ -92,6 +95,7 @@ impl VirtualCrew {
             links,
             started,
             sent_bytes,
+            sends,
             recording: None,
             failed: false,
         })
@@ -201,6 +205,7 @@ impl VirtualCrew {
             links: &mut self.links,
             started: &mut self.started,
             sent_bytes: &mut self.sent_bytes,
+            sends: &self.sends,
             model,
         };
         let mut driver = Recorder::new(driver);
@@ -210,6 +215,13 @@ impl VirtualCrew {
         (0..driver.ranks.len()).for_each(|rank| driver.end_step(rank, true));
         Ok((simulation, recording, driver.answers))
     }
+}
+
+/// What each instruction of a rank's bodies sends.
+fn sends(rank: &Rank) -> Vec<Box<[u64]>> {
+    let (class, position) = (rank.class_id(), rank.position());
+    let bytes = |it| rank.program().instruction_sent_bytes(class, position, it);
+    rank.class().bodies.iter().map(|body| body.instructions.iter().map(bytes).collect()).collect()
 }
 
 /// The same ranks evaluating one micro-batch.
@@ -231,6 +243,7 @@ struct Executing<'a> {
     /// Whom servers have answered.
     answers: Answers,
     sent_bytes: &'a mut [u64],
+    sends: &'a [Vec<Box<[u64]>>],
     links: &'a mut [Link],
     started: &'a mut [StartedByRank],
     model: Modelled<'a>,
@@ -287,10 +300,8 @@ impl Executing<'_> {
     }
 
     fn count(&mut self, call: &Call<'_>) {
-        let Actor { rank, class, position, .. } = call.actor;
-        let program = &self.shared.program;
-        let sent = program.instruction_sent_bytes(class, position, call.instruction);
-        self.sent_bytes[rank.0 as usize] += sent;
+        let rank = call.actor.rank.0 as usize;
+        self.sent_bytes[rank] += self.sends[rank][call.run.entry.body.0 as usize][call.index];
     }
 }
 

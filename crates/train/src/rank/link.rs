@@ -29,7 +29,7 @@ use super::rows::CountedRows;
 use super::store::{Slot, Store};
 use super::update::{Cast, Statistics, Update};
 
-/// A run of an instruction, and what depends on it where its operands are.
+/// A run of an instruction, with what the places of its operands depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     /// The instruction and its micro-batch.
