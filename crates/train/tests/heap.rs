@@ -10,6 +10,7 @@ mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -113,6 +114,23 @@ struct Watch {
     after: AtomicUsize,
 }
 
+impl Watch {
+    /// Watches from where the first of some samples is loaded to where the last is.
+    fn watch(&self, samples: Range<u64>) {
+        self.before.store(usize::MAX, Ordering::SeqCst);
+        self.after.store(0, Ordering::SeqCst);
+        self.first_sample.store(samples.start, Ordering::SeqCst);
+        self.end_sample.store(samples.end, Ordering::SeqCst);
+    }
+
+    /// The calls in between.
+    fn calls(&self) -> usize {
+        let [before, after] = [&self.before, &self.after].map(|it| it.load(Ordering::SeqCst));
+        assert!(before <= after, "the watched samples are loaded");
+        after - before
+    }
+}
+
 impl Source for Watched {
     fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
         let [first, end] = [&self.watch.first_sample, &self.watch.end_sample];
@@ -129,7 +147,8 @@ impl Source for Watched {
     }
 }
 
-/// Trains a few rows of steps, the last but one of which is watched from the inside, the last as a whole.
+/// Trains a few rows of steps, the last but one of which is watched from the inside, the last as a whole, and
+/// validates.
 fn assert_asks_for_nothing(graph: &Graph, plan: &Plan) {
     GIVES_ORDERS.set(true);
     let watch = Arc::new(Watch {
@@ -148,18 +167,22 @@ fn assert_asks_for_nothing(graph: &Graph, plan: &Plan) {
     };
     let start = train(1) + u64::from(FIRST_STEPS);
     let end = start + u64::from(WATCHED_STEPS);
-    watch.first_sample.store(start * SAMPLES as u64, Ordering::SeqCst);
-    watch.end_sample.store(end * SAMPLES as u64, Ordering::SeqCst);
+    watch.watch(start * SAMPLES as u64..end * SAMPLES as u64);
     assert_eq!(train(FIRST_STEPS + WATCHED_STEPS), end);
-    let [before, after] = [&watch.before, &watch.after].map(|calls| calls.load(Ordering::SeqCst));
-    assert!(before <= after, "the watched steps load samples");
-    assert_eq!(after - before, 0, "calls in the midst of a row of\n{}", plan.to_toml());
+    assert_eq!(watch.calls(), 0, "calls in the midst of a row of\n{}", plan.to_toml());
 
     let before = calls();
     train(1);
     let row = calls() - before;
     let most = ROW_CALLS + RANK_CALLS * plan.device_count();
     assert!(row <= most, "{row} calls in a step of\n{}", plan.to_toml());
+
+    // Several ranks need not be through at the same time, and answer when they are.
+    if plan.device_count() == 1 {
+        watch.watch(SAMPLES as u64..2 * SAMPLES as u64);
+        trainer.validate(u64::MAX).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(watch.calls(), 0, "calls in the midst of validation of\n{}", plan.to_toml());
+    }
 }
 
 fn assert_uniform_asks_for_nothing(graph: &Graph, uniform: &Uniform) {
