@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use shardloom_kernels::{Buffer, Format, Memory};
 use shardloom_program::buffers::PlaceId;
-use shardloom_program::{ClassId, TensorId};
+use shardloom_program::{ClassId, Keep, TensorId};
 
 use super::link::Linker;
 use super::store::{Slot, stored};
@@ -58,7 +58,9 @@ impl Room {
             );
             Some(Place { id, offset: place.offset as usize })
         };
-        let mut places: Vec<_> = (0..plan.rows()).map(place).collect();
+        // What lasts has none.
+        let rows = if class.tensor(tensor).keep == Keep::Transient { plan.rows() } else { 0 };
+        let mut places: Vec<_> = (0..rows).map(place).collect();
         places.truncate(places.iter().rposition(Option::is_some).map_or(0, |last| last + 1));
         let slot = linker.store.slot(tensor);
         Room { slot, elements, format, tensor, places: places.into() }
