@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::allocation::Allocated;
+use crate::outstanding::{Follower, Moment};
 use crate::{
-    Allocation, BodyKind, Class, Content, Copies, Instruction, Issued, Keep, Outstanding, Program,
-    Tensor, TensorId,
+    Allocation, BodyKind, Class, Content, Copies, Instruction, Keep, Program, Tensor, TensorId,
 };
 
 /// What a rank holds all the time.
@@ -42,7 +42,7 @@ pub struct MemoryUse {
 ///
 /// The simulator and the memory bound of a search both count with it, and an executor that allocates
 /// at the first write of a tensor and frees where an instruction says so, and of collectives where they are
-/// [waited for](Outstanding), agrees, but for what kernels
+/// [waited for](crate::Outstanding), agrees, but for what kernels
 /// use as scratch. A message belongs to no rank from the end of its send to its receive: how many are on
 /// their way depends on when others run, which no order of one rank's instructions can tell.
 #[derive(Clone, Debug)]
@@ -103,19 +103,6 @@ impl<'a> MemoryTracker<'a> {
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
         for freed in self.class.freed_by(instruction, microbatch) {
             self.free(freed);
-        }
-    }
-
-    /// Counts what as many collectives free as `count` says of those that are outstanding, the first of
-    /// which are waited for.
-    pub fn end_first(
-        &mut self,
-        outstanding: &mut Outstanding,
-        count: impl FnOnce(&Outstanding) -> usize,
-    ) {
-        for _ in 0..count(outstanding) {
-            let Some(run) = outstanding.end_first() else { break };
-            self.end(run.instruction(self.class), run.microbatch);
         }
     }
 
@@ -203,24 +190,14 @@ impl Class {
     /// The memory of `position` over one step.
     pub fn memory_use(&self, program: &Program, position: usize) -> MemoryUse {
         let mut tracker = MemoryTracker::new(self, position);
-        let mut outstanding = Outstanding::new(program, self);
+        let mut follower = Follower::new(program, self);
         // Enough steps for the pipeline to be full once, and to begin with what another left behind.
         let steps = 2 * program.ahead + 1 + self.late();
-        let mut now = None;
         for run in program.cursor(self, steps).runs(true) {
-            let (body, microbatch) = (run.entry.body, run.microbatch);
-            if now.replace(run.step).is_some_and(|before| before != run.step) {
-                tracker.end_first(&mut outstanding, |it| it.ending_with_step(false));
-            }
-            for index in 0..self.body(body).instructions.len() as u32 {
-                let issued = Issued { body, index, microbatch };
-                let instruction = issued.instruction(self);
-                tracker.end_first(&mut outstanding, |it| it.ending_before(self, issued));
-                tracker.begin(instruction, microbatch);
-                if !outstanding.start(self, issued) {
-                    tracker.end(instruction, microbatch);
-                }
-            }
+            follower.run(&run, |moment| match moment {
+                Moment::Start(issued, it) => tracker.begin(it, issued.microbatch),
+                Moment::End(issued, it, _) => tracker.end(it, issued.microbatch),
+            });
         }
         let persistent = self.persistent_bytes(position);
         MemoryUse { persistent, peak_bytes: tracker.peak_bytes() }

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use shardloom_plan::Communication;
 
 use crate::{
-    Action, Allocation, BodyId, Class, Copies, Instruction, Point, Program, Queue, TensorId,
+    Action, Allocation, BodyId, Class, Copies, Instruction, Point, Program, Queue, Run, TensorId,
 };
 
 /// An instruction of a body, as an entry runs it.
@@ -135,5 +135,78 @@ impl Outstanding {
     /// Notes that the one that was started first has been waited for.
     pub fn end_first(&mut self) -> Option<Issued> {
         self.started.pop_front()
+    }
+}
+
+/// What becomes of an instruction that a rank comes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Moment<'p> {
+    /// It starts.
+    Start(Issued, &'p Instruction),
+    /// It has ended, and the rank knows it: of what the rank goes on from when it has been waited for, which
+    /// may be after the entry that it is of.
+    End(Issued, &'p Instruction, Ended),
+}
+
+/// When an instruction has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    WithinEntry,
+    Later,
+}
+
+/// A rank that follows the entries of its control, with what it has started and not yet waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct Follower<'p> {
+    class: &'p Class,
+    outstanding: Outstanding,
+    /// How many of these were started in the last entry.
+    started_here: usize,
+    /// The step of that entry.
+    step: Option<i64>,
+}
+
+impl<'p> Follower<'p> {
+    /// A rank of `class` before its first entry.
+    pub fn new(program: &Program, class: &'p Class) -> Follower<'p> {
+        let outstanding = Outstanding::new(program, class);
+        Follower { class, outstanding, started_here: 0, step: None }
+    }
+
+    /// Runs the next entry.
+    pub fn run(&mut self, run: &Run, mut visit: impl FnMut(Moment<'p>)) {
+        let class = self.class;
+        if self.step.replace(run.step).is_some_and(|before| before != run.step) {
+            self.end_first(self.outstanding.ending_with_step(false), &mut visit);
+        }
+        self.started_here = 0;
+        let body = run.entry.body;
+        for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
+            let issued = Issued { body, index, microbatch: run.microbatch };
+            self.end_first(self.outstanding.ending_before(class, issued), &mut visit);
+            visit(Moment::Start(issued, instruction));
+            match self.outstanding.start(class, issued) {
+                true => self.started_here += 1,
+                false => visit(Moment::End(issued, instruction, Ended::WithinEntry)),
+            }
+        }
+    }
+
+    /// Comes to the end of a row, after its last entry.
+    pub fn finish(&mut self, mut visit: impl FnMut(Moment<'p>)) {
+        self.end_first(self.outstanding.ending_with_step(true), &mut visit);
+    }
+
+    /// Waits for so many of those that were started first.
+    fn end_first(&mut self, count: usize, visit: &mut impl FnMut(Moment<'p>)) {
+        for _ in 0..count {
+            let ended = match self.outstanding.len() > self.started_here {
+                true => Ended::Later,
+                false => Ended::WithinEntry,
+            };
+            self.started_here -= usize::from(ended == Ended::WithinEntry);
+            let issued = self.outstanding.end_first().expect("there are as many");
+            visit(Moment::End(issued, issued.instruction(self.class), ended));
+        }
     }
 }

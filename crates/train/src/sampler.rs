@@ -12,15 +12,16 @@ use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::{Action, BodyId, Entry, Instruction, Rank as RankId, Run, View, lower};
 
 use crate::learning_rate::{Curve, LearningRate};
-use crate::rank::{Rank, Shared};
+use crate::rank::{Rank, Shared, Work};
 use crate::{Error, Result};
 
 /// A causal language model, ready to say what comes next. One sample at a time, on one rank.
 pub struct Sampler {
     rank: Rank,
     seq: usize,
-    /// The forward pass up to the logits, each with its place in the body.
-    instructions: Vec<(u32, Instruction)>,
+    /// The forward pass up to the logits, by places in the body, and which of it loads the tokens.
+    instructions: Vec<u32>,
+    load: Option<u32>,
     /// The body that they are of.
     body: BodyId,
     logits: View,
@@ -97,6 +98,9 @@ impl Sampler {
             Action::Load { value, .. } => value == tokens,
             _ => true,
         });
+        let is_load = |it: &&(u32, Instruction)| matches!(it.1.action, Action::Load { .. });
+        let load = instructions.iter().find(is_load).map(|(index, _)| *index);
+        let instructions = instructions.into_iter().map(|(index, _)| index).collect();
         let buffers = vec![BufferPlan::for_evaluation(&program, class)];
         let device = processor();
         let shared = Arc::new(Shared {
@@ -114,7 +118,7 @@ impl Sampler {
         });
         let mut rank = Rank::new(&shared, RankId(0));
         rank.set_weights(&|name| weights.get(name).cloned())?;
-        Ok(Sampler { rank, seq, instructions, body, logits })
+        Ok(Sampler { rank, seq, instructions, load, body, logits })
     }
 
     /// The most tokens that the model looks back on.
@@ -138,11 +142,16 @@ impl Sampler {
         // A pass ends at the logits here, so what the rest would have read and freed is still there.
         self.rank.begin_evaluation(0);
         self.rank.begin_entry(&Run::alone(Entry::new(self.body, Some(0))));
-        for (index, instruction) in &self.instructions {
-            self.rank.go_to(*index);
-            match (&instruction.action, instruction.writes.first()) {
-                (Action::Load { .. }, Some(write)) => self.rank.write_indices(write.to, &padded),
-                _ => self.rank.execute(instruction, 0)?,
+        let linked = Arc::clone(self.rank.linked());
+        for &index in &self.instructions {
+            let at = self.rank.at(index);
+            let instruction = linked.instruction(at.issued);
+            match &instruction.work {
+                _ if self.load == Some(index) => {
+                    self.rank.write_indices(instruction, at, &padded);
+                }
+                Work::Local(work) => self.rank.execute(instruction, work, at)?,
+                _ => unreachable!("one rank has nobody to communicate with"),
             }
         }
         let logits = self.rank.reals(self.logits);

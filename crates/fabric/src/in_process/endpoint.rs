@@ -124,7 +124,7 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
         let found = roster.bell(self.rank).wait(Some(roster.timeout()), || {
             self.look(from, tag, &mut looked).map_err(|gone| (from, gone)).transpose()
         });
-        self.received(found, || Operation::Receive { from, tag }, &[from])
+        self.received(found, || Operation::Receive { from, tag }, &[(from, tag)])
     }
 
     fn try_receive(&mut self, from: u32, tag: u64) -> Result<Option<Message>, FabricError> {
@@ -152,9 +152,8 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
             }
             gone.map(Err)
         });
-        let ranks: Vec<u32> = from.iter().map(|&(rank, _)| rank).collect();
         let operation = || Operation::ReceiveAny { from: from.to_vec() };
-        let received = self.received(found, operation, &ranks);
+        let received = self.received(found, operation, from);
         self.looked = looked;
         if let Ok(message) = &received {
             self.served = message.from();
@@ -200,12 +199,12 @@ impl InProcessEndpoint {
         &self,
         found: Option<Result<Message, (u32, &str)>>,
         operation: impl FnOnce() -> Operation,
-        from: &[u32],
+        from: &[(u32, u64)],
     ) -> Result<Message, FabricError> {
         match found {
             Some(Ok(message)) => Ok(message),
             Some(Err((peer, reason))) => Err(self.peer_gone(operation(), peer, reason)),
-            None => Err(self.timeout(operation(), from.to_vec())),
+            None => Err(self.timeout(operation(), from.iter().map(|&(rank, _)| rank).collect())),
         }
     }
 

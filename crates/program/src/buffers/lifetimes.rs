@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use super::{LINE_BYTES, Stay};
 use crate::allocation::Allocated;
+use crate::outstanding::{Ended, Follower, Moment};
 use crate::{
-    Allocation, Class, Content, Copies, Cursor, Entry, Extent, Issued, Next, Outstanding, Program,
-    Run, Shape, TensorId,
+    Allocation, Class, Content, Copies, Cursor, Entry, Extent, Instruction, Next, Program, Run,
+    Shape, TensorId,
 };
 
 /// An allocation with the time that it lives, however often its bytes change hands.
@@ -44,54 +45,49 @@ impl Timeline {
     /// Training, which repeats after so many `rounds` of the control, from where all that can be under way
     /// is.
     pub fn training(program: &Program, class: &Class, rounds: u32) -> Timeline {
-        let mut walk = Walk::new(program, class);
+        let mut walk = Walk::new(class);
+        let mut follower = Follower::new(program, class);
         // Past the first period all that is in flight has begun, and by the end of the third all that
         // began in the second is over. With a flush each step is over by itself, unless something of it is
         // left to do in the next.
         let overlaps = program.ahead > 0 || class.late() > 0;
         let (filling, passes) = if overlaps { (rounds, 3) } else { (0, 1) };
         let mut cursor = program.endless(class, rounds * passes);
-        let mut now = None;
         while let Some(next) = cursor.advance() {
             match next {
                 Next::Run(run) => {
-                    if now.replace(run.step).is_some_and(|before| before != run.step) {
-                        walk.end_first(walk.outstanding.ending_with_step(false));
-                    }
                     walk.recording = (filling..filling + rounds).contains(&run.at_step());
-                    walk.run(run);
+                    walk.run(&mut follower, run);
                 }
                 Next::Guard(_, step) => {
                     walk.recording =
                         (i64::from(filling)..i64::from(filling + rounds)).contains(&step);
-                    walk.guard(&mut cursor);
+                    walk.guard(&mut follower, &mut cursor);
                 }
                 Next::Serve => unreachable!("a row without ends answers clients in turn"),
             }
         }
-        walk.end_first(walk.outstanding.ending_with_step(true));
+        follower.finish(|moment| walk.visit(None, moment));
         let period = walk.now / u64::from(passes);
         walk.finish(period, overlaps)
     }
 
     /// The evaluation of one micro-batch.
     pub fn evaluation(program: &Program, class: &Class) -> Timeline {
-        let mut walk = Walk::new(program, class);
+        let mut walk = Walk::new(class);
+        let mut follower = Follower::new(program, class);
         walk.recording = true;
         let entries = class.evaluation.iter().map(|&body| Entry::new(body, Some(0)));
-        entries.for_each(|entry| walk.run(Run::alone(entry)));
-        walk.end_first(walk.outstanding.ending_with_step(true));
+        entries.for_each(|entry| walk.run(&mut follower, Run::alone(entry)));
+        follower.finish(|moment| walk.visit(None, moment));
         let period = walk.now;
         walk.finish(period, false)
     }
 }
 
-/// Follows entries.
+/// What is there while a rank follows entries.
 struct Walk<'a> {
     class: &'a Class,
-    outstanding: Outstanding,
-    /// How many of these were started in the current entry.
-    started_here: usize,
     /// Instructions so far.
     now: u64,
     /// Whether what is allocated now is to be told of.
@@ -116,88 +112,70 @@ struct Open {
 }
 
 impl<'a> Walk<'a> {
-    fn new(program: &Program, class: &'a Class) -> Walk<'a> {
-        let outstanding = Outstanding::new(program, class);
-        let (open, lives, entries) = (HashMap::new(), vec![], vec![]);
-        let needed = HashMap::new();
-        let (started_here, now, recording, other_since) = (0, 0, false, None);
-        Walk {
-            class,
-            outstanding,
-            started_here,
-            now,
-            recording,
-            open,
-            other_since,
-            needed,
-            lives,
-            entries,
-        }
+    fn new(class: &'a Class) -> Walk<'a> {
+        let (open, needed, lives, entries) = (HashMap::new(), HashMap::new(), vec![], vec![]);
+        let (now, recording, other_since) = (0, false, None);
+        Walk { class, now, recording, open, other_since, needed, lives, entries }
     }
 
     /// Both arms of a guard, as if they were run at the same time: what both free is there until both have,
     /// and what one of them allocates lies apart from what the other does. Both end with the same, so the
     /// walk goes on from where the flag holds. In the other arm, what is run once more lies where it lay,
     /// which has been left.
-    fn guard(&mut self, cursor: &mut Cursor<'_>) {
+    fn guard(&mut self, follower: &mut Follower<'_>, cursor: &mut Cursor<'_>) {
         let (start, before) = (self.now, self.open.clone());
-        let outstanding = self.outstanding.clone();
+        let mut other = follower.clone();
         self.other_since = Some(start);
         for run in cursor.arm(false) {
             if !self.class.repeats(&run.entry) {
-                self.run(run);
+                self.run(&mut other, run);
             }
         }
         self.other_since = None;
         let end = std::mem::replace(&mut self.now, start);
         self.open = before;
-        self.outstanding = outstanding;
         for run in cursor.arm(true) {
-            self.run(run);
+            self.run(follower, run);
         }
         self.needed.clear();
         self.now = self.now.max(end);
         cursor.leave_arm();
     }
 
-    fn run(&mut self, run: Run) {
-        let Run { entry, microbatch, .. } = run;
-        let class = self.class;
+    fn run(&mut self, follower: &mut Follower<'_>, run: Run) {
         self.entries.push(self.now);
-        self.started_here = 0;
-        for (instruction, each) in (0u32..).zip(&class.body(entry.body).instructions) {
-            let issued = Issued { body: entry.body, index: instruction, microbatch };
-            self.end_first(self.outstanding.ending_before(class, issued));
-            for Allocated { what, from } in class.allocated_by(each, microbatch) {
-                if let Some(handed) = from.and_then(|from| self.open.remove(&from)) {
-                    self.open.insert(what, handed);
-                    continue;
-                }
-                let birth = Birth { run, instruction, what };
-                let bytes = most_bytes(class, what.tensor);
-                let open = || Open { birth, since: self.now, bytes, recorded: self.recording };
-                self.open.entry(what).or_insert_with(open);
+        follower.run(&run, |moment| self.visit(Some(run), moment));
+    }
+
+    /// Takes in what becomes of an instruction, while an entry is run or after the last.
+    fn visit(&mut self, run: Option<Run>, moment: Moment<'_>) {
+        match (moment, run) {
+            (Moment::Start(issued, instruction), Some(run)) => {
+                self.allocate(run, issued.index, instruction);
+                self.now += 1;
             }
-            self.now += 1;
-            match self.outstanding.start(class, issued) {
-                true => self.started_here += 1,
-                false => self.free(issued, false),
+            (Moment::Start(..), None) => unreachable!("instructions start in entries"),
+            (Moment::End(issued, instruction, ended), _) => {
+                self.free(instruction, issued.microbatch, ended);
             }
         }
     }
 
-    /// Waits for so many collectives, those that were started first.
-    fn end_first(&mut self, count: usize) {
-        for _ in 0..count {
-            let is_of_entry = self.outstanding.len() <= self.started_here;
-            self.started_here -= usize::from(is_of_entry);
-            let issued = self.outstanding.end_first().expect("there are as many");
-            self.free(issued, !is_of_entry);
+    fn allocate(&mut self, run: Run, index: u32, instruction: &Instruction) {
+        for Allocated { what, from } in self.class.allocated_by(instruction, run.microbatch) {
+            if let Some(handed) = from.and_then(|from| self.open.remove(&from)) {
+                self.open.insert(what, handed);
+                continue;
+            }
+            let birth = Birth { run, instruction: index, what };
+            let bytes = most_bytes(self.class, what.tensor);
+            let open = || Open { birth, since: self.now, bytes, recorded: self.recording };
+            self.open.entry(what).or_insert_with(open);
         }
     }
 
-    fn free(&mut self, issued: Issued, ended_elsewhere: bool) {
-        for what in self.class.freed_by(issued.instruction(self.class), issued.microbatch) {
+    fn free(&mut self, instruction: &Instruction, microbatch: Option<u32>, ended: Ended) {
+        for what in self.class.freed_by(instruction, microbatch) {
             let Some(open) = self.open.remove(&what) else { continue };
             let Open { birth, since, bytes, recorded } = open;
             if self.other_since.is_some_and(|start| since < start) {
@@ -207,6 +185,7 @@ impl<'a> Walk<'a> {
                 let length = until - since;
                 let lines = bytes.div_ceil(LINE_BYTES) * LINE_BYTES;
                 let stay = Stay { start: since, length, bytes: lines };
+                let ended_elsewhere = ended == Ended::Later;
                 self.lives.push(Life { birth, stay, bytes, ended_elsewhere });
             }
         }

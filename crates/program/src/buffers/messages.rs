@@ -15,9 +15,8 @@ use std::rc::Rc;
 
 use shardloom_plan::Axis;
 
-use crate::{
-    Action, Class, ClassId, Group, Instruction, Issued, Outstanding, Program, Rank, Route, RouteId,
-};
+use crate::outstanding::{Follower, Moment};
+use crate::{Action, Class, ClassId, Group, Instruction, Issued, Program, Rank, Route, RouteId};
 
 /// For every message of every route, how many can be under way at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,10 +239,9 @@ impl Events {
 
 fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) -> Vec<Event> {
     let mut events: Vec<Event> = vec![];
-    let mut outstanding = Outstanding::new(program, class);
-    // Of each that is outstanding, when it was come to.
+    let mut follower = Follower::new(program, class);
+    // Of each collective that has not ended, when it was come to, if it counts.
     let mut arrivals: VecDeque<Option<Event>> = VecDeque::new();
-    let mut now = None;
     // What belongs to a step is numbered as it comes: the n-th that is sent is the n-th received.
     let mut numbers: HashMap<RouteId, u32> = HashMap::new();
     let mut number = |route: RouteId, microbatch: Option<u32>| {
@@ -254,41 +252,32 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
         })
     };
     for run in program.cursor(class, steps).runs(true) {
-        let (body, microbatch) = (run.entry.body, run.microbatch);
-        if now.replace(run.step).is_some_and(|before| before != run.step) {
-            for _ in 0..outstanding.ending_with_step(false) {
-                outstanding.end_first();
-                events.extend(arrivals.pop_front().flatten());
-            }
-        }
-        for (index, instruction) in (0u32..).zip(&class.body(body).instructions) {
-            let issued = Issued { body, index, microbatch };
-            for _ in 0..outstanding.ending_before(class, issued) {
-                outstanding.end_first();
-                events.extend(arrivals.pop_front().flatten());
-            }
-            match instruction.action {
+        follower.run(&run, |moment| match moment {
+            Moment::Start(Issued { microbatch, .. }, instruction) => match instruction.action {
                 Action::Send { route } => {
                     events.push(Event::Send(route, number(route, microbatch)));
                 }
                 Action::Receive { route } => {
                     events.push(Event::Receive(route, number(route, microbatch)));
                 }
+                Action::Collective { .. } => {
+                    let meeting = meeting(program, class, instruction).filter(|_| with_collectives);
+                    // Who has just met learns nothing by meeting again.
+                    let is_news = |axes: &&[Axis]| !matches!(events.last(), Some(Event::Leave(met, _)) if met == axes);
+                    arrivals.push_back(meeting.filter(is_news).map(|axes| {
+                        let arrival = events.len() as u32;
+                        events.push(Event::Arrive(axes.to_vec()));
+                        Event::Leave(axes.to_vec(), arrival)
+                    }));
+                }
                 _ => {}
+            },
+            Moment::End(_, instruction, _) => {
+                if let Action::Collective { .. } = instruction.action {
+                    events.extend(arrivals.pop_front().flatten());
+                }
             }
-            let meeting = meeting(program, class, instruction).filter(|_| with_collectives);
-            // Who has just met learns nothing by meeting again.
-            let is_news = |axes: &&[Axis]| !matches!(events.last(), Some(Event::Leave(met, _)) if met == axes);
-            let leave = meeting.filter(is_news).map(|axes| {
-                let arrival = events.len() as u32;
-                events.push(Event::Arrive(axes.to_vec()));
-                Event::Leave(axes.to_vec(), arrival)
-            });
-            match outstanding.start(class, issued) {
-                true => arrivals.push_back(leave),
-                false => events.extend(leave),
-            }
-        }
+        });
     }
     events
 }

@@ -133,6 +133,12 @@ impl BufferPlan {
         }
     }
 
+    /// How many rows of places there are.
+    pub fn rows(&self) -> u32 {
+        let Rows { microbatches, steps, occurrences } = self.rows;
+        microbatches.max(steps * occurrences)
+    }
+
     /// The place of `tensor` where the n-th instruction of `body` allocates it; none if it does not, or
     /// the tensor takes over another's place.
     pub fn find(

@@ -1,25 +1,23 @@
-//! A rank's communicators, made when first needed.
-
-use std::collections::HashMap;
+//! A rank's communicators, made with the rank.
 
 use shardloom_collectives::Reduction;
 use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator, Handle};
 use shardloom_graph::Reduction as Partial;
-use shardloom_program::{Action, BodyId, Collective, Exchange, Group, Instruction};
+use shardloom_program::{Action, Collective as Kind, Exchange, Group, Instruction};
 
 use crate::Result;
-use crate::rank::{Brought, Contribution, Rank};
+use crate::rank::{Brought, Collective, Contribution, Rank};
 
 /// A rank's communicators, and which of its instructions meet in which of them.
-#[derive(Default)]
 pub(crate) struct Communicators {
-    made: Vec<(Group, Box<dyn Communicator<Contribution>>)>,
-    /// By instruction; none where there is nothing to exchange or nobody to exchange it with. Else which
-    /// of those that are made, and what it does there, which is the same each time.
-    meetings: HashMap<(BodyId, u32), Option<(usize, Meeting<'static>)>>,
+    made: Vec<Box<dyn Communicator<Contribution>>>,
+    /// By the number of a collective; none where there is nothing to exchange or nobody to exchange it with.
+    /// Else which of those that are made, and what the rank does there.
+    meetings: Vec<Option<(usize, Meeting<'static>)>>,
 }
 
 /// A collective that was started among a rank's group.
+#[expect(clippy::large_enum_variant, reason = "in a box it would ask the heap each time")]
 pub(crate) enum Started {
     /// Nobody takes part but the rank.
     Alone(Contribution),
@@ -28,48 +26,54 @@ pub(crate) enum Started {
 }
 
 impl Communicators {
-    /// Runs the collective of `instruction`, which `rank` is at, among its group.
-    pub fn exchange(
-        &mut self,
-        endpoint: &mut dyn Endpoint<Contribution>,
-        rank: &Rank,
-        instruction: &Instruction,
-        contribution: Contribution,
-    ) -> Result<Contribution> {
-        let started = self.start(endpoint, rank, instruction, contribution)?;
-        self.wait(started)
+    /// Those of `rank`.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn new(endpoint: &mut dyn Endpoint<Contribution>, rank: &Rank) -> Result<Communicators> {
+        let (program, class, position) = (rank.program(), rank.class(), rank.position());
+        let met = rank.collectives().map(|instruction| {
+            let exchange = program.exchange(class, position, instruction)?;
+            let members = program.members(rank.class_id(), position, &exchange.group).len();
+            (members > 1 && exchange.elements > 0).then_some((instruction, exchange))
+        });
+        let met: Vec<Option<(&Instruction, Exchange)>> = met.collect();
+        // Two groups may have the same members, who all have to make them in the same order.
+        let groups = met.iter().flatten().map(|(_, exchange)| &exchange.group);
+        let mut groups: Vec<&Group> = groups.collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let make = |group: &&Group| {
+            let members = program.members(rank.class_id(), position, group);
+            let members: Vec<u32> = members.iter().map(|member| member.0).collect();
+            Ok(endpoint.group(&members)?)
+        };
+        let made = groups.iter().map(make).collect::<Result<_>>()?;
+        let meeting = |(instruction, exchange): &(&Instruction, Exchange)| {
+            let Exchange { kind, ref group, algorithm, .. } = *exchange;
+            let made = groups.binary_search(&group).expect("all groups are made");
+            (made, Meeting::Equal { kind, algorithm, reduction: reduction(instruction) })
+        };
+        let meetings = met.iter().map(|met| met.as_ref().map(meeting)).collect();
+        Ok(Communicators { made, meetings })
     }
 
-    /// Starts the collective of `instruction`, which `rank` is at, among its group.
-    pub fn start(
-        &mut self,
-        endpoint: &mut dyn Endpoint<Contribution>,
-        rank: &Rank,
-        instruction: &Instruction,
-        contribution: Contribution,
-    ) -> Result<Started> {
-        let known = self.known(endpoint, rank, instruction)?;
-        let Some((communicator, meeting)) = known else { return Ok(Started::Alone(contribution)) };
-        let handle = self.begin(communicator, meeting, contribution);
-        Ok(Started::Together(communicator, handle))
-    }
-
-    /// Starts what is brought into a communicator. Rows go by counts of their own each time.
-    fn begin(
-        &mut self,
-        communicator: usize,
-        meeting: Meeting<'_>,
-        contribution: Contribution,
-    ) -> Handle {
-        let (_, communicator) = &mut self.made[communicator];
-        match &contribution.part {
+    /// Starts a rank's part in a collective.
+    pub fn start(&mut self, collective: &Collective, contribution: Contribution) -> Started {
+        let Some((communicator, meeting)) = self.meetings[collective.number] else {
+            return Started::Alone(contribution);
+        };
+        let group = &mut self.made[communicator];
+        let handle = match &contribution.part {
+            // Rows go by counts of their own each time.
             Brought::Rows(rows) => {
                 let (sent, received) = (rows.sent.clone(), rows.received.clone());
                 let meeting = Meeting::AllToAllV { sent: &sent, received: &received };
-                communicator.start(meeting, contribution)
+                group.start(meeting, contribution)
             }
-            Brought::Elements(..) | Brought::Scalar(_) => communicator.start(meeting, contribution),
-        }
+            Brought::Elements(..) | Brought::Scalar(_) => group.start(meeting, contribution),
+        };
+        Started::Together(communicator, handle)
     }
 
     /// What a collective that was started came to, once it has ended.
@@ -78,63 +82,17 @@ impl Communicators {
             Started::Alone(contribution) => return Ok(contribution),
             Started::Together(communicator, handle) => (communicator, handle),
         };
-        let (contribution, outcome) = self.made[communicator].1.wait(handle);
+        let (contribution, outcome) = self.made[communicator].wait(handle);
         outcome?;
         Ok(contribution)
-    }
-
-    /// In which of those that are made `rank` takes part at `instruction`, and what it does there.
-    fn known(
-        &mut self,
-        endpoint: &mut dyn Endpoint<Contribution>,
-        rank: &Rank,
-        instruction: &Instruction,
-    ) -> Result<Option<(usize, Meeting<'static>)>> {
-        let meeting = match self.meetings.get(&rank.instruction()) {
-            Some(known) => *known,
-            None => {
-                let meeting = self.meeting(endpoint, rank, instruction)?;
-                self.meetings.insert(rank.instruction(), meeting);
-                meeting
-            }
-        };
-        Ok(meeting)
-    }
-
-    fn meeting(
-        &mut self,
-        endpoint: &mut dyn Endpoint<Contribution>,
-        rank: &Rank,
-        instruction: &Instruction,
-    ) -> Result<Option<(usize, Meeting<'static>)>> {
-        let (program, class, position) = (rank.program(), rank.class(), rank.position());
-        let Some(exchange) = program.exchange(class, position, instruction) else {
-            return Ok(None);
-        };
-        let members = program.members(rank.class_id(), position, &exchange.group);
-        if members.len() <= 1 || exchange.elements == 0 {
-            return Ok(None);
-        }
-        let Exchange { kind, group, algorithm, .. } = exchange;
-        let known = self.made.iter().position(|(known, _)| *known == group);
-        let communicator = match known {
-            Some(known) => known,
-            None => {
-                let members: Vec<u32> = members.iter().map(|member| member.0).collect();
-                self.made.push((group, endpoint.group(&members)?));
-                self.made.len() - 1
-            }
-        };
-        let reduction = reduction(instruction);
-        Ok(Some((communicator, Meeting::Equal { kind, algorithm, reduction })))
     }
 }
 
 /// How the parts of an instruction's collective combine.
 pub(super) fn reduction(instruction: &Instruction) -> Reduction {
     let partial = match instruction.action {
-        Action::Collective { kind: Collective::AllReduce(partial), .. } => partial,
-        Action::Collective { kind: Collective::ReduceScatter { reduction, .. }, .. } => reduction,
+        Action::Collective { kind: Kind::AllReduce(partial), .. } => partial,
+        Action::Collective { kind: Kind::ReduceScatter { reduction, .. }, .. } => reduction,
         _ => Partial::Sum,
     };
     match partial {

@@ -3,17 +3,15 @@
 //! Each message of a route has a pool of buffers of its own, as many as can be under way at once. The
 //! sender packs into one of them what the receiver copies out, which gives it back.
 
-use std::collections::HashMap;
-
 use shardloom_fabric::{Endpoint, Pool, PoolId};
 use shardloom_program::buffers::MessagePlan;
 use shardloom_program::{Program, Rank, RouteId};
 
 use crate::Result;
-use crate::rank::{Contribution, stored};
+use crate::rank::{Contribution, SentMessage, sent_messages, stored};
 
-/// The pools of a rank's messages.
-pub(super) struct Messages(HashMap<(RouteId, usize), SendsFrom>);
+/// The pools of the messages that a rank sends, by their number among them.
+pub(super) struct Messages(Vec<SendsFrom>);
 
 /// What a message is sent from.
 #[derive(Clone, Copy)]
@@ -36,27 +34,25 @@ impl Messages {
         plan: &MessagePlan,
         most: usize,
     ) -> Result<Messages> {
-        let own = Rank(endpoint.rank());
-        let mut pools = HashMap::new();
-        for (id, route) in (0u32..).map(RouteId).zip(&program.routes) {
-            for (message, _, to) in program.transfers(id).filter(|&(_, from, _)| from == own) {
-                let planned = plan.most_under_way(id, message).map(|most| most as usize);
-                let pool = endpoint.pool(Pool {
-                    to: to.0,
-                    format: stored(route.format),
-                    elements: route.messages[message].source.elements(),
-                    ready: planned.unwrap_or(0),
-                    most: planned.unwrap_or(most),
-                })?;
-                pools.insert((id, message), SendsFrom { pool, is_bounded: planned.is_some() });
-            }
-        }
-        Ok(Messages(pools))
+        let sent = sent_messages(program, Rank(endpoint.rank())).into_iter();
+        let pool = |sent: SentMessage| {
+            let route = program.route(sent.route);
+            let planned = plan.most_under_way(sent.route, sent.message).map(|most| most as usize);
+            let pool = endpoint.pool(Pool {
+                to: sent.to.0,
+                format: stored(route.format),
+                elements: route.messages[sent.message].source.elements(),
+                ready: planned.unwrap_or(0),
+                most: planned.unwrap_or(most),
+            })?;
+            Ok(SendsFrom { pool, is_bounded: planned.is_some() })
+        };
+        sent.map(pool).collect::<Result<_>>().map(Messages)
     }
 
-    /// What the n-th message of a route, which the rank sends, is sent from.
-    pub fn sends_from(&self, route: RouteId, message: usize) -> SendsFrom {
-        self.0[&(route, message)]
+    /// What a message is sent from.
+    pub fn sends_from(&self, number: usize) -> SendsFrom {
+        self.0[number]
     }
 }
 

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use shardloom_fabric::{Endpoint, Engine, InProcess, MOST_RANKS, Message, Overlapped, Settings};
 use shardloom_kernels::Arithmetic;
 use shardloom_plan::Communication;
-use shardloom_program::{
-    Action, Cursor, Entry, Instruction, Issued, Next, Outstanding, Rank as RankId, RouteId, Run,
-};
+use shardloom_program::{Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
 
 use super::command::Report;
 use super::communicators::{Communicators, Started};
 use super::messages::{Messages, tag};
 use super::recorder::Recorder;
 use super::{Command, Crew, Done, FULL_POOL, state};
-use crate::rank::{Begun, Contribution, Rank, Shared, StepOutcome};
+use crate::rank::{
+    At, Begun, Collective, Contribution, LinkedInstruction, MOST_RESERVED, Rank, Shared,
+    StepOutcome, Work,
+};
 use crate::{Error, Result};
 
 /// The threads of a run.
@@ -137,7 +138,10 @@ struct Worker {
     /// These, as they were started.
     started: VecDeque<(Begun, Started)>,
     /// The message by which a client was chosen, until it is taken in.
-    request: Option<(RouteId, Message)>,
+    request: Option<Message>,
+    /// The clients that a server may hear of first, and what comes from each, to be filled each time.
+    open: Vec<usize>,
+    asked: Vec<(u32, u64)>,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
@@ -153,15 +157,22 @@ fn serve(
         // What has no most may run ahead by a step.
         let most = program.microbatches * (program.ahead as usize + 1);
         let messages = Messages::new(&mut *endpoint, program, messages, most)?;
-        Ok((Rank::new(shared, RankId(rank)), messages))
+        let rank = Rank::new(shared, RankId(rank));
+        let communicators = Communicators::new(&mut *endpoint, &rank)?;
+        Ok((rank, messages, communicators))
     });
     let mut worker = match built {
-        Ok((rank, messages)) => {
-            let outstanding = Outstanding::new(&shared.program, rank.class());
-            let (communicators, started) = (Communicators::default(), VecDeque::new());
-            let request = None;
-            Ok(Worker { rank, endpoint, messages, communicators, outstanding, started, request })
-        }
+        Ok((rank, messages, communicators)) => Ok(Worker {
+            outstanding: Outstanding::new(&shared.program, rank.class()),
+            rank,
+            endpoint,
+            messages,
+            communicators,
+            started: VecDeque::new(),
+            request: None,
+            open: vec![],
+            asked: vec![],
+        }),
         Err(error) => {
             endpoint.fail(&error.to_string());
             Err(error)
@@ -224,6 +235,10 @@ impl Worker {
                 let shared = Arc::clone(self.rank.shared());
                 let class = shared.program.class(self.rank.class_id());
                 self.rank.begin_steps(*first_step, *count);
+                if let Some(serve) = class.serves() {
+                    answered
+                        .reserve(serve.handlers().count() * (*count).min(MOST_RESERVED) as usize);
+                }
                 let mut step = 0;
                 let own = self.endpoint.rank() as usize;
                 let mut repeated = answers.as_ref().map(|answers| answers[own].iter());
@@ -293,29 +308,25 @@ impl Worker {
     }
 
     /// The client that a server answers next: one that it can send the weights, or else one from which
-    /// something comes first.
+    /// something comes first. Who that is only the run knows.
     fn choose(&mut self, cursor: &Cursor<'_>) -> Result<usize> {
-        let shared = Arc::clone(self.rank.shared());
-        let class = shared.program.class(self.rank.class_id());
-        let own = RankId(self.endpoint.rank());
-        let mut waited: Vec<(usize, RouteId)> = vec![];
-        let mut from: Vec<(u32, u64)> = vec![];
+        let Worker { rank, endpoint, request, open, asked, .. } = self;
+        open.clear();
+        asked.clear();
         for (client, handler) in cursor.open() {
-            let first = class.body_of(&handler.run).instructions.first();
-            let Some(&Action::Receive { route }) = first.map(|it| &it.action) else {
+            let first = rank.linked().body(handler.run.body).first();
+            let Some(Work::Receive(receives)) = first.map(|it| &it.work) else {
                 return Ok(client);
             };
-            let mut transfers = shared.program.transfers(route);
-            let sender = transfers.find(|&(_, _, to)| to == own).map(|(_, from, _)| from.0);
-            let sender = sender.expect("a route has a message for its receiver");
-            waited.push((client, route));
-            from.push((sender, tag(route, 0)));
+            let first = receives.messages.first();
+            let from = first.expect("a route has a message for its receiver").from;
+            open.push(client);
+            asked.push((from.0, tag(receives.route, 0)));
         }
-        let request = self.endpoint.receive_any(&from)?;
-        let place = from.iter().position(|&it| it == (request.from(), request.tag()));
-        let (client, route) = waited[place.expect("a message is one that was asked for")];
-        self.request = Some((route, request));
-        Ok(client)
+        let come = endpoint.receive_any(asked)?;
+        let place = asked.iter().position(|&it| it == (come.from(), come.tag()));
+        *request = Some(come);
+        Ok(open[place.expect("a message is one that was asked for")])
     }
 
     fn recorder(&self, origin: Instant) -> Recorder {
@@ -329,35 +340,34 @@ impl Worker {
     }
 
     fn run(&mut self, run: Run, recorder: &mut Option<Recorder>) -> Result<()> {
-        let shared = Arc::clone(self.rank.shared());
+        let (shared, linked) = (Arc::clone(self.rank.shared()), Arc::clone(self.rank.linked()));
         let class = shared.program.class(self.rank.class_id());
-        let (body, microbatch) = (class.body_of(&run.entry), run.microbatch);
         self.rank.begin_entry(&run);
-        for (index, instruction) in (0u32..).zip(&body.instructions) {
-            let issued = Issued { body: run.entry.body, index, microbatch };
-            self.end_first(self.outstanding.ending_before(class, issued), recorder)?;
-            self.rank.go_to(index);
-            if self.outstanding.start(class, issued) {
-                self.start(instruction, microbatch)?;
+        for (index, instruction) in (0u32..).zip(linked.body(run.entry.body)) {
+            let at = self.rank.at(index);
+            self.end_first(self.outstanding.ending_before(class, at.issued), recorder)?;
+            if let Work::Collective(collective) = &instruction.work
+                && self.outstanding.start(class, at.issued)
+            {
+                self.start(collective, at)?;
                 continue;
             }
             let start = recorder.as_ref().map(|_| Instant::now());
-            self.execute(instruction, microbatch)?;
+            self.execute(instruction, at)?;
             if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {
                 let live = self.rank.memory().live_bytes() as u64;
                 let end = Instant::now();
-                recorder.note(class, issued, (start, end), (end, live));
+                recorder.note(class, at.issued, (start, end), (end, live));
             }
         }
         Ok(())
     }
 
     /// Starts a collective that the rank does not wait for.
-    fn start(&mut self, instruction: &Instruction, microbatch: Option<u32>) -> Result<()> {
-        let Worker { rank, endpoint, communicators, started, .. } = self;
-        let (contribution, begun) = rank.contribute(instruction, microbatch);
-        let handle = communicators.start(&mut **endpoint, rank, instruction, contribution)?;
-        started.push_back((begun, handle));
+    fn start(&mut self, collective: &Collective, at: At) -> Result<()> {
+        let (contribution, begun) = self.rank.contribute(collective, at);
+        let handle = self.communicators.start(collective, contribution);
+        self.started.push_back((begun, handle));
         Ok(())
     }
 
@@ -366,7 +376,7 @@ impl Worker {
         for _ in 0..count {
             self.outstanding.end_first();
             let (begun, handle) = self.started.pop_front().expect("it was started");
-            let issued = begun.issued;
+            let issued = begun.issued();
             let result = self.communicators.wait(handle)?;
             let worked = result.worked;
             self.rank.conclude(begun, result);
@@ -378,47 +388,45 @@ impl Worker {
         Ok(())
     }
 
-    fn execute(&mut self, instruction: &Instruction, of: Option<u32>) -> Result<()> {
-        let microbatch = of.unwrap_or(0);
-        match instruction.action {
-            Action::Send { route } => {
-                let shared = Arc::clone(self.rank.shared());
-                let own = RankId(self.endpoint.rank());
-                for (message, _, _) in shared.program.transfers(route).filter(|it| it.1 == own) {
-                    let mut lent = self.lend(route, message, microbatch)?;
-                    self.rank.pack(route, message, instruction, microbatch, lent.view_mut());
+    fn execute(&mut self, instruction: &LinkedInstruction, at: At) -> Result<()> {
+        match &instruction.work {
+            Work::Local(work) => return self.rank.execute(instruction, work, at),
+            Work::Send(sends) => {
+                let tag = tag(sends.route, at.microbatch());
+                for sent in &sends.messages {
+                    let mut lent = self.lend(sent.number, tag)?;
+                    self.rank.pack(sends, sent, at, lent.view_mut());
                     self.endpoint.send(lent)?;
                 }
-                self.rank.free(instruction, microbatch);
             }
-            Action::Receive { route } => {
-                let shared = Arc::clone(self.rank.shared());
-                let own = RankId(self.endpoint.rank());
-                let transfers = shared.program.transfers(route);
-                for (message, sender, _) in transfers.filter(|&(_, _, to)| to == own) {
-                    let payload = match self.request.take_if(|(known, _)| *known == route) {
-                        Some((_, payload)) => payload,
-                        None => self.endpoint.receive(sender.0, tag(route, microbatch))?,
+            Work::Receive(receives) => {
+                let tag = tag(receives.route, at.microbatch());
+                for received in &receives.messages {
+                    let from = received.from.0;
+                    let is_next =
+                        |request: &mut Message| (request.from(), request.tag()) == (from, tag);
+                    let payload = match self.request.take_if(is_next) {
+                        Some(payload) => payload,
+                        None => self.endpoint.receive(from, tag)?,
                     };
-                    self.rank.unpack(route, message, instruction, microbatch, payload.view());
+                    self.rank.unpack(receives, received, at, payload.view());
                 }
-                self.rank.free(instruction, microbatch);
             }
-            _ if instruction.involves_others() => {
-                let Worker { rank, endpoint, communicators, .. } = self;
-                let (contribution, begun) = rank.contribute(instruction, of);
-                let result =
-                    communicators.exchange(&mut **endpoint, rank, instruction, contribution)?;
-                rank.conclude(begun, result);
+            Work::Collective(collective) => {
+                let (contribution, begun) = self.rank.contribute(collective, at);
+                let started = self.communicators.start(collective, contribution);
+                let result = self.communicators.wait(started)?;
+                self.rank.conclude(begun, result);
+                return Ok(());
             }
-            _ => self.rank.execute(instruction, microbatch)?,
         }
+        self.rank.free(instruction, at);
         Ok(())
     }
 
-    /// A buffer for the n-th message of a route.
-    fn lend(&mut self, route: RouteId, message: usize, microbatch: u32) -> Result<Message> {
-        let (from, tag) = (self.messages.sends_from(route, message), tag(route, microbatch));
+    /// A buffer for one of the messages that the rank sends, by its number among them.
+    fn lend(&mut self, number: usize, tag: u64) -> Result<Message> {
+        let from = self.messages.sends_from(number);
         if let Some(free) = self.endpoint.try_message(from.pool, tag) {
             return Ok(free);
         }

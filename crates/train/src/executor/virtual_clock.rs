@@ -15,7 +15,7 @@ use shardloom_fabric::{Endpoint, Engine, InProcess, Settings, apply};
 use shardloom_kernels::Arithmetic;
 use shardloom_program::timeline::{Clock, Picos, Track};
 use shardloom_program::{
-    Action, BodyId, Class, Control, Entry, Guard, Issued, MeasuredRows, Outstanding, Program,
+    BodyId, Class, Control, Entry, Guard, Issued, MeasuredRows, Outstanding, Program,
     Rank as RankId,
 };
 use shardloom_sim::{
@@ -25,7 +25,9 @@ use shardloom_sim::{
 use super::communicators::reduction;
 use super::messages::{Messages, tag};
 use super::{Answers, Command, Crew, Done, FULL_POOL, state};
-use crate::rank::{Begun, Brought, Contribution, Rank, RowExchange, Shared, StepOutcome};
+use crate::rank::{
+    At, Begun, Brought, Contribution, Linked, Rank, RowExchange, Shared, StepOutcome, Work,
+};
 use crate::{Error, Result};
 
 /// All ranks of a run, in one thread.
@@ -36,6 +38,8 @@ pub(crate) struct VirtualCrew {
     links: Vec<Link>,
     started: Vec<StartedByRank>,
     sent_bytes: Vec<u64>,
+    /// What instructions send, but for rows, by rank and body.
+    sends: Vec<Vec<Box<[u64]>>>,
     /// What the last step took, instruction by instruction.
     recording: Option<Recording>,
     /// Whether a command failed, which may have ended in the middle of a step.
@@ -69,6 +73,7 @@ impl VirtualCrew {
         let count = shared.program.ranks() as u32;
         let ranks: Vec<Rank> = (0..count).map(|rank| Rank::new(shared, RankId(rank))).collect();
         let sent_bytes = vec![0; ranks.len()];
+        let sends = ranks.iter().map(sends).collect();
         let settings = Settings { timeout: Duration::ZERO, arithmetic: Arc::new(Arithmetic) };
         let Shared { program, messages, .. } = &**shared;
         let link = |mut endpoint: Box<dyn Endpoint<Contribution>>| {
@@ -90,6 +95,7 @@ impl VirtualCrew {
             links,
             started,
             sent_bytes,
+            sends,
             recording: None,
             failed: false,
         })
@@ -199,6 +205,7 @@ impl VirtualCrew {
             links: &mut self.links,
             started: &mut self.started,
             sent_bytes: &mut self.sent_bytes,
+            sends: &self.sends,
             model,
         };
         let mut driver = Recorder::new(driver);
@@ -208,6 +215,13 @@ impl VirtualCrew {
         (0..driver.ranks.len()).for_each(|rank| driver.end_step(rank, true));
         Ok((simulation, recording, driver.answers))
     }
+}
+
+/// What each instruction of a rank's bodies sends.
+fn sends(rank: &Rank) -> Vec<Box<[u64]>> {
+    let (class, position) = (rank.class_id(), rank.position());
+    let bytes = |it| rank.program().instruction_sent_bytes(class, position, it);
+    rank.class().bodies.iter().map(|body| body.instructions.iter().map(bytes).collect()).collect()
 }
 
 /// The same ranks evaluating one micro-batch.
@@ -229,14 +243,15 @@ struct Executing<'a> {
     /// Whom servers have answered.
     answers: Answers,
     sent_bytes: &'a mut [u64],
+    sends: &'a [Vec<Box<[u64]>>],
     links: &'a mut [Link],
     started: &'a mut [StartedByRank],
     model: Modelled<'a>,
 }
 
 impl Executing<'_> {
-    /// The rank of a call, at its step and entry, when it has waited for what has to have ended by then.
-    fn rank(&mut self, call: &Call<'_>) -> &mut Rank {
+    /// Has the rank of a call come to its step and entry, when it has waited for what has to have ended by then.
+    fn come(&mut self, call: &Call<'_>) -> At {
         let index = call.actor.rank.0 as usize;
         let step = call.run.at_step();
         if step > self.at[index] {
@@ -248,8 +263,12 @@ impl Executing<'_> {
         self.end_first(index, ending);
         let rank = &mut self.ranks[index];
         rank.begin_entry(&call.run);
-        rank.go_to(call.index as u32);
-        rank
+        rank.at(call.index as u32)
+    }
+
+    /// What the rank of a call runs.
+    fn linked(&self, call: &Call<'_>) -> Arc<Linked> {
+        Arc::clone(self.ranks[call.actor.rank.0 as usize].linked())
     }
 
     fn class(&self, call: &Call<'_>) -> &Class {
@@ -281,10 +300,8 @@ impl Executing<'_> {
     }
 
     fn count(&mut self, call: &Call<'_>) {
-        let Actor { rank, class, position, .. } = call.actor;
-        let program = &self.shared.program;
-        let sent = program.instruction_sent_bytes(class, position, call.instruction);
-        self.sent_bytes[rank.0 as usize] += sent;
+        let rank = call.actor.rank.0 as usize;
+        self.sent_bytes[rank] += self.sends[rank][call.run.entry.body.0 as usize][call.index];
     }
 }
 
@@ -296,58 +313,63 @@ impl Driver for Executing<'_> {
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos> {
-        let microbatch = call.run.microbatch.unwrap_or(0);
+        let linked = self.linked(call);
+        let instruction = linked.instruction(at(call));
+        let Work::Local(work) = &instruction.work else {
+            unreachable!("the engine has a rank do alone what it can")
+        };
         let start = ThreadTime::now();
-        self.rank(call).execute(call.instruction, microbatch)?;
+        let at = self.come(call);
+        let rank = &mut self.ranks[call.actor.rank.0 as usize];
+        rank.execute(instruction, work, at)?;
         let span = picos(start.elapsed());
         // How long rows are under way depends on how many there are.
         if let RowCounts::Measured(measured) = self.model.row_counts() {
-            let rank = &self.ranks[call.actor.rank.0 as usize];
-            rank.add_new_row_counts(call.instruction, microbatch, measured);
+            rank.add_new_row_counts(instruction, at.microbatch(), measured);
         }
         Ok(span)
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<()> {
-        let Action::Send { route } = call.instruction.action else {
+        let linked = self.linked(call);
+        let instruction = linked.instruction(at(call));
+        let Work::Send(sends) = &instruction.work else {
             unreachable!("the engine sends what is to be sent")
         };
         self.note_answer(call);
-        let microbatch = call.run.microbatch.unwrap_or(0);
-        let shared = Arc::clone(self.shared);
-        let sender = call.actor.rank;
-        let transfers = shared.program.transfers(route);
-        for (message, _, _) in transfers.filter(|&(_, from, _)| from == sender) {
-            let Link { endpoint, messages } = &mut self.links[sender.0 as usize];
-            let from = messages.sends_from(route, message);
-            let lent = endpoint.try_message(from.pool, tag(route, microbatch));
+        let at = self.come(call);
+        let sender = call.actor.rank.0 as usize;
+        let (rank, link) = (&mut self.ranks[sender], &mut self.links[sender]);
+        let Link { endpoint, messages } = link;
+        for sent in &sends.messages {
+            let pool = messages.sends_from(sent.number).pool;
+            let lent = endpoint.try_message(pool, tag(sends.route, at.microbatch()));
             let mut lent = lent.expect(FULL_POOL);
-            let (instruction, payload) = (call.instruction, lent.view_mut());
-            self.rank(call).pack(route, message, instruction, microbatch, payload);
-            self.links[sender.0 as usize].endpoint.send(lent)?;
+            rank.pack(sends, sent, at, lent.view_mut());
+            endpoint.send(lent)?;
         }
-        self.rank(call).free(call.instruction, microbatch);
+        rank.free(instruction, at);
         self.count(call);
         Ok(self.model.send(call, durations)?)
     }
 
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos> {
-        let Action::Receive { route } = call.instruction.action else {
+        let linked = self.linked(call);
+        let instruction = linked.instruction(at(call));
+        let Work::Receive(receives) = &instruction.work else {
             unreachable!("the engine receives what is to be received")
         };
         self.note_answer(call);
-        let microbatch = call.run.microbatch.unwrap_or(0);
-        let receiver = call.actor.rank;
-        let shared = Arc::clone(self.shared);
-        let transfers = shared.program.transfers(route);
-        for (message, sender, _) in transfers.filter(|&(_, _, to)| to == receiver) {
-            let endpoint = &mut self.links[receiver.0 as usize].endpoint;
-            let payload = endpoint.try_receive(sender.0, tag(route, microbatch))?;
+        let at = self.come(call);
+        let receiver = call.actor.rank.0 as usize;
+        let (rank, link) = (&mut self.ranks[receiver], &mut self.links[receiver]);
+        let tag = tag(receives.route, at.microbatch());
+        for received in &receives.messages {
+            let payload = link.endpoint.try_receive(received.from.0, tag)?;
             let payload = payload.expect("the engine delivers after the send");
-            let (instruction, payload) = (call.instruction, payload.view());
-            self.rank(call).unpack(route, message, instruction, microbatch, payload);
+            rank.unpack(receives, received, at, payload.view());
         }
-        self.rank(call).free(call.instruction, microbatch);
+        rank.free(instruction, at);
         Ok(self.model.receive(call)?)
     }
 
@@ -358,8 +380,13 @@ impl Driver for Executing<'_> {
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos> {
         let (mut contributions, mut begun) = (vec![], vec![]);
         for call in members {
-            let microbatch = call.run.microbatch;
-            let (contribution, own) = self.rank(call).contribute(call.instruction, microbatch);
+            let linked = self.linked(call);
+            let Work::Collective(collective) = &linked.instruction(at(call)).work else {
+                unreachable!("members meet at a collective")
+            };
+            let at = self.come(call);
+            let rank = &mut self.ranks[call.actor.rank.0 as usize];
+            let (contribution, own) = rank.contribute(collective, at);
             match &contribution.part {
                 Brought::Rows(rows) => {
                     self.sent_bytes[call.actor.rank.0 as usize] += rows.sent_bytes();
@@ -376,7 +403,7 @@ impl Driver for Executing<'_> {
             let (rank, class) = (call.actor.rank.0 as usize, call.actor.class);
             let class = self.shared.program.class(class);
             let StartedByRank { outstanding, results } = &mut self.started[rank];
-            match outstanding.start(class, begun.issued) {
+            match outstanding.start(class, begun.issued()) {
                 true => results.push_back((begun, result)),
                 false => self.ranks[rank].conclude(begun, result),
             }
@@ -412,7 +439,7 @@ fn exchange_rows(rank: &Rank, members: &mut [Contribution]) {
     let mut all: Vec<&mut RowExchange> = members
         .iter_mut()
         .map(|member| match &mut member.part {
-            Brought::Rows(rows) => &mut **rows,
+            Brought::Rows(rows) => rows,
             Brought::Elements(..) | Brought::Scalar(_) => {
                 unreachable!("members bring the same kind of thing")
             }

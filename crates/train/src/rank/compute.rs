@@ -1,102 +1,275 @@
-//! Kernels and local combinations.
+//! Kernels: passes of operators.
 
 use std::ops::Range;
 
-use shardloom_data::Part;
-use shardloom_graph::OpId;
 use shardloom_graph::work::Pass;
-use shardloom_kernels::device::{HostSliceMut, Input, Kernel, Output, Setting};
+use shardloom_graph::{OpId, OpKind};
+use shardloom_kernels::device::{self, Input, Output, Setting};
 use shardloom_kernels::random::Key;
-use shardloom_kernels::{Buffer, Combine, window};
-use shardloom_program::{Assignment, Instruction, Mode, TensorId, View, Window};
+use shardloom_kernels::{Buffer, window};
+use shardloom_program::{Assignment, Instruction, Window};
 use smallvec::SmallVec;
 
-use super::Rank;
+use super::arena::Room;
+use super::link::{Begins, Linker};
+use super::rows::Routing;
+use super::store::Slot;
+use super::{At, Rank};
+use crate::Result;
 
 /// One thing for each tensor that an operator writes; on the heap only beyond four, as the gradients of a
 /// concatenation of many may be.
-pub(super) type FewWrites<T> = SmallVec<[T; 4]>;
+type FewWrites<T> = SmallVec<[T; 4]>;
+
+/// One pass of an operator.
+pub(crate) struct Kernel {
+    kind: OpKind,
+    pass: Pass,
+    reads: Box<[Read]>,
+    /// The tensors that are written.
+    written: Box<[Room]>,
+    /// The parts of them that are written, in the order in which they lie in these.
+    targets: Box<[Target]>,
+    /// What brings them into the order of the operator's writes, if swapped one after the other.
+    swaps: Box<[(usize, usize)]>,
+    /// Which of the rank's settings is its own, and what of it depends on the micro-batch.
+    setting: usize,
+    starts: Starts,
+    /// What is noted of the rows that it deals to experts.
+    routing: Option<Routing>,
+}
+
+/// Where a kernel reads.
+struct Read {
+    slot: Slot,
+    /// Which elements, if not all.
+    range: Option<Range<usize>>,
+    shape: Box<[usize]>,
+}
+
+/// Where a kernel writes.
+struct Target {
+    /// Its place among the operator's writes.
+    index: usize,
+    /// Which of the written tensors.
+    tensor: usize,
+    /// Which elements of it.
+    range: Range<usize>,
+    shape: Box<[usize]>,
+    begins: Begins,
+}
+
+/// Where the device's part of loops begins.
+struct Starts {
+    /// Of those of the dropout mask.
+    mask: Box<[Start]>,
+    position: Start,
+    index: Start,
+}
+
+/// Where the device's part of a loop begins.
+#[derive(Clone, Copy)]
+struct Start {
+    /// In the first micro-batch of a step.
+    first: usize,
+    /// How much later in each that follows.
+    each: usize,
+}
+
+impl Start {
+    /// Of what no loop goes over.
+    const NONE: Start = Start { first: 0, each: 0 };
+
+    /// In a micro-batch of a step.
+    fn of(self, microbatch: usize) -> usize {
+        self.first + microbatch * self.each
+    }
+}
+
+impl Kernel {
+    /// Links a pass of an operator.
+    pub(super) fn link(
+        linker: &mut Linker<'_>,
+        (op, pass, assignment): (OpId, Pass, &Assignment),
+        instruction: &Instruction,
+    ) -> Kernel {
+        let Linker { class, position, shared, .. } = *linker;
+        let node = shared.graph.op(op);
+        let evaluates = class.evaluation.contains(&linker.body);
+        let drops = node.kind.dropout().is_some();
+        let mut rooms = vec![];
+        let mut written = vec![];
+        let mut targets = vec![];
+        for (index, write) in instruction.writes.iter().enumerate() {
+            let id = write.to.tensor;
+            let tensor = written.iter().position(|&it| it == id).unwrap_or_else(|| {
+                written.push(id);
+                rooms.push(linker.room(id));
+                written.len() - 1
+            });
+            // Without dropout there is no mask to make.
+            if index > 0 && evaluates && drops && pass == Pass::Forward {
+                continue;
+            }
+            let range = class.view_range(write.to, position);
+            let shape = class.shape(write.to).into();
+            targets.push(Target { index, tensor, range, shape, begins: Begins::of(*write) });
+        }
+        // Several gradients may lie in one tensor.
+        targets.sort_unstable_by_key(|it| (it.tensor, it.range.start));
+        let swaps = sorting_swaps(targets.iter().map(|it| it.index).collect());
+        let read = |&view: &shardloom_program::View| {
+            let range = match view.window {
+                Window::Param(param) => Some(class.param(param).range()),
+                Window::Whole | Window::Share => None,
+            };
+            Read { slot: linker.slot(view), range, shape: class.shape(view).into() }
+        };
+        let reads = instruction.reads.iter().map(read).collect();
+        let (setting, starts) = setting(linker, op, assignment, evaluates);
+        let routing = match pass {
+            Pass::Forward => Routing::link(linker, op, instruction),
+            Pass::Input | Pass::Weight => None,
+        };
+        linker.settings.push(setting);
+        Kernel {
+            kind: if evaluates { node.kind.without_dropout() } else { node.kind },
+            pass,
+            reads,
+            written: rooms.into(),
+            targets: targets.into(),
+            swaps,
+            setting: linker.settings.len() - 1,
+            starts,
+            routing,
+        }
+    }
+
+    /// What is noted of the rows that it deals to experts.
+    pub(super) fn routing(&self) -> Option<&Routing> {
+        self.routing.as_ref()
+    }
+}
+
+/// What sorts a permutation, swapped one after the other.
+fn sorting_swaps(mut order: Vec<usize>) -> Box<[(usize, usize)]> {
+    let mut swaps = vec![];
+    for place in 0..order.len() {
+        let found = (place..order.len()).min_by_key(|&at| order[at]).unwrap_or(place);
+        if found != place {
+            order.swap(place, found);
+            swaps.push((place, found));
+        }
+    }
+    swaps.into()
+}
+
+/// What an operator depends on besides tensors, as in the first micro-batch of the first step, and what of it
+/// depends on the micro-batch.
+fn setting(
+    linker: &Linker<'_>,
+    op: OpId,
+    assignment: &Assignment,
+    evaluates: bool,
+) -> (Setting, Starts) {
+    let Linker { class, position, shared, extents, .. } = *linker;
+    let (graph, program, mesh) = (&shared.graph, &shared.program, &class.mesh);
+    let node = graph.op(op);
+    let is_batch = |each: usize| node.signature.loops[each].dim == graph.batch();
+    // How much of each loop is this device's part, and where that begins.
+    let local = |each: usize| {
+        extents.get(node.signature.loops[each].dim) / mesh.span(&assignment.loops[each])
+    };
+    let start = |each: usize| Start {
+        first: mesh.index_along(position, &assignment.loops[each]) * local(each),
+        each: if is_batch(each) { program.microbatch_samples } else { 0 },
+    };
+    let masked = node.kind.dropout().filter(|_| !evaluates).map(|_| &node.signature.outputs[1]);
+    let mask = masked.map(|loops| {
+        let global = |each: usize| match is_batch(each) {
+            true => program.global_batch,
+            false => extents.get(node.signature.loops[each].dim),
+        };
+        window::Window {
+            extent: loops.iter().map(|&each| local(each)).collect(),
+            start: loops.iter().map(|&each| start(each).first).collect(),
+            global: loops.iter().map(|&each| global(each)).collect(),
+        }
+    });
+    let starts = Starts {
+        mask: masked.into_iter().flatten().map(|&each| start(each)).collect(),
+        position: node.position_loop().map_or(Start::NONE, start),
+        index: node.index_loop().map_or(Start::NONE, start),
+    };
+    let loss_terms = program.global_batch * graph.targets_per_sample();
+    let setting = Setting {
+        mask,
+        first_position: starts.position.first,
+        first_index: starts.index.first,
+        loss_scale: 1.0 / loss_terms as f32,
+        key: Key { seed: shared.seed, stream: stream(&node.name), step: 0 },
+    };
+    (setting, starts)
+}
 
 impl Rank {
     /// Runs one pass of an operator.
-    pub(super) fn compute(
-        &mut self,
-        op: OpId,
-        pass: Pass,
-        assignment: &Assignment,
-        instruction: &Instruction,
-        microbatch: u32,
-    ) {
-        let setting = self.setting(op, assignment, microbatch);
-        let Rank { shared, class, position, scratch, arena, store, parameters, .. } = self;
-        let class = shared.program.class(*class);
-        let kind = match setting.evaluating {
-            true => shared.graph.op(op).kind.without_dropout(),
-            false => shared.graph.op(op).kind,
-        };
+    ///
+    /// # Errors
+    /// If rows are dealt to an expert that has no room for them, and that is to stop the run.
+    pub(super) fn compute(&mut self, kernel: &Kernel, at: At) -> Result<()> {
+        let microbatches = self.shared.program.microbatches;
+        let step = self.now.first_step + self.step_of(at.microbatch());
+        let Rank { shared, scratch, arena, store, parameters, settings, .. } = self;
+        let setting = &mut settings[kernel.setting];
+        let microbatch = at.microbatch() as usize % microbatches;
+        let Starts { mask, position, index } = &kernel.starts;
+        setting.key.step = step;
+        setting.first_position = position.of(microbatch);
+        setting.first_index = index.of(microbatch);
+        if let Some(window) = &mut setting.mask {
+            let starts = window.start.iter_mut().zip(mask);
+            starts.for_each(|(start, linked)| *start = linked.of(microbatch));
+        }
 
         // What is written is taken out first, so that the rest can be read meanwhile.
-        let mut written: FewWrites<(TensorId, Buffer)> = FewWrites::new();
-        let mut targets: FewWrites<Target> = FewWrites::new();
-        for (index, write) in instruction.writes.iter().enumerate() {
-            let tensor = write.to.tensor;
-            let at = written.iter().position(|(id, _)| *id == tensor).unwrap_or_else(|| {
-                let buffer = store
-                    .take(tensor, microbatch)
-                    .unwrap_or_else(|| arena.take(tensor, class.elements(tensor, *position)));
-                written.push((tensor, buffer));
-                written.len() - 1
-            });
-            let accumulate = match (write.mode, write.to.window) {
-                (Mode::AddUnlessFirst, Window::Param(param)) => !parameters.sums.begin_param(param),
-                (mode, _) => mode != Mode::Set,
-            };
-            let range = class.view_range(write.to, *position);
-            targets.push(Target { index, buffer: at, range, accumulate });
+        let mut written: FewWrites<Buffer> = FewWrites::new();
+        for room in &kernel.written {
+            written.push(store.take(room.slot, at).unwrap_or_else(|| arena.take(room, at)));
         }
-        let reads: SmallVec<[Input<'_>; 6]> = instruction
+        let reads: SmallVec<[Input<'_>; 6]> = kernel
             .reads
             .iter()
-            .map(|&read| {
-                let whole = store.get(read.tensor, microbatch).view();
-                let data = match read.window {
-                    Window::Param(param) => whole.slice(class.param(param).range()),
-                    Window::Whole | Window::Share => whole,
-                };
-                Input { shape: class.shape(read), data }
+            .map(|Read { slot, range, shape }| {
+                let whole = store.get(*slot, at).view();
+                let data = range.as_ref().map_or(whole, |range| whole.slice(range.clone()));
+                Input { shape, data }
             })
             .collect();
-        // Several gradients may lie in one buffer.
-        targets.sort_unstable_by_key(|it| (it.buffer, it.range.start));
-        let mut outputs: FewWrites<(usize, Output<'_>)> = FewWrites::new();
-        let mut pending = targets.into_iter().peekable();
-        for (at, (_, buffer)) in written.iter_mut().enumerate() {
+        let mut outputs: FewWrites<Output<'_>> = FewWrites::new();
+        let mut targets = kernel.targets.iter().peekable();
+        for (tensor, buffer) in written.iter_mut().enumerate() {
             let (mut rest, mut passed) = (buffer.view_mut(), 0);
-            while let Some(Target { index, range, accumulate, .. }) =
-                pending.next_if(|it| it.buffer == at)
-            {
+            while let Some(target) = targets.next_if(|it| it.tensor == tensor) {
+                let Target { range, shape, begins, .. } = target;
                 let (_, behind) = rest.split_at(range.start - passed);
                 let (data, tail) = behind.split_at(range.len());
                 (rest, passed) = (tail, range.end);
-                let shape = class.shape(instruction.writes[index].to);
-                outputs.push((index, Output { shape, data, accumulate }));
+                let accumulate = !parameters.sums.begin(*begins);
+                outputs.push(Output { shape, data, accumulate });
             }
         }
-        outputs.sort_unstable_by_key(|&(index, _)| index);
-        let mut outputs: FewWrites<Output<'_>> = outputs.into_iter().map(|(_, it)| it).collect();
-        if setting.evaluating
-            && pass == Pass::Forward
-            && shared.graph.op(op).kind.dropout().is_some()
-        {
-            // Without dropout there is no mask to make.
-            outputs.truncate(1);
-        }
-        let kernel = Kernel { kind: &kind, pass, setting: &setting.setting };
+        kernel.swaps.iter().for_each(|&(one, other)| outputs.swap(one, other));
+        let of = device::Kernel { kind: &kernel.kind, pass: kernel.pass, setting };
         let scratch = scratch.as_mut().expect("one instruction runs at a time");
-        shared.device.run(kernel, &reads, &mut outputs, scratch.view_mut());
+        shared.device.run(of, &reads, &mut outputs, scratch.view_mut());
         drop((reads, outputs));
-        for (tensor, buffer) in written {
-            store.put(tensor, microbatch, buffer);
+        for (room, buffer) in kernel.written.iter().zip(written) {
+            store.put(room.slot, at, buffer);
+        }
+        match &kernel.routing {
+            Some(routing) => self.note_rows(routing, at),
+            None => Ok(()),
         }
     }
 
@@ -104,114 +277,6 @@ impl Rank {
     fn step_of(&self, microbatch: u32) -> u64 {
         u64::from(microbatch) / self.shared.program.microbatches as u64
     }
-
-    fn setting(&self, op: OpId, assignment: &Assignment, microbatch: u32) -> OpSetting {
-        let graph = &self.shared.graph;
-        let program = &self.shared.program;
-        let mesh = &self.class().mesh;
-        let node = graph.op(op);
-        let extents = &self.extents;
-        let samples = program.microbatch_samples;
-        // How much of each loop is this device's part, and where that begins.
-        let local = |each: usize| {
-            extents.get(node.signature.loops[each].dim) / mesh.span(&assignment.loops[each])
-        };
-        let start = |each: usize| {
-            let first = mesh.index_along(self.position, &assignment.loops[each]) * local(each);
-            match node.signature.loops[each].dim == graph.batch() {
-                true => microbatch as usize % program.microbatches * samples + first,
-                false => first,
-            }
-        };
-        let evaluating = self.now.part == Part::Validation;
-        let mask = node.kind.dropout().filter(|_| !evaluating).map(|_| {
-            let loops = &node.signature.outputs[1];
-            let global = |each: usize| match node.signature.loops[each].dim {
-                dim if dim == graph.batch() => program.global_batch,
-                dim => extents.get(dim),
-            };
-            window::Window {
-                extent: loops.iter().map(|&each| local(each)).collect(),
-                start: loops.iter().map(|&each| start(each)).collect(),
-                global: loops.iter().map(|&each| global(each)).collect(),
-            }
-        });
-        let setting = Setting {
-            mask,
-            first_position: node.position_loop().map_or(0, start),
-            first_index: node.index_loop().map_or(0, start),
-            loss_scale: 1.0 / self.loss_terms as f32,
-            key: Key {
-                seed: self.shared.seed,
-                stream: stream(&node.name),
-                step: self.now.first_step + self.step_of(microbatch),
-            },
-        };
-        OpSetting { setting, evaluating }
-    }
-
-    /// A value of the first micro-batch.
-    pub(crate) fn reals(&self, value: View) -> Vec<f32> {
-        self.device().reals(self.store.get(value.tensor, 0).view())
-    }
-
-    /// Adds or copies one tensor to another.
-    pub(super) fn combine(&mut self, instruction: &Instruction, microbatch: u32) {
-        if instruction.is_move() {
-            let (from, to) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
-            let moved = self.store.take(from, microbatch).expect("read tensors are held");
-            self.store.put(to, microbatch, moved);
-            return;
-        }
-        for (read, write) in instruction.reads.iter().zip(&instruction.writes) {
-            let to = write.to.tensor;
-            let class = self.class();
-            let [from, into] = [*read, write.to].map(|view| class.view_range(view, self.position));
-            let elements = class.elements(to, self.position);
-            let taken = self.store.take(to, microbatch);
-            let mut target = taken.unwrap_or_else(|| self.arena.take(to, elements));
-            let (device, source) = (self.device(), self.store.get(read.tensor, microbatch).view());
-            let (source, into) = (source.slice(from), target.view_mut().slice(into));
-            match write.mode {
-                Mode::Set => device.copy(source, into),
-                Mode::Add | Mode::AddUnlessFirst => device.combine(into, source, Combine::Sum),
-            }
-            self.store.put(to, microbatch, target);
-            self.count_back(read.tensor, to);
-        }
-    }
-
-    /// Notes the loss of a micro-batch. One that is run once more has the loss that it comes to then.
-    pub(super) fn note_loss(&mut self, instruction: &Instruction, microbatch: u32) {
-        let loss = instruction.reads[0].tensor;
-        let mut value = [0.0_f32];
-        let loss = self.store.get(loss, microbatch).view();
-        self.device().download(loss, HostSliceMut::F32(&mut value));
-        let loss = f64::from(value[0]);
-        match self.losses.iter_mut().find(|(of, _)| *of == microbatch) {
-            Some((_, known)) => *known = loss,
-            None => self.losses.push((microbatch, loss)),
-        }
-    }
-
-    /// The sum of the losses of a step of the row, which are not needed any more.
-    pub(super) fn take_loss(&mut self, step: u64) -> Option<f64> {
-        let microbatches = self.shared.program.microbatches as u64;
-        let mut sum = None;
-        self.losses.retain(|&(microbatch, loss)| {
-            let is_of_step = u64::from(microbatch) / microbatches == step;
-            if is_of_step {
-                *sum.get_or_insert(0.0) += loss;
-            }
-            !is_of_step
-        });
-        sum
-    }
-}
-
-struct OpSetting {
-    setting: Setting,
-    evaluating: bool,
 }
 
 /// The random stream of an operator or parameter: a digest of its name, which does not change when a
@@ -223,13 +288,21 @@ pub(super) fn stream(name: &str) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Where an operator writes.
-struct Target {
-    /// Its place among the operator's writes.
-    index: usize,
-    /// Which of the written buffers.
-    buffer: usize,
-    /// Which elements of it.
-    range: Range<usize>,
-    accumulate: bool,
+#[cfg(test)]
+mod tests {
+    use super::sorting_swaps;
+
+    #[test]
+    fn swaps_sort_every_order() {
+        let orders = (0..4_usize.pow(4)).map(|code| [0, 1, 2, 3].map(|at| code >> (2 * at) & 3));
+        let orders = orders.filter(|order| (0..4).all(|index| order.contains(&index)));
+        let mut count = 0;
+        for mut order in orders {
+            let swaps = sorting_swaps(order.to_vec());
+            swaps.iter().for_each(|&(one, other)| order.swap(one, other));
+            assert_eq!(order, [0, 1, 2, 3]);
+            count += 1;
+        }
+        assert_eq!(count, 24);
+    }
 }

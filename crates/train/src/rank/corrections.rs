@@ -4,14 +4,100 @@
 //!
 //! None of it acts in the first synchronous steps, whose gradients are not delayed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use shardloom_kernels::optimizer::Optimizer;
 use shardloom_kernels::{Buffer, View};
 use shardloom_plan::Corrections as Rules;
-use shardloom_program::{BucketId, Content, Instruction, TensorId};
+use shardloom_program::{BucketId, Content, Instruction};
 
-use super::Rank;
+use super::arena::Room;
+use super::link::Linker;
+use super::store::Slot;
+use super::{At, Rank};
+
+/// What an update of a bucket is corrected by.
+pub(super) struct Corrected {
+    /// How many updates late the bucket's gradients are.
+    pub delay: f64,
+    /// Where its mean velocity is.
+    velocity: Option<Slot>,
+    /// Where its weights before the update go.
+    previous: Option<Slot>,
+}
+
+/// A weight that is moved along its velocity: forward to where it is expected to be after the delay, or back to
+/// where it was before it (PipeMare's T2).
+pub(crate) struct Extrapolation {
+    weight: Slot,
+    along: Slot,
+    range: Range<usize>,
+    velocity: Velocity,
+    to: Room,
+    /// How many updates late the gradients of the class are.
+    delay: f64,
+}
+
+/// What the velocity of a weight follows from.
+#[derive(Clone, Copy)]
+enum Velocity {
+    /// Its change at the last update, from the weight before that.
+    LastChange,
+    /// The optimizer's momentum, of gradients so late.
+    Momentum { delay: f64 },
+    /// The mean of its changes.
+    MeanChange,
+}
+
+impl Corrected {
+    /// Links the corrections of an update.
+    pub fn link(linker: &Linker<'_>, bucket: BucketId, instruction: &Instruction) -> Corrected {
+        let class = linker.class;
+        let written = |content: Content| {
+            let mut written = instruction.writes.iter().map(|write| write.to);
+            let found = written.find(|view| class.tensor(view.tensor).content == content);
+            found.map(|view| linker.slot(view))
+        };
+        Corrected {
+            delay: linker.shared.program.update_delay(class, bucket),
+            velocity: written(Content::WeightVelocity),
+            previous: written(Content::PreviousWeight),
+        }
+    }
+}
+
+impl Extrapolation {
+    /// Links a weight's move.
+    pub(super) fn link(
+        linker: &Linker<'_>,
+        forward: bool,
+        instruction: &Instruction,
+    ) -> Extrapolation {
+        let Linker { class, position, shared, .. } = *linker;
+        let (weight, along) = (instruction.reads[0], instruction.reads[1]);
+        let tensor = class.tensor(along.tensor);
+        let velocity = match tensor.content {
+            Content::PreviousWeight => Velocity::LastChange,
+            Content::OptimizerState(_) => {
+                let bucket = tensor.bucket.expect("state is a bucket's");
+                Velocity::Momentum { delay: shared.program.update_delay(class, bucket) }
+            }
+            _ => {
+                debug_assert!(!forward, "forward passes are predicted");
+                Velocity::MeanChange
+            }
+        };
+        Extrapolation {
+            weight: linker.slot(weight),
+            along: linker.slot(along),
+            range: class.view_range(weight, position),
+            velocity,
+            to: linker.room(instruction.writes[0].to.tensor),
+            delay: class.delay,
+        }
+    }
+}
 
 impl Rank {
     /// The plan's rules, if they act in the current step on what is `delay` updates late.
@@ -20,22 +106,15 @@ impl Rank {
         (delay > 0.0 && self.now.step >= rules.synchronous_steps).then_some(rules)
     }
 
-    /// How many updates late a bucket's gradients are.
-    fn update_delay(&self, bucket: BucketId) -> f64 {
-        self.program().update_delay(self.class(), bucket)
-    }
-
-    /// The decay of the mean velocity, if an update of a bucket in the current step counts for it.
-    fn velocity_decay(&self, bucket: BucketId) -> Option<f32> {
-        let delay = self.update_delay(bucket);
+    /// The decay of the mean velocity, if an update in the current step with gradients so late counts for it.
+    fn velocity_decay(&self, delay: f64) -> Option<f32> {
         let share = self.rules(delay)?.discrepancy?;
         Some(share.powf(1.0 / delay) as f32)
     }
 
-    /// What the learning rate of the current step is multiplied by for a bucket (PipeMare's T1). What is
-    /// less than an update late is not rescaled.
-    pub(super) fn learning_rate_share(&self, bucket: BucketId) -> f64 {
-        let delay = self.update_delay(bucket);
+    /// What the learning rate of the current step is multiplied by where gradients are so late (PipeMare's
+    /// T1). What is less than an update late is not rescaled.
+    pub(super) fn learning_rate_share(&self, delay: f64) -> f64 {
         let Some(rules) = self.rules(delay) else { return 1.0 };
         let Some(steps) = rules.anneal_steps else { return 1.0 };
         let passed = (self.now.step - rules.synchronous_steps) as f64;
@@ -43,9 +122,8 @@ impl Rank {
         delay.max(1.0).powf(-exponent)
     }
 
-    /// The optimizer of a bucket in the current step, with spike compensation where the plan has it.
-    pub(super) fn compensated(&self, optimizer: Optimizer, bucket: BucketId) -> Optimizer {
-        let delay = self.update_delay(bucket);
+    /// The optimizer of gradients so late in the current step, with spike compensation where the plan has it.
+    pub(super) fn compensated(&self, optimizer: Optimizer, delay: f64) -> Optimizer {
         match (optimizer, self.rules(delay).and_then(|rules| rules.spike)) {
             (Optimizer::Sgd(sgd), Some(times)) => {
                 Optimizer::Sgd(sgd.spike_compensated(times * delay))
@@ -54,84 +132,54 @@ impl Rank {
         }
     }
 
-    /// The tensor of some content that an update writes.
-    fn written(&self, update: &Instruction, content: Content) -> Option<TensorId> {
-        let mut written = update.writes.iter().map(|write| write.to.tensor);
-        written.find(|&it| self.class().tensor(it).content == content)
-    }
-
     /// The mean velocity that an update counts for, and its decay.
-    fn mean_velocity(
-        &mut self,
-        update: &Instruction,
-        bucket: BucketId,
-    ) -> Option<(&mut Buffer, f32)> {
-        let decay = self.velocity_decay(bucket)?;
-        let velocity = self.written(update, Content::WeightVelocity)?;
-        Some((self.store.newest_mut(velocity), decay))
+    fn mean_velocity(&mut self, corrected: &Corrected) -> Option<(&mut Buffer, f32)> {
+        let decay = self.velocity_decay(corrected.delay)?;
+        Some((self.store.newest_mut(corrected.velocity?), decay))
     }
 
     /// Notes the weights of a bucket before an update.
-    pub(super) fn note_before_update(
-        &mut self,
-        update: &Instruction,
-        bucket: BucketId,
-        weights: View<'_>,
-    ) {
+    pub(super) fn note_before_update(&mut self, corrected: &Corrected, weights: View<'_>) {
         let device = Arc::clone(self.device());
-        if let Some((mean, decay)) = self.mean_velocity(update, bucket) {
+        if let Some((mean, decay)) = self.mean_velocity(corrected) {
             device.scale_and_add(mean.view_mut(), decay, weights, -(1.0 - decay));
         }
-        if let Some(previous) = self.written(update, Content::PreviousWeight) {
+        if let Some(previous) = corrected.previous {
             device.copy(weights, self.store.newest_mut(previous).view_mut());
         }
     }
 
     /// Notes the weights of a bucket after that update.
-    pub(super) fn note_after_update(
-        &mut self,
-        update: &Instruction,
-        bucket: BucketId,
-        weights: View<'_>,
-    ) {
+    pub(super) fn note_after_update(&mut self, corrected: &Corrected, weights: View<'_>) {
         let device = Arc::clone(self.device());
-        if let Some((mean, decay)) = self.mean_velocity(update, bucket) {
+        if let Some((mean, decay)) = self.mean_velocity(corrected) {
             device.scale_and_add(mean.view_mut(), 1.0, weights, 1.0 - decay);
         }
     }
 
-    /// Moves a weight along its velocity: forward to where it is expected to be after the delay, or back to
-    /// where it was before it (PipeMare's T2).
-    pub(super) fn extrapolate(&mut self, instruction: &Instruction, forward: bool) {
-        let (weight, along) = (instruction.reads[0], instruction.reads[1]);
-        let moved = instruction.writes[0].to.tensor;
-        let class = self.class();
-        let delay = class.delay as f32;
-        let range = class.view_range(weight, self.position);
-        let content = class.tensor(along.tensor).content;
-        let weights = self.store.get(weight.tensor, 0).view().slice(range.clone());
-        let along_values = self.store.get(along.tensor, 0).view().slice(range);
-        let mut result = self.arena.take(moved, weights.len());
+    /// Moves a weight along its velocity.
+    pub(super) fn extrapolate(&mut self, of: &Extrapolation, at: At) {
+        let delay = of.delay as f32;
+        let weights = self.store.get(of.weight, at).view().slice(of.range.clone());
+        let along = self.store.get(of.along, at).view().slice(of.range.clone());
+        let mut result = self.arena.take(&of.to, at);
         let device = self.device();
         let mut to = result.view_mut();
         device.copy(weights, to.reborrow());
-        match content {
-            _ if self.rules(self.class().delay).is_none() => {}
-            Content::PreviousWeight => {
-                // weight + delay (weight - previous)
-                device.scale_and_add(to.reborrow(), 1.0, along_values, -1.0);
-                device.scale_and_add(to, delay, weights, 1.0);
-            }
-            Content::OptimizerState(_) => {
-                let bucket = self.class().tensor(along.tensor).bucket.expect("state is a bucket's");
-                let rate = self.learning_rate(bucket) * delay;
-                device.scale_and_add(to, 1.0, along_values, -rate);
-            }
-            _ => {
-                debug_assert!(!forward, "forward passes are predicted");
-                device.scale_and_add(to, 1.0, along_values, -delay);
+        if self.rules(of.delay).is_some() {
+            match of.velocity {
+                Velocity::LastChange => {
+                    // weight + delay (weight - previous)
+                    device.scale_and_add(to.reborrow(), 1.0, along, -1.0);
+                    device.scale_and_add(to, delay, weights, 1.0);
+                }
+                Velocity::Momentum { delay: of_bucket } => {
+                    let rate = self.learning_rate(of_bucket) * delay;
+                    device.scale_and_add(to, 1.0, along, -rate);
+                }
+                Velocity::MeanChange => device.scale_and_add(to, 1.0, along, -delay),
             }
         }
-        self.store.put(moved, 0, result);
+        self.store.put(of.to.slot, at, result);
     }
 }

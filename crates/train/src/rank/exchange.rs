@@ -6,11 +6,16 @@ use std::time::Instant;
 
 use shardloom_fabric::{Lent, ViewMut};
 use shardloom_kernels::{Buffer, Combine};
-use shardloom_program::{Action, Collective, Content, Instruction, Issued, Mode, View, Window};
+use shardloom_program::{
+    Action, Collective as Kind, Content, Instruction, Issued, Mode, ParamId, View, Window,
+};
 
-use super::Rank;
-use super::arena::Now;
-use super::rows::RowExchange;
+use super::arena::Room;
+use super::link::{Begins, Linker};
+use super::redistribute::Change;
+use super::rows::{RowExchange, RowMove};
+use super::store::Slot;
+use super::{At, Rank, Work};
 
 /// A rank's part in a collective: before it what the rank brings, after it the result, in place. It is
 /// what training lends to an engine.
@@ -27,16 +32,21 @@ pub(crate) enum Part {
     /// A number in double precision.
     Scalar(f64),
     /// Rows, as many as have turned out.
-    Rows(Box<RowExchange>),
+    Rows(RowExchange),
 }
 
 /// A collective that a rank has come to: what it needs to go on with it when it has ended.
 pub(crate) struct Begun {
-    /// The instruction.
-    pub issued: Issued,
+    at: At,
     /// Where the result goes, if not where the contribution is.
     place: Option<Buffer>,
-    at: Now,
+}
+
+impl Begun {
+    /// The instruction.
+    pub fn issued(&self) -> Issued {
+        self.at.issued
+    }
 }
 
 impl Lent for Contribution {
@@ -58,123 +68,203 @@ impl Lent for Contribution {
     }
 }
 
-impl Rank {
-    /// What this rank brings into the collective of `instruction`, which it is at. All that the collective
-    /// allocates is allocated here.
-    pub fn contribute(
-        &mut self,
-        instruction: &Instruction,
-        microbatch: Option<u32>,
-    ) -> (Contribution, Begun) {
-        let (body, index) = self.instruction();
-        let part = self.bring_part(instruction, microbatch.unwrap_or(0));
-        let place = self.result_place(instruction);
-        let issued = Issued { body, index, microbatch };
-        (Contribution { part, worked: None }, Begun { issued, place, at: self.arena.now() })
-    }
+/// A rank's part in a collective.
+pub(crate) struct Collective {
+    /// Which of the rank's collectives it is.
+    pub number: usize,
+    about: About,
+}
 
-    fn bring_part(&mut self, instruction: &Instruction, microbatch: u32) -> Part {
-        let Action::Collective { kind, .. } = instruction.action else {
+/// What a collective is about.
+enum About {
+    /// The norm of gradients.
+    Norm,
+    /// Rows, as many as turn out while running.
+    Rows(RowMove),
+    /// What replicas hold of a bucket.
+    Bucket(OfBucket),
+    /// The layout of a value.
+    Layout(Change),
+}
+
+/// Weights that are gathered, or gradients that are reduced.
+struct OfBucket {
+    unwritten: Option<Unwritten>,
+    /// What is brought as it is, or a share of it.
+    held: Slot,
+    /// Where shares are gathered, if not where they are, and where there the own share is.
+    gathered: Option<(Room, Range<usize>)>,
+    /// Which elements take part, if not all.
+    range: Option<Range<usize>>,
+    /// Where the result is.
+    result: Slot,
+    /// To what this rank's share of a sum goes that is not kept where it is reduced.
+    shard: Option<Shard>,
+}
+
+/// What a rank's share of a sum is added to, or begins.
+struct Shard {
+    slot: Slot,
+    begins: Begins,
+    own: Range<usize>,
+}
+
+/// Gradients of parameters that another stage of the class may use alone.
+pub(super) struct Unwritten {
+    slot: Slot,
+    params: Box<[(ParamId, Range<usize>)]>,
+}
+
+impl Unwritten {
+    /// Those that a view is about, if it is about whole gradients that operators write.
+    pub fn link(linker: &Linker<'_>, read: View) -> Option<Unwritten> {
+        let class = linker.class;
+        let bucket = class.bucket(class.tensor(read.tensor).bucket?);
+        if read.tensor != bucket.held.replicated.written || read.window != Window::Whole {
+            return None;
+        }
+        let params = bucket.params.iter().map(|&param| (param, class.param(param).range()));
+        Some(Unwritten { slot: linker.slot(read), params: params.collect() })
+    }
+}
+
+impl Collective {
+    /// Links a rank's part in a collective.
+    pub(super) fn link(linker: &mut Linker<'_>, instruction: &Instruction) -> Collective {
+        let number = linker.collectives;
+        linker.collectives += 1;
+        let class = linker.class;
+        let Action::Collective { kind, group, .. } = &instruction.action else {
             unreachable!("{:?} is no collective", instruction.action)
         };
-        if instruction.moves_rows(self.class()) {
-            return self.bring_rows(instruction, microbatch);
-        }
-        let (read, write) = (instruction.reads[0], instruction.writes[0].to);
-        let content = self.class().tensor(read.tensor).content;
-        if content == Content::Norm {
-            return Part::Scalar(self.squared_norm().expect("its own share is known"));
-        }
-        self.clear_unwritten(read);
-        let flat = content != Content::Activation;
-        let buffer = match kind {
-            _ if !flat => self.bring(kind, instruction, microbatch),
+        let about = match class.tensor(instruction.reads[0].tensor).content {
+            _ if instruction.moves_rows(class) => {
+                About::Rows(RowMove::link(linker, *kind, group, instruction))
+            }
+            Content::Norm => About::Norm,
+            Content::Activation => About::Layout(Change::link(linker, *kind, group, instruction)),
+            _ => About::Bucket(OfBucket::link(linker, *kind, instruction)),
+        };
+        Collective { number, about }
+    }
+}
+
+impl OfBucket {
+    fn link(linker: &Linker<'_>, kind: Kind, instruction: &Instruction) -> OfBucket {
+        let Linker { class, position, .. } = *linker;
+        let (read, write) = (instruction.reads[0], instruction.writes[0]);
+        let moves = !instruction.is_in_place();
+        let gathered = match kind {
             // Shares are gathered into what they are shares of.
-            Collective::AllGather { .. } if !instruction.is_in_place() => {
-                let elements = self.class().elements(write.tensor, self.position);
-                let mut whole = self.arena.take(write.tensor, elements);
-                let own = self.class().bucket_range(read, self.position);
-                let shard = self.store.get(read.tensor, microbatch);
-                self.device().copy(shard.view(), whole.view_mut().slice(own));
+            Kind::AllGather { .. } if moves => {
+                Some((linker.room(write.to.tensor), class.bucket_range(read, position)))
+            }
+            _ => None,
+        };
+        let shard = match kind {
+            Kind::ReduceScatter { .. } if moves => Some(Shard {
+                slot: linker.slot(write.to),
+                begins: match write.mode {
+                    Mode::Set => Begins::Always,
+                    Mode::Add => Begins::Never,
+                    Mode::AddUnlessFirst => Begins::WithTensor(write.to.tensor),
+                },
+                own: class.bucket_range(write.to, position),
+            }),
+            _ => None,
+        };
+        OfBucket {
+            unwritten: Unwritten::link(linker, read),
+            held: linker.slot(read),
+            gathered,
+            range: matches!(kind, Kind::AllReduce(_)).then(|| class.view_range(read, position)),
+            result: if shard.is_some() { linker.slot(read) } else { linker.slot(write.to) },
+            shard,
+        }
+    }
+}
+
+impl Rank {
+    /// What this rank brings into a collective, which it is at. All that the collective allocates is allocated
+    /// here.
+    pub fn contribute(&mut self, collective: &Collective, at: At) -> (Contribution, Begun) {
+        let (part, place) = match &collective.about {
+            About::Norm => {
+                (Part::Scalar(self.squared_norm().expect("its own share is known")), None)
+            }
+            About::Rows(rows) => (Part::Rows(self.bring_rows(rows, at)), self.rows_place(rows, at)),
+            About::Layout(change) => {
+                let (buffer, place) = (self.bring(change, at), self.result_place(change, at));
+                let all = 0..buffer.len();
+                (Part::Elements(buffer, all), place)
+            }
+            About::Bucket(of) => (self.bring_bucket(of, at), None),
+        };
+        (Contribution { part, worked: None }, Begun { at, place })
+    }
+
+    fn bring_bucket(&mut self, of: &OfBucket, at: At) -> Part {
+        self.clear_unwritten(of.unwritten.as_ref());
+        let buffer = match &of.gathered {
+            Some((room, own)) => {
+                let mut whole = self.arena.take(room, at);
+                let shard = self.store.get(of.held, at);
+                self.device().copy(shard.view(), whole.view_mut().slice(own.clone()));
                 whole
             }
-            _ => {
-                let held = self.store.take(read.tensor, microbatch);
+            None => {
+                let held = self.store.take(of.held, at);
                 held.expect("what is reduced or gathered in place is held")
             }
         };
-        let range = match kind {
-            Collective::AllReduce(_) if flat => self.class().view_range(read, self.position),
-            _ => 0..buffer.len(),
-        };
+        let range = of.range.clone().unwrap_or(0..buffer.len());
         Part::Elements(buffer, range)
     }
 
     /// Takes the result of a collective that has ended, wherever the rank is by now.
     pub fn conclude(&mut self, begun: Begun, result: Contribution) {
-        let Begun { issued, place, at } = begun;
-        let shared = Arc::clone(&self.shared);
-        let instruction = issued.instruction(shared.program.class(self.class));
-        let microbatch = issued.microbatch.unwrap_or(0);
-        let now = self.arena.now();
-        self.arena.go_back(at);
-        let Action::Collective { kind, .. } = instruction.action else {
-            unreachable!("{:?} is no collective", instruction.action)
+        let Begun { at, place } = begun;
+        let linked = Arc::clone(&self.linked);
+        let instruction = linked.instruction(at.issued);
+        let Work::Collective(collective) = &instruction.work else {
+            unreachable!("a rank takes part in collectives")
         };
-        let (read, write) = (instruction.reads[0], instruction.writes[0]);
-        let flat = self.class().tensor(read.tensor).content != Content::Activation;
-        match (result.part, kind) {
-            (Part::Scalar(squared), _) => self.set_squared_norm(squared),
-            (Part::Rows(rows), _) => self.settle_rows(instruction, microbatch, (*rows, place)),
-            (Part::Elements(buffer, _), _) if !flat => {
-                self.settle(kind, instruction, microbatch, (buffer, place));
+        match (result.part, &collective.about) {
+            (Part::Scalar(squared), About::Norm) => self.set_squared_norm(squared),
+            (Part::Rows(rows), About::Rows(of)) => self.settle_rows(of, at, (rows, place)),
+            (Part::Elements(buffer, _), About::Layout(change)) => {
+                self.settle(change, at, (buffer, place));
             }
-            (Part::Elements(buffer, _), Collective::ReduceScatter { .. })
-                if !instruction.is_in_place() =>
-            {
-                self.add_to_shard(write.to, write.mode, &buffer);
-                self.store.put(read.tensor, microbatch, buffer);
+            (Part::Elements(buffer, _), About::Bucket(of)) => {
+                if let Some(shard) = &of.shard {
+                    self.add_to_shard(shard, &buffer);
+                }
+                self.store.put(of.result, at, buffer);
             }
-            (Part::Elements(buffer, _), _) => {
-                self.store.put(write.to.tensor, microbatch, buffer);
-            }
+            _ => unreachable!("a collective gives back what was lent to it"),
         }
-        self.free(instruction, microbatch);
-        self.arena.go_back(now);
+        self.free(instruction, at);
     }
 
     /// Adds this rank's part of a reduced sum to its shard, or begins a new sum there.
-    fn add_to_shard(&mut self, shard: View, mode: Mode, reduced: &Buffer) {
-        let own = self.class().bucket_range(shard, self.position);
-        let begins = match mode {
-            Mode::Set => true,
-            Mode::Add => false,
-            Mode::AddUnlessFirst => self.parameters.sums.begin_tensor(shard.tensor),
-        };
-        let part = reduced.view().slice(own);
-        let Rank { shared, store, .. } = self;
-        let target = store.newest_mut(shard.tensor).view_mut();
-        match begins {
+    fn add_to_shard(&mut self, shard: &Shard, reduced: &Buffer) {
+        let part = reduced.view().slice(shard.own.clone());
+        let Rank { shared, store, parameters, .. } = self;
+        let target = store.newest_mut(shard.slot).view_mut();
+        match parameters.sums.begin(shard.begins) {
             true => shared.device.copy(part, target),
             false => shared.device.combine(target, part, Combine::Sum),
         }
     }
 
     /// Makes gradients zero to which nothing was added: another stage of the class uses the parameter.
-    pub(super) fn clear_unwritten(&mut self, read: View) {
-        let Rank { shared, class, store, parameters, .. } = self;
-        let class = shared.program.class(*class);
-        let Some(bucket) = class.tensor(read.tensor).bucket.map(|id| class.bucket(id)) else {
-            return;
-        };
-        if read.tensor != bucket.held.replicated.written || read.window != Window::Whole {
-            return;
-        }
-        for &param in bucket.params.iter().filter(|&&param| parameters.sums.is_empty(param)) {
-            if let Some(mut gradients) = store.take(read.tensor, 0) {
-                let unwritten = gradients.view_mut().slice(class.param(param).range());
-                shared.device.fill(unwritten, 0.0);
-                store.put(read.tensor, 0, gradients);
+    pub(super) fn clear_unwritten(&mut self, unwritten: Option<&Unwritten>) {
+        let Some(Unwritten { slot, params }) = unwritten else { return };
+        let Rank { shared, store, parameters, .. } = self;
+        for (_, range) in params.iter().filter(|(param, _)| parameters.sums.is_empty(*param)) {
+            if let Some(mut gradients) = store.take(*slot, At::START) {
+                shared.device.fill(gradients.view_mut().slice(range.clone()), 0.0);
+                store.put(*slot, At::START, gradients);
             }
         }
     }

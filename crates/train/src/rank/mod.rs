@@ -2,13 +2,16 @@
 //!
 //! Instructions that involve others are split into what the rank contributes ([`Rank::contribute`])
 //! and what it does with the result ([`Rank::conclude`]), so that threads with a fabric and a single
-//! event-driven loop run the very same code.
+//! event-driven loop run the very same code. Instructions are linked when the rank is built ([`link`]).
 
 mod arena;
+mod combine;
 mod compute;
 mod corrections;
 mod exchange;
 mod inputs;
+mod link;
+mod loss;
 mod norm;
 mod parameters;
 mod pieces;
@@ -23,25 +26,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use shardloom_data::{Part, Source};
-use shardloom_graph::work::Pass;
-use shardloom_graph::{Extents, Graph};
+use shardloom_graph::Graph;
+use shardloom_kernels::device::Setting;
 use shardloom_kernels::{Buffer, Device, Memory};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
-use shardloom_program::{Action, BodyId, Class, ClassId, Content, Instruction, Program, Run};
+use shardloom_program::{Action, BodyId, Class, ClassId, Instruction, Issued, Program, Run, View};
 
 use crate::Result;
 use crate::learning_rate::LearningRate;
 
 use arena::Arena;
 pub use exchange::Contribution;
-pub(crate) use exchange::{Begun, Part as Brought};
-use inputs::Inputs;
+pub(crate) use exchange::{Begun, Collective, Part as Brought};
+pub(crate) use link::{At, Linked, LinkedInstruction, Work};
+use link::{Linker, Local};
 use norm::Norm;
 use parameters::Parameters;
 pub(crate) use pieces::OwnedPiece;
-use rows::CountedRows;
+pub(crate) use routes::{SentMessage, sent_messages};
 pub(crate) use rows::NotedRows;
 pub use rows::RowExchange;
+use rows::{CountedRows, Lists};
 use store::Store;
 pub(crate) use store::stored;
 pub(crate) use update::StepOutcome;
@@ -68,18 +73,20 @@ pub(crate) struct Shared {
 }
 
 /// For how many steps in a row room is made for what they come to; longer rows make more as they go.
-const MOST_RESERVED: u32 = 1 << 16;
+pub(crate) const MOST_RESERVED: u32 = 1 << 16;
 
 /// One rank of a run.
 pub(crate) struct Rank {
     shared: Arc<Shared>,
     class: ClassId,
     position: usize,
-    /// Of one micro-batch over all replicas.
-    extents: Extents,
-    inputs: Inputs,
-    /// How many numbers the loss of a step is the mean of.
-    loss_terms: usize,
+    linked: Arc<Linked>,
+    /// What kernels depend on, of each that is linked.
+    settings: Vec<Setting>,
+    /// Room for a sample that is rounded.
+    rounded: Vec<u16>,
+    /// Room for lists of rows.
+    lists: Lists,
     /// How often its class updates its weights in a step.
     updates: u32,
     memory: Memory,
@@ -101,6 +108,8 @@ pub(crate) struct Rank {
 /// What the rank is at.
 #[derive(Clone, Copy, Debug)]
 struct Now {
+    /// The entry, before its first instruction.
+    entry: At,
     /// The step whose gradients are added up, from 0.
     step: u64,
     /// The step that the current entry belongs to.
@@ -124,32 +133,63 @@ impl Rank {
         let arena = Arena::new(shared, class, &memory);
         let scratch = Some(scratch::allocate(shared, class, &parameters));
         let extents = shared.program.microbatch_extents(&shared.graph);
-        let inputs = Inputs::new(&shared.graph, &extents, node, position);
-        let loss_terms = shared.program.global_batch * shared.graph.targets_per_sample();
-        let updates = node.updates();
-        let now = Now { step: 0, of_step: 0, part: Part::Training, first_step: 0, first_sample: 0 };
-        let norm = Norm::new(node);
         let counted = CountedRows::new(&shared.graph, &shared.program, node, position);
-        let shared = Arc::clone(shared);
-        Rank {
+        let mut linker = Linker {
             shared,
+            class: node,
+            position,
+            extents: &extents,
+            plan: &shared.buffers[class.0 as usize],
+            store: &store,
+            parameters: &parameters,
+            counted: &counted,
+            settings: vec![],
+            sent: sent_messages(&shared.program, rank),
+            collectives: 0,
+            body: BodyId(0),
+            index: 0,
+        };
+        let linked = Arc::new(linker.link());
+        let settings = linker.settings;
+        let now = Now {
+            entry: At::START,
+            step: 0,
+            of_step: 0,
+            part: Part::Training,
+            first_step: 0,
+            first_sample: 0,
+        };
+        Rank {
+            shared: Arc::clone(shared),
             class,
             position,
-            extents,
-            inputs,
-            loss_terms,
-            updates,
+            linked,
+            settings,
+            rounded: vec![],
+            lists: Lists::default(),
+            updates: node.updates(),
             memory,
             arena,
             scratch,
+            norm: Norm::new(node, &store),
             store,
             parameters,
             now,
             outcomes: vec![],
-            norm,
             losses: vec![],
             counted,
         }
+    }
+
+    /// Its collectives in all bodies, in the order of their numbers.
+    pub fn collectives(&self) -> impl Iterator<Item = &Instruction> {
+        let instructions = self.class().bodies.iter().flat_map(|body| &body.instructions);
+        instructions.filter(|it| matches!(it.action, Action::Collective { .. }))
+    }
+
+    /// What it runs.
+    pub fn linked(&self) -> &Arc<Linked> {
+        &self.linked
     }
 
     pub fn program(&self) -> &Program {
@@ -205,6 +245,7 @@ impl Rank {
     pub fn begin_steps(&mut self, first_step: u64, steps: u32) {
         let samples = self.shared.program.global_batch as u64;
         self.now = Now {
+            entry: At::START,
             step: first_step,
             of_step: first_step,
             part: Part::Training,
@@ -247,20 +288,20 @@ impl Rank {
 
     /// Prepares for an entry.
     pub fn begin_entry(&mut self, run: &Run) {
+        let microbatch = run.microbatch;
         self.now.of_step = self.now.first_step.wrapping_add_signed(run.of_step());
-        self.store.go_back(run.entry.age);
-        self.arena.begin_entry(run);
+        self.now.entry = At {
+            issued: Issued { body: run.entry.body, index: 0, microbatch },
+            turn: self.store.turn(microbatch.unwrap_or(0)),
+            row: self.shared.buffers[self.class.0 as usize].row(run),
+            age: run.entry.age,
+        };
     }
 
-    /// Prepares for the n-th instruction of the entry's body, which is the next that the rank takes part
-    /// in.
-    pub fn go_to(&mut self, instruction: u32) {
-        self.arena.go_to(instruction);
-    }
-
-    /// The instruction that it is at, by its body and its number there.
-    pub fn instruction(&self) -> (BodyId, u32) {
-        self.arena.instruction()
+    /// The n-th instruction of the entry that it is at.
+    pub fn at(&self, instruction: u32) -> At {
+        let At { issued, .. } = self.now.entry;
+        At { issued: Issued { index: instruction, ..issued }, ..self.now.entry }
     }
 
     /// Frees all that comes and goes: what is left of a pass that was not finished.
@@ -284,53 +325,48 @@ impl Rank {
 
     /// Prepares for evaluating the micro-batch whose first sample is the n-th of the validation part.
     pub fn begin_evaluation(&mut self, first_sample: u64) {
-        let step = self.now.step;
-        self.now =
-            Now { step, of_step: step, part: Part::Validation, first_step: step, first_sample };
+        let Now { entry, step, .. } = self.now;
+        let part = Part::Validation;
+        self.now = Now { entry, step, of_step: step, part, first_step: step, first_sample };
         self.clear();
         self.losses.clear();
-        self.store.go_back(0);
     }
 
-    /// Frees what an instruction of messages, all of them sent or received, says is dead.
-    pub fn free(&mut self, instruction: &Instruction, microbatch: u32) {
-        let Rank { shared, class, store, parameters, .. } = self;
-        store.free(instruction, microbatch);
-        // A sum that is freed begins anew with its next write.
-        let class = shared.program.class(*class);
+    /// Frees what is dead after an instruction.
+    pub fn free(&mut self, instruction: &LinkedInstruction, at: At) {
         for &freed in &instruction.frees {
-            let tensor = class.tensor(freed);
-            if let (Content::Gradient, Some(bucket)) = (tensor.content, tensor.bucket) {
-                parameters.sums.end(&class.bucket(bucket).params);
-            }
+            self.store.take(freed, at);
         }
+        // A sum that is freed begins anew with its next write.
+        self.parameters.sums.end(&instruction.ends);
     }
 
     /// Executes an instruction that needs nobody else.
-    pub fn execute(&mut self, instruction: &Instruction, microbatch: u32) -> Result<()> {
-        match &instruction.action {
-            Action::Load { value, .. } => self.load(*value, instruction, microbatch)?,
-            Action::Kernel { op, pass, assignment, .. } => {
-                self.compute(*op, *pass, assignment, instruction, microbatch);
-                if *pass == Pass::Forward {
-                    self.note_rows(*op, instruction, microbatch)?;
-                }
-            }
-            Action::Slice { axis, over } => self.slice(*axis, *over, instruction, microbatch),
-            Action::Add | Action::Copy => self.combine(instruction, microbatch),
-            Action::Free => {}
-            Action::Report => self.note_loss(instruction, microbatch),
-            Action::Extrapolate { forward } => self.extrapolate(instruction, *forward),
-            Action::Norm => self.find_norm(instruction),
-            Action::Statistics { round } => self.find_statistics(instruction, *round),
-            Action::Optimizer => self.update(instruction),
-            Action::Cast => self.cast(instruction),
-            Action::Test => self.test(instruction),
-            Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
-                unreachable!("{:?} involves other ranks", instruction.action)
-            }
+    ///
+    /// # Errors
+    /// If data is missing, or rows find no room.
+    pub fn execute(&mut self, instruction: &LinkedInstruction, work: &Local, at: At) -> Result<()> {
+        match work {
+            Local::Load(load) => self.load(load, at)?,
+            Local::Kernel(kernel) => self.compute(kernel, at)?,
+            Local::Slice(slice) => self.slice(slice, at),
+            Local::Move(of) => self.move_over(of, at),
+            Local::Combine(parts) => parts.iter().for_each(|part| self.combine(part, at)),
+            Local::Free => {}
+            Local::Report(loss) => self.note_loss(*loss, at),
+            Local::Extrapolate(of) => self.extrapolate(of, at),
+            Local::Norm(norms) => self.find_norm(norms, at),
+            Local::Statistics(of) => self.find_statistics(of, at),
+            Local::Update(of) => self.update(of, at),
+            Local::Cast(of) => self.cast(of, at),
+            Local::Test(test) => self.test(test, at),
         }
-        self.free(instruction, microbatch);
+        self.free(instruction, at);
         Ok(())
+    }
+
+    /// A value of the first micro-batch.
+    pub fn reals(&self, value: View) -> Vec<f32> {
+        self.device().reals(self.store.get(self.store.slot(value.tensor), At::START).view())
     }
 }

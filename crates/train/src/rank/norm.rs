@@ -5,25 +5,62 @@
 //! it says is taken down for the step that it is of each time, so that the last one counts: one that is not
 //! finite stays so whatever is added.
 
-use shardloom_kernels::device::{HostSlice, HostSliceMut};
-use shardloom_program::{Class, Content, Instruction, Mode, TensorId, View};
+use std::ops::Range;
 
-use super::Rank;
+use shardloom_kernels::device::{HostSlice, HostSliceMut};
+use shardloom_program::{Class, Content, Instruction, Mode, View};
+
+use super::arena::Room;
+use super::link::Linker;
+use super::store::{Slot, Store};
+use super::{At, Rank};
 
 /// Where a norm is, and what it has come to in a row of steps.
-#[derive(Default)]
 pub(super) struct Norm {
     /// Where its square is; none where the program does not look at it.
-    tensor: Option<TensorId>,
+    slot: Option<Slot>,
     /// Whether a step of this row was skipped and that ends the run.
     stopped: bool,
 }
 
+/// Gradients whose squares are summed: those that the rank owns, by where they lie in what it holds.
+pub(crate) struct Norms(Box<[(Slot, Range<usize>)]>);
+
+/// Where it is said whether an update was right.
+pub(crate) struct Test {
+    flag: Room,
+}
+
+impl Norms {
+    /// Links a sum of squares.
+    pub(super) fn link(linker: &Linker<'_>, instruction: &Instruction) -> Norms {
+        let Linker { class, position, .. } = *linker;
+        let of = |&read: &View| {
+            let bucket = class.tensor(read.tensor).bucket.expect("gradients lie in buckets");
+            let owned = class.owned(class.bucket(bucket), position);
+            let first = linker.parameters.origins[read.tensor.0 as usize];
+            let range = match owned.is_empty() {
+                true => 0..0,
+                false => owned.start - first..owned.end - first,
+            };
+            (linker.slot(read), range)
+        };
+        Norms(instruction.reads.iter().map(of).collect())
+    }
+}
+
+impl Test {
+    /// Links a test.
+    pub(super) fn link(linker: &Linker<'_>, instruction: &Instruction) -> Test {
+        Test { flag: linker.room(instruction.writes[0].to.tensor) }
+    }
+}
+
 impl Norm {
     /// Of nothing yet, for ranks of `class`.
-    pub fn new(class: &Class) -> Norm {
+    pub fn new(class: &Class, store: &Store) -> Norm {
         let tensor = class.tensors().find(|(_, tensor)| tensor.content == Content::Norm);
-        Norm { tensor: tensor.map(|(id, _)| id), stopped: false }
+        Norm { slot: tensor.map(|(id, _)| store.slot(id)), stopped: false }
     }
 
     /// Forgets everything but where it is.
@@ -33,19 +70,29 @@ impl Norm {
 }
 
 impl Rank {
+    /// The squared norm of the gradients that this rank owns.
+    pub(super) fn find_norm(&mut self, norms: &Norms, at: At) {
+        let of = |(slot, range): &(Slot, Range<usize>)| {
+            let gradients = self.store.get(*slot, at).view();
+            self.device().squared_norm(gradients.slice(range.clone()))
+        };
+        let squared = norms.0.iter().map(of).sum();
+        self.set_squared_norm(squared);
+    }
+
     /// The squared norm of gradients, as far as it is known; none where the program does not look at it.
     pub(super) fn squared_norm(&self) -> Option<f64> {
-        let tensor = self.norm.tensor?;
+        let slot = self.norm.slot?;
         let mut squared = [0.0];
-        self.device().download(self.store.newest(tensor).view(), HostSliceMut::F64(&mut squared));
+        self.device().download(self.store.newest(slot).view(), HostSliceMut::F64(&mut squared));
         Some(squared[0])
     }
 
     /// Takes in the squared norm as far as it is known now.
     pub(super) fn set_squared_norm(&mut self, squared: f64) {
-        let tensor = self.norm.tensor.expect("the program looks at the norm");
+        let slot = self.norm.slot.expect("the program looks at the norm");
         let Rank { shared, store, .. } = self;
-        shared.device.upload(HostSlice::F64(&[squared]), store.newest_mut(tensor).view_mut());
+        shared.device.upload(HostSlice::F64(&[squared]), store.newest_mut(slot).view_mut());
         let skipped = self.shared.skip_non_finite && !squared.is_finite();
         let outcome = self.outcome(self.now.of_step);
         (outcome.gradient_norm, outcome.skipped) = (Some(squared.sqrt()), skipped);
@@ -70,19 +117,18 @@ impl Rank {
     }
 
     /// Says whether an update that was made without looking at the norm is right, now that there is one.
-    pub(super) fn test(&mut self, instruction: &Instruction) {
+    pub(super) fn test(&mut self, Test { flag }: &Test, at: At) {
         let squared = self.squared_norm().expect("the program looks at the norm");
-        let flag = instruction.writes[0].to.tensor;
-        let mut right = self.arena.take(flag, 1);
+        let mut right = self.arena.take(flag, at);
         let is_right = u8::from(self.program().needs_no_norm(squared));
         self.device().upload(HostSlice::U8(&[is_right]), right.view_mut());
-        self.store.put(flag, 0, right);
+        self.store.put(flag.slot, at, right);
     }
 
     /// Whether a flag holds.
     pub fn holds(&self, flag: View) -> bool {
         let mut holds = [0];
-        let held = self.store.get(flag.tensor, 0).view();
+        let held = self.store.get(self.store.slot(flag.tensor), At::START).view();
         self.device().download(held, HostSliceMut::U8(&mut holds));
         holds[0] != 0
     }

@@ -9,13 +9,14 @@ use shardloom_kernels::optimizer::{Block, Optimizer, Piece};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::window::Window;
 use shardloom_program::{
-    BucketId, Class, ClassId, Content, Extent, Initial, Keep, ParamId, Shape, Tensor, TensorId,
+    BucketId, Class, ClassId, Content, Extent, Initial, Keep, ParamId, Shape, Tensor,
 };
 use smallvec::SmallVec;
 
-use super::Shared;
 use super::compute::stream;
-use super::store::{Store, origin};
+use super::link::Begins;
+use super::store::{Slot, Store, origin};
+use super::{At, Shared};
 use crate::optimizer;
 
 /// What a rank knows of its parameters.
@@ -39,11 +40,20 @@ pub(crate) struct Owned {
     /// Where the part lies in its bucket.
     pub at: Range<usize>,
     /// Where its optimizer state lies.
-    pub state: SmallVec<[(TensorId, Range<usize>); 2]>,
+    pub state: SmallVec<[(Slot, Range<usize>); 2]>,
+    /// Whether its weights decay, if the optimizer has that.
+    pub decays: bool,
     /// Updates made so far.
     pub updates: u64,
     /// How many it had had when a copy of what an update changes was made last.
     pub updates_kept: u64,
+}
+
+impl Owned {
+    /// `optimizer` as it is for the parameter.
+    pub fn decaying(&self, optimizer: Optimizer) -> Optimizer {
+        if self.decays { optimizer } else { optimizer.without_weight_decay() }
+    }
 }
 
 /// Which sums begin with their next write.
@@ -55,14 +65,18 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Whether the next write of a parameter's gradient overwrites; later ones add.
-    pub fn begin_param(&mut self, param: ParamId) -> bool {
-        std::mem::replace(&mut self.params[param.0 as usize], false)
-    }
-
-    /// Whether the next write of a tensor overwrites; later ones add.
-    pub fn begin_tensor(&mut self, tensor: TensorId) -> bool {
-        std::mem::replace(&mut self.tensors[tensor.0 as usize], false)
+    /// Whether a write overwrites; later ones add where sums begin.
+    pub fn begin(&mut self, begins: Begins) -> bool {
+        match begins {
+            Begins::Always => true,
+            Begins::Never => false,
+            Begins::WithParam(param) => {
+                std::mem::replace(&mut self.params[param.0 as usize], false)
+            }
+            Begins::WithTensor(tensor) => {
+                std::mem::replace(&mut self.tensors[tensor.0 as usize], false)
+            }
+        }
     }
 
     /// Whether nothing was added to a parameter's gradient yet.
@@ -103,7 +117,7 @@ impl Parameters {
         };
         let mut parameters = Parameters { optimizer, rate_share, owned: vec![], origins, sums };
         for (id, _) in class.buckets() {
-            let owned = parameters.parts(shared, class, position, id);
+            let owned = parameters.parts(shared, class, position, id, store);
             parameters.owned.push(owned);
         }
         for bucket in &class.buckets {
@@ -114,7 +128,7 @@ impl Parameters {
             let master = bucket.held.state.iter().filter(|&&it| is_weight(class.tensor(it)));
             for &weights in [&bucket.held.replicated.weights].into_iter().chain(master) {
                 let start = parameters.origins[weights.0 as usize];
-                let held = store.newest_mut(weights).view_mut();
+                let held = store.newest_mut(store.slot(weights)).view_mut();
                 let own = start..start + held.len();
                 shared.device.set_reals(&whole[own], held);
             }
@@ -130,6 +144,7 @@ impl Parameters {
         class: &Class,
         position: usize,
         bucket: BucketId,
+        store: &Store,
     ) -> Vec<Owned> {
         let spec = class.bucket(bucket);
         let updated = class.bucket_range(spec.held.replicated.updated, position);
@@ -171,15 +186,16 @@ impl Parameters {
                 match node.shape {
                     Shape::Flat(Extent::OfParam { param: of, .. }) if of != param => {}
                     Shape::Flat(Extent::OfParam { .. }) => {
-                        state.push((tensor, 0..class.elements(tensor, position)));
+                        state.push((store.slot(tensor), 0..class.elements(tensor, position)));
                     }
                     _ => {
                         let first = self.origins[tensor.0 as usize];
-                        state.push((tensor, at.start - first..at.end - first));
+                        state.push((store.slot(tensor), at.start - first..at.end - first));
                     }
                 }
             }
-            owned.push(Owned { param, piece, at, state, updates: 0, updates_kept: 0 });
+            let decays = node.parameter().is_some_and(|parameter| parameter.decays);
+            owned.push(Owned { param, piece, at, state, decays, updates: 0, updates_kept: 0 });
         }
         owned
     }
@@ -192,14 +208,18 @@ impl Parameters {
                 Keep::State(Initial::Weights | Initial::Drawn) => {
                     let bucket = spec.bucket.expect("weights lie in buckets");
                     let weights = class.bucket(bucket).held.replicated.weights;
-                    let mut buffer = store.take(tensor, 0).expect("state is there all the time");
+                    let slot = store.slot(tensor);
+                    let taken = store.take(slot, At::START);
+                    let mut buffer = taken.expect("state is there all the time");
                     let [first, of] = [tensor, weights].map(|it| self.origins[it.0 as usize]);
                     let own = first - of..first - of + buffer.len();
-                    let whole = store.newest(weights).view();
+                    let whole = store.newest(store.slot(weights)).view();
                     device.copy(whole.slice(own), buffer.view_mut());
-                    store.put(tensor, 0, buffer);
+                    store.put(slot, At::START, buffer);
                 }
-                Keep::State(Initial::Zero) => device.fill(store.newest_mut(tensor).view_mut(), 0.0),
+                Keep::State(Initial::Zero) => {
+                    device.fill(store.newest_mut(store.slot(tensor)).view_mut(), 0.0);
+                }
                 Keep::Resident | Keep::Transient => {}
             }
         }

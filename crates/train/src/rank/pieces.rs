@@ -11,8 +11,8 @@ use shardloom_program::{
     Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View, overlap,
 };
 
-use super::Rank;
 use super::parameters::is_weight;
+use super::{At, Rank};
 use crate::{Error, Result};
 
 /// Where a parameter's local part lies in the whole.
@@ -84,7 +84,7 @@ impl Rank {
             }
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
             let owned = class.owned_within(bucket, self.position);
-            let values = self.store.newest(id).view();
+            let values = self.store.newest(self.store.slot(id)).view();
             for part in self.parts(id, tensor, bucket) {
                 let spec = class.param(part.param);
                 let Site { name, global, placement, .. } = self.site(part.param);
@@ -234,9 +234,11 @@ impl Rank {
         let tensors: Vec<TensorId> =
             self.class().lasting().filter(|(_, it)| wanted(it)).map(|(id, _)| id).collect();
         for id in tensors {
-            let mut buffer = self.store.take(id, 0).expect("state is there all the time");
+            let slot = self.store.slot(id);
+            let taken = self.store.take(slot, At::START);
+            let mut buffer = taken.expect("state is there all the time");
             let filled = self.fill(id, &mut buffer, &read);
-            self.store.put(id, 0, buffer);
+            self.store.put(slot, At::START, buffer);
             filled?;
         }
         Ok(())

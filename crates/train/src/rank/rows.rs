@@ -7,14 +7,17 @@ use serde::{Deserialize, Serialize};
 use shardloom_data::Part;
 use shardloom_graph::op::Overflow;
 use shardloom_graph::{Graph, OpId, OpKind, ValueId};
+use shardloom_kernels::device::HostSliceMut;
 use shardloom_kernels::{Buffer, Device, View};
 use shardloom_program::{
-    Action, Assignment, Class, Collective, Instruction, MeasuredRows, Placement, Program,
+    Action, Assignment, Class, Collective, Group, Instruction, MeasuredRows, Placement, Program,
 };
 use smallvec::{SmallVec, smallvec};
 
-use super::Rank;
-use super::exchange::Part as Brought;
+use super::arena::Room;
+use super::link::{Linker, Local, Work};
+use super::store::Slot;
+use super::{At, LinkedInstruction, Rank};
 use crate::{Error, Result};
 
 /// One number for each member of a group.
@@ -46,25 +49,46 @@ impl RowExchange {
     }
 }
 
-/// Numbers of rows, on the host.
-fn counted(device: &dyn Device, counts: View<'_>) -> Vec<usize> {
-    device.reals(counts).into_iter().map(|count| count as usize).collect()
+/// Lists that are filled at each routing and each exchange of rows.
+#[derive(Default)]
+pub(super) struct Lists {
+    own: Vec<f32>,
+    others: Vec<f32>,
+    blocks: Vec<usize>,
+}
+
+/// Copies numbers of rows to the host.
+fn count(device: &dyn Device, counts: View<'_>, to: &mut Vec<f32>) {
+    to.clear();
+    to.resize(counts.len(), 0.0);
+    device.download(counts, HostSliceMut::F32(to));
+}
+
+/// How many rows these are.
+fn sum(counts: &[f32]) -> usize {
+    counts.iter().map(|&count| count as usize).sum()
 }
 
 /// Rows by two indices: those that a rank keeps together, and members of its group.
-struct Blocks {
+struct Blocks<'a> {
     /// `[own, members]`: rows of each.
-    rows: Vec<usize>,
+    rows: &'a [usize],
     members: usize,
     width: usize,
 }
 
-impl Blocks {
+impl Blocks<'_> {
     /// The rows that `counts [experts, samples]` says, by expert and by the member that has the sample.
-    fn by_expert(counts: &[usize], experts: usize, members: usize, width: usize) -> Blocks {
+    fn by_expert<'a>(
+        counts: &[f32],
+        experts: usize,
+        (members, width): (usize, usize),
+        rows: &'a mut Vec<usize>,
+    ) -> Blocks<'a> {
         let samples = counts.len() / experts;
-        let each = counts.chunks_exact(samples / members);
-        Blocks { rows: each.map(|counts| counts.iter().sum()).collect(), members, width }
+        rows.clear();
+        rows.extend(counts.chunks_exact(samples / members).map(sum));
+        Blocks { rows, members, width }
     }
 
     /// Elements of each member's blocks.
@@ -108,111 +132,165 @@ impl Blocks {
 }
 
 /// Elements of the rows of each of so many runs of experts.
-fn by_run(counts: &[usize], runs: usize, width: usize) -> PerMember {
-    let each = counts.chunks_exact(counts.len() / runs);
-    each.map(|counts| counts.iter().sum::<usize>() * width).collect()
+fn by_run(counts: &[f32], runs: usize, width: usize) -> PerMember {
+    counts.chunks_exact(counts.len() / runs).map(|counts| sum(counts) * width).collect()
 }
 
-/// Whether rows go to their experts, and not back to their samples.
-fn to_experts(instruction: &Instruction) -> bool {
-    matches!(
-        instruction.action,
-        Action::Collective { kind: Collective::AllToAll { to: 0, .. }, .. }
-    )
+/// An exchange of rows.
+pub(super) struct RowMove {
+    rows: Slot,
+    /// What counts them before and afterwards.
+    own: Slot,
+    others: Slot,
+    /// This rank's place among the members, and how many they are.
+    place: usize,
+    members: usize,
+    /// Elements of a row.
+    width: usize,
+    way: Way,
 }
 
+/// Which way rows go.
+enum Way {
+    /// To their experts. They lie as they are sent, and are joined where they arrive: each of so many experts'.
+    ToExperts { sent: Room, experts: usize, result: Room },
+    /// Back to their samples. They are cut by who has these, and arrive as they lie.
+    ToSamples { experts: usize, result: Room },
+}
+
+/// What is noted where rows are dealt to experts.
+pub(super) struct Routing {
+    op: OpId,
+    /// Which of the rank's logs is of it.
+    log: usize,
+    counts: Slot,
+    slots: usize,
+    overflow: Overflow,
+}
+
+impl RowMove {
+    /// Links an exchange of rows.
+    pub fn link(
+        linker: &Linker<'_>,
+        kind: Collective,
+        group: &Group,
+        instruction: &Instruction,
+    ) -> RowMove {
+        let [rows, own, others] = [0, 1, 2].map(|index| instruction.reads[index]);
+        let (place, members) = linker.place_in_group(group);
+        let result = instruction.writes[0].to.tensor;
+        let bound = linker.class.tensor(rows.tensor).local_shape();
+        let way = match kind {
+            Collective::AllToAll { to: 0, .. } => Way::ToExperts {
+                sent: linker.room(instruction.writes[1].to.tensor),
+                experts: linker.class.tensor(result).local_shape()[0],
+                result: linker.room(result),
+            },
+            _ => Way::ToSamples { experts: bound[0], result: linker.room(result) },
+        };
+        let [rows, own, others] = [rows, own, others].map(|view| linker.slot(view));
+        RowMove { rows, own, others, place, members, width: bound[3], way }
+    }
+}
+
+impl Routing {
+    /// Links what is noted of an operator, if it deals rows to experts.
+    pub fn link(linker: &Linker<'_>, op: OpId, instruction: &Instruction) -> Option<Routing> {
+        let OpKind::Route { slots, overflow } = linker.shared.graph.op(op).kind else {
+            return None;
+        };
+        let log = linker.counted.0.iter().position(|log| log.op == op)?;
+        let counts = linker.slot(instruction.writes[3].to);
+        Some(Routing { op, log, counts, slots, overflow })
+    }
+}
+
+// How many rows there are is known only while running: where each lies and how many go where is worked out each
+// time.
 impl Rank {
-    /// What this rank brings into an exchange of rows. Rows that it sends to their experts lie as they are
-    /// sent; those that it sends back are cut by who has their samples, and arrive as they lie.
-    pub(super) fn bring_rows(&mut self, instruction: &Instruction, microbatch: u32) -> Brought {
-        let [rows, own, others] = [0, 1, 2].map(|index| instruction.reads[index].tensor);
-        let (place, members) = self.place_in_group(instruction);
-        let bound = self.class().tensor(rows).local_shape();
-        let (experts, width, room) = (bound[0], bound[3], bound.iter().product());
-        let device = &**self.device();
-        let counts = |tensor| counted(device, self.store.get(tensor, microbatch).view());
-        let (own, others) = (counts(own), counts(others));
-        let held = self.store.get(rows, microbatch);
-        let exchange = match to_experts(instruction) {
-            true => {
-                let sent = by_run(&own, members, width);
+    /// What this rank brings into an exchange of rows.
+    pub(super) fn bring_rows(&mut self, of: &RowMove, at: At) -> RowExchange {
+        let RowMove { rows, own, others, place, members, width, ref way } = *of;
+        let Rank { shared, arena, store, lists, .. } = self;
+        let device = &*shared.device;
+        let Lists { own: own_counts, others: other_counts, blocks } = lists;
+        count(device, store.get(own, at).view(), own_counts);
+        count(device, store.get(others, at).view(), other_counts);
+        let held = store.get(rows, at);
+        match way {
+            Way::ToExperts { sent: room, experts, .. } => {
+                let sent = by_run(own_counts, members, width);
                 let all = 0..sent.iter().sum();
-                let mut buffer = self.arena.take(instruction.writes[1].to.tensor, room);
+                let mut buffer = arena.take(room, at);
                 device.copy(held.view().slice(all.clone()), buffer.view_mut().slice(all));
-                let blocks = Blocks::by_expert(&others, experts / members, members, width);
+                let blocks = Blocks::by_expert(other_counts, *experts, (members, width), blocks);
                 RowExchange { buffer, sent, received: blocks.by_member(), own: place }
             }
-            false => {
-                let blocks = Blocks::by_expert(&own, experts, members, width);
-                let mut buffer = self.arena.take(instruction.writes[0].to.tensor, room);
+            Way::ToSamples { experts, result } => {
+                let blocks = Blocks::by_expert(own_counts, *experts, (members, width), blocks);
+                let mut buffer = arena.take(result, at);
                 blocks.cut(device, held, &mut buffer);
-                let received = by_run(&others, members, width);
+                let received = by_run(other_counts, members, width);
                 RowExchange { buffer, sent: blocks.by_member(), received, own: place }
             }
-        };
-        Brought::Rows(Box::new(exchange))
+        }
     }
 
     /// Where rows that have come to their experts are joined, if not where the exchange leaves them.
-    pub(super) fn rows_place(&self, instruction: &Instruction) -> Option<Buffer> {
-        let result = instruction.writes[0].to.tensor;
-        let room = self.class().tensor(result).local_shape().iter().product();
-        to_experts(instruction).then(|| self.arena.take(result, room))
+    pub(super) fn rows_place(&self, of: &RowMove, at: At) -> Option<Buffer> {
+        match &of.way {
+            Way::ToExperts { result, .. } => Some(self.arena.take(result, at)),
+            Way::ToSamples { .. } => None,
+        }
     }
 
     /// Takes the result of an exchange of rows.
     pub(super) fn settle_rows(
         &mut self,
-        instruction: &Instruction,
-        microbatch: u32,
+        of: &RowMove,
+        at: At,
         (exchange, place): (RowExchange, Option<Buffer>),
     ) {
-        let result = instruction.writes[0].to.tensor;
-        let arrived =
-            match place {
-                Some(mut joined) => {
-                    let (_, members) = self.place_in_group(instruction);
-                    let bound = self.class().tensor(result).local_shape();
-                    let (experts, width) = (bound[0], bound[3]);
-                    let device = &**self.device();
-                    let counts = self.store.get(instruction.reads[2].tensor, microbatch);
-                    Blocks::by_expert(&counted(device, counts.view()), experts, members, width)
-                        .join(device, &exchange.buffer, &mut joined);
-                    joined
-                }
-                None => exchange.buffer,
-            };
-        self.store.put(result, microbatch, arrived);
+        let Rank { shared, store, lists, .. } = self;
+        let device = &*shared.device;
+        let (arrived, result) = match (place, &of.way) {
+            (Some(mut joined), Way::ToExperts { experts, result, .. }) => {
+                let Lists { others, blocks, .. } = lists;
+                count(device, store.get(of.others, at).view(), others);
+                let each = (of.members, of.width);
+                let blocks = Blocks::by_expert(others, *experts, each, blocks);
+                blocks.join(device, &exchange.buffer, &mut joined);
+                (joined, result)
+            }
+            (_, Way::ToExperts { result, .. } | Way::ToSamples { result, .. }) => {
+                (exchange.buffer, result)
+            }
+        };
+        store.put(result.slot, at, arrived);
     }
 
     /// Notes how many rows a routing gave to each expert.
     ///
     /// # Errors
     /// If an expert has more than it has slots for and that is to stop the run.
-    pub(super) fn note_rows(
-        &mut self,
-        op: OpId,
-        instruction: &Instruction,
-        microbatch: u32,
-    ) -> Result<()> {
-        let node = self.shared.graph.op(op);
-        let OpKind::Route { slots, overflow } = node.kind else { return Ok(()) };
-        let counts = self.store.get(instruction.writes[3].to.tensor, microbatch);
-        let counts = counted(&**self.device(), counts.view());
-        let Some(log) = self.counted.0.iter_mut().find(|log| log.op == op) else { return Ok(()) };
+    pub(super) fn note_rows(&mut self, routing: &Routing, at: At) -> Result<()> {
+        let Routing { op, log, counts, slots, overflow } = *routing;
+        let Rank { shared, store, lists, counted, .. } = self;
+        count(&*shared.device, store.get(counts, at).view(), &mut lists.own);
+        let (log, counts, microbatch) = (&mut counted.0[log], &lists.own, at.microbatch());
         let samples = log.placement.extent[1];
-        let over = counts.iter().position(|&count| count > slots);
-        if let (Some(at), Overflow::Stop) = (over, overflow) {
-            let (expert, sample) = (at / samples, at % samples);
-            let (microbatch, program) = (u64::from(microbatch), &self.shared.program);
+        let over = counts.iter().position(|&count| count as usize > slots);
+        if let (Some(place), Overflow::Stop) = (over, overflow) {
+            let (expert, sample) = (place / samples, place % samples);
+            let (microbatch, program) = (u64::from(microbatch), &shared.program);
             let first = microbatch * program.microbatch_samples as u64;
             let step = self.now.first_step + microbatch / program.microbatches as u64;
             return Err(Error::Overflow {
                 step: (self.now.part == Part::Training).then_some(step),
-                layer: node.name.clone(),
+                layer: shared.graph.op(op).name.clone(),
                 expert,
                 sample: self.now.first_sample + first + (log.placement.start[1] + sample) as u64,
-                count: counts[at] as u64,
+                count: counts[place] as u64,
                 bound: slots as u64,
             });
         }
@@ -221,7 +299,7 @@ impl Rank {
         }
         let place = microbatch as usize % log.microbatches * counts.len();
         let noted = log.counts[place..].iter_mut().zip(counts);
-        noted.for_each(|(noted, count)| *noted = count as u32);
+        noted.for_each(|(noted, &count)| *noted = count as u32);
         Ok(())
     }
 
@@ -236,12 +314,13 @@ impl Rank {
     /// Adds what this rank has just counted, if the instruction that it ran was a routing.
     pub fn add_new_row_counts(
         &self,
-        instruction: &Instruction,
+        instruction: &LinkedInstruction,
         microbatch: u32,
         all: &mut MeasuredRows,
     ) {
-        let Action::Kernel { op, .. } = instruction.action else { return };
-        if let Some(log) = self.counted.0.iter().find(|log| log.op == op) {
+        let Work::Local(Local::Kernel(kernel)) = &instruction.work else { return };
+        if let Some(routing) = kernel.routing() {
+            let log = &self.counted.0[routing.log];
             log.noted(microbatch % log.microbatches as u32).add_to(all);
         }
     }

@@ -1,37 +1,53 @@
-//! The tensors of one rank.
-
-use std::collections::VecDeque;
+//! The tensors of one rank: buffers in slots, which are found without a search.
 
 use shardloom_kernels::{Buffer, Format, Memory};
-use shardloom_program::{Class, Copies, Extent, Instruction, Keep, Shape, TensorId, View, Window};
+use shardloom_program::{Class, Copies, Extent, Keep, Shape, TensorId, View, Window};
 
-/// Buffers by tensor.
+use super::At;
+
+/// Buffers by slot.
 pub(super) struct Store {
-    held: Vec<Held>,
+    slots: Vec<Option<Buffer>>,
+    /// By tensor.
+    of: Vec<Slot>,
+    /// What is held of tensors in several versions.
+    versions: Vec<Versions>,
+    /// The slots of what comes and goes.
+    passing: Vec<u32>,
     /// How many micro-batches can be in flight at a time; they take turns.
     in_flight: usize,
-    /// Which version the current entry runs with: 0 is the newest.
-    age: usize,
 }
 
-/// What a rank holds of a tensor.
-enum Held {
-    /// What is there for the whole run.
-    Lasting(Versions),
-    /// What comes and goes, in one copy.
-    Passing(Option<Buffer>),
-    /// What comes and goes with each micro-batch.
-    PerMicrobatch(Vec<Option<Buffer>>),
+/// Where the copies of a tensor are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Slot {
+    /// There is one.
+    One(u32),
+    /// Those of micro-batches that take turns, one after the other from this on.
+    PerMicrobatch(u32),
+    /// The newest version of a lasting tensor, before those that were, and which of the store's `versions`
+    /// these are. It is empty while it takes part in a collective or is updated.
+    Versions { newest: u32, which: u32 },
 }
 
-/// The versions of a tensor.
+/// The versions of a tensor before its newest, which take turns.
 struct Versions {
-    /// None while it takes part in a collective or is updated.
-    newest: Option<Buffer>,
-    /// Earlier ones, the latest first.
-    older: VecDeque<Buffer>,
-    /// Room for earlier ones that there are not yet.
-    spare: Vec<Buffer>,
+    /// How many there can be, and how many there are.
+    most: u32,
+    known: u32,
+    /// The turn of the latest.
+    latest: u32,
+}
+
+impl Versions {
+    /// How many slots behind that of the newest the version is that was there `age` updates ago. Before there
+    /// were so many updates, the oldest is the one from the start.
+    fn behind(&self, age: u32) -> u32 {
+        match age.min(self.known) {
+            0 => 0,
+            age => 1 + (self.latest + age - 1) % self.most,
+        }
+    }
 }
 
 /// A program's format as kernels call it.
@@ -50,99 +66,95 @@ impl Store {
     /// What `position` of `class` holds for the whole run, in `memory`, zero until it is filled, and room for
     /// the rest.
     pub fn new(class: &Class, position: usize, in_flight: usize, memory: &Memory) -> Store {
-        let hold = |(id, tensor): (TensorId, &shardloom_program::Tensor)| {
+        let (slots, of, versions, passing) = (vec![], vec![], vec![], vec![]);
+        let mut store = Store { slots, of, versions, passing, in_flight };
+        for (id, tensor) in class.tensors() {
+            let first = store.slots.len() as u32;
+            let slot = match (tensor.keep, tensor.copies) {
+                (Keep::Transient, Copies::PerMicrobatch) => Slot::PerMicrobatch(first),
+                (_, Copies::Versions(versions))
+                    if versions > 1 && tensor.keep != Keep::Transient =>
+                {
+                    let which = store.versions.len() as u32;
+                    store.versions.push(Versions { most: versions - 1, known: 0, latest: 0 });
+                    Slot::Versions { newest: first, which }
+                }
+                _ => Slot::One(first),
+            };
+            let copies = match slot {
+                Slot::One(_) => 1,
+                Slot::PerMicrobatch(_) => in_flight as u32,
+                Slot::Versions { which, .. } => 1 + store.versions[which as usize].most,
+            };
             let (format, elements) = (stored(tensor.format), class.elements(id, position));
-            match (tensor.keep, tensor.copies) {
-                (Keep::Transient, Copies::PerMicrobatch) => {
-                    Held::PerMicrobatch(std::iter::repeat_with(|| None).take(in_flight).collect())
-                }
-                (Keep::Transient, _) => Held::Passing(None),
-                (_, copies) => {
-                    let older = match copies {
-                        Copies::Versions(versions) => versions as usize - 1,
-                        Copies::One | Copies::PerMicrobatch => 0,
-                    };
-                    let room = || memory.alloc_zeroed(format, elements);
-                    Held::Lasting(Versions {
-                        newest: Some(room()),
-                        older: VecDeque::with_capacity(older),
-                        spare: std::iter::repeat_with(room).take(older).collect(),
-                    })
-                }
-            }
-        };
-        Store { held: class.tensors().map(hold).collect(), in_flight, age: 0 }
+            let is_passing = tensor.keep == Keep::Transient;
+            let room = || (!is_passing).then(|| memory.alloc_zeroed(format, elements));
+            store.slots.extend(std::iter::repeat_with(room).take(copies as usize));
+            store.passing.extend((first..first + copies).filter(|_| is_passing));
+            store.of.push(slot);
+        }
+        store
     }
 
-    /// A tensor, in the version that the current entry runs with.
+    /// Where a tensor is.
+    pub fn slot(&self, tensor: TensorId) -> Slot {
+        self.of[tensor.0 as usize]
+    }
+
+    /// A tensor, in the version that the entry runs with.
     ///
     /// # Panics
     /// If it is not there: the program reads before it writes, a mistake in lowering.
-    pub fn get(&self, tensor: TensorId, microbatch: u32) -> &Buffer {
-        let buffer = match &self.held[tensor.0 as usize] {
-            Held::Lasting(Versions { newest, older, .. }) => {
-                // Before there were so many updates, the oldest is the one from the start.
-                match self.age.min(older.len()) {
-                    0 => newest.as_ref(),
-                    age => older.get(age - 1),
-                }
+    pub fn get(&self, slot: Slot, at: At) -> &Buffer {
+        let index = match slot {
+            Slot::One(index) => index,
+            Slot::PerMicrobatch(first) => first + at.turn,
+            Slot::Versions { newest, which } => {
+                newest + self.versions[which as usize].behind(at.age)
             }
-            Held::Passing(buffer) => buffer.as_ref(),
-            Held::PerMicrobatch(rows) => rows[self.row(microbatch)].as_ref(),
         };
-        match buffer {
+        match &self.slots[index as usize] {
             Some(buffer) => buffer,
-            None => panic!("tensor {} of micro-batch {microbatch} is read while empty", tensor.0),
+            None => panic!("{} is read while empty, {at:?}", self.tensor_text(slot)),
         }
     }
 
     /// The newest version of a lasting tensor.
-    pub fn newest(&self, tensor: TensorId) -> &Buffer {
-        match &self.held[tensor.0 as usize] {
-            Held::Lasting(Versions { newest: Some(newest), .. }) => newest,
-            _ => panic!("tensor {} is not there all the time", tensor.0),
+    pub fn newest(&self, slot: Slot) -> &Buffer {
+        match &self.slots[newest(slot, At::START)] {
+            Some(newest) => newest,
+            None => panic!("{} is not there all the time", self.tensor_text(slot)),
         }
     }
 
     /// Likewise, to be changed.
-    pub fn newest_mut(&mut self, tensor: TensorId) -> &mut Buffer {
-        match &mut self.held[tensor.0 as usize] {
-            Held::Lasting(Versions { newest: Some(newest), .. }) => newest,
-            _ => panic!("tensor {} is not there all the time", tensor.0),
+    pub fn newest_mut(&mut self, slot: Slot) -> &mut Buffer {
+        let index = newest(slot, At::START);
+        if self.slots[index].is_none() {
+            panic!("{} is not there all the time", self.tensor_text(slot));
         }
+        self.slots[index].as_mut().expect("just looked")
     }
 
     /// Takes the newest version of a tensor out, if it is there.
-    pub fn take(&mut self, tensor: TensorId, microbatch: u32) -> Option<Buffer> {
-        self.place(tensor, microbatch).take()
+    pub fn take(&mut self, slot: Slot, at: At) -> Option<Buffer> {
+        self.slots[newest(slot, at)].take()
     }
 
     /// Puts the newest version of a tensor in.
-    pub fn put(&mut self, tensor: TensorId, microbatch: u32, buffer: Buffer) {
-        *self.place(tensor, microbatch) = Some(buffer);
+    pub fn put(&mut self, slot: Slot, at: At, buffer: Buffer) {
+        self.slots[newest(slot, at)] = Some(buffer);
     }
 
-    fn place(&mut self, tensor: TensorId, microbatch: u32) -> &mut Option<Buffer> {
-        let row = self.row(microbatch);
-        match &mut self.held[tensor.0 as usize] {
-            Held::Lasting(versions) => &mut versions.newest,
-            Held::Passing(buffer) => buffer,
-            Held::PerMicrobatch(rows) => &mut rows[row],
-        }
-    }
-
-    fn row(&self, microbatch: u32) -> usize {
-        microbatch as usize % self.in_flight
+    /// The turn of a micro-batch.
+    pub fn turn(&self, microbatch: u32) -> u32 {
+        (microbatch as usize % self.in_flight) as u32
     }
 
     /// Drops everything that comes and goes.
     pub fn clear(&mut self) {
-        for held in &mut self.held {
-            match held {
-                Held::Lasting(_) => {}
-                Held::Passing(buffer) => *buffer = None,
-                Held::PerMicrobatch(rows) => rows.fill_with(|| None),
-            }
+        for &slot in &self.passing {
+            self.slots[slot as usize] = None;
         }
     }
 
@@ -151,39 +163,39 @@ impl Store {
         self.in_flight
     }
 
-    /// Frees what `instruction` says is dead.
-    pub fn free(&mut self, instruction: &Instruction, microbatch: u32) {
-        for &tensor in &instruction.frees {
-            self.take(tensor, microbatch);
-        }
-    }
-
-    /// Chooses the version as it was `age` updates ago.
-    pub fn go_back(&mut self, age: u32) {
-        self.age = age as usize;
-    }
-
     /// Forgets all versions but the newest.
     pub fn forget_older(&mut self) {
-        for held in &mut self.held {
-            if let Held::Lasting(Versions { older, spare, .. }) = held {
-                spare.extend(older.drain(..));
-            }
-        }
-        self.age = 0;
+        self.versions.iter_mut().for_each(|versions| versions.known = 0);
     }
 
     /// Keeps the newest version of a tensor that is about to be updated, if several are held.
-    pub fn keep_version(&mut self, tensor: TensorId) {
-        let Held::Lasting(Versions { newest: Some(newest), older, spare }) =
-            &mut self.held[tensor.0 as usize]
-        else {
-            panic!("tensor {} is not there all the time", tensor.0)
-        };
-        let Some(mut copy) = spare.pop().or_else(|| older.pop_back()) else { return };
+    pub fn keep_version(&mut self, slot: Slot) {
+        let Slot::Versions { newest, which } = slot else { return };
+        let versions = &mut self.versions[which as usize];
+        versions.latest = (versions.latest + versions.most - 1) % versions.most;
+        versions.known = (versions.known + 1).min(versions.most);
+        let [first, copy] = [newest, newest + versions.behind(1)].map(|index| index as usize);
+        let [newest, copy] = self.slots.get_disjoint_mut([first, copy]).expect("two slots");
+        let there = "a tensor of several versions is there all the time";
+        let (newest, copy) = (newest.as_ref().expect(there), copy.as_mut().expect(there));
         newest.device().copy(newest.view(), copy.view_mut());
-        older.push_front(copy);
     }
+
+    /// What is at a slot, for people.
+    fn tensor_text(&self, slot: Slot) -> String {
+        let same = |&other: &Slot| newest(other, At::START) == newest(slot, At::START);
+        let tensor = self.of.iter().position(same);
+        tensor.map_or_else(|| format!("{slot:?}"), |tensor| format!("tensor {tensor}"))
+    }
+}
+
+/// The index of the newest version of a tensor.
+fn newest(slot: Slot, at: At) -> usize {
+    let index = match slot {
+        Slot::One(index) | Slot::Versions { newest: index, .. } => index,
+        Slot::PerMicrobatch(first) => first + at.turn,
+    };
+    index as usize
 }
 
 /// Where in its bucket a tensor of it begins, as held at `position`.

@@ -3,14 +3,18 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use shardloom_kernels::device::Update;
-use shardloom_kernels::optimizer::{Optimizer, Step};
+use shardloom_kernels::device::Update as Kernel;
+use shardloom_kernels::optimizer::Step;
 use shardloom_kernels::{Buffer, View as Elements, ViewMut};
-use shardloom_program::{BucketId, Content, Instruction, ParamId, TensorId, View};
+use shardloom_program::{Content, Instruction, TensorId};
 use smallvec::SmallVec;
 
-use super::Rank;
+use super::arena::Room;
+use super::corrections::Corrected;
+use super::link::Linker;
 use super::parameters::Owned;
+use super::store::Slot;
+use super::{At, Rank};
 
 /// What a step came to on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,82 +27,144 @@ pub(crate) struct StepOutcome {
     pub skipped: bool,
 }
 
-/// The optimizer's state of a part of a parameter, taken out while it is changed: the tensors, which part of
-/// them. No optimizer has more than two.
-type Taken = SmallVec<[(TensorId, Range<usize>, Buffer); 2]>;
+/// The optimizer's state of a part of a parameter, taken out while it is changed: where it is, which part of
+/// that. No optimizer has more than two.
+type Taken = SmallVec<[(Slot, Range<usize>, Buffer); 2]>;
 
-impl Rank {
-    /// The squared norm of the gradients that this rank owns, of those that `instruction` reads.
-    pub(super) fn find_norm(&mut self, instruction: &Instruction) {
-        let class = self.class();
-        let of = |read: &View| {
-            let bucket = class.tensor(read.tensor).bucket.expect("gradients lie in buckets");
-            let owned = class.owned(class.bucket(bucket), self.position);
-            self.device().squared_norm(self.gradient(*read, &owned))
-        };
-        let squared = instruction.reads.iter().map(of).sum();
-        self.set_squared_norm(squared);
+/// What a rank holds of a bucket: where it is, and the element of the bucket that it begins with.
+#[derive(Clone, Copy)]
+struct Held {
+    slot: Slot,
+    origin: usize,
+}
+
+/// An update of what the rank owns of a bucket.
+pub(crate) struct Update {
+    /// The bucket's number.
+    bucket: usize,
+    /// Whether it is the last bucket, with which an update ends.
+    is_last: bool,
+    gradients: Held,
+    weights: Held,
+    /// The sums of the last round of statistics.
+    sums: Option<Slot>,
+    corrected: Corrected,
+}
+
+/// A round of the optimizer's statistics of what the rank owns of a bucket.
+pub(crate) struct Statistics {
+    round: usize,
+    bucket: usize,
+    gradients: Held,
+    weights: Held,
+    /// The sums of the round before.
+    sums: Option<Slot>,
+    /// How many updates late gradients are.
+    delay: f64,
+    to: Room,
+}
+
+/// Weights that operators read, made of master weights.
+pub(crate) struct Cast {
+    master: Slot,
+    weights: Slot,
+    range: Range<usize>,
+}
+
+impl Held {
+    fn link(linker: &Linker<'_>, tensor: TensorId) -> Held {
+        let origin = linker.parameters.origins[tensor.0 as usize];
+        Held { slot: linker.store.slot(tensor), origin }
     }
 
-    /// A part of a bucket's reduced gradients, which lies in what this rank holds of them.
-    fn gradient(&self, held: View, range: &Range<usize>) -> Elements<'_> {
-        let first = self.parameters.origins[held.tensor.0 as usize];
-        let gradients = self.store.get(held.tensor, 0).view();
-        match range.is_empty() {
-            true => gradients.slice(0..0),
-            false => gradients.slice(range.start - first..range.end - first),
+    /// A part of a bucket that is not empty, in what is held of it.
+    fn part(self, of_bucket: &Range<usize>) -> Range<usize> {
+        of_bucket.start - self.origin..of_bucket.end - self.origin
+    }
+}
+
+/// The statistics that an instruction reads.
+fn sums(linker: &Linker<'_>, instruction: &Instruction) -> Option<Slot> {
+    let class = linker.class;
+    let mut read = instruction.reads.iter();
+    let sums = read.find(|read| class.tensor(read.tensor).content == Content::Statistics)?;
+    Some(linker.slot(*sums))
+}
+
+impl Update {
+    /// Links an update.
+    pub(super) fn link(linker: &Linker<'_>, instruction: &Instruction) -> Update {
+        let class = linker.class;
+        let (gradients, weights) = (instruction.reads[0].tensor, instruction.writes[0].to.tensor);
+        let bucket = class.tensor(weights).bucket.expect("weights lie in a bucket");
+        Update {
+            bucket: bucket.0 as usize,
+            is_last: bucket.0 as usize + 1 == class.buckets.len(),
+            gradients: Held::link(linker, gradients),
+            weights: Held::link(linker, weights),
+            sums: sums(linker, instruction),
+            corrected: Corrected::link(linker, bucket, instruction),
         }
     }
+}
 
-    /// The update of weights of a bucket that have had so many.
-    fn step(&self, bucket: BucketId, updates: u64) -> Step {
+impl Statistics {
+    /// Links a round of statistics.
+    pub(super) fn link(linker: &Linker<'_>, round: usize, instruction: &Instruction) -> Statistics {
+        let class = linker.class;
+        let to = instruction.writes[0].to.tensor;
+        let bucket = class.tensor(to).bucket.expect("statistics are of a bucket");
+        Statistics {
+            round,
+            bucket: bucket.0 as usize,
+            gradients: Held::link(linker, instruction.reads[0].tensor),
+            weights: Held::link(linker, instruction.reads[1].tensor),
+            sums: sums(linker, instruction),
+            delay: linker.shared.program.update_delay(class, bucket),
+            to: linker.room(to),
+        }
+    }
+}
+
+impl Cast {
+    /// Links a cast.
+    pub(super) fn link(linker: &Linker<'_>, instruction: &Instruction) -> Cast {
+        let (master, weights) = (instruction.reads[0], instruction.writes[0].to);
+        let range = linker.class.view_range(weights, linker.position);
+        Cast { master: linker.slot(master), weights: linker.slot(weights), range }
+    }
+}
+
+impl Rank {
+    /// The update of weights that have had so many, but for that number, of gradients so late.
+    fn step(&self, delay: f64) -> impl Fn(u64) -> Step + use<> {
         let norm = self.squared_norm().map(f64::sqrt);
         let clipped = match (self.shared.program.clip_norm, norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
             _ => 1.0,
         };
-        Step {
-            number: updates + 1,
-            learning_rate: self.learning_rate(bucket),
-            // Gradients are the mean's over the step, of which each update has as large a part.
-            gradient_scale: (clipped * f64::from(self.updates)) as f32,
-        }
+        let learning_rate = self.learning_rate(delay);
+        // Gradients are the mean's over the step, of which each update has as large a part.
+        let gradient_scale = (clipped * f64::from(self.updates)) as f32;
+        move |updates| Step { number: updates + 1, learning_rate, gradient_scale }
     }
 
-    /// The learning rate of a bucket in the step that is updated for.
-    pub(super) fn learning_rate(&self, bucket: BucketId) -> f32 {
-        let share = self.parameters.rate_share * self.learning_rate_share(bucket);
+    /// The learning rate in the step that is updated for, with gradients so late.
+    pub(super) fn learning_rate(&self, delay: f64) -> f32 {
+        let share = self.parameters.rate_share * self.learning_rate_share(delay);
         (self.shared.learning_rate.at(self.now.of_step) * share) as f32
     }
 
-    /// Counts updates as a copy has them: a copy made before an update brings their number back with what
-    /// it was made of.
-    pub(super) fn count_back(&mut self, from: TensorId, to: TensorId) {
-        let content = |tensor| self.class().tensor(tensor).content;
-        let (kept, restored) = (content(to) == Content::Backup, content(from) == Content::Backup);
-        let Some(bucket) = self.class().tensor(to).bucket.filter(|_| kept || restored) else {
-            return;
-        };
-        for owned in &mut self.parameters.owned[bucket.0 as usize] {
-            match kept {
-                true => owned.updates_kept = owned.updates,
-                false => owned.updates = owned.updates_kept,
-            }
-        }
-    }
-
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
-    pub(super) fn find_statistics(&mut self, instruction: &Instruction, round: usize) {
+    pub(super) fn find_statistics(&mut self, of: &Statistics, at: At) {
+        let Statistics { round, bucket, gradients, weights, delay, .. } = *of;
         let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
-        let (gradients, weights) = (instruction.reads[0], instruction.reads[1]);
-        let statistics = instruction.writes[0].to.tensor;
-        let bucket = self.bucket_of(statistics);
-        let mut owned = std::mem::take(&mut self.parameters.owned[bucket.0 as usize]);
-        let elements = self.class().elements(statistics, self.position);
-        let mut all = self.arena.take(statistics, elements);
+        let step = self.step(delay);
+        let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
+        let mut all = self.arena.take(&of.to, at);
         self.device().fill(all.view_mut(), 0.0);
-        let read = self.take_sums(instruction);
+        let read = self.take_sums(of.sums, at);
         let mut before = read.as_ref().map(|(_, sums)| sums.view());
         let mut scratch = self.take_scratch();
         let mut rest = all.view_mut();
@@ -110,94 +176,73 @@ impl Rank {
             if part.piece.elements() == 0 || left_out {
                 continue;
             }
-            let step = self.step(bucket, part.updates);
-            let mut state = self.take_state(part);
-            let gradient = self.gradient(gradients, &part.at);
-            let first = self.parameters.origins[weights.tensor.0 as usize];
-            let weights = self.store.newest(weights.tensor).view();
-            let weights = weights.slice(part.at.start - first..part.at.end - first);
-            let optimizer = self.decaying(optimizer, part.param);
-            let update = Update { optimizer, step, piece: &part.piece };
+            let mut state = self.take_state(part, at);
+            let gradient = self.store.get(gradients.slot, at).view();
+            let gradient = gradient.slice(gradients.part(&part.at));
+            let weights = self.store.newest(weights.slot).view().slice(weights.part(&part.at));
+            let optimizer = part.decaying(optimizer);
+            let update = Kernel { optimizer, step: step(part.updates), piece: &part.piece };
             {
                 let (state, scratch) = (&mut views(&mut state), scratch.view_mut());
                 let device = self.device();
                 device.statistics(update, round, weights, gradient, state, sums, out, scratch);
             }
-            self.put_state(state);
+            self.put_state(state, at);
         }
         self.scratch = Some(scratch);
-        self.put_sums(read);
-        self.parameters.owned[bucket.0 as usize] = owned;
-        self.store.put(statistics, 0, all);
+        self.put_sums(read, at);
+        self.parameters.owned[bucket] = owned;
+        self.store.put(of.to.slot, at, all);
     }
 
     /// Takes out the statistics that an instruction reads.
-    fn take_sums(&mut self, instruction: &Instruction) -> Option<(TensorId, Buffer)> {
-        let mut read = instruction.reads.iter().map(|read| read.tensor);
-        let sums = read.find(|&it| self.class().tensor(it).content == Content::Statistics)?;
-        Some((sums, self.store.take(sums, 0).expect("statistics are found before they are used")))
+    fn take_sums(&mut self, sums: Option<Slot>, at: At) -> Option<(Slot, Buffer)> {
+        let sums = sums?;
+        Some((sums, self.store.take(sums, at).expect("statistics are found before they are used")))
     }
 
-    fn put_sums(&mut self, sums: Option<(TensorId, Buffer)>) {
-        if let Some((tensor, buffer)) = sums {
-            self.store.put(tensor, 0, buffer);
+    fn put_sums(&mut self, sums: Option<(Slot, Buffer)>, at: At) {
+        if let Some((slot, buffer)) = sums {
+            self.store.put(slot, at, buffer);
         }
     }
 
-    /// The bucket that a tensor is of.
-    fn bucket_of(&self, tensor: TensorId) -> BucketId {
-        self.class().tensor(tensor).bucket.expect("it lies in a bucket")
-    }
-
     /// Takes out the optimizer's state of a part of a parameter.
-    fn take_state(&mut self, part: &Owned) -> Taken {
+    fn take_state(&mut self, part: &Owned, at: At) -> Taken {
         let held = "state is there all the time";
-        let take = |(tensor, range): &(TensorId, Range<usize>)| {
-            (*tensor, range.clone(), self.store.take(*tensor, 0).expect(held))
+        let take = |(slot, range): &(Slot, Range<usize>)| {
+            (*slot, range.clone(), self.store.take(*slot, at).expect(held))
         };
         part.state.iter().map(take).collect()
     }
 
-    fn put_state(&mut self, state: Taken) {
-        for (tensor, _, buffer) in state {
-            self.store.put(tensor, 0, buffer);
-        }
-    }
-
-    /// `optimizer` as it is for a parameter, which may be one that does not decay.
-    fn decaying(&self, optimizer: Optimizer, param: ParamId) -> Optimizer {
-        let value = self.class().param(param).value;
-        let parameter = self.shared.graph.value(value).parameter();
-        match parameter.is_some_and(|parameter| parameter.decays) {
-            true => optimizer,
-            false => optimizer.without_weight_decay(),
+    fn put_state(&mut self, state: Taken, at: At) {
+        for (slot, _, buffer) in state {
+            self.store.put(slot, at, buffer);
         }
     }
 
     /// Makes the weights that operators read of the master weights that were updated.
-    pub(super) fn cast(&mut self, instruction: &Instruction) {
-        let (master, weights) = (instruction.reads[0].tensor, instruction.writes[0].to);
-        self.store.keep_version(weights.tensor);
-        let range = self.class().view_range(weights, self.position);
-        let mut held = self.store.take(weights.tensor, 0).expect("weights are there all the time");
-        let rounded = held.view_mut().slice(range);
-        self.device().cast(self.store.newest(master).view(), rounded);
-        self.store.put(weights.tensor, 0, held);
+    pub(super) fn cast(&mut self, of: &Cast, at: At) {
+        self.store.keep_version(of.weights);
+        let mut held = self.store.take(of.weights, at).expect("weights are there all the time");
+        let rounded = held.view_mut().slice(of.range.clone());
+        self.device().cast(self.store.newest(of.master).view(), rounded);
+        self.store.put(of.weights, at, held);
     }
 
     /// Updates the part of a bucket's weights that this rank owns: the master weights, if there are such.
-    pub(super) fn update(&mut self, instruction: &Instruction) {
-        let (gradients, weights) = (instruction.reads[0], instruction.writes[0].to.tensor);
-        let id = self.bucket_of(weights);
-        let last = id.0 as usize + 1 == self.class().buckets.len();
-        self.store.keep_version(weights);
+    pub(super) fn update(&mut self, of: &Update, at: At) {
+        let Update { bucket, gradients, weights, ref corrected, .. } = *of;
+        self.store.keep_version(weights.slot);
         if !self.leaves_out() {
-            let optimizer = self.compensated(self.parameters.optimizer, id);
-            let mut owned = std::mem::take(&mut self.parameters.owned[id.0 as usize]);
-            let mut values = self.store.take(weights, 0).expect("weights are there all the time");
-            let start = self.parameters.origins[weights.0 as usize];
-            self.note_before_update(instruction, id, values.view());
-            let read = self.take_sums(instruction);
+            let optimizer = self.compensated(self.parameters.optimizer, corrected.delay);
+            let step = self.step(corrected.delay);
+            let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
+            let held = self.store.take(weights.slot, at);
+            let mut values = held.expect("weights are there all the time");
+            self.note_before_update(corrected, values.view());
+            let read = self.take_sums(of.sums, at);
             let mut sums = read.as_ref().map(|(_, sums)| sums.view());
             let mut scratch = self.take_scratch();
             let last_round = optimizer.rounds().checked_sub(1);
@@ -207,26 +252,26 @@ impl Rank {
                 if part.piece.elements() == 0 {
                     continue;
                 }
-                let mut state = self.take_state(part);
-                let gradient = self.gradient(gradients, &part.at);
-                let weights = values.view_mut().slice(part.at.start - start..part.at.end - start);
-                let optimizer = self.decaying(optimizer, part.param);
-                let step = self.step(id, part.updates);
-                let update = Update { optimizer, step, piece: &part.piece };
+                let mut state = self.take_state(part, at);
+                let gradient = self.store.get(gradients.slot, at).view();
+                let gradient = gradient.slice(gradients.part(&part.at));
+                let weights = values.view_mut().slice(weights.part(&part.at));
+                let optimizer = part.decaying(optimizer);
+                let update = Kernel { optimizer, step: step(part.updates), piece: &part.piece };
                 {
                     let (state, scratch) = (&mut views(&mut state), scratch.view_mut());
                     self.device().update(update, weights, gradient, state, statistics, scratch);
                 }
-                self.put_state(state);
+                self.put_state(state, at);
                 part.updates += 1;
             }
             self.scratch = Some(scratch);
-            self.note_after_update(instruction, id, values.view());
-            self.store.put(weights, 0, values);
-            self.put_sums(read);
-            self.parameters.owned[id.0 as usize] = owned;
+            self.note_after_update(corrected, values.view());
+            self.store.put(weights.slot, at, values);
+            self.put_sums(read, at);
+            self.parameters.owned[bucket] = owned;
         }
-        if last {
+        if of.is_last {
             self.parameters.sums.end_all();
         }
     }
