@@ -265,7 +265,9 @@ impl Plan {
     /// than the last if they do not divide evenly.
     pub fn shares(&self) -> Vec<usize> {
         let pipelines = self.pipeline.len();
-        let even = |index| (self.microbatches + pipelines - 1 - index) / pipelines;
+        let (each, left) =
+            (self.microbatches / pipelines.max(1), self.microbatches % pipelines.max(1));
+        let even = |index| each + usize::from(index < left);
         let share =
             |(index, it): (usize, &Pipeline)| it.microbatches.unwrap_or_else(|| even(index));
         self.pipeline.iter().enumerate().map(share).collect()

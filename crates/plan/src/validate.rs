@@ -263,7 +263,8 @@ impl Plan {
                 return Err(PlanError::field(key, &rule.dim, rule_text));
             }
             if !self.axes.contains(&rule.axis) {
-                return Err(PlanError::field(key, rule.axis, self.axes_rule()));
+                let text = format!("{}:{}", rule.dim, rule.axis);
+                return Err(PlanError::field(key, text, self.axes_rule()));
             }
         }
         Ok(())

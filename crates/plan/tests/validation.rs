@@ -253,7 +253,7 @@ fn stages_split_what_their_own_layouts_say() {
     );
     assert!(
         own("batch:dp, heads:rows")
-            .starts_with("pipeline[0].stage[1].layout = rows: the plan's mesh axes are ")
+            .starts_with("pipeline[0].stage[1].layout = heads:rows: the plan's mesh axes are ")
     );
     let mut plan = plan();
     plan.pipeline[0].stage[1].layout = Some(rules("batch:dp, heads:tp"));
@@ -323,7 +323,7 @@ fn axes_are_named_once_and_have_the_order_of_the_plan() {
     );
     assert_eq!(
         complaint(|it| it.layout = rules("batch:dp, heads:tp, ffn:rows")),
-        "layout = rows: the plan's mesh axes are dp, ep, cp, tp; others are named in `axes`"
+        "layout = ffn:rows: the plan's mesh axes are dp, ep, cp, tp; others are named in `axes`"
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].mesh = Mesh::of(2, 1, 1).with(axis("rows"), 2)),

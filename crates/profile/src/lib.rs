@@ -15,15 +15,15 @@
 
 mod bench;
 mod error;
+mod examples;
 mod fit;
 mod links;
 mod machine;
+mod measurement;
 mod monotone;
 mod operand;
-mod specimen;
 mod streaming;
 mod subject;
-mod survey;
 mod system_memory;
 mod task;
 
@@ -104,7 +104,7 @@ pub fn measure(
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Profile> {
     let machine = machine::Machine::of(options)?;
-    survey::measure(engine, &machine, &survey::Plan::of(options.effort), progress)
+    measurement::measure(engine, &machine, &measurement::Plan::of(options.effort), progress)
 }
 
 /// Measures operators at sizes that [`measure`] leaves out, and compares with what `profile` says:
@@ -119,5 +119,5 @@ pub fn check(
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Vec<Estimate>> {
     let machine = machine::Machine::of(options)?;
-    survey::check(profile, engine, &machine, &survey::Plan::of(options.effort), progress)
+    measurement::check(profile, engine, &machine, &measurement::Plan::of(options.effort), progress)
 }

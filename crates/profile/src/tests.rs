@@ -10,8 +10,8 @@ use shardloom_sim::rate_name;
 
 use crate::bench::Repeats;
 use crate::machine::Machine;
-use crate::survey::{self, Plan};
-use crate::{Effort, specimen};
+use crate::measurement::{self, Plan};
+use crate::{Effort, examples};
 
 fn machine() -> Machine {
     let measured_on = MeasuredOn {
@@ -36,7 +36,7 @@ fn hasty() -> Plan {
 }
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
-    survey::measure(&InProcess, &machine(), &hasty(), &mut |_, _| ())
+    measurement::measure(&InProcess, &machine(), &hasty(), &mut |_, _| ())
         .expect("a profile is measured")
 });
 
@@ -72,7 +72,7 @@ fn a_profile_survives_being_written_and_read() {
 fn every_pass_of_every_operator_of_the_families_is_measured() {
     for graph in models() {
         let extents = Extents::global(&graph, 2);
-        for (op, pass) in specimen::passes(&graph) {
+        for (op, pass) in examples::passes(&graph) {
             let name = rate_name(&graph, op, pass);
             let work = work::work(&graph, op, pass, &extents, 4).expect("the pass exists");
             let device = &PROFILE.device;
@@ -86,7 +86,7 @@ fn every_pass_of_every_operator_of_the_families_is_measured() {
 }
 
 #[test]
-fn what_the_specimens_add_is_measured_too() {
+fn what_the_examples_add_is_measured_too() {
     let names = [
         "dropout+dropout.input",
         "bias-dropout-add+dropout.weight",
@@ -99,8 +99,8 @@ fn what_the_specimens_add_is_measured_too() {
         "expert-contract.weight",
         "combine.input",
     ];
-    let specimens = specimen::specimens();
-    let classes = specimen::classes(&specimens);
+    let examples = examples::examples();
+    let classes = examples::classes(&examples);
     for name in names {
         assert!(classes.contains_key(name), "{name} is not among {:?}", classes.keys());
     }
@@ -155,12 +155,12 @@ fn the_check_compares_sizes_between_with_the_profile() {
     let plan = Plan { repeats: hasty().repeats, ..Plan::of(Effort::Quick) };
     let one = Machine { ranks: 1, ..machine() };
     let mut profile =
-        survey::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
+        measurement::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
     let link = &mut profile.node.intra;
     link.curve = None;
     (link.latency_seconds, link.bytes_per_second, link.reachable) = (0.0, 1e9, 0.5);
-    let estimates =
-        survey::check(&profile, &InProcess, &one, &plan, &mut |_, _| ()).expect("a comparison");
+    let estimates = measurement::check(&profile, &InProcess, &one, &plan, &mut |_, _| ())
+        .expect("a comparison");
     assert!(estimates.iter().any(|it| it.class == "contract+bias.weight"));
     assert!(estimates.iter().any(|it| it.class == "message"));
     for it in estimates {
@@ -178,7 +178,7 @@ fn the_check_compares_sizes_between_with_the_profile() {
 fn progress_only_rises_and_names_what_is_measured() {
     let mut told: Vec<(String, f64)> = vec![];
     let mut listen = |what: &str, done: f64| told.push((what.to_owned(), done));
-    survey::measure(&InProcess, &machine(), &hasty(), &mut listen).expect("a profile");
+    measurement::measure(&InProcess, &machine(), &hasty(), &mut listen).expect("a profile");
     assert!(told.windows(2).all(|pair| pair[0].1 < pair[1].1));
     assert!(told.iter().all(|&(_, done)| (0.0..1.0).contains(&done)));
     assert!(told.iter().any(|(what, _)| what == "layer-norm.input"));
@@ -187,7 +187,8 @@ fn progress_only_rises_and_names_what_is_measured() {
 #[test]
 fn more_ranks_than_a_process_can_hold_are_refused() {
     let machine = Machine { ranks: u32::MAX, ..machine() };
-    let measured = survey::measure(&InProcess, &machine, &Plan::of(Effort::Quick), &mut |_, _| {});
+    let measured =
+        measurement::measure(&InProcess, &machine, &Plan::of(Effort::Quick), &mut |_, _| {});
     let error = measured.expect_err("refused").to_string();
     assert!(error.starts_with("4294967295 ranks are too many"), "{error}");
 }

@@ -46,9 +46,10 @@ impl StageMap {
     /// # Errors
     /// If there is nothing to run, or devices take micro-batches in turn and these do not come round evenly.
     pub fn new(places: Vec<Vec<usize>>, microbatches: usize) -> Result<StageMap, ScheduleError> {
-        let pipelines = places.len();
-        let share = |index| (microbatches + pipelines - 1 - index) / pipelines;
-        let shares: Vec<usize> = (0..pipelines).map(share).collect();
+        let pipelines = places.len().max(1);
+        let (each, left) = (microbatches / pipelines, microbatches % pipelines);
+        let share = |index| each + usize::from(index < left);
+        let shares: Vec<usize> = (0..places.len()).map(share).collect();
         StageMap::with_shares(places, &shares)
     }
 

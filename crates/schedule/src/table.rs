@@ -33,7 +33,7 @@ impl Schedule {
         let orders = orders.iter().enumerate().map(order).collect::<Result<_, _>>()?;
         let schedule = Schedule { map, orders };
         if schedule.ahead() > 0 {
-            // Micro-batches of the next step are dealt on from where this one ends.
+            // Pipelines that are in different steps at a time keep turns over all of them.
             schedule.map.require_even_shares()?;
         }
         // There and back is as far ahead as anything is gained.

@@ -19,7 +19,7 @@ use shardloom_sim::Recording;
 
 use crate::blueprint::{Blueprint, Way};
 use crate::executor::{
-    self, Answer, Answers, Command, Crew, Done, SavedState, StateCommand, Updates,
+    self, Answer, Answers, Command, Done, RunningRanks, SavedState, StateCommand, Updates,
 };
 use crate::learning_rate::LearningRate;
 use crate::rank::{Contribution, OwnedPiece, Shared, StepOutcome};
@@ -84,7 +84,7 @@ pub struct Step {
 
 /// A model in training.
 pub struct Trainer {
-    crew: Crew,
+    running: RunningRanks,
     shared: Arc<Shared>,
     on_non_finite: OnNonFinite,
     /// With which the run was started.
@@ -155,7 +155,7 @@ impl Trainer {
             skip_non_finite,
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
-        let crew = match settings.clock.clone() {
+        let running = match settings.clock.clone() {
             RunClock::Wall => {
                 executor::start_threads(&shared, engine.as_deref(), settings.timeout)?
             }
@@ -163,7 +163,7 @@ impl Trainer {
         };
         let ranks = shared.program.ranks();
         Ok(Trainer {
-            crew,
+            running,
             shared,
             on_non_finite: settings.on_non_finite,
             settings,
@@ -262,9 +262,9 @@ impl Trainer {
     }
 
     fn train(&mut self, steps: u32, record: bool) -> Result<(Vec<Step>, Timeline)> {
-        let clock = match self.crew {
-            Crew::Threads(_) => Clock::Wall,
-            Crew::Virtual(_) => Clock::Virtual,
+        let clock = match self.running {
+            RunningRanks::Threads(_) => Clock::Wall,
+            RunningRanks::Virtual(_) => Clock::Virtual,
         };
         let record = record.then(|| self.shared.began.elapsed());
         let microbatches = self.shared.program.microbatches;
@@ -290,7 +290,7 @@ impl Trainer {
             let start = Instant::now();
             let answers = self.repeated.take();
             let command = Command::Train { first_step, steps: row, record, answers };
-            let mut done = self.crew.run(&command)?;
+            let mut done = self.running.run(&command)?;
             let elapsed = start.elapsed().as_secs_f64();
             self.note(&done);
             let tracks = done.iter_mut().filter_map(|done| done.track.take()).collect();
@@ -342,7 +342,7 @@ impl Trainer {
     /// the answers are not those of as many ranks.
     pub fn repeat_answers(&mut self, answers: Vec<Vec<u32>>) -> Result<()> {
         let ranks = self.shared.program.ranks();
-        if !matches!(self.crew, Crew::Threads(_)) {
+        if !matches!(self.running, RunningRanks::Threads(_)) {
             let reason = "under the virtual clock answers follow modelled time".into();
             return Err(Error::Unsupported { reason });
         }
@@ -356,7 +356,7 @@ impl Trainer {
 
     /// What each instruction of the last step took under the virtual clock, for a simulation to repeat.
     pub fn recording(&self) -> Option<&Recording> {
-        self.crew.recording()
+        self.running.recording()
     }
 
     /// How many rows went to each expert in the last step that was trained; nothing where the model does not
@@ -386,7 +386,7 @@ impl Trainer {
         if microbatches == 0 {
             return Ok(None);
         }
-        let done = self.crew.run(&Command::Evaluate { microbatches })?;
+        let done = self.running.run(&Command::Evaluate { microbatches })?;
         self.note(&done);
         let targets = microbatches * samples * self.shared.graph.targets_per_sample() as u64;
         Ok(Some(self.loss_sum(&done, 0) / targets as f64))
@@ -535,7 +535,7 @@ impl Trainer {
         command: StateCommand,
         of_rank: impl Fn(Answer) -> Option<T>,
     ) -> Result<Vec<T>> {
-        let done = self.crew.run(&Command::State(command))?;
+        let done = self.running.run(&Command::State(command))?;
         let answers = done.into_iter().map(|done| done.answer.and_then(&of_rank));
         Ok(answers.map(|answer| answer.expect("each command has its kind of answer")).collect())
     }

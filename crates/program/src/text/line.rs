@@ -97,11 +97,7 @@ impl Lines<'_> {
         let reused = class.allocated_by(instruction, None).find_map(|it| it.from);
         let name = |&tensor| {
             let reused = reused.is_some_and(|it| it.tensor == tensor);
-            format!(
-                "{}{}",
-                names.tensor(tensor),
-                if reused { " (its memory goes on in use)" } else { "" }
-            )
+            format!("{}{}", names.tensor(tensor), if reused { " (in place)" } else { "" })
         };
         instruction.frees.iter().map(name).collect::<Vec<_>>().join(", ")
     }

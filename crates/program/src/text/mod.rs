@@ -10,7 +10,6 @@ mod names;
 mod ranks;
 
 use std::fmt::Write;
-use std::ops::Range;
 
 use shardloom_graph::Graph;
 use shardloom_plan::Axis;
@@ -30,8 +29,9 @@ pub const LEGEND: &str = "\
 How to read this: an instruction is a line: its number, its queue, what it does, what it writes
 <- what it reads; what it frees; after what. They are issued in the order in which they stand; queues
 run side by side where the machine can, each in order.
-  queue            compute, send or receive; of collectives the mesh axes (dp, cp, tp) along which
-                   the ranks lie that take part, `stages` of ranks of several stages, or `all`
+  queue            compute, send or receive; of collectives the mesh axes (dp, tp, ...) along which
+                   the ranks lie that take part, `stages` of ranks of several stages, or `all`;
+                   what others do is waited for where it is received or takes part
   after 5          waits until instruction 5 of this entry has ended, in another queue
   after all dp     until everything that was issued to the queue dp before has ended
   after 5 of E     until instruction 5 below the entry named E has ended for the same micro-batch;
@@ -39,12 +39,16 @@ run side by side where the machine can, each in order.
   name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
   name[<=2,8]      as many rows, side by side, as counts say that are read with it; memory is for all
   name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it
-  name@[R,S(tp)]   R: whole along this axis; S(tp): split over tp; P(tp,Sum): to be summed over tp
+  name@[R,S(tp)]   by tensor axis, R: whole; S(tp): split over tp; then P(tp,Sum): to be summed over
+                   tp; `axis 0` is the first tensor axis
   add to           adds to what is there; start or add to: likewise, but the first time since the
                    sum was last used replaces it
+  in place         the memory of what is freed is that of what is written
+  gradient norm    its square
+  alike along tp   ranks along tp hold the same; each owns a part, which it saves and counts in norms
   saved            in checkpoints, `elsewhere` by another rank that holds the same; then what it is
                    where no checkpoint has it; `0..8 of 16` are this rank's elements of a bucket
-                   that ranks share
+                   that ranks share, `saves 0..4` those that it owns
 ";
 
 impl Program {
@@ -143,8 +147,7 @@ impl Reader<'_> {
             [] => String::new(),
             _ => format!(", {word} {}", names_of(axes)),
         };
-        let mut text =
-            along("replicas along", &bucket.copies) + &along("split along", &bucket.splits);
+        let mut text = along("alike along", &bucket.copies) + &along("split along", &bucket.splits);
         if let Some(server) = bucket.server {
             let rank = self.program.class(server).first_rank;
             text += &format!(", updated and saved on {}", ranks(&[rank]));
@@ -176,26 +179,35 @@ impl Reader<'_> {
             };
             let size = bytes(copies * class.tensor_bytes(id, position));
             let owned = program.owns(self.id, id);
-            let kept = words + &kept(tensor, owned) + &self.share(tensor);
+            let kept = words + &kept(tensor, owned) + &self.part(tensor, owned);
             let name = self.names.tensor(id).to_owned();
             [name, self.shape(id), tensor.format.to_string(), size, kept]
         });
         columns(rows.collect(), text);
     }
 
-    /// Which elements of its bucket a tensor has, where it has only this rank's share.
-    fn share(&self, tensor: &Tensor) -> String {
-        match (&tensor.shape, tensor.bucket) {
-            (Shape::Flat(Extent::Share), Some(bucket)) => {
-                let bucket = self.class.bucket(bucket);
-                let Range { start, end } = self.class.shard_range(bucket, self.position);
-                match end - start == bucket.elements {
-                    true => String::new(),
-                    false => format!("; {start}..{end} of {}", bucket.elements),
-                }
-            }
-            _ => String::new(),
+    /// Which elements of its bucket a tensor has, where it has only this rank's share, and which of these it
+    /// owns, where others hold them too.
+    fn part(&self, tensor: &Tensor, owned: bool) -> String {
+        let (Shape::Flat(extent), Some(bucket)) = (&tensor.shape, tensor.bucket) else {
+            return String::new();
+        };
+        let bucket = self.class.bucket(bucket);
+        let held = match extent {
+            Extent::Share => self.class.shard_range(bucket, self.position),
+            _ => 0..bucket.elements,
+        };
+        let own = self.class.owned(bucket, self.position);
+        let mut text = String::new();
+        if held.len() < bucket.elements {
+            text += &format!("; {}..{} of {}", held.start, held.end, bucket.elements);
         }
+        let is_per_element = matches!(extent, Extent::Share | Extent::Exactly(_));
+        let is_saved = owned && matches!(tensor.keep, Keep::State(_));
+        if is_saved && is_per_element && own != held {
+            text += &format!("; saves {}..{}", own.start, own.end);
+        }
+        text
     }
 
     /// The local shape of a tensor.

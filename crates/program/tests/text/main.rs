@@ -120,7 +120,7 @@ fn said(line: &str) -> (Vec<(String, usize)>, Vec<String>) {
     let (line, _) = line.split_once("; after ").unwrap_or((line, ""));
     let (line, freed) = line.split_once("; frees ").unwrap_or((line, ""));
     let freed = freed.split(", ").filter(|name| !name.is_empty());
-    let freed = freed.map(|name| name.trim_end_matches(" (its memory goes on in use)").to_owned());
+    let freed = freed.map(|name| name.trim_end_matches(" (in place)").to_owned());
     // Some only free.
     let only_frees = line.trim_end().ends_with("drop what is not needed");
     let views = line.split_once(": ").map(|(_, views)| views).or(only_frees.then_some(""));

@@ -64,7 +64,7 @@ fn what_is_wrong_is_said_with_device_and_pass() {
 #[test]
 fn a_table_that_runs_ahead_deals_micro_batches_evenly() {
     let map = StageMap::new(vec![vec![0, 1], vec![1, 0]], 3).expect("a map");
-    let orders = ["F3< F0 B0 F2 B2 B1<", "F0 B0 F1< F2 B2 B1<"].map(str::to_owned);
+    let orders = ["F3 F0 B0 F2 B2 B1<", "F0 B0 F1< F2 B2 B1<"].map(str::to_owned);
     let refused = Schedule::from_table(map, &orders).expect_err("the first pipeline gets one more");
     let message = "schedule: 3 micro-batches cannot be dealt evenly to 2 pipelines";
     assert_eq!(refused.to_string(), message);

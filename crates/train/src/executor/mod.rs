@@ -14,36 +14,36 @@ use shardloom_sim::Recording;
 use crate::Result;
 pub(crate) use command::{Answer, Answers, Command, Done, SavedState, StateCommand, Updates};
 use threads::Threads;
-use virtual_clock::VirtualCrew;
+use virtual_clock::VirtualRanks;
 
 /// The rule that pools of messages keep in training.
 const FULL_POOL: &str = "a pool has as many buffers as can be under way";
 
 /// All ranks of a run.
-pub(crate) enum Crew {
+pub(crate) enum RunningRanks {
     /// In real time.
     Threads(Threads),
     /// In modelled time.
-    Virtual(Box<VirtualCrew>),
+    Virtual(Box<VirtualRanks>),
 }
 
-impl Crew {
+impl RunningRanks {
     /// Has every rank carry out `command`; their answers in order of rank.
     ///
     /// # Errors
     /// The first rank's error, where some failed.
     pub fn run(&mut self, command: &Command) -> Result<Vec<Done>> {
         match self {
-            Crew::Threads(threads) => threads.run(command),
-            Crew::Virtual(ranks) => ranks.run(command),
+            RunningRanks::Threads(threads) => threads.run(command),
+            RunningRanks::Virtual(ranks) => ranks.run(command),
         }
     }
 
     /// What each instruction of the last step took under the virtual clock.
     pub fn recording(&self) -> Option<&Recording> {
         match self {
-            Crew::Threads(_) => None,
-            Crew::Virtual(ranks) => ranks.recording(),
+            RunningRanks::Threads(_) => None,
+            RunningRanks::Virtual(ranks) => ranks.recording(),
         }
     }
 }

@@ -16,7 +16,7 @@ use super::command::Report;
 use super::communicators::{Communicators, Started};
 use super::messages::{Messages, tag};
 use super::recorder::Recorder;
-use super::{Command, Crew, Done, FULL_POOL, state};
+use super::{Command, Done, FULL_POOL, RunningRanks, state};
 use crate::rank::{
     At, Begun, Collective, Contribution, LinkedInstruction, MOST_RESERVED, Rank, Shared,
     StepOutcome, Work,
@@ -40,12 +40,12 @@ pub(crate) fn start(
     shared: &Arc<Shared>,
     engine: Option<&dyn Engine<Contribution>>,
     timeout: Duration,
-) -> Result<Crew> {
+) -> Result<RunningRanks> {
     let usual: &dyn Engine<Contribution> = match shared.program.communication {
         Communication::InLine => &InProcess,
         Communication::Thread => &Overlapped(InProcess),
     };
-    Threads::start(shared, engine.unwrap_or(usual), timeout).map(Crew::Threads)
+    Threads::start(shared, engine.unwrap_or(usual), timeout).map(RunningRanks::Threads)
 }
 
 impl Threads {
@@ -63,7 +63,7 @@ impl Threads {
         let cores = core_affinity::get_core_ids().unwrap_or_default();
         let (report, reports) = channel();
         // Whole at every moment, so that giving up ends the threads there are.
-        let mut crew = Threads { commands: vec![], reports, threads: vec![] };
+        let mut running = Threads { commands: vec![], reports, threads: vec![] };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let (command, inbox) = channel();
             let (shared, report) = (Arc::clone(shared), report.clone());
@@ -78,10 +78,10 @@ impl Threads {
             let rank = index as u32;
             let thread =
                 builder.spawn(body).map_err(|error| Error::Thread { rank, ranks, error })?;
-            crew.threads.push(thread);
-            crew.commands.push(command);
+            running.threads.push(thread);
+            running.commands.push(command);
         }
-        Ok(crew)
+        Ok(running)
     }
 
     /// Has every rank carry out `command`; their answers in order of rank.

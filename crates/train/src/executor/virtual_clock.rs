@@ -24,14 +24,14 @@ use shardloom_sim::{
 
 use super::communicators::reduction;
 use super::messages::{Messages, tag};
-use super::{Answers, Command, Crew, Done, FULL_POOL, state};
+use super::{Answers, Command, Done, FULL_POOL, RunningRanks, state};
 use crate::rank::{
     At, Begun, Brought, Contribution, Linked, Rank, RowExchange, Shared, StepOutcome, Work,
 };
 use crate::{Error, Result};
 
 /// All ranks of a run, in one thread.
-pub(crate) struct VirtualCrew {
+pub(crate) struct VirtualRanks {
     shared: Arc<Shared>,
     cluster: Cluster,
     ranks: Vec<Rank>,
@@ -64,12 +64,12 @@ struct StartedByRank {
 ///
 /// # Errors
 /// If the ranks cannot be connected.
-pub(crate) fn start(shared: &Arc<Shared>, cluster: Cluster) -> Result<Crew> {
-    Ok(Crew::Virtual(Box::new(VirtualCrew::new(shared, cluster)?)))
+pub(crate) fn start(shared: &Arc<Shared>, cluster: Cluster) -> Result<RunningRanks> {
+    Ok(RunningRanks::Virtual(Box::new(VirtualRanks::new(shared, cluster)?)))
 }
 
-impl VirtualCrew {
-    fn new(shared: &Arc<Shared>, cluster: Cluster) -> Result<VirtualCrew> {
+impl VirtualRanks {
+    fn new(shared: &Arc<Shared>, cluster: Cluster) -> Result<VirtualRanks> {
         let count = shared.program.ranks() as u32;
         let ranks: Vec<Rank> = (0..count).map(|rank| Rank::new(shared, RankId(rank))).collect();
         let sent_bytes = vec![0; ranks.len()];
@@ -88,7 +88,7 @@ impl VirtualCrew {
         let endpoints = InProcess.connect(count, &settings)?;
         let links = endpoints.into_iter().map(link).collect::<Result<_>>()?;
         let shared = Arc::clone(shared);
-        Ok(VirtualCrew {
+        Ok(VirtualRanks {
             shared,
             cluster,
             ranks,

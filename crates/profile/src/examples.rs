@@ -24,15 +24,15 @@ const EXPERTS: usize = 2;
 /// Where one rate class occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Occurrence {
-    /// Index of the specimen.
-    pub specimen: usize,
+    /// Index of the example.
+    pub example: usize,
     pub op: OpId,
     pub pass: Pass,
 }
 
 /// One layer each of the model families, or as few as they can have, with and without dropout, an encoder of
 /// attention that is not causal, and experts that rows choose from.
-pub(crate) fn specimens() -> Vec<Graph> {
+pub(crate) fn examples() -> Vec<Graph> {
     let build = || -> Result<Vec<Graph>, GraphError> {
         Ok(vec![
             gpt(0.0).graph("gpt")?,
@@ -45,7 +45,7 @@ pub(crate) fn specimens() -> Vec<Graph> {
             experts()?,
         ])
     };
-    build().expect("the specimens' sizes are possible")
+    build().expect("the examples' sizes are possible")
 }
 
 fn gpt(dropout: f32) -> GptConfig {
@@ -140,13 +140,13 @@ fn experts() -> Result<Graph, GraphError> {
     net.finish(loss)
 }
 
-/// One occurrence of each rate class of `specimens`, by name.
-pub(crate) fn classes(specimens: &[Graph]) -> BTreeMap<String, Occurrence> {
+/// One occurrence of each rate class of `examples`, by name.
+pub(crate) fn classes(examples: &[Graph]) -> BTreeMap<String, Occurrence> {
     let mut classes = BTreeMap::new();
-    for (specimen, graph) in specimens.iter().enumerate() {
+    for (example, graph) in examples.iter().enumerate() {
         for (op, pass) in passes(graph) {
             let name = rate_name(graph, op, pass);
-            classes.entry(name).or_insert(Occurrence { specimen, op, pass });
+            classes.entry(name).or_insert(Occurrence { example, op, pass });
         }
     }
     classes

@@ -15,10 +15,10 @@ use shardloom_sim::collective_rate_name;
 
 use crate::Result;
 use crate::bench::{self, Repeats, Timed};
+use crate::examples::{self, Occurrence};
 use crate::fit::{TimedProduct, fit};
 use crate::machine::Machine;
 use crate::monotone::rising;
-use crate::specimen::{self, Occurrence};
 use crate::streaming::Streaming;
 use crate::task::{COPY, LAUNCH, MESSAGE, Size, Task};
 use crate::{Effort, Estimate};
@@ -120,8 +120,8 @@ pub(crate) fn measure(
     plan: &Plan,
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Profile> {
-    let specimens = specimen::specimens();
-    let tasks = tasks(machine, plan, &specimens);
+    let examples = examples::examples();
+    let tasks = tasks(machine, plan, &examples);
     let seconds = time(engine, machine, plan, &tasks, progress)?;
     profile(machine, tasks.iter().map(|task| (&*task.name, task.size)).zip(seconds))
 }
@@ -134,9 +134,9 @@ pub(crate) fn check(
     plan: &Plan,
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Vec<Estimate>> {
-    let specimens = specimen::specimens();
+    let examples = examples::examples();
     let plan = Plan::between(plan.repeats);
-    let tasks = tasks(machine, &plan, &specimens);
+    let tasks = tasks(machine, &plan, &examples);
     let seconds = time(engine, machine, &plan, &tasks, progress)?;
     let estimates = tasks.iter().zip(seconds).filter_map(|(task, measured_seconds)| {
         let (size, estimated_seconds) = match task.size {
@@ -175,24 +175,24 @@ fn time(
     })
 }
 
-fn tasks<'a>(machine: &Machine, plan: &Plan, specimens: &'a [Graph]) -> Vec<Task<'a>> {
+fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<'a>> {
     let mut tasks = vec![Task::launch()];
-    for (name, Occurrence { specimen, op, pass }) in specimen::classes(specimens) {
-        let graph = &specimens[specimen];
+    for (name, Occurrence { example, op, pass }) in examples::classes(examples) {
+        let graph = &examples[example];
         let extents: Vec<Extents> = match graph.op(op).kind {
             OpKind::Contract { .. } => {
                 let sizes = plan.contractions.iter();
-                sizes.map(|&sizes| specimen::contraction(graph, op, sizes)).collect()
+                sizes.map(|&sizes| examples::contraction(graph, op, sizes)).collect()
             }
             OpKind::ExpertContract => {
                 let sizes = plan.contractions.iter();
-                sizes.map(|&sizes| specimen::experts_contraction(graph, op, sizes)).collect()
+                sizes.map(|&sizes| examples::experts_contraction(graph, op, sizes)).collect()
             }
             OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
                 let sizes = plan.attentions.iter();
-                sizes.map(|&sizes| specimen::attention(graph, sizes)).collect()
+                sizes.map(|&sizes| examples::attention(graph, sizes)).collect()
             }
-            _ => plan.rows.iter().map(|&rows| specimen::rows(graph, rows)).collect(),
+            _ => plan.rows.iter().map(|&rows| examples::rows(graph, rows)).collect(),
         };
         let each = |extents| Task::operator(&name, graph, op, pass, extents);
         tasks.extend(extents.into_iter().map(each));
