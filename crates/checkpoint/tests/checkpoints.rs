@@ -12,7 +12,7 @@ use proptest::test_runner::RngSeed;
 use safetensors::SafeTensors;
 use shardloom_checkpoint::CheckpointError;
 use shardloom_checkpoint::{
-    Checkpoint, FORMAT_VERSION, Meta, Piece, Store, Writer, read_safetensors,
+    Checkpoint, FORMAT_VERSION, Meta, Piece, Saved, Snapshot, Store, Writer, read_safetensors,
 };
 
 fn meta() -> Meta {
@@ -155,6 +155,34 @@ fn what_cannot_be_read_back_is_not_written() {
     assert!(matches!(error, CheckpointError::NoTensors { step: 1 }), "{error}");
 
     assert_eq!(names(root.path()), [""; 0], "failed writers leave nothing behind");
+}
+
+#[test]
+fn a_snapshot_gives_back_any_part_of_any_box() {
+    let element = |row: usize, column: usize| (4 * row + column) as f32;
+    let block = |rows: Range<usize>, columns: Range<usize>| -> Vec<f32> {
+        rows.flat_map(|row| columns.clone().map(move |column| element(row, column))).collect()
+    };
+    let mut snapshot = Snapshot::default();
+    for first in [2, 0] {
+        let half = block(0..3, first..first + 2);
+        let piece = Piece::block("w", &[3, 4], &[0, first], &[3, 2], &half);
+        snapshot.add(&piece).expect("it fits");
+    }
+    assert_eq!(snapshot.global_shape("w"), Some(&[3, 4][..]));
+    assert_eq!(snapshot.read_whole("w").expect("it is there"), block(0..3, 0..4));
+    for (rows, columns) in [(0..3, 1..3), (1..3, 0..4), (2..3, 3..4), (0..2, 2..4)] {
+        let whole = block(rows.clone(), columns.clone());
+        let (start, extent) = ([rows.start, columns.start], [rows.len(), columns.len()]);
+        for first in 0..whole.len() {
+            for end in first + 1..=whole.len() {
+                let found = snapshot.read_flat("w", &start, &extent, first..end).expect("inside");
+                assert_eq!(found, whole[first..end], "{first}..{end} of {rows:?} x {columns:?}");
+            }
+        }
+    }
+    let error = snapshot.read_whole("v").expect_err("it was not added");
+    assert_eq!(error.to_string(), "no tensor `v` in the state of the run");
 }
 
 #[test]

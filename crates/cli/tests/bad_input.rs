@@ -3,6 +3,7 @@
 mod invocation;
 
 use invocation::{Place, TINY};
+use serde_json::Value;
 
 const PLAN: &str = r#"
 format = 1
@@ -229,7 +230,7 @@ fn plans() {
         ("microbatches = 2", "microbatches = 2\nspeed = 3", "plan", "speed"),
         ("\"1f1b\"", "\"2f2b\"", "plan", "2f2b"),
         ("heads:tp", "legs:tp", "plan", "legs"),
-        ("heads:tp", "heads:up", "plan", "heads:up"),
+        ("heads:tp", "heads:up", "plan", "layout = up: the plan's mesh axes are dp, ep, cp, tp"),
         ("[2, 4]", "[2, 5]", "plan", "blocks"),
         ("[2, 4]", "[3, 4]", "plan", "begins at 2"),
         ("devices = \"1\"", "devices = \"0\"", "plan", "0 1, and they are on 0 0"),
@@ -333,6 +334,21 @@ fn unknown_commands_and_options_say_what_there_is() {
     place.run("trian --json").refuses("usage", "train");
     place.run("train --stpes 3 --json").refuses("usage", "--steps");
     place.run("plan --json").refuses("usage", "provided: --cluster <CLUSTER> --global-batch <N>");
+}
+
+#[test]
+fn an_argument_that_is_refused_is_said_to_be_the_place() {
+    let place = Place::new();
+    for (arguments, expected) in [
+        (format!("train {TINY} --seed 1.5"), "--seed <SEED>"),
+        (format!("train {TINY} --schedule 2f2b"), "--schedule <KIND>"),
+        (format!("train {TINY} --stpes 3"), "--stpes"),
+        ("train".to_owned(), "--data <PATH>, --steps <N>, <PLAN|MODEL>"),
+    ] {
+        let outcome = place.run(&format!("{arguments} --json"));
+        let error: Value = serde_json::from_str(&outcome.stderr).unwrap_or_default();
+        outcome.check(error["error"]["where"] == expected, &format!("the place is not {expected}"));
+    }
 }
 
 #[test]

@@ -83,6 +83,24 @@ fn a_named_file_that_is_not_text_needs_the_byte_tokenizer() {
 }
 
 #[test]
+fn a_tokenizer_puts_no_special_tokens_around_texts() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                       {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}},
+        "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"ab": 0, "?": 1, "<s>": 2}, "unk_token": "?"}}"#;
+    let tokenizer =
+        Tokenizer::open(&write(folder.path(), "tokenizer.json", json)).expect("a tokenizer");
+    // A corpus goes on from text to text, and is encoded in parts.
+    assert_eq!(tokenizer.encode("ab c ab").expect("encodes"), [0, 1, 0]);
+}
+
+#[test]
 fn missing_and_empty_data_are_refused_by_path() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let error = open(&[folder.path().join("absent.txt")]).expect_err("absent").to_string();

@@ -69,6 +69,28 @@ fn what_was_started_proceeds_while_its_rank_does_something_else() {
     });
 }
 
+#[test]
+fn unequal_parts_that_are_under_way_arrive_where_they_belong() {
+    // By sender, how many numbers each rank gets.
+    const PARTS: [[usize; 2]; 2] = [[1, 3], [0, 2]];
+    thread::scope(|scope| {
+        for (own, mut endpoint) in connect::<Contents>(2, PATIENT).into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut group = endpoint.group(&[0, 1]).unwrap();
+                let sent = PARTS[own];
+                let received = PARTS.map(|parts| parts[own]);
+                let counts = Collective::AllToAllV { sent: &sent, received: &received };
+                let started = group.start(counts, numbers(own as f32));
+                let (after, outcome) = group.wait(started);
+                outcome.unwrap();
+                let View::F32(after) = after.view() else { unreachable!("they are f32") };
+                let expected: &[f32] = if own == 0 { &[0.0] } else { &[0.0, 0.0, 0.0, 1.0, 1.0] };
+                assert_eq!(&after[..expected.len()], expected);
+            });
+        }
+    });
+}
+
 fn assert_left(error: &FabricError, left: u32) {
     assert!(matches!(error, FabricError::PeerGone { peer, .. } if *peer == left), "{error}");
 }

@@ -110,6 +110,30 @@ fn built(
     net.finish(loss)
 }
 
+/// Rows that one routing dispatches and another, of the same logits, is to bring back.
+fn routed_twice() -> Result<Graph, GraphError> {
+    let mut net = GraphBuilder::new("routed");
+    let [seq, model, expert] = [net.dim("seq", 3)?, net.dim("model", 4)?, net.dim("expert", 2)?];
+    let slot = net.dim("slot", 3)?;
+    let x = net.features("x", &[seq, model])?;
+    let targets = net.targets("targets", &[seq])?;
+    let normal = Init::Normal { std: 0.1 };
+    let choices = net.dim("choices", 2)?;
+    let w = net.parameter("gate.weight", &[model, choices], 1, normal)?;
+    let logits = net.contract("gate", x, w, None)?;
+    let [first, second] = [
+        net.route("first", logits, expert, slot, Overflow::Stop)?,
+        net.route("second", logits, expert, slot, Overflow::Stop)?,
+    ];
+    let rows = net.dispatch("dispatch", x, first)?;
+    let y = net.combine("combine", rows, second)?;
+    let vocab = net.dim("vocab", 5)?;
+    let w = net.parameter("head.weight", &[vocab, model], 1, normal)?;
+    let logits = net.contract("head", y, w, None)?;
+    let loss = net.cross_entropy("loss", logits, targets)?;
+    net.finish(loss)
+}
+
 #[test]
 fn what_does_not_fit_is_refused_with_what_would() {
     let refused = |found: Result<Graph, GraphError>, text: &str| match found {
@@ -142,6 +166,7 @@ fn what_does_not_fit_is_refused_with_what_would() {
         }),
         "is read in the block that makes it",
     );
+    refused(routed_twice(), "its rows were dispatched by another routing");
     let text = EXAMPLE.replace("overflow = \"drop\"\n", "");
     let own = ModelSpec::from_toml(&text, "routed-experts.toml").and_then(|spec| spec.graph());
     refused(own, "the kind route needs it");

@@ -185,16 +185,19 @@ fn masks_and_frequencies_are_passed_over() {
 
 #[test]
 fn a_tied_head_may_be_there_if_it_is_the_embedding() {
-    let spec = spec(&format!("{GPT},tied=true"));
-    let ours = parameters(&spec, 0.0);
-    let mut theirs = export(&spec, &ours).unwrap();
-    assert!(!theirs.contains_key("lm_head.weight"));
-    let mut head = theirs["transformer.wte.weight"].clone();
-    theirs.insert("lm_head.weight".into(), head.clone());
-    assert_eq!(import(&spec, &theirs).unwrap(), ours);
-    head.values[0] += 1.0;
-    theirs.insert("lm_head.weight".into(), head);
-    assert!(matches!(import(&spec, &theirs), Err(InteropError::NotTied { .. })));
+    let families = [(GPT, "transformer.wte.weight"), (LLAMA, "model.embed_tokens.weight")];
+    for (family, embedding) in families {
+        let spec = spec(&format!("{family},tied=true"));
+        let ours = parameters(&spec, 0.0);
+        let mut theirs = export(&spec, &ours).unwrap();
+        assert!(!theirs.contains_key("lm_head.weight"));
+        let mut head = theirs[embedding].clone();
+        theirs.insert("lm_head.weight".into(), head.clone());
+        assert_eq!(import(&spec, &theirs).unwrap(), ours);
+        head.values[0] += 1.0;
+        theirs.insert("lm_head.weight".into(), head);
+        assert!(matches!(import(&spec, &theirs), Err(InteropError::NotTied { .. })));
+    }
 }
 
 #[test]

@@ -390,3 +390,18 @@ fn pipedream_counts_with_what_a_whole_node_sends() {
         |stage: usize| found.plan.pipeline.iter().map(move |it| it.stage[stage].devices.clone());
     assert!(of(0).all(|list| list.0[0] < 4) && of(1).all(|list| list.0[0] >= 4));
 }
+
+#[test]
+fn pipedream_works_with_as_many_devices_of_each_node_as_the_smallest_has() {
+    let profile = Profile::preset("h100-80g").expect("a preset");
+    let nodes = [8, 4].map(|devices_per_node| NodeGroup {
+        profile: profile.clone(),
+        nodes: 1,
+        devices_per_node,
+    });
+    let cluster = Cluster::new(nodes.to_vec()).expect("a cluster");
+    let found = ask("pipedream", GPT, &cluster, 64).expect("a plan");
+    // Those of the second node come after all eight of the first.
+    let expected = [0, 1, 2, 3, 8, 9, 10, 11];
+    assert_eq!(found.plan.devices().into_iter().collect::<Vec<_>>(), expected);
+}

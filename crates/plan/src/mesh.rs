@@ -334,6 +334,16 @@ mod tests {
     }
 
     #[test]
+    fn axes_are_sorted_as_the_mesh_has_them() {
+        let [row, column] = ["row", "column"].map(|name| Axis::named(name).unwrap());
+        let order = [row, Axis::TP, column, Axis::DP];
+        let mesh = order.iter().fold(Mesh::SINGLE, |mesh, &axis| mesh.with(axis, 2));
+        let mut axes = [Axis::DP, column, row, Axis::TP];
+        mesh.arranged(&order).sort(&mut axes);
+        assert_eq!(axes, order);
+    }
+
+    #[test]
     fn axes_of_width_one_make_no_other_mesh() {
         assert_eq!(Mesh::of(2, 1, 4), Mesh::SINGLE.with(Axis::TP, 4).with(Axis::DP, 2));
         assert_eq!(Mesh::of(2, 1, 4).with(Axis::TP, 1), Mesh::of(2, 1, 1));

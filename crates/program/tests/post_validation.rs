@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind,
-    StageReplicas, Sync, Uniform, Weights, pipelines_in_turn,
+    Arrangement, DeviceList, Mesh, Optimizer, ParameterGroup, PassTimes, Plan, Precision,
+    Recompute, ScheduleKind, StageReplicas, Sync, Uniform, Weights, pipelines_in_turn,
 };
 use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
@@ -225,6 +225,35 @@ fn every_position_keeps_its_own_share_of_what_it_updates() {
             }
         }
         assert!(uneven || zero == 0, "shares of all positions are equal");
+    }
+}
+
+#[test]
+fn masters_or_weights_are_kept_as_the_group_of_parameters_has_them() {
+    let graph = graph();
+    for own in [false, true] {
+        let mut plan = plan(&graph, ScheduleKind::ZeroBubbleH1, Mesh::SINGLE);
+        plan.precision = Precision { master: !own, ..Precision::MIXED };
+        let ffn = ParameterGroup { master: Some(own), ..ParameterGroup::named("*.ffn.*") };
+        plan.parameters = vec![ffn];
+        let program = lowered(&graph, &plan);
+        let mut found = [0, 0];
+        for class in program.classes.iter().filter(|class| updates_early(class)) {
+            for (id, bucket) in class.buckets() {
+                let value = class.param(bucket.params[0]).value;
+                let in_group = graph.value(value).name.contains(".ffn.");
+                let has_master = in_group == own;
+                // Adam's two moments in fp32, and the master weights or else those in bf16.
+                let expected = bucket.elements * if has_master { 12 } else { 10 };
+                let copies = class.tensors().filter(|(_, tensor)| {
+                    tensor.content == Content::Backup && tensor.bucket == Some(id)
+                });
+                let bytes: u64 = copies.map(|(copy, _)| class.tensor_bytes(copy, 0)).sum();
+                assert_eq!(bytes, expected as u64, "{}: master {has_master}", bucket.name);
+                found[usize::from(has_master)] += 1;
+            }
+        }
+        assert!(found.iter().all(|&buckets| buckets > 0), "{found:?}");
     }
 }
 

@@ -411,6 +411,12 @@ mod tests {
     }
 
     #[test]
+    fn quarters_have_their_times_from_sixty_columns_on() {
+        let times = |columns| axis(Picos(4_000_000_000), columns).matches("ms").count();
+        assert_eq!([10, 59, 60, 61, 200].map(times), [1, 1, 4, 4, 4]);
+    }
+
+    #[test]
     fn a_timeline_without_ranks_says_so() {
         let text = swimlane(&simulated(Vec::new()), 80, Colour::Plain);
         assert_eq!(text, "empty timeline: no ranks\n");

@@ -146,6 +146,28 @@ fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
 }
 
 #[test]
+fn devices_with_as_much_memory_as_the_remedy_says_would_do() {
+    let text = "gpt:layers=24,hidden=2048,heads=16,seq=1024,vocab=50304";
+    let graph = model(text);
+    for memory_share in [0.5, 0.9] {
+        let request = Request { memory_share, ..Request::new(text, "small", 8) };
+        let found = search(&graph, &h100(1, 2, 4_000_000_000), &request);
+        let Err(SearchError::NothingFits { needed_gigabytes, remedy, .. }) = found else {
+            panic!("{found:?}");
+        };
+        let gigabytes: u64 = remedy
+            .strip_prefix("devices of ")
+            .and_then(|rest| rest.split(' ').next())
+            .and_then(|number| number.parse().ok())
+            .expect("the remedy has a size of devices");
+        // Of which a plan may take its share, and the size is rounded.
+        let least = needed_gigabytes / memory_share;
+        assert!((gigabytes as f64 - least).abs() <= 0.5, "{remedy}: {least}");
+        check(&graph, &h100(1, 2, (gigabytes + 1) * 1_000_000_000), &request);
+    }
+}
+
+#[test]
 fn llama_3_405b_on_16384_h100s_is_planned_as_its_makers_did() {
     let text = "llama-3-405b:seq=8192";
     let graph = model(text);

@@ -3,6 +3,7 @@
 mod scenario;
 
 use scenario::{h100, model};
+use shardloom_cluster::Cluster;
 use shardloom_plan::Plan;
 use shardloom_search::{Explanation, Fact, Request, Topic, auto, explain, judge};
 
@@ -149,4 +150,19 @@ fn the_bottlenecks_are_the_two_largest_losses_or_computing_and_the_largest_loss(
         assert_eq!(numbers, expected, "{pp} x {dp} x {tp}: {found:?}");
     }
     assert!((1..6).contains(&computing), "{computing} of 6");
+}
+
+#[test]
+fn what_other_machines_would_do_is_asked_of_the_nodes_of_every_group() {
+    let [whole, half] = [2, 1].map(|nodes| h100(nodes, 4, 80_000_000_000));
+    // The same nodes, said one by one.
+    let apart = Cluster::new([half.groups(), half.groups()].concat()).expect("a cluster");
+    for (pp, dp, tp) in [(1, 8, 1), (2, 2, 2)] {
+        let facts = |cluster: &Cluster| {
+            let found = explain(&model(TEXT), cluster, &plan(pp, dp, tp, 4), &[]);
+            let about = found.expect("it can be simulated").facts.into_iter();
+            about.map(|it| (it.sentence, it.number)).collect::<Vec<_>>()
+        };
+        assert_eq!(facts(&apart), facts(&whole), "{pp} x {dp} x {tp}");
+    }
 }

@@ -180,6 +180,7 @@ mod tests {
         assert_eq!(completed("gpt:layers=1", Some(8), Some(256)), "gpt:layers=1,seq=8,vocab=256");
         assert_eq!(completed("gpt:vocab=9", None, Some(256)), "gpt:vocab=9");
         assert_eq!(completed("gpt", Some(8), None), "gpt:seq=8");
+        assert_eq!(completed("gpt: seq = 4", Some(8), Some(256)), "gpt: seq = 4,vocab=256");
         assert_eq!(completed("u-transformer", Some(8), None), "u-transformer:seq=8");
         assert_eq!(completed("llama-3-8b", Some(8), Some(256)), "llama-3-8b");
         assert_eq!(completed("mlp:inputs=3", Some(8), Some(256)), "mlp:inputs=3");

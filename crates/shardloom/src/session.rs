@@ -138,6 +138,7 @@ impl Session {
 
     /// Goes on from the newest sound checkpoint in `folder`; nothing happens, and nothing is returned,
     /// if it has no checkpoint at all. The plan may be another than the checkpoint was written under.
+    /// Momentum that the former plan did not have begins at zero.
     ///
     /// # Errors
     /// If every checkpoint is damaged, or the newest sound one was written with another model, data,

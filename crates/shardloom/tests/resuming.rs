@@ -93,3 +93,39 @@ fn a_checkpoint_of_another_run_is_refused_by_what_differs() {
     let keys: Vec<&str> = changes.iter().map(|it| it.key.as_str()).collect();
     assert_eq!(keys, ["optimizer.weight_decay"]);
 }
+
+#[test]
+fn momentum_that_a_checkpoint_has_none_of_begins_at_zero() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let checkpoints = folder.path().join("run");
+    let mut first = session(folder.path(), &RUN);
+    first.step().expect("a step");
+    first.save(&checkpoints, None).expect("saved");
+    let digest = |session: &mut Session| session.trainer().weights_digest().expect("a digest");
+    for dp in [1, 2] {
+        let resumed = |momentum| {
+            let mut session =
+                session(folder.path(), &Run { dp, optimizer: Optimizer::sgd(momentum), ..RUN });
+            session.resume(&checkpoints).expect("the same run").expect("a checkpoint");
+            session
+        };
+        let (mut plain, mut with_momentum) = (resumed(0.0), resumed(0.9));
+        for session in [&mut plain, &mut with_momentum] {
+            session.step().expect("a step");
+        }
+        // A velocity of zero and a gradient are the gradient; afterwards there is a velocity.
+        assert_eq!(digest(&mut with_momentum), digest(&mut plain));
+        for session in [&mut plain, &mut with_momentum] {
+            session.step().expect("a step");
+        }
+        assert_ne!(digest(&mut with_momentum), digest(&mut plain));
+
+        // Without momentum again, what was kept of it does not matter.
+        let later = folder.path().join(format!("later-{dp}"));
+        with_momentum.save(&later, None).expect("saved");
+        let mut without = session(folder.path(), &Run { dp, ..RUN });
+        without.resume(&later).expect("the same run").expect("a checkpoint");
+        assert_eq!(digest(&mut without), digest(&mut with_momentum));
+        without.step().expect("a step");
+    }
+}

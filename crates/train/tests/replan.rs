@@ -2,7 +2,7 @@
 
 mod support;
 
-use shardloom_checkpoint::{Meta, Store};
+use shardloom_checkpoint::{Checkpoint, Meta, Store, read_safetensors};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Corrections, Optimizer, Plan, Prediction, Recompute, ScheduleKind, Sync, Uniform, Weights,
@@ -63,16 +63,41 @@ fn plans(graph: &Graph, optimizer: Optimizer) -> Vec<(&'static str, Plan)> {
     ]
 }
 
+const ADAFACTOR: Optimizer = Optimizer::Adafactor {
+    decay_exponent: 0.8,
+    clip: 1.0,
+    least_parameter_rms: 1e-3,
+    weight_decay: 0.0,
+};
+
+#[test]
+fn a_checkpoint_has_every_number_once_however_many_ranks_hold_it() {
+    let graph = gpt();
+    for optimizer in [Optimizer::default(), ADAFACTOR] {
+        for (what, plan) in plans(&graph, optimizer) {
+            let mut trainer = run(&graph, &plan);
+            train(&mut trainer, 1);
+            let folder = tempfile::tempdir().expect("a folder");
+            let saved = trainer.save(folder.path(), Meta::default(), None).expect("saved");
+            let checkpoint = Checkpoint::open(&saved).expect("sound");
+            let shape = |name| checkpoint.global_shape(name).expect("it is there");
+            let numbers: usize =
+                checkpoint.names().map(|name| shape(name).iter().product::<usize>()).sum();
+            let files = std::fs::read_dir(&saved).expect("a folder");
+            let paths = files.map(|file| file.expect("a file").path());
+            let shards =
+                paths.filter(|path| path.extension().is_some_and(|it| it == "safetensors"));
+            let tensors = shards.flat_map(|path| read_safetensors(&path).expect("a shard"));
+            let written: usize = tensors.map(|(_, tensor)| tensor.values.len()).sum();
+            assert_eq!(written, numbers, "{what}, {}", optimizer.name());
+        }
+    }
+}
+
 #[test]
 fn going_on_under_another_plan_is_bitwise_saving_resharding_and_resuming() {
     let graph = gpt();
-    let adafactor = Optimizer::Adafactor {
-        decay_exponent: 0.8,
-        clip: 1.0,
-        least_parameter_rms: 1e-3,
-        weight_decay: 0.0,
-    };
-    for optimizer in [Optimizer::default(), Optimizer::sgd(0.9), adafactor] {
+    for optimizer in [Optimizer::default(), Optimizer::sgd(0.9), ADAFACTOR] {
         let plans = plans(&graph, optimizer);
         for (index, (from, first)) in plans.iter().enumerate() {
             // Every plan comes before and after another, at some distance.

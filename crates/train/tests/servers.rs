@@ -178,6 +178,12 @@ fn answers_that_break_the_bound_are_refused() {
     trainer.repeat_answers(answers).expect("threads");
     let error = trainer.train_steps(1).expect_err("the bound forbids it").to_string();
     assert!(error.contains("answers"), "{error}");
+    // Of every rank, and of no other.
+    for ranks in [0, 2, 4] {
+        let mut trainer = started(&graph, &plan, RunClock::Wall);
+        let error = trainer.repeat_answers(vec![vec![]; ranks]).expect_err("there are 3 ranks");
+        assert!(error.to_string().contains(&format!("answers of {ranks} ranks")), "{error}");
+    }
     let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, Optimizer::default());
     let mut virtually = started(&graph, &plan, RunClock::Virtual(cluster()));
     assert!(virtually.repeat_answers(vec![vec![]; 3]).is_err());

@@ -54,6 +54,23 @@ fn weight_gradient(format: Format, before: Option<&[f32]>) -> Vec<f32> {
     device.reals(dw.view())
 }
 
+#[test]
+fn attention_needs_scratch_where_probabilities_are_dropped_and_else_none() {
+    let size = |shape: &'static [usize]| OperandSize { shape, format: Format::F32 };
+    let (probs, values, context) = (size(&[2, 3, 4, 4]), size(&[2, 4, 3, 5]), size(&[2, 4, 3, 5]));
+    for probability in [0.0, 0.1] {
+        let kind = OpKind::AttentionContext { causal: true, probability };
+        let mask = (probability > 0.0).then_some(probs);
+        let needs = |pass, reads: &[OperandSize<'_>], writes: &[OperandSize<'_>]| {
+            processor().scratch_elements(&kind, pass, reads, writes) > 0
+        };
+        let written: Vec<_> = [context].into_iter().chain(mask).collect();
+        assert_eq!(needs(Pass::Forward, &[probs, values], &written), mask.is_some());
+        let read: Vec<_> = mask.into_iter().chain([probs, values, context]).collect();
+        assert_eq!(needs(Pass::Input, &read, &[probs, values]), mask.is_some());
+    }
+}
+
 /// The same in fp32 from the rounded operands.
 fn exact() -> Vec<f32> {
     let mut dw = vec![0.0; 21];

@@ -424,3 +424,35 @@ fn axes_that_split_the_batch_or_only_positions_keep_replicas_whatever_their_name
         assert!(class.buckets.iter().any(|bucket| is_norm(&bucket)));
     }
 }
+
+#[test]
+fn a_group_of_parameters_begins_a_new_bucket_in_every_stage() {
+    let graph = gpt(false);
+    let uniform =
+        Uniform { pp: 2, mesh: mesh(2, 1, 1), global_batch: 8, microbatches: 4, ..single() };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    // One layer, and two.
+    plan.pipeline[0].stage[0].blocks = (0, 2);
+    plan.pipeline[0].stage[1].blocks = (2, graph.blocks().len());
+    let layers = |layers: usize| {
+        let mut plan = plan.clone();
+        let ffn = ParameterGroup::named("*.ffn.*");
+        let elements: usize = {
+            let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+            let params = program.classes[0].params.iter();
+            let of_first = params.filter(|it| graph.value(it.value).name.contains(".ffn."));
+            of_first.map(|it| it.shape.iter().product::<usize>()).sum()
+        };
+        let bytes = layers * elements * plan.precision.gradients.bytes();
+        plan.parameters = vec![ParameterGroup { bucket_bytes: Some(bytes), ..ffn }];
+        let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+        check_invariants(&program);
+        let of_group = |class: &Class| {
+            let named = |bucket: &&Bucket| names(&graph, class, bucket)[0].contains(".ffn.");
+            class.buckets.iter().filter(named).count()
+        };
+        program.classes.iter().map(of_group).collect::<Vec<_>>()
+    };
+    assert_eq!(layers(1), [1, 2]);
+    assert_eq!(layers(2), [1, 1]);
+}

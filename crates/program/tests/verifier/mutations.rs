@@ -11,7 +11,7 @@ use shardloom_program::{
 };
 
 use crate::programs::{
-    both_ways, mesh, mixed, pipeline, predicted, program, replicas, stashed, validated,
+    both_ways, mesh, mixed, pipeline, predicted, program, replicas, served, stashed, validated,
     validated_on,
 };
 
@@ -248,6 +248,8 @@ rejected! {
         let reduces = reduces(&program, 0);
         twice(program, 0, reduces)
     } => Violation::ReducedTwice { .. },
+    gradients_that_a_worker_sends_twice_are_rejected:
+        twice(served(), 0, sends) => Violation::ReducedTwice { .. },
     a_reduction_to_shares_twice_is_rejected: {
         let program = replicas(1);
         let reduces = reduces(&program, 0);

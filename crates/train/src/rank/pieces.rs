@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Piece, Saved};
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
-use shardloom_plan::Kept;
+use shardloom_plan::{Kept, Optimizer};
 use shardloom_program::{
     Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View, overlap,
 };
@@ -151,7 +151,8 @@ impl Rank {
 
     /// Takes weights and all other state from where they were saved, maybe under another plan.
     /// What neither weights nor the optimizer's state is begins anew where the checkpoint has none, because
-    /// its plan needed none or an earlier version wrote it.
+    /// its plan needed none or an earlier version wrote it. So does the velocity of gradient descent, of which
+    /// a plan without momentum keeps none.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape.
@@ -182,7 +183,11 @@ impl Rank {
                 }
             }
         })?;
+        let may_lack = matches!(self.program().optimizer, Optimizer::Sgd { .. });
         self.fill_state(is_moment, |name, Site { placement, is_whole, .. }, range| {
+            if may_lack && checkpoint.global_shape(name).is_none() {
+                return Ok(None);
+            }
             Ok(Some(match is_whole {
                 true => checkpoint.read_whole(name)?,
                 false => checkpoint.read_flat(name, &placement.start, &placement.extent, range)?,

@@ -319,6 +319,45 @@ mod tests {
         }
     }
 
+    /// The most micro-batches that `worker` has under way at once in `stage`.
+    fn most_under_way(actions: &[Vec<Timed>], worker: u32, stage: u32) -> i32 {
+        let (mut now, mut most) = (0, 0);
+        let passes = actions[worker as usize].iter().flat_map(|it| it.action.passes());
+        for pass in passes.filter(|it| u32::from(it.instance.stage) == stage) {
+            now += if pass.kind == PassKind::Forward { 1 } else { -1 };
+            most = most.max(now);
+        }
+        most
+    }
+
+    #[test]
+    fn workers_that_compute_again_hold_inputs_and_what_one_of_their_stages_keeps() {
+        for (depth, n) in sizes() {
+            let actions = timing(depth, n, 1.0, 1.0).actions;
+            let layers = (0..depth).map(|stage| LayerProfile {
+                // The largest in the middle, so that it is of a worker's first or second stage.
+                kept_bytes: 1e3 * f64::from((stage + 1) * (depth + 1 - stage)),
+                output_bytes: 1.0,
+                ..LayerProfile::default()
+            });
+            let layers: Vec<LayerProfile> = layers.collect();
+            for worker in 0..depth / 2 {
+                let stages = [worker, depth - 1 - worker];
+                // The first stage reads samples and no activations.
+                let inputs = stages.iter().filter(|&&stage| stage > 0);
+                let inputs: i32 =
+                    inputs.map(|&stage| most_under_way(&actions, worker, stage)).sum();
+                let again = stages.map(|stage| layers[stage as usize].kept_bytes);
+                let it = ChimeraConfiguration { recompute: true, ..configuration(depth, n) };
+                assert_eq!(
+                    it.held_bytes(worker as usize, &layers, &request(depth, n)),
+                    f64::from(inputs) + again[0].max(again[1]),
+                    "worker {worker} of {depth}, N = {n}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn workers_hold_what_is_under_way_in_each_of_their_stages() {
         for (depth, n) in sizes() {
@@ -328,13 +367,7 @@ mod tests {
                 // Stages are counted apart: what one has freed, the other could not use.
                 let mut held = 0;
                 for stage in [worker, depth - 1 - worker] {
-                    let (mut now, mut most) = (0, 0);
-                    let passes = actions[worker as usize].iter().flat_map(|it| it.action.passes());
-                    for pass in passes.filter(|it| u32::from(it.instance.stage) == stage) {
-                        now += if pass.kind == PassKind::Forward { 1 } else { -1 };
-                        most = most.max(now);
-                    }
-                    held += most;
+                    held += most_under_way(&actions, worker, stage);
                 }
                 let size = format!("worker {worker} of {depth}, N = {n}");
                 if n >= depth {
