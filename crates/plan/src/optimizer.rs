@@ -139,6 +139,12 @@ impl Optimizer {
         }
     }
 
+    /// Whether state that a checkpoint lacks may begin at zero: momentum, of which a plan without it keeps
+    /// none.
+    pub fn begins_without_state(&self) -> bool {
+        matches!(self, Optimizer::Sgd { .. })
+    }
+
     /// Whether it adds up over rows and over columns of a matrix. Of such a parameter only the first axis
     /// of its rows and the first of its columns may be split, so that a part is a run of whole rows and
     /// of whole columns.

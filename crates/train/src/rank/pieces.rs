@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Piece, Saved};
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
-use shardloom_plan::{Kept, Optimizer};
+use shardloom_plan::Kept;
 use shardloom_program::{
     Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View, overlap,
 };
@@ -183,7 +183,7 @@ impl Rank {
                 }
             }
         })?;
-        let may_lack = matches!(self.program().optimizer, Optimizer::Sgd { .. });
+        let may_lack = self.program().optimizer.begins_without_state();
         self.fill_state(is_moment, |name, Site { placement, is_whole, .. }, range| {
             if may_lack && checkpoint.global_shape(name).is_none() {
                 return Ok(None);
