@@ -230,7 +230,12 @@ fn plans() {
         ("microbatches = 2", "microbatches = 2\nspeed = 3", "plan", "speed"),
         ("\"1f1b\"", "\"2f2b\"", "plan", "2f2b"),
         ("heads:tp", "legs:tp", "plan", "legs"),
-        ("heads:tp", "heads:up", "plan", "layout = heads:up: the plan's mesh axes are dp, ep, cp, tp"),
+        (
+            "heads:tp",
+            "heads:up",
+            "plan",
+            "layout = heads:up: the plan's mesh axes are dp, ep, cp, tp",
+        ),
         ("[2, 4]", "[2, 5]", "plan", "blocks"),
         ("[2, 4]", "[3, 4]", "plan", "begins at 2"),
         ("devices = \"1\"", "devices = \"0\"", "plan", "0 1, and they are on 0 0"),
