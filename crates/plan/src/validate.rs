@@ -145,12 +145,12 @@ impl Plan {
                 }
             }
         }
-        let sum = self.shares().iter().fold(0, |sum: usize, &share| sum.saturating_add(share));
+        let shares = self.shares();
+        let sum = shares.iter().fold(0, |sum: usize, &share| sum.saturating_add(share));
         if sum != self.microbatches {
             let rule = format!("the pipelines' come to {sum}");
             return Err(PlanError::field("microbatches", self.microbatches, rule));
         }
-        let shares = self.shares();
         let takes_any = match self.schedule.arrangement() {
             Some(arrangement) => arrangement == Arrangement::TakingTurns,
             None => true,

@@ -129,3 +129,35 @@ fn momentum_that_a_checkpoint_has_none_of_begins_at_zero() {
         without.step().expect("a step");
     }
 }
+
+/// A checkpoint whose digests are all right, in which the velocity of one parameter has another name.
+#[test]
+fn momentum_that_a_checkpoint_has_of_some_parameters_only_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let checkpoints = folder.path().join("run");
+    let run = Run { optimizer: Optimizer::sgd(0.9), ..RUN };
+    let mut first = session(folder.path(), &run);
+    first.step().expect("a step");
+    first.save(&checkpoints, None).expect("saved");
+    let digest = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let entries = std::fs::read_dir(&checkpoints).expect("a folder").filter_map(Result::ok);
+    let saved = entries.map(|it| it.path()).find(|it| it.is_dir()).expect("a checkpoint");
+    let shard = saved.join("shard-00000.safetensors");
+    let mut bytes = std::fs::read(&shard).expect("read");
+    let (name, other) = ("optimizer.0/embedding.token", "optimizer.9/embedding.token");
+    let before = digest(&bytes);
+    let is_name = |at: &usize| bytes[*at..].starts_with(name.as_bytes());
+    let places: Vec<usize> = (0..bytes.len()).filter(is_name).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at..at + other.len()].copy_from_slice(other.as_bytes());
+    }
+    std::fs::write(&shard, &bytes).expect("written");
+    let manifest = std::fs::read_to_string(saved.join("manifest.json")).expect("read");
+    let manifest = manifest.replace(&before, &digest(&bytes)).replace(name, other);
+    std::fs::write(saved.join("manifest.json"), &manifest).expect("written");
+    let of_manifest = format!("{}\n", digest(manifest.as_bytes()));
+    std::fs::write(saved.join("manifest.blake3"), of_manifest).expect("written");
+    let error = session(folder.path(), &run).resume(&checkpoints).expect_err("one is missing");
+    assert!(error.to_string().contains(name), "{error}");
+}

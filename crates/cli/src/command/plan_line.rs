@@ -33,7 +33,15 @@ pub fn plan_line(plan: &Plan) -> String {
             Updates::Step => "",
             Updates::Round => ", updated after each round",
         };
-        format!(" with {} replicas that take turns{updates}, each", counts.join("-"))
+        let shares = plan.shares();
+        let share = match shares.iter().all(|share| *share == shares[0]) {
+            true => format!("that take turns{updates}"),
+            false => {
+                let shares: Vec<String> = shares.iter().map(usize::to_string).collect();
+                format!("with {} micro-batches of a step", shares.join("-"))
+            }
+        };
+        format!(" with {} replicas {share}, each", counts.join("-"))
     });
     if let Some(servers) = plan.sync.servers {
         return format!(
@@ -82,7 +90,10 @@ fn turns(plan: &Plan) -> Option<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+    use shardloom::plan::{
+        DeviceList, Mesh, Optimizer, Pipeline, Precision, Recompute, ScheduleKind, Stage, Sync,
+        Uniform,
+    };
     use shardloom::{Model, uniform_plan};
 
     use super::{Plan, plan_line};
@@ -133,5 +144,24 @@ mod tests {
         let chimera = "4 devices: 4 stages in 2 pipelines of dp 2, ZeRO 0, chimera with 4 micro-batches \
                        of 2 samples, recompute none";
         assert_eq!(line(ScheduleKind::Chimera, 2, 4), chimera);
+    }
+
+    #[test]
+    fn unequal_shares_are_said() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let numbers = numbers(ScheduleKind::OneForwardOneBackward, 1, 4);
+        let mut plan = uniform_plan(&model, &numbers, "local:4").expect("a plan");
+        let pipeline = |(device, share)| {
+            let stage = Stage::new((0, 4), Mesh::SINGLE, DeviceList(vec![device]));
+            Pipeline { microbatches: Some(share), ..Pipeline::of(vec![stage]) }
+        };
+        plan.pipeline = [(0, 3), (1, 1)].map(pipeline).into();
+        assert_eq!(
+            plan_line(&plan),
+            "2 devices: 1 stage with 2 replicas with 3-1 micro-batches of a step, each of 1 device, ZeRO 0, \
+             4 micro-batches of 2 samples, recompute none"
+        );
+        plan.pipeline = [(0, 2), (1, 2)].map(pipeline).into();
+        assert!(plan_line(&plan).contains("1 stage with 2 replicas that take turns, each of"));
     }
 }

@@ -1,6 +1,7 @@
 //! A rank's part of a checkpoint: what it alone answers for when writing, what it holds when reading.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Piece, Saved};
@@ -183,7 +184,14 @@ impl Rank {
                 }
             }
         })?;
-        let may_lack = self.program().optimizer.begins_without_state();
+        let shared = Arc::clone(&self.shared);
+        let has = |parameter: &str| {
+            let name = saved_name(Content::OptimizerState(0), parameter);
+            checkpoint.global_shape(&name).is_some()
+        };
+        // A checkpoint that has it of some parameters lost it of the others.
+        let may_lack = shared.program.optimizer.begins_without_state()
+            && !shared.graph.parameters().any(|(_, value)| has(&value.name));
         self.fill_state(is_moment, |name, Site { placement, is_whole, .. }, range| {
             if may_lack && checkpoint.global_shape(name).is_none() {
                 return Ok(None);
