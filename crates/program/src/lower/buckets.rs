@@ -6,7 +6,7 @@ use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
 use shardloom_plan::{Axis, Mesh, Optimizer, Plan};
 
-use super::holdings::{Group, Keeps, Ways};
+use super::holdings::{Keeps, ParameterGroupId, Ways};
 use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
 use crate::sync::add;
@@ -19,7 +19,7 @@ pub(super) struct Parameters<'a> {
     pub params: Vec<WeightParam>,
     pub buckets: Vec<Bucket>,
     /// By bucket, to which group its parameters belong.
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<ParameterGroupId>,
     pub tensors: Vec<Tensor>,
     /// The squared norm of gradients, where the plan looks at it.
     pub norm: Option<TensorId>,
@@ -36,7 +36,7 @@ pub(super) struct Parameters<'a> {
 #[derive(Clone, PartialEq)]
 struct Key {
     /// The plan's group of parameters.
-    group: Group,
+    group: ParameterGroupId,
     /// Consecutive blocks that share buckets.
     unit: usize,
     replicas: Vec<Axis>,
@@ -264,14 +264,14 @@ impl Units {
         let cuts: BTreeSet<usize> = plan.stages().map(|(_, stage)| stage.blocks.0).collect();
         let extents = Extents::global(graph, plan.microbatch_samples());
         let mut units = BTreeMap::new();
-        let mut filling: BTreeMap<Group, Filling> = BTreeMap::new();
+        let mut filling: BTreeMap<ParameterGroupId, Filling> = BTreeMap::new();
         for (index, block) in graph.blocks().iter().enumerate() {
             if cuts.contains(&index) {
                 filling.clear();
             }
             let inputs = block.ops.iter().flat_map(|&op| &graph.op(op).inputs);
             let used = inputs.copied().filter(|&it| graph.value(it).parameter().is_some());
-            let mut of_group: BTreeMap<Group, Vec<ValueId>> = BTreeMap::new();
+            let mut of_group: BTreeMap<ParameterGroupId, Vec<ValueId>> = BTreeMap::new();
             for value in used {
                 of_group.entry(ways.group(&graph.value(value).name)).or_default().push(value);
             }

@@ -26,7 +26,7 @@ pub(super) struct Ways<'a> {
 }
 
 /// Which of a plan's groups of parameters it is; none for what is in none.
-pub(super) type Group = Option<usize>;
+pub(super) type ParameterGroupId = Option<usize>;
 
 impl<'a> Ways<'a> {
     pub fn new(plan: &Plan, common: &'a dyn Synchronisation) -> Result<Ways<'a>, PlanError> {
@@ -41,17 +41,17 @@ impl<'a> Ways<'a> {
     }
 
     /// The group of a parameter.
-    pub fn group(&self, name: &str) -> Group {
+    pub fn group(&self, name: &str) -> ParameterGroupId {
         self.groups.group(name)
     }
 
     /// How the parameters of a group are kept equal, those with several replicas.
-    pub fn replicated(&self, group: Group) -> &dyn Synchronisation {
+    pub fn replicated(&self, group: ParameterGroupId) -> &dyn Synchronisation {
         group.map_or(self.common, |group| &*self.of_groups[group])
     }
 
     /// How the parameters of a group are kept equal that have these replicas.
-    fn of(&self, group: Group, replicas: &[Axis]) -> &dyn Synchronisation {
+    fn of(&self, group: ParameterGroupId, replicas: &[Axis]) -> &dyn Synchronisation {
         match replicas.is_empty() && self.common.servers().is_none() {
             true => &self.alone,
             false => self.replicated(group),
@@ -59,12 +59,12 @@ impl<'a> Ways<'a> {
     }
 
     /// What the plan says of a group on keeping replicas equal.
-    pub fn sync(&self, group: Group) -> Sync {
+    pub fn sync(&self, group: ParameterGroupId) -> Sync {
         self.syncs[group.map_or(0, |group| 1 + group)]
     }
 
     /// The number formats of a group.
-    pub fn precision(&self, group: Group) -> Precision {
+    pub fn precision(&self, group: ParameterGroupId) -> Precision {
         self.precisions[group.map_or(0, |group| 1 + group)]
     }
 }
@@ -88,7 +88,7 @@ impl<'a> Parameters<'a> {
         name: &str,
         elements: usize,
         params: &[ParamId],
-        (group, replicas): (Group, &[Axis]),
+        (group, replicas): (ParameterGroupId, &[Axis]),
         keeps: Keeps,
     ) -> Held {
         let plan = self.plan;
