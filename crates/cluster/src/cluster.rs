@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use crate::{
-    ClusterError, DeviceKind, Path, Profile, checked,
+    ClusterError, DeviceKind, Path, Profile, Stack, checked,
     profile::unknown_machine,
     spec::{self, GroupSpec, Spec},
 };
@@ -40,6 +40,7 @@ pub struct Cluster {
     groups: Vec<NodeGroup>,
     /// First device and first node of each group, then the totals.
     starts: Vec<(u32, u32)>,
+    stack: Stack,
 }
 
 /// Where a device sits.
@@ -92,7 +93,27 @@ impl Cluster {
             nodes += group.nodes;
             starts.push((devices as u32, nodes));
         }
-        Ok(Self { groups, starts })
+        Ok(Self { groups, starts, stack: Stack::default() })
+    }
+
+    /// The same machines under a software stack.
+    #[must_use]
+    pub fn under(self, stack: Stack) -> Self {
+        Self { stack, ..self }
+    }
+
+    /// Other machines under the same software stack.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cluster::new`].
+    pub fn with_groups(&self, groups: Vec<NodeGroup>) -> Result<Self, ClusterError> {
+        Ok(Self::new(groups)?.under(self.stack.clone()))
+    }
+
+    /// The software that drives the machines.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
     }
 
     /// [`Cluster::parse_with`] without a measured profile.

@@ -34,6 +34,19 @@ pub enum ClusterError {
         /// All known names.
         known: String,
     },
+    /// No software stack of that name.
+    #[error(
+        "unknown stack `{name}`{}; known: {known}, or the path of a file ending in .toml",
+        .nearest.as_ref().map(|near| format!(", did you mean `{near}`?")).unwrap_or_default()
+    )]
+    UnknownStack {
+        /// The name asked for.
+        name: String,
+        /// The most similar known name, if any is similar.
+        nearest: Option<String>,
+        /// All known names.
+        known: String,
+    },
     /// `local` was asked for, but this machine has not been measured.
     #[error(
         "`local` needs a measured profile of this machine: measure one with `shardloom profile`"

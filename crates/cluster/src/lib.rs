@@ -23,6 +23,10 @@
 //! # Ok::<(), shardloom_cluster::ClusterError>(())
 //! ```
 //!
+//! What drives machines is a [`Stack`]: the software, whose kernels, host and habits decide how much of
+//! the machines' speed a step sees. A cluster is under Shardloom's own unless [`Cluster::under`] says
+//! another.
+//!
 //! Everything here is a model: spec-sheet numbers, the fraction of them that is
 //! reached (an estimate until measured), and alpha-beta links. It knows nothing of
 //! networks, plans or schedules.
@@ -40,6 +44,7 @@ mod node;
 mod product;
 mod profile;
 mod spec;
+mod stack;
 
 pub use cluster::{Cluster, DeviceId, NodeGroup, NodeId};
 pub use curve::Curve;
@@ -51,3 +56,4 @@ pub use matmul::{AnalyticMatmul, MatmulPoint, MatmulRates, MeasuredMatmul, Tile}
 pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
+pub use stack::{Attention, Habits, Host, Kernels, Stack};

@@ -102,15 +102,20 @@ impl Profile {
 }
 
 pub(crate) fn unknown_machine(name: &str, known: &[&str], line: Option<usize>) -> ClusterError {
+    ClusterError::UnknownMachine {
+        line,
+        name: name.to_owned(),
+        nearest: nearest(name, known),
+        known: known.join(", "),
+    }
+}
+
+/// The known name that is most similar to `name`, if any is similar.
+pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
     let nearest = known
         .iter()
         .map(|other| (strsim::damerau_levenshtein(name, other), *other))
         .filter(|&(edits, other)| edits < other.len().max(name.len()).div_ceil(2))
         .min();
-    ClusterError::UnknownMachine {
-        line,
-        name: name.to_owned(),
-        nearest: nearest.map(|(_, other)| other.to_owned()),
-        known: known.join(", "),
-    }
+    nearest.map(|(_, other)| other.to_owned())
 }

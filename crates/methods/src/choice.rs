@@ -162,7 +162,7 @@ impl<'a> Task<'a> {
         };
         let places = uniform.places(chunks)?;
         let samples = request.global_batch / microbatches / mesh.dp() as usize;
-        let again = matches!(recompute, Recompute::Full | Recompute::Stage);
+        let again = !matches!(recompute, Recompute::None | Recompute::Selective);
         let cuts = configuration.cut.blocks(self.layers(samples.max(1))?, &places, again)?;
         let (graph, pipelines) = (self.graph, uniform.pipelines(&places, &cuts));
         let mut plan = uniform.plan_of(graph, &request.model, &request.cluster, pipelines);

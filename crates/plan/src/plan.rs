@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use shardloom_cluster::Stack;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
@@ -154,6 +155,10 @@ pub enum Recompute {
     /// Everything but the inputs of blocks (Chen et al. 2016, arXiv 1604.06174), and the block that ends in
     /// the loss.
     Full,
+    /// As [`Recompute::Full`], and the whole forward pass of a block is run again, with its collectives and what
+    /// no gradient needs, but for one that begins with data: frameworks that run a module again (PyTorch's `checkpoint`, Megatron-LM's `full`
+    /// granularity) do not know what of it is needed.
+    Block,
     /// Everything but the inputs of stages (Huang et al. 2019, arXiv 1811.06965, section 2.3): a micro-batch
     /// in flight takes no more than what crosses into the stage, and one that goes backward all that the
     /// stage makes. With few in flight that is more than [`Recompute::Full`] takes.
@@ -162,12 +167,27 @@ pub enum Recompute {
 
 impl Recompute {
     /// All policies, from what is kept of a micro-batch in flight the most to the least.
-    pub const ALL: [Recompute; 4] =
-        [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Stage];
+    pub const ALL: [Recompute; 5] = [
+        Recompute::None,
+        Recompute::Selective,
+        Recompute::Full,
+        Recompute::Block,
+        Recompute::Stage,
+    ];
 
     /// Those under which what a block needs does not depend on its stage, so that searches can estimate
-    /// plans by block.
+    /// plans by block. Of [`Recompute::Full`] and [`Recompute::Block`] a software stack does one or the other.
     pub const BY_BLOCK: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+    /// What plans for a software stack have where this is asked for: one that runs whole blocks again has no
+    /// other full recomputation.
+    #[must_use]
+    pub fn under(self, stack: &Stack) -> Recompute {
+        match self {
+            Recompute::Full if stack.habits.reruns_blocks => Recompute::Block,
+            other => other,
+        }
+    }
 
     /// The name in plans and on the command line.
     pub fn name(self) -> &'static str {
@@ -175,6 +195,7 @@ impl Recompute {
             Recompute::None => "none",
             Recompute::Selective => "selective",
             Recompute::Full => "full",
+            Recompute::Block => "block",
             Recompute::Stage => "stage",
         }
     }

@@ -78,7 +78,7 @@ fn enough_nodes(
             nodes: group.nodes.saturating_mul(times),
             ..group.clone()
         };
-        let Ok(larger) = Cluster::new(cluster.groups().iter().map(larger).collect()) else {
+        let Ok(larger) = cluster.with_groups(cluster.groups().iter().map(larger).collect()) else {
             return Ok(None);
         };
         let mut estimator = Estimator::new(graph, &larger, request.settings())?;

@@ -59,6 +59,13 @@ impl Driver for Without<'_, '_> {
         Clock::Simulated
     }
 
+    fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        match self.is_free(call) {
+            true => Ok(Picos::ZERO),
+            false => self.modelled.launch(call),
+        }
+    }
+
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         self.modelled.local(call)
     }
@@ -134,5 +141,5 @@ pub(crate) fn changed(
 ) -> Result<Cluster, SearchError> {
     let mut groups = cluster.groups().to_vec();
     groups.iter_mut().for_each(change);
-    Ok(Cluster::new(groups)?)
+    Ok(cluster.with_groups(groups)?)
 }

@@ -22,6 +22,8 @@ pub struct Space {
     shards: bool,
     /// Whether a tensor-parallel group of this width can split the sequence.
     splits_seq: Option<u32>,
+    /// What the cluster's software stack can compute again.
+    recompute: [Recompute; 3],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +73,8 @@ impl Space {
         }
         let splits_seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
         let schedules = request.schedules.clone();
-        Ok(Space { shapes, schedules, global_batch, shards: request.shards(), splits_seq })
+        let recompute = Recompute::BY_BLOCK.map(|it| it.under(cluster.stack()));
+        Ok(Space { shapes, schedules, recompute, global_batch, shards: request.shards(), splits_seq })
     }
 
     /// How many candidates there are.
@@ -81,7 +84,7 @@ impl Space {
             let stages = self.schedules_of(shape).len() * self.cuts_of(shape).len();
             let zeros = self.zeros_of(shape).len();
             let sequences = self.sequences_of(shape).len();
-            microbatches * stages * zeros * sequences * Recompute::BY_BLOCK.len()
+            microbatches * stages * zeros * sequences * self.recompute.len()
         };
         self.shapes.iter().map(of_shape).sum()
     }
@@ -100,7 +103,7 @@ impl Space {
         let mut candidates = vec![];
         for &sequence_parallel in sequences {
             for microbatch in divisors(share) {
-                for recompute in Recompute::BY_BLOCK {
+                for recompute in self.recompute {
                     for &schedule in schedules {
                         for &cut in cuts {
                             candidates.extend(zeros.iter().map(|&zero| Candidate {

@@ -30,6 +30,10 @@ pub(crate) struct ActorState<'s, 'p> {
     ends: VecDeque<Picos>,
     /// When each queue is free.
     free: Vec<Picos>,
+    /// When the host has launched the current instruction, or what it launched last.
+    launched: Picos,
+    /// Whether the current instruction has been launched.
+    is_launched: bool,
     /// When the last runs of instructions ended.
     latest: Vec<Picos>,
     /// When those for a micro-batch ended; one table for each micro-batch in flight.
@@ -83,6 +87,8 @@ impl<'s, 'p> ActorState<'s, 'p> {
             outstanding: Outstanding::new(program, script.class),
             ends: VecDeque::new(),
             free: vec![Picos::ZERO; script.queues()],
+            launched: Picos::ZERO,
+            is_launched: false,
             latest: vec![Picos::ZERO; script.events[1]],
             tables: vec![],
             idle_tables: vec![],
@@ -206,7 +212,23 @@ impl<'s, 'p> ActorState<'s, 'p> {
         };
         let queued = self.free(line.instruction.queue);
         let come = if self.is_blocking() { self.arrival() } else { Picos::ZERO };
-        line.waits.iter().map(ended).fold(queued.max(come), Picos::max)
+        line.waits.iter().map(ended).fold(queued.max(come).max(self.launched), Picos::max)
+    }
+
+    /// Whether the host has launched the current instruction.
+    pub fn is_launched(&self) -> bool {
+        self.is_launched
+    }
+
+    /// The host launches the current instruction, which takes it so long.
+    pub fn launch(&mut self, takes: Picos) {
+        self.launched += takes;
+        self.is_launched = true;
+    }
+
+    /// The host launches nothing before `time`.
+    pub fn hold_host(&mut self, time: Picos) {
+        self.launched = self.launched.max(time);
     }
 
     /// `line`, the current instruction, ends at `end`, and takes its queue until then.
@@ -237,6 +259,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// Goes to the next instruction; bodies without instructions are passed over.
     pub fn advance(&mut self) -> Moved<'p> {
+        self.is_launched = false;
         self.index += 1;
         if self.index < self.lines().len() {
             return Moved::Within;
@@ -275,6 +298,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// Comes to an entry. Whether it has instructions; otherwise it is over.
     fn enter(&mut self, run: Run) -> bool {
+        self.is_launched = false;
         self.run = Some(run);
         self.enter_entry();
         let has_any = !self.lines().is_empty();

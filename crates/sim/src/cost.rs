@@ -1,6 +1,6 @@
 //! How long single instructions, collectives and messages take.
 
-use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Precision};
+use shardloom_cluster::{Attention, Cluster, DeviceId, DeviceKind, Precision};
 use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
@@ -172,7 +172,7 @@ impl<'a> CostModel<'a> {
             // Fused attention computes the scores again in its backward pass anyway, but not the
             // context.
             Action::Kernel { op, again: true, .. }
-                if device.fused_attention.is_some()
+                if self.fused_attention(device).is_some()
                     && matches!(self.graph.op(*op).kind, OpKind::AttentionContext { .. }) =>
             {
                 0.0
@@ -371,14 +371,17 @@ impl<'a> CostModel<'a> {
             }
             return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
         }
-        if let Some(reached) = device.fused_attention.filter(|_| node.kind.in_attention_core()) {
+        let fused = self.fused_attention(device).filter(|_| node.kind.in_attention_core());
+        if let Some(reached) = fused {
             // Fused kernels skip what a causal mask hides: all but half of it.
             let seen = if is_causal(&node.kind) { 0.5 } else { 1.0 };
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
             return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }
+        let stack = self.cluster.stack();
+        let traffic = stack.kernels(&rate).traffic;
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
-            return Ok(device.memory_bound_seconds(&rate, elements as f64, bytes));
+            return Ok(device.memory_bound_seconds(&rate, elements as f64, traffic * bytes));
         };
         let [batch, m, n, k] = [shape.batch, shape.m, shape.n, shape.k].map(|size| size as u64);
         let product = device.matmul_seconds(
@@ -390,9 +393,44 @@ impl<'a> CostModel<'a> {
         )?;
         let beside = match self.bytes_beside_products(op, pass, &local, real_bytes) {
             0 => 0.0,
-            bytes => device.memory_bound_seconds(&rate, elements as f64, bytes as f64),
+            bytes => device.memory_bound_seconds(&rate, elements as f64, traffic * bytes as f64),
         };
-        Ok(count as f64 * product + beside)
+        Ok(count as f64 * stack.product_time * product + beside)
+    }
+
+    /// The fraction of the peak rate at which fused kernels compute attention; none where it is computed by
+    /// separate ones.
+    fn fused_attention(&self, device: &DeviceKind) -> Option<f64> {
+        match self.cluster.stack().attention {
+            Attention::AsTheDevice => device.fused_attention,
+            Attention::Separate => None,
+        }
+    }
+
+    /// Seconds that the host takes to launch `instruction`.
+    pub fn launch_seconds(&self, instruction: &Instruction) -> f64 {
+        let stack = self.cluster.stack();
+        let host = stack.host;
+        match &instruction.action {
+            Action::Kernel { op, pass, .. } if host.kernel_seconds > 0.0 => {
+                stack.kernels(&rate_name(self.graph, *op, *pass)).launched * host.kernel_seconds
+            }
+            Action::Kernel { .. } | Action::Report | Action::Free => 0.0,
+            Action::Copy if instruction.is_move() => 0.0,
+            Action::Collective { .. } | Action::Send { .. } | Action::Receive { .. } => {
+                host.communication_seconds
+            }
+            Action::Extrapolate { .. }
+            | Action::Add
+            | Action::Copy
+            | Action::Load { .. }
+            | Action::Slice { .. }
+            | Action::Norm
+            | Action::Statistics { .. }
+            | Action::Optimizer
+            | Action::Cast
+            | Action::Test => host.kernel_seconds,
+        }
     }
 
     /// Bytes that pass through memory besides the operands of the operator's matrix products: those of

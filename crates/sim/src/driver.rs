@@ -46,6 +46,16 @@ pub trait Driver {
     /// What kind of time the durations are.
     fn clock(&self) -> Clock;
 
+    /// How long the host of the actor's device takes to launch an instruction. Hosts launch one instruction
+    /// after the other and run ahead of their devices; an instruction starts only when it has been launched.
+    /// For a driver that launches nothing that takes no time.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn launch(&mut self, _call: &Call<'_>) -> Result<Picos, Self::Error> {
+        Ok(Picos::ZERO)
+    }
+
     /// Performs an instruction that needs nobody else.
     ///
     /// # Errors

@@ -9,6 +9,10 @@
 //! cores; where ranks have a communication thread, that runs collectives one after the other beside the rest,
 //! which waits for them as [`Outstanding`](shardloom_program::Outstanding) says.
 //!
+//! A device's host launches its instructions in the order of control, one after the other, and an
+//! instruction starts no sooner than it is launched. The host runs ahead of the device to the end of a step,
+//! or of a message that its software waits for.
+//!
 //! A message is under way for as long as its sender's driver says and arrives at the end of that; a
 //! collective starts when the last member can start it. An actor waits at a receive until the message
 //! has been sent, and at a collective until all members have come to it, as a blocking executor does.
@@ -79,6 +83,10 @@ pub fn run<D: Driver>(
 struct Engine<'s, 'p> {
     program: &'p Program,
     options: Options,
+    /// Whether hosts wait for messages before they launch more.
+    waits_for_messages: bool,
+    /// Whether they wait for the end of each step.
+    waits_for_steps: bool,
     actors: Vec<ActorState<'s, 'p>>,
     tracks: Vec<TrackWriter<'p>>,
     step_ends: Vec<Vec<Picos>>,
@@ -122,6 +130,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         Ok(Engine {
             program,
             options,
+            waits_for_messages: cluster.stack().host.waits_for_messages,
+            waits_for_steps: cluster.stack().host.waits_for_steps,
             step_ends: vec![vec![]; actors.len()],
             actors,
             tracks,
@@ -167,6 +177,7 @@ impl<'s, 'p> Engine<'s, 'p> {
                 // What it does for a client may be nothing.
                 continue;
             }
+            self.launch(index, driver)?;
             let line = self.actors[index].line();
             let Some(due) = self.due(index, line) else { return Ok(()) };
             if let Some(Reverse(next)) = self.runnable.peek()
@@ -194,6 +205,16 @@ impl<'s, 'p> Engine<'s, 'p> {
                 return Ok(());
             }
         }
+    }
+
+    /// Has the host launch the actor's current instruction, unless it has.
+    fn launch<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
+        let actor = &self.actors[index];
+        if !actor.is_launched() {
+            let takes = driver.launch(&actor.call(actor.clock()))?;
+            self.actors[index].launch(takes);
+        }
+        Ok(())
     }
 
     /// Has a server answer the client that it can answer first, of several the first. Whether it has come to
@@ -324,6 +345,9 @@ impl<'s, 'p> Engine<'s, 'p> {
         self.tracks[index].remember(actor, actor.clock());
         let end = start + driver.receive(&call)?;
         actor.end(line, end);
+        if self.waits_for_messages {
+            actor.hold_host(end);
+        }
         self.tracks[index].communicate(line, actor, begun, end);
         Ok(())
     }
@@ -421,7 +445,11 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
         }
         for _ in 0..actor.come_to(step) {
-            self.step_ends[index].push(actor.done());
+            let end = actor.done();
+            if self.waits_for_steps {
+                actor.hold_host(end);
+            }
+            self.step_ends[index].push(end);
         }
     }
 

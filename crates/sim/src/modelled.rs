@@ -43,6 +43,8 @@ struct ClassDurations {
 /// What is known of one instruction.
 #[derive(Clone, Debug, Default)]
 struct Known {
+    /// Its launch by the host.
+    launch: Option<Picos>,
     /// Its local part, per position of [`ClassDurations::firsts`].
     local: Vec<(u32, Picos)>,
     /// As a collective of folded classes.
@@ -246,6 +248,19 @@ impl Driver for Modelled<'_> {
 
     fn clock(&self) -> Clock {
         Clock::Simulated
+    }
+
+    fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let seconds = || self.costs.launch_seconds(call.instruction);
+        let picos = match self.classes[call.actor.class.0 as usize].bodies
+            [call.run.entry.body.0 as usize][call.index]
+            .launch
+        {
+            Some(known) => return Ok(known),
+            None => Picos::from_seconds(seconds()),
+        };
+        self.known(call.actor.class, call.run.entry.body, call.index).launch = Some(picos);
+        Ok(picos)
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

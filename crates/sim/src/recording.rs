@@ -15,7 +15,9 @@ pub struct Recording {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Durations {
-    /// Of everything but sends.
+    /// Of launches by the host.
+    launches: Vec<Picos>,
+    /// Of everything but sends and launches.
     spans: Vec<Picos>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
@@ -59,6 +61,12 @@ impl<D: Driver> Driver for Recorder<D> {
         self.driver.clock()
     }
 
+    fn launch(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        let launch = self.driver.launch(call)?;
+        self.of(call.actor).launches.push(launch);
+        Ok(launch)
+    }
+
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
         let span = self.driver.local(call)?;
         self.of(call.actor).spans.push(span);
@@ -100,6 +108,7 @@ pub struct Recorded<'a> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Used {
+    launches: usize,
     spans: usize,
     sends: usize,
     holds: usize,
@@ -124,6 +133,13 @@ impl Driver for Recorded<'_> {
 
     fn clock(&self) -> Clock {
         self.recording.clock
+    }
+
+    fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let index = call.actor.index as usize;
+        let launches = self.recording.actors.get(index).map_or(&[][..], |it| &it.launches);
+        let launch = self.used.get_mut(index).and_then(|used| next(launches, &mut used.launches));
+        launch.copied().ok_or_else(|| ends(call.actor, launches.len()))
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

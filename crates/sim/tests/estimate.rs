@@ -13,6 +13,10 @@ use shardloom_program::{Program, lower};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 use shardloom_sim::{Options, simulate};
 
+/// Recomputation that can be estimated.
+const ESTIMATED: [Recompute; 4] =
+    [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Block];
+
 const MIXED: Settings = Settings {
     precision: Precision::MIXED,
     optimizer: Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
@@ -68,7 +72,7 @@ fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
             let dp = devices / pp / tp;
             for microbatch in widths((global_batch / dp).min(4)) {
                 for zero in 0..if dp > 1 { 4 } else { 1 } {
-                    for recompute in Recompute::BY_BLOCK {
+                    for recompute in ESTIMATED {
                         for schedule in ScheduleKind::PLAIN {
                             for cut in [Cut::Even, Cut::Balanced] {
                                 for sequence_parallel in [false, true] {
@@ -251,7 +255,7 @@ proptest! {
         microbatch in 1u32..4,
         rounds in 1u32..4,
         zero in 0u8..4,
-        recompute in prop::sample::select(&Recompute::BY_BLOCK[..]),
+        recompute in prop::sample::select(&ESTIMATED[..]),
         schedule in prop::sample::select(&ScheduleKind::PLAIN[..]),
         cut in prop::sample::select(&[Cut::Even, Cut::Balanced][..]),
         sequence_parallel: bool,
@@ -294,7 +298,7 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
     let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama)];
     let widths = [(1, false), (2, false), (2, true)];
     for (graph, recompute) in
-        graphs.iter().flat_map(|it| Recompute::BY_BLOCK.map(|policy| (it, policy)))
+        graphs.iter().flat_map(|it| ESTIMATED.map(|policy| (it, policy)))
     {
         for (zero, (tp, sequence_parallel)) in (0..4).flat_map(|it| widths.map(|width| (it, width)))
         {

@@ -61,7 +61,7 @@ fn every_policy_trains_like_the_serial_run_and_bitwise_like_none() {
     let (reference, _) = run(&graph, &plan(&graph, &serial(), true));
     for uniform in pipelines() {
         let (_, kept) = run(&graph, &plan(&graph, &uniform, true));
-        for recompute in [Recompute::Selective, Recompute::Full, Recompute::Stage] {
+        for &recompute in &Recompute::ALL[1..] {
             for recompute_last in [true, false] {
                 let uniform = Uniform { recompute, ..uniform.clone() };
                 let plan = plan(&graph, &uniform, recompute_last);

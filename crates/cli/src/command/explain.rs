@@ -9,7 +9,7 @@ use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
 use shardloom::{explain, read_plan_and_model, read_plan_of};
 
-use super::ProfileFile;
+use super::{ProfileFile, StackAnswer, StackName};
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
@@ -31,12 +31,16 @@ pub struct Explain {
     against: Vec<PathBuf>,
 
     #[command(flatten)]
+    stack: StackName,
+
+    #[command(flatten)]
     profile: ProfileFile,
 }
 
 #[derive(Serialize)]
 struct Answer {
     step_seconds: f64,
+    stack: StackAnswer,
     facts: Vec<Fact>,
     /// Of each other plan, the fields in which it differs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -60,7 +64,7 @@ impl Explain {
     /// Explains.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
         let (plan, model) = read_plan_and_model(&self.plan)?;
-        let cluster = super::load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
+        let cluster = self.stack.load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
         let mut rivals = vec![];
         for path in &self.against {
             rivals.push((path.display().to_string(), read_plan_of(path, &model)?));
@@ -83,12 +87,14 @@ impl Explain {
             };
             return terminal.object(&Answer {
                 step_seconds: explanation.step_seconds,
+                stack: StackAnswer::of(&cluster),
                 facts: explanation.facts.into_iter().map(fact).collect(),
                 against,
             });
         }
         terminal.line(super::plan_line::plan_line(&plan))?;
         terminal.line(format_args!("A step takes {}.", seconds(explanation.step_seconds)))?;
+        terminal.line(format_args!("Software: {}.", cluster.stack().described()))?;
         for fact in explanation.facts {
             terminal.line(format_args!("- {}", fact.sentence))?;
         }

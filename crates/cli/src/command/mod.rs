@@ -37,6 +37,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde::Serialize;
+use shardloom::cluster::Stack;
 use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::plan::Recompute;
 use shardloom::{Data, LocalProfile, Model, Sampling, TextTokenizer};
@@ -59,6 +61,44 @@ impl ProfileFile {
             Some(path) => Ok(LocalProfile::at(path)),
             None => Ok(LocalProfile::of_user()?),
         }
+    }
+}
+
+/// The software that drives the machines of a cluster.
+#[derive(Debug, Args)]
+struct StackName {
+    /// The software stack that training would run under: shardloom (this program's own trainer),
+    /// megatron-2021, nanotron, or a TOML file; it decides what kernels, host and habits cost
+    #[arg(long, value_name = "STACK", default_value = "shardloom")]
+    stack: String,
+}
+
+impl StackName {
+    /// A cluster by its text under this stack; as [`load_cluster`].
+    fn load_cluster(
+        &self,
+        text: &str,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<shardloom::cluster::Cluster, Failure> {
+        let stack = Stack::parse(&self.stack)
+            .map_err(|error| Failure::usage("--stack", error.to_string()))?;
+        Ok(load_cluster(text, local, terminal)?.under(stack))
+    }
+}
+
+/// The software stack of an answer.
+#[derive(Debug, Serialize)]
+struct StackAnswer {
+    name: String,
+    /// What its constants were fitted to; null if they are estimates.
+    calibrated_on: Option<String>,
+}
+
+impl StackAnswer {
+    fn of(cluster: &shardloom::cluster::Cluster) -> StackAnswer {
+        let stack = cluster.stack();
+        StackAnswer { name: stack.name.clone(), calibrated_on: stack.calibrated_on.clone() }
     }
 }
 

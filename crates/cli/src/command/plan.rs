@@ -11,7 +11,7 @@ use shardloom::{
     Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
 };
 
-use super::ProfileFile;
+use super::{ProfileFile, StackAnswer, StackName};
 use super::plan_line::plan_line;
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
@@ -42,6 +42,9 @@ pub struct Plan {
     /// The machines
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
+
+    #[command(flatten)]
+    stack: StackName,
 
     /// Samples of a step
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -90,6 +93,7 @@ pub struct Plan {
 struct Answer<'a> {
     plan: &'a Found,
     predicted: Predicted<'a>,
+    stack: StackAnswer,
     baselines: Vec<Baseline>,
     search: Search,
     devices_left_out: u32,
@@ -145,7 +149,8 @@ impl Plan {
         let method = method.map_err(shardloom::Error::from)?;
         let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
         let model = Model::load_with(&self.model, defaults)?;
-        let cluster = super::load_cluster(&self.cluster, &self.profile.local()?, terminal)?;
+        let local = self.profile.local()?;
+        let cluster = self.stack.load_cluster(&self.cluster, &local, terminal)?;
         let mut request = usual_request(&model, &cluster, &self.cluster, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.post_validation = self.post_validation;
@@ -165,7 +170,7 @@ impl Plan {
         }
         let budget = self.tokens.map(|tokens| budget(tokens, &planned, &cluster));
         if !terminal.json() {
-            return self.show(&planned, budget, terminal);
+            return self.show(&planned, &cluster, budget, terminal);
         }
         terminal.object(&Answer {
             plan: &outcome.plan,
@@ -176,6 +181,7 @@ impl Plan {
                 peak_bytes_per_rank: &planned.peak_bytes_per_rank,
                 bubble_fraction: outcome.judgement.bubble_fraction,
             },
+            stack: StackAnswer::of(&cluster),
             baselines: outcome
                 .baselines
                 .iter()
@@ -202,6 +208,7 @@ impl Plan {
     fn show(
         &self,
         planned: &Planned,
+        cluster: &Cluster,
         budget: Option<Budget>,
         terminal: Terminal,
     ) -> Result<(), Failure> {
@@ -231,6 +238,7 @@ impl Plan {
             percent(outcome.judgement.bubble_fraction),
             bytes(peak)
         ))?;
+        terminal.line(format_args!("Software: {}", cluster.stack().described()))?;
         if let Some(Budget { tokens, days, price }) = budget {
             let price = price.map(|price| format!(" and {} US dollars", digits(price)));
             terminal.line(format_args!(

@@ -9,7 +9,7 @@ use shardloom::{Defaults, LocalProfile, Model, read_plan_and_model, usual_reques
 
 use super::dimensions::{Dimensions, Place};
 use super::order::OrderOptions;
-use super::{is_plan, require_no_option};
+use super::{StackName, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -26,6 +26,9 @@ pub struct PlanOrModel {
     /// The machines of a MODEL
     #[arg(long, value_name = "CLUSTER")]
     cluster: Option<String>,
+
+    #[command(flatten)]
+    pub stack: StackName,
 
     /// Sequence length of a MODEL [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
@@ -69,12 +72,13 @@ impl PlanOrModel {
             Some(text) if !is_plan(path)? => {
                 let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
                 let model = Model::load_with(&self.what, defaults)?;
-                let cluster = super::load_cluster(text, local, terminal)?;
+                let cluster = self.stack.load_cluster(text, local, terminal)?;
                 let usual = usual_request(&model, &cluster, text, dimensions.global_batch());
                 let order = order.order();
                 let microbatches = dimensions.microbatches(&model, &[order]);
-                let plan =
+                let mut plan =
                     dimensions.plan(&model, order, microbatches, &Place::on(text, &usual))?;
+                plan.recompute = plan.recompute.under(cluster.stack());
                 Ok(Planned { model, plan, cluster: Some(cluster) })
             }
             cluster => {

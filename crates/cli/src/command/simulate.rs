@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use shardloom::cluster::Cluster;
 use shardloom::program::quantity::{bytes, percent, seconds};
 use shardloom::sim::{Fit, RowCounts, Summary};
 use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
-use super::ProfileFile;
+use super::{ProfileFile, StackAnswer};
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
@@ -64,6 +65,7 @@ pub struct Simulate {
 struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
+    stack: StackAnswer,
     fit: Fit,
     /// Whether ranks that do the same were simulated once.
     folded: bool,
@@ -81,7 +83,7 @@ impl Simulate {
         let Planned { model, plan, cluster } = self.what.planned(&self.shape, &local, terminal)?;
         let cluster = match cluster {
             Some(cluster) => cluster,
-            None => super::load_cluster(&plan.cluster, &local, terminal)?,
+            None => self.what.stack.load_cluster(&plan.cluster, &local, terminal)?,
         };
         let spinner = terminal.spinner("simulating");
         let rows = match self.rows.is_empty() {
@@ -100,7 +102,7 @@ impl Simulate {
                 model: plan.model.clone(),
                 cluster: plan.cluster.clone(),
                 plan_toml: plan.to_toml(),
-                summary: figures(&prediction),
+                summary: figures(&prediction, &cluster),
                 predicted: Some(prediction.timeline.clone()),
                 tables: vec![Table {
                     title: "Memory".into(),
@@ -116,10 +118,10 @@ impl Simulate {
         if terminal.json() {
             let (summary, folded) = (&prediction.summary, prediction.folded);
             let buffers = buffers.as_ref();
-            return terminal.object(&Answer { summary, fit, folded, buffers });
+            return terminal.object(&Answer { summary, stack: StackAnswer::of(&cluster), fit, folded, buffers });
         }
         terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
-        for (name, value) in figures(&prediction) {
+        for (name, value) in figures(&prediction, &cluster) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
         terminal.text(table(&MEMORY, &memory_rows(&prediction)))?;
@@ -155,11 +157,12 @@ fn buffer_rows(buffers: &Buffers) -> Vec<Vec<String>> {
 
 /// What a step is once steps follow each other; the timeline beside it shows one that begins with all
 /// ranks idle, which takes a little longer.
-fn figures(prediction: &Prediction) -> Vec<(String, String)> {
+fn figures(prediction: &Prediction, cluster: &Cluster) -> Vec<(String, String)> {
     let summary = &prediction.summary;
     vec![
         ("Steady step".into(), seconds(summary.step_seconds)),
         ("Steady bubble".into(), percent(summary.bubble_fraction)),
+        ("Software".into(), cluster.stack().described()),
     ]
 }
 

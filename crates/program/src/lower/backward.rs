@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_graph::work::Pass;
-use shardloom_graph::{Graph, OpId, OpKind, ValueId, gradient};
+use shardloom_graph::{BlockId, Graph, OpId, OpKind, ValueId, gradient};
 use shardloom_plan::Recompute;
 
 use super::boundary::Way;
@@ -54,7 +54,12 @@ pub(super) fn body(
         }
         builder.contribute(transfer.value, transfer.handed.clone(), tensor);
     }
+    let mut block = None;
     for &op in context.model.ops.iter().rev() {
+        let of_op = context.graph.op(op).block;
+        if policy == Recompute::Block && block.replace(of_op) != Some(of_op) {
+            builder.run_again(of_op)?;
+        }
         builder.differentiate(op)?;
     }
     for (id, transfer) in context.boundaries.into(context.stage) {
@@ -87,6 +92,34 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// Runs all of a block's forward pass again, also what no gradient needs; not of the block that ends in the
+    /// loss, of which everything is kept, and not of one that begins with data, such as an embedding.
+    fn run_again(&mut self, block: BlockId) -> Result<(), ProgramError> {
+        let context = self.emitter.context;
+        let graph = context.graph;
+        let of_block = || context.model.ops.iter().filter(|&&op| graph.op(op).block == block);
+        let made_elsewhere = |&input: &ValueId| {
+            graph.value(input).producer.is_some_and(|op| graph.op(op).block != block)
+        };
+        let goes_on = of_block().any(|&op| graph.op(op).inputs.iter().any(made_elsewhere));
+        if Some(block) == last_block(graph) || !goes_on {
+            return Ok(());
+        }
+        for &op in of_block() {
+            let node = graph.op(op);
+            for (index, &input) in node.inputs.iter().enumerate() {
+                let layout = context.model.assignment(op).input(graph, op, index);
+                self.need(input, &layout)?;
+            }
+            let is_kept = |&output: &ValueId| keeps(graph, self.policy, output);
+            let is_at_hand = |output: &ValueId| self.emitter.forms.contains_key(output);
+            if !node.outputs.iter().all(|output| !is_kept(output) && is_at_hand(output)) {
+                self.emitter.forward(op, true)?;
+            }
+        }
+        Ok(())
+    }
+
     fn differentiate(&mut self, op: OpId) -> Result<(), ProgramError> {
         let context = self.emitter.context;
         let graph = context.graph;
@@ -352,14 +385,18 @@ fn keeps(graph: &Graph, policy: Recompute, value: ValueId) -> bool {
         }
         // The block that ends in the loss goes backward right after it went forward: keeping it costs
         // no more than computing it again.
-        Recompute::Full => {
-            let last = graph.value(graph.loss()).producer.map(|op| graph.op(op).block);
+        Recompute::Full | Recompute::Block => {
             let leaves = |&op: &OpId| graph.op(op).block != node.block;
-            Some(node.block) == last || graph.value(value).consumers.iter().any(leaves)
+            Some(node.block) == last_block(graph) || graph.value(value).consumers.iter().any(leaves)
         }
         // What other stages made is not theirs to make again.
         Recompute::Stage => false,
     }
+}
+
+/// The block that ends in the loss.
+fn last_block(graph: &Graph) -> Option<BlockId> {
+    graph.value(graph.loss()).producer.map(|op| graph.op(op).block)
 }
 
 fn differentiable_activation(graph: &Graph, value: ValueId) -> bool {

@@ -122,8 +122,8 @@ fn used(
 }
 
 /// Whether a tensor is rightly freed without a read: parts that collectives leave side by side, what an arm
-/// of a guard drops that is there for the other, and what an operator writes besides what it is run for, such as a mask where no
-/// backward pass follows.
+/// of a guard drops that is there for the other, what an operator writes besides what it is run for, such as
+/// a mask where no backward pass follows, and what is computed again: a plan may have all of a block run again.
 fn may_stay_unread(step: &Step<'_>, tensor: TensorId) -> bool {
     let instruction = step.instruction;
     let is_staging = step.class.tensor(tensor).content == Content::Staging;
@@ -131,7 +131,8 @@ fn may_stay_unread(step: &Step<'_>, tensor: TensorId) -> bool {
     let is_dropped = step.run.arm.is_some() && drops;
     let writes = &instruction.writes;
     let is_besides = writes.len() > 1 && writes.iter().any(|write| write.to.tensor == tensor);
-    is_staging || is_dropped || is_besides
+    let is_again = matches!(instruction.action, Action::Kernel { again: true, .. });
+    is_staging || is_dropped || is_besides || is_again
 }
 
 /// Adds a range to disjoint ones in order.

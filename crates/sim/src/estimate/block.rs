@@ -55,6 +55,7 @@ impl Site<'_> {
         for (kind, instruction) in pass_instructions(costs.program().class(id)) {
             let queues = &mut passes[usize::from(kind != BodyKind::Forward)];
             if let Some(seconds) = self.seconds(costs, id, instruction)? {
+                queues.launched += costs.launch_seconds(instruction);
                 queues.run(instruction, seconds, self.overlaps);
             }
         }
@@ -93,6 +94,8 @@ impl Site<'_> {
 struct Queues {
     computing: f64,
     communicating: f64,
+    /// Until when the host has launched what it launches.
+    launched: f64,
     ready: Vec<f64>,
 }
 
@@ -105,7 +108,7 @@ impl Queues {
         };
         let touched = instruction.operands().map(|view| view.tensor.0 as usize);
         let ready = |tensor: usize| self.ready.get(tensor).copied().unwrap_or(0.0);
-        *queue = touched.map(ready).fold(*queue, f64::max) + seconds;
+        *queue = touched.map(ready).fold(queue.max(self.launched), f64::max) + seconds;
         for tensor in instruction.writes.iter().map(|write| write.to.tensor.0 as usize) {
             if self.ready.len() <= tensor {
                 self.ready.resize(tensor + 1, 0.0);

@@ -136,7 +136,7 @@ impl<'a> Estimator<'a> {
     ///
     /// # Errors
     /// As [`CostModel`](crate::CostModel), or if its schedule is none of [`ScheduleKind::PLAIN`] or its
-    /// recomputation none of [`Recompute::BY_BLOCK`].
+    /// recomputation is by stage.
     pub fn estimate(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
         if !self.evaluate(candidate)? {
             return Ok(None);
@@ -329,7 +329,7 @@ impl<'a> Estimator<'a> {
         if candidate.pp as usize > self.graph.blocks().len() {
             return Ok(None);
         }
-        if !Recompute::BY_BLOCK.contains(&candidate.recompute) {
+        if candidate.recompute == Recompute::Stage {
             let name = candidate.recompute.name();
             return Err(SimError::NoEstimate { what: "recomputation", name });
         }

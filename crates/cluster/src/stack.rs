@@ -1,0 +1,189 @@
+//! The software that drives machines, as data: what it costs beside the machines' own work.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::profile::nearest;
+use crate::{ClusterError, checked};
+
+/// A software stack: the framework, its kernels and its habits.
+///
+/// A step's time is that of a plan on machines *under a stack*. The same product takes the same time
+/// whoever asks for it; how many kernels an operator is cut into, how long the host needs to launch one and
+/// what passes through memory between them is the stack's. What changes instructions is the plan's: a stack
+/// only says what plans made for it usually have ([`Habits`]).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stack {
+    /// What it is called on the command line.
+    pub name: String,
+    /// Where the numbers come from, and which of them are estimates.
+    pub source: String,
+    /// The measurements that its constants were fitted to; none if they are estimates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibrated_on: Option<String>,
+    /// The processor that launches kernels.
+    #[serde(default)]
+    pub host: Host,
+    /// What a pass of an operator is cut into, by rate class without suffixes (`layer-norm.forward`). What is
+    /// not listed is one kernel that reads and writes each operand once.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub operators: BTreeMap<String, Kernels>,
+    /// Time of a matrix product, in terms of what the device's rates say; above 1 where operands come in
+    /// shapes, layouts and memory that the library's best kernels are not for.
+    #[serde(default = "one", deserialize_with = "checked::positive")]
+    pub product_time: f64,
+    /// How attention is computed.
+    #[serde(default)]
+    pub attention: Attention,
+    /// What plans usually have.
+    #[serde(default)]
+    pub habits: Habits,
+}
+
+/// The processor that launches a device's kernels, one after the other. It runs ahead of the device as far
+/// as it can; a device that is faster waits for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Host {
+    /// Time that it takes to launch one kernel: interpreter, dispatch and driver.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub kernel_seconds: f64,
+    /// Time that it takes to launch a collective or a message.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub communication_seconds: f64,
+    /// Whether it waits for messages from other stages before it launches more.
+    pub waits_for_messages: bool,
+    /// Whether it waits for the end of a step, such as to print its loss, before it launches the next.
+    pub waits_for_steps: bool,
+}
+
+/// What one pass of an operator is cut into.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernels {
+    /// Kernels that the host launches; below 1 where a compiler joins operators.
+    #[serde(default = "one", deserialize_with = "checked::non_negative")]
+    pub launched: f64,
+    /// Bytes that go through memory, in terms of each operand once. Of an operator that is in the main a
+    /// matrix product, of what stands beside the product; none if not said.
+    #[serde(default = "one", deserialize_with = "checked::non_negative")]
+    pub traffic: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+impl Default for Kernels {
+    fn default() -> Kernels {
+        Kernels { launched: 1.0, traffic: 1.0 }
+    }
+}
+
+/// How attention is computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attention {
+    /// By a fused kernel where the device has a rate for one.
+    #[default]
+    AsTheDevice,
+    /// As two products and a softmax, whatever the device has.
+    Separate,
+}
+
+/// What plans made for a stack usually have, where nobody asks for anything else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Habits {
+    /// Whether full recomputation runs whole blocks again, also what no gradient needs.
+    pub reruns_blocks: bool,
+    /// Whether gradients are reduced in one piece after the last backward pass.
+    pub reduces_at_end: bool,
+}
+
+/// Names and texts of the preset files.
+const PRESETS: [(&str, &str); 3] = [
+    ("shardloom", include_str!("../stacks/shardloom.toml")),
+    ("megatron-2021", include_str!("../stacks/megatron-2021.toml")),
+    ("nanotron", include_str!("../stacks/nanotron.toml")),
+];
+
+impl Stack {
+    /// Names of all presets, the default first.
+    pub fn preset_names() -> impl Iterator<Item = &'static str> {
+        PRESETS.iter().map(|&(name, _)| name)
+    }
+
+    /// The preset of that name, or the stack in a file whose path ends in `.toml`.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::UnknownStack`] with the most similar name; [`ClusterError::Read`] and
+    /// [`ClusterError::Toml`] of files.
+    pub fn parse(text: &str) -> Result<Stack, ClusterError> {
+        if text.ends_with(".toml") {
+            let path = std::path::PathBuf::from(text);
+            let content = std::fs::read_to_string(&path)
+                .map_err(|source| ClusterError::Read { path: path.clone(), source })?;
+            return Self::from_toml(&content);
+        }
+        match PRESETS.iter().find(|&&(known, _)| known == text) {
+            Some((_, content)) => Self::from_toml(content),
+            None => {
+                let known: Vec<&str> = Self::preset_names().collect();
+                Err(ClusterError::UnknownStack {
+                    name: text.to_owned(),
+                    nearest: nearest(text, &known),
+                    known: known.join(", "),
+                })
+            }
+        }
+    }
+
+    /// Reads a stack.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Toml`] naming line and key of what is malformed, unknown, missing or out of range.
+    pub fn from_toml(text: &str) -> Result<Stack, ClusterError> {
+        toml::from_str(text)
+            .map_err(|source| ClusterError::Toml { what: "software stack".into(), source })
+    }
+
+    /// What a pass is cut into, by its rate class; suffixes of the class (`+causal`) do not matter.
+    pub fn kernels(&self, rate: &str) -> Kernels {
+        let (operator, pass) = rate.split_once('.').unwrap_or((rate, ""));
+        let operator = operator.split('+').next().unwrap_or(operator);
+        // Few stacks list many: a map of joined names need not be made for each question.
+        let listed = self.operators.iter().find(|(name, _)| {
+            name.strip_prefix(operator).and_then(|rest| rest.strip_prefix('.')) == Some(pass)
+        });
+        listed.map_or_else(Kernels::default, |(_, kernels)| *kernels)
+    }
+
+    /// Its name, and what its constants were fitted to if they were: `nanotron, not calibrated`.
+    pub fn described(&self) -> String {
+        match &self.calibrated_on {
+            Some(data) => format!("{}, calibrated on {data}", self.name),
+            None => format!("{}, not calibrated", self.name),
+        }
+    }
+}
+
+impl Default for Stack {
+    /// Shardloom's own trainer: no host beside the device, every operand once through memory.
+    fn default() -> Stack {
+        Stack {
+            name: "shardloom".to_owned(),
+            source: String::new(),
+            calibrated_on: None,
+            host: Host::default(),
+            operators: BTreeMap::new(),
+            product_time: 1.0,
+            attention: Attention::AsTheDevice,
+            habits: Habits::default(),
+        }
+    }
+}
