@@ -72,7 +72,7 @@ fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
             let dp = devices / pp / tp;
             for microbatch in widths((global_batch / dp).min(4)) {
                 for zero in 0..if dp > 1 { 4 } else { 1 } {
-                    for recompute in ESTIMATED {
+                    for recompute in Recompute::BY_BLOCK {
                         for schedule in ScheduleKind::PLAIN {
                             for cut in [Cut::Even, Cut::Balanced] {
                                 for sequence_parallel in [false, true] {
