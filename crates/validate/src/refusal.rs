@@ -3,8 +3,8 @@
 /// Why a row is not predicted. Its text says what of the row it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The file says that the row is good for nothing.
-    #[error("left out: {0}")]
+    /// The file says that what was measured is good for nothing, for this reason.
+    #[error("{0}")]
     LeftOut(String),
     /// The source does not say all of a plan, or its batch does not divide.
     #[error("the file marks the row as incomplete")]

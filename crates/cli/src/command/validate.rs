@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use shardloom::program::quantity::{bytes, percent, seconds};
+use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
 use shardloom_validate::{
-    Errors, Exceeding, Figures, FileReport, LineReport, Measurements, Row, ValidateError, predict,
-    read,
+    Errors, Exceeding, Figures, FileReport, LineReport, Measurements, Part, Row, ValidateError,
+    predict, read,
 };
 
 use crate::failure::Failure;
@@ -125,14 +125,15 @@ fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> {
         terminal.line(format_args!("\n{}", report.file))?;
         if let Some(why) = report.refused {
             terminal.line(format_args!("  nothing to compare: {why}"))?;
+            continue;
         }
         for it in &report.all.worst {
-            let error = signed(it.error);
+            let error = signed_percent(it.error);
             terminal.line(format_args!("  {error} in line {}: {}", it.line, it.what))?;
         }
         for it in &report.refusals {
             let (rows, reason, first) = (it.rows, it.reason, &it.first);
-            terminal.line(format_args!("  {rows} not predicted: {reason} ({first})"))?;
+            terminal.line(format_args!("  {rows} not predicted: {reason} (the first: {first})"))?;
         }
         let took = seconds(report.prediction_seconds);
         terminal.line(format_args!("  predicted in {took} of one core"))?;
@@ -158,14 +159,15 @@ const MEMORY: [&str; 6] =
 
 const LINES: [&str; 6] = ["line", "measured", "predicted", "error", "peak", "what"];
 
-/// Every file, and its parts where it has several.
+/// Every file, and what is predicted of its parts where it has several.
 fn named(reports: &[FileReport]) -> Vec<(String, &Figures)> {
     let mut named = vec![];
     for report in reports.iter().filter(|report| report.refused.is_none()) {
         let file = report.file.rsplit('/').next().unwrap_or(&report.file);
         named.push((file.to_owned(), &report.all));
         if report.parts.len() > 1 {
-            for part in &report.parts {
+            let predicted = |part: &&Part| part.figures.refused < part.figures.rows;
+            for part in report.parts.iter().filter(predicted) {
                 named.push((format!("  {}, {}", part.source, part.hardware), &part.figures));
             }
         }
@@ -181,7 +183,7 @@ fn time_row(name: &str, figures: &Figures) -> Vec<String> {
         figures.rows.to_string(),
         step(|it| it.rows.to_string()),
         step(|it| percent(it.mean_absolute)),
-        step(|it| signed(it.bias)),
+        step(|it| signed_percent(it.bias)),
         step(|it| percent(it.median_absolute)),
         step(|it| it.rank_correlation.map_or("-".into(), |rank| format!("{rank:.3}"))),
         regret.map_or("-".into(), |it| it.groups.to_string()),
@@ -200,7 +202,7 @@ fn memory_row(name: &str, figures: &Figures) -> Vec<String> {
         name.to_owned(),
         memory(|it| it.rows.to_string()),
         memory(|it| percent(it.mean_absolute)),
-        memory(|it| signed(it.bias)),
+        memory(|it| signed_percent(it.bias)),
         share(figures.crashed),
         share(figures.ran),
     ]
@@ -229,14 +231,8 @@ fn line_row(it: &LineReport) -> Vec<String> {
         it.line.to_string(),
         time(it.measured_seconds),
         time(it.predicted_seconds),
-        it.error.map_or("-".into(), signed),
+        it.error.map_or("-".into(), signed_percent),
         peaks,
         what,
     ]
-}
-
-/// A share with its sign.
-fn signed(share: f64) -> String {
-    let sign = if share < 0.0 { '-' } else { '+' };
-    format!("{sign}{}", percent(share.abs()))
 }
