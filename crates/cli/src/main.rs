@@ -15,7 +15,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
     Compare, Demo, Explain, Export, Generate, Methods, Plan, Profile, Program, Schedule, Simulate,
-    Train,
+    Train, Validate,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -45,6 +45,7 @@ enum Command {
     Compare(Box<Compare>),
     Methods(Methods),
     Profile(Profile),
+    Validate(Validate),
     Demo(Demo),
 }
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Compare(compare) => compare.run(terminal),
         Command::Methods(methods) => methods.run(terminal),
         Command::Profile(profile) => profile.run(terminal),
+        Command::Validate(validate) => validate.run(terminal),
         Command::Demo(demo) => demo.run(terminal),
     };
     match outcome {

@@ -285,3 +285,28 @@ fn what_cannot_be_written_is_a_failed_run_and_not_refused_input() {
         outcome.check(error["error"]["where"] == "standard output", "another place");
     }
 }
+
+#[test]
+fn validate() {
+    let place = Place::new();
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/data/korthikanti22_table5.csv");
+    let outcome = place.run(&format!("validate {data} --only gpt-22b --rows --json")).succeeds();
+    let file = &outcome.object()["files"][0];
+    let keys = ["file", "schema", "prediction_seconds", "all", "parts", "refusals", "lines"];
+    has(&outcome, file, &keys);
+    let keys = ["rows", "refused", "step", "regret", "memory", "crashed", "ran", "worst"];
+    has(&outcome, &file["all"], &keys);
+    let keys = ["rows", "mean_absolute", "bias", "median_absolute", "rank_correlation"];
+    has(&outcome, &file["all"]["step"], &keys);
+    has(&outcome, &file["all"]["regret"], &["groups", "mean", "max"]);
+    has(&outcome, &file["all"]["crashed"], &["rows", "exceeding"]);
+    has(&outcome, &file["all"]["worst"][0], &["line", "what", "error"]);
+    has(&outcome, &file["parts"][0], &["source", "hardware", "figures"]);
+    let keys =
+        ["line", "source", "hardware", "what", "measured_seconds", "predicted_seconds", "error"];
+    has(&outcome, &file["lines"][0], &keys);
+    let keys = ["measured_peak_bytes", "predicted_peak_bytes", "crashed", "exceeds", "refused"];
+    has(&outcome, &file["lines"][0], &keys);
+    has(&outcome, &file["lines"][0], &["prediction_seconds"]);
+    outcome.check(file["all"]["step"]["rows"] == 2, "not both measurements of the line");
+}

@@ -19,6 +19,7 @@ mod simulate;
 mod slots;
 mod stage_times;
 mod train;
+mod validate;
 
 pub use compare::Compare;
 pub use demo::Demo;
@@ -32,6 +33,7 @@ pub use program::Program;
 pub use schedule::Schedule;
 pub use simulate::Simulate;
 pub use train::Train;
+pub use validate::Validate;
 
 use std::fs;
 use std::path::{Path, PathBuf};

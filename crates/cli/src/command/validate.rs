@@ -1,0 +1,238 @@
+//! `shardloom validate`: predictions beside published measurements.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
+use shardloom_validate::{
+    Errors, Exceeding, Figures, FileReport, LineReport, Measurements, Part, Row, ValidateError,
+    predict, read,
+};
+
+use crate::failure::Failure;
+use crate::table::table;
+use crate::terminal::Terminal;
+
+/// Predict published measurements of training, and say how far off the predictions are
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom validate crates/validate/data/a100_multinode.csv
+  shardloom validate measurements.csv --only llama --rows
+  shardloom validate crates/validate/data/*.csv --json
+
+An error is predicted over measured, less 1. A regret is what the plan predicted fastest takes over the \
+least that was measured, less 1, among rows of equal hardware, devices, model, sequence length and global \
+batch. docs/accuracy.md says what files hold, and what they came to.")]
+pub struct Validate {
+    /// Files of measurements, whose columns say what they are
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// Predict only rows whose source, hardware or model has this text in it
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+
+    /// Say for every row what was measured and what is predicted
+    #[arg(long)]
+    rows: bool,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    files: &'a [FileReport],
+}
+
+impl Validate {
+    /// Predicts.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let mut files = vec![];
+        for path in &self.files {
+            let mut measurements = read(path)
+                .map_err(|error: ValidateError| Failure::file(path, error.to_string()))?;
+            measurements.rows.retain(|row| self.wants(row));
+            files.push(measurements);
+        }
+        if files.iter().all(|file| file.rows.is_empty()) {
+            return Err(self.nothing(&files));
+        }
+        let rows: usize = files.iter().map(|file| file.rows.len()).sum();
+        let bar = terminal.progress(rows as u64);
+        let report = |file: &Measurements| {
+            bar.set_message(file.path.display().to_string());
+            let outcomes = predict(&file.rows, &|| bar.inc(1));
+            FileReport::of(file, &outcomes, self.rows)
+        };
+        let reports: Vec<FileReport> = files.iter().map(report).collect();
+        bar.finish_and_clear();
+        if terminal.json() {
+            return terminal.object(&Answer { files: &reports });
+        }
+        print(terminal, &reports)
+    }
+
+    fn wants(&self, row: &Row) -> bool {
+        let Some(only) = &self.only else { return true };
+        let only = only.to_lowercase();
+        [&row.source, &row.hardware, &row.model].iter().any(|it| it.to_lowercase().contains(&only))
+    }
+
+    /// Why there is nothing to predict.
+    fn nothing(&self, files: &[Measurements]) -> Failure {
+        let refused = files.iter().find_map(|file| Some((&file.path, file.refused?)));
+        match (&self.only, refused, files.first()) {
+            (Some(only), _, _) => {
+                let text =
+                    format!("--only {only}: no row has that in its source, hardware or model");
+                Failure::usage("--only", text)
+            }
+            (None, Some((path, why)), _) => {
+                Failure::file(path, format!("{}: nothing to compare: {why}", path.display()))
+            }
+            (None, None, Some(file)) => {
+                let path = &file.path;
+                Failure::file(path, format!("{}: it has no rows", path.display()))
+            }
+            (None, None, None) => Failure::usage("FILE", "a file is needed"),
+        }
+    }
+}
+
+fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> {
+    for report in reports {
+        if let Some(lines) = &report.lines {
+            terminal.line(format_args!("{}", report.file))?;
+            terminal.text(table(&LINES, &lines.iter().map(line_row).collect::<Vec<_>>()))?;
+            terminal.line("")?;
+        }
+    }
+    let named = named(reports);
+    let rows = |row: fn(&str, &Figures) -> Vec<String>| -> Vec<Vec<String>> {
+        named.iter().map(|(name, figures)| row(name, figures)).collect()
+    };
+    terminal.text(table(&TIMES, &rows(time_row)))?;
+    let remembers = |it: &Figures| it.memory.is_some() || it.crashed.rows > 0;
+    let remembering: Vec<Vec<String>> = named
+        .iter()
+        .filter(|(_, figures)| remembers(figures))
+        .map(|(name, figures)| memory_row(name, figures))
+        .collect();
+    if !remembering.is_empty() {
+        terminal.line("")?;
+        terminal.text(table(&MEMORY, &remembering))?;
+    }
+    for report in reports {
+        terminal.line(format_args!("\n{}", report.file))?;
+        if let Some(why) = report.refused {
+            terminal.line(format_args!("  nothing to compare: {why}"))?;
+            continue;
+        }
+        for it in &report.all.worst {
+            let error = signed_percent(it.error);
+            terminal.line(format_args!("  {error} in line {}: {}", it.line, it.what))?;
+        }
+        for it in &report.refusals {
+            let (rows, reason, first) = (it.rows, it.reason, &it.first);
+            terminal.line(format_args!("  {rows} not predicted: {reason} (the first: {first})"))?;
+        }
+        let took = seconds(report.prediction_seconds);
+        terminal.line(format_args!("  predicted in {took} of one core"))?;
+    }
+    Ok(())
+}
+
+const TIMES: [&str; 10] = [
+    "time of a step",
+    "rows",
+    "compared",
+    "error",
+    "bias",
+    "median",
+    "rank",
+    "groups",
+    "regret",
+    "worst regret",
+];
+
+const MEMORY: [&str; 6] =
+    ["peak memory", "rows", "error", "bias", "crashed: too large", "ran: too large"];
+
+const LINES: [&str; 6] = ["line", "measured", "predicted", "error", "peak", "what"];
+
+/// Every file, and what is predicted of its parts where it has several.
+fn named(reports: &[FileReport]) -> Vec<(String, &Figures)> {
+    let mut named = vec![];
+    for report in reports.iter().filter(|report| report.refused.is_none()) {
+        let file = report.file.rsplit('/').next().unwrap_or(&report.file);
+        named.push((file.to_owned(), &report.all));
+        if report.parts.len() > 1 {
+            let predicted = |part: &&Part| part.figures.refused < part.figures.rows;
+            for part in report.parts.iter().filter(predicted) {
+                named.push((format!("  {}, {}", part.source, part.hardware), &part.figures));
+            }
+        }
+    }
+    named
+}
+
+fn time_row(name: &str, figures: &Figures) -> Vec<String> {
+    let step = |of: fn(&Errors) -> String| figures.step.as_ref().map_or("-".into(), of);
+    let regret = figures.regret.as_ref();
+    vec![
+        name.to_owned(),
+        figures.rows.to_string(),
+        step(|it| it.rows.to_string()),
+        step(|it| percent(it.mean_absolute)),
+        step(|it| signed_percent(it.bias)),
+        step(|it| percent(it.median_absolute)),
+        step(|it| it.rank_correlation.map_or("-".into(), |rank| format!("{rank:.3}"))),
+        regret.map_or("-".into(), |it| it.groups.to_string()),
+        regret.map_or("-".into(), |it| percent(it.mean)),
+        regret.map_or("-".into(), |it| percent(it.max)),
+    ]
+}
+
+fn memory_row(name: &str, figures: &Figures) -> Vec<String> {
+    let memory = |of: fn(&Errors) -> String| figures.memory.as_ref().map_or("-".into(), of);
+    let share = |it: Exceeding| match it.rows {
+        0 => "-".to_owned(),
+        rows => format!("{} of {rows}", it.exceeding),
+    };
+    vec![
+        name.to_owned(),
+        memory(|it| it.rows.to_string()),
+        memory(|it| percent(it.mean_absolute)),
+        memory(|it| signed_percent(it.bias)),
+        share(figures.crashed),
+        share(figures.ran),
+    ]
+}
+
+fn line_row(it: &LineReport) -> Vec<String> {
+    let time = |value: Option<f64>| value.map_or("-".into(), seconds);
+    let size = |value: Option<f64>| value.map_or("-".into(), |value| bytes(value as u64));
+    let peaks = match (it.measured_peak_bytes, it.predicted_peak_bytes) {
+        (None, None) => "-".to_owned(),
+        (measured, predicted) => {
+            format!("{} / {}", size(measured), size(predicted.map(|it| it as f64)))
+        }
+    };
+    let mut what = it.what.clone();
+    if it.crashed {
+        what += "; crashed";
+    }
+    if it.exceeds == Some(true) {
+        what += "; predicted not to fit";
+    }
+    if let Some(why) = &it.refused {
+        what += &format!("; not predicted: {why}");
+    }
+    vec![
+        it.line.to_string(),
+        time(it.measured_seconds),
+        time(it.predicted_seconds),
+        it.error.map_or("-".into(), signed_percent),
+        peaks,
+        what,
+    ]
+}

@@ -1,0 +1,65 @@
+//! What a row is predicted to take.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_program::lower;
+use shardloom_sim::{Fit, Options, simulate};
+
+use crate::hardware::plan;
+use crate::{Case, Refusal};
+
+/// What a step is predicted to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Its time, once steps follow each other.
+    pub step_seconds: f64,
+    /// Most memory that any device holds.
+    pub peak_bytes: u64,
+    /// Whether that is more than a device has.
+    pub exceeds: bool,
+    /// Samples of a micro-batch on one replica.
+    pub micro_batch: usize,
+}
+
+impl Case {
+    /// Simulates it.
+    ///
+    /// # Errors
+    /// If there is no such model, cluster or plan.
+    pub fn predict(&self) -> Result<Prediction, Refusal> {
+        let spec = self.spec()?;
+        let graph = spec.graph().map_err(|error| plan(&error))?;
+        let cluster = self.cluster()?;
+        let mut found = None;
+        for micro_batch in self.micro_batches()? {
+            let made = self.plan(&spec, &graph, &cluster, micro_batch)?;
+            let prediction = simulated(&graph, &cluster, &made, micro_batch)?;
+            let fits = !prediction.exceeds;
+            found = Some(prediction);
+            if fits {
+                break;
+            }
+        }
+        found.ok_or(Refusal::NotGiven("the micro-batch"))
+    }
+}
+
+fn simulated(
+    graph: &Graph,
+    cluster: &Cluster,
+    made: &Plan,
+    micro_batch: usize,
+) -> Result<Prediction, Refusal> {
+    let devices = cluster.device_count() as usize;
+    let program = lower(graph, made, devices).map_err(|error| plan(&error))?;
+    let simulation =
+        simulate(graph, cluster, &program, Options::default()).map_err(|error| plan(&error))?;
+    let memory = simulation.memory_fits(&program, cluster).map_err(|error| plan(&error))?;
+    Ok(Prediction {
+        step_seconds: simulation.step_time().seconds(),
+        peak_bytes: memory.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
+        exceeds: memory.iter().any(|rank| rank.fit() == Fit::Exceeds),
+        micro_batch,
+    })
+}

@@ -1,0 +1,45 @@
+//! Predictions of many rows at once.
+
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Prediction, Refusal, Row};
+
+/// What became of a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The prediction, or why there is none.
+    pub prediction: Result<Prediction, Refusal>,
+    /// How long predicting took.
+    pub elapsed: Duration,
+}
+
+/// Predicts `rows` on all cores; the outcomes are in the order of the rows. `hear` is called after each row,
+/// from any thread.
+pub fn predict(rows: &[Row], hear: &(dyn Fn() + Sync)) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(vec![]);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(row) = rows.get(index) else { break };
+            let begin = Instant::now();
+            let prediction =
+                row.case.as_ref().map_err(Clone::clone).and_then(|case| case.predict());
+            let outcome = Outcome { prediction, elapsed: begin.elapsed() };
+            done.lock().expect("no thread panics with the lock").push((index, outcome));
+            hear();
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(work);
+        }
+    });
+    let mut done = done.into_inner().expect("no thread panics with the lock");
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, outcome)| outcome).collect()
+}

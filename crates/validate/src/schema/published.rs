@@ -1,0 +1,278 @@
+//! The schema in which facts of several public repositories are written: 34 columns, empty where a source
+//! does not say.
+
+use serde::Deserialize;
+use shardloom_plan::{Number, Recompute};
+
+use super::{Line, Table};
+use crate::ValidateError;
+use crate::case::{Case, MicroBatch, Split};
+use crate::convention::Convention;
+use crate::hardware::{Hardware, preset_of};
+use crate::refusal::Refusal;
+use crate::row::{Measured, Row, Uses};
+use crate::shape::Shape;
+
+pub(super) const COLUMNS: [&str; 34] = [
+    "source",
+    "ref",
+    "hw",
+    "gpus",
+    "model",
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "vocab",
+    "experts",
+    "topk",
+    "seq",
+    "gbs",
+    "mbs",
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "dp",
+    "sharding",
+    "precision",
+    "recompute",
+    "schedule_or_note",
+    "step_s",
+    "step_kind",
+    "tok_s_gpu",
+    "tflops_gpu",
+    "peak_mem_gib",
+    "complete",
+    "leave_out",
+    "leave_out_why",
+];
+
+const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+
+#[derive(Deserialize)]
+struct Cells {
+    source: String,
+    hw: String,
+    gpus: Option<u32>,
+    model: String,
+    layers: Option<usize>,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    ffn: Option<usize>,
+    vocab: Option<usize>,
+    experts: u32,
+    seq: Option<usize>,
+    gbs: Option<usize>,
+    mbs: Option<usize>,
+    tp: u32,
+    pp: u32,
+    vp: u32,
+    cp: u32,
+    dp: Option<u32>,
+    sharding: String,
+    precision: String,
+    recompute: String,
+    step_s: Option<f64>,
+    step_kind: String,
+    peak_mem_gib: Option<f64>,
+    complete: u8,
+    leave_out: String,
+    leave_out_why: String,
+}
+
+pub(super) fn rows(table: &Table) -> Result<Vec<Row>, ValidateError> {
+    let mut rows = vec![];
+    for read in table.rows::<Cells>() {
+        let (line, it) = read?;
+        line.require_text([("source", &it.source), ("hw", &it.hw), ("model", &it.model)])?;
+        line.require_positive([
+            ("step_s", it.step_s.unwrap_or(1.0)),
+            ("peak_mem_gib", it.peak_mem_gib.unwrap_or(1.0)),
+            ("gpus", it.gpus.unwrap_or(1).into()),
+            ("dp", it.dp.unwrap_or(1).into()),
+            ("tp", it.tp.into()),
+            ("pp", it.pp.into()),
+            ("vp", it.vp.into()),
+            ("cp", it.cp.into()),
+        ])?;
+        let convention = Convention::of(&it.source, &it.model);
+        let measured = it.measured(line, &convention)?;
+        rows.push(Row {
+            line: line.number,
+            source: it.source.clone(),
+            hardware: it.hw.clone(),
+            model: it.model.clone(),
+            measured,
+            case: match measured.is_of_use() {
+                true => it.case(&convention),
+                false if it.leave_out.is_empty() => Err(Refusal::NothingMeasured),
+                false => Err(Refusal::LeftOut(it.leave_out_why.clone())),
+            },
+        });
+    }
+    Ok(rows)
+}
+
+impl Cells {
+    fn measured(&self, line: Line<'_>, convention: &Convention) -> Result<Measured, ValidateError> {
+        let mut uses = Uses { error: convention.timed, regret: convention.timed, memory: true };
+        // What is in brackets says what else would do.
+        let words = self.leave_out.split('(').next().unwrap_or("");
+        for word in words.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            match word {
+                "error" => uses.error = false,
+                "regret" => uses.regret = false,
+                "memory" => uses.memory = false,
+                other => {
+                    let what = format!("{other:?} is none of error, regret and memory");
+                    return Err(line.cell("leave_out", what));
+                }
+            }
+        }
+        Ok(Measured {
+            step_seconds: self.step_s,
+            peak_bytes: self.peak_mem_gib.map(|gib| gib * GIB),
+            crashed: self.step_kind == "crashed_or_oom",
+            uses,
+        })
+    }
+
+    fn case(&self, convention: &Convention) -> Result<Case, Refusal> {
+        if self.experts > 0 {
+            return Err(Refusal::Experts(self.experts));
+        }
+        let preset = preset_of(&self.hw)?;
+        let compute = number(&self.precision)?;
+        if self.cp > 1 {
+            return Err(Refusal::ContextParallel(self.cp));
+        }
+        if self.complete == 0 {
+            return Err(Refusal::Incomplete);
+        }
+        let recompute = recompute(&self.recompute)?;
+        let dp = given(self.dp, "dp")?;
+        let mut shape = Shape {
+            kind: convention.kind,
+            layers: given(self.layers, "layers")?,
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            ffn: given(self.ffn, "ffn")?,
+            vocab: given(self.vocab, "vocab")?,
+            seq: given(self.seq, "seq")?,
+            tied: false,
+            padded: convention.padded,
+        };
+        shape.tied = shape.parameters() < convention.tied_below;
+        Ok(Case {
+            hardware: Hardware {
+                preset,
+                gpus: given(self.gpus, "gpus")?,
+                uplink_bytes_per_second: convention.uplink_bytes_per_second,
+            },
+            shape,
+            split: Split {
+                tp: self.tp,
+                pp: self.pp,
+                chunks: self.vp,
+                dp,
+                sequence_parallel: convention.sequence_parallel,
+                zero: zero(&self.sharding, dp)?,
+                recompute,
+                cut: convention.cut,
+            },
+            global_batch: given(self.gbs, "gbs")?,
+            micro_batch: MicroBatch::Given(given(self.mbs, "mbs")?),
+            compute,
+        })
+    }
+}
+
+fn given<T>(value: Option<T>, column: &'static str) -> Result<T, Refusal> {
+    value.ok_or(Refusal::NotGiven(column))
+}
+
+/// The format that a precision computes in.
+fn number(precision: &str) -> Result<Number, Refusal> {
+    let written = precision.to_ascii_lowercase();
+    let format = written.split(',').next().unwrap_or("").trim();
+    match format.strip_prefix("amp_").unwrap_or(format) {
+        "bf16" => Ok(Number::Bf16),
+        "fp16" => Ok(Number::Fp16),
+        _ => Err(Refusal::Precision(precision.to_owned())),
+    }
+}
+
+fn recompute(policy: &str) -> Result<Recompute, Refusal> {
+    match policy {
+        "none" => Ok(Recompute::None),
+        "selective" => Ok(Recompute::Selective),
+        "full" => Ok(Recompute::Full),
+        _ => Err(Refusal::Recompute(policy.to_owned())),
+    }
+}
+
+/// The ZeRO stage that a word for sharding means among `dp` replicas.
+fn zero(sharding: &str, dp: u32) -> Result<u8, Refusal> {
+    let refused = || Refusal::Sharding(sharding.to_owned());
+    // Sharding among as many as there are replicas is sharding among all.
+    let among_all = |number: &str| number.parse() == Ok(dp);
+    match sharding.split_once(':') {
+        None => match sharding {
+            "ddp" | "zero0" => Ok(0),
+            "zero1" => Ok(1),
+            "zero2" => Ok(2),
+            "zero3" => Ok(3),
+            _ => Err(refused()),
+        },
+        Some(("zero1", among)) if among == "all" || among_all(among) => Ok(1),
+        Some(("fsdp", "FULL_SHARD")) => Ok(3),
+        Some(("fsdp", "SHARD_GRAD_OP")) => Ok(2),
+        Some(("fsdp", among)) if among_all(among) => Ok(3),
+        Some(_) => Err(refused()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_for_sharding_are_zero_stages() {
+        for (word, dp, stage) in [
+            ("ddp", 4, 0),
+            ("zero0", 4, 0),
+            ("zero1", 4, 1),
+            ("zero1:all", 4, 1),
+            ("zero1:8", 8, 1),
+            ("fsdp:FULL_SHARD", 4, 3),
+            ("fsdp:SHARD_GRAD_OP", 4, 2),
+            ("fsdp:64", 64, 3),
+        ] {
+            assert_eq!(zero(word, dp), Ok(stage), "{word}");
+        }
+        for word in ["zero1:8", "fsdp:64", "", "fsdp;ici_fsdp_parallelism=-1"] {
+            assert_eq!(zero(word, 16), Err(Refusal::Sharding(word.into())));
+        }
+    }
+
+    #[test]
+    fn words_for_precision_are_formats_of_16_bits() {
+        for (word, format) in [
+            ("bf16", Number::Bf16),
+            ("amp_bf16", Number::Bf16),
+            ("BF16", Number::Bf16),
+            ("bf16, fp32 grad accumulation", Number::Bf16),
+            ("fp16", Number::Fp16),
+        ] {
+            assert_eq!(number(word), Ok(format), "{word}");
+        }
+        for word in ["fp8", "amp_fp8", "MXFP8", "nvfp4", "FP8-CS (FP8-MX)", "not stated", ""] {
+            assert_eq!(number(word), Err(Refusal::Precision(word.into())));
+        }
+    }
+}
