@@ -34,6 +34,9 @@ pub struct Stack {
     /// shapes, layouts and memory that the library's best kernels are not for.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub product_time: f64,
+    /// Time of what passes through memory, in terms of what the device's bandwidth says.
+    #[serde(default = "one", deserialize_with = "checked::positive")]
+    pub memory_time: f64,
     /// How attention is computed.
     #[serde(default)]
     pub attention: Attention,
@@ -101,6 +104,16 @@ pub struct Habits {
     pub reruns_blocks: bool,
     /// Whether gradients are reduced in one piece after the last backward pass.
     pub reduces_at_end: bool,
+}
+
+impl Habits {
+    /// More than the gradients of any stage take, so that they are reduced as one.
+    const ONE_BUCKET: usize = 1 << 40;
+
+    /// Bytes of gradients that are reduced together, where `usual` are with other stacks.
+    pub fn bucket_bytes(self, usual: usize) -> usize {
+        if self.reduces_at_end { Self::ONE_BUCKET } else { usual }
+    }
 }
 
 /// Names and texts of the preset files.
@@ -182,6 +195,7 @@ impl Default for Stack {
             host: Host::default(),
             operators: BTreeMap::new(),
             product_time: 1.0,
+            memory_time: 1.0,
             attention: Attention::AsTheDevice,
             habits: Habits::default(),
         }

@@ -48,15 +48,9 @@ pub fn usual_request(
         false => Algorithm::Ring,
     };
     let request = Request::new(&model.text(), cluster_text, global_batch);
-    let bucket_bytes = match cluster.stack().habits.reduces_at_end {
-        true => ONE_BUCKET,
-        false => request.bucket_bytes,
-    };
+    let bucket_bytes = cluster.stack().habits.bucket_bytes(request.bucket_bytes);
     Request { precision, algorithm, bucket_bytes, ..request }
 }
-
-/// More than the gradients of any stage take, so that they are reduced as one.
-const ONE_BUCKET: usize = 1 << 40;
 
 /// Finds the fastest plan that fits in memory, no slower than those that people use without a search.
 ///

@@ -164,9 +164,10 @@ impl<'a> CostModel<'a> {
         let read = || bytes(instruction.reads[0]);
         let written = || elements(instruction.writes[0].to);
         let written_bytes = || instruction.writes.iter().map(|it| bytes(it.to)).sum::<usize>();
+        let memory_time = self.cluster.stack().memory_time;
         let moved = |name: &str, elements: usize, bytes: usize| match elements {
             0 => 0.0,
-            _ => device.memory_bound_seconds(name, elements as f64, bytes as f64),
+            _ => device.memory_bound_seconds(name, elements as f64, memory_time * bytes as f64),
         };
         Ok(match &instruction.action {
             // Fused attention computes the scores again in its backward pass anyway, but not the
@@ -379,7 +380,7 @@ impl<'a> CostModel<'a> {
             return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }
         let stack = self.cluster.stack();
-        let traffic = stack.kernels(&rate).traffic;
+        let traffic = stack.memory_time * stack.kernels(&rate).traffic;
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
             return Ok(device.memory_bound_seconds(&rate, elements as f64, traffic * bytes));
         };

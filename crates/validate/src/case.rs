@@ -1,6 +1,6 @@
 //! What a row says was run: a model, a cluster, and a plan.
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
@@ -18,6 +18,8 @@ const MOST_PASSES: usize = 10_000_000;
 pub struct Case {
     /// On what.
     pub hardware: Hardware,
+    /// Under which software stack, by its name.
+    pub stack: &'static str,
     /// Which model.
     pub shape: Shape,
     /// How it was split.
@@ -92,12 +94,13 @@ impl Case {
         self.shape.spec(self.split.tp)
     }
 
-    /// The cluster.
+    /// The cluster, under `stack` if there is one and otherwise under the stack that it ran under.
     ///
     /// # Errors
-    /// If the devices do not fill nodes.
-    pub fn cluster(&self) -> Result<Cluster, Refusal> {
-        hardware::cluster(&self.hardware)
+    /// If the devices do not fill nodes, or there is no such stack.
+    pub fn cluster(&self, stack: Option<&Stack>) -> Result<Cluster, Refusal> {
+        let stack = stack.map_or_else(|| Stack::parse(self.stack), |stack| Ok(stack.clone()));
+        Ok(hardware::cluster(&self.hardware)?.under(stack.map_err(|error| plan(&error))?))
     }
 
     /// The sizes of micro-batches to try, in order; the first with which the plan fits is the one, and
@@ -154,6 +157,7 @@ impl Case {
             let text = format!("{microbatches} micro-batches in {stages} stages are too many");
             return Err(Refusal::Numbers(text));
         }
+        let usual = Sync::default();
         let numbers = Uniform {
             pp: pp as usize,
             mesh: Mesh::of(dp, 1, tp),
@@ -164,11 +168,12 @@ impl Case {
                 0 | 1 => ScheduleKind::OneForwardOneBackward,
                 _ => ScheduleKind::Interleaved,
             },
-            recompute: self.split.recompute,
+            recompute: self.split.recompute.under(cluster.stack()),
             sync: Sync {
                 // One replica has nobody to share its state with.
                 zero: if dp > 1 { self.split.zero } else { 0 },
-                ..Sync::default()
+                bucket_bytes: cluster.stack().habits.bucket_bytes(usual.bucket_bytes),
+                ..usual
             },
             precision: Precision { compute: self.compute, ..Precision::MIXED },
             optimizer: Optimizer::default(),

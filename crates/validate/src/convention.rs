@@ -18,6 +18,8 @@ pub(crate) struct Convention {
     pub uplink_bytes_per_second: Option<f64>,
     /// How layers become stages.
     pub cut: Cut,
+    /// The software stack.
+    pub stack: &'static str,
     /// Whether times are steady enough to be compared.
     pub timed: bool,
 }
@@ -40,6 +42,7 @@ impl Convention {
             sequence_parallel: true,
             uplink_bytes_per_second: None,
             cut: Cut::EvenLayers,
+            stack: "shardloom",
             timed: true,
         }
     }
@@ -56,6 +59,7 @@ impl Convention {
                 // 8 cards of 400 Gb/s.
                 uplink_bytes_per_second: Some(400e9),
                 cut: Cut::ByArithmetic,
+                stack: "nanotron",
                 ..usual
             },
             "InternLM/InternEvo" => Convention {

@@ -14,7 +14,7 @@
 //! let mut measurements = read(file.as_ref())?;
 //! // The first line of measurements has two: with full recomputation, and with selective.
 //! measurements.rows.truncate(2);
-//! let outcomes = predict(&measurements.rows, &|| {});
+//! let outcomes = predict(&measurements.rows, None, &|| {});
 //! let report = FileReport::of(&measurements, &outcomes, false);
 //! assert_eq!(report.all.step.map(|errors| errors.rows), Some(2));
 //! # Ok::<(), shardloom_validate::ValidateError>(())

@@ -1,6 +1,6 @@
 //! What a row is predicted to take.
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
@@ -23,14 +23,14 @@ pub struct Prediction {
 }
 
 impl Case {
-    /// Simulates it.
+    /// Simulates it under `stack`, or else under the stack that it ran under.
     ///
     /// # Errors
     /// If there is no such model, cluster or plan.
-    pub fn predict(&self) -> Result<Prediction, Refusal> {
+    pub fn predict(&self, stack: Option<&Stack>) -> Result<Prediction, Refusal> {
         let spec = self.spec()?;
         let graph = spec.graph().map_err(|error| plan(&error))?;
-        let cluster = self.cluster()?;
+        let cluster = self.cluster(stack)?;
         let mut found = None;
         for micro_batch in self.micro_batches()? {
             let made = self.plan(&spec, &graph, &cluster, micro_batch)?;

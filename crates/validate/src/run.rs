@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use shardloom_cluster::Stack;
+
 use crate::{Prediction, Refusal, Row};
 
 /// What became of a row.
@@ -17,9 +19,9 @@ pub struct Outcome {
     pub elapsed: Duration,
 }
 
-/// Predicts `rows` on all cores; the outcomes are in the order of the rows. `hear` is called after each row,
+/// Predicts `rows` on all cores, each under the software stack that it ran under or all under `stack`; the outcomes are in the order of the rows. `hear` is called after each row,
 /// from any thread.
-pub fn predict(rows: &[Row], hear: &(dyn Fn() + Sync)) -> Vec<Outcome> {
+pub fn predict(rows: &[Row], stack: Option<&Stack>, hear: &(dyn Fn() + Sync)) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(vec![]);
     let work = || {
@@ -28,7 +30,7 @@ pub fn predict(rows: &[Row], hear: &(dyn Fn() + Sync)) -> Vec<Outcome> {
             let Some(row) = rows.get(index) else { break };
             let begin = Instant::now();
             let prediction =
-                row.case.as_ref().map_err(Clone::clone).and_then(|case| case.predict());
+                row.case.as_ref().map_err(Clone::clone).and_then(|case| case.predict(stack));
             let outcome = Outcome { prediction, elapsed: begin.elapsed() };
             done.lock().expect("no thread panics with the lock").push((index, outcome));
             hear();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
+use shardloom::cluster::Stack;
 use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
 use shardloom_validate::{
     Errors, Exceeding, Figures, FileReport, LineReport, Measurements, Part, Row, ValidateError,
@@ -33,6 +34,11 @@ pub struct Validate {
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
+    /// Predict all rows under this software stack, one of the known or a TOML file [default: the one that
+    /// each ran under]
+    #[arg(long, value_name = "STACK")]
+    stack: Option<String>,
+
     /// Say for every row what was measured and what is predicted
     #[arg(long)]
     rows: bool,
@@ -46,6 +52,8 @@ struct Answer<'a> {
 impl Validate {
     /// Predicts.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let stack = self.stack.as_deref().map(Stack::parse).transpose();
+        let stack = stack.map_err(|error| Failure::usage("--stack", error.to_string()))?;
         let mut files = vec![];
         for path in &self.files {
             let mut measurements = read(path)
@@ -60,7 +68,7 @@ impl Validate {
         let bar = terminal.progress(rows as u64);
         let report = |file: &Measurements| {
             bar.set_message(file.path.display().to_string());
-            let outcomes = predict(&file.rows, &|| bar.inc(1));
+            let outcomes = predict(&file.rows, stack.as_ref(), &|| bar.inc(1));
             FileReport::of(file, &outcomes, self.rows)
         };
         let reports: Vec<FileReport> = files.iter().map(report).collect();

@@ -95,6 +95,7 @@ impl Cells {
                 gpus: self.gpus,
                 uplink_bytes_per_second: None,
             },
+            stack: "megatron-2021",
             shape: Shape {
                 // Megatron-LM's usual dropout.
                 kind: Layers::Gpt { dropout: 0.1 },

@@ -174,6 +174,7 @@ impl Cells {
                 gpus: given(self.gpus, "gpus")?,
                 uplink_bytes_per_second: convention.uplink_bytes_per_second,
             },
+            stack: convention.stack,
             shape,
             split: Split {
                 tp: self.tp,

@@ -93,6 +93,7 @@ impl Cells {
                 gpus: self.gpus,
                 uplink_bytes_per_second: Some(100e9),
             },
+            stack: "megatron-2021",
             shape: Shape {
                 // Megatron-LM's usual dropout.
                 kind: Layers::Gpt { dropout: 0.1 },

@@ -21,7 +21,7 @@ fn row(changes: &[(&str, &str)]) -> Row {
 /// Why the row with these changes is not predicted.
 #[track_caller]
 fn refusal(changes: &[(&str, &str)]) -> Refusal {
-    predict(&[row(changes)], &|| {}).remove(0).prediction.expect_err("it is refused")
+    predict(&[row(changes)], None, &|| {}).remove(0).prediction.expect_err("it is refused")
 }
 
 /// What is said of a bad file, from its name on.
@@ -162,7 +162,7 @@ fn a_report_counts_what_fits_and_what_is_refused() {
     let ran = with(&[("recompute", "full"), ("peak_mem_gib", "20")]);
     let fp8 = with(&[("precision", "fp8")]);
     let rows = vec![crashed, ran, fp8.clone(), fp8];
-    let outcomes = predict(&rows, &|| {});
+    let outcomes = predict(&rows, None, &|| {});
     let measurements =
         Measurements { path: "some/file.csv".into(), schema: "published", refused: None, rows };
     let report = FileReport::of(&measurements, &outcomes, true);

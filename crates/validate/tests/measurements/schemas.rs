@@ -17,7 +17,7 @@ fn case(row: &Row) -> &Case {
 fn plan(case: &Case) -> Plan {
     let spec = case.spec().expect("a model");
     let graph = spec.graph().expect("a graph");
-    let cluster = case.cluster().expect("a cluster");
+    let cluster = case.cluster(None).expect("a cluster");
     let micro = case.micro_batches().expect("micro-batches")[0];
     case.plan(&spec, &graph, &cluster, micro).expect("a plan")
 }
@@ -42,7 +42,7 @@ fn multi_node_vtrain() {
         case.spec().expect("a model").to_string(),
         "gpt:layers=30,hidden=3072,heads=32,seq=2048,vocab=50304,dropout=0.1,tied=true"
     );
-    let cluster = case.cluster().expect("a cluster");
+    let cluster = case.cluster(None).expect("a cluster");
     let group = &cluster.groups()[0];
     assert_eq!((group.nodes, group.devices_per_node), (8, 8));
     assert_eq!(group.profile.device.name, "a100-80g");
@@ -154,7 +154,7 @@ fn sources_have_their_conventions() {
     assert_eq!((plan.sync.zero, plan.recompute), (3, Recompute::Full));
 
     let intern = rows("internevo.csv");
-    let cluster = case(&intern[1]).cluster().expect("a cluster");
+    let cluster = case(&intern[1]).cluster(None).expect("a cluster");
     assert_eq!(cluster.groups()[0].profile.node.uplink_bytes_per_second, 50e9);
 
     let dgxc = rows("nvidia_dgxc_benchmarking.csv");
