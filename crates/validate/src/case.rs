@@ -1,10 +1,11 @@
 //! What a row says was run: a model, a cluster, and a plan.
 
 use shardloom_cluster::{Cluster, Stack};
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::{Extents, Graph, ModelSpec};
 use shardloom_plan::{
     Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
+use shardloom_program::quantity::counted;
 
 use crate::cut::Cut;
 use crate::hardware::{self, Hardware, plan};
@@ -12,6 +13,9 @@ use crate::{Refusal, Shape};
 
 /// The most passes that the stages of a pipeline may run in a step.
 const MOST_PASSES: usize = 10_000_000;
+
+/// The most bytes that a value of one step may have over all devices together.
+const MOST_BYTES: u128 = 1 << 60;
 
 /// What was run.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +71,7 @@ impl Case {
     /// Its devices and how it is split, in a few words; `micro` is the size of micro-batches that was taken.
     pub fn describe(&self, micro: Option<usize>) -> String {
         let Split { tp, pp, chunks, dp, zero, .. } = self.split;
-        let mut words = format!("{} devices: dp {dp}", self.hardware.gpus);
+        let mut words = format!("{}: dp {dp}", counted(self.hardware.gpus as usize, "device"));
         for (name, value) in [("tp", tp), ("pp", pp), ("chunks", chunks)] {
             if value > 1 {
                 words += &format!(", {name} {value}");
@@ -155,6 +159,14 @@ impl Case {
         let stages = pp as usize * chunks as usize;
         if stages.saturating_mul(microbatches).saturating_mul(2) > MOST_PASSES {
             let text = format!("{microbatches} micro-batches in {stages} stages are too many");
+            return Err(Refusal::Numbers(text));
+        }
+        let extents = Extents::global(graph, 1);
+        let largest = graph.values().map(|(_, value)| extents.elements(&value.axes) as u128).max();
+        let bytes =
+            largest.unwrap_or(0).saturating_mul(8).saturating_mul(self.global_batch as u128);
+        if bytes > MOST_BYTES {
+            let text = format!("a batch of {} has values of over 2^60 bytes", self.global_batch);
             return Err(Refusal::Numbers(text));
         }
         let usual = Sync::default();

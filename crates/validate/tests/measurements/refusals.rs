@@ -59,6 +59,10 @@ fn rows_that_are_no_plan_are_refused_by_reason() {
             Refusal::Numbers("12 devices do not fill nodes of 8 of a100-80g".into()),
         ),
         (
+            &[("gbs", "8000000000000000"), ("mbs", "1000000000000000")],
+            Refusal::Numbers("a batch of 8000000000000000 has values of over 2^60 bytes".into()),
+        ),
+        (
             &[("mbs", "5")],
             Refusal::Numbers("micro-batches of [5] on 8 replicas do not divide 64".into()),
         ),
@@ -152,7 +156,7 @@ fn files_without_steps_are_refused_with_a_reason() {
 #[test]
 fn a_report_counts_what_fits_and_what_is_refused() {
     let with = |changes: &[(&str, &str)]| row(changes);
-    // 64 samples at once do not fit, 2 do with everything computed twice.
+    // Micro-batches of 8 samples do not fit, those of 2 do with everything computed twice.
     let crashed = with(&[
         ("mbs", "8"),
         ("step_s", ""),
