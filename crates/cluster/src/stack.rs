@@ -37,6 +37,9 @@ pub struct Stack {
     /// Time of what passes through memory, in terms of what the device's bandwidth says.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub memory_time: f64,
+    /// Time of a collective, in terms of what the links' bandwidth and latency say.
+    #[serde(default = "one", deserialize_with = "checked::positive")]
+    pub collective_time: f64,
     /// How attention is computed.
     #[serde(default)]
     pub attention: Attention,
@@ -117,9 +120,10 @@ impl Habits {
 }
 
 /// Names and texts of the preset files.
-const PRESETS: [(&str, &str); 3] = [
+const PRESETS: [(&str, &str); 4] = [
     ("shardloom", include_str!("../stacks/shardloom.toml")),
     ("megatron-2021", include_str!("../stacks/megatron-2021.toml")),
+    ("fsdp-eager", include_str!("../stacks/fsdp-eager.toml")),
     ("nanotron", include_str!("../stacks/nanotron.toml")),
 ];
 
@@ -196,6 +200,7 @@ impl Default for Stack {
             operators: BTreeMap::new(),
             product_time: 1.0,
             memory_time: 1.0,
+            collective_time: 1.0,
             attention: Attention::AsTheDevice,
             habits: Habits::default(),
         }

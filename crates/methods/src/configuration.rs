@@ -236,7 +236,11 @@ impl Pipelines {
                         weights: self.weights,
                         zero: if shape.dp > 1 && task.request.shards() { self.zero } else { 0 },
                         cut: self.cut,
-                        recompute: self.recompute.iter().map(|it| it.under(task.cluster.stack())).collect(),
+                        recompute: self
+                            .recompute
+                            .iter()
+                            .map(|it| it.under(task.cluster.stack()))
+                            .collect(),
                         recompute_last: self.recompute_last,
                         timed: self.timed,
                         post_validation: self.post_validation,

@@ -329,7 +329,8 @@ fn a_skip_is_freed_after_its_last_use_at_both_ends() {
             // Where it is read: by the join, which full recomputation runs again.
             let reader = class_of(&program, decoder);
             let (body, last) = freed_by(reader, end_of_way(&program, reader, skip, encoder));
-            let repeated = matches!(recompute, Recompute::Full | Recompute::Block | Recompute::Stage);
+            let repeated =
+                matches!(recompute, Recompute::Full | Recompute::Block | Recompute::Stage);
             let expected = if repeated { BodyKind::Backward } else { BodyKind::Forward };
             assert_eq!(body, expected, "{recompute:?}");
             assert!(is_join(&graph, &last.action, repeated), "{recompute:?}: {last:?}");

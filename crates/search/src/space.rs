@@ -74,7 +74,14 @@ impl Space {
         let splits_seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
         let schedules = request.schedules.clone();
         let recompute = Recompute::BY_BLOCK.map(|it| it.under(cluster.stack()));
-        Ok(Space { shapes, schedules, recompute, global_batch, shards: request.shards(), splits_seq })
+        Ok(Space {
+            shapes,
+            schedules,
+            recompute,
+            global_batch,
+            shards: request.shards(),
+            splits_seq,
+        })
     }
 
     /// How many candidates there are.

@@ -286,7 +286,8 @@ impl<'a> CostModel<'a> {
                 0 => 0.0,
                 elements => {
                     let bytes = times * class.view_bytes(view, position);
-                    device.memory_bound_seconds(name, elements as f64, bytes as f64)
+                    let bytes = self.cluster.stack().memory_time * bytes as f64;
+                    device.memory_bound_seconds(name, elements as f64, bytes)
                 }
             };
         let (read, written) = (instruction.reads[0], instruction.writes[0]);
@@ -326,7 +327,8 @@ impl<'a> CostModel<'a> {
         }
         let bytes = (exchange.elements * exchange.element_bytes) as f64;
         let Exchange { kind, algorithm, .. } = *exchange;
-        Ok(self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?)
+        let time = self.cluster.stack().collective_time;
+        Ok(time * self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?)
     }
 
     /// Seconds of a message of `bytes` while `concurrent` messages like it leave (or enter) the same

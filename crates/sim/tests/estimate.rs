@@ -297,9 +297,7 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
     let llama = "llama:layers=6,hidden=64,heads=4,kv_heads=2,seq=32,vocab=128,ffn=96";
     let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama)];
     let widths = [(1, false), (2, false), (2, true)];
-    for (graph, recompute) in
-        graphs.iter().flat_map(|it| ESTIMATED.map(|policy| (it, policy)))
-    {
+    for (graph, recompute) in graphs.iter().flat_map(|it| ESTIMATED.map(|policy| (it, policy))) {
         for (zero, (tp, sequence_parallel)) in (0..4).flat_map(|it| widths.map(|width| (it, width)))
         {
             let candidate = Candidate {

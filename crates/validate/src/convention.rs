@@ -69,7 +69,7 @@ impl Convention {
                 uplink_bytes_per_second: Some(50e9),
                 ..usual
             },
-            "mosaicml/llm-foundry" => Convention { padded: false, ..usual },
+            "mosaicml/llm-foundry" => Convention { padded: false, stack: "fsdp-eager", ..usual },
             // Squared ReLU (Parmar et al. 2024, arXiv 2402.16819, table 1).
             "NVIDIA/dgxc-benchmarking" if model.starts_with("nemotron") => {
                 Convention { kind: Layers::GroupedTwoMatrix, ..usual }

@@ -70,7 +70,8 @@ impl ProfileFile {
 #[derive(Debug, Args)]
 struct StackName {
     /// The software stack that training would run under: shardloom (this program's own trainer),
-    /// megatron-2021, nanotron, or a TOML file; it decides what kernels, host and habits cost
+    /// megatron-2021, fsdp-eager, nanotron, or a TOML file; it decides what kernels, host and habits
+    /// cost
     #[arg(long, value_name = "STACK", default_value = "shardloom")]
     stack: String,
 }

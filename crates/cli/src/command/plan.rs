@@ -11,8 +11,8 @@ use shardloom::{
     Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
 };
 
-use super::{ProfileFile, StackAnswer, StackName};
 use super::plan_line::plan_line;
+use super::{ProfileFile, StackAnswer, StackName};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;

@@ -10,8 +10,8 @@ use shardloom::sim::{Fit, RowCounts, Summary};
 use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
-use super::{ProfileFile, StackAnswer};
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
+use super::{ProfileFile, StackAnswer};
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::table::table;
@@ -118,7 +118,13 @@ impl Simulate {
         if terminal.json() {
             let (summary, folded) = (&prediction.summary, prediction.folded);
             let buffers = buffers.as_ref();
-            return terminal.object(&Answer { summary, stack: StackAnswer::of(&cluster), fit, folded, buffers });
+            return terminal.object(&Answer {
+                summary,
+                stack: StackAnswer::of(&cluster),
+                fit,
+                folded,
+                buffers,
+            });
         }
         terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
         for (name, value) in figures(&prediction, &cluster) {

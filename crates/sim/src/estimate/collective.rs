@@ -13,6 +13,8 @@ pub(super) struct Collective<'c> {
     shape: GroupShape<'c>,
     measured: Option<&'c Curve>,
     element_bytes: f64,
+    /// In terms of what the links say.
+    time: f64,
 }
 
 impl<'c> Collective<'c> {
@@ -26,7 +28,8 @@ impl<'c> Collective<'c> {
     ) -> Collective<'c> {
         let measured = place.measured(algorithm, kind, shape.members);
         let element_bytes = element_bytes as f64;
-        Collective { kind, algorithm, shape, measured, element_bytes }
+        let time = place.stack.collective_time;
+        Collective { kind, algorithm, shape, measured, element_bytes, time }
     }
 
     /// Seconds on a buffer of `elements` on each member; infinite where the group does not allow the
@@ -38,7 +41,7 @@ impl<'c> Collective<'c> {
             None => {
                 let bytes = elements * self.element_bytes;
                 let seconds = self.shape.seconds(self.kind, self.algorithm, bytes);
-                seconds.unwrap_or(f64::INFINITY)
+                self.time * seconds.unwrap_or(f64::INFINITY)
             }
         }
     }

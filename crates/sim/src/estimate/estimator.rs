@@ -253,7 +253,7 @@ impl<'a> Estimator<'a> {
             blocks,
             split: &self.splits[blocks.split],
             settings: &self.settings,
-            device: self.place.device(),
+            place: &self.place,
             zero: candidate.zero,
             dp: candidate.dp,
             reduce: over(reduced, algorithm, replicas, gradient_bytes),
@@ -275,7 +275,7 @@ impl<'a> Estimator<'a> {
             let sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
             let elements = self.stages.iter().map(|it| it.owned_elements).fold(0.0, f64::max);
             let bytes = elements * precision.gradients.bytes() as f64;
-            place.device().memory_bound_seconds("norm", elements, bytes) + sum.seconds(1.0)
+            place.memory_bound_seconds("norm", elements, bytes) + sum.seconds(1.0)
         };
         Ends {
             norm_seconds: self.settings.norm.then(agree),

@@ -1,7 +1,7 @@
 //! Where the groups of a plan lie on the cluster's nodes, and over which links they talk.
 
 use shardloom_cluster::{
-    Cluster, ClusterError, Curve, DeviceId, DeviceKind, GroupShape, NodeGroup, Path,
+    Cluster, ClusterError, Curve, DeviceId, DeviceKind, GroupShape, NodeGroup, Path, Stack,
 };
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_plan::Number;
@@ -12,6 +12,8 @@ use crate::matmul_precision;
 #[derive(Debug)]
 pub(super) struct Place<'c> {
     group: &'c NodeGroup,
+    /// The software that drives the machines.
+    pub stack: &'c Stack,
     first_device: u32,
     devices: u32,
     /// The least memory of any device.
@@ -64,12 +66,28 @@ impl<'c> Place<'c> {
             false => group.profile.device.rates.iter().filter_map(measured).collect(),
         };
         let devices = cluster.device_count();
-        Ok(Place { group, first_device, devices, memory_bytes, per_node, within, across, measured })
+        let stack = cluster.stack();
+        Ok(Place {
+            group,
+            stack,
+            first_device,
+            devices,
+            memory_bytes,
+            per_node,
+            within,
+            across,
+            measured,
+        })
     }
 
     /// The device.
     pub fn device(&self) -> &'c DeviceKind {
         &self.group.profile.device
+    }
+
+    /// Time of a memory-bound operator on the device, under the software stack.
+    pub fn memory_bound_seconds(&self, class: &str, elements: f64, bytes: f64) -> f64 {
+        self.device().memory_bound_seconds(class, elements, self.stack.memory_time * bytes)
     }
 
     /// A tensor-parallel group of `tp` devices, and how many such groups share an uplink.

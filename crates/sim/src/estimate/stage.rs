@@ -1,11 +1,11 @@
 //! A stage's costs, added up block by block from its last to its first.
 
-use shardloom_cluster::DeviceKind;
 use shardloom_program::Format;
 
 use super::Settings;
 use super::collective::Collective;
 use super::parameters::{BUCKETS, Parameters, is_partial, is_split};
+use super::place::Place;
 use super::table::{BlockTable, SplitTable};
 
 /// What does not change between the stages of a candidate.
@@ -15,7 +15,7 @@ pub(super) struct Terms<'t, 'c> {
     pub blocks: &'t BlockTable,
     pub split: &'t SplitTable,
     pub settings: &'t Settings,
-    pub device: &'c DeviceKind,
+    pub place: &'t Place<'c>,
     pub zero: u8,
     pub dp: u32,
     /// Gradients over replicas.
@@ -94,10 +94,10 @@ impl Terms<'_, '_> {
         let precision = self.settings.precision;
         let shard = self.owned(elements);
         let moved = |name: &str, bytes: usize, staged: bool| match staged && shard > 0.0 {
-            true => self.device.memory_bound_seconds(name, shard, shard * bytes as f64),
+            true => self.place.memory_bound_seconds(name, shard, shard * bytes as f64),
             false => 0.0,
         };
-        let alone = !self.device.lanes_overlap;
+        let alone = !self.place.overlaps();
         let gradients = 3 * precision.gradients.bytes();
         let weights = 2 * precision.compute.bytes();
         (
@@ -115,17 +115,17 @@ impl Terms<'_, '_> {
         let elements = self.owned(parameters.elements[bucket]);
         let moved = (precision.gradients.bytes() + 2 * updated + 2 * state) as f64;
         let mut seconds =
-            self.device.memory_bound_seconds(self.update_rate, elements, elements * moved);
+            self.place.memory_bound_seconds(self.update_rate, elements, elements * moved);
         if precision.master && elements > 0.0 {
             // The weights in use are made of those that were updated.
             let cast = (updated + precision.compute.bytes()) as f64;
-            seconds += self.device.memory_bound_seconds("copy", elements, elements * cast);
+            seconds += self.place.memory_bound_seconds("copy", elements, elements * cast);
         }
         let rounds = optimizer.statistics_rounds() as f64;
         if rounds > 0.0 {
             let read = (precision.gradients.bytes() + state) as f64;
             let own =
-                self.device.memory_bound_seconds(self.statistics_rate, elements, elements * read);
+                self.place.memory_bound_seconds(self.statistics_rate, elements, elements * read);
             let each = parameters.statistics_elements / rounds;
             let owners = usize::from(!is_split(bucket));
             seconds += rounds * (own + self.statistics[owners].seconds(each));
@@ -227,7 +227,7 @@ impl StageCost {
         }
         stage.close_unit(terms);
         stage.peak_bytes = stage.peak_bytes.max(stage.front.backward_peak_bytes);
-        if terms.shards_weights() && terms.device.lanes_overlap {
+        if terms.shards_weights() && terms.place.overlaps() {
             // A pass cannot begin before its first weights are there, which wait for what the pass before
             // had left to reduce.
             let front = stage.front;
@@ -281,7 +281,7 @@ impl StageCost {
 
     fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
         let unit = std::mem::take(&mut self.pending);
-        let overlaps = terms.device.lanes_overlap;
+        let overlaps = terms.place.overlaps();
         let Synchronisation { reduce, gather, partial, update, owned } = match terms.last_unit {
             Some((parameters, known)) if parameters == unit.parameters => known,
             _ => terms.synchronisation(&unit.parameters),

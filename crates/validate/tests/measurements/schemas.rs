@@ -50,7 +50,7 @@ fn multi_node_vtrain() {
     let plan = plan(case);
     assert_eq!(plan.cluster, "a100-80g:8x8");
     assert_eq!((plan.global_batch, plan.microbatches), (512, 1));
-    assert_eq!((plan.recompute, plan.sync.zero), (Recompute::Full, 0));
+    assert_eq!((plan.recompute, plan.sync.zero), (Recompute::Block, 0));
     assert_eq!(plan.schedule, ScheduleKind::OneForwardOneBackward);
     assert_eq!(stages(&plan), [((0, 32), 64)]);
     assert_eq!((plan.precision.compute, plan.precision.gradients), (Number::Fp16, Number::Fp32));
@@ -94,7 +94,7 @@ fn korthikanti() {
     );
     let [full, selective] = [plan(case(full)), plan(case(selective))];
     assert_eq!((full.global_batch, full.microbatches), (4, 1));
-    assert_eq!((full.recompute, is_sequence_parallel(&full)), (Recompute::Full, false));
+    assert_eq!((full.recompute, is_sequence_parallel(&full)), (Recompute::Block, false));
     let said = (selective.recompute, is_sequence_parallel(&selective));
     assert_eq!(said, (Recompute::Selective, true));
     // The second line has three stages on each of eight devices.
@@ -117,7 +117,7 @@ fn weak_scaling() {
     assert_eq!(case.micro_batches().expect("some divide"), [8, 4, 2, 1]);
     let plan = plan(case);
     assert_eq!((plan.global_batch, plan.microbatches), (512, 2));
-    assert_eq!((plan.recompute, plan.cluster.as_str()), (Recompute::Full, "a100-80g:4x8"));
+    assert_eq!((plan.recompute, plan.cluster.as_str()), (Recompute::Block, "a100-80g:4x8"));
 }
 
 #[test]
