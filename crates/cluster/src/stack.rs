@@ -65,6 +65,13 @@ pub struct Host {
     pub waits_for_steps: bool,
 }
 
+impl Host {
+    /// Whether launching takes it any time.
+    pub fn launches(&self) -> bool {
+        self.kernel_seconds > 0.0 || self.communication_seconds > 0.0
+    }
+}
+
 /// What one pass of an operator is cut into.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -105,6 +112,9 @@ pub enum Attention {
 pub struct Habits {
     /// Whether full recomputation runs whole blocks again, also what no gradient needs.
     pub reruns_blocks: bool,
+    /// Whether nothing of attention's scores is kept: a fused kernel's backward pass computes them again (Dao et
+    /// al. 2022, arXiv 2205.14135).
+    pub keeps_no_scores: bool,
     /// Whether gradients are reduced in one piece after the last backward pass.
     pub reduces_at_end: bool,
 }

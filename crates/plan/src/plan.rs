@@ -180,13 +180,21 @@ impl Recompute {
     pub const BY_BLOCK: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
     /// What plans for a software stack have where this is asked for: one that runs whole blocks again has no
-    /// other full recomputation.
+    /// other full recomputation, and where attention keeps no scores its core is always computed again.
     #[must_use]
     pub fn under(self, stack: &Stack) -> Recompute {
         match self {
+            Recompute::None if stack.habits.keeps_no_scores => Recompute::Selective,
             Recompute::Full if stack.habits.reruns_blocks => Recompute::Block,
             other => other,
         }
+    }
+
+    /// The different ones of [`Recompute::BY_BLOCK`] under a software stack.
+    pub fn by_block_under(stack: &Stack) -> Vec<Recompute> {
+        let mut policies: Vec<Recompute> = Self::BY_BLOCK.map(|it| it.under(stack)).into();
+        policies.dedup();
+        policies
     }
 
     /// The name in plans and on the command line.

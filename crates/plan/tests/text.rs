@@ -465,3 +465,20 @@ fn examples_of_the_documentation_are_plans() {
         assert_eq!(Plan::from_toml(&plan.to_toml(), "plan.toml"), Ok(plan));
     }
 }
+
+/// Frameworks that run modules again have no full recomputation but of whole blocks, and fused attention leaves
+/// no scores to keep.
+#[test]
+fn what_is_computed_again_follows_the_software_stack() {
+    use Recompute::{Block, Full, None, Selective, Stage};
+    let choices = |reruns_blocks, keeps_no_scores| {
+        let mut stack = shardloom_cluster::Stack::default();
+        stack.habits.reruns_blocks = reruns_blocks;
+        stack.habits.keeps_no_scores = keeps_no_scores;
+        assert_eq!(Stage.under(&stack), Stage);
+        Recompute::by_block_under(&stack)
+    };
+    assert_eq!(choices(false, false), [None, Selective, Full]);
+    assert_eq!(choices(true, false), [None, Selective, Block]);
+    assert_eq!(choices(true, true), [Selective, Block]);
+}

@@ -59,6 +59,10 @@ impl Driver for Without<'_, '_> {
         Clock::Simulated
     }
 
+    fn launches(&self) -> bool {
+        self.modelled.launches()
+    }
+
     fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         match self.is_free(call) {
             true => Ok(Picos::ZERO),

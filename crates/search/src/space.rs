@@ -23,7 +23,7 @@ pub struct Space {
     /// Whether a tensor-parallel group of this width can split the sequence.
     splits_seq: Option<u32>,
     /// What the cluster's software stack can compute again.
-    recompute: [Recompute; 3],
+    recompute: Vec<Recompute>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,7 +73,7 @@ impl Space {
         }
         let splits_seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
         let schedules = request.schedules.clone();
-        let recompute = Recompute::BY_BLOCK.map(|it| it.under(cluster.stack()));
+        let recompute = Recompute::by_block_under(cluster.stack());
         Ok(Space {
             shapes,
             schedules,
@@ -110,7 +110,7 @@ impl Space {
         let mut candidates = vec![];
         for &sequence_parallel in sequences {
             for microbatch in divisors(share) {
-                for recompute in self.recompute {
+                for &recompute in &self.recompute {
                     for &schedule in schedules {
                         for &cut in cuts {
                             candidates.extend(zeros.iter().map(|&zero| Candidate {

@@ -46,9 +46,13 @@ pub trait Driver {
     /// What kind of time the durations are.
     fn clock(&self) -> Clock;
 
+    /// Whether launching takes time; otherwise the engine does not ask how much.
+    fn launches(&self) -> bool {
+        false
+    }
+
     /// How long the host of the actor's device takes to launch an instruction. Hosts launch one instruction
     /// after the other and run ahead of their devices; an instruction starts only when it has been launched.
-    /// For a driver that launches nothing that takes no time.
     ///
     /// # Errors
     /// Whatever goes wrong in it.

@@ -83,6 +83,8 @@ pub fn run<D: Driver>(
 struct Engine<'s, 'p> {
     program: &'p Program,
     options: Options,
+    /// Whether launching takes time.
+    launches: bool,
     /// Whether hosts wait for messages before they launch more.
     waits_for_messages: bool,
     /// Whether they wait for the end of each step.
@@ -130,6 +132,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         Ok(Engine {
             program,
             options,
+            launches: false,
             waits_for_messages: cluster.stack().host.waits_for_messages,
             waits_for_steps: cluster.stack().host.waits_for_steps,
             step_ends: vec![vec![]; actors.len()],
@@ -148,6 +151,7 @@ impl<'s, 'p> Engine<'s, 'p> {
 
     /// Runs all actors to the end of the last step.
     fn follow<D: Driver>(&mut self, driver: &mut D) -> Result<(), D::Error> {
+        self.launches = driver.launches();
         for index in 0..self.actors.len() {
             let moved = self.actors[index].next_entry();
             if self.come(index, moved, driver)? {
@@ -210,7 +214,7 @@ impl<'s, 'p> Engine<'s, 'p> {
     /// Has the host launch the actor's current instruction, unless it has.
     fn launch<D: Driver>(&mut self, index: usize, driver: &mut D) -> Result<(), D::Error> {
         let actor = &self.actors[index];
-        if !actor.is_launched() {
+        if self.launches && !actor.is_launched() {
             let takes = driver.launch(&actor.call(actor.clock()))?;
             self.actors[index].launch(takes);
         }

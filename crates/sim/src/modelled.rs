@@ -250,6 +250,10 @@ impl Driver for Modelled<'_> {
         Clock::Simulated
     }
 
+    fn launches(&self) -> bool {
+        self.costs.cluster().stack().host.launches()
+    }
+
     fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let seconds = || self.costs.launch_seconds(call.instruction);
         let picos = match self.classes[call.actor.class.0 as usize].bodies

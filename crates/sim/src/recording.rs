@@ -61,6 +61,10 @@ impl<D: Driver> Driver for Recorder<D> {
         self.driver.clock()
     }
 
+    fn launches(&self) -> bool {
+        self.driver.launches()
+    }
+
     fn launch(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
         let launch = self.driver.launch(call)?;
         self.of(call.actor).launches.push(launch);
@@ -133,6 +137,10 @@ impl Driver for Recorded<'_> {
 
     fn clock(&self) -> Clock {
         self.recording.clock
+    }
+
+    fn launches(&self) -> bool {
+        self.recording.actors.iter().any(|actor| !actor.launches.is_empty())
     }
 
     fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

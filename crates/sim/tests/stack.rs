@@ -9,7 +9,7 @@ use shardloom_graph::work::Pass;
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Action, Instruction, Program};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
-use shardloom_sim::{CostModel, Options, simulate};
+use shardloom_sim::{CostModel, Modelled, Options, Recorded, Recorder, run, simulate};
 
 fn under(ranks: usize, change: impl Fn(&mut Stack)) -> Cluster {
     let mut stack = Stack::default();
@@ -172,4 +172,21 @@ fn the_estimate_knows_the_host() {
     let simulated = step(&program, &cluster, &graph).seconds();
     let ratio = estimate.step_seconds / simulated;
     assert!((0.9..1.1).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn a_run_that_is_written_down_and_repeated_launches_as_it_did() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 1, 1, 4));
+    let cluster = under(2, |stack| {
+        stack.host.kernel_seconds = 20e-6;
+        stack.host.communication_seconds = 30e-6;
+    });
+    let mut recorder = Recorder::new(Modelled::new(&graph, &cluster, &program).expect("costs"));
+    let options = Options { steps: 2, folded: false };
+    let first = run(&program, &cluster, options, &mut recorder).expect("it runs");
+    let (_, recording) = recorder.finish();
+    let again = run(&program, &cluster, options, &mut Recorded::new(&recording)).expect("it runs");
+    assert_eq!(again.timeline.tracks, first.timeline.tracks);
+    assert!(first.step_time() > step(&program, &h100(2), &graph));
 }

@@ -17,6 +17,8 @@ use super::timing::{Event, Part, Times};
 pub struct Drawn<'p> {
     pub program: &'p Program,
     pub seed: u64,
+    /// Whether launching takes time.
+    pub launches: bool,
 }
 
 impl Drawn<'_> {
@@ -70,6 +72,13 @@ impl Times for Drawn<'_> {
         Picos(all.fold(0, |sum, each| (sum + each) % 60))
     }
 
+    fn launch(&self, at: At) -> Picos {
+        match self.launches {
+            true => Picos(self.draw(5, at, 0).0 / 4),
+            false => Picos::ZERO,
+        }
+    }
+
     fn is_right(&self, step: u32) -> bool {
         mix(mix(self.seed, 4), u64::from(step)).is_multiple_of(2)
     }
@@ -94,6 +103,14 @@ impl Driver for Drawn<'_> {
 
     fn clock(&self) -> Clock {
         Clock::Virtual
+    }
+
+    fn launches(&self) -> bool {
+        self.launches
+    }
+
+    fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(Times::launch(self, at(call)))
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
@@ -143,6 +160,14 @@ impl<D: Driver> Driver for Logged<D> {
 
     fn clock(&self) -> Clock {
         self.driver.clock()
+    }
+
+    fn launches(&self) -> bool {
+        self.driver.launches()
+    }
+
+    fn launch(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        self.driver.launch(call)
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
@@ -256,6 +281,10 @@ impl Times for Modelled<'_> {
         let staging = self.costs.staging_seconds(first.class, first.position, instruction);
         Picos::from_seconds(seconds.expect("it has a cost"))
             + Picos::from_seconds(staging.expect("it has a cost"))
+    }
+
+    fn launch(&self, at: At) -> Picos {
+        Picos::from_seconds(self.costs.launch_seconds(self.instruction(at)))
     }
 
     fn is_right(&self, _: u32) -> bool {

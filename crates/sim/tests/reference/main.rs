@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngSeed, TestRunner};
 use scenario::{cores, h100, narrow};
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_plan::{Communication, Precision, ScheduleKind};
 use shardloom_program::timeline::{Interval, Lane};
 use shardloom_program::{Action, Collective, Content, Group, Program, Rank, View, lower};
@@ -116,6 +116,8 @@ proptest! {
         seed: u64,
         steps in 1u32..4,
         lanes in 0..4,
+        launches: bool,
+        waits: [bool; 2],
     ) {
         let Case { program, .. } = &case;
         let ranks = program.ranks();
@@ -124,7 +126,11 @@ proptest! {
             1 => cores(ranks),
             lanes => mixed(ranks, lanes == 2),
         };
-        let drawn = Drawn { program, seed };
+        let mut stack = Stack::default();
+        [stack.host.waits_for_messages, stack.host.waits_for_steps] =
+            waits.map(|waits| waits && launches);
+        let cluster = cluster.under(stack);
+        let drawn = Drawn { program, seed, launches };
         assert_equal(&both(program, &cluster, steps, drawn, &drawn))?;
     }
 
@@ -133,6 +139,7 @@ proptest! {
         case in cases(),
         to_a_node in 1usize..9,
         lanes in 0..6,
+        stack in prop::sample::select(&["shardloom", "megatron-2021", "nanotron"][..]),
     ) {
         let Case { graph, plan, .. } = &case;
         let ranks = plan.device_count();
@@ -142,6 +149,7 @@ proptest! {
             2 => two_kinds(ranks),
             _ => uneven(ranks, to_a_node),
         };
+        let cluster = cluster.under(Stack::parse(stack).expect("a preset"));
         let mut plan = plan.clone();
         if !cluster.groups()[0].profile.device.lanes_overlap {
             // The model of cores knows no other format.

@@ -86,9 +86,20 @@ pub struct Reading {
     pub has_thread: bool,
     /// Whether a step is over before the next begins.
     pub flushes: bool,
+    /// Whether its host waits for messages, and for the ends of steps.
+    pub waits_for_messages: bool,
+    pub waits_for_steps: bool,
+    pub steps: u32,
     pub entries: Vec<Entry>,
     /// Of each body its instructions.
     pub bodies: Vec<Vec<Operation>>,
+}
+
+impl Reading {
+    /// Steps that are over by the time that a rank comes to this one.
+    pub fn ends_before(&self, round: impl Into<Option<i64>>) -> i64 {
+        round.into().map_or(0, |round| round.clamp(0, i64::from(self.steps)))
+    }
 }
 
 /// All ranks of `program` in order, over so many steps, on the devices of `cluster`.
@@ -108,6 +119,9 @@ pub fn read(program: &Program, cluster: &Cluster, steps: u32) -> Vec<Reading> {
                 overlaps: device.lanes_overlap,
                 has_thread: program.communication == Communication::Thread,
                 flushes: program.ahead == 0 && class.late() == 0,
+                waits_for_messages: cluster.stack().host.waits_for_messages,
+                waits_for_steps: cluster.stack().host.waits_for_steps,
+                steps,
                 entries: entries(program, (id, class, position), steps),
                 bodies: (0..).zip(&class.bodies).map(body).collect(),
             });

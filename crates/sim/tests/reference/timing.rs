@@ -8,6 +8,8 @@
 //! - Gathers of weights and reductions of gradients also wait for all computation before them.
 //! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
 //! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
+//! - A rank's host launches its instructions one after another, and none starts before it is launched. A host
+//!   may wait for messages, and for the ends of steps, before it launches more.
 //! - A collective starts when its last member can.
 //! - Of entries that are run only where an update was right, or only where it was wrong, the others are not.
 //!
@@ -31,6 +33,8 @@ pub trait Times {
     fn receive(&self, at: At) -> Picos;
     /// A collective of all these.
     fn collective(&self, members: &[At]) -> Picos;
+    /// What the host takes to launch an instruction.
+    fn launch(&self, at: At) -> Picos;
     /// Whether the update before this step was right.
     fn is_right(&self, step: u32) -> bool;
 }
@@ -89,6 +93,9 @@ type Key = (Thing, Option<u32>, usize);
 /// What is known of a rank while its control is read.
 #[derive(Default)]
 struct State {
+    /// The last launch, and what the host waits for before the next.
+    launched: Option<Node>,
+    awaited: BTreeSet<Node>,
     /// The last of each queue.
     last: BTreeMap<Queue, Node>,
     /// What the rank's own thread has to have behind it, where it does one thing after another.
@@ -181,6 +188,9 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
     let mut was_right = None;
     let mut now = None;
     for (number, entry) in reading.entries.iter().enumerate() {
+        if reading.waits_for_steps && reading.ends_before(entry.round) > reading.ends_before(now) {
+            state.awaited.extend(state.last.values());
+        }
         if now.replace(entry.round).is_some_and(|before| before != entry.round) && reading.flushes {
             let given = state.given.drain(..).map(|given| given.node);
             state.before.extend(given);
@@ -197,6 +207,7 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
             let mut step =
                 Step { graph, state: &mut state, reading, entry, number, index, operation };
             step.arrives();
+            step.launches(times.launch(at));
             match &operation.kind {
                 Kind::Own | Kind::Test => {
                     let (after, queued) = step.waits(&Queue::Compute);
@@ -235,6 +246,9 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                     let name = |&it: &usize| (*route, it, at.microbatch, times_before);
                     step.graph.awaited.insert(node, messages.iter().map(name).collect());
                     step.ends(Queue::Receives, node);
+                    if step.reading.waits_for_messages {
+                        step.state.awaited.insert(node);
+                    }
                     add(Part::Receive, vec![node], queued);
                 }
                 Kind::Collective { queue, members } => {
@@ -323,6 +337,14 @@ impl Step<'_> {
         self.state.before.extend(over);
     }
 
+    /// The host launches it.
+    fn launches(&mut self, takes: Picos) {
+        let mut before = std::mem::take(&mut self.state.awaited);
+        before.extend(self.state.launched);
+        let launch = self.graph.node(takes, before);
+        self.state.launched = Some(launch);
+    }
+
     /// What has to be over before the instruction, and of that what its queue waits for.
     fn waits(&self, queue: &Queue) -> (BTreeSet<Node>, BTreeSet<Node>) {
         let is_collective = |queue: &Queue| matches!(queue, Queue::Collectives(_));
@@ -337,6 +359,7 @@ impl Step<'_> {
         let ready = self.operation.needs.iter().chain(&self.operation.changes);
         let ready = ready.filter_map(|&it| self.state.made.get(&self.key(it)).copied());
         let mut after: BTreeSet<Node> = ready.chain(queued.iter().copied()).collect();
+        after.extend(self.state.launched);
         let reductions = self.operation.reductions.iter();
         after.extend(reductions.filter_map(|place| self.state.ran.get(place)));
         let changed = self.operation.changes.iter();

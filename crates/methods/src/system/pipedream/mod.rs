@@ -131,7 +131,7 @@ fn offer(
 ) -> Result<Option<String>, MethodError> {
     let mut refusal = None;
     let mut offered = false;
-    for recompute in Recompute::BY_BLOCK.map(|it| it.under(task.cluster.stack())) {
+    for recompute in Recompute::by_block_under(task.cluster.stack()) {
         let plan = match plan(task, partition, recompute) {
             Ok(plan) => plan,
             Err(reason) => {
