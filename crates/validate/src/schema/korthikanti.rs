@@ -2,16 +2,14 @@
 //! computed twice, one with sequence parallelism and selective recomputation.
 
 use serde::Deserialize;
-use shardloom_plan::{Number, Recompute};
+use shardloom_plan::Recompute;
 
 use super::Table;
+use super::megatron_2021::{Job, replicas};
 use crate::ValidateError;
-use crate::case::{Case, MicroBatch, Split};
-use crate::cut::Cut;
-use crate::hardware::Hardware;
+use crate::case::{Case, MicroBatch};
 use crate::refusal::Refusal;
 use crate::row::{Measured, Row};
-use crate::shape::{Layers, Shape};
 
 pub(super) const COLUMNS: [&str; 15] = [
     "params_b",
@@ -84,44 +82,24 @@ pub(super) fn rows(table: &Table) -> Result<Vec<Row>, ValidateError> {
 
 impl Cells {
     fn case(&self, sequence_parallel: bool, recompute: Recompute) -> Result<Case, Refusal> {
-        let of_pipeline = self.tp.saturating_mul(self.pp);
-        if !self.gpus.is_multiple_of(of_pipeline) {
-            let text = format!("tp x pp = {of_pipeline} does not divide {} devices", self.gpus);
-            return Err(Refusal::Numbers(text));
-        }
-        Ok(Case {
-            hardware: Hardware {
-                preset: "a100-80g".into(),
-                gpus: self.gpus,
-                uplink_bytes_per_second: None,
-            },
-            stack: "megatron-2021",
-            shape: Shape {
-                // Megatron-LM's usual dropout.
-                kind: Layers::Gpt { dropout: 0.1 },
-                layers: self.layers,
-                hidden: self.hidden,
-                heads: self.heads,
-                kv_heads: self.heads,
-                ffn: self.hidden.saturating_mul(4),
-                vocab: self.vocab,
-                seq: self.seq,
-                tied: true,
-                padded: true,
-            },
-            split: Split {
-                tp: self.tp,
-                pp: self.pp,
-                chunks: self.interleave,
-                dp: self.gpus / of_pipeline,
-                sequence_parallel,
-                zero: 0,
-                recompute,
-                cut: Cut::EvenLayers,
-            },
+        let dp = replicas(self.gpus, self.tp, self.pp)?;
+        Ok(Job {
+            gpus: self.gpus,
+            layers: self.layers,
+            hidden: self.hidden,
+            heads: self.heads,
+            tp: self.tp,
+            pp: self.pp,
             global_batch: self.global_batch,
+            uplink_bytes_per_second: None,
+            vocab: self.vocab,
+            seq: self.seq,
+            chunks: self.interleave,
+            dp,
+            sequence_parallel,
+            recompute,
             micro_batch: MicroBatch::Given(self.micro_batch),
-            compute: Number::Fp16,
-        })
+        }
+        .case())
     }
 }

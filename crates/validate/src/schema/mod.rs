@@ -1,6 +1,7 @@
 //! The forms of files of measurements, told apart by their columns.
 
 mod korthikanti;
+mod megatron_2021;
 mod published;
 mod vtrain;
 mod weak_scaling;

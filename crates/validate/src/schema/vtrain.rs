@@ -2,15 +2,13 @@
 //! 800 Gb/s to each, in fp16 with everything computed twice.
 
 use serde::Deserialize;
-use shardloom_plan::{Number, Recompute};
+use shardloom_plan::Recompute;
 
 use super::Table;
+use super::megatron_2021::Job;
 use crate::ValidateError;
-use crate::case::{Case, MicroBatch, Split};
-use crate::cut::Cut;
-use crate::hardware::Hardware;
+use crate::case::{Case, MicroBatch};
 use crate::row::{Measured, Row};
-use crate::shape::{Layers, Shape};
 
 pub(super) const MULTI_NODE: [&str; 12] = [
     "params_b",
@@ -87,39 +85,23 @@ pub(super) fn rows(table: &Table) -> Result<Vec<Row>, ValidateError> {
 
 impl Cells {
     fn case(&self) -> Case {
-        Case {
-            hardware: Hardware {
-                preset: "a100-80g".into(),
-                gpus: self.gpus,
-                uplink_bytes_per_second: Some(100e9),
-            },
-            stack: "megatron-2021",
-            shape: Shape {
-                // Megatron-LM's usual dropout.
-                kind: Layers::Gpt { dropout: 0.1 },
-                layers: self.layers,
-                hidden: self.hidden,
-                heads: self.heads,
-                kv_heads: self.heads,
-                ffn: self.hidden.saturating_mul(4),
-                vocab: 50_257,
-                seq: self.seq,
-                tied: true,
-                padded: true,
-            },
-            split: Split {
-                tp: self.tp,
-                pp: self.pp,
-                chunks: 1,
-                dp: self.dp,
-                sequence_parallel: false,
-                zero: 0,
-                recompute: Recompute::Full,
-                cut: Cut::EvenLayers,
-            },
+        Job {
+            gpus: self.gpus,
+            layers: self.layers,
+            hidden: self.hidden,
+            heads: self.heads,
+            tp: self.tp,
+            pp: self.pp,
             global_batch: self.global_batch,
+            uplink_bytes_per_second: Some(100e9),
+            vocab: 50_257,
+            seq: self.seq,
+            chunks: 1,
+            dp: self.dp,
+            sequence_parallel: false,
+            recompute: Recompute::Full,
             micro_batch: MicroBatch::Given(self.micro_batch),
-            compute: Number::Fp16,
         }
+        .case()
     }
 }

@@ -3,16 +3,14 @@
 //! stages on a device: the largest micro-batch up to 8 that fits is taken, and one stage.
 
 use serde::Deserialize;
-use shardloom_plan::{Number, Recompute};
+use shardloom_plan::Recompute;
 
 use super::Table;
+use super::megatron_2021::{Job, replicas};
 use crate::ValidateError;
-use crate::case::{Case, MicroBatch, Split};
-use crate::cut::Cut;
-use crate::hardware::Hardware;
+use crate::case::{Case, MicroBatch};
 use crate::refusal::Refusal;
 use crate::row::{Measured, Row};
-use crate::shape::{Layers, Shape};
 
 pub(super) const COLUMNS: [&str; 9] =
     ["params_b", "heads", "hidden", "layers", "tp", "pp", "gpus", "global_batch", "tflops_per_gpu"];
@@ -72,44 +70,24 @@ impl Cells {
     }
 
     fn case(&self) -> Result<Case, Refusal> {
-        let of_pipeline = self.tp.saturating_mul(self.pp);
-        if !self.gpus.is_multiple_of(of_pipeline) {
-            let text = format!("tp x pp = {of_pipeline} does not divide {} devices", self.gpus);
-            return Err(Refusal::Numbers(text));
-        }
-        Ok(Case {
-            hardware: Hardware {
-                preset: "a100-80g".into(),
-                gpus: self.gpus,
-                uplink_bytes_per_second: None,
-            },
-            stack: "megatron-2021",
-            shape: Shape {
-                // Megatron-LM's usual dropout.
-                kind: Layers::Gpt { dropout: 0.1 },
-                layers: self.layers,
-                hidden: self.hidden,
-                heads: self.heads,
-                kv_heads: self.heads,
-                ffn: self.hidden.saturating_mul(4),
-                vocab: VOCAB,
-                seq: SEQ,
-                tied: true,
-                padded: true,
-            },
-            split: Split {
-                tp: self.tp,
-                pp: self.pp,
-                chunks: 1,
-                dp: self.gpus / of_pipeline,
-                sequence_parallel: false,
-                zero: 0,
-                recompute: Recompute::Full,
-                cut: Cut::EvenLayers,
-            },
+        let dp = replicas(self.gpus, self.tp, self.pp)?;
+        Ok(Job {
+            gpus: self.gpus,
+            layers: self.layers,
+            hidden: self.hidden,
+            heads: self.heads,
+            tp: self.tp,
+            pp: self.pp,
             global_batch: self.global_batch,
+            uplink_bytes_per_second: None,
+            vocab: VOCAB,
+            seq: SEQ,
+            chunks: 1,
+            dp,
+            sequence_parallel: false,
+            recompute: Recompute::Full,
             micro_batch: MicroBatch::LargestFitting(8),
-            compute: Number::Fp16,
-        })
+        }
+        .case())
     }
 }

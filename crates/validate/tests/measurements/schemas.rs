@@ -1,7 +1,8 @@
 //! The first row of each schema, as a model, a cluster and a plan.
 
 use crate::files::shipped;
-use shardloom_plan::{Axis, Number, Plan, Recompute, ScheduleKind};
+use shardloom_cluster::Stack;
+use shardloom_plan::{Axis, Number, Plan, Recompute, ScheduleKind, Sync};
 use shardloom_validate::{Case, MicroBatch, Row, read};
 
 /// The rows of a shipped file.
@@ -51,6 +52,11 @@ fn multi_node_vtrain() {
     assert_eq!(plan.cluster, "a100-80g:8x8");
     assert_eq!((plan.global_batch, plan.microbatches), (512, 1));
     assert_eq!((plan.recompute, plan.sync.zero), (Recompute::Block, 0));
+    // All gradients at once, at the end.
+    assert!(plan.sync.bucket_bytes > 4 * 3_600_000_000);
+    assert_eq!(case.cluster(None).expect("a cluster").stack().name, "megatron-2021");
+    let other = Stack::parse("nanotron").expect("a preset");
+    assert_eq!(case.cluster(Some(&other)).expect("a cluster").stack().name, "nanotron");
     assert_eq!(plan.schedule, ScheduleKind::OneForwardOneBackward);
     assert_eq!(stages(&plan), [((0, 32), 64)]);
     assert_eq!((plan.precision.compute, plan.precision.gradients), (Number::Fp16, Number::Fp32));
@@ -138,7 +144,9 @@ fn published() {
     let plan = plan(case);
     assert_eq!(plan.cluster, "h100-80g:8x8");
     assert_eq!((plan.global_batch, plan.microbatches), (256, 256));
-    assert_eq!((plan.recompute, plan.sync.zero), (Recompute::None, 0));
+    // Its attention keeps no scores, which is computing them again.
+    assert_eq!((plan.recompute, plan.sync.zero), (Recompute::Selective, 0));
+    assert_eq!(plan.sync.bucket_bytes, Sync::default().bucket_bytes);
     // The head is as much as four layers.
     assert_eq!(stages(&plan), [((0, 12), 32), ((12, 18), 32)]);
     assert_eq!((plan.precision.compute, plan.precision.gradients), (Number::Bf16, Number::Fp32));
@@ -151,7 +159,8 @@ fn sources_have_their_conventions() {
     let text = case(&mosaic[0]).spec().expect("a model").to_string();
     assert_eq!(text, "gpt:layers=40,hidden=5120,heads=40,seq=2048,vocab=50368,tied=true");
     let plan = plan(case(&mosaic[0]));
-    assert_eq!((plan.sync.zero, plan.recompute), (3, Recompute::Full));
+    // FSDP runs whole blocks again.
+    assert_eq!((plan.sync.zero, plan.recompute), (3, Recompute::Block));
 
     let intern = rows("internevo.csv");
     let cluster = case(&intern[1]).cluster(None).expect("a cluster");
