@@ -2,7 +2,9 @@
 
 use shardloom_graph::op::Activation;
 use shardloom_graph::work::{Pass, work};
-use shardloom_graph::{DimId, Extents, GraphBuilder, GraphError, Init, Split, ValueId, gradient};
+use shardloom_graph::{
+    DimId, Extents, GraphBuilder, GraphError, Init, Reduction, Split, ValueId, gradient,
+};
 
 const ZEROS: Init = Init::Constant(0.0);
 
@@ -134,6 +136,40 @@ fn an_operator_that_reads_a_value_twice_is_one_of_its_readers_once() {
     assert_eq!(graph.value(x).consumers.len(), 1);
 }
 
+/// Each part of a split sum would add the bias once more.
+#[test]
+fn the_inner_loop_of_a_product_is_split_into_partial_sums_unless_it_adds_a_bias() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    let classes = net.dim("classes", 2).unwrap();
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let bias = net.parameter("bias", &[narrow], 0, ZEROS).unwrap();
+    let v = net.parameter("v", &[narrow, classes], 1, ZEROS).unwrap();
+    let biased = net.contract("biased", x, w, Some(bias)).unwrap();
+    let logits = net.contract("plain", biased, v, None).unwrap();
+    let loss = net.cross_entropy("loss", logits, y).unwrap();
+    let graph = net.finish(loss).unwrap();
+    let split = |name: &str, dim: DimId| {
+        let (_, op) = graph.ops().find(|(_, op)| op.name == name).unwrap();
+        op.signature.loops.iter().find(|each| each.dim == dim).unwrap().split
+    };
+    assert_eq!(split("biased", wide), Split::Opaque);
+    assert_eq!(split("plain", narrow), Split::Reduce(Reduction::Sum));
+    assert_eq!([split("biased", narrow), split("plain", classes)], [Split::Parallel; 2]);
+}
+
+#[test]
+fn only_heads_of_an_even_width_are_rotated() {
+    let Start { mut net, wide, narrow, .. } = start();
+    let [seq, heads] = [("seq", 4), ("heads", 2)].map(|(name, size)| net.dim(name, size).unwrap());
+    let even = net.features("even", &[seq, heads, wide]).unwrap();
+    let odd = net.features("odd", &[seq, heads, narrow]).unwrap();
+    let flat = net.features("flat", &[seq, wide]).unwrap();
+    let needle = "rotation needs [batch, seq, heads..., head_dim] with an even head_dim";
+    refused(net.rotary("rotated", odd, 1e4, None), needle);
+    refused(net.rotary("rotated", flat, 1e4, None), needle);
+    net.rotary("rotated", even, 1e4, None).unwrap();
+}
+
 /// A network whose three joined tensors, of widths 6, 3 and 3, need a result of 12.
 #[test]
 fn tensors_are_joined_along_one_axis_and_get_their_gradients_back() {
@@ -252,9 +288,15 @@ fn a_table_s_lookup_touches_as_many_rows_as_there_are_tokens() {
         let loss = net.cross_entropy("loss", logits, targets).unwrap();
         let graph = net.finish(loss).unwrap();
         let (id, _) = graph.ops().find(|(_, op)| op.name == "embed").unwrap();
-        let work = work(&graph, id, Pass::Forward, &Extents::global(&graph, 5), 2).unwrap();
-        // Twenty tokens of four bytes, and a row of eight in two bytes each, in and out.
-        assert_eq!((work.bytes, work.elements), (20.0 * (4.0 + 2.0 * 8.0 * 2.0), 160));
+        // Twenty tokens of four bytes, and a row of eight in two bytes each, in and out; backwards the
+        // rows' gradients in place of the rows.
+        let expected = (20.0 * (4.0 + 2.0 * 8.0 * 2.0), 160);
+        for pass in [Pass::Forward, Pass::Weight] {
+            let work = work(&graph, id, pass, &Extents::global(&graph, 5), 2).unwrap();
+            assert_eq!((work.bytes, work.elements), expected, "{pass:?}");
+        }
+        // Tokens have no gradient.
+        assert_eq!(work(&graph, id, Pass::Input, &Extents::global(&graph, 5), 2), None);
     }
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use shardloom_graph::gradient::{self, Operand};
-use shardloom_graph::work::{Pass, work};
-use shardloom_graph::{Extents, Graph, ModelSpec, ValueId};
+use shardloom_graph::work::{Pass, Work, work};
+use shardloom_graph::{DType, Extents, Graph, ModelSpec, OpKind, ValueId};
 
 /// Layers, width, heads, sequence length, vocabulary.
 const SIZES: (usize, usize, usize, usize, usize) = (3, 64, 4, 48, 101);
@@ -105,4 +105,20 @@ fn a_layer_without_dropout_keeps_no_masks() {
     let statistics = 16 * s * b;
     assert_eq!(kept_bytes(&gpt(0.0), b, false), 32 * s * b * h + 2 * a * s * s * b + statistics);
     assert_eq!(kept_bytes(&gpt(0.0), b, true), 32 * s * b * h + statistics);
+    let masks = |dropout| {
+        let graph = gpt(dropout);
+        graph.values().filter(|(_, value)| value.dtype == DType::Mask).count()
+    };
+    // One of the embedding, and of each layer one of the attention and one of each residual.
+    assert_eq!([masks(0.0), masks(0.1)], [0, 1 + 3 * SIZES.0]);
+}
+
+#[test]
+fn without_samples_there_is_no_work() {
+    let graph = gpt(0.0);
+    let extents = Extents::global(&graph, 0);
+    for (id, op) in graph.ops().filter(|(_, op)| matches!(op.kind, OpKind::Pointwise(_))) {
+        let expected = Work { flops: 0.0, bytes: 0.0, elements: 0, matmul: None };
+        assert_eq!(work(&graph, id, Pass::Forward, &extents, 2), Some(expected), "{}", op.name);
+    }
 }

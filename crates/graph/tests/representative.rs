@@ -142,3 +142,39 @@ fn alternating_blocks_are_one_of_each_kind_and_the_ends() {
     let names = block_names(Representative::of(&graph).graph()).join(" ");
     assert_eq!(names, "first block.0 block.1 block.2 block.7 block.8 head");
 }
+
+/// Layers that add to a stream a product with the first layer's weight or with their own.
+#[test]
+fn layers_that_share_a_weight_are_of_another_kind_than_those_with_their_own() {
+    let mut net = GraphBuilder::new("shared");
+    let width = net.dim("width", 4).expect("a dimension");
+    let inner = net.dim("inner", 3).expect("a dimension");
+    net.block("first");
+    let mut x = net.features("x", &[width]).expect("features");
+    let targets = net.targets("y", &[]).expect("targets");
+    let parameter = |net: &mut GraphBuilder, name: String, axes: [_; 2]| {
+        net.parameter(&name, &axes, 1, Init::Normal { std: 0.1 }).expect("a parameter")
+    };
+    let shared = parameter(&mut net, "shared".into(), [width, inner]);
+    for layer in 0..8 {
+        net.block(&format!("layer.{layer}"));
+        let down = match layer {
+            2 | 3 => shared,
+            _ => parameter(&mut net, format!("down.{layer}"), [width, inner]),
+        };
+        let up = parameter(&mut net, format!("up.{layer}"), [inner, width]);
+        let hidden = net.contract(&format!("hidden.{layer}"), x, down, None).expect("a product");
+        let y = net.contract(&format!("out.{layer}"), hidden, up, None).expect("a product");
+        x = net.add(&format!("sum.{layer}"), x, y).expect("a sum");
+    }
+    net.block("head");
+    let table = parameter(&mut net, "head".into(), [width, inner]);
+    let logits = net.contract("logits", x, table, None).expect("logits");
+    let loss = net.cross_entropy("loss", logits, targets).expect("a loss");
+    let graph = net.finish(loss).expect("a graph");
+    let representative = Representative::of(&graph);
+    let stand_in = |layer: usize| representative.stand_in(layer + 1);
+    assert_eq!(stand_in(2), stand_in(3));
+    assert_eq!(stand_in(4), stand_in(5));
+    assert_ne!(stand_in(3), stand_in(4));
+}

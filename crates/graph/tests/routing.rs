@@ -1,6 +1,7 @@
 //! Rows that choose an expert while running: how the operators may be split, what they cost, and what is
 //! refused.
 
+use shardloom_graph::gradient::{self, Operand};
 use shardloom_graph::op::Overflow;
 use shardloom_graph::work::{Pass, work, work_on_rows};
 use shardloom_graph::{
@@ -79,6 +80,13 @@ fn work_is_that_of_the_rows_there_are_and_at_most_that_of_all_slots() {
         let counts = 4.0 * 4.0 * 2.0;
         assert_eq!(real.bytes, 4.0 * 21.0 * (32.0 + 48.0) + weights + counts, "{pass:?}");
     }
+    // Backwards too an activation must know which slots are filled: it reads what it read, the counts and
+    // the gradient, and writes a gradient.
+    let relu = op(&graph, "layer.0.relu");
+    let reads = gradient::rule(&graph, relu).input.expect("a gradient of its rows").reads;
+    assert_eq!(reads, [Operand::Input(0), Operand::Input(1), Operand::OutputGradient]);
+    let real = work_on_rows(&graph, relu, Pass::Input, &extents, 4, Some(21.0)).expect("a pass");
+    assert_eq!(real.bytes, 4.0 * 21.0 * 48.0 * 3.0 + 4.0 * 4.0 * 2.0);
     let dispatch = op(&graph, "layer.0.dispatch");
     let bytes = |rows| {
         let work = work_on_rows(&graph, dispatch, Pass::Forward, &extents, 4, rows);

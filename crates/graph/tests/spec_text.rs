@@ -90,6 +90,36 @@ fn unknown_names_are_refused_with_the_near_and_the_valid_ones() {
 }
 
 #[test]
+fn a_long_text_that_is_no_model_is_repeated_up_to_a_hundred_letters() {
+    let message = ModelSpec::parse(&"x".repeat(150)).unwrap_err().to_string();
+    assert!(message.contains(&"x".repeat(100)), "{message}");
+    assert!(!message.contains(&"x".repeat(101)), "{message}");
+}
+
+#[test]
+fn heads_of_a_llama_need_not_divide_its_width_where_their_own_width_is_given() {
+    let llama = "llama:layers=1,hidden=8,heads=3,ffn=16,seq=4,vocab=10";
+    refused(llama, &["heads = 3", "divide hidden = 8 unless head_dim is given"]);
+    let graph = ModelSpec::parse(&format!("{llama},head_dim=4")).unwrap().graph().unwrap();
+    let (_, query) = graph.parameters().find(|(_, it)| it.name.contains("query")).unwrap();
+    // A product of 8 numbers to 3 heads of 4.
+    assert_eq!(shardloom_graph::Extents::global(&graph, 1).shape(&query.axes), [8, 3, 4]);
+}
+
+#[test]
+fn real_numbers_of_a_llama_are_finite_and_above_zero() {
+    let llama = "llama:layers=1,hidden=8,heads=2,ffn=16,seq=4,vocab=10";
+    for key in ["rope_theta", "norm_epsilon", "init_std"] {
+        for value in ["0", "-1", "inf", "NaN"] {
+            refused(
+                &format!("{llama},{key}={value}"),
+                &[&format!("{key} = {value}"), "a finite number above 0"],
+            );
+        }
+    }
+}
+
+#[test]
 fn values_that_no_model_can_have_are_refused_by_key() {
     let with = |key: &str, value: &str| {
         let pairs: Vec<String> = GPT[4..]
@@ -116,6 +146,7 @@ fn values_that_no_model_can_have_are_refused_by_key() {
     refused(&format!("{GPT},seq=1"), &["gpt:seq=1", "twice"]);
     refused(&format!("{GPT},seq"), &["gpt:seq", "key=value"]);
     refused("llama-3-8b:rope_scaling=[8,4,1,8192]", &["rope_scaling = [8, 4, 1, 8192]"]);
+    refused("llama-3-8b:rope_scaling=[8,4,4,8192]", &["rope_scaling = [8, 4, 4, 8192]"]);
     refused("llama-3-8b:rope_scaling=[8,4,1]", &["rope_scaling = [8,4,1]", "factor"]);
     refused("llama-3-8b:head_dim=3", &["head_dim = 3", "even"]);
 }

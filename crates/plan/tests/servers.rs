@@ -2,7 +2,7 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform,
+    Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform,
 };
 
 fn graph() -> Graph {
@@ -65,4 +65,24 @@ fn servers_have_devices_after_those_of_the_workers() {
     let rule =
         "with servers each has a device after those of the workers, 4 in all; the cluster has 3";
     assert_eq!(error, format!("sync.servers.count = 1: {rule}"));
+}
+
+#[test]
+fn there_is_a_server_and_it_holds_everything_in_32_bits() {
+    let refusal = |change: fn(&mut Plan)| {
+        let mut plan = plan(1, 3, 1);
+        change(&mut plan);
+        plan.validate(&graph(), 8).expect_err("no such servers").to_string()
+    };
+    let none = refusal(|it| it.sync.servers = Some(Servers { count: 0, staleness: 0 }));
+    assert_eq!(none, "sync.servers.count = 0: at least 1");
+    for change in [
+        |it: &mut Plan| it.precision.compute = Number::Bf16,
+        |it: &mut Plan| it.precision.gradients = Number::Bf16,
+        |it: &mut Plan| it.precision.master = true,
+    ] {
+        let message = refusal(change);
+        assert!(message.starts_with("precision = "), "{message}");
+        assert!(message.contains("with servers everything is in fp32 so far"), "{message}");
+    }
 }

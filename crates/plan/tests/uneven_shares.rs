@@ -53,3 +53,14 @@ fn an_odd_number_of_micro_batches_is_for_schedules_with_a_flush_that_say_who_get
         assert_eq!(found, expected, "{schedule:?} {weights:?}");
     }
 }
+
+#[test]
+fn the_first_pipelines_get_one_more_of_what_does_not_divide_unless_they_say_otherwise() {
+    let even = plan(3, ScheduleKind::Chimera, Weights::Flush);
+    assert_eq!(even.shares(), [2, 1]);
+    assert_eq!(plan(4, ScheduleKind::Chimera, Weights::Flush).shares(), [2, 2]);
+    let mut own = even;
+    own.pipeline[0].microbatches = Some(1);
+    own.pipeline[1].microbatches = Some(2);
+    assert_eq!(own.shares(), [1, 2]);
+}

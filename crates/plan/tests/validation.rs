@@ -443,6 +443,17 @@ fn pass_times_are_finite_and_not_negative() {
         let complaint = complaint(|it| change(&mut it.pass_times));
         assert_eq!(complaint, format!("pass_times.{key}: a time is finite and at least 0"));
     }
+    for kept in [-0.1, 1.1, f64::NAN] {
+        let complaint = complaint(|it| it.pass_times.kept = kept);
+        let rule = "a share of what a forward pass leaves is from 0 to 1";
+        assert_eq!(complaint, format!("pass_times.kept = {kept}: {rule}"));
+    }
+}
+
+#[test]
+fn passes_of_which_nobody_says_more_are_alike_and_keep_everything_for_weight_gradients() {
+    let alike = PassTimes { forward: 1.0, input: 1.0, weight: 1.0, message: 0.0, kept: 1.0 };
+    assert_eq!(plan().pass_times, alike);
 }
 
 #[test]

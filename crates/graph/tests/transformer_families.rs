@@ -1,0 +1,89 @@
+//! How the parameters of the transformer families begin, and how they are seen as matrices.
+
+use shardloom_graph::{Extents, Graph, Init, ModelSpec, OpKind};
+
+const GPT: &str = "gpt:layers=2,hidden=8,heads=2,seq=4,vocab=16,init_std=0.5";
+const LLAMA: &str = "llama:layers=2,hidden=8,heads=4,kv_heads=2,ffn=12,seq=4,vocab=16,init_std=0.5";
+
+fn graph(line: &str) -> Graph {
+    ModelSpec::parse(line).and_then(|spec| spec.graph()).expect("a model")
+}
+
+/// Residual projections begin with 1 / sqrt(2 layers) of the others' deviation: a half with two layers.
+#[test]
+fn norms_begin_as_nothing_biases_at_zero_and_residual_projections_smaller_than_other_weights() {
+    for graph in [graph(GPT), graph(LLAMA)] {
+        for (_, value) in graph.parameters() {
+            let name = value.name.as_str();
+            let expected = match name.rsplit('.').next() {
+                Some("gain") => Init::Constant(1.0),
+                Some("bias") => Init::Constant(0.0),
+                _ if name.ends_with("output.weight") || name.ends_with("down.weight") => {
+                    Init::Normal { std: 0.25 }
+                }
+                _ => Init::Normal { std: 0.5 },
+            };
+            assert_eq!(value.parameter().map(|it| it.init), Some(expected), "{name}");
+        }
+    }
+}
+
+/// What a matrix reads are its rows, and tables have a row for each entry. All else is a vector, which does
+/// not decay.
+#[test]
+fn weights_are_matrices_that_decay_and_gains_and_biases_vectors_that_do_not() {
+    let gpt = [
+        ("embedding.token", [16, 8]),
+        ("embedding.position", [4, 8]),
+        ("attention.query.weight", [8, 8]),
+        ("attention.key.weight", [8, 8]),
+        ("attention.value.weight", [8, 8]),
+        ("attention.output.weight", [8, 8]),
+        ("ffn.up.weight", [8, 32]),
+        ("ffn.down.weight", [32, 8]),
+        ("head.weight", [16, 8]),
+    ];
+    // Two key-value heads of width two, each for two queries.
+    let llama = [
+        ("embedding.token", [16, 8]),
+        ("attention.query.weight", [8, 8]),
+        ("attention.key.weight", [8, 4]),
+        ("attention.value.weight", [8, 4]),
+        ("attention.output.weight", [8, 8]),
+        ("ffn.gate.weight", [8, 12]),
+        ("ffn.up.weight", [8, 12]),
+        ("ffn.down.weight", [12, 8]),
+        ("head.weight", [16, 8]),
+    ];
+    for (line, matrices) in [(GPT, &gpt[..]), (LLAMA, &llama[..])] {
+        let graph = graph(line);
+        let extents = Extents::global(&graph, 1);
+        for (_, value) in graph.parameters() {
+            let parameter = value.parameter().expect("a parameter");
+            let (rows, columns) = value.axes.split_at(parameter.row_axes);
+            let shape = [rows, columns].map(|axes| extents.elements(axes));
+            let known = matrices.iter().find(|(name, _)| value.name.ends_with(name));
+            match known {
+                Some(&(_, expected)) => assert_eq!(shape, expected, "{}", value.name),
+                None => assert_eq!(shape[0], 1, "{}", value.name),
+            }
+            assert_eq!(parameter.decays, known.is_some(), "{}", value.name);
+        }
+    }
+}
+
+/// Heads of 16 and of 4 numbers: 1 / sqrt(16) and 1 / sqrt(4).
+#[test]
+fn scores_of_attention_are_divided_by_the_root_of_a_head_s_width() {
+    for (hidden, expected) in [(64, 0.25), (16, 0.5)] {
+        let rest = format!("layers=1,hidden={hidden},heads=4,seq=4,vocab=16");
+        for line in [format!("gpt:{rest}"), format!("llama:{rest},ffn=12")] {
+            let graph = graph(&line);
+            let scales = graph.ops().filter_map(|(_, op)| match op.kind {
+                OpKind::AttentionProbs { scale, .. } => Some(scale),
+                _ => None,
+            });
+            assert_eq!(scales.collect::<Vec<f32>>(), [expected], "{line}");
+        }
+    }
+}

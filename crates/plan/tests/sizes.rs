@@ -1,0 +1,65 @@
+//! How large numbers are, and what optimizers keep of a parameter.
+
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{
+    Kept, Mesh, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
+
+#[test]
+fn numbers_have_as_many_bytes_as_their_bits_take() {
+    let bits = [(Number::Fp32, 32), (Number::Bf16, 16), (Number::Fp16, 16)];
+    for (number, bits) in bits {
+        assert_eq!(8 * number.bytes(), bits);
+    }
+}
+
+#[test]
+fn optimizers_keep_moments_of_each_element_and_adafactor_of_rows_and_columns() {
+    let Optimizer::Adamw { beta1, beta2, epsilon, weight_decay } = Optimizer::default() else {
+        panic!("AdamW is the usual one");
+    };
+    let lamb = Optimizer::Lamb { beta1, beta2, epsilon, weight_decay };
+    let adafactor = Optimizer::Adafactor {
+        decay_exponent: 0.8,
+        clip: 1.0,
+        least_parameter_rms: 1e-3,
+        weight_decay,
+    };
+    for (rows, columns) in [(3, 5), (1, 5), (5, 1), (2, 2), (1, 1)] {
+        let kept = |optimizer: Optimizer| optimizer.keeps(rows, columns);
+        assert_eq!(kept(Optimizer::sgd(0.0)), []);
+        assert_eq!(kept(Optimizer::sgd(0.9)), [Kept::PerElement]);
+        assert_eq!(kept(Optimizer::default()), [Kept::PerElement; 2]);
+        assert_eq!(kept(lamb), [Kept::PerElement; 2]);
+        // A vector has no rows and columns to add up over.
+        let vector = rows == 1 || columns == 1;
+        let sums = if vector { Kept::PerElement } else { Kept::PerParameter(rows + columns) };
+        assert_eq!(kept(adafactor), [sums], "{rows} x {columns}");
+    }
+}
+
+/// Of two products the first is split by columns and the second, which reads these, by rows (Megatron-LM,
+/// Shoeybi et al. 2019, arXiv 1909.08053, section 3); what the second makes is whole.
+#[test]
+fn a_plain_stack_of_layers_splits_every_second_width() {
+    let model = "mlp:inputs=8,hidden=8,layers=4,classes=4";
+    let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+    let uniform = Uniform {
+        pp: 1,
+        mesh: Mesh::of(1, 1, 2),
+        sequence_parallel: false,
+        global_batch: 4,
+        microbatches: 1,
+        schedule: ScheduleKind::Afab,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::FP32,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    let plan = uniform.plan(&graph, model, "local");
+    let rules = |dim: &str| plan.layout.0.iter().filter(|rule| rule.dim == dim).count();
+    let widths = ["width.0", "width.1", "width.2", "width.3"];
+    assert_eq!(widths.map(rules), [1, 0, 1, 0]);
+    assert_eq!(plan.validate(&graph, 2), Ok(()));
+}
