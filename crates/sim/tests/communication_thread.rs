@@ -126,6 +126,8 @@ fn a_step_ends_with_the_memory_that_it_began_with() {
             for end in ends {
                 let until = track.memory.iter().take_while(|(time, _)| time <= end);
                 assert_eq!(until.last().map(|it| it.1), Some(always), "ZeRO {zero}");
+                let mut both = track.intervals.iter().filter(|it| it.start < *end && it.end > *end);
+                assert_eq!(both.next(), None, "ZeRO {zero}: it belongs to two steps");
             }
             let peak = class.memory_use(&program, 0).peak_bytes;
             assert_eq!(track.peak_bytes, peak, "ZeRO {zero}");
