@@ -186,9 +186,8 @@ fn other_batches_are_those_that_are_named() {
     let graph = model(TEXT);
     let cluster = h100(2, 4, 80_000_000_000);
     let ours = plan(2, 2, 2, 4);
-    let judged = |plan: &Plan| -> Judgement {
-        judge(&graph, &cluster, plan).expect("it can be simulated")
-    };
+    let judged =
+        |plan: &Plan| -> Judgement { judge(&graph, &cluster, plan).expect("it can be simulated") };
     let explanation = explained(&ours, &[]);
     let facts = about(&explanation, Topic::Batch);
     // Micro-batches of 2 samples on each replica instead of 4, then twice of 4 and eight times.
