@@ -157,6 +157,16 @@ fn least_bytes(graph: &Graph, cluster: &Cluster, request: &Request) -> f64 {
     peaks.flatten().fold(f64::INFINITY, f64::min)
 }
 
+/// Without attention, computing only attention again saves nothing.
+#[test]
+fn of_plans_that_need_equally_little_the_plainest_is_named() {
+    let text = "mlp:inputs=1024,hidden=1024,layers=1,classes=64";
+    let request = Request::new(text, "c", 1);
+    let error = search(&model(text), &h100(1, 1, 10_000_000), &request).expect_err("too small");
+    let SearchError::NothingFits { closest, .. } = error else { panic!("{error}") };
+    assert!(closest.ends_with("recomputation none"), "{closest}");
+}
+
 /// As many blocks as nodes there can be at most, 256 times as many.
 #[test]
 fn the_remedy_names_the_first_doubling_of_nodes_that_is_enough() {

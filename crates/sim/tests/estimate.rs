@@ -689,3 +689,12 @@ fn of_unlike_devices_the_slowest_and_the_least_memory_count_for_all() {
         }
     }
 }
+
+/// Blocks of a weight and a bias, of which each of two replicas updates one.
+#[test]
+fn shards_of_a_single_number_take_what_launching_their_updates_takes() {
+    let graph = model("mlp:inputs=1,hidden=1,layers=4,classes=2");
+    let settings = Settings { norm: false, bucket_bytes: 1, ..MIXED };
+    let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, ..pipeline(1, 1, 1) });
+    assert_as_simulated(&times(&graph, &h100(2), settings, &candidates), 1e-6);
+}
