@@ -6,9 +6,9 @@ use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::even_cuts;
+use shardloom_plan::{Recompute, even_cuts};
 use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
-use shardloom_sim::estimate::Cut;
+use shardloom_sim::estimate::{Cut, Estimator};
 
 const PLENTY: u64 = 80_000_000_000;
 
@@ -119,6 +119,75 @@ fn a_mixed_cluster_is_planned_for_its_slowest_devices_and_least_memory() {
     assert!(outcome.judgement.memory.iter().all(|it| it.peak_bytes < 16_000_000_000));
 }
 
+/// Nodes of one device, and one sample: of three blocks the middle one is nearly everything, and only
+/// tensor parallelism deals it to two devices.
+#[test]
+fn where_nothing_fits_tensor_parallel_groups_reach_across_nodes() {
+    let text = "gpt:layers=1,hidden=1024,heads=16,seq=64,vocab=64";
+    let graph = model(text);
+    let request = Request::new(text, "c", 1);
+    // 12 hidden^2 parameters of 18 bytes are 226 MB.
+    let outcome = check(&graph, &h100(2, 1, 160_000_000), &request);
+    let (_, stage) = outcome.plan.stages().next().expect("a stage");
+    assert_eq!((outcome.plan.stages().count(), stage.mesh.tp()), (1, 2));
+    // Both spaces were looked through: widths of one and two, the latter also with the sequence split.
+    let cluster = h100(2, 1, 160_000_000);
+    let within = Space::new(&graph, &cluster, &request).expect("a space").count();
+    let across = 2 * Recompute::BY_BLOCK.len();
+    assert_eq!(outcome.search.space, within + across);
+    let roomy = check(&graph, &h100(2, 1, PLENTY), &request);
+    assert_eq!(roomy.search.space, within, "what fits within nodes needs no wider groups");
+}
+
+#[test]
+fn nodes_of_one_kind_are_not_called_several_whoever_lists_them_one_by_one() {
+    let graph = model(GPT);
+    let node = h100(1, 2, PLENTY);
+    let cluster = Cluster::new([node.groups(), node.groups()].concat()).expect("a cluster");
+    let outcome = check(&graph, &cluster, &Request::new(GPT, "c", 32));
+    assert_eq!(outcome.notes, [""; 0]);
+}
+
+/// The least memory that a plan with one sample a micro-batch is estimated to need.
+fn least_bytes(graph: &Graph, cluster: &Cluster, request: &Request) -> f64 {
+    let space = Space::new(graph, cluster, request).expect("a space");
+    let mut estimator = Estimator::new(graph, cluster, request.settings()).expect("an estimator");
+    let ones = space.candidates().filter(|it| it.microbatch == 1);
+    let peaks = ones.map(|it| estimator.estimate(&it).expect("costs").map(|it| it.peak_bytes));
+    peaks.flatten().fold(f64::INFINITY, f64::min)
+}
+
+/// Without attention, computing only attention again saves nothing.
+#[test]
+fn of_plans_that_need_equally_little_the_plainest_is_named() {
+    let text = "mlp:inputs=1024,hidden=1024,layers=1,classes=64";
+    let request = Request::new(text, "c", 1);
+    let error = search(&model(text), &h100(1, 1, 10_000_000), &request).expect_err("too small");
+    let SearchError::NothingFits { closest, .. } = error else { panic!("{error}") };
+    assert!(closest.ends_with("recomputation none"), "{closest}");
+}
+
+/// As many blocks as nodes there can be at most, 256 times as many.
+#[test]
+fn the_remedy_names_the_first_doubling_of_nodes_that_is_enough() {
+    let text = "gpt:layers=254,hidden=64,heads=4,seq=16,vocab=64";
+    let graph = model(text);
+    // One sample, which no replicas can share.
+    let request = Request::new(text, "c", 1);
+    let needed = |nodes: u32| least_bytes(&graph, &h100(nodes, 1, PLENTY), &request);
+    let (enough, half) = (needed(256), needed(128));
+    assert!(enough < 0.95 * half, "256 nodes need {enough} each, half as many {half}");
+    let memory_bytes = (1.02 * enough / request.memory_share) as u64;
+    let error = search(&graph, &h100(1, 1, memory_bytes), &request).expect_err("too small");
+    let SearchError::NothingFits { closest, needed_gigabytes, remedy, .. } = error else {
+        panic!("{error}");
+    };
+    let end = "so would 256 times as many nodes (256 devices)";
+    assert!(remedy.ends_with(end), "{remedy}");
+    assert!(closest.contains("one sample a micro-batch"), "{closest}");
+    assert_eq!(needed_gigabytes, needed(1) / 1e9);
+}
+
 #[test]
 fn where_nothing_fits_the_closest_plan_and_a_remedy_are_named() {
     let graph = model(GPT);
@@ -202,6 +271,27 @@ fn a_batch_of_very_many_micro_batches_has_an_answer_without_other_plans() {
     let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
     let steps = outcome.plan.microbatches * graph.blocks().len();
     assert!(steps > 10_000, "{steps} passes of blocks are not very many");
+    assert_eq!(outcome.finalists.len(), 1);
+}
+
+/// What simulations take is counted in micro-batches times blocks: 10,000 of them at most.
+#[test]
+fn plans_are_simulated_as_long_as_their_micro_batches_are_not_too_many() {
+    // Eight blocks.
+    let text = "gpt:layers=6,hidden=1024,heads=16,seq=1024,vocab=1024";
+    let graph = model(text);
+    // There is room for what one sample leaves behind, not for five, however much is computed twice.
+    let cluster = h100(1, 1, 1_950_000_000);
+    let simulated = |global_batch: usize| {
+        let request = Request::new(text, "c", global_batch);
+        let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
+        let mut plans = outcome.finalists.iter().map(|it| &it.plan);
+        assert!(plans.all(|it| it.microbatches == global_batch), "one sample a micro-batch");
+        outcome.finalists.len()
+    };
+    // 625 is 5^4, and 631 a prime. Two plans are fast enough, which differ in what they compute twice:
+    // that is 2 x 8 x 625 = 10,000, and 96 more.
+    assert_eq!((simulated(625), simulated(631)), (2, 1));
 }
 
 /// What is estimated to take a twentieth longer than the best plan known is not simulated.

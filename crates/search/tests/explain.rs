@@ -5,7 +5,7 @@ mod scenario;
 use scenario::{h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_plan::Plan;
-use shardloom_search::{Explanation, Fact, Request, Topic, auto, explain, judge};
+use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
 
 const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
 
@@ -165,4 +165,91 @@ fn what_other_machines_would_do_is_asked_of_the_nodes_of_every_group() {
         };
         assert_eq!(facts(&apart), facts(&whole), "{pp} x {dp} x {tp}");
     }
+}
+
+#[test]
+fn what_a_rival_loses_most_to_is_said_with_its_share() {
+    let wide = plan(1, 1, 8, 4);
+    let rivals = explained(&plan(1, 8, 1, 4), &[("wide", &wide)]);
+    let fact = about(&rivals, Topic::Rival)[0];
+    // Explained by itself, it loses the most to the same, in seconds of its own step.
+    let alone = explained(&wide, &[]);
+    let worst = about(&alone, Topic::Bottleneck)[0];
+    assert!(worst.sentence.contains("tensor-parallel communication"), "{}", worst.sentence);
+    let share = format!("{:.1}%", 100.0 * worst.number);
+    let end = format!(" {share} of it tensor-parallel communication");
+    assert!(fact.sentence.ends_with(&end), "{}, not {end}", fact.sentence);
+}
+
+#[test]
+fn other_batches_are_those_that_are_named() {
+    let graph = model(TEXT);
+    let cluster = h100(2, 4, 80_000_000_000);
+    let ours = plan(2, 2, 2, 4);
+    let judged =
+        |plan: &Plan| -> Judgement { judge(&graph, &cluster, plan).expect("it can be simulated") };
+    let explanation = explained(&ours, &[]);
+    let facts = about(&explanation, Topic::Batch);
+    // Micro-batches of 2 samples on each replica instead of 4, then twice of 4 and eight times.
+    let others = [
+        ("with twice as many micro-batches of half the size", 32, 8),
+        ("with half the global batch", 16, 2),
+        ("with twice the global batch", 64, 8),
+    ];
+    assert_eq!(facts.len(), others.len(), "{facts:?}");
+    let mut signs = [0, 0];
+    for (fact, (condition, global_batch, microbatches)) in facts.iter().zip(others) {
+        let other = Plan { global_batch, microbatches, ..ours.clone() };
+        let of_sample = |plan: &Plan| judged(plan).step_seconds / plan.global_batch as f64;
+        let saved = 1.0 - of_sample(&other) / of_sample(&ours);
+        assert!((fact.number - saved).abs() < 1e-12, "{}: {saved}", fact.sentence);
+        let relation = if saved > 0.0 { "less time" } else { "more time" };
+        let whole = fact.sentence.starts_with(condition) && fact.sentence.ends_with(relation);
+        assert!(whole, "{}: {saved}", fact.sentence);
+        signs[usize::from(saved > 0.0)] += 1;
+    }
+    assert!(signs.iter().all(|&sign| sign > 0), "some take less time, some more: {facts:?}");
+}
+
+#[test]
+fn how_full_memory_is_has_four_names() {
+    let plan = plan(1, 4, 1, 4);
+    let roomy = h100(1, 4, 80_000_000_000);
+    let needed = judge(&model(TEXT), &roomy, &plan).expect("it can be simulated").memory[0];
+    for (share, verdict) in [
+        (0.7, "leaves room for larger micro-batches"),
+        (0.9, "uses memory well"),
+        (0.97, "is close to the limit"),
+        (1.5, "does not fit"),
+    ] {
+        let cluster = h100(1, 4, (needed.peak_bytes as f64 / share) as u64);
+        let found = explain(&model(TEXT), &cluster, &plan, &[]).expect("it can be simulated");
+        let fact = about(&found, Topic::Memory)[0];
+        assert!((fact.number - share).abs() < 1e-6, "{share}: {}", fact.number);
+        assert!(fact.sentence.contains(&format!(", which {verdict}")), "{}", fact.sentence);
+    }
+}
+
+/// Of a cluster that lacks a tenth of the memory that the fastest plan asks for.
+#[test]
+fn a_quarter_more_memory_finds_the_plan_that_just_did_not_fit() {
+    let graph = model(TEXT);
+    let request = Request::new(TEXT, "c", 64);
+    let answer = |memory_bytes: u64| {
+        let cluster = h100(1, 4, memory_bytes);
+        auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer")
+    };
+    let fastest = answer(80_000_000_000);
+    let needed = fastest.judgement.memory.iter().map(|it| it.peak_bytes).max().expect("a stage");
+    let memory_bytes = (0.9 * needed as f64 / request.memory_share) as u64;
+    let found = answer(memory_bytes);
+    let saved = 1.0 - fastest.judgement.step_seconds / found.judgement.step_seconds;
+    assert!(saved > 0.001, "as fast in less memory");
+    let cluster = h100(1, 4, memory_bytes);
+    let explanation = explain(&graph, &cluster, &found.plan, &[]).expect("it can be simulated");
+    let fact = about(&explanation, Topic::Memory)[1];
+    let begin = "if devices had 25.0% more memory, a plan that takes ";
+    assert!(fact.sentence.starts_with(begin), "{}", fact.sentence);
+    // Within what estimates, by which it is chosen, miss.
+    assert!((fact.number - saved).abs() < 0.02, "{}: {saved}", fact.sentence);
 }

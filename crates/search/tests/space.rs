@@ -5,8 +5,9 @@ mod scenario;
 use std::collections::HashSet;
 
 use scenario::{GPT, h100, model};
-use shardloom_plan::{Recompute, ScheduleKind};
-use shardloom_search::{Request, Space};
+use shardloom_cluster::Cluster;
+use shardloom_plan::{Recompute, ScheduleKind, even_cuts};
+use shardloom_search::{Request, Space, judge};
 
 /// How many candidates there are, by trying every number.
 fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usize {
@@ -55,8 +56,24 @@ fn a_vocabulary_that_does_not_divide_stays_whole() {
     let cluster = h100(1, 4, 80_000_000_000);
     let space = Space::new(&graph, &cluster, &Request::new(text, "c", 8)).expect("a space");
     let wide = space.candidates().find(|it| it.tp == 4).expect("heads and widths divide");
-    let layout = String::from(wide.layout(&graph));
-    assert_eq!(layout, "batch:dp, seq:cp, heads:tp, ffn:tp");
+    let whole = "batch:dp, seq:cp, heads:tp, ffn:tp";
+    assert_eq!(String::from(wide.layout(&graph)), whole);
+    let request = Request::new(text, "c", 8);
+    let cuts = even_cuts(graph.blocks().len(), wide.pp as usize);
+    let plan = request.plan(&graph, &wide, &cuts);
+    assert_eq!(String::from(plan.layout.clone()), whole);
+    judge(&graph, &cluster, &plan).expect("it can be lowered");
+}
+
+#[test]
+fn tensor_parallel_groups_stay_within_the_smallest_of_unlike_nodes() {
+    let graph = model(GPT);
+    let groups = [h100(1, 4, 80_000_000_000), h100(2, 2, 80_000_000_000)];
+    let groups = groups.iter().flat_map(|it| it.groups().to_vec()).collect();
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let space = Space::new(&graph, &cluster, &Request::new(GPT, "c", 8)).expect("a space");
+    // Four heads: 1, 2 and 4 divide them.
+    assert_eq!(space.candidates().map(|it| it.tp).max(), Some(2));
 }
 
 #[test]

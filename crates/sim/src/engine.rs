@@ -439,14 +439,8 @@ impl<'s, 'p> Engine<'s, 'p> {
     fn come_to(&mut self, index: usize, step: Option<i64>) {
         let (actor, track) = (&mut self.actors[index], &mut self.tracks[index]);
         if actor.leaves_step(step) {
-            let mut waited = false;
-            actor.arrive_at_end(step.is_none(), |ended| {
-                track.free(ended);
-                waited = true;
-            });
-            if waited {
-                track.end_item(actor.clock());
-            }
+            actor.arrive_at_end(step.is_none(), |ended| track.free(ended));
+            track.end_item(actor.clock());
         }
         for _ in 0..actor.come_to(step) {
             let end = actor.done();

@@ -19,8 +19,8 @@ pub(crate) struct TrackWriter<'p> {
     incoming: Vec<Interval>,
     /// Computation that the current entry may continue.
     computing: Option<Interval>,
-    /// The most that the current entry has held, and since when.
-    peak: (Picos, u64),
+    /// The most that the current entry has held, and since when; none before its first instruction.
+    peak: Option<(Picos, u64)>,
 }
 
 impl<'p> TrackWriter<'p> {
@@ -34,8 +34,7 @@ impl<'p> TrackWriter<'p> {
             memory: vec![(Picos::ZERO, memory.live_bytes())],
             ..Track::default()
         };
-        let (incoming, computing, peak) = (vec![], None, (Picos::ZERO, 0));
-        TrackWriter { track, class, memory, incoming, computing, peak }
+        TrackWriter { track, class, memory, incoming: vec![], computing: None, peak: None }
     }
 
     /// The compute lane works from `start` to `end` on an entry.
@@ -104,19 +103,20 @@ impl<'p> TrackWriter<'p> {
     pub fn remember(&mut self, actor: &ActorState<'_, '_>, time: Picos) {
         let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
         self.memory.begin(instruction, microbatch);
-        if self.memory.live_bytes() > self.peak.1 {
-            self.peak = (time, self.memory.live_bytes());
+        let held = self.memory.live_bytes();
+        if self.peak.is_none_or(|(_, most)| held > most) {
+            self.peak = Some((time, held));
         }
         if !actor.goes_on() {
             self.memory.end(instruction, microbatch);
         }
     }
 
-    /// An entry ends at `time`.
+    /// An entry ends at `time`, or after it the step.
     pub fn end_item(&mut self, time: Picos) {
         self.track.intervals.extend(self.computing.take());
-        let peak = std::mem::take(&mut self.peak);
-        for (time, bytes) in [peak, (time, self.memory.live_bytes())] {
+        let end = (time, self.memory.live_bytes());
+        for (time, bytes) in self.peak.take().into_iter().chain([end]) {
             let (before, known) =
                 *self.track.memory.last().expect("begins with what is held always");
             if bytes != known {

@@ -106,3 +106,31 @@ fn where_lanes_overlap_the_time_is_the_same() {
         assert_eq!(thread, in_line, "ZeRO {zero}");
     }
 }
+
+/// What collectives touch that are under way is there until they are waited for, at the latest at the end of
+/// the step.
+#[test]
+fn a_step_ends_with_the_memory_that_it_began_with() {
+    let graph = gpt(6, false);
+    for zero in 0..4 {
+        let sync = Sync { zero, ..uniform(1, 2, 1, 1).sync };
+        let uniform = Uniform { sync, ..uniform(1, 2, 1, 2) };
+        let program = lowered(&graph, &uniform, Communication::Thread);
+        let class = &program.classes[0];
+        let always = class.persistent_bytes(0).total();
+        let options = Options { steps: 3, folded: false };
+        let found = simulate(&graph, &cores(2), &program, options).expect("it runs");
+        for (track, ends) in found.timeline.tracks.iter().zip(&found.step_ends) {
+            let least = track.memory.iter().map(|&(_, bytes)| bytes).min();
+            assert_eq!(least, Some(always), "ZeRO {zero}");
+            for end in ends {
+                let until = track.memory.iter().take_while(|(time, _)| time <= end);
+                assert_eq!(until.last().map(|it| it.1), Some(always), "ZeRO {zero}");
+                let mut both = track.intervals.iter().filter(|it| it.start < *end && it.end > *end);
+                assert_eq!(both.next(), None, "ZeRO {zero}: it belongs to two steps");
+            }
+            let peak = class.memory_use(&program, 0).peak_bytes;
+            assert_eq!(track.peak_bytes, peak, "ZeRO {zero}");
+        }
+    }
+}

@@ -201,6 +201,21 @@ fn direct_collectives_take_their_measured_rate_where_cores_run_them() {
 }
 
 #[test]
+fn a_collective_of_one_number_takes_its_latencies_and_one_of_none_takes_no_time() {
+    let (graph, program) = two_cores(0, Optimizer::default());
+    let cluster = cores(2);
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let of = |elements| {
+        let (kind, group, algorithm) = (Kind::AllReduce, Group::World, Algorithm::Direct);
+        let exchange = Exchange { kind, group, elements, element_bytes: 8, algorithm };
+        let devices = [DeviceId(0), DeviceId(1)];
+        costs.collective_seconds(&exchange, &devices, 1).expect("it has a cost")
+    };
+    close(of(1), 2.0 * (2e-6 + 4.0 / 5e9));
+    assert_eq!(of(0), 0.0);
+}
+
+#[test]
 fn a_message_takes_the_time_of_its_link() {
     let (graph, program) = two_cores(0, Optimizer::default());
     let cluster = cores(2);

@@ -4,8 +4,8 @@ mod scenario;
 
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use scenario::{cores, gpt, h100};
-use shardloom_cluster::{Cluster, Curve};
+use scenario::{cores, gpt, h100, narrow};
+use shardloom_cluster::{Cluster, Curve, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
@@ -502,4 +502,201 @@ fn messages_over_slow_links_are_estimated() {
             assert!((ratio - 1.0).abs() <= tolerance, "{text}: {ratio}");
         }
     }
+}
+
+/// One replica with so many stages and this tensor-parallel width, micro-batches of one sample.
+fn pipeline(pp: u32, tp: u32, microbatches: u32) -> Candidate {
+    Candidate {
+        pp,
+        dp: 1,
+        tp,
+        sequence_parallel: false,
+        zero: 0,
+        microbatch: 1,
+        microbatches,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        cut: Cut::Even,
+    }
+}
+
+fn assert_as_simulated(times: &[(f64, f64)], tolerance: f64) {
+    for (estimated, simulated) in times {
+        let ratio = estimated / simulated;
+        assert!((ratio - 1.0).abs() <= tolerance, "{ratio}: {times:?}");
+    }
+}
+
+/// With nothing to communicate there is nothing to overlap: every instruction counts.
+#[test]
+fn a_step_of_a_single_device_is_estimated_as_it_is_simulated() {
+    let graph = gpt(4, false);
+    let adafactor = Optimizer::Adafactor {
+        decay_exponent: 0.8,
+        clip: 1.0,
+        least_parameter_rms: 1e-3,
+        weight_decay: 0.0,
+    };
+    for optimizer in [MIXED.optimizer, adafactor, Optimizer::sgd(0.9)] {
+        for recompute in Recompute::BY_BLOCK {
+            let settings = Settings { optimizer, norm: false, ..MIXED };
+            let candidate = Candidate { recompute, ..pipeline(1, 1, 3) };
+            assert_as_simulated(&times(&graph, &h100(1), settings, &[candidate]), 1e-6);
+        }
+    }
+}
+
+/// All ranks read their gradients, and add up one number of 64 bits.
+#[test]
+fn waiting_for_the_norm_takes_a_sum_of_one_number_and_a_pass_over_gradients() {
+    let graph = gpt(4, false);
+    let mut groups = cores(2).groups().to_vec();
+    groups[0].profile.node.intra.bytes_per_second = 1e4;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    let candidate = pipeline(1, 2, 2);
+    let [without, with] = [false, true].map(|norm| {
+        let settings = Settings { precision: Precision::FP32, norm, ..MIXED };
+        let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+        estimator.estimate(&candidate).expect("costs").expect("a layout").step_seconds
+    });
+    let settings = Settings { precision: Precision::FP32, ..MIXED };
+    let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+    let program = program(&graph, &mut estimator, &settings, &candidate);
+    let elements: usize = program.classes[0].buckets.iter().map(|it| it.elements).sum();
+    // Half of the number goes each way, twice.
+    let sum = 2.0 * (2e-6 + 4.0 / 1e4);
+    let read = 4.0 * elements as f64 / 8e9;
+    let found = with - without;
+    assert!((found / (sum + read) - 1.0).abs() < 1e-6, "{found} is not {sum} + {read}");
+}
+
+/// Each round of statistics of a split bucket is added up in its tensor-parallel group; who holds a whole
+/// bucket knows all of it. An embedding that tensor parallelism divides has no whole bucket.
+#[test]
+fn statistics_are_added_up_by_those_who_share_a_bucket() {
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01 };
+    let settings = Settings {
+        precision: Precision::FP32,
+        optimizer: lamb,
+        norm: false,
+        bucket_bytes: 1,
+        ..MIXED
+    };
+    let mut groups = cores(2).groups().to_vec();
+    groups[0].profile.node.intra.latency_seconds = 1e-2;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    for vocab in [128, 129] {
+        let text = "llama:layers=1,hidden=64,heads=4,kv_heads=4,seq=32,ffn=96";
+        let graph = model(&format!("{text},vocab={vocab}"));
+        assert_as_simulated(&times(&graph, &cluster, settings, &[pipeline(1, 2, 1)]), 0.01);
+    }
+}
+
+/// On nodes of eight, the third group of three has its last member in the second node, and shares the way
+/// out of it with the sixth. Groups of sixteen have two nodes to themselves.
+#[test]
+fn tensor_parallel_groups_are_estimated_as_those_that_straddle_nodes() {
+    let config = "gpt:layers=2,hidden=768,seq=256,ffn=3072,vocab=3072";
+    for (tp, dp, heads) in [(3, 8, 6), (16, 2, 16)] {
+        let graph = model(&format!("{config},heads={heads}"));
+        let candidate = Candidate { dp, ..pipeline(1, tp, 4) };
+        let cluster = narrow((tp * dp) as usize);
+        assert_as_simulated(&times(&graph, &cluster, MIXED, &[candidate]), 0.02);
+    }
+}
+
+/// Both are under way before the first comes back, so the second is behind by passes and not by messages.
+#[test]
+fn two_micro_batches_on_four_stages_do_not_wait_for_each_others_messages() {
+    let graph = model("gpt:layers=6,hidden=512,heads=8,seq=512,vocab=1024");
+    let mut groups = Cluster::parse("h100-80g:4x1").expect("a preset").groups().to_vec();
+    let node = &mut groups[0].profile.node;
+    node.inter.bytes_per_second /= 20.0;
+    node.uplink_bytes_per_second /= 20.0;
+    let cluster = Cluster::new(groups).expect("a cluster");
+    assert_as_simulated(&times(&graph, &cluster, MIXED, &[pipeline(4, 1, 2)]), 0.06);
+}
+
+#[test]
+fn gathers_of_updated_weights_hold_up_the_step_where_links_are_slow() {
+    let graph = model("gpt:layers=4,hidden=1024,heads=16,seq=512,vocab=8192");
+    let cluster = Cluster::parse("h100-80g:2x1").expect("a preset");
+    for norm in [false, true] {
+        let settings = Settings { norm, ..MIXED };
+        let ratio = ratio_of_replicas(&graph, &cluster, settings, (1, ScheduleKind::Afab, 1));
+        assert!((0.97..=1.03).contains(&ratio), "norm {norm}: {ratio}");
+    }
+}
+
+/// Two blocks use the embedding, which is most of the model.
+#[test]
+fn a_stage_that_uses_a_parameter_twice_holds_it_once() {
+    let vocab = 8192;
+    let held = |tied: bool| {
+        let text = "llama:layers=2,hidden=64,heads=4,kv_heads=4,seq=32,ffn=96";
+        let graph = model(&format!("{text},vocab={vocab},tied={tied}"));
+        let cluster = h100(1);
+        let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+        let estimate = estimator.estimate(&pipeline(1, 1, 1)).expect("costs").expect("a layout");
+        estimate.peak_bytes
+    };
+    // Weights, gradients, a master copy and two moments: 2 + 4 + 4 + 8 bytes of each parameter.
+    assert_eq!(held(false) - held(true), 18.0 * 64.0 * f64::from(vocab));
+}
+
+#[test]
+fn the_least_memory_grows_with_what_each_sample_leaves_behind() {
+    let graph = gpt(6, false);
+    let cluster = h100(2);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let candidate = pipeline(2, 1, 8);
+    let program = program(&graph, &mut estimator, &MIXED, &candidate);
+    let buckets = program.classes.iter().flat_map(|class| &class.buckets);
+    let parameters: usize = buckets.map(|bucket| bucket.elements).sum();
+    // 2 + 4 + 4 + 8 bytes of each parameter, on two devices.
+    let always = 18.0 * parameters as f64 / 2.0;
+    let [one, four] = [1, 4].map(|microbatch| {
+        let found = estimator.least_bytes(&Candidate { microbatch, ..candidate });
+        found.expect("costs").expect("a layout") - always
+    });
+    assert!(one > 0.0 && (four / one - 4.0).abs() < 1e-9, "{one} of one sample, {four} of four");
+}
+
+/// The faster devices have more memory.
+#[test]
+fn of_unlike_devices_the_slowest_and_the_least_memory_count_for_all() {
+    let graph = gpt(4, false);
+    let slow = cores(2).groups()[0].clone();
+    let mut slow = NodeGroup { nodes: 2, devices_per_node: 1, ..slow };
+    slow.profile.node.devices = 1;
+    let mut fast = slow.clone();
+    let device = &mut fast.profile.device;
+    device.name = "fast".into();
+    device.memory_bytes *= 2;
+    device.memory_bytes_per_second *= 3.0;
+    device.peak_flops.fp32 = device.peak_flops.fp32.map(|flops| 4.0 * flops);
+    device.lanes_overlap = true;
+    let one = |group: &NodeGroup| NodeGroup { nodes: 1, ..group.clone() };
+    let alike = Cluster::new(vec![slow.clone()]).expect("a cluster");
+    let settings = Settings { precision: Precision::FP32, ..MIXED };
+    for groups in [[one(&slow), one(&fast)], [one(&fast), one(&slow)]] {
+        let unlike = Cluster::new(groups.to_vec()).expect("a cluster");
+        let [mut alike, mut unlike] = [&alike, &unlike]
+            .map(|cluster| Estimator::new(&graph, cluster, settings).expect("an estimator"));
+        assert_eq!(unlike.memory_bytes(), 8_000_000_000);
+        for candidate in candidates(2, 4) {
+            let [alike, unlike] = [&mut alike, &mut unlike]
+                .map(|it| it.estimate(&candidate).expect("costs").expect("a layout"));
+            assert_eq!(unlike, alike, "{candidate:?}");
+        }
+    }
+}
+
+/// Blocks of a weight and a bias, of which each of two replicas updates one.
+#[test]
+fn shards_of_a_single_number_take_what_launching_their_updates_takes() {
+    let graph = model("mlp:inputs=1,hidden=1,layers=4,classes=2");
+    let settings = Settings { norm: false, bucket_bytes: 1, ..MIXED };
+    let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, ..pipeline(1, 1, 1) });
+    assert_as_simulated(&times(&graph, &h100(2), settings, &candidates), 1e-6);
 }

@@ -70,6 +70,46 @@ fn folding_is_not_faster_where_lanes_overlap_on_the_first_devices_of_a_class_onl
     assert!(folded >= unfolded, "{folded:?} folded, {unfolded:?} unfolded");
 }
 
+#[test]
+fn a_class_computes_as_long_as_its_slowest_rank_wherever_that_is() {
+    let mut groups = h100(1).groups().to_vec();
+    groups.push(groups[0].clone());
+    let device = &mut groups[1].profile.device;
+    device.name = "slow in memory".into();
+    device.memory_bytes_per_second /= 4.0;
+    let graph = gpt(6, false);
+    for order in [[0, 1], [1, 0]] {
+        let cluster = Cluster::new(order.map(|it| groups[it].clone()).to_vec());
+        let cluster = cluster.expect("a cluster");
+        let (folded, unfolded) = both(&graph, &cluster, &uniform(1, 2, 1, 2));
+        let busy = |simulation: &Simulation| -> Vec<_> {
+            simulation.timeline.tracks.iter().map(|track| track.busy()).collect()
+        };
+        let [first, second] = busy(&unfolded)[..] else { panic!("two ranks") };
+        assert_eq!(first < second, order == [0, 1]);
+        assert_eq!(busy(&folded), [first.max(second)]);
+    }
+}
+
+#[test]
+fn a_track_says_which_ranks_it_is_of() {
+    let graph = gpt(2, false);
+    let places = |plan: &Uniform, folded: bool| -> Vec<String> {
+        let program = lowered(&graph, plan);
+        let options = Options { steps: 1, folded };
+        let found = simulate(&graph, &h100(8), &program, options).expect("it simulates");
+        found.timeline.tracks.into_iter().map(|track| track.place).collect()
+    };
+    let wide = uniform(1, 2, 2, 1);
+    assert_eq!(places(&wide, true), ["stage 0, dp 2 x tp 2"]);
+    let ranks = [(0, 0), (0, 1), (1, 0), (1, 1)];
+    assert_eq!(places(&wide, false), ranks.map(|(dp, tp)| format!("stage 0, dp {dp}, tp {tp}")));
+    // Whoever is alone on its stage needs no more.
+    for folded in [true, false] {
+        assert_eq!(places(&uniform(2, 1, 1, 1), folded), ["stage 0", "stage 1"]);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 64,

@@ -10,9 +10,9 @@ use shardloom_program::{MeasuredRows, Program, lower};
 use shardloom_sim::{Options, RowCounts, Simulation, simulate, simulate_rows};
 
 /// Four experts for 16 rows of 32 elements a sample, in two layers; wide experts, so that rows take time.
-fn graph() -> Graph {
+fn graph(slots: usize) -> Graph {
     let text = include_str!("../../../examples/models/routed-experts.toml")
-        .replace("slot = 8 ", "slot = 16 ")
+        .replace("slot = 8 ", &format!("slot = {slots} "))
         .replace("hidden = 48", "hidden = 65536");
     let spec = ModelSpec::from_toml(&text, "routed-experts.toml");
     spec.and_then(|spec| spec.graph()).unwrap_or_else(|error| panic!("{error}"))
@@ -49,7 +49,11 @@ struct Case {
 
 impl Case {
     fn new(mesh: Mesh, layout: &str) -> Case {
-        let graph = graph();
+        Case::with_slots(16, mesh, layout)
+    }
+
+    fn with_slots(slots: usize, mesh: Mesh, layout: &str) -> Case {
+        let graph = graph(slots);
         let plan = plan(&graph, mesh, layout);
         let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
         Case { graph, cluster: Cluster::parse("a100-40g:4").expect("a preset"), program }
@@ -91,6 +95,16 @@ fn counts_that_differ_by_rank_are_simulated_rank_by_rank_and_say_so() {
     let together = Case::new(FOUR, "batch:dp").simulated(true, shares());
     assert!(together.folded);
     assert_eq!(together.timeline.tracks.len(), 1);
+}
+
+/// With slots for 2 of the 4 rows of a sample that an expert would have.
+#[test]
+fn no_expert_has_more_rows_than_slots_however_they_are_told() {
+    let case = Case::with_slots(2, FOUR, OVER_RANKS);
+    let even = case.simulated(false, RowCounts::Even);
+    assert_eq!(case.simulated(false, RowCounts::Shares(vec![0.25; 4])), even);
+    let roomy = Case::new(FOUR, OVER_RANKS).simulated(false, RowCounts::Even);
+    assert!(even.step_time() < roomy.step_time());
 }
 
 #[test]

@@ -116,6 +116,20 @@ fn without_flush_a_step_takes_what_its_slowest_stage_is_busy() {
     }
 }
 
+#[test]
+fn a_single_step_without_flush_takes_until_its_end() {
+    for stages in [2, 4] {
+        let schedule = ScheduleKind::PipeDream;
+        let uniform = Uniform { schedule, clip_norm: None, ..uniform(stages, 1, 1, 1) };
+        let program = lowered(&gpt(stages - 1, false), &uniform);
+        assert!(program.ahead > 0);
+        let mut driver = Fixed::passes(&program, 1, 2);
+        let found = run(&program, &h100(stages), UNFOLDED, &mut driver).expect("it runs");
+        // Its micro-batch goes through all stages and back.
+        assert_eq!(found.step_time(), Picos(stages as u64 * (1 + 2)), "{stages}");
+    }
+}
+
 /// The instructions of the first class's last backward pass.
 fn last_backward(program: &Program) -> &[Instruction] {
     let class = &program.classes[0];

@@ -90,7 +90,8 @@ impl<'c> Place<'c> {
         self.device().memory_bound_seconds(class, elements, self.stack.memory_time * bytes)
     }
 
-    /// A tensor-parallel group of `tp` devices, and how many such groups share an uplink.
+    /// A tensor-parallel group of `tp` devices, one of the slowest kind first, and how many such groups
+    /// share an uplink.
     pub fn replica(&self, tp: u32) -> (Vec<DeviceId>, u32) {
         let straddles = |index: u32| {
             tp < self.per_node
@@ -100,7 +101,9 @@ impl<'c> Place<'c> {
         let offset = self.first_device + straddling.unwrap_or(0) * tp;
         let first = offset.min(self.devices.saturating_sub(tp));
         let concurrent = if straddling.is_some() { 2 } else { 1 };
-        ((first..first + tp).map(DeviceId).collect(), concurrent)
+        let mut devices: Vec<DeviceId> = (first..first + tp).map(DeviceId).collect();
+        devices.rotate_left(self.first_device.saturating_sub(first) as usize);
+        (devices, concurrent)
     }
 
     /// The group over which `dp` replicas of `tp` devices keep equal.
