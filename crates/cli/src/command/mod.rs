@@ -77,6 +77,11 @@ struct StackName {
 }
 
 impl StackName {
+    /// What was asked for, unless it is this program's own trainer.
+    fn given(&self) -> Option<&str> {
+        Some(self.stack.as_str()).filter(|name| *name != Stack::default().name)
+    }
+
     /// A cluster by its text under this stack; as [`load_cluster`].
     fn load_cluster(
         &self,

@@ -260,7 +260,13 @@ impl Plan {
             seconds(search.seconds)
         ))?;
         match &self.output {
-            Some(path) => terminal.line(format_args!("Written to {}", path.display())),
+            // A plan does not say under which software it will run.
+            Some(path) => {
+                let stack = self.stack.given();
+                let stack = stack.map(|name| format!("; simulate it with --stack {name}"));
+                let stack = stack.unwrap_or_default();
+                terminal.line(format_args!("Written to {}{stack}", path.display()))
+            }
             None => Ok(()),
         }
     }

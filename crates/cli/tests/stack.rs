@@ -1,0 +1,59 @@
+//! `--stack`: under which software a step would run.
+
+mod invocation;
+
+use invocation::Place;
+
+const MODEL: &str = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=512 --cluster a100-80g:8";
+
+#[test]
+fn a_stack_takes_its_own_time_and_is_named_with_what_it_was_calibrated_on() {
+    let place = Place::new();
+    let simulated = |stack: &str| {
+        let outcome =
+            place.run(&format!("simulate {MODEL} --global-batch 8 --recompute full{stack} --json"));
+        let answer = outcome.succeeds().object();
+        (answer["step_seconds"].as_f64().expect("a time"), answer["stack"].clone())
+    };
+    let (own, name) = simulated("");
+    assert_eq!((&name["name"], name["calibrated_on"].is_null()), (&"shardloom".into(), true));
+    let (megatron, name) = simulated(" --stack megatron-2021");
+    assert_eq!(name["name"], "megatron-2021");
+    assert!(name["calibrated_on"].as_str().is_some_and(|it| it.contains("vTrain")), "{name}");
+    // Launching alone takes far longer than so small a model does.
+    assert!(megatron > 5.0 * own, "{megatron} after {own}");
+}
+
+#[test]
+fn what_a_stack_usually_does_is_in_plans_made_for_it() {
+    let place = Place::new();
+    let program = |stack: &str| {
+        place.run(&format!("program {MODEL} --tp 2 --recompute full{stack}")).succeeds().stdout
+    };
+    let sums = |text: String| text.matches("all-reduce").count();
+    assert!(sums(program(" --stack megatron-2021")) > sums(program("")));
+    let outcome = place
+        .run(&format!("plan {MODEL} --global-batch 16 --stack nanotron -o plan.toml"))
+        .succeeds();
+    for said in ["Software: nanotron, calibrated on", "simulate it with --stack nanotron"] {
+        outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
+    }
+    // Its attention keeps no scores.
+    let plan = shardloom::read_plan(&place.path("plan.toml")).expect("a plan");
+    assert_ne!(plan.recompute, shardloom::plan::Recompute::None);
+}
+
+#[test]
+fn a_stack_of_ones_own_is_a_file_and_an_unknown_one_is_refused() {
+    let place = Place::new();
+    place.write("mine.toml", "name = \"mine\"\nsource = \"made up\"\n");
+    let outcome = place.run(&format!("simulate {MODEL} --stack mine.toml")).succeeds();
+    let said = "Software: mine, not calibrated";
+    outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
+    let outcome = place.run(&format!("simulate {MODEL} --stack megatron"));
+    outcome.check(outcome.status == Some(2), "exit status is not 2");
+    outcome.check(outcome.stderr.contains("`megatron-2021`"), "not the nearest");
+    place.write("mine.toml", "name = \"mine\"\n");
+    let outcome = place.run(&format!("simulate {MODEL} --stack mine.toml"));
+    outcome.check(outcome.stderr.contains("missing field `source`"), "not what is missing");
+}
