@@ -700,3 +700,54 @@ fn shards_of_a_single_number_take_what_launching_their_updates_takes() {
     let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, ..pipeline(1, 1, 1) });
     assert_as_simulated(&times(&graph, &h100(2), settings, &candidates), 1e-6);
 }
+
+/// While the loss, which has no weights, goes backward, those of the block before it come.
+#[test]
+fn a_loss_by_itself_hides_the_gather_of_the_weights_before_it() {
+    let text = r#"
+        [model]
+        name = "loss-apart"
+        [dims]
+        seq = 1024
+        even = 2048
+        odd = 2048
+        vocab = 4096
+        [[input]]
+        name = "features"
+        kind = "real"
+        axes = ["seq", "even"]
+        [[input]]
+        name = "targets"
+        kind = "index"
+        axes = ["seq"]
+        [[block]]
+        name = "first"
+        [[block.op]]
+        kind = "contract"
+        inputs = ["features"]
+        weight = { axes = ["even", "odd"], init = { normal = 0.02 } }
+        [[block]]
+        name = "second"
+        [[block.op]]
+        kind = "contract"
+        inputs = ["first"]
+        weight = { axes = ["odd", "even"], init = { normal = 0.02 } }
+        [[block]]
+        name = "head"
+        [[block.op]]
+        kind = "contract"
+        inputs = ["second"]
+        weight = { axes = ["vocab", "even"], init = { normal = 0.02 } }
+        [[block]]
+        name = "loss"
+        [[block.op]]
+        kind = "cross-entropy"
+        inputs = ["head", "targets"]
+    "#;
+    let graph = ModelSpec::from_toml(text, "loss-apart.toml").and_then(|spec| spec.graph());
+    let graph = graph.unwrap_or_else(|error| panic!("{error}"));
+    let settings = Settings { norm: false, ..MIXED };
+    let candidate = Candidate { dp: 2, zero: 3, microbatch: 4, ..pipeline(1, 1, 1) };
+    let times = times(&graph, &h100(2), settings, &[candidate]);
+    assert_as_simulated(&times, 1e-6);
+}

@@ -250,7 +250,7 @@ impl StageCost {
         let filled = self.pending.parameters.global_elements;
         let bytes = (filled + parameters.global_elements) * terms.gradient_bytes();
         let full = terms.shards_weights() || bytes > terms.settings.bucket_bytes as f64;
-        if filled > 0.0 && parameters.global_elements > 0.0 && full {
+        if self.pending.blocks > 0 && parameters.global_elements > 0.0 && full {
             self.close_unit(terms);
         }
         let held = match terms.shards_weights() {
