@@ -105,3 +105,49 @@ fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
     assert_eq!(widths.len(), 4, "{shapes:?}");
     assert!(shapes.len() > widths.len(), "one size of micro-batch for each: {shapes:?}");
 }
+
+#[test]
+fn a_single_device_has_nobody_to_share_out_optimizer_state_to() {
+    let graph = model(GPT);
+    let found = baselines(&graph, &h100(1, 1, PLENTY), &Request::new(GPT, "c", 8));
+    for baseline in found.expect("baselines") {
+        let plan = baseline.plan.expect("what fits has a plan");
+        assert_eq!((plan.device_count(), plan.sync.zero), (1, 0), "{}", baseline.name);
+    }
+}
+
+/// A sequence of 513 is not split four ways, so four devices that share a layer all hold what lies between its
+/// products, which is most of what there is; two by two devices hold that of half the layers each.
+#[test]
+fn megatron_rules_cut_stages_only_with_the_widest_tensor_parallelism() {
+    const ODD: &str = "gpt:layers=8,hidden=64,heads=4,seq=513,vocab=64";
+    let graph = model(ODD);
+    let request = Request { memory_share: 1.0, ..Request::new(ODD, "c", 2) };
+    let mut passed_by = 0;
+    let mut shapes = BTreeSet::new();
+    for kilobytes in (2_000..16_000).step_by(250) {
+        let cluster = h100(2, 4, kilobytes * 1_000);
+        let found = baselines(&graph, &cluster, &request).expect("baselines");
+        let baseline = found.into_iter().last().expect("the rules are the last");
+        let Some(plan) = baseline.plan.filter(|_| baseline.fits) else { continue };
+        let (_, stage) = plan.stages().next().expect("a stage");
+        let shape = (plan.stages().count(), stage.mesh.tp());
+        shapes.insert(shape);
+        let narrow = Candidate {
+            pp: 2,
+            dp: 2,
+            tp: 2,
+            sequence_parallel: false,
+            zero: 1,
+            microbatch: 1,
+            microbatches: 1,
+            recompute: Recompute::Selective,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            cut: Cut::Even,
+        };
+        let narrow = judge(&graph, &cluster, &even_plan(&graph, &request, &narrow));
+        passed_by += usize::from(shape == (2, 4) && narrow.expect("a plan").fits(1.0));
+    }
+    assert!(shapes.iter().all(|&(pp, tp)| pp == 1 || tp == 4), "{shapes:?}");
+    assert!(passed_by > 0, "narrower ones never fit: {shapes:?}");
+}

@@ -179,6 +179,20 @@ fn zero_wants_an_algorithm_that_scatters() {
     refuses(method.choose(&graph(GPT), &h100(4, PLENTY), &request), &["algorithm", "scatters"]);
 }
 
+/// Two blocks make two stages, and four devices two replicas of each.
+#[test]
+fn pipelines_whose_replicas_cannot_scatter_shard_nothing() {
+    const TWO: &str = "mlp:inputs=8,hidden=16,layers=1,classes=2";
+    for (algorithm, zero) in [(Algorithm::BinaryTree, 0), (Algorithm::Ring, 1)] {
+        let request = Request { algorithm, ..Request::new(TWO, "cluster", 16) };
+        let method = named("zb-h1").expect("registered");
+        let found = method.choose(&graph(TWO), &h100(4, PLENTY), &request).expect("a plan");
+        assert_eq!((found.plan.stages().count(), found.plan.device_count()), (2, 4));
+        assert_eq!(found.plan.sync.zero, zero, "{algorithm}");
+        assert_eq!(found.plan.validate(&graph(TWO), 4), Ok(()));
+    }
+}
+
 #[test]
 fn memory_decides_how_much_is_recomputed() {
     // Two samples for two stages leave nothing else to choose but Hanayo's waves, of which one number takes

@@ -12,6 +12,8 @@ mod dualpipe;
 mod hanayo;
 #[path = "schedules/interleaved.rs"]
 mod interleaved;
+#[path = "schedules/meeting.rs"]
+mod meeting;
 #[path = "schedules/pipedream.rs"]
 mod pipedream;
 #[path = "schedules/pipemare.rs"]

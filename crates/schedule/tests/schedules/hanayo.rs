@@ -102,6 +102,27 @@ fn four_and_eight_devices_with_slower_backwards() {
     }
 }
 
+/// The second device of two has both stages in the middle. It can begin after a forward of the first stage
+/// and its message, and behind its last pass come a message and the first stage's backward. In between
+/// it need not wait, though all it gets from the first device was on the way for a while.
+#[test]
+fn in_one_wave_on_two_devices_the_second_never_waits_for_messages() {
+    for (microbatches, forward, input, weight, message) in [
+        (3, 4.0, 2.0, 2.0, 1.0),
+        (4, 4.0, 6.0, 2.0, 3.0),
+        (8, 4.0, 2.0, 4.0, 3.0),
+        (3, 8.0, 2.0, 4.0, 2.0),
+        (6, 8.0, 6.0, 6.0, 3.0),
+        (9, 8.0, 4.0, 2.0, 2.0),
+    ] {
+        let times = PassTimes { forward, input, weight, message, ..EQUAL };
+        let built = schedule(KIND, 2, 2, microbatches, &times);
+        let both_ways = forward / 2.0 + message + message + (input + weight) / 2.0;
+        let work = microbatches as f64 * (forward + input + weight);
+        assert_eq!(timing(&built, &times).makespan, both_ways + work, "{times:?}");
+    }
+}
+
 #[test]
 fn an_odd_number_of_stages_on_a_device_and_impossible_times_are_refused() {
     assert_eq!(

@@ -63,6 +63,14 @@ fn passes_start_when_their_device_and_what_they_wait_for_are_done() {
     assert_eq!(timing.bubble_fraction, 1.0 - 12.0 / 18.0);
 }
 
+#[test]
+fn where_nothing_takes_time_nobody_is_idle() {
+    let never = PassTimes { forward: 0.0, input: 0.0, weight: 0.0, ..EQUAL };
+    let timing = timing(&schedule(ScheduleKind::Afab, 2, 1, 2, &EQUAL), &never);
+    assert_eq!((timing.makespan, timing.bubble_fraction), (0.0, 0.0));
+    assert_eq!((timing.longest_span(), timing.span_bubble_fraction()), (0.0, 0.0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(6), ..ProptestConfig::default() })]
 

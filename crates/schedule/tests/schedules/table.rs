@@ -71,6 +71,25 @@ fn a_table_that_runs_ahead_deals_micro_batches_evenly() {
 }
 
 #[test]
+fn a_table_runs_no_further_ahead_than_there_and_back_through_all_stages() {
+    assert!(read(&[0], 1, &["F2 B0"]).is_ok());
+    let rule = "more than 2, there and back through all stages, gains nothing";
+    let refused = format!("schedule: a device runs 3 steps ahead; {rule}");
+    assert_eq!(read(&[0], 1, &["F3 B0"]), Err(refused));
+}
+
+#[test]
+fn pipelines_and_stages_are_numbered_in_16_bits() {
+    let refusal = |places, shares: &[usize]| {
+        StageMap::with_shares(places, shares).expect_err("too many").to_string()
+    };
+    let stages = refusal(vec![vec![0; 1 << 16]], &[1]);
+    assert_eq!(stages, "schedule: 65536 stages with 1 micro-batches: too many");
+    let pipelines = refusal(vec![vec![0]; 1 << 16], &[1; 1 << 16]);
+    assert_eq!(pipelines, "schedule: 1 stages with 65536 micro-batches: too many");
+}
+
+#[test]
 fn a_table_cannot_be_built_without_its_order() {
     let map = StageMap::arranged(Arrangement::Chain, 2, 1, 2).expect("a map");
     let refused = Schedule::build(ScheduleKind::Table, map, &ALIKE).expect_err("it has no order");

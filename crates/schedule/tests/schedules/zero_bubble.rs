@@ -41,6 +41,26 @@ fn with_messages_as_long_as_passes_h2_of_4_devices_and_8_microbatches_takes_the_
     assert_eq!(peaks.into_iter().max(), Some(7));
 }
 
+/// The first gradient is at the first device when all devices have run a forward, the others an input gradient,
+/// and messages have gone there and back. Until then memory lets the first device run five forwards; all else
+/// it does without a break.
+#[test]
+fn with_slow_messages_h2_on_3_devices_idles_only_until_the_first_gradient_is_there() {
+    for (forward, input, weight, message) in [
+        (1.0, 3.0, 3.0, 4.0),
+        (2.0, 1.0, 3.0, 2.0),
+        (2.0, 2.0, 2.0, 1.0),
+        (3.0, 3.0, 3.0, 2.0),
+        (3.0, 4.0, 3.0, 1.0),
+        (4.0, 3.0, 4.0, 3.0),
+    ] {
+        let times = PassTimes { forward, input, weight, message, ..ALIKE };
+        let arrival = 3.0 * forward + 2.0 * (input + 2.0 * message);
+        let built = schedule(H2, 3, 1, 6, &times);
+        assert_eq!(idle(&built, &times), arrival - 5.0 * forward, "{times:?}");
+    }
+}
+
 #[test]
 fn orders_for_equal_times() {
     let first = schedule(H1, 4, 1, 8, &ALIKE);

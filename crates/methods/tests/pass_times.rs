@@ -1,0 +1,63 @@
+//! The times and the memory that schedules are made for, against what they are made of.
+
+use shardloom_cluster::{Cluster, DeviceId};
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_methods::partition::{LayerProfile, profile};
+use shardloom_methods::pass_times;
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_program::lower;
+
+const MICROBATCH: usize = 4;
+const MICROBATCHES: usize = 4;
+
+fn graph() -> Graph {
+    let spec = ModelSpec::parse("gpt:layers=6,hidden=256,heads=8,seq=128,vocab=1024");
+    spec.and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn plan(graph: &Graph, pp: usize, schedule: ScheduleKind) -> Plan {
+    let uniform = Uniform {
+        pp,
+        mesh: Mesh::SINGLE,
+        sequence_parallel: false,
+        global_batch: MICROBATCH * MICROBATCHES,
+        microbatches: MICROBATCHES,
+        schedule,
+        recompute: Recompute::None,
+        sync: Sync::default(),
+        precision: Precision::MIXED,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    uniform.plan(graph, "gpt", "a100-80g")
+}
+
+#[test]
+fn passes_of_one_device_take_what_its_blocks_do_and_halves_of_whole_backward_passes_are_alike() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
+    let plan = plan(&graph, 1, ScheduleKind::OneForwardOneBackward);
+    let times = pass_times(&graph, &cluster, &plan).expect("it simulates");
+    let blocks = profile(&graph, &cluster, DeviceId(0), Precision::MIXED, MICROBATCH);
+    let all = LayerProfile::of_stage(&blocks.expect("a profile"));
+    let near = |microseconds: f64, seconds: f64| {
+        let error = microseconds / (1e6 * seconds) - 1.0;
+        assert!(error.abs() < 0.01, "{microseconds} microseconds, and {seconds} seconds");
+    };
+    near(times.forward, all.forward_seconds);
+    near(times.input + times.weight, all.backward_seconds);
+    assert_eq!(times.input, times.weight);
+    assert_eq!((times.message, times.kept), (0.0, 1.0));
+}
+
+#[test]
+fn what_weight_gradients_need_is_rounded_up_to_thousandths_of_what_a_forward_pass_leaves() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:2").expect("a preset"));
+    let plan = plan(&graph, 2, ScheduleKind::ZeroBubbleH1);
+    let kept = pass_times(&graph, &cluster, &plan).expect("it simulates").kept;
+    let program = lower(&graph, &plan, 2).expect("a program");
+    let shares = program.classes.iter().map(|class| class.kept_share(&program, 0));
+    let share = shares.fold(0.0, f64::max);
+    assert!(share > 0.0 && share < 1.0, "{share}");
+    assert!(kept >= share && kept < share + 1e-3, "{kept} for {share}");
+    assert_eq!(kept, (kept * 1e3).round() / 1e3);
+}
