@@ -29,7 +29,8 @@ pub(crate) fn baseline(
     cluster: &Cluster,
     request: &Request,
 ) -> Result<Baseline, SearchError> {
-    let candidates = replicated(cluster, request, 0, &[Recompute::None]);
+    let policy = Recompute::None.under(cluster.stack());
+    let candidates = replicated(cluster, request, 0, &[policy]);
     Baseline::first_fitting("data parallel", candidates, graph, cluster, request)
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_cluster::Stack;
 use shardloom_plan::{Mesh, Recompute, ScheduleKind, Weights};
 
 use crate::MethodError;
@@ -40,7 +41,10 @@ pub(super) struct Shape {
 /// The shapes in the order in which a planner names them first, each with all the recomputation that it
 /// names it with, from none to full. So the simulation may fall back to recomputation where it holds
 /// more than the planner's formulas say.
-pub(super) fn shapes(planned: impl Iterator<Item = (Shape, bool)>) -> Vec<(Shape, Vec<Recompute>)> {
+pub(super) fn shapes(
+    planned: impl Iterator<Item = (Shape, bool)>,
+    stack: &Stack,
+) -> Vec<(Shape, Vec<Recompute>)> {
     let mut shapes: Vec<(Shape, Vec<Recompute>)> = vec![];
     let mut places = BTreeMap::new();
     for (shape, recompute) in planned {
@@ -50,8 +54,8 @@ pub(super) fn shapes(planned: impl Iterator<Item = (Shape, bool)>) -> Vec<(Shape
         }
         let policies = &mut shapes[place].1;
         match recompute {
-            true => policies.push(Recompute::Full),
-            false => policies.insert(0, Recompute::None),
+            true => policies.push(Recompute::Full.under(stack)),
+            false => policies.insert(0, Recompute::None.under(stack)),
         }
     }
     shapes

@@ -43,7 +43,7 @@ fn choose(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         let ChimeraConfiguration { width, depth, microbatch, microbatches, .. } = *it;
         (Shape { width, depth, microbatch, microbatches }, it.recompute)
     });
-    for (shape, recompute) in shapes(planned) {
+    for (shape, recompute) in shapes(planned, task.cluster.stack()) {
         let with =
             |schedule| Configuration { schedule, chunks: 2, ..equal(shape, recompute.clone()) };
         configurations.push(with(ScheduleKind::Chimera));

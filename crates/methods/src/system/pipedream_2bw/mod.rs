@@ -56,7 +56,7 @@ pub(super) fn planned(
         let TwoBwConfiguration { width, depth, microbatch, microbatches, .. } = *it;
         (Shape { width, depth, microbatch, microbatches }, it.recompute)
     });
-    let configurations: Vec<Configuration> = shapes(pipelines)
+    let configurations: Vec<Configuration> = shapes(pipelines, task.cluster.stack())
         .into_iter()
         .map(|(shape, recompute)| Configuration { schedule, weights, ..equal(shape, recompute) })
         .collect();
