@@ -220,6 +220,11 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.is_launched
     }
 
+    /// Whether what starts at `start` starts no sooner because it is launched then.
+    pub fn waited_for_host(&self, start: Picos) -> bool {
+        self.is_launched && self.launched == start
+    }
+
     /// The host launches the current instruction, which takes it so long.
     pub fn launch(&mut self, takes: Picos) {
         self.launched += takes;

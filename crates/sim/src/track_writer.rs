@@ -37,14 +37,17 @@ impl<'p> TrackWriter<'p> {
         TrackWriter { track, class, memory, incoming: vec![], computing: None, peak: None }
     }
 
-    /// The compute lane works from `start` to `end` on an entry.
+    /// The compute lane works from `start` to `end` on an entry. Where it waited for the host since its last
+    /// instruction of the entry, that counts as work: the entry keeps the device.
     pub fn compute(&mut self, actor: &ActorState<'_, '_>, start: Picos, end: Picos) {
         if end <= start {
             return;
         }
         let item = actor.item();
         match &mut self.computing {
-            Some(interval) if interval.end == start => interval.end = end,
+            Some(interval) if interval.end == start || actor.waited_for_host(start) => {
+                interval.end = end;
+            }
             open => {
                 let fresh = Interval {
                     lane: Lane::Compute,

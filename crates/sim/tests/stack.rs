@@ -190,3 +190,17 @@ fn a_run_that_is_written_down_and_repeated_launches_as_it_did() {
     assert_eq!(again.timeline.tracks, first.timeline.tracks);
     assert!(first.step_time() > step(&program, &h100(2), &graph));
 }
+
+#[test]
+fn a_pass_keeps_the_device_while_that_waits_for_its_host() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 3));
+    let slow = under(1, |stack| stack.host.kernel_seconds = 1e-3);
+    let options = Options { steps: 1, folded: true };
+    let found = simulate(&graph, &slow, &program, options).expect("it runs");
+    let drawn = &found.timeline.tracks[0].intervals;
+    // Three passes forward, three backward, and the end of the step, instead of every kernel.
+    assert!(drawn.len() <= 10, "{drawn:?}");
+    let busy = found.timeline.tracks[0].busy().seconds();
+    assert!(busy > 0.9 * found.step_time().seconds(), "{busy}");
+}

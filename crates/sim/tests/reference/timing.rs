@@ -131,6 +131,8 @@ struct Placed {
     part: Part,
     /// Its start is that of the first.
     nodes: Vec<Node>,
+    /// Its launch by the host.
+    launch: Node,
     /// What its queue waits for before it.
     queued_after: BTreeSet<Node>,
 }
@@ -201,13 +203,13 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
         for (index, operation) in reading.bodies[entry.body.0 as usize].iter().enumerate() {
             let at = At { index, ..entry.at };
             let round = entry.round;
-            let mut add = |part, nodes: Vec<Node>, queued_after| {
-                placed.push(Placed { round, entry: number, at, part, nodes, queued_after });
-            };
             let mut step =
                 Step { graph, state: &mut state, reading, entry, number, index, operation };
             step.arrives();
-            step.launches(times.launch(at));
+            let launch = step.launches(times.launch(at));
+            let mut add = |part, nodes: Vec<Node>, queued_after| {
+                placed.push(Placed { round, entry: number, at, part, nodes, launch, queued_after });
+            };
             match &operation.kind {
                 Kind::Own | Kind::Test => {
                     let (after, queued) = step.waits(&Queue::Compute);
@@ -338,11 +340,12 @@ impl Step<'_> {
     }
 
     /// The host launches it.
-    fn launches(&mut self, takes: Picos) {
+    fn launches(&mut self, takes: Picos) -> Node {
         let mut before = std::mem::take(&mut self.state.awaited);
         before.extend(self.state.launched);
         let launch = self.graph.node(takes, before);
         self.state.launched = Some(launch);
+        launch
     }
 
     /// What has to be over before the instruction, and of that what its queue waits for.
@@ -441,7 +444,10 @@ fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Trac
         track.events.push(Event { at: it.at, part: it.part, start, durations });
         match it.part {
             Part::Own if over > start => match &mut open {
-                Some((entry, (_, _, until))) if *entry == it.entry && *until == start => {
+                // An entry keeps the device while that waits for its host.
+                Some((entry, (_, _, until)))
+                    if *entry == it.entry && (*until == start || end(it.launch) == start) =>
+                {
                     *until = over;
                 }
                 _ => {
