@@ -189,6 +189,19 @@ fn a_ring_across_nodes_runs_at_the_slower_of_link_and_cards() {
     near(bus_bandwidth("v100-16g", 1, 8), 12.5 / 2.0 * 0.85);
 }
 
+/// 16 members, five to a node: partners at any distance may be in another node, so that all five
+/// members of a node send over its cards in every step, 1, 2, 4 and 8 blocks each.
+#[test]
+fn halving_and_doubling_crosses_nodes_in_every_step_if_they_do_not_hold_a_power_of_two() {
+    let cluster = Cluster::parse("a100-80g:4x8").unwrap();
+    let shape = cluster.groups()[0].group_shape(16, 5, 1);
+    let bytes = 1.6e9;
+    let seconds = shape.seconds(Kind::AllGather, Algorithm::HalvingDoubling, bytes).unwrap();
+    // Five cards of 25 GB/s at 0.85.
+    let expected = 4.0 * shape.inter.latency_seconds + 5.0 * 15.0 * 1e8 / (5.0 * 25e9 * 0.85);
+    assert!(equal(seconds, expected), "{seconds} {expected}");
+}
+
 #[test]
 fn the_order_of_members_does_not_matter_and_a_root_keeps_its_device() {
     let cluster = Cluster::parse("h200:2x8+a100-40g:1x8").unwrap();

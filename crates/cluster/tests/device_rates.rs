@@ -2,8 +2,8 @@
 
 use proptest::{prelude::*, test_runner::RngSeed};
 use shardloom_cluster::{
-    Cluster, Curve, DeviceId, DeviceKind, Link, MatmulPoint, MatmulRates, MeasuredMatmul,
-    Precision, Profile,
+    AnalyticMatmul, Cluster, Curve, DeviceId, DeviceKind, Link, MatmulPoint, MatmulRates,
+    MeasuredMatmul, PeakFlops, Precision, Profile, Tile,
 };
 
 fn device(name: &str) -> DeviceKind {
@@ -38,6 +38,26 @@ fn a_deep_product_of_few_tiles_is_split_along_its_depth() {
     let seconds = |k| a100.matmul_seconds(Precision::Bf16, 1, 256, 256, k).unwrap();
     let one_unit_per_tile = 2.0 * 64.0 * 64.0 * 1048576.0 / (312e12 * 0.5 / 108.0);
     assert!(seconds(1048576) < one_unit_per_tile / 2.0);
+}
+
+/// Two tiles for eight units: each is split in four, and each piece of the result goes through memory
+/// as 8 bytes per element.
+#[test]
+fn a_split_product_takes_one_wave_and_its_partial_results() {
+    let tiles = vec![Tile { m: 64, n: 64, reachable: 0.5 }];
+    let device = DeviceKind {
+        memory_bytes_per_second: 1e12,
+        memory_reachable: 1.0,
+        launch_seconds: 0.0,
+        peak_flops: PeakFlops { fp32: Some(16e12), ..device("a100-40g").peak_flops },
+        matmul: MatmulRates::Analytic(AnalyticMatmul { units: 8, half_k: 64.0, tiles }),
+        ..device("a100-40g")
+    };
+    // A unit reaches 16e12 x 0.5 / 8 = 1e12 FLOP/s.
+    let wave = 2.0 * 64.0 * 64.0 * (1024.0 + 64.0) / 1e12;
+    let partial = 128.0 * 64.0 * 8.0 / 1e12;
+    let seconds = device.matmul_seconds(Precision::Fp32, 1, 128, 64, 4096).unwrap();
+    close(seconds, wave + 4.0 * partial);
 }
 
 #[test]
@@ -103,6 +123,31 @@ fn between_two_measured_products_the_rate_lies_between_theirs() {
     assert!((rate(middle) / ((rate(64) + rate(512)) / 2.0) - 1.0).abs() < 1e-2);
 }
 
+/// At 128 the product of 512 is twice as far as that of 64, so it counts a quarter as much.
+#[test]
+fn of_two_measured_products_the_nearer_counts_by_the_square_of_its_nearness() {
+    let seconds_at = |size: f64, rate: f64| 2.0 * size.powi(3) / rate;
+    let device = measured(&[
+        (64, 64, 64, seconds_at(64.0, 1e9)),
+        (512, 512, 512, seconds_at(512.0, 6e9)),
+    ]);
+    let seconds = device.matmul_seconds(Precision::Fp32, 1, 128, 128, 128).unwrap();
+    close(seconds, seconds_at(128.0, (4.0 * 1e9 + 6e9) / 5.0));
+}
+
+#[test]
+fn of_products_that_are_all_equally_far_the_mean_rate_counts() {
+    // From 1 x 1 x 1 all are as far; each takes 2 x 8 operations.
+    let device = measured(&[
+        (1, 2, 4, 16.0 / 1e9),
+        (1, 4, 2, 16.0 / 2e9),
+        (2, 1, 4, 16.0 / 3e9),
+        (2, 4, 1, 16.0 / 4e9),
+        (4, 1, 2, 16.0 / 5e9),
+    ]);
+    close(device.matmul_seconds(Precision::Fp32, 1, 1, 1, 1).unwrap(), 2.0 / 3e9);
+}
+
 #[test]
 fn measured_points_that_cannot_be_are_refused() {
     let point = MatmulPoint { m: 1, n: 1, k: 1, seconds: 1.0 };
@@ -120,7 +165,13 @@ fn a_curve_is_linear_between_points_and_proportional_outside() {
         close(curve.seconds(size, 0.0), seconds);
     }
     close(curve.seconds(50.0, 0.8), 0.9);
-    for points in [vec![], vec![(0.0, 1.0)], vec![(1.0, 0.0)], vec![(2.0, 1.0), (2.0, 1.0)]] {
+    for points in [
+        vec![],
+        vec![(0.0, 1.0)],
+        vec![(f64::INFINITY, 1.0)],
+        vec![(1.0, 0.0)],
+        vec![(2.0, 1.0), (2.0, 1.0)],
+    ] {
         assert!(Curve::new(points).is_err());
     }
 }
