@@ -127,10 +127,8 @@ fn between_two_measured_products_the_rate_lies_between_theirs() {
 #[test]
 fn of_two_measured_products_the_nearer_counts_by_the_square_of_its_nearness() {
     let seconds_at = |size: f64, rate: f64| 2.0 * size.powi(3) / rate;
-    let device = measured(&[
-        (64, 64, 64, seconds_at(64.0, 1e9)),
-        (512, 512, 512, seconds_at(512.0, 6e9)),
-    ]);
+    let device =
+        measured(&[(64, 64, 64, seconds_at(64.0, 1e9)), (512, 512, 512, seconds_at(512.0, 6e9))]);
     let seconds = device.matmul_seconds(Precision::Fp32, 1, 128, 128, 128).unwrap();
     close(seconds, seconds_at(128.0, (4.0 * 1e9 + 6e9) / 5.0));
 }
