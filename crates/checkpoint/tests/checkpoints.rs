@@ -203,6 +203,26 @@ fn reading_what_is_not_there_says_what_is() {
 }
 
 #[test]
+fn of_many_tensors_the_first_eight_are_named_and_the_others_counted() {
+    let message = |tensors: u32| {
+        let root = tempfile::tempdir().expect("temporary folder");
+        let writer = Writer::create(root.path(), 1).expect("created");
+        let names: Vec<String> = (0..tensors).map(|number| format!("w{number}")).collect();
+        writer
+            .shard(0, names.iter().map(|name| Piece::whole(name, &[1], &[0.0])))
+            .expect("written");
+        writer.finish(meta(), None).expect("finished");
+        load(root.path()).read_whole("v").expect_err("unknown").to_string()
+    };
+    let all = "it holds `w0`, `w1`, `w2`, `w3`, `w4`, `w5`, `w6`, `w7`";
+    for (tensors, rest) in [(8, ""), (9, " and 1 more"), (10, " and 2 more")] {
+        let found = message(tensors);
+        // Names are in their order as text.
+        assert!(found.ends_with(&format!("{all}{rest}")), "{found}");
+    }
+}
+
+#[test]
 fn the_last_ones_are_kept_and_later_steps_left_alone() {
     let root = tempfile::tempdir().expect("temporary folder");
     for step in [1, 2, 30] {
@@ -341,6 +361,60 @@ fn another_format_version_is_refused_with_both_versions() {
     );
     let message = error.to_string();
     assert!(message.ends_with("format version 2, but this build reads version 1"), "{message}");
+}
+
+/// Replaces the first shard of a checkpoint, and makes all its digests and sizes right again.
+fn replace_shard(folder: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let shard = folder.join("shard-00000.safetensors");
+    let before = fs::read(&shard).expect("read");
+    let mut after = before.clone();
+    change(&mut after);
+    fs::write(&shard, &after).expect("written");
+    let digest = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+    let size = |bytes: &[u8]| format!("\"bytes\": {},", bytes.len());
+    let manifest = fs::read_to_string(folder.join("manifest.json")).expect("read");
+    assert!(manifest.contains(&digest(&before)) && manifest.contains(&size(&before)), "{manifest}");
+    let manifest = manifest.replace(&digest(&before), &digest(&after)).replacen(
+        &size(&before),
+        &size(&after),
+        1,
+    );
+    fs::write(folder.join("manifest.json"), &manifest).expect("written");
+    let of_manifest = format!("{}\n", digest(manifest.as_bytes()));
+    fs::write(folder.join("manifest.blake3"), of_manifest).expect("written");
+}
+
+/// This build may not understand the pieces of a later one.
+#[test]
+fn a_shard_of_another_format_version_is_refused_with_both_versions() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    let folder = save(root.path(), 1, 0.5, None);
+    replace_shard(&folder, |bytes| {
+        // The description is a string in the header.
+        let version = br#"\"format_version\":1"#;
+        let at = bytes.windows(version.len()).position(|part| part == version).expect("a version");
+        bytes[at + version.len() - 1] = b'2';
+    });
+    let shard = folder.join("shard-00000.safetensors");
+    let error = Checkpoint::open(&folder).expect_err("newer");
+    assert!(
+        matches!(&error, CheckpointError::FormatVersion { path, found: 2, supported: 1 } if *path == shard),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_shard_that_goes_on_after_its_values_is_refused() {
+    let root = tempfile::tempdir().expect("temporary folder");
+    let folder = save(root.path(), 1, 0.5, None);
+    let mut ends = 0;
+    replace_shard(&folder, |bytes| {
+        ends = bytes.len();
+        bytes.push(0);
+    });
+    let message = Checkpoint::open(&folder).expect_err("too long").to_string();
+    let rule = format!("its values end at byte {ends}, but it has {} bytes", ends + 1);
+    assert!(message.contains(&rule), "{message}");
 }
 
 #[test]

@@ -186,6 +186,17 @@ mod tests {
     }
 
     #[test]
+    fn features_that_fill_no_whole_rows_are_refused() {
+        for (features, classes) in [(3, 2), (0, 2), (2, 0), (0, 0)] {
+            let made = Table::from_rows(vec![0.0; features], vec![0; classes], 0.0, 5);
+            let message = made.expect_err("no rows").to_string();
+            let rule =
+                format!("{features} features and {classes} classes are no rows of equal length");
+            assert!(message.contains(&rule), "{message}");
+        }
+    }
+
+    #[test]
     fn files_with_and_without_a_header_are_read_and_bad_rows_named() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("table.csv");
@@ -202,6 +213,8 @@ mod tests {
             ("1,2,0\n3,1\n", "row 2"),
             ("1,2,0.5\n", "row 1: a row is features and then a class"),
             ("1,2,16777216\n", "row 1: a row is features and then a class"),
+            ("1,2,-1\n", "row 1: a row is features and then a class"),
+            ("0\n", "row 1: a row is features and then a class"),
             ("1,nan,0\n", "row 1: \"nan\" is no finite number"),
             ("", "0 rows leave none to train on"),
         ] {

@@ -240,6 +240,31 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
 }
 
 #[test]
+fn a_single_number_is_no_table_of_positions() {
+    let spec = spec(GPT);
+    let mut theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();
+    let number = Tensor { shape: vec![], values: vec![0.0] };
+    theirs.insert("transformer.wpe.weight".into(), number);
+    let message = import(&spec, &theirs).unwrap_err().to_string();
+    assert!(message.contains("wpe.weight has shape []"), "{message}");
+    assert!(message.contains("[5, 12], or more rows, is needed"), "{message}");
+}
+
+/// As those of PyTorch have: a matrix of one row is another tensor.
+#[test]
+fn biases_and_gains_have_one_axis_in_a_file() {
+    let shapes = |line: &str, names: [&str; 2]| {
+        let spec = spec(line);
+        let theirs = export(&spec, &parameters(&spec, 0.0)).unwrap();
+        names.map(|name| theirs[name].shape.clone())
+    };
+    let gpt = shapes(GPT, ["transformer.ln_f.weight", "transformer.h.0.attn.c_attn.bias"]);
+    assert_eq!(gpt, [vec![12], vec![36]]);
+    let llama = shapes(LLAMA, ["model.norm.weight", "model.layers.1.input_layernorm.weight"]);
+    assert_eq!(llama, [vec![12], vec![12]]);
+}
+
+#[test]
 fn parameters_that_do_not_fit_are_not_exported() {
     let spec = spec(LLAMA);
     let ours = parameters(&spec, 0.0);

@@ -70,6 +70,19 @@ fn relu_and_silu_match_their_formulas_and_numerical_slopes() {
     check(silu_exact, silu, silu_input_grad);
 }
 
+/// Between 88 and 104 below zero the logistic function is below the smallest normal number, but its
+/// reciprocal above the largest.
+#[test]
+fn far_below_zero_silu_and_swiglu_have_no_slope() {
+    let x = [-79.0, -85.0, -100.0, -120.0, -1e4];
+    let mut dx = [f32::NAN; 5];
+    silu_input_grad(&x, &[1.0; 5], &mut dx, false);
+    assert!(dx.iter().all(|dx| dx.abs() < 1e-30), "{dx:?}");
+    let (mut dgate, mut dup) = ([f32::NAN; 5], [f32::NAN; 5]);
+    swiglu_input_grad(&x, &[1.0; 5], &[1.0; 5], &mut dgate, &mut dup, false, false);
+    assert!(dgate.iter().chain(&dup).all(|it| it.abs() < 1e-30), "{dgate:?} {dup:?}");
+}
+
 #[test]
 fn relu_lets_a_nan_through_and_has_slope_zero_at_zero() {
     let mut y = [0.0; 2];

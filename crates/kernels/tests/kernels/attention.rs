@@ -257,3 +257,32 @@ fn tiles_of_queries_and_shared_key_heads_add_up() {
     assert_close(&dq, &want_dq, 1e-6);
     assert_close(&dk, &want_dk, 1e-6);
 }
+
+#[test]
+fn scratch_holds_a_row_of_keys_for_each_of_up_to_64_queries() {
+    let elements = |queries| Attention { queries, keys: 170, ..tiled() }.scratch_elements();
+    assert_eq!([3, 64, 65].map(elements), [3 * 170, 64 * 170, 64 * 170]);
+}
+
+/// Nothing depends on the probabilities then.
+#[test]
+fn of_values_without_elements_the_probabilities_have_no_gradient() {
+    let shape = Attention { head_dim: 0, queries: 2, keys: 3, ..shapes()[0] };
+    for (accumulate, expected) in [(false, [0.0; 6]), (true, [7.0; 6])] {
+        let mut dp = [7.0; 6];
+        let p = [0.5; 6];
+        context_input_grad(
+            &shape,
+            &p,
+            None,
+            &[],
+            &[],
+            &mut dp,
+            &mut [],
+            &mut [],
+            accumulate,
+            false,
+        );
+        assert_eq!(dp, expected);
+    }
+}

@@ -84,6 +84,13 @@ fn every_format_is_aligned_and_holds_what_was_written() {
 }
 
 #[test]
+fn a_buffer_is_empty_if_it_has_no_elements() {
+    let memory = Memory::new(processor());
+    assert!(memory.alloc(Format::F32, 0).is_empty());
+    assert!(!memory.alloc(Format::F32, 1).is_empty());
+}
+
+#[test]
 #[should_panic(expected = "read as the format it was allocated with")]
 fn reading_as_another_format_is_refused() {
     let buffer = Memory::new(processor()).alloc(Format::U8, 4);

@@ -271,3 +271,22 @@ fn adafactor_moves_weights_of_zero_by_the_least_root_mean_square() {
         assert_close(&w, &[moved; 15], 1e-6 * moved);
     }
 }
+
+#[test]
+#[should_panic(expected = "the sums of the round before")]
+fn the_first_round_of_statistics_takes_no_sums() {
+    let (optimizer, piece) = (Optimizer::Adafactor(ADAFACTOR), Piece::whole(1, 3));
+    let mut moments = vec![0.0; optimizer.state_lens(&piece)[0]];
+    let mut out = vec![0.0; optimizer.statistics_len(&piece.block, 0)];
+    let state = &mut [&mut moments[..]];
+    optimizer.statistics(step(1), 0, &piece, &[1.0; 3], &[1.0; 3], state, &[1.0], &mut out);
+}
+
+#[test]
+#[should_panic(expected = "a piece of 3 elements got 3 weights and 2 gradients")]
+fn statistics_of_fewer_gradients_than_weights_are_refused() {
+    let (optimizer, piece) = (Optimizer::Lamb(LAMB), Piece::whole(1, 3));
+    let (mut m, mut v, mut out) = ([0.0; 3], [0.0; 3], [0.0; 2]);
+    let state = &mut [&mut m[..], &mut v[..]];
+    optimizer.statistics(step(1), 0, &piece, &[1.0; 3], &[1.0; 2], state, &[], &mut out);
+}

@@ -3,8 +3,9 @@
 
 use half::bf16;
 use shardloom_graph::OpKind;
+use shardloom_graph::op::Overflow;
 use shardloom_graph::work::Pass;
-use shardloom_kernels::device::{BoxOf, Input, Kernel, OperandSize, Output, Setting};
+use shardloom_kernels::device::{BoxOf, HostSlice, Input, Kernel, OperandSize, Output, Setting};
 use shardloom_kernels::matmul::{self, Linear, WeightLayout};
 use shardloom_kernels::random::Key;
 use shardloom_kernels::{Buffer, Combine, Format, Memory, processor, reduce};
@@ -162,5 +163,130 @@ fn casts_widen_exactly_and_round_to_nearest_even() {
         let mut wide = memory.alloc(Format::F32, all.len());
         device.cast(narrow.view(), wide.view_mut());
         assert_eq!(device.reals(wide.view()), expected, "{format}");
+    }
+}
+
+/// What a pass of an operator writes, with each of `before` added to where there is one.
+fn results(
+    kind: &OpKind,
+    pass: Pass,
+    reads: &[(&[usize], HostSlice<'_>)],
+    writes: &[&[usize]],
+    before: &[Option<f32>],
+) -> Vec<Vec<f32>> {
+    let (device, memory) = (processor(), Memory::new(processor()));
+    let held: Vec<Buffer> = reads
+        .iter()
+        .map(|&(shape, values)| {
+            let format = match values {
+                HostSlice::F32(_) => Format::F32,
+                HostSlice::U32(_) => Format::U32,
+                HostSlice::U8(_) => Format::U8,
+                _ => panic!("not of another format here"),
+            };
+            let mut buffer = memory.alloc(format, shape.iter().product());
+            device.upload(values, buffer.view_mut());
+            buffer
+        })
+        .collect();
+    let of_f32 = |shape| OperandSize { shape, format: Format::F32 };
+    let read_sizes: Vec<_> = reads
+        .iter()
+        .zip(&held)
+        .map(|(&(shape, _), held)| OperandSize { shape, format: held.format() })
+        .collect();
+    let write_sizes: Vec<_> = writes.iter().map(|&shape| of_f32(shape)).collect();
+    let elements = device.scratch_elements(kind, pass, &read_sizes, &write_sizes);
+    let mut scratch = memory.alloc(Format::F32, elements);
+    let mut made: Vec<Buffer> = writes
+        .iter()
+        .zip(before)
+        .map(|(shape, before)| {
+            let count = shape.iter().product();
+            buffer(&memory, Format::F32, &vec![before.unwrap_or(1e6); count])
+        })
+        .collect();
+    let inputs: Vec<_> = reads
+        .iter()
+        .zip(&held)
+        .map(|(&(shape, _), held)| Input { shape, data: held.view() })
+        .collect();
+    let mut outputs: Vec<_> = writes
+        .iter()
+        .zip(&mut made)
+        .zip(before)
+        .map(|((&shape, made), before)| Output {
+            shape,
+            data: made.view_mut(),
+            accumulate: before.is_some(),
+        })
+        .collect();
+    device.run(Kernel { kind, pass, setting: &SETTING }, &inputs, &mut outputs, scratch.view_mut());
+    made.iter().map(|made| device.reals(made.view())).collect()
+}
+
+#[test]
+fn each_gradient_of_an_operator_is_added_where_that_is_asked_and_only_there() {
+    use HostSlice::{F32, U8, U32};
+    let numbers = values(64, 5);
+    let real = |count: usize| F32(&numbers[..count]);
+    let first_two = [1.0, 1.0];
+    let context = OpKind::AttentionContext { causal: false, probability: 0.0 };
+    let route = OpKind::Route { slots: 2, overflow: Overflow::Drop };
+    let dropout = OpKind::BiasDropoutAdd { probability: 0.5 };
+    let cases: [(&OpKind, Pass, &[(&[usize], HostSlice<'_>)], &[&[usize]]); 5] = [
+        (
+            &OpKind::Contract { transposed: false },
+            Pass::Weight,
+            &[(&[5, 4], real(20)), (&[5, 3], real(15))],
+            &[&[4, 3], &[3]],
+        ),
+        (
+            &context,
+            Pass::Input,
+            &[(&[1, 1, 2, 3], real(6)), (&[1, 3, 1, 4], real(12)), (&[1, 2, 1, 4], real(8))],
+            &[&[1, 1, 2, 3], &[1, 3, 1, 4]],
+        ),
+        // Two rows of two experts, one each.
+        (
+            &route,
+            Pass::Input,
+            &[
+                (&[1, 2, 2], F32(&[1.0, 0.0, 0.0, 1.0])),
+                (&[1, 2], F32(&[0.75, 0.75])),
+                (&[1, 2], U32(&[0, 1])),
+                (&[1, 2], F32(&[1.0, -1.0])),
+            ],
+            &[&[1, 2, 2]],
+        ),
+        (
+            &OpKind::ExpertContract,
+            Pass::Weight,
+            &[(&[2, 3], real(6)), (&[2, 1], F32(&first_two)), (&[2, 4], real(8))],
+            &[&[2, 3, 4]],
+        ),
+        (
+            &dropout,
+            Pass::Weight,
+            &[(&[2, 3], U8(&[1, 0, 1, 1, 1, 0])), (&[2, 3], real(6))],
+            &[&[3]],
+        ),
+    ];
+    for (kind, pass, reads, writes) in cases {
+        let alone = results(kind, pass, reads, writes, &vec![None; writes.len()]);
+        for (which, gradient) in alone.iter().enumerate() {
+            let largest = gradient.iter().fold(0.0_f32, |most, it| most.max(it.abs()));
+            assert!(largest > 0.0 && largest < 100.0, "{} {which}: {largest}", kind.name());
+            let mut before = vec![None; writes.len()];
+            before[which] = Some(2.0);
+            let found = results(kind, pass, reads, writes, &before);
+            for (other, (found, alone)) in found.iter().zip(&alone).enumerate() {
+                let add = if other == which { 2.0 } else { 0.0 };
+                for (found, alone) in found.iter().zip(alone) {
+                    let close = (found - (alone + add)).abs() < 1e-5;
+                    assert!(close, "{} {which}, {other}: {found}, {alone} + {add}", kind.name());
+                }
+            }
+        }
     }
 }
