@@ -166,11 +166,17 @@ fn casts_widen_exactly_and_round_to_nearest_even() {
     }
 }
 
+/// Shape and elements of a tensor.
+type Tensor<'a> = (&'a [usize], HostSlice<'a>);
+
+/// An operator's pass, what it reads, and the shapes of what it writes.
+type Case<'a> = (&'a OpKind, Pass, &'a [Tensor<'a>], &'a [&'a [usize]]);
+
 /// What a pass of an operator writes, with each of `before` added to where there is one.
 fn results(
     kind: &OpKind,
     pass: Pass,
-    reads: &[(&[usize], HostSlice<'_>)],
+    reads: &[Tensor<'_>],
     writes: &[&[usize]],
     before: &[Option<f32>],
 ) -> Vec<Vec<f32>> {
@@ -234,7 +240,7 @@ fn each_gradient_of_an_operator_is_added_where_that_is_asked_and_only_there() {
     let context = OpKind::AttentionContext { causal: false, probability: 0.0 };
     let route = OpKind::Route { slots: 2, overflow: Overflow::Drop };
     let dropout = OpKind::BiasDropoutAdd { probability: 0.5 };
-    let cases: [(&OpKind, Pass, &[(&[usize], HostSlice<'_>)], &[&[usize]]); 5] = [
+    let cases: [Case<'_>; 5] = [
         (
             &OpKind::Contract { transposed: false },
             Pass::Weight,
