@@ -8,7 +8,7 @@ pub enum Cut {
     /// As many layers on every stage, as Megatron-LM has it (Narayanan et al. 2021, section 2.2). The first
     /// stage holds the embedding as well, and the last the head.
     EvenLayers,
-    /// nanotron's rule (`build_model` in models/base.py): a block goes to the first stage whose share of the
+    /// nanotron's rule as recalled, not read again: a block goes to the first stage whose share of the
     /// arithmetic of all blocks was not exceeded before it. The loss is a block of its own behind the head.
     ByArithmetic,
 }
