@@ -32,6 +32,12 @@ fn what_a_stack_usually_does_is_in_plans_made_for_it() {
     };
     let sums = |text: String| text.matches("all-reduce").count();
     assert!(sums(program(" --stack megatron-2021")) > sums(program("")));
+    // All gradients of replicas at once; 25 MB of them at a time are several sums.
+    let reductions = |stack: &str| {
+        let model = "gpt:layers=4,hidden=1024,heads=4,seq=128,vocab=512 --cluster a100-80g:2";
+        sums(place.run(&format!("program {model} --dp 2{stack}")).succeeds().stdout)
+    };
+    assert!(reductions(" --stack megatron-2021") < reductions(""));
     let outcome = place
         .run(&format!("plan {MODEL} --global-batch 16 --stack nanotron -o plan.toml"))
         .succeeds();

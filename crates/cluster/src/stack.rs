@@ -30,11 +30,13 @@ pub struct Stack {
     /// not listed is one kernel that reads and writes each operand once.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub operators: BTreeMap<String, Kernels>,
-    /// Time of a matrix product, in terms of what the device's rates say; above 1 where operands come in
+    /// Time of a matrix product, in terms of what the device's analytic rates say (neither of rates that were
+    /// measured by operator nor of fused attention); above 1 where operands come in
     /// shapes, layouts and memory that the library's best kernels are not for.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub product_time: f64,
-    /// Time of what passes through memory, in terms of what the device's bandwidth says.
+    /// Time of what passes through memory, in terms of what the device's bandwidth says; rates that were
+    /// measured by operator stay as they are.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub memory_time: f64,
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
@@ -80,7 +82,7 @@ pub struct Kernels {
     #[serde(default = "one", deserialize_with = "checked::non_negative")]
     pub launched: f64,
     /// Bytes that go through memory, in terms of each operand once. Of an operator that is in the main a
-    /// matrix product, of what stands beside the product; none if not said.
+    /// matrix product, those beside the product's own.
     #[serde(default = "one", deserialize_with = "checked::non_negative")]
     pub traffic: f64,
 }

@@ -32,6 +32,8 @@ pub(crate) struct ActorState<'s, 'p> {
     free: Vec<Picos>,
     /// When the host has launched the current instruction, or what it launched last.
     launched: Picos,
+    /// Until when the host last waited for a message or the end of a step.
+    held: Picos,
     /// Whether the current instruction has been launched.
     is_launched: bool,
     /// When the last runs of instructions ended.
@@ -88,6 +90,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
             ends: VecDeque::new(),
             free: vec![Picos::ZERO; script.queues()],
             launched: Picos::ZERO,
+            held: Picos::ZERO,
             is_launched: false,
             latest: vec![Picos::ZERO; script.events[1]],
             tables: vec![],
@@ -220,9 +223,10 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.is_launched
     }
 
-    /// Whether what starts at `start` starts no sooner because it is launched then.
-    pub fn waited_for_host(&self, start: Picos) -> bool {
-        self.is_launched && self.launched == start
+    /// Whether the device, at work until `end`, goes on at `start` and no sooner because it waited for its host,
+    /// which launched all the time and did not itself wait for others.
+    pub fn waited_for_host(&self, end: Picos, start: Picos) -> bool {
+        self.is_launched && self.launched == start && self.held <= end
     }
 
     /// The host launches the current instruction, which takes it so long.
@@ -233,6 +237,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// The host launches nothing before `time`.
     pub fn hold_host(&mut self, time: Picos) {
+        self.held = self.held.max(time);
         self.launched = self.launched.max(time);
     }
 

@@ -255,15 +255,12 @@ impl Driver for Modelled<'_> {
     }
 
     fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        let seconds = || self.costs.launch_seconds(call.instruction);
-        let picos = match self.classes[call.actor.class.0 as usize].bodies
-            [call.run.entry.body.0 as usize][call.index]
-            .launch
-        {
-            Some(known) => return Ok(known),
-            None => Picos::from_seconds(seconds()),
-        };
-        self.known(call.actor.class, call.run.entry.body, call.index).launch = Some(picos);
+        let (class, body) = (call.actor.class, call.run.entry.body);
+        if let Some(picos) = self.known(class, body, call.index).launch {
+            return Ok(picos);
+        }
+        let picos = Picos::from_seconds(self.costs.launch_seconds(call.instruction));
+        self.known(class, body, call.index).launch = Some(picos);
         Ok(picos)
     }
 

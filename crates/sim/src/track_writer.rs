@@ -45,7 +45,9 @@ impl<'p> TrackWriter<'p> {
         }
         let item = actor.item();
         match &mut self.computing {
-            Some(interval) if interval.end == start || actor.waited_for_host(start) => {
+            Some(interval)
+                if interval.end == start || actor.waited_for_host(interval.end, start) =>
+            {
                 interval.end = end;
             }
             open => {

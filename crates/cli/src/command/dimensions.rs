@@ -156,6 +156,8 @@ pub struct Place {
     pub precision: Precision,
     /// Collectives, where no option says another.
     pub algorithm: Algorithm,
+    /// Bytes of gradients that are reduced together.
+    pub bucket_bytes: usize,
 }
 
 impl Place {
@@ -167,6 +169,7 @@ impl Place {
             cluster: format!("local:{ranks}"),
             precision: Precision::FP32,
             algorithm: Algorithm::Direct,
+            bucket_bytes: Sync::default().bucket_bytes,
         }
     }
 
@@ -176,6 +179,7 @@ impl Place {
             cluster: cluster.to_owned(),
             precision: usual.precision,
             algorithm: usual.algorithm,
+            bucket_bytes: usual.bucket_bytes,
         }
     }
 }
@@ -370,7 +374,7 @@ impl Dimensions {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
                 zero: self.split.zero.unwrap_or(0),
                 servers,
-                ..Sync::default()
+                bucket_bytes: place.bucket_bytes,
             },
             precision: match servers {
                 None => place.precision,

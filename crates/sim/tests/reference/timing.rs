@@ -96,6 +96,8 @@ struct State {
     /// The last launch, and what the host waits for before the next.
     launched: Option<Node>,
     awaited: BTreeSet<Node>,
+    /// What it waited for last.
+    held: BTreeSet<Node>,
     /// The last of each queue.
     last: BTreeMap<Queue, Node>,
     /// What the rank's own thread has to have behind it, where it does one thing after another.
@@ -131,8 +133,9 @@ struct Placed {
     part: Part,
     /// Its start is that of the first.
     nodes: Vec<Node>,
-    /// Its launch by the host.
+    /// Its launch by the host, and what the host waited for last before that.
     launch: Node,
+    held: BTreeSet<Node>,
     /// What its queue waits for before it.
     queued_after: BTreeSet<Node>,
 }
@@ -207,8 +210,19 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                 Step { graph, state: &mut state, reading, entry, number, index, operation };
             step.arrives();
             let launch = step.launches(times.launch(at));
+            let held = step.state.held.clone();
             let mut add = |part, nodes: Vec<Node>, queued_after| {
-                placed.push(Placed { round, entry: number, at, part, nodes, launch, queued_after });
+                let held = held.clone();
+                placed.push(Placed {
+                    round,
+                    entry: number,
+                    at,
+                    part,
+                    nodes,
+                    launch,
+                    held,
+                    queued_after,
+                });
             };
             match &operation.kind {
                 Kind::Own | Kind::Test => {
@@ -342,6 +356,9 @@ impl Step<'_> {
     /// The host launches it.
     fn launches(&mut self, takes: Picos) -> Node {
         let mut before = std::mem::take(&mut self.state.awaited);
+        if !before.is_empty() {
+            self.state.held.clone_from(&before);
+        }
         before.extend(self.state.launched);
         let launch = self.graph.node(takes, before);
         self.state.launched = Some(launch);
@@ -444,9 +461,12 @@ fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Trac
         track.events.push(Event { at: it.at, part: it.part, start, durations });
         match it.part {
             Part::Own if over > start => match &mut open {
-                // An entry keeps the device while that waits for its host.
+                // An entry keeps the device while that waits for its host, and the host for nobody.
                 Some((entry, (_, _, until)))
-                    if *entry == it.entry && (*until == start || end(it.launch) == start) =>
+                    if *entry == it.entry
+                        && (*until == start
+                            || (end(it.launch) == start
+                                && it.held.iter().all(|&node| end(node) <= *until))) =>
                 {
                     *until = over;
                 }
