@@ -242,6 +242,16 @@ impl Cluster {
         Ok(self.node_of(a)? == self.node_of(b)?)
     }
 
+    /// Memory of a device that tensors can have: what its software does not keep for itself.
+    pub fn memory_bytes(&self, device: &DeviceKind) -> u64 {
+        device.memory_bytes.saturating_sub(self.stack.context_bytes)
+    }
+
+    /// Whether two devices are in one machine; not if one of them is unknown.
+    pub fn share_node(&self, a: DeviceId, b: DeviceId) -> bool {
+        matches!(self.same_node(a, b), Ok(true))
+    }
+
     /// What lies between two devices; nothing between a device and itself.
     ///
     /// # Errors

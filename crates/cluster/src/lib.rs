@@ -56,4 +56,4 @@ pub use matmul::{AnalyticMatmul, MatmulPoint, MatmulRates, MeasuredMatmul, Tile}
 pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
-pub use stack::{Attention, Habits, Host, Kernels, Stack};
+pub use stack::{Algorithms, Attention, CROSSING_EXPONENT, Habits, Host, Kernels, Stack};

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use shardloom_collectives::{Algorithm, Kind};
+
 use crate::profile::nearest;
 use crate::{ClusterError, checked};
 
@@ -39,9 +41,19 @@ pub struct Stack {
     /// measured by operator stay as they are.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub memory_time: f64,
+    /// Time of fused attention, in terms of what the device's rate for it says: kernels that are older, or
+    /// of other makes, reach less.
+    #[serde(default = "one", deserialize_with = "checked::positive")]
+    pub attention_time: f64,
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub collective_time: f64,
+    /// Which algorithm a collective takes.
+    #[serde(default)]
+    pub algorithms: Algorithms,
+    /// Bytes of a device's memory that are the software's own and no tensor's: contexts, libraries' buffers.
+    #[serde(default)]
+    pub context_bytes: u64,
     /// How attention is computed.
     #[serde(default)]
     pub attention: Attention,
@@ -65,12 +77,28 @@ pub struct Host {
     pub waits_for_messages: bool,
     /// Whether it waits for the end of a step, such as to print its loss, before it launches the next.
     pub waits_for_steps: bool,
+    /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes:
+    /// so many seconds, times the members to the power of [`CROSSING_EXPONENT`].
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub crossing_seconds: f64,
 }
+
+/// How [`Host::crossing_seconds`] grows with the members of a collective.
+pub const CROSSING_EXPONENT: f64 = 1.3;
 
 impl Host {
     /// Whether launching takes it any time.
     pub fn launches(&self) -> bool {
-        self.kernel_seconds > 0.0 || self.communication_seconds > 0.0
+        self.kernel_seconds > 0.0
+            || self.communication_seconds > 0.0
+            || self.crossing_seconds > 0.0
+    }
+
+    /// Time that it takes to launch a collective, of `crossing` members if it is one of activations in a stage
+    /// that exchanges messages with other nodes; 0 otherwise.
+    pub fn collective_seconds(&self, crossing: u32) -> f64 {
+        let besides = self.crossing_seconds * f64::from(crossing).powf(CROSSING_EXPONENT);
+        self.communication_seconds + besides
     }
 }
 
@@ -85,6 +113,9 @@ pub struct Kernels {
     /// matrix product, those beside the product's own.
     #[serde(default = "one", deserialize_with = "checked::non_negative")]
     pub traffic: f64,
+    /// Bytes of memory in use while it runs besides its operands, for each element of the largest of these.
+    #[serde(default, deserialize_with = "checked::non_negative")]
+    pub workspace: f64,
 }
 
 fn one() -> f64 {
@@ -93,7 +124,7 @@ fn one() -> f64 {
 
 impl Default for Kernels {
     fn default() -> Kernels {
-        Kernels { launched: 1.0, traffic: 1.0 }
+        Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 }
     }
 }
 
@@ -108,6 +139,18 @@ pub enum Attention {
     Separate,
 }
 
+/// Which algorithm a collective takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Algorithms {
+    /// The plan's.
+    #[default]
+    Planned,
+    /// Of ring and double binary tree what is faster for the size, as NCCL chooses for all-reduces since its
+    /// version 2.4; other collectives take the ring.
+    BySize,
+}
+
 /// What plans made for a stack usually have, where nobody asks for anything else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -119,15 +162,19 @@ pub struct Habits {
     pub keeps_no_scores: bool,
     /// Whether gradients are reduced in one piece after the last backward pass.
     pub reduces_at_end: bool,
+    /// Whether they are where optimizer states are sharded, and in buckets otherwise.
+    pub reduces_shards_at_end: bool,
 }
 
 impl Habits {
     /// More than the gradients of any stage take, so that they are reduced as one.
     const ONE_BUCKET: usize = 1 << 40;
 
-    /// Bytes of gradients that are reduced together, where `usual` are with other stacks.
-    pub fn bucket_bytes(self, usual: usize) -> usize {
-        if self.reduces_at_end { Self::ONE_BUCKET } else { usual }
+    /// Bytes of gradients that are reduced together under ZeRO stage `zero`, where `usual` are with other
+    /// stacks. Weights that are gathered for use (stage 3) are so in buckets.
+    pub fn bucket_bytes(self, usual: usize, zero: u8) -> usize {
+        let sharded = self.reduces_shards_at_end && matches!(zero, 1 | 2);
+        if self.reduces_at_end || sharded { Self::ONE_BUCKET } else { usual }
     }
 }
 
@@ -192,6 +239,22 @@ impl Stack {
         listed.map_or_else(Kernels::default, |(_, kernels)| *kernels)
     }
 
+    /// The algorithms that a collective of `kind` may take, where the plan has `planned`.
+    pub fn algorithms(
+        &self,
+        kind: Kind,
+        planned: Algorithm,
+    ) -> impl Iterator<Item = Algorithm> + use<> {
+        let (first, second) = match (self.algorithms, kind) {
+            (Algorithms::Planned, _) => (planned, None),
+            (Algorithms::BySize, Kind::AllReduce) => {
+                (Algorithm::Ring, Some(Algorithm::DoubleBinaryTree))
+            }
+            (Algorithms::BySize, _) => (Algorithm::Ring, None),
+        };
+        std::iter::once(first).chain(second)
+    }
+
     /// Its name, and what its constants were fitted to if they were: `nanotron, not calibrated`.
     pub fn described(&self) -> String {
         match &self.calibrated_on {
@@ -212,7 +275,10 @@ impl Default for Stack {
             operators: BTreeMap::new(),
             product_time: 1.0,
             memory_time: 1.0,
+            attention_time: 1.0,
             collective_time: 1.0,
+            algorithms: Algorithms::Planned,
+            context_bytes: 0,
             attention: Attention::AsTheDevice,
             habits: Habits::default(),
         }

@@ -50,11 +50,11 @@ fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
     let stack = Stack::from_toml(text).expect("a stack");
     assert_eq!(stack.attention, Attention::Separate);
     let found = |rate| stack.kernels(rate);
-    let forward = Kernels { launched: 3.0, traffic: 2.5 };
+    let forward = Kernels { launched: 3.0, traffic: 2.5, workspace: 0.0 };
     assert_eq!(found("attention-probs+causal.forward"), forward);
     assert_eq!(found("attention-probs.forward"), forward);
-    assert_eq!(found("attention-probs+causal.input"), Kernels { launched: 4.0, traffic: 1.0 });
+    assert_eq!(found("attention-probs+causal.input"), Kernels { launched: 4.0, traffic: 1.0, workspace: 0.0 });
     for other in ["attention-probs.weight", "attention.forward", "gelu.forward"] {
-        assert_eq!(found(other), Kernels { launched: 1.0, traffic: 1.0 }, "{other}");
+        assert_eq!(found(other), Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 }, "{other}");
     }
 }

@@ -26,6 +26,7 @@ fn a_family_with_parameters_is_read() {
         ffn: None,
         dropout: 0.0,
         tied: false,
+        separate_loss: false,
         norm_epsilon: 1e-5,
         init_std: 0.02,
     };
@@ -183,6 +184,7 @@ fn network() -> impl Strategy<Value = Network> {
             ffn,
             dropout,
             tied,
+            separate_loss: !tied,
             norm_epsilon,
             init_std,
         };
@@ -211,6 +213,7 @@ fn network() -> impl Strategy<Value = Network> {
             rope_scaling,
             norm_epsilon: 1e-6,
             tied: layers.is_multiple_of(2),
+            separate_loss: layers.is_multiple_of(3),
             init_std: 0.02,
         })
     });

@@ -15,6 +15,7 @@ fn config(layers: usize) -> UTransformerConfig {
         ffn: None,
         dropout: 0.1,
         tied: false,
+        separate_loss: false,
         norm_epsilon: 1e-5,
         init_std: 0.02,
     })

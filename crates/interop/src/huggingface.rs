@@ -82,6 +82,7 @@ fn gpt2(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
         ffn: config.optional_size("n_inner")?,
         dropout,
         tied: config.flag("tie_word_embeddings", true)?,
+        separate_loss: false,
         norm_epsilon: config.real("layer_norm_epsilon", Some(1e-5))?,
         init_std: config.real("initializer_range", Some(0.02))?,
     }))
@@ -136,6 +137,7 @@ fn llama(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
         rope_scaling: rotary.scaling,
         norm_epsilon: config.real("rms_norm_eps", Some(1e-6))?,
         tied: config.flag("tie_word_embeddings", false)?,
+        separate_loss: false,
         init_std: config.real("initializer_range", Some(0.02))?,
     }))
 }

@@ -55,9 +55,9 @@ impl ParameterGroup {
     /// Their number formats, where `precision` is the plan's.
     pub fn precision(&self, precision: Precision) -> Precision {
         Precision {
-            compute: precision.compute,
             gradients: self.gradients.unwrap_or(precision.gradients),
             master: self.master.unwrap_or(precision.master),
+            ..precision
         }
     }
 

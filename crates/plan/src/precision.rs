@@ -34,14 +34,19 @@ pub struct Precision {
     pub gradients: Number,
     /// Whether the optimizer keeps an fp32 copy of the weights.
     pub master: bool,
+    /// Whether products of activations and weights, but for the last one before the loss, are computed from
+    /// operands that are scaled and cast to 8 bits (Micikevicius et al. 2022, arXiv 2209.05433). What is kept
+    /// and sent stays as the other formats say.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fp8_products: bool,
 }
 
 impl Precision {
     /// Everything in 32 bits.
     pub const FP32: Precision =
-        Precision { compute: Number::Fp32, gradients: Number::Fp32, master: false };
+        Precision { compute: Number::Fp32, gradients: Number::Fp32, master: false, fp8_products: false };
     /// bfloat16 with fp32 gradient accumulation and master weights: 2 + 4 + 12 bytes a parameter with
     /// Adam, as Megatron-LM trains.
     pub const MIXED: Precision =
-        Precision { compute: Number::Bf16, gradients: Number::Fp32, master: true };
+        Precision { compute: Number::Bf16, gradients: Number::Fp32, master: true, fp8_products: false };
 }

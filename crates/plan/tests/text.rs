@@ -127,8 +127,14 @@ fn weights() -> impl Strategy<Value = Weights> {
 
 fn plan() -> impl Strategy<Value = Plan> {
     let number = || select(vec![Number::Fp32, Number::Bf16, Number::Fp16]);
-    let precision = (number(), number(), any::<bool>())
-        .prop_map(|(compute, gradients, master)| Precision { compute, gradients, master });
+    let precision = (number(), number(), any::<bool>(), any::<bool>()).prop_map(
+        |(compute, gradients, master, fp8_products)| Precision {
+            compute,
+            gradients,
+            master,
+            fp8_products,
+        },
+    );
     // Names may hold anything a path or a description does.
     let name = "[ -~\n\"\\\\é]{0,20}";
     let numbers = (name, name, 1..1usize << 40, 1..1usize << 40, axes());

@@ -58,6 +58,7 @@ fn gpt(dropout: f32) -> GptConfig {
         ffn: None,
         dropout,
         tied: false,
+        separate_loss: false,
         norm_epsilon: 1e-5,
         init_std: 0.02,
     }
@@ -77,6 +78,7 @@ fn llama() -> LlamaConfig {
         rope_scaling: None,
         norm_epsilon: 1e-5,
         tied: false,
+        separate_loss: false,
         init_std: 0.02,
     }
 }

@@ -99,6 +99,11 @@ impl<'a> MemoryTracker<'a> {
         }
     }
 
+    /// Counts `bytes` that are there for a moment besides what lives.
+    pub fn pass(&mut self, bytes: u64) {
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes + bytes);
+    }
+
     /// Counts what `instruction` frees, after it ran.
     pub fn end(&mut self, instruction: &Instruction, microbatch: Option<u32>) {
         for freed in self.class.freed_by(instruction, microbatch) {

@@ -27,13 +27,31 @@ pub struct CostModel<'a> {
     program: &'a Program,
     extents: Extents,
     rows: RowCounts,
+    /// Per class, whether it exchanges messages with other nodes.
+    crosses: Vec<bool>,
 }
 
 impl<'a> CostModel<'a> {
     /// The costs of `program`, lowered from `graph`, on `cluster`.
     pub fn new(graph: &'a Graph, cluster: &'a Cluster, program: &'a Program) -> CostModel<'a> {
         let extents = program.microbatch_extents(graph);
-        CostModel { graph, cluster, program, extents, rows: RowCounts::Even }
+        let mut crosses = vec![false; program.classes.len()];
+        for route in &program.routes {
+            let [from, to] = [route.from, route.to];
+            let [sending, receiving] = [from, to].map(|class| &program.class(class).devices);
+            let mut messages = route.messages.iter();
+            if messages.any(|it| !cluster.share_node(sending[it.from], receiving[it.to])) {
+                crosses[from.0 as usize] = true;
+                crosses[to.0 as usize] = true;
+            }
+        }
+        CostModel { graph, cluster, program, extents, rows: RowCounts::Even, crosses }
+    }
+
+    /// The same where every stage exchanges messages with other nodes if `crosses`, and none otherwise.
+    #[must_use]
+    pub(crate) fn with_crossing(self, crosses: bool) -> CostModel<'a> {
+        CostModel { crosses: vec![crosses; self.crosses.len()], ..self }
     }
 
     /// The same where so many rows go to experts as `rows` says.
@@ -327,8 +345,14 @@ impl<'a> CostModel<'a> {
         }
         let bytes = (exchange.elements * exchange.element_bytes) as f64;
         let Exchange { kind, algorithm, .. } = *exchange;
-        let time = self.cluster.stack().collective_time;
-        Ok(time * self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?)
+        let stack = self.cluster.stack();
+        let mut least = f64::INFINITY;
+        for algorithm in stack.algorithms(kind, algorithm) {
+            let seconds =
+                self.cluster.collective_seconds(kind, algorithm, group, bytes, concurrent)?;
+            least = least.min(seconds);
+        }
+        Ok(stack.collective_time * least)
     }
 
     /// Seconds of a message of `bytes` while `concurrent` messages like it leave (or enter) the same
@@ -363,6 +387,7 @@ impl<'a> CostModel<'a> {
             kind: node.kind.name(),
             pass: pass_name(pass),
         })?;
+        let format = self.product_format(op);
         let rate = rate_name(self.graph, op, pass);
         if let Some(product) = device.products.get(&rate)
             && let Some((MatmulShape { batch, m, n, k }, _)) = matmul
@@ -374,31 +399,45 @@ impl<'a> CostModel<'a> {
             }
             return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
         }
+        let stack = self.cluster.stack();
         let fused = self.fused_attention(device).filter(|_| node.kind.in_attention_core());
         if let Some(reached) = fused {
             // Fused kernels skip what a causal mask hides: all but half of it.
             let seen = if is_causal(&node.kind) { 0.5 } else { 1.0 };
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
-            return Ok(device.launch_seconds + seen * flops / (peak * reached));
+            let time = stack.attention_time;
+            return Ok(device.launch_seconds + time * seen * flops / (peak * reached));
         }
-        let stack = self.cluster.stack();
         let traffic = stack.memory_time * stack.kernels(&rate).traffic;
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
             return Ok(device.memory_bound_seconds(&rate, elements as f64, traffic * bytes));
         };
         let [batch, m, n, k] = [shape.batch, shape.m, shape.n, shape.k].map(|size| size as u64);
-        let product = device.matmul_seconds(
-            matmul_precision(self.program.precision.compute),
-            batch,
-            m,
-            n,
-            k,
-        )?;
+        let product = device.matmul_seconds(format, batch, m, n, k)?;
         let beside = match self.bytes_beside_products(op, pass, &local, real_bytes) {
             0 => 0.0,
             bytes => device.memory_bound_seconds(&rate, elements as f64, traffic * bytes as f64),
         };
         Ok(count as f64 * stack.product_time * product + beside)
+    }
+
+    /// The format of the operands of a product.
+    fn product_format(&self, op: OpId) -> Precision {
+        let kept = matmul_precision(self.program.precision.compute);
+        let node = self.graph.op(op);
+        let of_weights = matches!(node.kind, OpKind::Contract { .. });
+        match self.program.precision.fp8_products && of_weights && !self.feeds_loss(op) {
+            true => Precision::Fp8,
+            false => kept,
+        }
+    }
+
+    /// Whether the loss is computed from what `op` writes.
+    fn feeds_loss(&self, op: OpId) -> bool {
+        let written = &self.graph.op(op).outputs;
+        let mut losses =
+            self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy { .. }));
+        losses.any(|(_, node)| node.inputs.iter().any(|value| written.contains(value)))
     }
 
     /// The fraction of the peak rate at which fused kernels compute attention; none where it is computed by
@@ -410,19 +449,49 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Seconds that the host takes to launch `instruction`.
-    pub fn launch_seconds(&self, instruction: &Instruction) -> f64 {
+    /// Bytes of memory in use while `position` of `class` runs `instruction`, besides tensors.
+    pub fn workspace_bytes(
+        &self,
+        class: ClassId,
+        position: usize,
+        instruction: &Instruction,
+    ) -> u64 {
+        let Action::Kernel { op, pass, .. } = &instruction.action else { return 0 };
+        let stack = self.cluster.stack();
+        if stack.operators.is_empty() {
+            return 0;
+        }
+        let each = stack.kernels(&rate_name(self.graph, *op, *pass)).workspace;
+        if each == 0.0 {
+            return 0;
+        }
+        let class = self.program.class(class);
+        let elements = instruction.operands().map(|view| class.view_range(view, position).len());
+        (each * elements.max().unwrap_or(0) as f64) as u64
+    }
+
+    /// Seconds that the host takes to launch `instruction` of `class`.
+    pub fn launch_seconds(&self, class: ClassId, instruction: &Instruction) -> f64 {
         let stack = self.cluster.stack();
         let host = stack.host;
         match &instruction.action {
+            Action::Collective { group, .. } => {
+                let of_values = instruction.reads.first().is_some_and(|view| {
+                    self.program.class(class).tensor(view.tensor).is_activation()
+                });
+                let crosses = of_values && self.crosses[class.0 as usize];
+                let crossing = match crosses && host.crossing_seconds > 0.0 {
+                    true => self.program.members(class, 0, group).len(),
+                    false => 0,
+                };
+                host.collective_seconds(crossing as u32)
+            }
             Action::Kernel { op, pass, .. } if host.kernel_seconds > 0.0 => {
                 stack.kernels(&rate_name(self.graph, *op, *pass)).launched * host.kernel_seconds
             }
             Action::Kernel { .. } | Action::Report | Action::Free => 0.0,
             Action::Copy if instruction.is_move() => 0.0,
-            Action::Collective { .. } | Action::Send { .. } | Action::Receive { .. } => {
-                host.communication_seconds
-            }
+            Action::Send { .. } | Action::Receive { .. } => host.communication_seconds,
             Action::Extrapolate { .. }
             | Action::Add
             | Action::Copy
@@ -458,6 +527,13 @@ impl<'a> CostModel<'a> {
             OpKind::AttentionContext { .. } if node.kind.dropout().is_some() => {
                 (2 * real_bytes + 1) * elements(node.inputs[0])
             }
+            // What a pass has first is read, and written in 8 bits as it is and transposed: activations for
+            // the products forward and of weights, their gradients for those backward.
+            OpKind::Contract { .. } if self.product_format(op) == Precision::Fp8 => match pass {
+                Pass::Forward => (real_bytes + 2) * elements(node.inputs[0]),
+                Pass::Input => (real_bytes + 2) * elements(node.outputs[0]),
+                Pass::Weight => 0,
+            },
             _ => 0,
         }
     }

@@ -60,6 +60,12 @@ pub trait Driver {
         Ok(Picos::ZERO)
     }
 
+    /// Bytes of memory in use while an instruction runs that needs nobody else, besides the program's tensors;
+    /// none of a driver that holds nothing else.
+    fn workspace_bytes(&mut self, _call: &Call<'_>) -> u64 {
+        0
+    }
+
     /// Performs an instruction that needs nobody else.
     ///
     /// # Errors

@@ -276,7 +276,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &mut self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, start);
+        self.tracks[index].remember(actor, start, driver.workspace_bytes(&call));
         let end = start + driver.local(&call)?;
         actor.end(line, end);
         self.tracks[index].compute(actor, start, end);
@@ -324,7 +324,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.transfers.end_send(route, call.actor.position, microbatch(&self.actors[index]));
         let actor = &mut self.actors[index];
-        self.tracks[index].remember(actor, actor.clock());
+        self.tracks[index].remember(actor, actor.clock(), 0);
         actor.end(line, arrival);
         self.tracks[index].communicate(line, actor, start, arrival);
         Ok(())
@@ -346,7 +346,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let begun = actor.free(Queue::Receive).max(delivery.begun);
         let start = actor.earliest(line).max(delivery.arrival);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, actor.clock());
+        self.tracks[index].remember(actor, actor.clock(), 0);
         let end = start + driver.receive(&call)?;
         actor.end(line, end);
         if self.waits_for_messages {
@@ -368,7 +368,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &self.actors[index];
         let start = actor.earliest(line);
         let call = actor.call(start);
-        self.tracks[index].remember(actor, actor.clock());
+        self.tracks[index].remember(actor, actor.clock(), 0);
         let group = self.groups_of[index][group] as usize;
         let Some(start) = self.groups[group].arrive(call) else { return Ok(false) };
         let mut calls = std::mem::take(&mut self.calls);

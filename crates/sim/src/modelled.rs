@@ -259,9 +259,14 @@ impl Driver for Modelled<'_> {
         if let Some(picos) = self.known(class, body, call.index).launch {
             return Ok(picos);
         }
-        let picos = Picos::from_seconds(self.costs.launch_seconds(call.instruction));
+        let picos = Picos::from_seconds(self.costs.launch_seconds(class, call.instruction));
         self.known(class, body, call.index).launch = Some(picos);
         Ok(picos)
+    }
+
+    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
+        let Actor { class, position, .. } = call.actor;
+        self.costs.workspace_bytes(class, position, call.instruction)
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

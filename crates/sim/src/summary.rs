@@ -120,7 +120,7 @@ impl Simulation {
             let positions = position..position + track.multiplicity as usize;
             let mut memory_bytes = u64::MAX;
             for &device in &program.class(class).devices[positions] {
-                memory_bytes = memory_bytes.min(cluster.kind_of(device)?.memory_bytes);
+                memory_bytes = memory_bytes.min(cluster.memory_bytes(cluster.kind_of(device)?));
             }
             Ok(MemoryFit { rank: track.rank, peak_bytes: track.peak_bytes, memory_bytes })
         };

@@ -104,11 +104,12 @@ impl<'p> TrackWriter<'p> {
     }
 
     /// Counts what the actor's instruction, which is issued at `time`, allocates and, if the actor waits for
-    /// its end, frees, in order.
-    pub fn remember(&mut self, actor: &ActorState<'_, '_>, time: Picos) {
+    /// its end, frees, in order, and `workspace` bytes that are in use while it runs.
+    pub fn remember(&mut self, actor: &ActorState<'_, '_>, time: Picos, workspace: u64) {
         let (instruction, microbatch) = (actor.line().instruction, actor.microbatch());
         self.memory.begin(instruction, microbatch);
-        let held = self.memory.live_bytes();
+        self.memory.pass(workspace);
+        let held = self.memory.live_bytes() + workspace;
         if self.peak.is_none_or(|(_, most)| held > most) {
             self.peak = Some((time, held));
         }

@@ -91,7 +91,7 @@ fn an_operator_takes_the_kernels_and_the_traffic_that_the_stack_says() {
     let of = |pass| instructions(&program).find(|it| is(it, pass)).expect("a layer norm");
     let cluster = under(1, |stack| {
         stack.host.kernel_seconds = 1e-6;
-        let kernels = Kernels { launched: 5.0, traffic: 3.0 };
+        let kernels = Kernels { launched: 5.0, traffic: 3.0, workspace: 0.0 };
         stack.operators.insert("layer-norm.forward".into(), kernels);
     });
     let bare = h100(1);

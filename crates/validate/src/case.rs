@@ -7,7 +7,7 @@ use shardloom_plan::{
 };
 use shardloom_program::quantity::counted;
 
-use crate::cut::Cut;
+use crate::cut::{Blocks, Cut};
 use crate::hardware::{self, Hardware, plan};
 use crate::{Refusal, Shape};
 
@@ -34,6 +34,8 @@ pub struct Case {
     pub micro_batch: MicroBatch,
     /// The format of weights in use and of activations. Gradients are summed, and weights updated, in fp32.
     pub compute: Number,
+    /// Whether products of weights are computed in 8 bits.
+    pub fp8_products: bool,
 }
 
 /// Samples of a micro-batch on one replica.
@@ -61,13 +63,26 @@ pub struct Split {
     pub sequence_parallel: bool,
     /// ZeRO stage.
     pub zero: u8,
-    /// What is computed twice.
-    pub recompute: Recompute,
+    /// What is computed twice, if that is known; otherwise nothing where that fits in memory, and everything
+    /// where it does not.
+    pub recompute: Option<Recompute>,
     /// How layers become stages.
     pub cut: Cut,
 }
 
+impl Split {
+    /// Stages of a pipeline.
+    fn stages(&self) -> usize {
+        self.pp as usize * self.chunks as usize
+    }
+}
+
 impl Case {
+    /// Which blocks are on which stage.
+    fn blocks(&self) -> Result<Blocks, Refusal> {
+        self.split.cut.cuts(&self.shape, self.split.stages())
+    }
+
     /// Its devices and how it is split, in a few words; `micro` is the size of micro-batches that was taken.
     pub fn describe(&self, micro: Option<usize>) -> String {
         let Split { tp, pp, chunks, dp, zero, .. } = self.split;
@@ -87,15 +102,22 @@ impl Case {
         if let Some(micro) = micro {
             words += &format!(", micro-batch {micro}");
         }
+        if self.fp8_products {
+            words += ", fp8";
+        }
+        if self.split.recompute.is_none() {
+            words += ", recomputation assumed";
+        }
         words
     }
 
     /// The model.
     ///
     /// # Errors
-    /// If there is none of this shape, or tensor parallelism does not divide it.
+    /// If there is none of this shape, tensor parallelism does not divide it, or layers cannot be cut so.
     pub fn spec(&self) -> Result<ModelSpec, Refusal> {
-        self.shape.spec(self.split.tp)
+        let separate_loss = self.blocks()?.separate_loss;
+        self.shape.spec(self.split.tp, separate_loss)
     }
 
     /// The cluster, under `stack` if there is one and otherwise under the stack that it ran under.
@@ -137,6 +159,14 @@ impl Case {
         Ok(dividing)
     }
 
+    /// What may be computed twice, in the order to try; the first with which the plan fits is taken.
+    pub fn recomputations(&self) -> Vec<Recompute> {
+        match self.split.recompute {
+            Some(known) => vec![known],
+            None => vec![Recompute::None, Recompute::Full],
+        }
+    }
+
     /// The plan on `cluster` with micro-batches of `micro` samples on each replica.
     ///
     /// # Errors
@@ -147,6 +177,7 @@ impl Case {
         graph: &Graph,
         cluster: &Cluster,
         micro: usize,
+        recompute: Recompute,
     ) -> Result<Plan, Refusal> {
         let Split { tp, pp, chunks, dp, .. } = self.split;
         let gpus = self.hardware.gpus;
@@ -156,7 +187,7 @@ impl Case {
             return Err(Refusal::Numbers(text));
         }
         let microbatches = self.global_batch / micro.saturating_mul(dp as usize).max(1);
-        let stages = pp as usize * chunks as usize;
+        let stages = self.split.stages();
         if stages.saturating_mul(microbatches).saturating_mul(2) > MOST_PASSES {
             let text = format!("{microbatches} micro-batches in {stages} stages are too many");
             return Err(Refusal::Numbers(text));
@@ -180,18 +211,22 @@ impl Case {
                 0 | 1 => ScheduleKind::OneForwardOneBackward,
                 _ => ScheduleKind::Interleaved,
             },
-            recompute: self.split.recompute.under(cluster.stack()),
+            recompute: recompute.under(cluster.stack()),
             sync: Sync {
                 // One replica has nobody to share its state with.
                 zero: if dp > 1 { self.split.zero } else { 0 },
-                bucket_bytes: cluster.stack().habits.bucket_bytes(usual.bucket_bytes),
+                bucket_bytes: cluster.stack().habits.bucket_bytes(usual.bucket_bytes, self.split.zero),
                 ..usual
             },
-            precision: Precision { compute: self.compute, ..Precision::MIXED },
+            precision: Precision {
+                compute: self.compute,
+                fp8_products: self.fp8_products,
+                ..Precision::MIXED
+            },
             optimizer: Optimizer::default(),
             clip_norm: Some(1.0),
         };
-        let cuts = self.split.cut.cuts(&self.shape, stages)?;
+        let cuts = self.blocks()?.cuts;
         let places = numbers.places(chunks.max(1) as usize).map_err(|error| plan(&error))?;
         let pipelines = numbers.pipelines(&places, &cuts);
         let groups = cluster.groups().iter().map(|group| {

@@ -16,6 +16,8 @@ pub(crate) struct Convention {
     pub sequence_parallel: bool,
     /// What a node sends out, in bytes a second, where it is not the preset's.
     pub uplink_bytes_per_second: Option<f64>,
+    /// Time of a message between nodes however small it is, in seconds, where it is not the preset's.
+    pub network_latency_seconds: Option<f64>,
     /// How layers become stages.
     pub cut: Cut,
     /// The software stack.
@@ -41,6 +43,7 @@ impl Convention {
             padded: true,
             sequence_parallel: true,
             uplink_bytes_per_second: None,
+            network_latency_seconds: None,
             cut: Cut::EvenLayers,
             stack: "shardloom",
             timed: true,
@@ -58,6 +61,7 @@ impl Convention {
                 padded: false,
                 // 8 cards of 400 Gb/s.
                 uplink_bytes_per_second: Some(400e9),
+                network_latency_seconds: std::env::var("LAT").ok().and_then(|it| it.parse().ok()),
                 cut: Cut::ByArithmetic,
                 stack: "nanotron",
                 ..usual

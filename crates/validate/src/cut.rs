@@ -8,18 +8,27 @@ pub enum Cut {
     /// As many layers on every stage, as Megatron-LM has it (Narayanan et al. 2021, section 2.2). The first
     /// stage holds the embedding as well, and the last the head.
     EvenLayers,
-    /// nanotron's rule as recalled, not read again: a block goes to the first stage whose share of the
-    /// arithmetic of all blocks was not exceeded before it. The loss is a block of its own behind the head.
+    /// nanotron's rule (`build_model` in `src/nanotron/models/base.py` at 2411b02): a block goes to the first
+    /// stage whose share of the arithmetic of all blocks was not exceeded before it. The loss is a block of
+    /// its own behind the head.
     ByArithmetic,
 }
 
+/// Which blocks are on which stage: the embedding, the layers, and the head with the loss.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// The first block of each stage, then the number of blocks.
+    pub cuts: Vec<usize>,
+    /// Whether the last stage holds nothing but the loss, which is then a block of its own.
+    pub separate_loss: bool,
+}
+
 impl Cut {
-    /// The first block of each of `stages` stages, then the number of blocks: the embedding, the layers, and
-    /// the head with the loss.
+    /// The blocks of each of `stages` stages.
     ///
     /// # Errors
     /// If a stage has no block of its own.
-    pub fn cuts(self, shape: &Shape, stages: usize) -> Result<Vec<usize>, Refusal> {
+    pub fn cuts(self, shape: &Shape, stages: usize) -> Result<Blocks, Refusal> {
         match self {
             Cut::EvenLayers => even(shape.layers, stages),
             Cut::ByArithmetic => by_arithmetic(shape, stages),
@@ -27,7 +36,7 @@ impl Cut {
     }
 }
 
-fn even(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
+fn even(layers: usize, stages: usize) -> Result<Blocks, Refusal> {
     if stages == 0 || stages > layers || !layers.is_multiple_of(stages) {
         return Err(Refusal::Cut(format!("{layers} layers are not the same on {stages} stages")));
     }
@@ -35,42 +44,49 @@ fn even(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
     let mut cuts = vec![0];
     cuts.extend((1..stages).map(|stage| 1 + stage * each));
     cuts.push(layers + 2);
-    Ok(cuts)
+    Ok(Blocks { cuts, separate_loss: false })
 }
 
-fn by_arithmetic(shape: &Shape, stages: usize) -> Result<Vec<usize>, Refusal> {
-    let [hidden, ffn, vocab, layers] =
-        [shape.hidden, shape.ffn, shape.vocab, shape.layers].map(|it| it as f64);
-    let layer = 4.0 * hidden * hidden + 3.0 * ffn * hidden;
-    let head = vocab * hidden;
-    let costs = (0..shape.layers + 3).map(|block| match block {
-        0 => 0.0,
-        block if block <= shape.layers => layer,
-        block if block == shape.layers + 1 => head,
-        _ => 0.0,
-    });
-    let total = layers * layer + head;
-    let (mut stage, mut sum, mut stage_of) = (0, 0.0, vec![]);
+/// The stage of every block of nanotron's, in its order: the embedding, the layers, the last norm, the head,
+/// a cast of the logits, and the loss.
+fn stages_of(shape: &Shape, stages: usize) -> Vec<usize> {
+    let [hidden, ffn, vocab] = [shape.hidden, shape.ffn, shape.vocab].map(|it| it as u128);
+    let layer = 4 * hidden * hidden + 3 * ffn * hidden;
+    let layers = std::iter::repeat_n(layer, shape.layers);
+    let costs: Vec<u128> =
+        std::iter::once(0).chain(layers).chain([0, vocab * hidden, 0, 0]).collect();
+    let total: u128 = costs.iter().sum();
+    let (mut stage, mut sum, mut stage_of) = (0, 0, vec![]);
     for cost in costs {
         stage_of.push(stage);
         sum += cost;
-        let share = total * (stage + 1) as f64 / stages as f64;
-        if stage + 1 < stages && sum > share {
+        if sum * stages as u128 > total * (stage as u128 + 1) {
             stage += 1;
         }
     }
-    if let [.., head, loss] = stage_of[..]
-        && head != loss
-    {
-        return Err(Refusal::Cut(format!("stage {loss} holds the loss only")));
+    stage_of
+}
+
+fn by_arithmetic(shape: &Shape, stages: usize) -> Result<Blocks, Refusal> {
+    let stage_of = stages_of(shape, stages);
+    let [.., _, head, cast, loss] = stage_of[..] else {
+        return Err(Refusal::Cut("there are no stages".into()));
+    };
+    if cast != loss {
+        return Err(Refusal::Cut(format!("stage {cast} holds a cast only")));
     }
-    if let Some(empty) = (0..stages).find(|stage| !stage_of.contains(stage)) {
+    // The last norm is of the head's block, wherever it is: it costs next to nothing.
+    let separate_loss = head != loss;
+    let mut of_blocks = stage_of[..=shape.layers].to_vec();
+    of_blocks.push(head);
+    of_blocks.extend(separate_loss.then_some(loss));
+    if let Some(empty) = (0..stages).find(|stage| !of_blocks.contains(stage)) {
         return Err(Refusal::Cut(format!("stage {empty} holds nothing")));
     }
-    let mut cuts: Vec<usize> =
-        (0..stages).filter_map(|stage| stage_of.iter().position(|it| *it == stage)).collect();
-    cuts.push(shape.layers + 2);
-    Ok(cuts)
+    let first = |stage| of_blocks.iter().position(|it| *it == stage);
+    let mut cuts: Vec<usize> = (0..stages).filter_map(first).collect();
+    cuts.push(of_blocks.len());
+    Ok(Blocks { cuts, separate_loss })
 }
 
 #[cfg(test)]
@@ -78,10 +94,14 @@ mod tests {
     use super::*;
     use crate::shape::Layers;
 
+    fn blocks(cuts: &[usize], separate_loss: bool) -> Result<Blocks, Refusal> {
+        Ok(Blocks { cuts: cuts.to_vec(), separate_loss })
+    }
+
     #[test]
     fn layers_are_the_same_on_every_stage() {
-        assert_eq!(even(8, 4), Ok(vec![0, 3, 5, 7, 10]));
-        assert_eq!(even(8, 1), Ok(vec![0, 10]));
+        assert_eq!(even(8, 4), blocks(&[0, 3, 5, 7, 10], false));
+        assert_eq!(even(8, 1), blocks(&[0, 10], false));
         assert!(even(8, 3).is_err());
         assert!(even(2, 4).is_err());
     }
@@ -101,11 +121,12 @@ mod tests {
             padded: false,
         };
         // A head of 131,072 x 2048 is four layers: 20 of them in all.
-        assert_eq!(by_arithmetic(&small, 1), Ok(vec![0, 18]));
-        assert_eq!(by_arithmetic(&small, 2), Ok(vec![0, 12, 18]));
+        assert_eq!(by_arithmetic(&small, 1), blocks(&[0, 18], false));
+        assert_eq!(by_arithmetic(&small, 2), blocks(&[0, 12, 18], false));
         // Of four stages the last has the head alone; of eight, the loss.
-        assert_eq!(by_arithmetic(&small, 4), Ok(vec![0, 7, 12, 17, 18]));
-        let loss_only = Refusal::Cut("stage 7 holds the loss only".into());
-        assert_eq!(by_arithmetic(&small, 8), Err(loss_only));
+        assert_eq!(by_arithmetic(&small, 4), blocks(&[0, 7, 12, 17, 18], false));
+        assert_eq!(by_arithmetic(&small, 8), blocks(&[0, 4, 7, 9, 12, 14, 17, 18, 19], true));
+        // Of sixteen, the head's is the fourteenth, the cast's the fifteenth.
+        assert!(by_arithmetic(&small, 16).is_err());
     }
 }

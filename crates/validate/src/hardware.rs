@@ -13,6 +13,8 @@ pub struct Hardware {
     pub gpus: u32,
     /// What a node sends out, in bytes a second, where the source says it.
     pub uplink_bytes_per_second: Option<f64>,
+    /// Time of a message between nodes however small it is, where it is not the preset's.
+    pub network_latency_seconds: Option<f64>,
 }
 
 /// The preset that describes what a source calls `name`.
@@ -39,6 +41,9 @@ pub fn cluster(hardware: &Hardware) -> Result<Cluster, Refusal> {
     let mut profile = Profile::preset(&hardware.preset).map_err(|error| plan(&error))?;
     if let Some(uplink) = hardware.uplink_bytes_per_second {
         profile.node.uplink_bytes_per_second = uplink;
+    }
+    if let Some(latency) = hardware.network_latency_seconds {
+        profile.node.inter.latency_seconds = latency;
     }
     let (gpus, of_node) = (hardware.gpus, profile.node.devices);
     if gpus > of_node && !gpus.is_multiple_of(of_node) {

@@ -33,12 +33,13 @@ impl Case {
         let cluster = self.cluster(stack)?;
         let mut found = None;
         for micro_batch in self.micro_batches()? {
-            let made = self.plan(&spec, &graph, &cluster, micro_batch)?;
-            let prediction = simulated(&graph, &cluster, &made, micro_batch)?;
-            let fits = !prediction.exceeds;
-            found = Some(prediction);
-            if fits {
-                break;
+            for recompute in self.recomputations() {
+                let made = self.plan(&spec, &graph, &cluster, micro_batch, recompute)?;
+                let prediction = simulated(&graph, &cluster, &made, micro_batch)?;
+                if !prediction.exceeds {
+                    return Ok(prediction);
+                }
+                found = Some(prediction);
             }
         }
         found.ok_or(Refusal::NotGiven("the micro-batch"))

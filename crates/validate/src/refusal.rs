@@ -63,7 +63,7 @@ impl Refusal {
             Refusal::NotGiven(_) => "a needed value is not given",
             Refusal::NothingMeasured => "no measurement to compare with",
             Refusal::Experts(_) => "experts",
-            Refusal::Precision(_) => "precision unknown or below 16 bits",
+            Refusal::Precision(_) => "precision unknown or below 8 bits",
             Refusal::ContextParallel(_) => "context parallelism",
             Refusal::Hardware(_) => "no preset of the hardware",
             Refusal::Sharding(_) => "sharding among some replicas, or unknown",

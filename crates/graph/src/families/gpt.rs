@@ -32,6 +32,9 @@ pub struct GptConfig {
     /// Whether the head shares the token embedding's weights.
     #[serde(default)]
     pub tied: bool,
+    /// Whether the loss is a block of its own behind the head, so that a stage may hold nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub separate_loss: bool,
     /// Added to the variance in norms.
     #[serde(default = "default_epsilon")]
     pub norm_epsilon: f32,
@@ -158,6 +161,9 @@ impl GptConfig {
             false => net.parameter("head.weight", &[vocab, model], 1, normal)?,
         };
         let logits = net.contract("head", normed, w, None)?;
+        if self.separate_loss {
+            net.block("loss");
+        }
         let loss = net.cross_entropy("loss", logits, targets)?;
         net.finish(loss)
     }

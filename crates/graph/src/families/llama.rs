@@ -44,6 +44,9 @@ pub struct LlamaConfig {
     /// Whether the head shares the token embedding's weights.
     #[serde(default)]
     pub tied: bool,
+    /// Whether the loss is a block of its own behind the head, so that a stage may hold nothing else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub separate_loss: bool,
     /// Standard deviation of initial weights; residual projections have less with depth.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
@@ -194,6 +197,9 @@ impl LlamaConfig {
             false => net.parameter("head.weight", &[vocab, model], 1, normal)?,
         };
         let logits = net.contract("head", normed, w, None)?;
+        if self.separate_loss {
+            net.block("loss");
+        }
         let loss = net.cross_entropy("loss", logits, targets)?;
         net.finish(loss)
     }

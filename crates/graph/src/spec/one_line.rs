@@ -63,6 +63,7 @@ const GPT: &[Key] = &[
     ("ffn", Kind::Count, false),
     ("dropout", Kind::Real, false),
     ("tied", Kind::Flag, false),
+    ("separate_loss", Kind::Flag, false),
     ("norm_epsilon", Kind::Real, false),
     ("init_std", Kind::Real, false),
 ];
@@ -80,6 +81,7 @@ const LLAMA: &[Key] = &[
     ("rope_scaling", Kind::Scaling, false),
     ("norm_epsilon", Kind::Real, false),
     ("tied", Kind::Flag, false),
+    ("separate_loss", Kind::Flag, false),
     ("init_std", Kind::Real, false),
 ];
 

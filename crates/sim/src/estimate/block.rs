@@ -55,7 +55,7 @@ impl Site<'_> {
         for (kind, instruction) in pass_instructions(costs.program().class(id)) {
             let queues = &mut passes[usize::from(kind != BodyKind::Forward)];
             if let Some(seconds) = self.seconds(costs, id, instruction)? {
-                queues.launched += costs.launch_seconds(instruction);
+                queues.launched += costs.launch_seconds(id, instruction);
                 queues.run(instruction, seconds, self.overlaps);
             }
         }
@@ -119,9 +119,10 @@ impl Queues {
 }
 
 impl Held {
-    /// What a device of `class` holds while one micro-batch passes, of those tensors that come and go only
+    /// What a device of class `id` holds while one micro-batch passes, of those tensors that come and go only
     /// that `counts` says: others are there all the time.
-    pub fn of(class: &Class, counts: impl Fn(&Tensor) -> bool) -> Held {
+    pub fn of(costs: &CostModel<'_>, id: ClassId, counts: impl Fn(&Tensor) -> bool) -> Held {
+        let class = costs.program().class(id);
         let mut tracker = MemoryTracker::new(class, 0);
         let always = tracker.live_bytes();
         let mut held = Held::default();
@@ -129,16 +130,16 @@ impl Held {
         for (kind, instruction) in pass_instructions(class) {
             let live = |tracker: &MemoryTracker<'_>| (tracker.live_bytes() - always) as f64;
             tracker.begin_counting(instruction, Some(0), &counts);
+            let most = live(&tracker) + costs.workspace_bytes(id, 0, instruction) as f64;
             if kind == BodyKind::Forward {
-                held.forward_peak_bytes = held.forward_peak_bytes.max(live(&tracker));
+                held.forward_peak_bytes = held.forward_peak_bytes.max(most);
             } else {
-                held.backward_peak_bytes = held.backward_peak_bytes.max(live(&tracker));
+                held.backward_peak_bytes = held.backward_peak_bytes.max(most);
                 let content = |tensor| class.tensor(tensor).content;
                 let mut writes = instruction.writes.iter();
                 late |= writes.any(|write| content(write.to.tensor) == Content::Gradient);
                 if late {
-                    held.late_backward_peak_bytes =
-                        held.late_backward_peak_bytes.max(live(&tracker));
+                    held.late_backward_peak_bytes = held.late_backward_peak_bytes.max(most);
                 }
             }
             tracker.end(instruction, Some(0));

@@ -1,6 +1,6 @@
 //! The time of one kind of collective over one group, by the size of the buffer.
 
-use shardloom_cluster::{Curve, GroupShape};
+use shardloom_cluster::{Curve, GroupShape, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 
 use super::place::Place;
@@ -13,8 +13,7 @@ pub(super) struct Collective<'c> {
     shape: GroupShape<'c>,
     measured: Option<&'c Curve>,
     element_bytes: f64,
-    /// In terms of what the links say.
-    time: f64,
+    stack: &'c Stack,
 }
 
 impl<'c> Collective<'c> {
@@ -28,8 +27,7 @@ impl<'c> Collective<'c> {
     ) -> Collective<'c> {
         let measured = place.measured(algorithm, kind, shape.members);
         let element_bytes = element_bytes as f64;
-        let time = place.stack.collective_time;
-        Collective { kind, algorithm, shape, measured, element_bytes, time }
+        Collective { kind, algorithm, shape, measured, element_bytes, stack: place.stack }
     }
 
     /// Seconds on a buffer of `elements` on each member; infinite where the group does not allow the
@@ -40,8 +38,12 @@ impl<'c> Collective<'c> {
             Some(curve) => curve.seconds(elements, 0.0),
             None => {
                 let bytes = elements * self.element_bytes;
-                let seconds = self.shape.seconds(self.kind, self.algorithm, bytes);
-                self.time * seconds.unwrap_or(f64::INFINITY)
+                let seconds = |algorithm| {
+                    self.shape.seconds(self.kind, algorithm, bytes).unwrap_or(f64::INFINITY)
+                };
+                let algorithms = self.stack.algorithms(self.kind, self.algorithm);
+                let least = algorithms.map(seconds).fold(f64::INFINITY, f64::min);
+                self.stack.collective_time * least
             }
         }
     }

@@ -40,7 +40,7 @@ pub struct Estimate {
     pub peak_bytes: f64,
 }
 
-type BlockKey = (u32, bool, u32, Recompute);
+type BlockKey = (u32, bool, u32, Recompute, bool);
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -286,7 +286,7 @@ impl<'a> Estimator<'a> {
 
     /// Adding up the gradients of parameters that live in several stages.
     fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let Some(&Some(blocks)) = self.block_ids.get(&block_key(candidate)) else { return 0.0 };
+        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else { return 0.0 };
         let mut seconds = 0.0;
         for each in &self.splits[self.blocks[blocks].split].parameters.shared {
             let stages = 0..candidate.pp as usize;
@@ -333,7 +333,7 @@ impl<'a> Estimator<'a> {
             let name = candidate.recompute.name();
             return Err(SimError::NoEstimate { what: "recomputation", name });
         }
-        let key = block_key(candidate);
+        let key = self.block_key(candidate);
         match self.block_ids.get(&key) {
             Some(&known) => Ok(known),
             None => {
@@ -342,6 +342,15 @@ impl<'a> Estimator<'a> {
                 Ok(id)
             }
         }
+    }
+
+    /// What the costs of blocks depend on.
+    fn block_key(&self, candidate: &Candidate) -> BlockKey {
+        let Candidate { tp, sequence_parallel, microbatch, recompute, .. } = *candidate;
+        // Other stacks have the same costs wherever messages go.
+        let host = self.place.stack.host;
+        let crosses = host.crossing_seconds > 0.0 && self.place.crosses(candidate);
+        (tp, sequence_parallel, microbatch, recompute, crosses)
     }
 
     /// Lowers the reduced model and fills in its tables.
@@ -366,10 +375,6 @@ fn split_key(candidate: &Candidate) -> (u32, bool) {
     (candidate.tp, candidate.sequence_parallel)
 }
 
-fn block_key(candidate: &Candidate) -> BlockKey {
-    let Candidate { tp, sequence_parallel, microbatch, recompute, .. } = *candidate;
-    (tp, sequence_parallel, microbatch, recompute)
-}
 
 fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {
     let others = f64::from(candidate.in_flight(stage) - 1);

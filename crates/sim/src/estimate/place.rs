@@ -6,6 +6,7 @@ use shardloom_cluster::{
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_plan::Number;
 
+use super::Candidate;
 use crate::matmul_precision;
 
 /// The cluster as estimates see it: all nodes like those of its slowest kind.
@@ -40,7 +41,7 @@ impl<'c> Place<'c> {
             if slowest.is_none_or(|(known, ..)| seconds > known) {
                 slowest = Some((seconds, first_device, group));
             }
-            memory_bytes = memory_bytes.min(kind.memory_bytes);
+            memory_bytes = memory_bytes.min(cluster.memory_bytes(kind));
             per_node = per_node.min(group.devices_per_node);
             first_device += group.devices();
         }
@@ -104,6 +105,11 @@ impl<'c> Place<'c> {
         let mut devices: Vec<DeviceId> = (first..first + tp).map(DeviceId).collect();
         devices.rotate_left(self.first_device.saturating_sub(first) as usize);
         (devices, concurrent)
+    }
+
+    /// Whether some stage of `candidate` exchanges messages with other nodes.
+    pub fn crosses(&self, candidate: &Candidate) -> bool {
+        candidate.pp > 1 && candidate.devices() > self.per_node
     }
 
     /// The group over which `dp` replicas of `tp` devices keep equal.

@@ -123,7 +123,8 @@ impl BlockTable {
         }
         let site = Site { devices: &devices, concurrent, overlaps: place.overlaps() };
         let mut blocks = vec![BlockCost::default(); program.classes.len()];
-        let costs = CostModel::new(representative.graph(), cluster, &program);
+        let costs = CostModel::new(representative.graph(), cluster, &program)
+            .with_crossing(place.crosses(candidate));
         for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
             [block.forward_seconds, block.backward_seconds] = site.pass_seconds(&costs, id)?;
         }
@@ -133,8 +134,8 @@ impl BlockTable {
                 Content::Weight | Content::Gradient => passing.contains(&content),
                 _ => true,
             };
-            let of = |class| Held::of(class, |tensor| counts(tensor.content));
-            program.classes.iter().map(of).collect()
+            let of = |(id, _)| Held::of(&costs, id, |tensor| counts(tensor.content));
+            program.classes().map(of).collect()
         };
         let held = [&[][..], &[Content::Gradient], &[Content::Gradient, Content::Weight]];
         let held = held.map(held_with);

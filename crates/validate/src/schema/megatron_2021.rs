@@ -36,6 +36,7 @@ impl Job {
                 preset: "a100-80g".into(),
                 gpus: self.gpus,
                 uplink_bytes_per_second: self.uplink_bytes_per_second,
+                network_latency_seconds: None,
             },
             stack: "megatron-2021",
             shape: Shape {
@@ -57,12 +58,13 @@ impl Job {
                 dp: self.dp,
                 sequence_parallel: self.sequence_parallel,
                 zero: 0,
-                recompute: self.recompute,
+                recompute: Some(self.recompute),
                 cut: Cut::EvenLayers,
             },
             global_batch: self.global_batch,
             micro_batch: self.micro_batch,
             compute: Number::Fp16,
+            fp8_products: false,
         }
     }
 }

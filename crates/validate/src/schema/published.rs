@@ -146,7 +146,7 @@ impl Cells {
             return Err(Refusal::Experts(self.experts));
         }
         let preset = preset_of(&self.hw)?;
-        let compute = number(&self.precision)?;
+        let (compute, fp8_products) = formats(&self.precision)?;
         if self.cp > 1 {
             return Err(Refusal::ContextParallel(self.cp));
         }
@@ -173,6 +173,7 @@ impl Cells {
                 preset,
                 gpus: given(self.gpus, "gpus")?,
                 uplink_bytes_per_second: convention.uplink_bytes_per_second,
+                network_latency_seconds: convention.network_latency_seconds,
             },
             stack: convention.stack,
             shape,
@@ -189,6 +190,7 @@ impl Cells {
             global_batch: given(self.gbs, "gbs")?,
             micro_batch: MicroBatch::Given(given(self.mbs, "mbs")?),
             compute,
+            fp8_products,
         })
     }
 }
@@ -197,22 +199,26 @@ fn given<T>(value: Option<T>, column: &'static str) -> Result<T, Refusal> {
     value.ok_or(Refusal::NotGiven(column))
 }
 
-/// The format that a precision computes in.
-fn number(precision: &str) -> Result<Number, Refusal> {
+/// The format that a precision computes in, and whether products of weights are in 8 bits. Rows in fp8 keep
+/// bf16; how tensors are scaled (one factor each, or one for every 32 elements) makes no difference here.
+fn formats(precision: &str) -> Result<(Number, bool), Refusal> {
     let written = precision.to_ascii_lowercase();
-    let format = written.split(',').next().unwrap_or("").trim();
+    let format = written.split([',', ' ']).next().unwrap_or("").trim();
     match format.strip_prefix("amp_").unwrap_or(format) {
-        "bf16" => Ok(Number::Bf16),
-        "fp16" => Ok(Number::Fp16),
+        "bf16" => Ok((Number::Bf16, false)),
+        "fp16" => Ok((Number::Fp16, false)),
+        "fp8" | "fp8-cs" | "fp8-mx" | "mxfp8" => Ok((Number::Bf16, true)),
         _ => Err(Refusal::Precision(precision.to_owned())),
     }
 }
 
-fn recompute(policy: &str) -> Result<Recompute, Refusal> {
+/// What a policy computes twice, if it says so.
+fn recompute(policy: &str) -> Result<Option<Recompute>, Refusal> {
     match policy {
-        "none" => Ok(Recompute::None),
-        "selective" => Ok(Recompute::Selective),
-        "full" => Ok(Recompute::Full),
+        "none" => Ok(Some(Recompute::None)),
+        "selective" => Ok(Some(Recompute::Selective)),
+        "full" => Ok(Some(Recompute::Full)),
+        "" | "see recipe" => Ok(None),
         _ => Err(Refusal::Recompute(policy.to_owned())),
     }
 }
@@ -262,18 +268,22 @@ mod tests {
     }
 
     #[test]
-    fn words_for_precision_are_formats_of_16_bits() {
+    fn words_for_precision_are_formats() {
         for (word, format) in [
-            ("bf16", Number::Bf16),
-            ("amp_bf16", Number::Bf16),
-            ("BF16", Number::Bf16),
-            ("bf16, fp32 grad accumulation", Number::Bf16),
-            ("fp16", Number::Fp16),
+            ("bf16", (Number::Bf16, false)),
+            ("amp_bf16", (Number::Bf16, false)),
+            ("BF16", (Number::Bf16, false)),
+            ("bf16, fp32 grad accumulation", (Number::Bf16, false)),
+            ("fp16", (Number::Fp16, false)),
+            ("fp8", (Number::Bf16, true)),
+            ("amp_fp8", (Number::Bf16, true)),
+            ("MXFP8", (Number::Bf16, true)),
+            ("FP8-CS (FP8-MX)", (Number::Bf16, true)),
         ] {
-            assert_eq!(number(word), Ok(format), "{word}");
+            assert_eq!(formats(word), Ok(format), "{word}");
         }
-        for word in ["fp8", "amp_fp8", "MXFP8", "nvfp4", "FP8-CS (FP8-MX)", "not stated", ""] {
-            assert_eq!(number(word), Err(Refusal::Precision(word.into())));
+        for word in ["nvfp4", "not stated", ""] {
+            assert_eq!(formats(word), Err(Refusal::Precision(word.into())));
         }
     }
 }
