@@ -77,6 +77,14 @@ pub struct Host {
     pub waits_for_messages: bool,
     /// Whether it waits for the end of a step, such as to print its loss, before it launches the next.
     pub waits_for_steps: bool,
+    /// What it then does before it launches the next, such as to look at losses, schedules and data: seconds
+    /// that a step takes besides. Only where it waits for steps.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub step_seconds: f64,
+    /// What an update of parameters whose optimizer state is sharded takes it besides: seconds for every
+    /// parameter and every replica that has a share, where shares are sliced out one by one.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub share_seconds: f64,
     /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes:
     /// so many seconds, times the members to the power of [`CROSSING_EXPONENT`].
     #[serde(deserialize_with = "checked::non_negative")]
@@ -92,6 +100,13 @@ impl Host {
         self.kernel_seconds > 0.0
             || self.communication_seconds > 0.0
             || self.crossing_seconds > 0.0
+            || self.share_seconds > 0.0
+            || self.pause_seconds() > 0.0
+    }
+
+    /// Seconds between the end of a step and the first launch of the next.
+    pub fn pause_seconds(&self) -> f64 {
+        if self.waits_for_steps { self.step_seconds } else { 0.0 }
     }
 
     /// Time that it takes to launch a collective, of `crossing` members if it is one of activations in a stage
@@ -160,6 +175,8 @@ pub struct Habits {
     /// Whether nothing of attention's scores is kept: a fused kernel's backward pass computes them again (Dao et
     /// al. 2022, arXiv 2205.14135).
     pub keeps_no_scores: bool,
+    /// Whether values that were gathered are kept for the backward pass, and not gathered again.
+    pub keeps_gathered: bool,
     /// Whether gradients are reduced in one piece after the last backward pass.
     pub reduces_at_end: bool,
     /// Whether they are where optimizer states are sharded, and in buckets otherwise.

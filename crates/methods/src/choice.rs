@@ -168,6 +168,7 @@ impl<'a> Task<'a> {
         let mut plan = uniform.plan_of(graph, &request.model, &request.cluster, pipelines);
         plan.weights = configuration.weights;
         plan.recompute_last = configuration.recompute_last;
+        plan.keeps_gathered = self.request.habits.keeps_gathered;
         plan.post_validation = configuration.post_validation || request.post_validation;
         if mesh.tp() > 1 {
             plan.layout = layout(configuration, graph);
@@ -197,7 +198,8 @@ impl<'a> Task<'a> {
     }
 
     fn unsharded(&self) -> Sync {
-        let Request { algorithm, bucket_bytes, .. } = *self.request;
+        let Request { algorithm, bucket_bytes, habits, .. } = *self.request;
+        let bucket_bytes = habits.bucket_bytes(bucket_bytes, 0);
         Sync { algorithm, zero: 0, bucket_bytes, servers: None }
     }
 

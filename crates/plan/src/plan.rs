@@ -54,6 +54,10 @@ pub struct Plan {
     /// backward.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub recompute_last: bool,
+    /// Whether values that were gathered from the ranks of a group are kept whole for the backward pass, and
+    /// not gathered again (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2, gather again).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_gathered: bool,
     /// Which dimension is split over which mesh axis.
     pub layout: LayoutRules,
     /// Global norm to which gradients are clipped; none for no clipping.

@@ -132,6 +132,7 @@ impl Uniform {
             updates: Updates::default(),
             recompute: self.recompute,
             recompute_last: true,
+            keeps_gathered: false,
             layout: default_rules(graph, self.sequence_parallel),
             clip_norm: self.clip_norm,
             skip_non_finite: false,

@@ -1,5 +1,6 @@
 //! What a plan is wanted for.
 
+use shardloom_cluster::Habits;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_plan::{Mesh, Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
@@ -26,8 +27,11 @@ pub struct Request {
     pub post_validation: bool,
     /// The collectives' algorithm.
     pub algorithm: Algorithm,
-    /// Bytes of gradient up to which consecutive blocks share a collective.
+    /// Bytes of gradient up to which consecutive blocks share a collective, where the software has no habit of
+    /// its own.
     pub bucket_bytes: usize,
+    /// What plans for the cluster's software usually have.
+    pub habits: Habits,
     /// Schedules to choose from.
     pub schedules: Vec<ScheduleKind>,
     /// The most candidates that are lowered and simulated.
@@ -57,6 +61,7 @@ impl Request {
             algorithm,
             bucket_bytes,
             schedules: vec![ScheduleKind::OneForwardOneBackward, ScheduleKind::Afab],
+            habits: Habits::default(),
             finalists: 8,
             memory_share: 0.95,
         }
@@ -71,6 +76,7 @@ impl Request {
             post_validation: plan.post_validation,
             algorithm: plan.sync.algorithm,
             bucket_bytes: plan.sync.bucket_bytes,
+            habits: Habits { keeps_gathered: plan.keeps_gathered, ..Habits::default() },
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
         }
     }
@@ -130,7 +136,7 @@ impl Request {
             sync: Sync {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
-                bucket_bytes: self.bucket_bytes,
+                bucket_bytes: self.habits.bucket_bytes(self.bucket_bytes, candidate.zero),
                 servers: None,
             },
             precision: self.precision,
@@ -143,6 +149,7 @@ impl Request {
         let mut plan = uniform.plan_of(graph, &self.model, &self.cluster, pipelines);
         plan.layout = candidate.layout(graph);
         plan.post_validation = self.post_validation;
+        plan.keeps_gathered = self.habits.keeps_gathered;
         plan
     }
 }

@@ -48,8 +48,7 @@ pub fn usual_request(
         false => Algorithm::Ring,
     };
     let request = Request::new(&model.text(), cluster_text, global_batch);
-    let bucket_bytes = cluster.stack().habits.bucket_bytes(request.bucket_bytes, 0);
-    Request { precision, algorithm, bucket_bytes, ..request }
+    Request { precision, algorithm, habits: cluster.stack().habits, ..request }
 }
 
 /// Finds the fastest plan that fits in memory, no slower than those that people use without a search.

@@ -122,6 +122,7 @@ mod tests {
             ffn: None,
             dropout: 0.0,
             tied: true,
+            separate_loss: false,
             norm_epsilon: 1e-5,
             init_std: 0.02,
         };

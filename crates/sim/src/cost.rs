@@ -182,10 +182,13 @@ impl<'a> CostModel<'a> {
         let read = || bytes(instruction.reads[0]);
         let written = || elements(instruction.writes[0].to);
         let written_bytes = || instruction.writes.iter().map(|it| bytes(it.to)).sum::<usize>();
-        let memory_time = self.cluster.stack().memory_time;
+        let stack = self.cluster.stack();
         let moved = |name: &str, elements: usize, bytes: usize| match elements {
             0 => 0.0,
-            _ => device.memory_bound_seconds(name, elements as f64, memory_time * bytes as f64),
+            _ => {
+                let bytes = stack.memory_time * stack.kernels(name).traffic * bytes as f64;
+                device.memory_bound_seconds(name, elements as f64, bytes)
+            }
         };
         Ok(match &instruction.action {
             // Fused attention computes the scores again in its backward pass anyway, but not the
@@ -492,6 +495,9 @@ impl<'a> CostModel<'a> {
             Action::Kernel { .. } | Action::Report | Action::Free => 0.0,
             Action::Copy if instruction.is_move() => 0.0,
             Action::Send { .. } | Action::Receive { .. } => host.communication_seconds,
+            Action::Optimizer => {
+                host.kernel_seconds + host.share_seconds * self.shares(class, instruction) as f64
+            }
             Action::Extrapolate { .. }
             | Action::Add
             | Action::Copy
@@ -499,10 +505,22 @@ impl<'a> CostModel<'a> {
             | Action::Slice { .. }
             | Action::Norm
             | Action::Statistics { .. }
-            | Action::Optimizer
             | Action::Cast
             | Action::Test => host.kernel_seconds,
         }
+    }
+
+    /// Shares of replicas in parameters, summed over those that an instruction updates; none where every
+    /// replica has all of it.
+    fn shares(&self, class: ClassId, instruction: &Instruction) -> usize {
+        let class = self.program.class(class);
+        let updated = instruction.writes.iter().map(|write| class.tensor(write.to.tensor));
+        let mut shared = updated.filter(|it| matches!(it.shape, Shape::Flat(Extent::Share)));
+        let bucket = shared.find_map(|tensor| tensor.bucket);
+        bucket.map_or(0, |bucket| {
+            let bucket = &class.buckets[bucket.0 as usize];
+            bucket.params.len() * class.mesh.span(&bucket.replicas)
+        })
     }
 
     /// Bytes that pass through memory besides the operands of the operator's matrix products: those of

@@ -87,8 +87,8 @@ struct Engine<'s, 'p> {
     launches: bool,
     /// Whether hosts wait for messages before they launch more.
     waits_for_messages: bool,
-    /// Whether they wait for the end of each step.
-    waits_for_steps: bool,
+    /// What hosts wait after the end of a step before they launch, if they wait for it.
+    pause: Option<Picos>,
     actors: Vec<ActorState<'s, 'p>>,
     tracks: Vec<TrackWriter<'p>>,
     step_ends: Vec<Vec<Picos>>,
@@ -129,12 +129,13 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
+        let host = cluster.stack().host;
         Ok(Engine {
             program,
             options,
             launches: false,
-            waits_for_messages: cluster.stack().host.waits_for_messages,
-            waits_for_steps: cluster.stack().host.waits_for_steps,
+            waits_for_messages: host.waits_for_messages,
+            pause: host.waits_for_steps.then(|| Picos::from_seconds(host.pause_seconds())),
             step_ends: vec![vec![]; actors.len()],
             actors,
             tracks,
@@ -444,8 +445,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         for _ in 0..actor.come_to(step) {
             let end = actor.done();
-            if self.waits_for_steps {
-                actor.hold_host(end);
+            if let Some(pause) = self.pause {
+                actor.hold_host(end + pause);
             }
             self.step_ends[index].push(end);
         }

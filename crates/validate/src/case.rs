@@ -7,7 +7,7 @@ use shardloom_plan::{
 };
 use shardloom_program::quantity::counted;
 
-use crate::cut::{Blocks, Cut};
+use crate::cut::Cut;
 use crate::hardware::{self, Hardware, plan};
 use crate::{Refusal, Shape};
 
@@ -70,19 +70,7 @@ pub struct Split {
     pub cut: Cut,
 }
 
-impl Split {
-    /// Stages of a pipeline.
-    fn stages(&self) -> usize {
-        self.pp as usize * self.chunks as usize
-    }
-}
-
 impl Case {
-    /// Which blocks are on which stage.
-    fn blocks(&self) -> Result<Blocks, Refusal> {
-        self.split.cut.cuts(&self.shape, self.split.stages())
-    }
-
     /// Its devices and how it is split, in a few words; `micro` is the size of micro-batches that was taken.
     pub fn describe(&self, micro: Option<usize>) -> String {
         let Split { tp, pp, chunks, dp, zero, .. } = self.split;
@@ -114,10 +102,9 @@ impl Case {
     /// The model.
     ///
     /// # Errors
-    /// If there is none of this shape, tensor parallelism does not divide it, or layers cannot be cut so.
+    /// If there is none of this shape, or tensor parallelism does not divide it.
     pub fn spec(&self) -> Result<ModelSpec, Refusal> {
-        let separate_loss = self.blocks()?.separate_loss;
-        self.shape.spec(self.split.tp, separate_loss)
+        self.shape.spec(self.split.tp)
     }
 
     /// The cluster, under `stack` if there is one and otherwise under the stack that it ran under.
@@ -187,7 +174,7 @@ impl Case {
             return Err(Refusal::Numbers(text));
         }
         let microbatches = self.global_batch / micro.saturating_mul(dp as usize).max(1);
-        let stages = self.split.stages();
+        let stages = pp as usize * chunks as usize;
         if stages.saturating_mul(microbatches).saturating_mul(2) > MOST_PASSES {
             let text = format!("{microbatches} micro-batches in {stages} stages are too many");
             return Err(Refusal::Numbers(text));
@@ -200,9 +187,11 @@ impl Case {
             let text = format!("a batch of {} has values of over 2^60 bytes", self.global_batch);
             return Err(Refusal::Numbers(text));
         }
-        let usual = Sync::default();
+        let cuts = self.split.cut.cuts(&self.shape, stages)?;
+        let (usual, habits) = (Sync::default(), cluster.stack().habits);
         let numbers = Uniform {
-            pp: pp as usize,
+            // Idle devices are in no pipeline.
+            pp: (cuts.len() - 1) / chunks.max(1) as usize,
             mesh: Mesh::of(dp, 1, tp),
             sequence_parallel: self.split.sequence_parallel && tp > 1,
             global_batch: self.global_batch,
@@ -215,7 +204,7 @@ impl Case {
             sync: Sync {
                 // One replica has nobody to share its state with.
                 zero: if dp > 1 { self.split.zero } else { 0 },
-                bucket_bytes: cluster.stack().habits.bucket_bytes(usual.bucket_bytes, self.split.zero),
+                bucket_bytes: habits.bucket_bytes(usual.bucket_bytes, self.split.zero),
                 ..usual
             },
             precision: Precision {
@@ -226,7 +215,6 @@ impl Case {
             optimizer: Optimizer::default(),
             clip_norm: Some(1.0),
         };
-        let cuts = self.blocks()?.cuts;
         let places = numbers.places(chunks.max(1) as usize).map_err(|error| plan(&error))?;
         let pipelines = numbers.pipelines(&places, &cuts);
         let groups = cluster.groups().iter().map(|group| {
@@ -234,7 +222,8 @@ impl Case {
             format!("{name}:{}x{}", group.nodes, group.devices_per_node)
         });
         let cluster = groups.collect::<Vec<_>>().join("+");
-        let made = numbers.plan_of(graph, &spec.to_string(), &cluster, pipelines);
+        let mut made = numbers.plan_of(graph, &spec.to_string(), &cluster, pipelines);
+        made.keeps_gathered = habits.keeps_gathered;
         made.validate(graph, made.device_count()).map_err(|error| plan(&error))?;
         Ok(made)
     }

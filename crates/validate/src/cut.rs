@@ -2,6 +2,9 @@
 
 use crate::{Refusal, Shape};
 
+/// The most layers that are dealt out one by one.
+const MOST_LAYERS: usize = 100_000;
+
 /// How blocks become stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
@@ -9,26 +12,19 @@ pub enum Cut {
     /// stage holds the embedding as well, and the last the head.
     EvenLayers,
     /// nanotron's rule (`build_model` in `src/nanotron/models/base.py` at 2411b02): a block goes to the first
-    /// stage whose share of the arithmetic of all blocks was not exceeded before it. The loss is a block of
-    /// its own behind the head.
+    /// stage whose share of the arithmetic of all blocks was not exceeded before it. Where it puts the loss
+    /// behind the head, on a stage of its own, measured times are those of pipelines that do not send logits,
+    /// so the loss is taken to be on the head's stage, and the last stage's devices to be idle.
     ByArithmetic,
 }
 
-/// Which blocks are on which stage: the embedding, the layers, and the head with the loss.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    /// The first block of each stage, then the number of blocks.
-    pub cuts: Vec<usize>,
-    /// Whether the last stage holds nothing but the loss, which is then a block of its own.
-    pub separate_loss: bool,
-}
-
 impl Cut {
-    /// The blocks of each of `stages` stages.
+    /// The first block of each of `stages` stages, or of as many as are not idle, then the number of blocks: the
+    /// embedding, the layers, and the head with the loss.
     ///
     /// # Errors
     /// If a stage has no block of its own.
-    pub fn cuts(self, shape: &Shape, stages: usize) -> Result<Blocks, Refusal> {
+    pub fn cuts(self, shape: &Shape, stages: usize) -> Result<Vec<usize>, Refusal> {
         match self {
             Cut::EvenLayers => even(shape.layers, stages),
             Cut::ByArithmetic => by_arithmetic(shape, stages),
@@ -36,7 +32,7 @@ impl Cut {
     }
 }
 
-fn even(layers: usize, stages: usize) -> Result<Blocks, Refusal> {
+fn even(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
     if stages == 0 || stages > layers || !layers.is_multiple_of(stages) {
         return Err(Refusal::Cut(format!("{layers} layers are not the same on {stages} stages")));
     }
@@ -44,13 +40,13 @@ fn even(layers: usize, stages: usize) -> Result<Blocks, Refusal> {
     let mut cuts = vec![0];
     cuts.extend((1..stages).map(|stage| 1 + stage * each));
     cuts.push(layers + 2);
-    Ok(Blocks { cuts, separate_loss: false })
+    Ok(cuts)
 }
 
 /// The stage of every block of nanotron's, in its order: the embedding, the layers, the last norm, the head,
 /// a cast of the logits, and the loss.
 fn stages_of(shape: &Shape, stages: usize) -> Vec<usize> {
-    let [hidden, ffn, vocab] = [shape.hidden, shape.ffn, shape.vocab].map(|it| it as u128);
+    let [hidden, ffn, vocab] = [shape.hidden, shape.ffn, shape.vocab].map(|it| u128::from(it as u32));
     let layer = 4 * hidden * hidden + 3 * ffn * hidden;
     let layers = std::iter::repeat_n(layer, shape.layers);
     let costs: Vec<u128> =
@@ -67,26 +63,23 @@ fn stages_of(shape: &Shape, stages: usize) -> Vec<usize> {
     stage_of
 }
 
-fn by_arithmetic(shape: &Shape, stages: usize) -> Result<Blocks, Refusal> {
-    let stage_of = stages_of(shape, stages);
-    let [.., _, head, cast, loss] = stage_of[..] else {
-        return Err(Refusal::Cut("there are no stages".into()));
-    };
-    if cast != loss {
-        return Err(Refusal::Cut(format!("stage {cast} holds a cast only")));
+fn by_arithmetic(shape: &Shape, stages: usize) -> Result<Vec<usize>, Refusal> {
+    if stages == 0 || shape.layers > MOST_LAYERS {
+        let layers = shape.layers;
+        return Err(Refusal::Cut(format!("{layers} layers are not cut into {stages} stages")));
     }
+    let stage_of = stages_of(shape, stages);
     // The last norm is of the head's block, wherever it is: it costs next to nothing.
-    let separate_loss = head != loss;
+    let head = stage_of[shape.layers + 2];
     let mut of_blocks = stage_of[..=shape.layers].to_vec();
     of_blocks.push(head);
-    of_blocks.extend(separate_loss.then_some(loss));
-    if let Some(empty) = (0..stages).find(|stage| !of_blocks.contains(stage)) {
+    if let Some(empty) = (0..=head).find(|stage| !of_blocks.contains(stage)) {
         return Err(Refusal::Cut(format!("stage {empty} holds nothing")));
     }
     let first = |stage| of_blocks.iter().position(|it| *it == stage);
-    let mut cuts: Vec<usize> = (0..stages).filter_map(first).collect();
+    let mut cuts: Vec<usize> = (0..=head).filter_map(first).collect();
     cuts.push(of_blocks.len());
-    Ok(Blocks { cuts, separate_loss })
+    Ok(cuts)
 }
 
 #[cfg(test)]
@@ -94,14 +87,10 @@ mod tests {
     use super::*;
     use crate::shape::Layers;
 
-    fn blocks(cuts: &[usize], separate_loss: bool) -> Result<Blocks, Refusal> {
-        Ok(Blocks { cuts: cuts.to_vec(), separate_loss })
-    }
-
     #[test]
     fn layers_are_the_same_on_every_stage() {
-        assert_eq!(even(8, 4), blocks(&[0, 3, 5, 7, 10], false));
-        assert_eq!(even(8, 1), blocks(&[0, 10], false));
+        assert_eq!(even(8, 4), Ok(vec![0, 3, 5, 7, 10]));
+        assert_eq!(even(8, 1), Ok(vec![0, 10]));
         assert!(even(8, 3).is_err());
         assert!(even(2, 4).is_err());
     }
@@ -121,12 +110,12 @@ mod tests {
             padded: false,
         };
         // A head of 131,072 x 2048 is four layers: 20 of them in all.
-        assert_eq!(by_arithmetic(&small, 1), blocks(&[0, 18], false));
-        assert_eq!(by_arithmetic(&small, 2), blocks(&[0, 12, 18], false));
-        // Of four stages the last has the head alone; of eight, the loss.
-        assert_eq!(by_arithmetic(&small, 4), blocks(&[0, 7, 12, 17, 18], false));
-        assert_eq!(by_arithmetic(&small, 8), blocks(&[0, 4, 7, 9, 12, 14, 17, 18, 19], true));
-        // Of sixteen, the head's is the fourteenth, the cast's the fifteenth.
-        assert!(by_arithmetic(&small, 16).is_err());
+        assert_eq!(by_arithmetic(&small, 1), Ok(vec![0, 18]));
+        assert_eq!(by_arithmetic(&small, 2), Ok(vec![0, 12, 18]));
+        // Of four stages the last has the head alone; of eight, nothing.
+        assert_eq!(by_arithmetic(&small, 4), Ok(vec![0, 7, 12, 17, 18]));
+        assert_eq!(by_arithmetic(&small, 8), Ok(vec![0, 4, 7, 9, 12, 14, 17, 18]));
+        // Of sixteen, the head has the thirteenth.
+        assert_eq!(by_arithmetic(&small, 16).map(|cuts| cuts.len()), Ok(14));
     }
 }

@@ -44,6 +44,7 @@ pub fn cluster(hardware: &Hardware) -> Result<Cluster, Refusal> {
     }
     if let Some(latency) = hardware.network_latency_seconds {
         profile.node.inter.latency_seconds = latency;
+        if let Some(net) = std::env::var("NET").ok().and_then(|it| it.parse().ok()) { profile.node.inter.reachable = net; }
     }
     let (gpus, of_node) = (hardware.gpus, profile.node.devices);
     if gpus > of_node && !gpus.is_multiple_of(of_node) {

@@ -67,12 +67,11 @@ impl Shape {
         layers * (attention + matrices * ffn * hidden) + vocab * hidden
     }
 
-    /// The model for a width of tensor parallelism; the loss is a block of its own if it is to be on a stage of
-    /// its own.
+    /// The model for a width of tensor parallelism.
     ///
     /// # Errors
     /// If heads, feed-forward width or vocabulary are not a multiple of `tp`, or there is no such model.
-    pub fn spec(&self, tp: u32, separate_loss: bool) -> Result<ModelSpec, Refusal> {
+    pub fn spec(&self, tp: u32) -> Result<ModelSpec, Refusal> {
         let wide = tp.max(1) as usize;
         let vocab = match self.padded {
             true => self.vocab.checked_next_multiple_of(128 * wide).unwrap_or(self.vocab),
@@ -94,8 +93,7 @@ impl Shape {
         }
         let Shape { layers, hidden, heads, seq, tied, .. } = self;
         let sizes = format!("layers={layers},hidden={hidden},heads={heads}");
-        let rest = format!("ffn={ffn},seq={seq},vocab={vocab},tied={tied}")
-            + if separate_loss { ",separate_loss=true" } else { "" };
+        let rest = format!("ffn={ffn},seq={seq},vocab={vocab},tied={tied}");
         let text = match self.kind {
             Layers::Gpt { dropout } => format!("gpt:{sizes},{rest},dropout={dropout}"),
             Layers::Llama | Layers::GroupedTwoMatrix => {

@@ -1,7 +1,7 @@
 //! The options that say how a model is split, whatever its schedule.
 
 use clap::Args;
-use shardloom::cluster::Cluster;
+use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
@@ -104,6 +104,10 @@ struct Split {
     /// Keep all activations of each pipeline's last micro-batch in a step
     #[arg(long)]
     recompute_except_last: bool,
+
+    /// Keep what was gathered within groups for the backward pass, instead of gathering it again
+    #[arg(long)]
+    keep_gathered: bool,
 }
 
 impl Split {
@@ -120,6 +124,7 @@ impl Split {
             microbatches,
             recompute,
             recompute_except_last,
+            keep_gathered,
         } = self;
         first_given([
             ("--pp", pp.is_some()),
@@ -132,6 +137,7 @@ impl Split {
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
+            ("--keep-gathered", *keep_gathered),
         ])
     }
 }
@@ -156,8 +162,10 @@ pub struct Place {
     pub precision: Precision,
     /// Collectives, where no option says another.
     pub algorithm: Algorithm,
-    /// Bytes of gradients that are reduced together.
+    /// Bytes of gradients that are reduced together, where the software has no habit of its own.
     pub bucket_bytes: usize,
+    /// What plans for the software usually have.
+    pub habits: Habits,
 }
 
 impl Place {
@@ -170,6 +178,7 @@ impl Place {
             precision: Precision::FP32,
             algorithm: Algorithm::Direct,
             bucket_bytes: Sync::default().bucket_bytes,
+            habits: Habits::default(),
         }
     }
 
@@ -180,6 +189,7 @@ impl Place {
             precision: usual.precision,
             algorithm: usual.algorithm,
             bucket_bytes: usual.bucket_bytes,
+            habits: usual.habits,
         }
     }
 }
@@ -334,6 +344,7 @@ impl Dimensions {
         plan.post_validation = self.post_validation;
         plan.communication = self.communication();
         plan.recompute_last = !self.split.recompute_except_last;
+        plan.keeps_gathered = self.split.keep_gathered || place.habits.keeps_gathered;
         plan.weights = weights;
         if microbatches > 1 {
             if updates == Updates::Round && matches!(weights, Weights::Newest { .. }) {
@@ -362,6 +373,7 @@ impl Dimensions {
             let staleness = self.split.staleness.unwrap_or(0);
             Servers { count, staleness }
         });
+        let zero = self.split.zero.unwrap_or(0);
         Ok(Uniform {
             pp: self.pp(),
             mesh: Mesh::of(self.split.dp.unwrap_or(1), 1, self.split.tp.unwrap_or(1)),
@@ -372,9 +384,9 @@ impl Dimensions {
             recompute: self.split.recompute.or(recompute).unwrap_or(Recompute::None),
             sync: Sync {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
-                zero: self.split.zero.unwrap_or(0),
+                zero,
                 servers,
-                bucket_bytes: place.bucket_bytes,
+                bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
             },
             precision: match servers {
                 None => place.precision,

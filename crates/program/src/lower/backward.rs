@@ -310,9 +310,13 @@ impl Builder<'_> {
         self.need_counts(value, layout)?;
         let context = self.emitter.context;
         let kept = keeps(context.graph, self.policy, value);
-        // Rows and their counts are as large in every layout: they are kept in the one that is read.
+        // Rows and their counts are as large in every layout: they are kept in the one that is read, as is
+        // everything where the plan says so.
         let node = context.graph.value(value);
-        if kept && (node.counts.is_some() || counts_rows(context.graph, value)) {
+        let as_read = context.plan.keeps_gathered
+            || node.counts.is_some()
+            || counts_rows(context.graph, value);
+        if kept && as_read {
             let is_it = |form: &Form| form.layout == *layout;
             let has = |forms: Option<&Vec<Form>>| forms.is_some_and(|it| it.iter().any(is_it));
             if !has(self.emitter.forms.get(&value)) && has(self.forward_forms.get(&value)) {

@@ -145,6 +145,7 @@ impl<'a> Estimator<'a> {
         let peak_bytes = (0u32..).zip(&self.stages).map(peak).fold(0.0, f64::max);
         let step_seconds =
             pipeline::step_seconds(candidate, &self.stages, &self.sends, &self.ends(candidate));
+        let step_seconds = step_seconds + self.host_seconds(candidate);
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
 
@@ -344,6 +345,16 @@ impl<'a> Estimator<'a> {
         }
     }
 
+    /// What the host takes of a step besides launching: parameters are taken to be the same number on every
+    /// stage.
+    fn host_seconds(&self, candidate: &Candidate) -> f64 {
+        let host = self.place.stack.host;
+        let sharded = candidate.zero > 0 && candidate.dp > 1;
+        let parameters = self.graph.parameters().count() as f64 / f64::from(candidate.pp);
+        let shares = if sharded { parameters * f64::from(candidate.dp) } else { 0.0 };
+        host.pause_seconds() + host.share_seconds * shares
+    }
+
     /// What the costs of blocks depend on.
     fn block_key(&self, candidate: &Candidate) -> BlockKey {
         let Candidate { tp, sequence_parallel, microbatch, recompute, .. } = *candidate;
@@ -356,7 +367,8 @@ impl<'a> Estimator<'a> {
     /// Lowers the reduced model and fills in its tables.
     fn tabulate(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
         let Estimator { graph, representative, settings, .. } = self;
-        let Some(program) = reduced::program(representative, settings, candidate)? else {
+        let habits = self.cluster.stack().habits;
+        let Some(program) = reduced::program(representative, settings, habits, candidate)? else {
             return Ok(None);
         };
         let split = *self.split_ids.entry(split_key(candidate)).or_insert_with(|| {

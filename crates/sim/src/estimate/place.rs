@@ -88,7 +88,8 @@ impl<'c> Place<'c> {
 
     /// Time of a memory-bound operator on the device, under the software stack.
     pub fn memory_bound_seconds(&self, class: &str, elements: f64, bytes: f64) -> f64 {
-        self.device().memory_bound_seconds(class, elements, self.stack.memory_time * bytes)
+        let bytes = self.stack.memory_time * self.stack.kernels(class).traffic * bytes;
+        self.device().memory_bound_seconds(class, elements, bytes)
     }
 
     /// A tensor-parallel group of `tp` devices, one of the slowest kind first, and how many such groups

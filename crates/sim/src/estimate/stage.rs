@@ -60,6 +60,11 @@ impl Terms<'_, '_> {
         if self.shards_state() { (elements / f64::from(self.dp)).ceil() } else { elements }
     }
 
+    /// Up to how many bytes of gradients share a collective.
+    fn bucket_bytes(&self) -> usize {
+        self.place.stack.habits.bucket_bytes(self.settings.bucket_bytes, self.zero)
+    }
+
     fn gradient_bytes(&self) -> f64 {
         self.settings.precision.gradients.bytes() as f64
     }
@@ -249,7 +254,7 @@ impl StageCost {
         }
         let filled = self.pending.parameters.global_elements;
         let bytes = (filled + parameters.global_elements) * terms.gradient_bytes();
-        let full = terms.shards_weights() || bytes > terms.settings.bucket_bytes as f64;
+        let full = terms.shards_weights() || bytes > terms.bucket_bytes() as f64;
         if self.pending.blocks > 0 && parameters.global_elements > 0.0 && full {
             self.close_unit(terms);
         }

@@ -129,6 +129,7 @@ proptest! {
         let mut stack = Stack::default();
         [stack.host.waits_for_messages, stack.host.waits_for_steps] =
             waits.map(|waits| waits && launches);
+        stack.host.step_seconds = (seed % 3) as f64 * 1e-3;
         let cluster = cluster.under(stack);
         let drawn = Drawn { program, seed, launches };
         assert_equal(&both(program, &cluster, steps, drawn, &drawn))?;

@@ -86,9 +86,10 @@ pub struct Reading {
     pub has_thread: bool,
     /// Whether a step is over before the next begins.
     pub flushes: bool,
-    /// Whether its host waits for messages, and for the ends of steps.
+    /// Whether its host waits for messages.
     pub waits_for_messages: bool,
-    pub waits_for_steps: bool,
+    /// What its host waits after the end of a step, if it waits for it.
+    pub pause: Option<Picos>,
     pub steps: u32,
     pub entries: Vec<Entry>,
     /// Of each body its instructions.
@@ -104,6 +105,7 @@ impl Reading {
 
 /// All ranks of `program` in order, over so many steps, on the devices of `cluster`.
 pub fn read(program: &Program, cluster: &Cluster, steps: u32) -> Vec<Reading> {
+    let host = cluster.stack().host;
     let mut ranks = vec![];
     for (id, class) in program.classes() {
         for position in 0..class.mesh.size() {
@@ -119,8 +121,8 @@ pub fn read(program: &Program, cluster: &Cluster, steps: u32) -> Vec<Reading> {
                 overlaps: device.lanes_overlap,
                 has_thread: program.communication == Communication::Thread,
                 flushes: program.ahead == 0 && class.late() == 0,
-                waits_for_messages: cluster.stack().host.waits_for_messages,
-                waits_for_steps: cluster.stack().host.waits_for_steps,
+                waits_for_messages: host.waits_for_messages,
+                pause: host.waits_for_steps.then(|| Picos::from_seconds(host.step_seconds)),
                 steps,
                 entries: entries(program, (id, class, position), steps),
                 bodies: (0..).zip(&class.bodies).map(body).collect(),

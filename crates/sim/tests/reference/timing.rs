@@ -193,8 +193,11 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
     let mut was_right = None;
     let mut now = None;
     for (number, entry) in reading.entries.iter().enumerate() {
-        if reading.waits_for_steps && reading.ends_before(entry.round) > reading.ends_before(now) {
-            state.awaited.extend(state.last.values());
+        if let Some(pause) = reading.pause
+            && reading.ends_before(entry.round) > reading.ends_before(now)
+        {
+            let over = graph.node(pause, state.last.values().copied().collect());
+            state.awaited.insert(over);
         }
         if now.replace(entry.round).is_some_and(|before| before != entry.round) && reading.flushes {
             let given = state.given.drain(..).map(|given| given.node);

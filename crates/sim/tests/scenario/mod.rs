@@ -21,6 +21,7 @@ pub fn gpt(layers: usize, tied: bool) -> Graph {
         ffn: None,
         dropout: 0.1,
         tied,
+        separate_loss: false,
         norm_epsilon: 1e-5,
         init_std: 0.02,
     };
