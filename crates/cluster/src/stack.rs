@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_collectives::{Algorithm, Kind};
 
 use crate::profile::nearest;
-use crate::{ClusterError, checked};
+use crate::{ClusterError, DeviceKind, checked};
 
 /// A software stack: the framework, its kernels and its habits.
 ///
@@ -41,10 +41,11 @@ pub struct Stack {
     /// measured by operator stay as they are.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub memory_time: f64,
-    /// Time of fused attention, in terms of what the device's rate for it says: kernels that are older, or
-    /// of other makes, reach less.
-    #[serde(default = "one", deserialize_with = "checked::positive")]
-    pub attention_time: f64,
+    /// The fraction of a device's peak that its kernels of fused attention reach, forward and backward together,
+    /// by the device's name. What is not listed is as the device says; where that has no such kernels, there
+    /// are none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fused_attention: BTreeMap<String, f64>,
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
     #[serde(default = "one", deserialize_with = "checked::positive")]
     pub collective_time: f64,
@@ -196,10 +197,12 @@ impl Habits {
 }
 
 /// Names and texts of the preset files.
-const PRESETS: [(&str, &str); 4] = [
+const PRESETS: [(&str, &str); 6] = [
     ("shardloom", include_str!("../stacks/shardloom.toml")),
+    ("megatron", include_str!("../stacks/megatron.toml")),
     ("megatron-2021", include_str!("../stacks/megatron-2021.toml")),
     ("fsdp-eager", include_str!("../stacks/fsdp-eager.toml")),
+    ("internevo", include_str!("../stacks/internevo.toml")),
     ("nanotron", include_str!("../stacks/nanotron.toml")),
 ];
 
@@ -256,6 +259,18 @@ impl Stack {
         listed.map_or_else(Kernels::default, |(_, kernels)| *kernels)
     }
 
+    /// The fraction of its peak at which `device` computes attention by fused kernels; none where separate ones
+    /// compute it.
+    pub fn fused_attention(&self, device: &DeviceKind) -> Option<f64> {
+        let reached = device.fused_attention?;
+        match self.attention {
+            Attention::AsTheDevice => {
+                Some(self.fused_attention.get(&device.name).copied().unwrap_or(reached))
+            }
+            Attention::Separate => None,
+        }
+    }
+
     /// The algorithms that a collective of `kind` may take, where the plan has `planned`.
     pub fn algorithms(
         &self,
@@ -292,7 +307,7 @@ impl Default for Stack {
             operators: BTreeMap::new(),
             product_time: 1.0,
             memory_time: 1.0,
-            attention_time: 1.0,
+            fused_attention: BTreeMap::new(),
             collective_time: 1.0,
             algorithms: Algorithms::Planned,
             context_bytes: 0,

@@ -1,6 +1,6 @@
 //! How long single instructions, collectives and messages take.
 
-use shardloom_cluster::{Attention, Cluster, DeviceId, DeviceKind, Precision};
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Precision};
 use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
@@ -194,7 +194,7 @@ impl<'a> CostModel<'a> {
             // Fused attention computes the scores again in its backward pass anyway, but not the
             // context.
             Action::Kernel { op, again: true, .. }
-                if self.fused_attention(device).is_some()
+                if self.cluster.stack().fused_attention(device).is_some()
                     && matches!(self.graph.op(*op).kind, OpKind::AttentionContext { .. }) =>
             {
                 0.0
@@ -403,13 +403,12 @@ impl<'a> CostModel<'a> {
             return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
         }
         let stack = self.cluster.stack();
-        let fused = self.fused_attention(device).filter(|_| node.kind.in_attention_core());
+        let fused = stack.fused_attention(device).filter(|_| node.kind.in_attention_core());
         if let Some(reached) = fused {
             // Fused kernels skip what a causal mask hides: all but half of it.
             let seen = if is_causal(&node.kind) { 0.5 } else { 1.0 };
             let peak = device.peak_flops(matmul_precision(self.program.precision.compute))?;
-            let time = stack.attention_time;
-            return Ok(device.launch_seconds + time * seen * flops / (peak * reached));
+            return Ok(device.launch_seconds + seen * flops / (peak * reached));
         }
         let traffic = stack.memory_time * stack.kernels(&rate).traffic;
         let Some((shape, count)) = matmul.filter(|_| !device.rates.contains_key(&rate)) else {
@@ -441,15 +440,6 @@ impl<'a> CostModel<'a> {
         let mut losses =
             self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy { .. }));
         losses.any(|(_, node)| node.inputs.iter().any(|value| written.contains(value)))
-    }
-
-    /// The fraction of the peak rate at which fused kernels compute attention; none where it is computed by
-    /// separate ones.
-    fn fused_attention(&self, device: &DeviceKind) -> Option<f64> {
-        match self.cluster.stack().attention {
-            Attention::AsTheDevice => device.fused_attention,
-            Attention::Separate => None,
-        }
     }
 
     /// Bytes of memory in use while `position` of `class` runs `instruction`, besides tensors.

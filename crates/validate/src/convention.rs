@@ -18,6 +18,8 @@ pub(crate) struct Convention {
     pub uplink_bytes_per_second: Option<f64>,
     /// Time of a message between nodes however small it is, in seconds, where it is not the preset's.
     pub network_latency_seconds: Option<f64>,
+    /// The share of bandwidths between nodes that is reached, where it is not the preset's.
+    pub network_reachable: Option<f64>,
     /// How layers become stages.
     pub cut: Cut,
     /// The software stack.
@@ -44,8 +46,9 @@ impl Convention {
             sequence_parallel: true,
             uplink_bytes_per_second: None,
             network_latency_seconds: None,
+            network_reachable: None,
             cut: Cut::EvenLayers,
-            stack: "shardloom",
+            stack: "megatron",
             timed: true,
         }
     }
@@ -61,7 +64,9 @@ impl Convention {
                 padded: false,
                 // 8 cards of 400 Gb/s.
                 uplink_bytes_per_second: Some(400e9),
-                network_latency_seconds: std::env::var("LAT").ok().and_then(|it| it.parse().ok()),
+                // Fitted with the stack: the network is Amazon's (EFA).
+                network_latency_seconds: Some(30e-6),
+                network_reachable: Some(0.58),
                 cut: Cut::ByArithmetic,
                 stack: "nanotron",
                 ..usual
@@ -71,6 +76,7 @@ impl Convention {
                 sequence_parallel: false,
                 // Every row says "4x100Gb RoCE a node".
                 uplink_bytes_per_second: Some(50e9),
+                stack: "internevo",
                 ..usual
             },
             "mosaicml/llm-foundry" => Convention { padded: false, stack: "fsdp-eager", ..usual },

@@ -15,6 +15,8 @@ pub struct Hardware {
     pub uplink_bytes_per_second: Option<f64>,
     /// Time of a message between nodes however small it is, where it is not the preset's.
     pub network_latency_seconds: Option<f64>,
+    /// The share of bandwidths between nodes that is reached, where it is not the preset's.
+    pub network_reachable: Option<f64>,
 }
 
 /// The preset that describes what a source calls `name`.
@@ -44,7 +46,9 @@ pub fn cluster(hardware: &Hardware) -> Result<Cluster, Refusal> {
     }
     if let Some(latency) = hardware.network_latency_seconds {
         profile.node.inter.latency_seconds = latency;
-        if let Some(net) = std::env::var("NET").ok().and_then(|it| it.parse().ok()) { profile.node.inter.reachable = net; }
+    }
+    if let Some(reachable) = hardware.network_reachable {
+        profile.node.inter.reachable = reachable;
     }
     let (gpus, of_node) = (hardware.gpus, profile.node.devices);
     if gpus > of_node && !gpus.is_multiple_of(of_node) {

@@ -37,6 +37,7 @@ impl Job {
                 gpus: self.gpus,
                 uplink_bytes_per_second: self.uplink_bytes_per_second,
                 network_latency_seconds: None,
+                network_reachable: None,
             },
             stack: "megatron-2021",
             shape: Shape {

@@ -174,6 +174,7 @@ impl Cells {
                 gpus: given(self.gpus, "gpus")?,
                 uplink_bytes_per_second: convention.uplink_bytes_per_second,
                 network_latency_seconds: convention.network_latency_seconds,
+                network_reachable: convention.network_reachable,
             },
             stack: convention.stack,
             shape,
