@@ -38,7 +38,7 @@ pub fn preset_of(name: &str) -> Result<String, Refusal> {
 pub fn cluster(hardware: &Hardware) -> Result<Cluster, Refusal> {
     let mut profile = Profile::preset(&hardware.preset).map_err(|error| plan(&error))?;
     if let Some(uplink) = hardware.uplink_bytes_per_second {
-        profile.node.uplink_bytes_per_second = uplink;
+        profile.node.send_out(uplink);
     }
     let (gpus, of_node) = (hardware.gpus, profile.node.devices);
     if gpus > of_node && !gpus.is_multiple_of(of_node) {
