@@ -221,6 +221,17 @@ impl Cluster {
         &self.groups
     }
 
+    /// The kinds of machine, each name once, in order of their devices.
+    pub fn profiles(&self) -> Vec<&Profile> {
+        let mut kinds: Vec<&Profile> = vec![];
+        for NodeGroup { profile, .. } in &self.groups {
+            if kinds.iter().all(|kind| kind.device.name != profile.device.name) {
+                kinds.push(profile);
+            }
+        }
+        kinds
+    }
+
     /// Number of devices.
     pub fn device_count(&self) -> u32 {
         self.starts[self.groups.len()].0
