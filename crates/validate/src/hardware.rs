@@ -25,6 +25,8 @@ pub fn preset_of(name: &str) -> Result<String, Refusal> {
         written.strip_suffix("-sxm4").or(written.strip_suffix("-sxm5")).unwrap_or(&written);
     let device = match device {
         "h100" => "h100-80g",
+        // By the memory of its GPU.
+        "gh-96" => "gh200",
         other => other.strip_suffix('b').filter(|it| it.ends_with("0g")).unwrap_or(other),
     };
     let known = Profile::preset_names().any(|preset| preset == device);
