@@ -61,7 +61,7 @@ impl Cluster {
     ///
     /// When there is no group, a count is 0, a node has fewer devices than asked of
     /// it, the cluster exceeds [`Cluster::MAX_DEVICES`], or two groups have
-    /// different profiles under one name.
+    /// different profiles under one name, where more than what a node sends out differs.
     pub fn new(groups: Vec<NodeGroup>) -> Result<Self, ClusterError> {
         if groups.is_empty() {
             return Err(ClusterError::Nothing { what: "the number of node groups".into() });
@@ -82,7 +82,8 @@ impl Cluster {
                 return Err(ClusterError::NodeTooSmall { name: name.clone(), available, asked });
             }
             let same_name = |other: &&NodeGroup| other.profile.device.name == *name;
-            if groups[..index].iter().find(same_name).is_some_and(|o| o.profile != group.profile) {
+            let earlier = groups[..index].iter().find(same_name);
+            if earlier.is_some_and(|it| !it.profile.is_same_machine(&group.profile)) {
                 return Err(ClusterError::NameClash { name: name.clone() });
             }
             devices += u64::from(group.nodes) * u64::from(group.devices_per_node);
@@ -127,7 +128,8 @@ impl Cluster {
 
     /// A cluster from its text form: `a100-80g:8` (one node of 8), `h100-80g:64x8`
     /// (64 nodes of 8), several of those joined by `+`, or the path of a file
-    /// ending in `.toml`. The machine `local` stands for the measured profile.
+    /// ending in `.toml`. Behind a size, `,uplink=800Gbps` or `,cards=8x100Gbps` says what
+    /// each of the nodes sends out ([`crate::Uplink`]). The machine `local` stands for the measured profile.
     ///
     /// # Errors
     ///
@@ -143,7 +145,10 @@ impl Cluster {
             Spec::Groups(groups) => {
                 let group = |spec: GroupSpec<'_>| {
                     let (nodes, devices_per_node) = (spec.nodes, spec.devices_per_node);
-                    let profile = machine(spec.machine, &[], local, None)?;
+                    let mut profile = machine(spec.machine, &[], local, None)?;
+                    if let Some(uplink) = &spec.uplink {
+                        uplink.apply(&mut profile.node);
+                    }
                     Ok(NodeGroup { profile, nodes, devices_per_node })
                 };
                 Self::new(groups.into_iter().map(group).collect::<Result<_, ClusterError>>()?)
@@ -152,7 +157,8 @@ impl Cluster {
     }
 
     /// Reads a cluster file: `[[group]]` tables with `machine`, `nodes` and
-    /// optionally `devices_per_node`, and a `[[machine]]` table, in the form of a
+    /// optionally `devices_per_node`, `uplink_bytes_per_second` (what a node sends out) and
+    /// `inter_bytes_per_second` (what one of its devices does), and a `[[machine]]` table, in the form of a
     /// [`Profile`], for each machine that is not a preset.
     ///
     /// # Errors
@@ -167,7 +173,13 @@ impl Cluster {
             .map_err(|source| ClusterError::Toml { what: what.to_owned(), source })?;
         let group = |table: GroupTable| {
             let line = text[..table.machine.span().start].matches('\n').count() + 1;
-            let profile = machine(table.machine.get_ref(), &file.machine, local, Some(line))?;
+            let mut profile = machine(table.machine.get_ref(), &file.machine, local, Some(line))?;
+            if let Some(bytes_per_second) = table.uplink_bytes_per_second {
+                profile.node.send_out(bytes_per_second);
+            }
+            if let Some(bytes_per_second) = table.inter_bytes_per_second {
+                profile.node.inter.bytes_per_second = bytes_per_second;
+            }
             let devices_per_node = table.devices_per_node.unwrap_or(profile.node.devices);
             Ok(NodeGroup { profile, nodes: table.nodes, devices_per_node })
         };
@@ -183,14 +195,23 @@ impl Cluster {
     pub fn to_toml(&self) -> Result<String, ClusterError> {
         let mut file = ClusterFile { group: Vec::new(), machine: Vec::new() };
         for group in &self.groups {
+            let name = &group.profile.device.name;
+            // Machines of one name differ in what their nodes send out, which groups can say.
+            let differs = match file.machine.iter().find(|machine| machine.device.name == *name) {
+                Some(machine) => *machine != group.profile,
+                None => {
+                    file.machine.push(group.profile.clone());
+                    false
+                }
+            };
+            let node = &group.profile.node;
             file.group.push(GroupTable {
-                machine: Spanned::new(0..0, group.profile.device.name.clone()),
+                machine: Spanned::new(0..0, name.clone()),
                 nodes: group.nodes,
                 devices_per_node: Some(group.devices_per_node),
+                uplink_bytes_per_second: differs.then_some(node.uplink_bytes_per_second),
+                inter_bytes_per_second: differs.then_some(node.inter.bytes_per_second),
             });
-            if !file.machine.contains(&group.profile) {
-                file.machine.push(group.profile.clone());
-            }
         }
         Ok(toml::to_string_pretty(&file)?)
     }
@@ -198,6 +219,17 @@ impl Cluster {
     /// The groups, in order of their devices.
     pub fn groups(&self) -> &[NodeGroup] {
         &self.groups
+    }
+
+    /// The kinds of machine, each name once, in order of their devices.
+    pub fn profiles(&self) -> Vec<&Profile> {
+        let mut kinds: Vec<&Profile> = vec![];
+        for NodeGroup { profile, .. } in &self.groups {
+            if kinds.iter().all(|kind| kind.device.name != profile.device.name) {
+                kinds.push(profile);
+            }
+        }
+        kinds
     }
 
     /// Number of devices.
@@ -330,4 +362,10 @@ struct GroupTable {
     nodes: u32,
     #[serde(default)]
     devices_per_node: Option<u32>,
+    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uplink_bytes_per_second: Option<f64>,
+    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inter_bytes_per_second: Option<f64>,
 }

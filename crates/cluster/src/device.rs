@@ -111,10 +111,14 @@ pub struct DeviceKind {
     #[serde(default, deserialize_with = "checked::optional_positive")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fused_attention: Option<f64>,
-    /// Price in US dollars, where one is known.
+    /// Price of an hour, in US dollars, where one is known: what clouds list for one rented on demand.
     #[serde(default, deserialize_with = "checked::optional_positive")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price_per_hour: Option<f64>,
+    /// Price of one to own, in US dollars, with its share of the machine that it is sold in.
+    #[serde(default, deserialize_with = "checked::optional_positive")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price_to_buy: Option<f64>,
     /// Peak rates.
     pub peak_flops: PeakFlops,
     /// How fast matrix products run.

@@ -10,13 +10,22 @@ pub enum ClusterError {
     /// The text of a cluster specification does not parse.
     #[error(
         "cluster `{spec}`: `{part}` is not NAME:DEVICES or NAME:NODESxDEVICES, such as h100-80g:8 \
-         or h100-80g:64x8 (several joined by +), nor a path ending in .toml"
+         or h100-80g:64x8 or h100-80g:64x8,uplink=800Gbps (several joined by +), nor a path ending in \
+         .toml"
     )]
     Spec {
         /// The whole text.
         spec: String,
         /// The part that is wrong.
         part: String,
+    },
+    /// What a node is said to send out is no such thing.
+    #[error("`{text}`: {why}")]
+    Uplink {
+        /// What was written.
+        text: String,
+        /// What is wrong with it, and what would be right.
+        why: String,
     },
     /// No profile of that name.
     #[error(

@@ -45,6 +45,7 @@ mod product;
 mod profile;
 mod spec;
 mod stack;
+mod uplink;
 
 pub use cluster::{Cluster, DeviceId, NodeGroup, NodeId};
 pub use curve::Curve;
@@ -57,3 +58,4 @@ pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
 pub use stack::{Algorithms, Attention, CROSSING_EXPONENT, Habits, Host, Kernels, Stack};
+pub use uplink::Uplink;

@@ -31,6 +31,14 @@ fn non_blocking() -> f64 {
 }
 
 impl NodeKind {
+    /// Has all devices of a node together send out `bytes_per_second`. One alone sends what it did, or its
+    /// equal share of that where this is more.
+    pub fn send_out(&mut self, bytes_per_second: f64) {
+        let share = bytes_per_second / f64::from(self.devices);
+        self.uplink_bytes_per_second = bytes_per_second;
+        self.inter.bytes_per_second = self.inter.bytes_per_second.max(share);
+    }
+
     /// What leaves a node per second when all its traffic crosses the network.
     pub(crate) fn reachable_uplink(&self) -> f64 {
         self.uplink_bytes_per_second * self.inter.reachable / self.oversubscription

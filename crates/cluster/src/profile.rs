@@ -11,6 +11,9 @@ use crate::{ClusterError, DeviceKind, NodeKind};
 pub struct Profile {
     /// Where the numbers come from, and which of them are estimates.
     pub source: String,
+    /// The measurements that its efficiencies were fitted to; none if they are estimates beside a data sheet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibrated_on: Option<String>,
     /// The device; its name is the profile's.
     pub device: DeviceKind,
     /// The node.
@@ -50,16 +53,27 @@ impl MeasuredOn {
 }
 
 /// Names and texts of the preset files.
-const PRESETS: [(&str, &str); 9] = [
+const PRESETS: [(&str, &str); 20] = [
     ("v100-16g", include_str!("../presets/v100-16g.toml")),
     ("v100-32g", include_str!("../presets/v100-32g.toml")),
     ("a100-40g", include_str!("../presets/a100-40g.toml")),
     ("a100-80g", include_str!("../presets/a100-80g.toml")),
     ("h100-80g", include_str!("../presets/h100-80g.toml")),
     ("h200", include_str!("../presets/h200.toml")),
+    ("gh200", include_str!("../presets/gh200.toml")),
     ("b200", include_str!("../presets/b200.toml")),
+    ("gb200", include_str!("../presets/gb200.toml")),
+    ("l40s", include_str!("../presets/l40s.toml")),
+    ("gtx-1080-ti", include_str!("../presets/gtx-1080-ti.toml")),
+    ("titan-rtx", include_str!("../presets/titan-rtx.toml")),
+    ("rtx-2080", include_str!("../presets/rtx-2080.toml")),
+    ("rtx-3090", include_str!("../presets/rtx-3090.toml")),
+    ("mi300x", include_str!("../presets/mi300x.toml")),
+    ("mi355x", include_str!("../presets/mi355x.toml")),
     ("tpu-v3", include_str!("../presets/tpu-v3.toml")),
     ("tpu-v4", include_str!("../presets/tpu-v4.toml")),
+    ("tpu-v5p", include_str!("../presets/tpu-v5p.toml")),
+    ("tpu-v6e", include_str!("../presets/tpu-v6e.toml")),
 ];
 
 impl Profile {
@@ -78,6 +92,24 @@ impl Profile {
             Some((_, text)) => Self::from_toml(text),
             None => Err(unknown_machine(name, &Self::preset_names().collect::<Vec<_>>(), None)),
         }
+    }
+
+    /// Its name, and what its numbers rest on: `h100-80g, data sheet only`.
+    pub fn described(&self) -> String {
+        let name = &self.device.name;
+        match (&self.calibrated_on, &self.measured_on) {
+            (Some(data), _) => format!("{name}, calibrated on {data}"),
+            (None, Some(machine)) => format!("{name}, measured on {}", machine.processor),
+            (None, None) => format!("{name}, data sheet only"),
+        }
+    }
+
+    /// Whether two profiles are the same machine on networks that may differ in what a node sends out.
+    pub(crate) fn is_same_machine(&self, other: &Profile) -> bool {
+        let mut one = self.clone();
+        one.node.uplink_bytes_per_second = other.node.uplink_bytes_per_second;
+        one.node.inter.bytes_per_second = other.node.inter.bytes_per_second;
+        one == *other
     }
 
     /// Reads a profile.

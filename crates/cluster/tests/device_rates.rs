@@ -235,7 +235,8 @@ proptest! {
         for name in Profile::preset_names() {
             let device = device(name);
             let precision = match name {
-                "v100-16g" | "v100-32g" => Precision::Fp16,
+                "v100-16g" | "v100-32g" | "titan-rtx" | "rtx-2080" => Precision::Fp16,
+                "gtx-1080-ti" => Precision::Fp32,
                 _ => Precision::Bf16,
             };
             let seconds = device.matmul_seconds(precision, batch, m, n, k)?;

@@ -74,7 +74,8 @@ fn a_misspelt_machine_is_refused_with_the_nearest_name() {
     assert_eq!(
         refusal("h100-80gb:8"),
         "unknown machine `h100-80gb`, did you mean `h100-80g`?; known: v100-16g, v100-32g, \
-         a100-40g, a100-80g, h100-80g, h200, b200, tpu-v3, tpu-v4, local"
+         a100-40g, a100-80g, h100-80g, h200, gh200, b200, gb200, l40s, gtx-1080-ti, titan-rtx, \
+         rtx-2080, rtx-3090, mi300x, mi355x, tpu-v3, tpu-v4, tpu-v5p, tpu-v6e, local"
     );
     assert!(refusal("toaster:2").starts_with("unknown machine `toaster`; known: v100-16g"));
 }
@@ -197,7 +198,7 @@ proptest! {
     })]
 
     #[test]
-    fn no_text_makes_the_parsers_panic(text in ".*", like in "[a-h0-9:x+.-]{0,20}") {
+    fn no_text_makes_the_parsers_panic(text in ".*", like in "[a-h0-9:x+.-]{0,20}(,(uplink|cards)=[-0-9.xGMTBbps/]{0,9})?") {
         for text in [&text, &like] {
             // Whatever parses must be usable; all else is an error, never a panic.
             for cluster in [Cluster::parse(text), Cluster::from_toml(text)].into_iter().flatten() {
@@ -223,10 +224,21 @@ proptest! {
 
     #[test]
     fn a_cluster_survives_its_own_toml(
-        sizes in prop::collection::vec((0usize..9, 1u32..1000, 1u32..=4), 1..5),
+        sizes in prop::collection::vec((0usize..20, 1u32..1000, 1u32..=4, 0u32..4), 1..5),
     ) {
         let names: Vec<_> = Profile::preset_names().collect();
-        let spec: Vec<_> = sizes.iter().map(|(n, a, b)| format!("{}:{a}x{b}", names[*n])).collect();
+        prop_assert_eq!(names.len(), 20, "all presets are tried");
+        let spec: Vec<_> = sizes
+            .iter()
+            .map(|&(machine, nodes, devices, uplink)| {
+                let uplink = match uplink {
+                    0 => String::new(),
+                    1 => ",cards=4x100Gbps".to_owned(),
+                    more => format!(",uplink={more}.37Tbps"),
+                };
+                format!("{}:{nodes}x{devices}{uplink}", names[machine])
+            })
+            .collect();
         let cluster = Cluster::parse(&spec.join("+"))?;
         prop_assert_eq!(Cluster::from_toml(&cluster.to_toml()?)?, cluster);
     }

@@ -310,6 +310,7 @@ fn profile<'a>(
              between nodes are taken to be as those within",
             machine.measured_on.processor, machine.ranks
         ),
+        calibrated_on: None,
         measured_on: Some(machine.measured_on.clone()),
         device: DeviceKind {
             name: "local".into(),
@@ -320,6 +321,7 @@ fn profile<'a>(
             lanes_overlap: false,
             fused_attention: None,
             price_per_hour: None,
+            price_to_buy: None,
             peak_flops: PeakFlops { fp32: Some(fp32), ..PeakFlops::default() },
             matmul: MatmulRates::Measured(matmul),
             rates,

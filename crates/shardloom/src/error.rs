@@ -508,6 +508,7 @@ fn plan_place(error: &PlanError) -> Option<String> {
 fn cluster_place(error: &ClusterError) -> Option<String> {
     match error {
         ClusterError::Spec { part, .. } => Some(part.clone()),
+        ClusterError::Uplink { text, .. } => Some(text.clone()),
         ClusterError::UnknownMachine { name, .. }
         | ClusterError::NameClash { name }
         | ClusterError::NodeTooSmall { name, .. } => Some(name.clone()),

@@ -43,9 +43,14 @@ pub fn load_cluster(
 /// # Errors
 /// If the text or file is wrong.
 pub(crate) fn cluster_with(text: &str, profile: &Profile) -> Result<Cluster> {
-    let sized = text.split('+').map(|part| match part.trim() {
-        "local" => format!("local:{}", profile.node.devices),
-        other => other.to_owned(),
+    let sized = text.split('+').map(|part| {
+        let part = part.trim();
+        match part.strip_prefix("local") {
+            Some(rest) if rest.is_empty() || rest.starts_with(',') => {
+                format!("local:{}{rest}", profile.node.devices)
+            }
+            _ => part.to_owned(),
+        }
     });
     let text = sized.collect::<Vec<_>>().join("+");
     Ok(Cluster::parse_with(&text, Some(profile))?)
@@ -53,7 +58,7 @@ pub(crate) fn cluster_with(text: &str, profile: &Profile) -> Result<Cluster> {
 
 /// Whether the text itself names this machine.
 fn names_local(text: &str) -> bool {
-    text.split('+').any(|part| part.trim().split(':').next() == Some("local"))
+    text.split('+').any(|part| part.trim().split([':', ',']).next() == Some("local"))
 }
 
 #[cfg(test)]
@@ -62,7 +67,7 @@ mod tests {
 
     #[test]
     fn local_is_recognised_as_a_machine_and_not_as_part_of_a_name() {
-        for text in ["local", "local:2", "h100-80g:8+local:1", " local "] {
+        for text in ["local", "local:2", "h100-80g:8+local:1", " local ", "local,uplink=1Gbps"] {
             assert!(names_local(text), "{text}");
         }
         for text in ["localhost:2", "my-local.toml", "local.toml", ""] {
@@ -80,5 +85,6 @@ mod tests {
             (devices("local"), devices("local:4"), devices("local+h100-80g:2x8")),
             (6, 4, 22)
         );
+        assert_eq!(devices("local,uplink=1Gbps+local:4,uplink=1Gbps"), 10);
     }
 }

@@ -29,6 +29,8 @@ pub fn preset_of(name: &str) -> Result<String, Refusal> {
         written.strip_suffix("-sxm4").or(written.strip_suffix("-sxm5")).unwrap_or(&written);
     let device = match device {
         "h100" => "h100-80g",
+        // By the memory of its GPU.
+        "gh-96" => "gh200",
         other => other.strip_suffix('b').filter(|it| it.ends_with("0g")).unwrap_or(other),
     };
     let known = Profile::preset_names().any(|preset| preset == device);
@@ -42,7 +44,7 @@ pub fn preset_of(name: &str) -> Result<String, Refusal> {
 pub fn cluster(hardware: &Hardware) -> Result<Cluster, Refusal> {
     let mut profile = Profile::preset(&hardware.preset).map_err(|error| plan(&error))?;
     if let Some(uplink) = hardware.uplink_bytes_per_second {
-        profile.node.uplink_bytes_per_second = uplink;
+        profile.node.send_out(uplink);
     }
     if let Some(latency) = hardware.network_latency_seconds {
         profile.node.inter.latency_seconds = latency;

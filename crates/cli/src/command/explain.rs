@@ -9,7 +9,8 @@ use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
 use shardloom::{explain, read_plan_and_model, read_plan_of};
 
-use super::{ProfileFile, StackAnswer, StackName};
+use super::uplink::Network;
+use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
 use crate::failure::Failure;
 use crate::terminal::Terminal;
 
@@ -31,6 +32,9 @@ pub struct Explain {
     against: Vec<PathBuf>,
 
     #[command(flatten)]
+    network: Network,
+
+    #[command(flatten)]
     stack: StackName,
 
     #[command(flatten)]
@@ -41,6 +45,7 @@ pub struct Explain {
 struct Answer {
     step_seconds: f64,
     stack: StackAnswer,
+    devices: Vec<DeviceAnswer>,
     facts: Vec<Fact>,
     /// Of each other plan, the fields in which it differs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -63,7 +68,8 @@ struct Fact {
 impl Explain {
     /// Explains.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        let (plan, model) = read_plan_and_model(&self.plan)?;
+        let (mut plan, model) = read_plan_and_model(&self.plan)?;
+        plan.cluster = self.network.of(&plan.cluster)?;
         let cluster = self.stack.load_cluster(&plan.cluster, &self.profile.local()?, terminal)?;
         let mut rivals = vec![];
         for path in &self.against {
@@ -88,6 +94,7 @@ impl Explain {
             return terminal.object(&Answer {
                 step_seconds: explanation.step_seconds,
                 stack: StackAnswer::of(&cluster),
+                devices: DeviceAnswer::all(&cluster),
                 facts: explanation.facts.into_iter().map(fact).collect(),
                 against,
             });
@@ -95,6 +102,7 @@ impl Explain {
         terminal.line(super::plan_line::plan_line(&plan))?;
         terminal.line(format_args!("A step takes {}.", seconds(explanation.step_seconds)))?;
         terminal.line(format_args!("Software: {}.", cluster.stack().described()))?;
+        terminal.line(format_args!("Devices: {}.", devices_described(&cluster)))?;
         for fact in explanation.facts {
             terminal.line(format_args!("- {}", fact.sentence))?;
         }

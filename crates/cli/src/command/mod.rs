@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod compare;
+mod cost;
 mod demo;
 mod dimensions;
 mod explain;
@@ -19,6 +20,7 @@ mod simulate;
 mod slots;
 mod stage_times;
 mod train;
+mod uplink;
 mod validate;
 
 pub use compare::Compare;
@@ -109,6 +111,38 @@ impl StackAnswer {
         let stack = cluster.stack();
         StackAnswer { name: stack.name.clone(), calibrated_on: stack.calibrated_on.clone() }
     }
+}
+
+/// A kind of device of an answer.
+#[derive(Debug, Serialize)]
+struct DeviceAnswer {
+    name: String,
+    /// What its efficiencies were fitted to; null if they are estimates or measured.
+    calibrated_on: Option<String>,
+    /// The processor that it was measured on; null if it was not.
+    measured_on: Option<String>,
+    price_per_hour: Option<f64>,
+    price_to_buy: Option<f64>,
+}
+
+impl DeviceAnswer {
+    /// Of every kind in a cluster, once.
+    fn all(cluster: &shardloom::cluster::Cluster) -> Vec<DeviceAnswer> {
+        let kind = |profile: &shardloom::cluster::Profile| DeviceAnswer {
+            name: profile.device.name.clone(),
+            calibrated_on: profile.calibrated_on.clone(),
+            measured_on: profile.measured_on.as_ref().map(|it| it.processor.clone()),
+            price_per_hour: profile.device.price_per_hour,
+            price_to_buy: profile.device.price_to_buy,
+        };
+        cluster.profiles().into_iter().map(kind).collect()
+    }
+}
+
+/// The devices of a cluster in words, and what their numbers rest on.
+fn devices_described(cluster: &shardloom::cluster::Cluster) -> String {
+    let kinds: Vec<String> = cluster.profiles().iter().map(|it| it.described()).collect();
+    kinds.join("; ")
 }
 
 /// A cluster by its text; measuring this machine, where that is needed, shows as progress.

@@ -11,8 +11,10 @@ use shardloom::{
     Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
 };
 
+use super::cost::Cost;
 use super::plan_line::plan_line;
-use super::{ProfileFile, StackAnswer, StackName};
+use super::uplink::Network;
+use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
 use crate::failure::Failure;
 use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
@@ -42,6 +44,9 @@ pub struct Plan {
     /// The machines
     #[arg(long, value_name = "CLUSTER")]
     cluster: String,
+
+    #[command(flatten)]
+    network: Network,
 
     #[command(flatten)]
     stack: StackName,
@@ -94,6 +99,10 @@ struct Answer<'a> {
     plan: &'a Found,
     predicted: Predicted<'a>,
     stack: StackAnswer,
+    devices: Vec<DeviceAnswer>,
+    /// In US dollars, where the price of every device of the plan is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<Cost>,
     baselines: Vec<Baseline>,
     search: Search,
     devices_left_out: u32,
@@ -150,8 +159,9 @@ impl Plan {
         let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
         let model = Model::load_with(&self.model, defaults)?;
         let local = self.profile.local()?;
-        let cluster = self.stack.load_cluster(&self.cluster, &local, terminal)?;
-        let mut request = usual_request(&model, &cluster, &self.cluster, self.global_batch);
+        let text = self.network.of(&self.cluster)?;
+        let cluster = self.stack.load_cluster(&text, &local, terminal)?;
+        let mut request = usual_request(&model, &cluster, &text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.post_validation = self.post_validation;
         if self.fp32 {
@@ -168,9 +178,15 @@ impl Plan {
         if let Some(file) = &output {
             file.write(outcome.plan.to_toml())?;
         }
-        let budget = self.tokens.map(|tokens| budget(tokens, &planned, &cluster));
+        let cost = Cost::of(
+            &outcome.plan,
+            &cluster,
+            outcome.judgement.step_seconds,
+            model.graph().targets_per_sample(),
+        );
+        let budget = self.tokens.map(|tokens| budget(tokens, &planned, cost));
         if !terminal.json() {
-            return self.show(&planned, &cluster, budget, terminal);
+            return self.show(&planned, &cluster, cost, budget, terminal);
         }
         terminal.object(&Answer {
             plan: &outcome.plan,
@@ -182,6 +198,8 @@ impl Plan {
                 bubble_fraction: outcome.judgement.bubble_fraction,
             },
             stack: StackAnswer::of(&cluster),
+            devices: DeviceAnswer::all(&cluster),
+            cost,
             baselines: outcome
                 .baselines
                 .iter()
@@ -209,6 +227,7 @@ impl Plan {
         &self,
         planned: &Planned,
         cluster: &Cluster,
+        cost: Option<Cost>,
         budget: Option<Budget>,
         terminal: Terminal,
     ) -> Result<(), Failure> {
@@ -239,6 +258,10 @@ impl Plan {
             bytes(peak)
         ))?;
         terminal.line(format_args!("Software: {}", cluster.stack().described()))?;
+        terminal.line(format_args!("Devices: {}", devices_described(cluster)))?;
+        if let Some(cost) = cost {
+            terminal.line(format_args!("Cost: {}", cost.described()))?;
+        }
         if let Some(Budget { tokens, days, price }) = budget {
             let price = price.map(|price| format!(" and {} US dollars", digits(price)));
             terminal.line(format_args!(
@@ -272,12 +295,9 @@ impl Plan {
     }
 }
 
-fn budget(tokens: f64, planned: &Planned, cluster: &Cluster) -> Budget {
+fn budget(tokens: f64, planned: &Planned, cost: Option<Cost>) -> Budget {
     let training_seconds = tokens / planned.tokens_per_second;
-    let per_hour =
-        |device| cluster.kind_of(shardloom::cluster::DeviceId(device)).ok()?.price_per_hour;
-    let devices = planned.outcome.plan.devices();
-    let price_per_hour: Option<f64> = devices.into_iter().map(per_hour).sum();
+    let price_per_hour = cost.and_then(|cost| cost.per_hour);
     Budget {
         tokens,
         days: training_seconds / 86_400.0,

@@ -9,6 +9,7 @@ use shardloom::{Defaults, LocalProfile, Model, read_plan_and_model, usual_reques
 
 use super::dimensions::{Dimensions, Place};
 use super::order::OrderOptions;
+use super::uplink::Network;
 use super::{StackName, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::number::whole;
@@ -26,6 +27,9 @@ pub struct PlanOrModel {
     /// The machines of a MODEL
     #[arg(long, value_name = "CLUSTER")]
     cluster: Option<String>,
+
+    #[command(flatten)]
+    network: Network,
 
     #[command(flatten)]
     pub stack: StackName,
@@ -72,6 +76,7 @@ impl PlanOrModel {
             Some(text) if !is_plan(path)? => {
                 let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
                 let model = Model::load_with(&self.what, defaults)?;
+                let text = &self.network.of(text)?;
                 let cluster = self.stack.load_cluster(text, local, terminal)?;
                 let usual = usual_request(&model, &cluster, text, dimensions.global_batch());
                 let order = order.order();
@@ -90,7 +95,8 @@ impl PlanOrModel {
                 let seq = self.seq.map(|_| "--seq");
                 let given = cluster.or(seq).or(order.given()).or(dimensions.given());
                 require_no_option(given, path)?;
-                let (plan, model) = read_plan_and_model(path)?;
+                let (mut plan, model) = read_plan_and_model(path)?;
+                plan.cluster = self.network.of(&plan.cluster)?;
                 Ok(Planned { model, plan, cluster: None })
             }
         }

@@ -10,8 +10,9 @@ use shardloom::sim::{Fit, RowCounts, Summary};
 use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
+use super::cost::Cost;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
-use super::{ProfileFile, StackAnswer};
+use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described};
 use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::table::table;
@@ -66,6 +67,10 @@ struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
     stack: StackAnswer,
+    devices: Vec<DeviceAnswer>,
+    /// In US dollars, where the price of every device of the plan is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<Cost>,
     fit: Fit,
     /// Whether ranks that do the same were simulated once.
     folded: bool,
@@ -93,6 +98,12 @@ impl Simulate {
         let prediction = simulate_rows(&model, &plan, &cluster, !self.unfolded, &rows);
         spinner.finish_and_clear();
         let prediction = prediction?;
+        let cost = Cost::of(
+            &plan,
+            &cluster,
+            prediction.summary.step_seconds,
+            model.graph().targets_per_sample(),
+        );
         if let Some(file) = &trace {
             file.write(perfetto_trace(&[&prediction.timeline]))?;
         }
@@ -102,7 +113,7 @@ impl Simulate {
                 model: plan.model.clone(),
                 cluster: plan.cluster.clone(),
                 plan_toml: plan.to_toml(),
-                summary: figures(&prediction, &cluster),
+                summary: figures(&prediction, &cluster, cost),
                 predicted: Some(prediction.timeline.clone()),
                 tables: vec![Table {
                     title: "Memory".into(),
@@ -121,13 +132,15 @@ impl Simulate {
             return terminal.object(&Answer {
                 summary,
                 stack: StackAnswer::of(&cluster),
+                devices: DeviceAnswer::all(&cluster),
+                cost,
                 fit,
                 folded,
                 buffers,
             });
         }
         terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
-        for (name, value) in figures(&prediction, &cluster) {
+        for (name, value) in figures(&prediction, &cluster, cost) {
             terminal.line(format_args!("{name}: {value}"))?;
         }
         terminal.text(table(&MEMORY, &memory_rows(&prediction)))?;
@@ -163,13 +176,20 @@ fn buffer_rows(buffers: &Buffers) -> Vec<Vec<String>> {
 
 /// What a step is once steps follow each other; the timeline beside it shows one that begins with all
 /// ranks idle, which takes a little longer.
-fn figures(prediction: &Prediction, cluster: &Cluster) -> Vec<(String, String)> {
+fn figures(
+    prediction: &Prediction,
+    cluster: &Cluster,
+    cost: Option<Cost>,
+) -> Vec<(String, String)> {
     let summary = &prediction.summary;
-    vec![
+    let mut figures = vec![
         ("Steady step".into(), seconds(summary.step_seconds)),
         ("Steady bubble".into(), percent(summary.bubble_fraction)),
         ("Software".into(), cluster.stack().described()),
-    ]
+        ("Devices".into(), devices_described(cluster)),
+    ];
+    figures.extend(cost.map(|cost| ("Cost".into(), cost.described())));
+    figures
 }
 
 fn memory_rows(prediction: &Prediction) -> Vec<Vec<String>> {

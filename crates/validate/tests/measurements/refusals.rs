@@ -39,7 +39,7 @@ fn rows_that_are_no_plan_are_refused_by_reason() {
         (&[("experts", "8")][..], Refusal::Experts(8)),
         (&[("precision", "fp8")], Refusal::Precision("fp8".into())),
         (&[("cp", "2")], Refusal::ContextParallel(2)),
-        (&[("hw", "MI300X")], Refusal::Hardware("MI300X".into())),
+        (&[("hw", "B300")], Refusal::Hardware("B300".into())),
         (&[("complete", "0")], Refusal::Incomplete),
         (&[("ffn", "")], Refusal::NotGiven("ffn")),
         (&[("sharding", "zero1:4")], Refusal::Sharding("zero1:4".into())),
@@ -98,11 +98,28 @@ fn hardware_is_found_as_sources_write_it() {
         ("H100_80GB", "h100-80g"),
         ("H100", "h100-80g"),
         ("B200", "b200"),
+        ("GB200", "gb200"),
+        ("GH-96", "gh200"),
+        ("MI300X", "mi300x"),
+        ("TPU-v6e", "tpu-v6e"),
+        ("RTX-3090", "rtx-3090"),
+        ("Titan-RTX", "titan-rtx"),
     ] {
         assert_eq!(preset_of(name), Ok(preset.to_owned()), "{name}");
     }
-    let none = "GH-96";
-    assert_eq!(preset_of(none), Err(Refusal::Hardware(none.into())));
+    for none in ["B300", "GB300", "RTX-3090+Titan-RTX"] {
+        assert_eq!(preset_of(none), Err(Refusal::Hardware(none.into())));
+    }
+}
+
+#[test]
+fn rows_on_every_accelerator_with_a_preset_are_predicted() {
+    // Of the row that is changed every GPU holds all weights.
+    for hardware in ["GH-96", "GB200", "MI300X", "MI355X", "TPU-v5p"] {
+        let prediction = predict(&[row(&[("hw", hardware)])], None, &|| {}).remove(0).prediction;
+        let seconds = prediction.expect("a prediction").step_seconds;
+        assert!(seconds > 0.1 && seconds < 10.0, "{hardware}: {seconds}");
+    }
 }
 
 #[test]

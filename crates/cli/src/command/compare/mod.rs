@@ -15,6 +15,7 @@ use super::ProfileFile;
 use super::dimensions::{Dimensions, Place};
 use super::order::{Order, order};
 use super::plan_line::plan_line;
+use super::uplink::Network;
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -53,6 +54,9 @@ pub struct Compare {
     /// The machines [default: this one, if it really trains]
     #[arg(long, value_name = "CLUSTER", required_unless_present = "run")]
     cluster: Option<String>,
+
+    #[command(flatten)]
+    network: Network,
 
     /// Schedules, separated by commas [default: all]
     #[arg(long, value_name = "KIND[:CHUNKS]", value_delimiter = ',', value_parser = order)]
@@ -93,7 +97,14 @@ impl Compare {
             true => Some(self.training.trial(&model, &tokenizer)?),
             false => None,
         };
-        let text = self.cluster.as_deref().or(self.methods.is_some().then_some("local"));
+        let given = match &self.cluster {
+            Some(text) => Some(self.network.of(text)?),
+            None => {
+                self.network.refuse_without_cluster()?;
+                None
+            }
+        };
+        let text = given.as_deref().or(self.methods.is_some().then_some("local"));
         let cluster = match text {
             Some(text) => {
                 Some((text, super::load_cluster(text, &self.profile.local()?, terminal)?))
