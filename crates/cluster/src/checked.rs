@@ -1,6 +1,8 @@
 //! Deserializers that refuse numbers no machine can have, so that the error carries
 //! the line and key of the document.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// A finite number above zero.
@@ -23,6 +25,20 @@ pub(crate) fn non_negative<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D
 /// A fraction above zero, at most one.
 pub(crate) fn fraction<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
     number(input, "above 0 and at most 1", |value| value > 0.0 && value <= 1.0)
+}
+
+/// [`fraction`]s by name.
+pub(crate) fn fractions<'de, D: Deserializer<'de>>(
+    input: D,
+) -> Result<BTreeMap<String, f64>, D::Error> {
+    let named: BTreeMap<String, f64> = BTreeMap::deserialize(input)?;
+    match named.iter().find(|(_, value)| !(**value > 0.0 && **value <= 1.0)) {
+        None => Ok(named),
+        Some((name, value)) => {
+            let text = format!("{name} must be a number above 0 and at most 1, got {value}");
+            Err(D::Error::custom(text))
+        }
+    }
 }
 
 /// A factor of at least one.

@@ -44,7 +44,11 @@ pub struct Stack {
     /// The fraction of a device's peak that its kernels of fused attention reach, forward and backward together,
     /// by the device's name. What is not listed is as the device says; where that has no such kernels, there
     /// are none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "checked::fractions"
+    )]
     pub fused_attention: BTreeMap<String, f64>,
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
     #[serde(default = "one", deserialize_with = "checked::positive")]

@@ -1,6 +1,6 @@
 //! Software stacks: presets, files and what they refuse.
 
-use shardloom_cluster::{Attention, Cluster, Kernels, Stack};
+use shardloom_cluster::{Attention, Cluster, Habits, Kernels, Stack};
 
 #[test]
 fn every_preset_parses_under_its_own_name_and_says_its_source() {
@@ -40,6 +40,15 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong("attention = \"flash\"").contains("separate"));
     assert!(wrong("[operators]\n\"gelu.forward\" = { launched = -1.0 }").contains("launched"));
     assert!(wrong("kernels = 3").contains("kernels"));
+    for key in ["step_seconds", "share_seconds", "crossing_seconds"] {
+        assert!(wrong(&format!("host.{key} = -1.0")).contains(key), "{key}");
+    }
+    assert!(wrong("algorithms = \"tree\"").contains("by-size"));
+    assert!(wrong("context_bytes = -1").contains("context_bytes"));
+    let negative = "[operators]\n\"gelu.forward\" = { workspace = -1.0 }";
+    assert!(wrong(negative).contains("workspace"));
+    assert!(wrong("[fused_attention]\nh100-80g = 0.0").contains("above 0"));
+    assert!(wrong("[fused_attention]\nh100-80g = 1.5").contains("at most 1"));
 }
 
 #[test]
@@ -53,8 +62,26 @@ fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
     let forward = Kernels { launched: 3.0, traffic: 2.5, workspace: 0.0 };
     assert_eq!(found("attention-probs+causal.forward"), forward);
     assert_eq!(found("attention-probs.forward"), forward);
-    assert_eq!(found("attention-probs+causal.input"), Kernels { launched: 4.0, traffic: 1.0, workspace: 0.0 });
+    assert_eq!(
+        found("attention-probs+causal.input"),
+        Kernels { launched: 4.0, traffic: 1.0, workspace: 0.0 }
+    );
     for other in ["attention-probs.weight", "attention.forward", "gelu.forward"] {
-        assert_eq!(found(other), Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 }, "{other}");
+        assert_eq!(
+            found(other),
+            Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 },
+            "{other}"
+        );
     }
+}
+
+#[test]
+fn gradients_are_reduced_in_buckets_or_at_the_end_as_software_does_it() {
+    let of = |reduces_at_end, reduces_shards_at_end| {
+        let habits = Habits { reduces_at_end, reduces_shards_at_end, ..Habits::default() };
+        [0, 1, 2, 3].map(|zero| habits.bucket_bytes(1000, zero) > 1000)
+    };
+    assert_eq!(of(false, false), [false; 4]);
+    assert_eq!(of(false, true), [false, true, true, false]);
+    assert_eq!(of(true, false), [true; 4]);
 }

@@ -43,10 +43,18 @@ pub struct Precision {
 
 impl Precision {
     /// Everything in 32 bits.
-    pub const FP32: Precision =
-        Precision { compute: Number::Fp32, gradients: Number::Fp32, master: false, fp8_products: false };
+    pub const FP32: Precision = Precision {
+        compute: Number::Fp32,
+        gradients: Number::Fp32,
+        master: false,
+        fp8_products: false,
+    };
     /// bfloat16 with fp32 gradient accumulation and master weights: 2 + 4 + 12 bytes a parameter with
     /// Adam, as Megatron-LM trains.
-    pub const MIXED: Precision =
-        Precision { compute: Number::Bf16, gradients: Number::Fp32, master: true, fp8_products: false };
+    pub const MIXED: Precision = Precision {
+        compute: Number::Bf16,
+        gradients: Number::Fp32,
+        master: true,
+        fp8_products: false,
+    };
 }

@@ -2,12 +2,18 @@
 
 mod scenario;
 
+use std::collections::BTreeSet;
+
 use scenario::{gpt, h100, lowered, uniform};
-use shardloom_cluster::{Attention, Cluster, Kernels, Stack};
+use shardloom_cluster::{
+    Algorithms, Attention, CROSSING_EXPONENT, Cluster, DeviceId, Kernels, Stack,
+};
+use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
+use shardloom_plan::Uniform;
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Action, Instruction, Program};
+use shardloom_program::{Action, Exchange, Instruction, Program};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 use shardloom_sim::{CostModel, Modelled, Options, Recorded, Recorder, run, simulate};
 
@@ -37,10 +43,12 @@ fn a_device_that_is_faster_than_its_host_takes_the_hosts_time() {
         stack.host.waits_for_steps = true;
     });
     let costs = CostModel::new(&graph, &slow, &program);
-    let launches = instructions(&program).map(|it| Picos::from_seconds(costs.launch_seconds(it)));
+    let class = program.classes().next().expect("a class").0;
+    let launches =
+        instructions(&program).map(|it| Picos::from_seconds(costs.launch_seconds(class, it)));
     let launched: u64 = launches.map(|it| it.0).sum();
     let last = instructions(&program).last().expect("a step ends with something");
-    let last = costs.local_seconds(program.classes().next().expect("a class").0, 0, last);
+    let last = costs.local_seconds(class, 0, last);
     let after = Picos::from_seconds(last.expect("a device of the cluster")).0;
     assert!(launched > 100 * Picos::from_seconds(1e-3).0, "{launched}");
     // What is launched last runs after its launch; the next step begins after that.
@@ -100,11 +108,192 @@ fn an_operator_takes_the_kernels_and_the_traffic_that_the_stack_says() {
     let seconds = |costs: &CostModel<'_>, pass| {
         costs.local_seconds(class, 0, of(pass)).expect("a device") - launch
     };
-    assert_eq!(costs.launch_seconds(of(Pass::Forward)), 5.0 * 1e-6);
-    assert_eq!(costs.launch_seconds(of(Pass::Input)), 1e-6);
+    assert_eq!(costs.launch_seconds(class, of(Pass::Forward)), 5.0 * 1e-6);
+    assert_eq!(costs.launch_seconds(class, of(Pass::Input)), 1e-6);
     let ratio = seconds(&costs, Pass::Forward) / seconds(&before, Pass::Forward);
     assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");
     assert_eq!(seconds(&costs, Pass::Input), seconds(&before, Pass::Input));
+}
+
+#[test]
+fn a_host_that_waits_for_steps_does_what_it_does_between_them() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 1, 1, 3));
+    let with = |seconds: f64, waits: bool| {
+        let cluster = under(2, |stack| {
+            stack.host.kernel_seconds = 1e-6;
+            stack.host.waits_for_steps = waits;
+            stack.host.step_seconds = seconds;
+        });
+        step(&program, &cluster, &graph).0
+    };
+    assert_eq!(with(0.5, false), with(0.0, false));
+    // The stages end their steps at different times, and wait for each other in the next.
+    let more = with(0.5, true) - with(0.0, true);
+    assert_eq!(more, Picos::from_seconds(0.5).0);
+}
+
+#[test]
+fn collectives_of_stages_on_several_nodes_take_the_host_what_the_stack_says() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(2, 1, 4, 1));
+    let on = |nodes: usize| {
+        let text = format!("h100-80g:{nodes}x{}", 8 / nodes);
+        let mut stack = Stack::default();
+        stack.host.communication_seconds = 1e-5;
+        stack.host.crossing_seconds = 1e-4;
+        let cluster = Cluster::parse(&text).map(|it| it.under(stack)).expect("a preset");
+        let costs = CostModel::new(&graph, &cluster, &program);
+        let (class, _) = program.classes().next().expect("a class");
+        let mut seconds = vec![];
+        for instruction in instructions(&program) {
+            if let Action::Collective { .. } = instruction.action {
+                let value = program.class(class).tensor(instruction.reads[0].tensor);
+                seconds.push((value.is_activation(), costs.launch_seconds(class, instruction)));
+            }
+        }
+        assert!(seconds.len() > 4, "{seconds:?}");
+        seconds
+    };
+    let crossing = 1e-5 + 1e-4 * 4_f64.powf(CROSSING_EXPONENT);
+    for (of_value, seconds) in on(2) {
+        assert_eq!(seconds, if of_value { crossing } else { 1e-5 });
+    }
+    assert!(on(1).iter().all(|&(_, seconds)| seconds == 1e-5));
+}
+
+#[test]
+fn slicing_shares_takes_the_host_time_for_every_parameter_and_replica() {
+    let graph = gpt(2, false);
+    let updates = |zero: u8| {
+        let mut plan = uniform(1, 4, 1, 1);
+        plan.sync.zero = zero;
+        let program = lowered(&graph, &plan);
+        let cluster = under(4, |stack| {
+            stack.host.kernel_seconds = 1e-6;
+            stack.host.share_seconds = 1e-3;
+        });
+        let costs = CostModel::new(&graph, &cluster, &program);
+        let (class, _) = program.classes().next().expect("a class");
+        let updates = instructions(&program).filter(|it| it.action == Action::Optimizer);
+        updates.map(|it| costs.launch_seconds(class, it) - 1e-6).sum::<f64>()
+    };
+    assert_eq!(updates(0), 0.0);
+    let shares = (4 * graph.parameters().count()) as f64;
+    assert!((updates(1) - 1e-3 * shares).abs() < 1e-9, "{}", updates(1));
+}
+
+#[test]
+fn what_an_operator_uses_besides_counts_while_it_runs() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 2));
+    let peak = |workspace: f64| {
+        let cluster = under(1, |stack| {
+            let kernels = Kernels { workspace, ..Kernels::default() };
+            stack.operators.insert("cross-entropy.forward".into(), kernels);
+        });
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        simulation.timeline.tracks[0].peak_bytes
+    };
+    // So much that the most is in use where the loss is computed: of 32 positions, 128 logits each.
+    let (most, more) = (peak(1e6), peak(1e6 + 100.0));
+    assert!(most > 1_000_000 * 32 * 128);
+    assert_eq!(more - most, 100 * 32 * 128);
+    assert_eq!(peak(0.0), peak(1e-9));
+}
+
+#[test]
+fn fused_attention_reaches_what_the_software_reaches_on_the_device() {
+    let graph = gpt(1, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let (class, _) = program.classes().next().expect("a class");
+    let core = instructions(&program).find(|it| match &it.action {
+        Action::Kernel { op, .. } => graph.op(*op).kind.in_attention_core(),
+        _ => false,
+    });
+    let core = core.expect("it attends");
+    let seconds = |name: &str, reached: f64| {
+        let cluster = under(1, |stack| {
+            stack.fused_attention.insert(name.into(), reached);
+        });
+        let launch = cluster.groups()[0].profile.device.launch_seconds;
+        let costs = CostModel::new(&graph, &cluster, &program);
+        costs.local_seconds(class, 0, core).expect("a device") - launch
+    };
+    let (fast, slow) = (seconds("h100-80g", 0.5), seconds("h100-80g", 0.25));
+    assert!((slow / fast - 2.0).abs() < 1e-6, "{slow} {fast}");
+    assert_eq!(seconds("a100-80g", 0.5), seconds("a100-80g", 0.25));
+}
+
+#[test]
+fn an_all_reduce_takes_the_algorithm_that_is_faster_for_its_size() {
+    let graph = gpt(1, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let planned = h100(64);
+    let by_size = under(64, |stack| stack.algorithms = Algorithms::BySize);
+    let group: Vec<DeviceId> = (0..64).map(DeviceId).collect();
+    let seconds = |cluster: &Cluster, kind, algorithm, elements| {
+        let group_of = shardloom_program::Group::World;
+        let exchange = Exchange { kind, group: group_of, elements, element_bytes: 4, algorithm };
+        let costs = CostModel::new(&graph, cluster, &program);
+        costs.collective_seconds(&exchange, &group, 1).expect("it exists")
+    };
+    let mut trees = 0;
+    for elements in [64, 6_400, 640_000, 640_000_000] {
+        let [ring, tree] = [Algorithm::Ring, Algorithm::DoubleBinaryTree]
+            .map(|it| seconds(&planned, Kind::AllReduce, it, elements));
+        let found = seconds(&by_size, Kind::AllReduce, Algorithm::Direct, elements);
+        assert_eq!(found, ring.min(tree));
+        trees += usize::from(tree < ring);
+        let gather = seconds(&by_size, Kind::AllGather, Algorithm::Direct, elements);
+        assert_eq!(gather, seconds(&planned, Kind::AllGather, Algorithm::Ring, elements));
+    }
+    assert!((1..4).contains(&trees), "{trees}");
+}
+
+#[test]
+fn products_in_8_bits_take_the_devices_rate_for_them_and_casts() {
+    let graph = gpt(1, false);
+    let mut plan = uniform(1, 1, 1, 1);
+    let program_in = |fp8_products: bool, plan: &mut Uniform| {
+        plan.precision.fp8_products = fp8_products;
+        lowered(&graph, plan)
+    };
+    let [wide, narrow] = [false, true].map(|it| program_in(it, &mut plan));
+    let cluster = h100(1);
+    let [wide, narrow] = [&wide, &narrow].map(|it| (it, CostModel::new(&graph, &cluster, it)));
+    let mut changed = BTreeSet::new();
+    for (one, other) in instructions(wide.0).zip(instructions(narrow.0)) {
+        let [before, after] =
+            [(one, &wide), (other, &narrow)].map(|(instruction, (program, costs))| {
+                let (class, _) = program.classes().next().expect("a class");
+                costs.local_seconds(class, 0, instruction).expect("a device")
+            });
+        if before != after {
+            let Action::Kernel { op, .. } = &one.action else { panic!("{one:?}") };
+            changed.insert(graph.op(*op).name.clone());
+        }
+    }
+    let products = graph.ops().filter(|(_, op)| matches!(op.kind, OpKind::Contract { .. }));
+    let expected = products.map(|(_, op)| op.name.clone()).filter(|name| name != "head").collect();
+    assert_eq!(changed, expected);
+    // A device that has no such products computes nothing in them.
+    let old = Cluster::parse("a100-80g:1").expect("a preset");
+    let error = simulate(&graph, &old, narrow.0, Options::default()).unwrap_err().to_string();
+    assert!(error.contains("fp8"), "{error}");
+}
+
+#[test]
+fn memory_that_the_software_keeps_for_itself_is_not_there_for_tensors() {
+    let graph = gpt(1, false);
+    let program = lowered(&graph, &uniform(1, 1, 1, 1));
+    let memory = |bytes: u64| {
+        let cluster = under(1, |stack| stack.context_bytes = bytes);
+        let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        simulation.memory_fits(&program, &cluster).expect("a device")[0].memory_bytes
+    };
+    assert_eq!(memory(0) - memory(3_000_000_000), 3_000_000_000);
+    assert_eq!(memory(u64::MAX), 0);
 }
 
 #[test]

@@ -131,7 +131,9 @@ fn untrainable(plan: &Plan) -> Option<&'static str> {
 fn untrainable_in(plan: &Plan, precision: Precision) -> Option<&'static str> {
     let Precision { compute, gradients, master, fp8_products } = precision;
     if fp8_products {
-        return Some("products are trained in no format of 8 bits here; set precision.fp8_products to false");
+        return Some(
+            "products are trained in no format of 8 bits here; set precision.fp8_products to false",
+        );
     }
     let corrections = plan.weights.corrections();
     let corrects_weights = corrections.discrepancy.is_some() || corrections.prediction.is_some();

@@ -19,7 +19,8 @@ use support::golden::{initial, losses_of, tokens};
 use support::{Samples, gpt, graph, llama, mesh, serial, settings, trainer, trainer_with_clock};
 
 /// Everything in bfloat16 but the master weights and the optimizer's moments.
-const BF16: Precision = Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true, ..Precision::MIXED };
+const BF16: Precision =
+    Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true, ..Precision::MIXED };
 
 const ADAMW: Optimizer =
     Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };

@@ -309,7 +309,12 @@ fn kernels_get_their_operands_in_the_formats_of_the_program() {
         let of = |what: &str| seen.get(what).copied().unwrap_or(0);
         ["f32", "bf16"].map(|format| of(&format!("contract Forward reads {format}")))
     };
-    let bf16 = Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true, ..Precision::MIXED };
+    let bf16 = Precision {
+        compute: Number::Bf16,
+        gradients: Number::Bf16,
+        master: true,
+        ..Precision::MIXED
+    };
     let [single, half] = [Precision::FP32, bf16].map(products);
     assert!(single[0] > 0 && half == [0, single[0]], "{single:?} {half:?}");
 }

@@ -96,3 +96,34 @@ fn the_same_plan_twice_gives_bitwise_the_same_weights() {
         }
     }
 }
+
+/// With as many stages as blocks, the last holds the loss and nothing else, and the first the embedding.
+#[test]
+fn a_loss_on_a_stage_of_its_own_trains_like_the_serial_run() {
+    for text in [
+        "gpt:layers=2,hidden=32,heads=4,seq=16,vocab=64,tied=true,separate_loss=true",
+        "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=64,seq=16,vocab=64,separate_loss=true",
+    ] {
+        let spec = shardloom_graph::ModelSpec::parse(text).expect("a model");
+        let graph = spec.graph().expect("its sizes divide");
+        assert_eq!(graph.blocks().len(), 5);
+        let (reference, _) = run(&graph, &serial());
+        for tp in [1, 2] {
+            for &schedule in &ScheduleKind::PLAIN[..2] {
+                let uniform = Uniform {
+                    pp: 5,
+                    mesh: Mesh::of(1, 1, tp),
+                    sequence_parallel: tp > 1,
+                    microbatches: 4,
+                    schedule,
+                    ..serial()
+                };
+                let (losses, _) = run(&graph, &uniform);
+                for (loss, expected) in losses.iter().zip(&reference) {
+                    let difference = (loss - expected).abs() / expected;
+                    assert!(difference < TOLERANCE, "{text}, {uniform:?}: {loss}, {expected}");
+                }
+            }
+        }
+    }
+}

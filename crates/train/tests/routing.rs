@@ -424,7 +424,8 @@ fn experts_over_ranks_have_bitwise_the_results_of_one_rank_where_no_sum_is_split
     }
 }
 
-const BF16: Precision = Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true, ..Precision::MIXED };
+const BF16: Precision =
+    Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true, ..Precision::MIXED };
 
 #[test]
 fn experts_in_bf16_train_nearly_as_in_fp32_and_count_in_fp32() {

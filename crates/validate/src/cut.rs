@@ -46,7 +46,8 @@ fn even(layers: usize, stages: usize) -> Result<Vec<usize>, Refusal> {
 /// The stage of every block of nanotron's, in its order: the embedding, the layers, the last norm, the head,
 /// a cast of the logits, and the loss.
 fn stages_of(shape: &Shape, stages: usize) -> Vec<usize> {
-    let [hidden, ffn, vocab] = [shape.hidden, shape.ffn, shape.vocab].map(|it| u128::from(it as u32));
+    let [hidden, ffn, vocab] =
+        [shape.hidden, shape.ffn, shape.vocab].map(|it| u128::from(it as u32));
     let layer = 4 * hidden * hidden + 3 * ffn * hidden;
     let layers = std::iter::repeat_n(layer, shape.layers);
     let costs: Vec<u128> =

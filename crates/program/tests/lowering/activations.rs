@@ -2,12 +2,14 @@
 
 use shardloom_graph::Graph;
 use shardloom_graph::work::Pass;
-use shardloom_plan::{Recompute, Uniform};
-use shardloom_program::{Action, BodyKind, Class, Copies, Instruction, Program, TensorId};
+use shardloom_plan::{Plan, Recompute, Uniform};
+use shardloom_program::{
+    Action, BodyKind, Class, Collective, Copies, Instruction, Program, TensorId, lower,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
-    HEADS, HIDDEN, LAYERS, SAMPLES, SEQ, VOCAB, body, gpt, llama, mesh, program, single,
+    HEADS, HIDDEN, LAYERS, SAMPLES, SEQ, VOCAB, body, changes, gpt, llama, mesh, program, single,
 };
 
 /// Bytes that a forward pass leaves behind in values whose names begin with `prefix`.
@@ -49,6 +51,28 @@ fn a_layer_keeps_what_korthikanti_counts() {
         assert_eq!(kept(t, true, none), (34 * sbh + core + statistics) / width);
         assert_eq!(kept(t, true, selective), (34 * sbh + statistics) / width);
         assert_eq!(kept(t, true, full), 2 * sbh / width);
+    }
+}
+
+#[test]
+fn what_was_gathered_is_kept_whole_or_gathered_again_as_the_plan_says() {
+    let sbh = SEQ * SAMPLES * HIDDEN;
+    for t in [2_usize, 4] {
+        let uniform = Uniform { mesh: mesh(1, 1, t as u32), sequence_parallel: true, ..single() };
+        let mut plan = uniform.plan(&gpt(true), "model", "local");
+        let of = |plan: &Plan| {
+            let program = lower(&gpt(true), plan, plan.device_count()).expect("it fits");
+            let gathers = changes(&program.classes[0], BodyKind::Backward, "block.1.");
+            let gathers = gathers.iter().filter(|it| matches!(it, Collective::AllGather { .. }));
+            (kept_bytes(&program.classes[0], "block.1."), gathers.count())
+        };
+        let (again, all_gathers) = of(&plan);
+        plan.keeps_gathered = true;
+        let (kept, gathers) = of(&plan);
+        // The inputs of attention and of the feed-forward layer, two bytes each (section 4.2.2): 1/t of
+        // them is there anyway.
+        assert_eq!(kept, again + 2 * 2 * sbh * (t - 1) / t);
+        assert_eq!(gathers, all_gathers - 2);
     }
 }
 

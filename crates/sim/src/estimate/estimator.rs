@@ -287,7 +287,9 @@ impl<'a> Estimator<'a> {
 
     /// Adding up the gradients of parameters that live in several stages.
     fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else { return 0.0 };
+        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else {
+            return 0.0;
+        };
         let mut seconds = 0.0;
         for each in &self.splits[self.blocks[blocks].split].parameters.shared {
             let stages = 0..candidate.pp as usize;
@@ -386,7 +388,6 @@ impl<'a> Estimator<'a> {
 fn split_key(candidate: &Candidate) -> (u32, bool) {
     (candidate.tp, candidate.sequence_parallel)
 }
-
 
 fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {
     let others = f64::from(candidate.in_flight(stage) - 1);

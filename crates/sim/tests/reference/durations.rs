@@ -284,7 +284,7 @@ impl Times for Modelled<'_> {
     }
 
     fn launch(&self, at: At) -> Picos {
-        Picos::from_seconds(self.costs.launch_seconds(self.instruction(at)))
+        Picos::from_seconds(self.costs.launch_seconds(at.class, self.instruction(at)))
     }
 
     fn is_right(&self, _: u32) -> bool {

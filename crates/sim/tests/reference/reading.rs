@@ -5,6 +5,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_plan::Communication;
+use shardloom_program::timeline::Picos;
 use shardloom_program::{
     Action, Body, BodyId, Class, ClassId, Content, Control, Copies, Entry as Listed, Group,
     Instruction, Keep, Point, Program, Rank, RouteId, TensorId,

@@ -302,6 +302,7 @@ impl Words {
         }
         (plan.weights, plan.updates) = (way.weights, way.updates);
         plan.recompute_last = recompute_last;
+        plan.keeps_gathered = row[3] % 2 == 1;
         for pipeline in &mut plan.pipeline {
             pipeline.stage[0].recompute = of_first;
         }

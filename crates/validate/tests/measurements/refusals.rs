@@ -37,13 +37,13 @@ fn error(text: &str) -> String {
 fn rows_that_are_no_plan_are_refused_by_reason() {
     for (changes, refused) in [
         (&[("experts", "8")][..], Refusal::Experts(8)),
-        (&[("precision", "fp8")], Refusal::Precision("fp8".into())),
+        (&[("precision", "nvfp4")], Refusal::Precision("nvfp4".into())),
         (&[("cp", "2")], Refusal::ContextParallel(2)),
         (&[("hw", "B300")], Refusal::Hardware("B300".into())),
         (&[("complete", "0")], Refusal::Incomplete),
         (&[("ffn", "")], Refusal::NotGiven("ffn")),
         (&[("sharding", "zero1:4")], Refusal::Sharding("zero1:4".into())),
-        (&[("recompute", "see recipe")], Refusal::Recompute("see recipe".into())),
+        (&[("recompute", "some")], Refusal::Recompute("some".into())),
         (&[("step_s", "")], Refusal::NothingMeasured),
         (
             &[("tp", "3"), ("dp", "1"), ("gpus", "3")],
@@ -181,7 +181,7 @@ fn a_report_counts_what_fits_and_what_is_refused() {
         ("recompute", "none"),
     ]);
     let ran = with(&[("recompute", "full"), ("peak_mem_gib", "20")]);
-    let fp8 = with(&[("precision", "fp8")]);
+    let fp8 = with(&[("precision", "nvfp4")]);
     let rows = vec![crashed, ran, fp8.clone(), fp8];
     let outcomes = predict(&rows, None, &|| {});
     let measurements =
@@ -200,7 +200,7 @@ fn a_report_counts_what_fits_and_what_is_refused() {
     assert_eq!(report.refusals.len(), 1);
     assert_eq!(
         (report.refusals[0].rows, report.refusals[0].first.as_str()),
-        (2, "precision \"fp8\"")
+        (2, "precision \"nvfp4\"")
     );
     assert_eq!(report.lines.map(|it| it.len()), Some(4));
 }

@@ -20,7 +20,8 @@ fn plan(case: &Case) -> Plan {
     let graph = spec.graph().expect("a graph");
     let cluster = case.cluster(None).expect("a cluster");
     let micro = case.micro_batches().expect("micro-batches")[0];
-    case.plan(&spec, &graph, &cluster, micro).expect("a plan")
+    let recompute = case.recomputations()[0];
+    case.plan(&spec, &graph, &cluster, micro, recompute).expect("a plan")
 }
 
 /// Blocks of each stage, and its devices.
