@@ -184,6 +184,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 updates,
                 recompute,
                 recompute_last,
+                keeps_gathered: microbatches % 2 == 1,
                 layout,
                 clip_norm,
                 skip_non_finite,
