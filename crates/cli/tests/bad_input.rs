@@ -82,9 +82,11 @@ fn parallelism() {
     for (options, kind, hint) in [
         ("--pp 0", "plan", "pp = 0"),
         ("--dp 0", "plan", "dp = 0"),
+        ("--cp 0", "plan", "cp = 0"),
         ("--tp 0", "plan", "tp = 0"),
         ("--pp 5", "plan", "4 blocks"),
         ("--dp 3", "plan", "3"),
+        ("--cp 3", "plan", "seq = "),
         ("--tp 3", "plan", "heads = 2"),
         ("--tp 2 --dp 100000 --pp 100", "plan", "at most 1000000"),
         ("--pp 18446744073709551615 --dp 4294967295", "plan", "at most 1000000"),

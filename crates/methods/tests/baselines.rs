@@ -82,6 +82,7 @@ fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
             order.extend(sizes.into_iter().map(|microbatch| Candidate {
                 pp,
                 dp,
+                cp: 1,
                 tp,
                 sequence_parallel: tp > 1,
                 zero: u8::from(dp > 1),
@@ -136,6 +137,7 @@ fn megatron_rules_cut_stages_only_with_the_widest_tensor_parallelism() {
         let narrow = Candidate {
             pp: 2,
             dp: 2,
+            cp: 1,
             tp: 2,
             sequence_parallel: false,
             zero: 1,

@@ -2,7 +2,7 @@
 
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
 use shardloom_sim::estimate::{Candidate, Settings};
 
 use crate::SearchError;
@@ -121,7 +121,7 @@ impl Request {
     pub fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
         let uniform = Uniform {
             pp: candidate.pp as usize,
-            mesh: Mesh::of(candidate.dp, 1, candidate.tp),
+            mesh: candidate.mesh(),
             sequence_parallel: candidate.sequence_parallel,
             global_batch: self.global_batch,
             microbatches: candidate.microbatches as usize,
@@ -173,6 +173,7 @@ mod tests {
             microbatch: 3,
             pp: 1,
             dp: 1,
+            cp: 1,
             tp: 1,
             sequence_parallel: false,
             microbatches: 2,

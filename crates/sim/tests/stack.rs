@@ -159,6 +159,7 @@ fn the_estimate_knows_the_host() {
     let candidate = Candidate {
         pp: 1,
         dp: 1,
+        cp: 1,
         tp: 1,
         sequence_parallel: false,
         zero: 0,

@@ -16,14 +16,17 @@ const TOLERANCE: f64 = 1e-4;
 /// needs a pipeline, sequence parallelism needs tensor parallelism.
 fn combinations() -> Vec<Uniform> {
     let mut all = vec![];
-    for (pp, dp, tp) in [1, 2, 4]
+    let meshes = [1, 2]
         .into_iter()
-        .flat_map(|pp| [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| (pp, dp, tp)))
-    {
-        if pp * dp * tp > 8 {
+        .flat_map(|cp| [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| Mesh::of(dp, cp, tp)));
+    let meshes: Vec<Mesh> = meshes.collect();
+    for (pp, &mesh) in [1, 2, 4].into_iter().flat_map(|pp| meshes.iter().map(move |it| (pp, it))) {
+        if pp * mesh.size() > 8 {
             continue;
         }
-        for zero in 0..if dp > 1 { 4 } else { 1 } {
+        let tp = mesh.tp();
+        let replicas = mesh.size() as u32 / tp;
+        for zero in 0..if replicas > 1 { 4 } else { 1 } {
             for recompute in Recompute::ALL {
                 for &schedule in &ScheduleKind::PLAIN[..if pp > 1 { 2 } else { 1 }] {
                     for sequence_parallel in [false, true] {
@@ -32,7 +35,7 @@ fn combinations() -> Vec<Uniform> {
                         }
                         all.push(Uniform {
                             pp,
-                            mesh: Mesh::of(dp as u32, 1, tp as u32),
+                            mesh,
                             sequence_parallel,
                             microbatches: if pp > 1 { 4 } else { 2 },
                             schedule,

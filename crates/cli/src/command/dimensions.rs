@@ -69,6 +69,11 @@ struct Split {
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     dp: Option<u32>,
 
+    /// Context-parallel ranks, which split the sequence and bring the keys and values of all positions
+    /// together for attention [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    cp: Option<u32>,
+
     /// Ranks that every operator is split over [default: 1]
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     tp: Option<u32>,
@@ -112,6 +117,7 @@ impl Split {
         let Split {
             pp,
             dp,
+            cp,
             tp,
             sequence_parallel,
             zero,
@@ -124,6 +130,7 @@ impl Split {
         first_given([
             ("--pp", pp.is_some()),
             ("--dp", dp.is_some()),
+            ("--cp", cp.is_some()),
             ("--tp", tp.is_some()),
             ("--sequence-parallel", *sequence_parallel),
             ("--zero", zero.is_some()),
@@ -278,9 +285,9 @@ impl Dimensions {
 
     /// Ranks in all, unless no cluster has so many.
     pub fn ranks(&self) -> Option<usize> {
-        let widths =
-            [self.pp(), self.split.dp.unwrap_or(1) as usize, self.split.tp.unwrap_or(1) as usize];
-        let workers = widths.iter().try_fold(1, |all: usize, &each| all.checked_mul(each))?;
+        let Split { dp, cp, tp, .. } = self.split;
+        let mut widths = [dp, cp, tp].into_iter().map(|width| width.unwrap_or(1) as usize);
+        let workers = widths.try_fold(self.pp(), |all: usize, each| all.checked_mul(each))?;
         let ranks = workers.checked_add(self.split.servers.unwrap_or(0) as usize);
         ranks.filter(|&ranks| ranks <= Cluster::MAX_DEVICES as usize)
     }
@@ -350,6 +357,12 @@ impl Dimensions {
         Ok(plan)
     }
 
+    /// The mesh of a stage.
+    fn mesh(&self) -> Mesh {
+        let Split { dp, cp, tp, .. } = self.split;
+        Mesh::of(dp.unwrap_or(1), cp.unwrap_or(1), tp.unwrap_or(1))
+    }
+
     /// The plan in numbers.
     fn numbers(
         &self,
@@ -364,7 +377,7 @@ impl Dimensions {
         });
         Ok(Uniform {
             pp: self.pp(),
-            mesh: Mesh::of(self.split.dp.unwrap_or(1), 1, self.split.tp.unwrap_or(1)),
+            mesh: self.mesh(),
             sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,

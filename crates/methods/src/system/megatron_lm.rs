@@ -49,7 +49,8 @@ fn candidates(
         true => ScheduleKind::OneForwardOneBackward,
         false => request.schedules[0],
     };
-    let all: Vec<Candidate> = Space::new(graph, cluster, request)?.candidates().collect();
+    let space = Space::new(graph, cluster, request)?;
+    let all: Vec<Candidate> = space.candidates().filter(|it| it.cp == 1).collect();
     let widest = all.iter().map(|it| it.tp).max().unwrap_or(1);
     let mut sequences: Vec<u32> =
         all.iter().filter(|it| it.sequence_parallel).map(|it| it.tp).collect();

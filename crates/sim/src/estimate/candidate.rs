@@ -21,6 +21,8 @@ pub struct Candidate {
     pub pp: u32,
     /// Data-parallel width.
     pub dp: u32,
+    /// Context-parallel width.
+    pub cp: u32,
     /// Tensor-parallel width.
     pub tp: u32,
     /// Whether operators that tensor parallelism leaves whole are split along the sequence.
@@ -42,7 +44,22 @@ pub struct Candidate {
 impl Candidate {
     /// The devices it uses.
     pub fn devices(&self) -> u32 {
-        self.pp * self.dp * self.tp
+        self.pp * self.mesh().size() as u32
+    }
+
+    /// The mesh of a stage.
+    pub fn mesh(&self) -> Mesh {
+        Mesh::of(self.dp, self.cp, self.tp)
+    }
+
+    /// The devices that work on one sample of a stage.
+    pub fn sample_devices(&self) -> u32 {
+        self.cp * self.tp
+    }
+
+    /// Ranks that hold the same parts of the parameters.
+    pub fn replicas(&self) -> u32 {
+        self.dp * self.cp
     }
 
     /// Samples of one step.
@@ -59,13 +76,24 @@ impl Candidate {
         }
     }
 
-    /// Whether tensor parallelism of its width splits something of `graph`, and all of that evenly.
+    /// Whether tensor and context parallelism of its widths each split something of `graph`, and all that
+    /// they split evenly.
     pub fn divides(&self, graph: &Graph) -> bool {
-        let layout = self.layout(graph);
-        let rules = layout.0.iter().filter(|rule| rule.axis == Axis::TP);
-        let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
-        let evenly = |dim| graph.dim(dim).size.is_multiple_of(self.tp as usize);
-        self.tp == 1 || (dims.peek().is_some() && dims.all(evenly))
+        let (layout, mesh) = (self.layout(graph), self.mesh());
+        let splits = |axis: Axis| {
+            let rules = layout.0.iter().filter(|rule| rule.axis == axis);
+            let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
+            let parts = |dim: &str| -> usize {
+                let axes = [Axis::CP, Axis::TP].into_iter();
+                axes.filter(|&axis| layout.splits(dim, axis)).map(|axis| mesh.width(axis)).product()
+            };
+            let evenly = |dim| {
+                let dim = graph.dim(dim);
+                dim.size.is_multiple_of(parts(&dim.name))
+            };
+            mesh.width(axis) == 1 || (dims.peek().is_some() && dims.all(evenly))
+        };
+        splits(Axis::TP) && splits(Axis::CP)
     }
 
     /// Which dimensions it splits: those that [`Uniform`] plans do, but a vocabulary that tensor

@@ -11,7 +11,7 @@ use super::collective::Collective;
 use super::parameters::Parameters;
 use super::pipeline::{self, Ends};
 use super::place::Place;
-use super::stage::{StageCost, Terms, persistent_bytes};
+use super::stage::{Replicas, StageCost, Terms, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
 use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
@@ -40,7 +40,10 @@ pub struct Estimate {
     pub peak_bytes: f64,
 }
 
-type BlockKey = (u32, bool, u32, Recompute);
+/// What splits a replica: context- and tensor-parallel width, and sequence parallelism.
+type SplitKey = (u32, u32, bool);
+
+type BlockKey = (SplitKey, u32, Recompute);
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -64,6 +67,7 @@ type BlockKey = (u32, bool, u32, Recompute);
 /// let candidate = Candidate {
 ///     pp: 2,
 ///     dp: 2,
+///     cp: 1,
 ///     tp: 2,
 ///     sequence_parallel: true,
 ///     zero: 1,
@@ -86,7 +90,7 @@ pub struct Estimator<'a> {
     representative: Representative,
     update_rate: String,
     statistics_rate: String,
-    split_ids: BTreeMap<(u32, bool), usize>,
+    split_ids: BTreeMap<SplitKey, usize>,
     splits: Vec<SplitTable>,
     /// By what they depend on; none where the layout is impossible.
     block_ids: BTreeMap<BlockKey, Option<usize>>,
@@ -172,7 +176,8 @@ impl<'a> Estimator<'a> {
         let blocks = &self.blocks[blocks];
         let mut all = Parameters::default();
         all.elements[0] = self.splits[blocks.split].total_elements;
-        let held = persistent_bytes(&self.settings, candidate.zero, candidate.dp, &all);
+        let replicas = [candidate.replicas(); 2];
+        let held = persistent_bytes(&self.settings, candidate.zero, replicas, &all);
         let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
         Ok(Some((held + kept) / f64::from(candidate.pp)))
     }
@@ -213,7 +218,7 @@ impl<'a> Estimator<'a> {
         stages.clear();
         sends.clear();
         let mut terms = self.terms(candidate, &self.blocks[id]);
-        let size = candidate.dp * candidate.tp;
+        let size = candidate.mesh().size() as u32;
         let mut before = 0..0;
         for stage in 0..candidate.pp as usize {
             let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
@@ -235,18 +240,25 @@ impl<'a> Estimator<'a> {
 
     fn terms<'t>(&'t self, candidate: &Candidate, blocks: &'t BlockTable) -> Terms<'t, 'a> {
         let Settings { precision, algorithm, .. } = self.settings;
-        let replicas = self.place.replicas(candidate.dp, candidate.tp);
-        let size = candidate.dp * candidate.tp;
+        let size = candidate.mesh().size() as u32;
         let over = |kind, algorithm, shape, bytes| {
             Collective::new(&self.place, kind, algorithm, shape, bytes)
         };
         let reduced = if candidate.zero >= 1 { Kind::ReduceScatter } else { Kind::AllReduce };
         let gradient_bytes = precision.gradients.bytes();
+        let of = |count, apart| {
+            let shape = self.place.replicas(count, apart);
+            Replicas {
+                count,
+                reduce: over(reduced, algorithm, shape, gradient_bytes),
+                gather: over(Kind::AllGather, algorithm, shape, precision.compute.bytes()),
+            }
+        };
         let tensor = self.place.world(candidate.tp);
         let statistics = |owners| over(Kind::AllReduce, Algorithm::Direct, owners, 4);
         let [split_owners, whole_owners] = match candidate.zero {
             0 => [tensor, self.place.world(1)],
-            _ => [self.place.world(size), replicas],
+            _ => [self.place.world(size), self.place.replicas(candidate.replicas(), candidate.tp)],
         };
         Terms {
             kinds: self.representative.stand_ins(),
@@ -255,9 +267,10 @@ impl<'a> Estimator<'a> {
             settings: &self.settings,
             place: &self.place,
             zero: candidate.zero,
-            dp: candidate.dp,
-            reduce: over(reduced, algorithm, replicas, gradient_bytes),
-            gather: over(Kind::AllGather, algorithm, replicas, precision.compute.bytes()),
+            replicas: [
+                of(candidate.replicas(), candidate.tp),
+                of(candidate.dp, candidate.cp * candidate.tp),
+            ],
             partial: over(Kind::AllReduce, algorithm, tensor, gradient_bytes),
             statistics: [statistics(split_owners), statistics(whole_owners)],
             update_rate: &self.update_rate,
@@ -296,11 +309,11 @@ impl<'a> Estimator<'a> {
                 each.blocks.iter().any(|block| range.contains(block))
             };
             let holders = stages.filter(holds).count() as u32;
-            let shape = self.place.holders(holders, candidate.dp * candidate.tp);
+            let shape = self.place.holders(holders, candidate.mesh().size() as u32);
             let Settings { algorithm, precision, .. } = self.settings;
             let bytes = precision.gradients.bytes();
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
-            let shards = if candidate.zero >= 1 { f64::from(candidate.dp) } else { 1.0 };
+            let shards = if candidate.zero >= 1 { f64::from(candidate.replicas()) } else { 1.0 };
             seconds += sum.seconds(each.parameters.total() / shards);
         }
         seconds
@@ -362,13 +375,12 @@ impl<'a> Estimator<'a> {
     }
 }
 
-fn split_key(candidate: &Candidate) -> (u32, bool) {
-    (candidate.tp, candidate.sequence_parallel)
+fn split_key(candidate: &Candidate) -> SplitKey {
+    (candidate.cp, candidate.tp, candidate.sequence_parallel)
 }
 
 fn block_key(candidate: &Candidate) -> BlockKey {
-    let Candidate { tp, sequence_parallel, microbatch, recompute, .. } = *candidate;
-    (tp, sequence_parallel, microbatch, recompute)
+    (split_key(candidate), candidate.microbatch, candidate.recompute)
 }
 
 fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {

@@ -35,7 +35,7 @@ pub(super) fn program(
     let Settings { precision, optimizer, algorithm, bucket_bytes, .. } = *settings;
     let scatters = [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
     let stages = graph.blocks().len();
-    let mesh = Mesh::of(REPLICAS, 1, candidate.tp);
+    let mesh = Mesh::of(REPLICAS, candidate.cp, candidate.tp);
     let uniform = Uniform {
         pp: stages,
         mesh,

@@ -4,7 +4,7 @@ use shardloom_program::Format;
 
 use super::Settings;
 use super::collective::Collective;
-use super::parameters::{BUCKETS, Parameters, is_partial, is_split};
+use super::parameters::{BUCKETS, Parameters, is_of_context, is_partial, is_split};
 use super::place::Place;
 use super::table::{BlockTable, SplitTable};
 
@@ -17,11 +17,8 @@ pub(super) struct Terms<'t, 'c> {
     pub settings: &'t Settings,
     pub place: &'t Place<'c>,
     pub zero: u8,
-    pub dp: u32,
-    /// Gradients over replicas.
-    pub reduce: Collective<'c>,
-    /// Weights over replicas.
-    pub gather: Collective<'c>,
+    /// The ranks that hold the same parts of the parameters, and of those that context parallelism splits.
+    pub replicas: [Replicas<'c>; 2],
     /// Gradients over the tensor-parallel group.
     pub partial: Collective<'c>,
     /// The optimizer's statistics, over all owners of a split bucket and of a whole one.
@@ -30,6 +27,17 @@ pub(super) struct Terms<'t, 'c> {
     pub statistics_rate: &'t str,
     /// The unit asked for last. Neighbouring blocks are mostly alike.
     pub last_unit: Option<(Parameters, Synchronisation)>,
+}
+
+/// The ranks that hold the same part of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replicas<'c> {
+    /// How many there are.
+    pub count: u32,
+    /// Gradients over them.
+    pub reduce: Collective<'c>,
+    /// Weights over them.
+    pub gather: Collective<'c>,
 }
 
 /// Seconds of what follows from a unit's parameters.
@@ -43,21 +51,34 @@ pub(super) struct Synchronisation {
     owned: f64,
 }
 
-impl Terms<'_, '_> {
+impl<'c> Terms<'_, 'c> {
+    /// The replicas of a bucket.
+    fn replicas(&self, bucket: usize) -> &Replicas<'c> {
+        &self.replicas[usize::from(is_of_context(bucket))]
+    }
+
+    fn shards(&self) -> bool {
+        self.replicas[0].count > 1
+    }
+
     fn shards_state(&self) -> bool {
-        self.zero >= 1 && self.dp > 1
+        self.zero >= 1 && self.shards()
     }
 
     fn shards_gradients(&self) -> bool {
-        self.zero >= 2 && self.dp > 1
+        self.zero >= 2 && self.shards()
     }
 
     fn shards_weights(&self) -> bool {
-        self.zero >= 3 && self.dp > 1
+        self.zero >= 3 && self.shards()
     }
 
-    fn owned(&self, elements: f64) -> f64 {
-        if self.shards_state() { (elements / f64::from(self.dp)).ceil() } else { elements }
+    /// Of so many elements of a bucket those that one device updates.
+    fn owned(&self, bucket: usize, elements: f64) -> f64 {
+        match self.zero {
+            0 => elements,
+            _ => (elements / f64::from(self.replicas(bucket).count)).ceil(),
+        }
     }
 
     fn gradient_bytes(&self) -> f64 {
@@ -66,23 +87,25 @@ impl Terms<'_, '_> {
 
     /// What a device holds all the time of these parameters.
     pub fn persistent_bytes(&self, parameters: &Parameters) -> f64 {
-        persistent_bytes(self.settings, self.zero, self.dp, parameters)
+        let counts = self.replicas.map(|replicas| replicas.count);
+        persistent_bytes(self.settings, self.zero, counts, parameters)
     }
 
     fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
         let mut sum = Synchronisation::default();
         for bucket in (0..BUCKETS).filter(|&bucket| parameters.elements[bucket] > 0.0) {
             let elements = parameters.elements[bucket];
-            sum.reduce += self.reduce.seconds(elements);
-            sum.gather += self.gather.seconds(elements);
-            let (into_shard, out_of_shard) = self.staging_seconds(elements);
+            let replicas = self.replicas(bucket);
+            sum.reduce += replicas.reduce.seconds(elements);
+            sum.gather += replicas.gather.seconds(elements);
+            let (into_shard, out_of_shard) = self.staging_seconds(bucket, elements);
             sum.reduce += into_shard;
             sum.gather += out_of_shard;
             if is_partial(bucket) {
                 sum.partial += self.partial.seconds(elements);
             }
             sum.update += self.update_seconds(bucket, parameters);
-            sum.owned += self.owned(elements);
+            sum.owned += self.owned(bucket, elements);
         }
         self.last_unit = Some((*parameters, sum));
         sum
@@ -90,14 +113,14 @@ impl Terms<'_, '_> {
 
     /// Copies of a bucket's shard around its reduction and its gather, as
     /// [`CostModel::staging_seconds`](crate::CostModel::staging_seconds) has them.
-    fn staging_seconds(&self, elements: f64) -> (f64, f64) {
+    fn staging_seconds(&self, bucket: usize, elements: f64) -> (f64, f64) {
         let precision = self.settings.precision;
-        let shard = self.owned(elements);
+        let shard = self.owned(bucket, elements);
         let moved = |name: &str, bytes: usize, staged: bool| match staged && shard > 0.0 {
             true => self.place.memory_bound_seconds(name, shard, shard * bytes as f64),
             false => 0.0,
         };
-        let alone = !self.place.overlaps();
+        let alone = !self.place.overlaps() && self.replicas(bucket).count > 1;
         let gradients = 3 * precision.gradients.bytes();
         let weights = 2 * precision.compute.bytes();
         (
@@ -112,7 +135,7 @@ impl Terms<'_, '_> {
         let optimizer = &self.settings.optimizer;
         let updated = if precision.master { 4 } else { precision.compute.bytes() };
         let state = optimizer.state_bytes_per_parameter();
-        let elements = self.owned(parameters.elements[bucket]);
+        let elements = self.owned(bucket, parameters.elements[bucket]);
         let moved = (precision.gradients.bytes() + 2 * updated + 2 * state) as f64;
         let mut seconds =
             self.place.memory_bound_seconds(self.update_rate, elements, elements * moved);
@@ -134,21 +157,31 @@ impl Terms<'_, '_> {
     }
 }
 
-/// What a device holds all the time: weights, gradients and optimizer state, or its shards.
+/// What a device holds all the time: weights, gradients and optimizer state, or its shards, where `replicas`
+/// hold the same, and where so many hold the same of what context parallelism splits.
 pub(super) fn persistent_bytes(
     settings: &Settings,
     zero: u8,
-    dp: u32,
+    replicas: [u32; 2],
     parameters: &Parameters,
 ) -> f64 {
     let precision = settings.precision;
-    let held = |from: u8| if zero >= from { 1.0 / f64::from(dp) } else { 1.0 };
     let master = if precision.master { 4 } else { 0 };
     let state = settings.optimizer.state_bytes_per_parameter() + master;
-    let each = held(3) * precision.compute.bytes() as f64
-        + held(2) * precision.gradients.bytes() as f64
-        + held(1) * state as f64;
-    parameters.total() * each + 4.0 * parameters.factored_elements * held(1)
+    let of = |kind: usize| -> f64 {
+        let buckets = (0..BUCKETS).filter(|&it| usize::from(is_of_context(it)) == kind);
+        buckets.map(|bucket| parameters.elements[bucket]).sum()
+    };
+    let mut bytes = 0.0;
+    for (index, count) in replicas.into_iter().enumerate() {
+        let held = |from: u8| if zero >= from { 1.0 / f64::from(count) } else { 1.0 };
+        let each = held(3) * precision.compute.bytes() as f64
+            + held(2) * precision.gradients.bytes() as f64
+            + held(1) * state as f64;
+        let factored = if index == 0 { parameters.factored_elements } else { 0.0 };
+        bytes += of(index) * each + 4.0 * factored * held(1);
+    }
+    bytes
 }
 
 /// The costs of some blocks on one device.
@@ -375,7 +408,7 @@ mod tests {
             bucket_bytes: 1,
         };
         let sums = Parameters { factored_elements: 100.0, ..Parameters::default() };
-        let held = |zero| persistent_bytes(&settings, zero, 4, &sums);
+        let held = |zero| persistent_bytes(&settings, zero, [4, 1], &sums);
         assert_eq!([0, 1, 2, 3].map(held), [400.0, 100.0, 100.0, 100.0]);
     }
 }

@@ -83,7 +83,7 @@ fn ways() -> Vec<Way> {
 }
 
 /// What the mesh of a stage is, how its operators are split and what its replicas share.
-const LAYOUTS: [(Mesh, bool, u8); 9] = [
+const LAYOUTS: [(Mesh, bool, u8); 11] = [
     (Mesh::SINGLE, false, 0),
     (Mesh::of(2, 1, 1), false, 0),
     (Mesh::of(2, 1, 1), false, 1),
@@ -93,6 +93,8 @@ const LAYOUTS: [(Mesh, bool, u8); 9] = [
     (Mesh::of(1, 1, 2), true, 0),
     (Mesh::of(1, 2, 1), false, 0),
     (Mesh::of(2, 1, 2), true, 1),
+    (Mesh::of(1, 2, 2), true, 2),
+    (Mesh::of(2, 2, 1), false, 3),
 ];
 
 /// Optimizers with the learning rates that they learn with.
