@@ -107,6 +107,7 @@ fn training_is_the_same_however_it_is_split() {
         "--tp 2 --sequence-parallel",
         "--cp 2",
         "--dp 2 --cp 2 --zero 3",
+        "--dp 4 --zero 2 --shard-within 2",
         "--cp 2 --tp 2 --sequence-parallel",
         "--dp 2 --zero 3",
         "--pp 2 --dp 2",

@@ -60,6 +60,7 @@ impl Configuration {
             tp: self.mesh.tp(),
             sequence_parallel: self.sequence_parallel,
             zero: self.zero,
+            sharing: self.mesh.dp(),
             microbatch: self.samples as u32,
             microbatches: self.microbatches as u32,
             recompute: match recompute {

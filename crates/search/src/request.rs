@@ -131,6 +131,7 @@ impl Request {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
                 bucket_bytes: self.bucket_bytes,
+                shard_over: None,
                 servers: None,
             },
             precision: self.precision,
@@ -179,6 +180,7 @@ mod tests {
             microbatches: 2,
             schedule: ScheduleKind::OneForwardOneBackward,
             zero: 0,
+            sharing: 1,
             recompute: Recompute::None,
         };
         let plan = asked.plan(&graph, &candidate, &[0, graph.blocks().len()]);

@@ -11,12 +11,14 @@ use crate::{Request, SearchError};
 /// pipeline stages that divide how many such groups there are; context parallelism where sequences are
 /// [long](LONG_SEQUENCE), or where there is room for more replicas than samples; as many replicas as there is
 /// room for, or the most below that the batch can be dealt to, which leaves devices out; sequence
-/// parallelism; ZeRO stages; micro-batches; recomputation; schedule and cut.
+/// parallelism; ZeRO stages, shared by all replicas or by those of a node; micro-batches; recomputation; schedule and cut.
 ///
 /// Plans that mean the same are in it once: ZeRO and data parallelism of width one, sequence and tensor
 /// parallelism of width one, schedules and cuts of a single stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Space {
+    /// Devices of the smallest node.
+    node: u32,
     shapes: Vec<Shape>,
     schedules: Vec<ScheduleKind>,
     global_batch: u32,
@@ -87,7 +89,15 @@ impl Space {
         }
         let schedules = request.schedules.clone();
         let recompute = Recompute::by_block_under(cluster.stack());
-        Ok(Space { shapes, schedules, recompute, global_batch, shards: request.shards(), seq })
+        Ok(Space {
+            node: node_devices(cluster),
+            shapes,
+            schedules,
+            recompute,
+            global_batch,
+            shards: request.shards(),
+            seq,
+        })
     }
 
     /// How many candidates there are.
@@ -119,13 +129,14 @@ impl Space {
                 for &recompute in &self.recompute {
                     for &schedule in schedules {
                         for &cut in cuts {
-                            candidates.extend(zeros.iter().map(|&zero| Candidate {
+                            candidates.extend(zeros.iter().map(|&(zero, sharing)| Candidate {
                                 pp,
                                 dp,
                                 cp,
                                 tp,
                                 sequence_parallel,
                                 zero,
+                                sharing,
                                 microbatch,
                                 microbatches: share / microbatch,
                                 recompute,
@@ -140,8 +151,18 @@ impl Space {
         candidates.into_iter()
     }
 
-    fn zeros_of(&self, shape: &Shape) -> &'static [u8] {
-        if self.shards && shape.dp * shape.cp > 1 { &[0, 1, 2, 3] } else { &[0] }
+    /// ZeRO stages, each with how many replicas share: all, or those within a node where there are others.
+    fn zeros_of(&self, shape: &Shape) -> Vec<(u8, u32)> {
+        let Shape { dp, cp, tp, .. } = *shape;
+        let mut zeros = vec![(0, dp)];
+        if self.shards && dp * cp > 1 {
+            zeros.extend([1, 2, 3].map(|zero| (zero, dp)));
+            let within = self.node / (cp * tp);
+            if within > 0 && within < dp && within * cp > 1 && dp.is_multiple_of(within) {
+                zeros.extend([1, 2, 3].map(|zero| (zero, within)));
+            }
+        }
+        zeros
     }
 
     fn sequences_of(&self, shape: &Shape) -> &'static [bool] {
@@ -182,6 +203,7 @@ fn divides(graph: &Graph, cp: u32, tp: u32) -> bool {
         tp,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches: 1,
         recompute: Recompute::None,

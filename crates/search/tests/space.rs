@@ -18,7 +18,14 @@ fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usi
             let Some(dp) = (1..=room).rev().find(|&dp| batch.is_multiple_of(dp)) else { continue };
             for _microbatch in (1..=batch / dp).filter(|it| (batch / dp).is_multiple_of(*it)) {
                 let sequences = if tp > 1 { 2 } else { 1 };
-                let zeros = if dp > 1 { 4 } else { 1 };
+                // Replicas of a node share, where there are others.
+                let within = node / tp;
+                let some = within > 1 && within < dp && dp.is_multiple_of(within);
+                let zeros = match dp {
+                    1 => 1,
+                    _ if some => 7,
+                    _ => 4,
+                };
                 let (cuts, schedules) =
                     if pp > 1 { (2, ScheduleKind::PLAIN.len()) } else { (1, 1) };
                 count += sequences * zeros * cuts * schedules * Recompute::BY_BLOCK.len();

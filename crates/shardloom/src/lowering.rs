@@ -119,7 +119,7 @@ pub fn uniform_plan_in_chunks(
     let width = |axis| mesh.width(axis);
     let factors = [
         ("pp", numbers.pp),
-        ("dp", width(Axis::DP)),
+        ("dp", mesh.dp() as usize),
         ("cp", width(Axis::CP)),
         ("tp", width(Axis::TP)),
     ];

@@ -38,6 +38,7 @@ fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize
             algorithm: settings.algorithm,
             zero: candidate.zero,
             bucket_bytes: settings.bucket_bytes,
+            shard_over: None,
             servers: None,
         },
         precision: settings.precision,
@@ -89,6 +90,7 @@ fn candidates_of_context(cp: u32, devices: u32, global_batch: u32) -> Vec<Candid
                                         tp,
                                         sequence_parallel: sequence_parallel && tp > 1,
                                         zero,
+                                        sharing: dp,
                                         microbatch,
                                         microbatches: global_batch / dp / microbatch,
                                         recompute,
@@ -214,6 +216,25 @@ fn estimates_rank_plans_with_context_parallelism() {
     }
 }
 
+/// What leaves a node is what is left after the ranks that share have added up theirs.
+#[test]
+fn estimates_rank_plans_of_which_some_replicas_share() {
+    let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    for (cluster, most) in [(h100(16), 0.04), (Cluster::parse("h100-80g:4x4").unwrap(), 0.04)] {
+        let shares = |it: Candidate| {
+            let parts = if it.dp >= 8 { [2, 4] } else { [2, 2] };
+            parts.map(|parts| Candidate { sharing: it.dp / parts, ..it })
+        };
+        let all = candidates(16, 64).into_iter().filter(|it| it.zero > 0 && it.dp >= 4);
+        let candidates = sample(all.flat_map(shares).collect(), 24);
+        assert!(candidates.len() > 60, "{} plans", candidates.len());
+        let times = times(&graph, &cluster, MIXED, &candidates);
+        let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+        assert!(correlation >= 0.98, "rank correlation {correlation}");
+        assert!(error <= most, "mean error {error}");
+    }
+}
+
 /// The estimate charges a skip to every cut between its ends, where the program sends it once.
 #[test]
 fn estimates_rank_plans_whose_stages_long_skips_connect() {
@@ -281,6 +302,7 @@ proptest! {
         microbatch in 1u32..4,
         rounds in 1u32..4,
         zero in 0u8..4,
+        parts in prop::sample::select(&[1, 2][..]),
         recompute in prop::sample::select(&ESTIMATED[..]),
         schedule in prop::sample::select(&ScheduleKind::PLAIN[..]),
         cut in prop::sample::select(&[Cut::Even, Cut::Balanced][..]),
@@ -295,7 +317,9 @@ proptest! {
             tp,
             sequence_parallel: sequence_parallel && tp > 1,
             zero: if dp * cp > 1 { zero } else { 0 },
-            microbatch,
+            sharing: if zero > 0 && dp > 1 { dp / parts } else { dp },
+            // As many positions on a device with context parallelism as without.
+            microbatch: microbatch * cp,
             microbatches: rounds * pp,
             recompute,
             schedule,
@@ -338,6 +362,7 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
                 tp,
                 sequence_parallel,
                 zero,
+                sharing: 2,
                 microbatch: 3,
                 microbatches: 8,
                 recompute,
@@ -367,6 +392,7 @@ fn a_layout_that_cannot_be_has_no_estimate_and_wrong_settings_have_an_error() {
         tp: 2,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches: 4,
         recompute: Recompute::None,
@@ -442,6 +468,7 @@ fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
         tp: 1,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 4,
         microbatches: 8,
         recompute: Recompute::None,
@@ -472,6 +499,7 @@ fn ratio_of_replicas(
         tp: 1,
         sequence_parallel: false,
         zero,
+        sharing: 2,
         microbatch: 1,
         microbatches,
         recompute: Recompute::None,
@@ -526,6 +554,7 @@ fn messages_over_slow_links_are_estimated() {
             tp: 1,
             sequence_parallel: false,
             zero: 0,
+            sharing: 1,
             microbatch: 1,
             microbatches,
             recompute: Recompute::None,
@@ -549,6 +578,7 @@ fn pipeline(pp: u32, tp: u32, microbatches: u32) -> Candidate {
         tp,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches,
         recompute: Recompute::None,
@@ -636,7 +666,7 @@ fn tensor_parallel_groups_are_estimated_as_those_that_straddle_nodes() {
     let config = "gpt:layers=2,hidden=768,seq=256,ffn=3072,vocab=3072";
     for (tp, dp, heads) in [(3, 8, 6), (16, 2, 16)] {
         let graph = model(&format!("{config},heads={heads}"));
-        let candidate = Candidate { dp, ..pipeline(1, tp, 4) };
+        let candidate = Candidate { dp, sharing: dp, ..pipeline(1, tp, 4) };
         let cluster = narrow((tp * dp) as usize);
         assert_as_simulated(&times(&graph, &cluster, MIXED, &[candidate]), 0.02);
     }
@@ -734,7 +764,7 @@ fn of_unlike_devices_the_slowest_and_the_least_memory_count_for_all() {
 fn shards_of_a_single_number_take_what_launching_their_updates_takes() {
     let graph = model("mlp:inputs=1,hidden=1,layers=4,classes=2");
     let settings = Settings { norm: false, bucket_bytes: 1, ..MIXED };
-    let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, ..pipeline(1, 1, 1) });
+    let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, sharing: 2, ..pipeline(1, 1, 1) });
     assert_as_simulated(&times(&graph, &h100(2), settings, &candidates), 1e-6);
 }
 
@@ -784,7 +814,7 @@ fn a_loss_by_itself_hides_the_gather_of_the_weights_before_it() {
     let graph = ModelSpec::from_toml(text, "loss-apart.toml").and_then(|spec| spec.graph());
     let graph = graph.unwrap_or_else(|error| panic!("{error}"));
     let settings = Settings { norm: false, ..MIXED };
-    let candidate = Candidate { dp: 2, zero: 3, microbatch: 4, ..pipeline(1, 1, 1) };
+    let candidate = Candidate { dp: 2, zero: 3, sharing: 2, microbatch: 4, ..pipeline(1, 1, 1) };
     let times = times(&graph, &h100(2), settings, &[candidate]);
     assert_as_simulated(&times, 1e-6);
 }

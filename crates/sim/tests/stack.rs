@@ -163,6 +163,7 @@ fn the_estimate_knows_the_host() {
         tp: 1,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches: 2,
         recompute: plan.recompute,

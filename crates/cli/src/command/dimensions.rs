@@ -87,6 +87,11 @@ struct Split {
     #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
     zero: Option<u8>,
 
+    /// How many neighbouring data-parallel replicas share what --zero says, with their context-parallel
+    /// ranks; others hold the same shares [default: all]
+    #[arg(long, value_name = "N", requires = "zero", value_parser = whole::<u32>)]
+    shard_within: Option<u32>,
+
     /// Parameter servers, on further devices: replicas are workers that get the weights from them and send
     /// them their gradients, all in fp32 and without clipping
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
@@ -121,6 +126,7 @@ impl Split {
             tp,
             sequence_parallel,
             zero,
+            shard_within,
             servers,
             staleness,
             microbatches,
@@ -134,6 +140,7 @@ impl Split {
             ("--tp", tp.is_some()),
             ("--sequence-parallel", *sequence_parallel),
             ("--zero", zero.is_some()),
+            ("--shard-within", shard_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
             ("--microbatches", microbatches.is_some()),
@@ -358,9 +365,21 @@ impl Dimensions {
     }
 
     /// The mesh of a stage.
-    fn mesh(&self) -> Mesh {
-        let Split { dp, cp, tp, .. } = self.split;
-        Mesh::of(dp.unwrap_or(1), cp.unwrap_or(1), tp.unwrap_or(1))
+    fn mesh(&self) -> Result<Mesh, Failure> {
+        let Split { dp, cp, tp, zero, shard_within, .. } = self.split;
+        let mesh = Mesh::of(dp.unwrap_or(1), cp.unwrap_or(1), tp.unwrap_or(1));
+        let Some(within) = shard_within else { return Ok(mesh) };
+        let option = "--shard-within";
+        let refuse =
+            |rule: String| Err(Failure::usage(option, format!("{option} {within}: {rule}")));
+        if zero.unwrap_or(0) == 0 {
+            return refuse("with --zero 0 nothing is shared; 1 to 3 share".into());
+        }
+        match mesh.sharing_within(within) {
+            Some(mesh) if u64::from(within) * u64::from(cp.unwrap_or(1)) > 1 => Ok(mesh),
+            Some(_) => refuse("a replica by itself has nobody to share with".into()),
+            None => refuse(format!("it must divide --dp {}", mesh.dp())),
+        }
     }
 
     /// The plan in numbers.
@@ -377,7 +396,7 @@ impl Dimensions {
         });
         Ok(Uniform {
             pp: self.pp(),
-            mesh: self.mesh(),
+            mesh: self.mesh()?,
             sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,
@@ -388,6 +407,7 @@ impl Dimensions {
                 zero: self.split.zero.unwrap_or(0),
                 servers,
                 bucket_bytes: place.bucket_bytes,
+                shard_over: None,
             },
             precision: match servers {
                 None => place.precision,

@@ -57,7 +57,17 @@ pub fn plan_line(plan: &Plan) -> String {
     }
     let zeros: BTreeSet<u8> = plan.syncs().map(|sync| sync.zero).collect();
     let zeros: Vec<String> = zeros.iter().map(u8::to_string).collect();
-    let zero = zeros.join(" and ");
+    let over: BTreeSet<String> = plan
+        .syncs()
+        .filter(|sync| sync.zero > 0)
+        .filter_map(|sync| sync.shard_over)
+        .map(|over| over.iter().map(|axis| axis.to_string()).collect::<Vec<_>>().join(" x "))
+        .collect();
+    let over: Vec<String> = over.into_iter().collect();
+    let mut zero = zeros.join(" and ");
+    if !over.is_empty() {
+        zero += &format!(" over {}", over.join(" and "));
+    }
     format!(
         "{}: {}{}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}",
         counted(plan.device_count(), "device"),

@@ -56,6 +56,7 @@ pub(super) fn replicated(
             tp: 1,
             sequence_parallel: false,
             zero: if dp > 1 { zero } else { 0 },
+            sharing: dp,
             microbatch,
             microbatches: share / microbatch,
             recompute,

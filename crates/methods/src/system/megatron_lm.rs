@@ -58,6 +58,7 @@ fn candidates(
     let usual = |it: &Candidate| {
         it.recompute == Recompute::Selective
             && it.zero == u8::from(request.shards() && it.dp > 1)
+            && it.sharing == it.dp
             && it.cut == Cut::Even
             && (it.pp == 1 || (it.schedule == schedule && it.tp == widest))
             && it.sequence_parallel == sequences.contains(&it.tp)

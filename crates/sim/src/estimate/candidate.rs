@@ -29,6 +29,9 @@ pub struct Candidate {
     pub sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero: u8,
+    /// How many neighbouring data-parallel replicas, with their context-parallel ranks, share what that
+    /// says: `dp` if all do. It divides `dp`.
+    pub sharing: u32,
     /// Samples of one micro-batch on one replica.
     pub microbatch: u32,
     /// Micro-batches of a step on one replica.
@@ -49,7 +52,8 @@ impl Candidate {
 
     /// The mesh of a stage.
     pub fn mesh(&self) -> Mesh {
-        Mesh::of(self.dp, self.cp, self.tp)
+        let mesh = Mesh::of(self.dp, self.cp, self.tp);
+        mesh.sharing_within(self.sharing).unwrap_or(mesh)
     }
 
     /// The devices that work on one sample of a stage.
@@ -57,9 +61,9 @@ impl Candidate {
         self.cp * self.tp
     }
 
-    /// Ranks that hold the same parts of the parameters.
-    pub fn replicas(&self) -> u32 {
-        self.dp * self.cp
+    /// Ranks that share what ZeRO shards.
+    pub fn sharers(&self) -> u32 {
+        self.sharing * self.cp
     }
 
     /// Samples of one step.
@@ -101,7 +105,7 @@ impl Candidate {
     pub fn layout(&self, graph: &Graph) -> LayoutRules {
         let uniform = Uniform {
             pp: 1,
-            mesh: Mesh::SINGLE,
+            mesh: self.mesh(),
             sequence_parallel: self.sequence_parallel,
             global_batch: 1,
             microbatches: 1,

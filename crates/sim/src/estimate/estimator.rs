@@ -71,6 +71,7 @@ type BlockKey = (SplitKey, u32, Recompute);
 ///     tp: 2,
 ///     sequence_parallel: true,
 ///     zero: 1,
+///     sharing: 2,
 ///     microbatch: 1,
 ///     microbatches: 8,
 ///     recompute: Recompute::None,
@@ -176,8 +177,8 @@ impl<'a> Estimator<'a> {
         let blocks = &self.blocks[blocks];
         let mut all = Parameters::default();
         all.elements[0] = self.splits[blocks.split].total_elements;
-        let replicas = [candidate.replicas(); 2];
-        let held = persistent_bytes(&self.settings, candidate.zero, replicas, &all);
+        let sharers = [candidate.sharers(); 2];
+        let held = persistent_bytes(&self.settings, candidate.zero, sharers, &all);
         let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
         Ok(Some((held + kept) / f64::from(candidate.pp)))
     }
@@ -240,17 +241,20 @@ impl<'a> Estimator<'a> {
 
     fn terms<'t>(&'t self, candidate: &Candidate, blocks: &'t BlockTable) -> Terms<'t, 'a> {
         let Settings { precision, algorithm, .. } = self.settings;
-        let size = candidate.mesh().size() as u32;
         let over = |kind, algorithm, shape, bytes| {
             Collective::new(&self.place, kind, algorithm, shape, bytes)
         };
         let reduced = if candidate.zero >= 1 { Kind::ReduceScatter } else { Kind::AllReduce };
         let gradient_bytes = precision.gradients.bytes();
-        let of = |count, apart| {
-            let shape = self.place.replicas(count, apart);
+        let (others, far) =
+            (candidate.dp / candidate.sharing, candidate.sharing * candidate.sample_devices());
+        let across = self.place.replicas(others, far);
+        let of = |sharers, apart| {
+            let shape = self.place.replicas(sharers, apart);
             Replicas {
-                count,
+                sharers,
                 reduce: over(reduced, algorithm, shape, gradient_bytes),
+                across: over(Kind::AllReduce, algorithm, across, gradient_bytes),
                 gather: over(Kind::AllGather, algorithm, shape, precision.compute.bytes()),
             }
         };
@@ -258,7 +262,10 @@ impl<'a> Estimator<'a> {
         let statistics = |owners| over(Kind::AllReduce, Algorithm::Direct, owners, 4);
         let [split_owners, whole_owners] = match candidate.zero {
             0 => [tensor, self.place.world(1)],
-            _ => [self.place.world(size), self.place.replicas(candidate.replicas(), candidate.tp)],
+            _ => [
+                self.place.world(candidate.sharers() * candidate.tp),
+                self.place.replicas(candidate.sharers(), candidate.tp),
+            ],
         };
         Terms {
             kinds: self.representative.stand_ins(),
@@ -268,8 +275,8 @@ impl<'a> Estimator<'a> {
             place: &self.place,
             zero: candidate.zero,
             replicas: [
-                of(candidate.replicas(), candidate.tp),
-                of(candidate.dp, candidate.cp * candidate.tp),
+                of(candidate.sharers(), candidate.tp),
+                of(candidate.sharing, candidate.sample_devices()),
             ],
             partial: over(Kind::AllReduce, algorithm, tensor, gradient_bytes),
             statistics: [statistics(split_owners), statistics(whole_owners)],
@@ -313,7 +320,7 @@ impl<'a> Estimator<'a> {
             let Settings { algorithm, precision, .. } = self.settings;
             let bytes = precision.gradients.bytes();
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
-            let shards = if candidate.zero >= 1 { f64::from(candidate.replicas()) } else { 1.0 };
+            let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
             seconds += sum.seconds(each.parameters.total() / shards);
         }
         seconds

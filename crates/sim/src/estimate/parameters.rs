@@ -33,6 +33,11 @@ impl Parameters {
         self.elements.iter().sum()
     }
 
+    /// Elements that context parallelism splits.
+    pub fn of_context(&self) -> f64 {
+        self.elements[OF_CONTEXT]
+    }
+
     /// Adds another block's.
     pub fn add(&mut self, other: &Parameters) {
         for (sum, elements) in self.elements.iter_mut().zip(other.elements) {

@@ -44,7 +44,12 @@ pub(super) fn program(
         microbatches: 1,
         schedule: ScheduleKind::Afab,
         recompute: candidate.recompute,
-        sync: Sync { algorithm, zero: if scatters { 3 } else { 0 }, bucket_bytes, servers: None },
+        sync: Sync {
+            algorithm,
+            zero: if scatters { 3 } else { 0 },
+            bucket_bytes,
+            ..Sync::default()
+        },
         precision,
         optimizer,
         clip_norm: None,

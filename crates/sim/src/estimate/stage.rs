@@ -32,11 +32,13 @@ pub(super) struct Terms<'t, 'c> {
 /// The ranks that hold the same part of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Replicas<'c> {
-    /// How many there are.
-    pub count: u32,
-    /// Gradients over them.
+    /// How many share it, where replicas do.
+    pub sharers: u32,
+    /// Gradients over those.
     pub reduce: Collective<'c>,
-    /// Weights over them.
+    /// Gradients of a share over those that have the same share.
+    pub across: Collective<'c>,
+    /// Weights over those that share.
     pub gather: Collective<'c>,
 }
 
@@ -44,6 +46,7 @@ pub(super) struct Replicas<'c> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Synchronisation {
     reduce: f64,
+    across: f64,
     gather: f64,
     partial: f64,
     update: f64,
@@ -58,7 +61,7 @@ impl<'c> Terms<'_, 'c> {
     }
 
     fn shards(&self) -> bool {
-        self.replicas[0].count > 1
+        self.replicas[0].sharers > 1
     }
 
     fn shards_state(&self) -> bool {
@@ -77,7 +80,7 @@ impl<'c> Terms<'_, 'c> {
     fn owned(&self, bucket: usize, elements: f64) -> f64 {
         match self.zero {
             0 => elements,
-            _ => (elements / f64::from(self.replicas(bucket).count)).ceil(),
+            _ => (elements / f64::from(self.replicas(bucket).sharers)).ceil(),
         }
     }
 
@@ -87,8 +90,8 @@ impl<'c> Terms<'_, 'c> {
 
     /// What a device holds all the time of these parameters.
     pub fn persistent_bytes(&self, parameters: &Parameters) -> f64 {
-        let counts = self.replicas.map(|replicas| replicas.count);
-        persistent_bytes(self.settings, self.zero, counts, parameters)
+        let sharers = self.replicas.map(|replicas| replicas.sharers);
+        persistent_bytes(self.settings, self.zero, sharers, parameters)
     }
 
     fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
@@ -97,6 +100,7 @@ impl<'c> Terms<'_, 'c> {
             let elements = parameters.elements[bucket];
             let replicas = self.replicas(bucket);
             sum.reduce += replicas.reduce.seconds(elements);
+            sum.across += replicas.across.seconds(self.owned(bucket, elements));
             sum.gather += replicas.gather.seconds(elements);
             let (into_shard, out_of_shard) = self.staging_seconds(bucket, elements);
             sum.reduce += into_shard;
@@ -120,7 +124,7 @@ impl<'c> Terms<'_, 'c> {
             true => self.place.memory_bound_seconds(name, shard, shard * bytes as f64),
             false => 0.0,
         };
-        let alone = !self.place.overlaps() && self.replicas(bucket).count > 1;
+        let alone = !self.place.overlaps() && self.replicas(bucket).sharers > 1;
         let gradients = 3 * precision.gradients.bytes();
         let weights = 2 * precision.compute.bytes();
         (
@@ -157,29 +161,27 @@ impl<'c> Terms<'_, 'c> {
     }
 }
 
-/// What a device holds all the time: weights, gradients and optimizer state, or its shards, where `replicas`
-/// hold the same, and where so many hold the same of what context parallelism splits.
+/// What a device holds all the time: weights, gradients and optimizer state, or its shards, where so many
+/// `sharers` share, and so many what context parallelism splits.
 pub(super) fn persistent_bytes(
     settings: &Settings,
     zero: u8,
-    replicas: [u32; 2],
+    sharers: [u32; 2],
     parameters: &Parameters,
 ) -> f64 {
     let precision = settings.precision;
     let master = if precision.master { 4 } else { 0 };
     let state = settings.optimizer.state_bytes_per_parameter() + master;
-    let of = |kind: usize| -> f64 {
-        let buckets = (0..BUCKETS).filter(|&it| usize::from(is_of_context(it)) == kind);
-        buckets.map(|bucket| parameters.elements[bucket]).sum()
-    };
+    let of_context = parameters.of_context();
+    let elements = [parameters.total() - of_context, of_context];
     let mut bytes = 0.0;
-    for (index, count) in replicas.into_iter().enumerate() {
+    for (index, count) in sharers.into_iter().enumerate() {
         let held = |from: u8| if zero >= from { 1.0 / f64::from(count) } else { 1.0 };
         let each = held(3) * precision.compute.bytes() as f64
             + held(2) * precision.gradients.bytes() as f64
             + held(1) * state as f64;
         let factored = if index == 0 { parameters.factored_elements } else { 0.0 };
-        bytes += of(index) * each + 4.0 * factored * held(1);
+        bytes += elements[index] * each + 4.0 * factored * held(1);
     }
     bytes
 }
@@ -193,6 +195,9 @@ pub(super) struct StageCost {
     pub backward_seconds: f64,
     /// How long synchronisation goes on after the last backward pass.
     pub tail_seconds: f64,
+    /// How long sums over those that have the same shares do, or what they add to that where lanes do not
+    /// overlap.
+    across_tail_seconds: f64,
     /// What the last backward pass has to do besides.
     pub once_seconds: f64,
     /// Reductions over replicas, all added.
@@ -259,6 +264,10 @@ impl StageCost {
             stage.push_front(block, terms);
         }
         stage.close_unit(terms);
+        stage.tail_seconds = match terms.place.overlaps() {
+            true => stage.tail_seconds.max(stage.across_tail_seconds),
+            false => stage.tail_seconds + stage.across_tail_seconds,
+        };
         stage.peak_bytes = stage.peak_bytes.max(stage.front.backward_peak_bytes);
         if terms.shards_weights() && terms.place.overlaps() {
             // A pass cannot begin before its first weights are there, which wait for what the pass before
@@ -315,10 +324,11 @@ impl StageCost {
     fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
         let unit = std::mem::take(&mut self.pending);
         let overlaps = terms.place.overlaps();
-        let Synchronisation { reduce, gather, partial, update, owned } = match terms.last_unit {
-            Some((parameters, known)) if parameters == unit.parameters => known,
-            _ => terms.synchronisation(&unit.parameters),
-        };
+        let Synchronisation { reduce, across, gather, partial, update, owned } =
+            match terms.last_unit {
+                Some((parameters, known)) if parameters == unit.parameters => known,
+                _ => terms.synchronisation(&unit.parameters),
+            };
         self.owned_elements += owned;
         let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
         // Whether gradients are reduced in every backward pass, not only in the last.
@@ -344,6 +354,12 @@ impl StageCost {
             (false, false) if terms.shards_gradients() => backward += reduce,
             (false, false) => self.tail_seconds += reduce,
         }
+        // Where lanes overlap, shares of one unit go across while the next is scattered.
+        let across_seconds = match overlaps {
+            true => (self.across_tail_seconds - backward).max(self.tail_seconds) + across,
+            false => self.across_tail_seconds + across,
+        };
+        self.across_tail_seconds = if across > 0.0 { across_seconds } else { 0.0 };
         if terms.shards_state() && !terms.shards_weights() {
             self.lead_seconds = match overlaps {
                 true => gather.max(self.lead_seconds + gather - forward),
@@ -359,7 +375,11 @@ impl StageCost {
         let backward_peak_bytes = match terms.zero {
             2 if terms.shards_gradients() && unit.blocks == 1 => unit.scattered_peak_bytes,
             2 if terms.shards_gradients() => {
-                let gradient_bytes = unit.parameters.total() * terms.gradient_bytes();
+                // Those that context parallelism splits lie in a bucket of their own, which is there for
+                // its own operator only.
+                let of_context = unit.parameters.of_context();
+                let gradient_bytes =
+                    (unit.parameters.total() - of_context) * terms.gradient_bytes();
                 unit.backward_peak_bytes.max(unit.late_peak_bytes + gradient_bytes)
             }
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
