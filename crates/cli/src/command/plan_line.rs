@@ -157,6 +157,23 @@ mod tests {
     }
 
     #[test]
+    fn who_shares_is_said_where_not_all_do() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let line = |mesh, zero| {
+            let sync = Sync { zero, ..Sync::default() };
+            let numbers = Uniform { mesh, sync, ..numbers(ScheduleKind::Afab, 1, 1) };
+            plan_line(&uniform_plan(&model, &numbers, "local:4").expect("a plan"))
+        };
+        let pairs = |mesh: Mesh| mesh.sharing_within(2).expect("two pairs");
+        let all = line(Mesh::of(4, 1, 1), 2);
+        assert!(all.contains("of dp 4, ZeRO 2, 1 micro-batch"), "{all}");
+        let some = line(pairs(Mesh::of(4, 1, 1)), 2);
+        assert!(some.contains("of replica 2 x dp 2, ZeRO 2 over dp, 1 micro-batch"), "{some}");
+        let long = line(pairs(Mesh::of(4, 2, 1)), 1);
+        assert!(long.contains("of replica 2 x dp 2 x cp 2, ZeRO 1 over dp x cp"), "{long}");
+    }
+
+    #[test]
     fn unequal_shares_are_said() {
         let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
         let numbers = numbers(ScheduleKind::OneForwardOneBackward, 1, 4);
