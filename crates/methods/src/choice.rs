@@ -200,7 +200,7 @@ impl<'a> Task<'a> {
     fn unsharded(&self) -> Sync {
         let Request { algorithm, bucket_bytes, habits, .. } = *self.request;
         let bucket_bytes = habits.bucket_bytes(bucket_bytes, 0);
-        Sync { algorithm, zero: 0, bucket_bytes, servers: None }
+        Sync { algorithm, zero: 0, bucket_bytes, shard_over: None, servers: None }
     }
 
     /// What to say where gradients are not clipped although that was asked for.

@@ -14,7 +14,7 @@
 //! one of these numbers is reached, and further ones only until one fits. (An asynchronous or interleaved
 //! schedule is faster than that estimate, so that with many configurations the very best may be missed.)
 
-use shardloom_plan::{Arrangement, Mesh, Recompute, ScheduleKind, Weights};
+use shardloom_plan::{Arrangement, Axis, Mesh, Recompute, ScheduleKind, Weights};
 use shardloom_search::{Request, Space};
 use shardloom_sim::estimate::{Candidate, Cut as EstimatedCut, Estimator};
 
@@ -56,9 +56,11 @@ impl Configuration {
         Candidate {
             pp: self.pp as u32,
             dp: self.mesh.dp(),
+            cp: self.mesh.width(Axis::CP) as u32,
             tp: self.mesh.tp(),
             sequence_parallel: self.sequence_parallel,
             zero: self.zero,
+            sharing: self.mesh.dp(),
             microbatch: self.samples as u32,
             microbatches: self.microbatches as u32,
             recompute: match recompute {
@@ -203,7 +205,9 @@ impl Pipelines {
         let request = Request { schedules, ..task.request.clone() };
         let space = Space::new(task.graph, task.cluster, &request)?;
         let mut shapes: Vec<Shape> = vec![];
-        for Candidate { pp, dp, tp, sequence_parallel, .. } in space.candidates() {
+        // None of these methods was published with context parallelism.
+        let candidates = space.candidates().filter(|candidate| candidate.cp == 1);
+        for Candidate { pp, dp, tp, sequence_parallel, .. } in candidates {
             let shape = Shape { pp, dp, tp, sequence_parallel };
             let same = |known: &Shape| Shape { sequence_parallel, ..*known } == shape;
             let wanted = pp > 1 && (tp == 1 || self.tensor) && (!self.even || pp.is_multiple_of(2));

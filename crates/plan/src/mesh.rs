@@ -15,6 +15,8 @@ impl Axis {
     /// The bytes of the longest name.
     pub const LONGEST: usize = 12;
 
+    /// Data parallelism whose replicas do not share what those along [`Axis::DP`] share among each other.
+    pub const REPLICA: Axis = Axis::constant("replica");
     /// Data parallelism: the batch is split.
     pub const DP: Axis = Axis::constant("dp");
     /// Expert parallelism: experts are split, and the batch.
@@ -26,7 +28,7 @@ impl Axis {
 
     /// The axes of a plan that names none, slowest in rank order first: tensor-parallel neighbours are
     /// adjacent ranks (Narayanan et al. 2021, arXiv 2104.04473, section 3).
-    pub const USUAL: [Axis; 4] = [Axis::DP, Axis::EP, Axis::CP, Axis::TP];
+    pub const USUAL: [Axis; 5] = [Axis::REPLICA, Axis::DP, Axis::EP, Axis::CP, Axis::TP];
 
     const fn constant(name: &str) -> Axis {
         let mut bytes = [0; Axis::LONGEST];
@@ -175,9 +177,20 @@ impl Mesh {
         self.count == 0
     }
 
-    /// Data-parallel width.
+    /// Data-parallel width, of replicas that share what ZeRO shards and of those that do not together.
     pub fn dp(&self) -> u32 {
-        self.width(Axis::DP) as u32
+        self.span(&[Axis::REPLICA, Axis::DP]) as u32
+    }
+
+    /// This mesh with its data-parallel axis cut in two, of which the fast one has `width` replicas; none if
+    /// that does not divide them.
+    #[must_use]
+    pub fn sharing_within(self, width: u32) -> Option<Mesh> {
+        let dp = self.dp();
+        if width == 0 || !dp.is_multiple_of(width) {
+            return None;
+        }
+        Some(self.with(Axis::DP, width).with(Axis::REPLICA, dp / width))
     }
 
     /// Tensor-parallel width.

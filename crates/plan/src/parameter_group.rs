@@ -4,7 +4,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
-use crate::{Number, Plan, PlanError, Precision, Sync};
+use crate::{AxisSet, Number, Plan, PlanError, Precision, Sync};
 
 /// Some parameters by their names, and what is not for them as the plan says it for all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub struct ParameterGroup {
     /// Their ZeRO stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero: Option<u8>,
+    /// The mesh axes along which their replicas share what their ZeRO stage says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_over: Option<AxisSet>,
     /// Up to how many bytes of their gradients consecutive blocks share one collective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
@@ -36,6 +39,7 @@ impl ParameterGroup {
             names: names.into(),
             algorithm: None,
             zero: None,
+            shard_over: None,
             bucket_bytes: None,
             gradients: None,
             master: None,
@@ -48,6 +52,7 @@ impl ParameterGroup {
             algorithm: self.algorithm.unwrap_or(sync.algorithm),
             zero: self.zero.unwrap_or(sync.zero),
             bucket_bytes: self.bucket_bytes.unwrap_or(sync.bucket_bytes),
+            shard_over: self.shard_over.or(sync.shard_over),
             servers: sync.servers,
         }
     }

@@ -9,7 +9,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    Axis, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
+    Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
     ScheduleKind, Updates, Weights,
 };
 
@@ -245,6 +245,11 @@ pub struct Sync {
     /// Consecutive blocks share one collective up to this many bytes of gradient. ZeRO-3 works block by
     /// block whatever this says.
     pub bucket_bytes: usize,
+    /// The mesh axes along which replicas share what `zero` says, some of
+    /// [`Plan::replica_axes`]; all of them if absent. Replicas along the others hold the same shares (hybrid
+    /// sharding).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_over: Option<AxisSet>,
     /// Servers that hold the weights, where replicas do not update them themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<Servers>,
@@ -252,7 +257,13 @@ pub struct Sync {
 
 impl Default for Sync {
     fn default() -> Sync {
-        Sync { algorithm: Algorithm::Ring, zero: 0, bucket_bytes: 25_000_000, servers: None }
+        Sync {
+            algorithm: Algorithm::Ring,
+            zero: 0,
+            bucket_bytes: 25_000_000,
+            shard_over: None,
+            servers: None,
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 use shardloom_graph::Graph;
 
 use crate::{
-    Arrangement, Axis, Communication, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Optimizer,
-    PassTimes, Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage, Sync, Updates,
-    even_cuts,
+    Arrangement, Axis, AxisSet, Communication, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
+    Optimizer, PassTimes, Pipeline, Plan, PlanError, Precision, Recompute, ScheduleKind, Stage,
+    Sync, Updates, even_cuts,
 };
 
 /// What `--pp 2 --dp 2 --tp 1 --zero 0 --schedule 1f1b` says. Ranks are numbered tensor parallelism
@@ -118,6 +118,16 @@ impl Uniform {
         cluster: &str,
         pipelines: Vec<Pipeline>,
     ) -> Plan {
+        // Replicas along an axis of their own do not share with those along the others.
+        let shares = || {
+            let replicas: Vec<Axis> = [Axis::DP, Axis::CP]
+                .into_iter()
+                .filter(|&axis| self.mesh.width(axis) > 1)
+                .collect();
+            let is_cut = self.sync.zero > 0 && self.mesh.width(Axis::REPLICA) > 1;
+            let replicas = if replicas.is_empty() { vec![Axis::DP] } else { replicas };
+            AxisSet::of(&replicas).filter(|_| is_cut)
+        };
         Plan {
             format: FORMAT,
             model: model.into(),
@@ -133,12 +143,12 @@ impl Uniform {
             recompute: self.recompute,
             recompute_last: true,
             keeps_gathered: false,
-            layout: default_rules(graph, self.sequence_parallel),
+            layout: default_rules(graph, &self.mesh, self.sequence_parallel),
             clip_norm: self.clip_norm,
             skip_non_finite: false,
             post_validation: false,
             communication: Communication::default(),
-            sync: self.sync,
+            sync: Sync { shard_over: self.sync.shard_over.or_else(shares), ..self.sync },
             precision: self.precision,
             parameters: vec![],
             optimizer: self.optimizer,
@@ -148,14 +158,17 @@ impl Uniform {
 }
 
 /// Megatron's split for transformers: heads, feed-forward width and vocabulary over tp, the batch over
-/// dp, the sequence over cp. Plain stacks of layers split every second width.
-fn default_rules(graph: &Graph, sequence_parallel: bool) -> LayoutRules {
+/// dp (and before over replica, where the mesh has that), the sequence over cp. Plain stacks of layers split every second width.
+fn default_rules(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> LayoutRules {
     let mut rules = vec![];
     let mut rule = |dim: &str, axis: Axis| {
         if graph.dim_named(dim).is_some() {
             rules.push(LayoutRule { dim: dim.into(), axis });
         }
     };
+    if mesh.width(Axis::REPLICA) > 1 {
+        rule("batch", Axis::REPLICA);
+    }
     rule("batch", Axis::DP);
     rule("seq", Axis::CP);
     for dim in ["heads", "ffn", "vocab"] {

@@ -6,8 +6,8 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Extents, Graph};
 
 use crate::{
-    Arrangement, Axis, LayoutRules, Mesh, Optimizer, ParameterGroups, Plan, PlanError, Precision,
-    ScheduleKind, Stage, Sync, Updates,
+    Arrangement, Axis, LayoutRules, Mesh, Optimizer, ParameterGroup, ParameterGroups, Plan,
+    PlanError, Precision, ScheduleKind, Stage, Sync, Updates,
 };
 
 impl Plan {
@@ -190,6 +190,35 @@ impl Plan {
                 return Err(PlanError::field(key, format!("{:?}", group.names), rule));
             }
             check_sync(&key, group.sync(self.sync))?;
+        }
+        self.validate_shards(graph)
+    }
+
+    /// Checks that replicas share along axes that have replicas, and that there is something that they
+    /// share.
+    fn validate_shards(&self, graph: &Graph) -> Result<(), PlanError> {
+        let of_plan =
+            ("sync".to_owned(), self.sync.shard_over, self.syncs().all(|it| it.zero == 0));
+        let of_group = |(index, group): (usize, &ParameterGroup)| {
+            let zero = group.sync(self.sync).zero;
+            (format!("parameters[{index}]"), group.shard_over, zero == 0)
+        };
+        let replicas = self.replica_axes(graph);
+        let groups = self.parameters.iter().enumerate().map(of_group);
+        for (key, axes, whole) in std::iter::once(of_plan).chain(groups) {
+            let Some(axes) = axes else { continue };
+            let refuse =
+                |rule: String| Err(PlanError::field(format!("{key}.shard_over"), axes, rule));
+            if whole {
+                return refuse("with zero = 0 nothing is shared; 1 to 3 share".into());
+            }
+            if axes.iter().next().is_none() {
+                return refuse("at least one axis; zero = 0 shares nothing".into());
+            }
+            if axes.iter().any(|axis| !replicas.contains(&axis)) {
+                let names: Vec<&str> = replicas.iter().map(Axis::name).collect();
+                return refuse(format!("the axes that have replicas are {}", names.join(", ")));
+            }
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Axis, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh, Number,
-    Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
+    Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
+    Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
     Recompute, ScheduleKind, Servers, Stage, Sync, Updates, Weights,
 };
 
@@ -51,10 +51,18 @@ fn sync() -> impl Strategy<Value = Sync> {
         Algorithm::DoubleBinaryTree,
         Algorithm::Hierarchical { inner: 8 },
     ]);
-    (algorithms, 0..=3u8, 1..=1usize << 40).prop_map(|(algorithm, zero, bucket_bytes)| Sync {
+    let over = select(vec![
+        None,
+        AxisSet::of(&[Axis::DP]),
+        AxisSet::of(&[Axis::CP, Axis::REPLICA]),
+        AxisSet::of(&[]),
+    ]);
+    let parts = (algorithms, 0..=3u8, 1..=1usize << 40, over);
+    parts.prop_map(|(algorithm, zero, bucket_bytes, shard_over)| Sync {
         algorithm,
         zero,
         bucket_bytes,
+        shard_over,
         servers: (zero == 0).then_some(Servers { count: 2, staleness: bucket_bytes as u32 % 5 }),
     })
 }
@@ -92,6 +100,7 @@ fn group() -> impl Strategy<Value = ParameterGroup> {
         names,
         algorithm: sync.filter(|_| has[0]).map(|it| it.algorithm),
         zero: sync.filter(|_| has[1]).map(|it| it.zero),
+        shard_over: sync.and_then(|it| it.shard_over),
         bucket_bytes: sync.filter(|_| has[2]).map(|it| it.bucket_bytes),
         gradients,
         master,

@@ -2,9 +2,9 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Axis, Corrections, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes,
-    Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage, Sync,
-    Uniform, Updates, Weights,
+    Axis, AxisSet, Corrections, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup,
+    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage,
+    Sync, Uniform, Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -323,11 +323,11 @@ fn axes_are_named_once_and_have_the_order_of_the_plan() {
     );
     assert_eq!(
         complaint(|it| it.layout = rules("batch:dp, heads:tp, ffn:rows")),
-        "layout = ffn:rows: the plan's mesh axes are dp, ep, cp, tp; others are named in `axes`"
+        "layout = ffn:rows: the plan's mesh axes are replica, dp, ep, cp, tp; others are named in `axes`"
     );
     assert_eq!(
         complaint(|it| it.pipeline[0].stage[1].mesh = Mesh::of(2, 1, 1).with(axis("rows"), 2)),
-        "pipeline[0].stage[1].mesh.rows = 2: the plan's mesh axes are dp, ep, cp, tp; others are named \
+        "pipeline[0].stage[1].mesh.rows = 2: the plan's mesh axes are replica, dp, ep, cp, tp; others are named \
          in `axes`"
     );
     assert_eq!(
@@ -553,4 +553,26 @@ fn rounds_of_replicas_update_without_a_flush_and_without_a_norm_of_all_gradients
         let clipped = complaint(change);
         assert!(clipped.contains("no norm of all gradients"), "{clipped}");
     }
+}
+
+#[test]
+fn replicas_share_along_axes_that_have_replicas_if_they_share_at_all() {
+    let graph = graph();
+    let message = |zero: u8, axes: &[Axis]| {
+        let mut plan = plan();
+        plan.sync = Sync { zero, shard_over: AxisSet::of(axes), ..plan.sync };
+        plan.validate(&graph, plan.device_count()).map_err(|error| error.to_string())
+    };
+    assert_eq!(message(1, &[Axis::DP]), Ok(()));
+    assert_eq!(message(3, &[Axis::CP, Axis::DP]), Ok(()));
+    assert_eq!(
+        message(0, &[Axis::DP]),
+        Err("sync.shard_over = [dp]: with zero = 0 nothing is shared; 1 to 3 share".into())
+    );
+    assert_eq!(
+        message(1, &[]),
+        Err("sync.shard_over = []: at least one axis; zero = 0 shares nothing".into())
+    );
+    let along_tp = message(2, &[Axis::DP, Axis::TP]).expect_err("operators are split");
+    assert!(along_tp.starts_with("sync.shard_over = [dp, tp]: the axes that have replicas are"));
 }

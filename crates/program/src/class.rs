@@ -73,8 +73,10 @@ pub struct Bucket {
     /// Its parameters, in order.
     pub params: Vec<ParamId>,
     /// Mesh axes over which replicas train on different samples or positions: gradients are partial,
-    /// and shares of the bucket are dealt along them.
+    /// and those along `shards` may have shares of the bucket.
     pub replicas: Vec<Axis>,
+    /// Those of `replicas` along which shares of the bucket are dealt; along the others ranks have the same.
+    pub shards: Vec<Axis>,
     /// Further mesh axes over which gradients are partial (a norm's gain under sequence parallelism).
     pub partial: Vec<Axis>,
     /// Mesh axes over which all ranks hold the same, `replicas` included.
@@ -364,10 +366,10 @@ impl Class {
         })
     }
 
-    /// The share of `bucket` that `position` has where the bucket is dealt to its replicas.
+    /// The share of `bucket` that `position` has where the bucket is dealt to those that share it.
     pub fn shard_range(&self, bucket: &Bucket, position: usize) -> Range<usize> {
-        let parts = self.mesh.span(&bucket.replicas);
-        chunk(bucket.elements, parts, self.mesh.index_along(position, &bucket.replicas))
+        let parts = self.mesh.span(&bucket.shards);
+        chunk(bucket.elements, parts, self.mesh.index_along(position, &bucket.shards))
     }
 
     /// The elements of `bucket` that `position` owns: each element that several ranks hold equal copies of
@@ -383,7 +385,7 @@ impl Class {
     pub fn owned_within(&self, bucket: &Bucket, position: usize) -> Range<usize> {
         let share = self.shard_range(bucket, position);
         let (mut parts, mut index) = (1, 0);
-        for &axis in bucket.copies.iter().filter(|axis| !bucket.replicas.contains(axis)) {
+        for &axis in bucket.copies.iter().filter(|axis| !bucket.shards.contains(axis)) {
             let width = self.mesh.width(axis);
             (parts, index) = (parts * width, index * width + self.mesh.coordinate(position, axis));
         }

@@ -17,7 +17,8 @@ pub enum Queue {
     /// Messages out.
     Send,
     /// Collectives over one of the class's [groups](crate::Class::communicators), each of which has a
-    /// queue of its own, as communication libraries have a stream for each communicator.
+    /// queue of its own, as communication libraries have a stream for each communicator. A group along which
+    /// both values pass and replicas are kept equal has one for either.
     Communicator(u16),
 }
 

@@ -93,10 +93,15 @@ fn enough_nodes(
 }
 
 fn name(candidate: &Candidate) -> String {
-    let Candidate { pp, dp, tp, zero, recompute, .. } = candidate;
+    let Candidate { pp, dp, cp, tp, zero, sharing, recompute, .. } = candidate;
     let recompute = recompute.name();
+    let within = match sharing == dp {
+        true => String::new(),
+        false => format!(" within {sharing} replicas"),
+    };
+    let context = if *cp > 1 { format!(" x context {cp}") } else { String::new() };
     format!(
-        "pipeline {pp} x data {dp} x tensor {tp} with ZeRO-{zero}, one sample a micro-batch and \
+        "pipeline {pp} x data {dp}{context} x tensor {tp} with ZeRO-{zero}{within}, one sample a micro-batch and \
          recomputation {recompute}"
     )
 }

@@ -3,7 +3,7 @@
 use shardloom_cluster::Habits;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
 use shardloom_sim::estimate::{Candidate, Settings};
 
 use crate::SearchError;
@@ -127,7 +127,7 @@ impl Request {
     pub fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
         let uniform = Uniform {
             pp: candidate.pp as usize,
-            mesh: Mesh::of(candidate.dp, 1, candidate.tp),
+            mesh: candidate.mesh(),
             sequence_parallel: candidate.sequence_parallel,
             global_batch: self.global_batch,
             microbatches: candidate.microbatches as usize,
@@ -137,6 +137,7 @@ impl Request {
                 algorithm: self.algorithm,
                 zero: candidate.zero,
                 bucket_bytes: self.habits.bucket_bytes(self.bucket_bytes, candidate.zero),
+                shard_over: None,
                 servers: None,
             },
             precision: self.precision,
@@ -180,11 +181,13 @@ mod tests {
             microbatch: 3,
             pp: 1,
             dp: 1,
+            cp: 1,
             tp: 1,
             sequence_parallel: false,
             microbatches: 2,
             schedule: ScheduleKind::OneForwardOneBackward,
             zero: 0,
+            sharing: 1,
             recompute: Recompute::None,
         };
         let plan = asked.plan(&graph, &candidate, &[0, graph.blocks().len()]);

@@ -7,21 +7,24 @@ use shardloom_sim::estimate::{Candidate, Cut};
 
 use crate::{Request, SearchError};
 
-/// All uniform 3D plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
-/// pipeline stages that divide how many such groups there are; as many replicas as there is room for, or
-/// the most below that the batch can be dealt to, which leaves devices out; sequence parallelism; ZeRO
-/// stages; micro-batches; recomputation; schedule and cut.
+/// All uniform plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
+/// pipeline stages that divide how many such groups there are; context parallelism where sequences are
+/// [long](LONG_SEQUENCE), or where there is room for more replicas than samples; as many replicas as there is
+/// room for, or the most below that the batch can be dealt to, which leaves devices out; sequence
+/// parallelism; ZeRO stages, shared by all replicas or by those of a node; micro-batches; recomputation; schedule and cut.
 ///
 /// Plans that mean the same are in it once: ZeRO and data parallelism of width one, sequence and tensor
 /// parallelism of width one, schedules and cuts of a single stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Space {
+    /// Devices of the smallest node.
+    node: u32,
     shapes: Vec<Shape>,
     schedules: Vec<ScheduleKind>,
     global_batch: u32,
     shards: bool,
-    /// Whether a tensor-parallel group of this width can split the sequence.
-    splits_seq: Option<u32>,
+    /// Positions of a sequence, if the model has any.
+    seq: Option<u32>,
     /// What the cluster's software stack can compute again.
     recompute: Vec<Recompute>,
 }
@@ -30,8 +33,17 @@ pub struct Space {
 struct Shape {
     pp: u32,
     dp: u32,
+    cp: u32,
     tp: u32,
 }
+
+/// Positions from which on a sequence is split by context parallelism for the sake of its length: what
+/// attention takes of a block is then as much as all else, and so is what is kept of it.
+pub const LONG_SEQUENCE: u32 = 16_384;
+
+/// The fewest positions that a context-parallel rank has: with fewer, bringing the keys and values of all
+/// others takes longer than their products.
+const LEAST_POSITIONS: u32 = 4_096;
 
 impl Space {
     /// The plans for `graph` on `cluster` with tensor-parallel groups that stay within a node.
@@ -63,24 +75,28 @@ impl Space {
         let devices = cluster.device_count();
         let global_batch = request.global_batch as u32;
         let blocks = graph.blocks().len() as u32;
+        let seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
         let mut shapes = vec![];
-        for tp in (1..=devices).filter(|&tp| allowed(tp) && splits(graph, tp)) {
+        for tp in (1..=devices).filter(|&tp| allowed(tp) && divides(graph, 1, tp)) {
             for pp in divisors(devices / tp).filter(|&pp| pp <= blocks) {
                 let room = devices / tp / pp;
-                let dp = divisors(global_batch).filter(|&dp| dp <= room).last();
-                shapes.extend(dp.map(|dp| Shape { pp, dp, tp }));
+                let contexts = contexts(seq, room, global_batch);
+                for cp in contexts.into_iter().filter(|&cp| divides(graph, cp, tp)) {
+                    let dp = divisors(global_batch).filter(|&dp| dp <= room / cp).last();
+                    shapes.extend(dp.map(|dp| Shape { pp, dp, cp, tp }));
+                }
             }
         }
-        let splits_seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
         let schedules = request.schedules.clone();
         let recompute = Recompute::by_block_under(cluster.stack());
         Ok(Space {
+            node: node_devices(cluster),
             shapes,
             schedules,
             recompute,
             global_batch,
             shards: request.shards(),
-            splits_seq,
+            seq,
         })
     }
 
@@ -96,14 +112,14 @@ impl Space {
         self.shapes.iter().map(of_shape).sum()
     }
 
-    /// All candidates, in a fixed order: those with the same tensor parallelism, micro-batch and
+    /// All candidates, in a fixed order: those with the same split of a sample, micro-batch and
     /// recomputation next to each other.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate> {
         self.shapes.iter().flat_map(move |shape| self.of_shape(shape))
     }
 
     fn of_shape(&self, shape: &Shape) -> impl Iterator<Item = Candidate> {
-        let Shape { pp, dp, tp } = *shape;
+        let Shape { pp, dp, cp, tp } = *shape;
         let share = self.global_batch / dp;
         let (zeros, cuts) = (self.zeros_of(shape), self.cuts_of(shape));
         let (schedules, sequences) = (self.schedules_of(shape), self.sequences_of(shape));
@@ -113,12 +129,14 @@ impl Space {
                 for &recompute in &self.recompute {
                     for &schedule in schedules {
                         for &cut in cuts {
-                            candidates.extend(zeros.iter().map(|&zero| Candidate {
+                            candidates.extend(zeros.iter().map(|&(zero, sharing)| Candidate {
                                 pp,
                                 dp,
+                                cp,
                                 tp,
                                 sequence_parallel,
                                 zero,
+                                sharing,
                                 microbatch,
                                 microbatches: share / microbatch,
                                 recompute,
@@ -133,12 +151,22 @@ impl Space {
         candidates.into_iter()
     }
 
-    fn zeros_of(&self, shape: &Shape) -> &'static [u8] {
-        if self.shards && shape.dp > 1 { &[0, 1, 2, 3] } else { &[0] }
+    /// ZeRO stages, each with how many replicas share: all, or those within a node where there are others.
+    fn zeros_of(&self, shape: &Shape) -> Vec<(u8, u32)> {
+        let Shape { dp, cp, tp, .. } = *shape;
+        let mut zeros = vec![(0, dp)];
+        if self.shards && dp * cp > 1 {
+            zeros.extend([1, 2, 3].map(|zero| (zero, dp)));
+            let within = self.node / (cp * tp);
+            if within > 0 && within < dp && within * cp > 1 && dp.is_multiple_of(within) {
+                zeros.extend([1, 2, 3].map(|zero| (zero, within)));
+            }
+        }
+        zeros
     }
 
     fn sequences_of(&self, shape: &Shape) -> &'static [bool] {
-        let splits = self.splits_seq.is_some_and(|seq| seq.is_multiple_of(shape.tp));
+        let splits = self.seq.is_some_and(|seq| seq.is_multiple_of(shape.cp * shape.tp));
         if shape.tp > 1 && splits { &[false, true] } else { &[false] }
     }
 
@@ -157,14 +185,25 @@ impl Space {
     }
 }
 
-/// Whether tensor parallelism of this width divides what it splits.
-fn splits(graph: &Graph, tp: u32) -> bool {
+/// The widths of context parallelism that are tried where there is `room` for so many ranks with the same
+/// parameters.
+fn contexts(seq: Option<u32>, room: u32, global_batch: u32) -> Vec<u32> {
+    let seq = seq.unwrap_or(1);
+    let matters = seq >= LONG_SEQUENCE || global_batch < room;
+    let wide = |cp: &u32| matters && seq.is_multiple_of(*cp) && seq / cp >= LEAST_POSITIONS;
+    divisors(room).filter(|cp| *cp == 1 || wide(cp)).collect()
+}
+
+/// Whether context and tensor parallelism of these widths divide what they split.
+fn divides(graph: &Graph, cp: u32, tp: u32) -> bool {
     Candidate {
         pp: 1,
         dp: 1,
+        cp,
         tp,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches: 1,
         recompute: Recompute::None,

@@ -6,7 +6,7 @@ use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::{Recompute, even_cuts};
+use shardloom_plan::{Axis, Recompute, even_cuts};
 use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
@@ -62,6 +62,21 @@ fn the_answer_is_within_a_fiftieth_of_the_best_of_all_simulated_plans() {
         let found = outcome.judgement.step_seconds;
         assert!(found <= 1.02 * best, "{memory_bytes} bytes: found {found}, best {best}");
     }
+}
+
+/// A single long sequence: no two devices have different ones, and layers are too few for a deep pipeline.
+#[test]
+fn a_long_sequence_is_split_where_that_is_faster() {
+    let text = "llama:layers=2,hidden=512,heads=4,kv_heads=2,seq=16384,vocab=4096,ffn=1024";
+    let graph = model(text);
+    let request = Request::new(text, "c", 1);
+    let cluster = h100(1, 4, PLENTY);
+    let best = exhaustive(&graph, &cluster, &request).expect("some plan fits");
+    let outcome = check(&graph, &cluster, &request);
+    let (found, (_, stage)) =
+        (outcome.judgement.step_seconds, outcome.plan.stages().next().expect("a stage"));
+    assert!(found <= 1.02 * best, "found {found}, best {best}");
+    assert!(stage.mesh.width(Axis::CP) > 1, "{}", stage.mesh);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod scenario;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
@@ -18,7 +18,14 @@ fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usi
             let Some(dp) = (1..=room).rev().find(|&dp| batch.is_multiple_of(dp)) else { continue };
             for _microbatch in (1..=batch / dp).filter(|it| (batch / dp).is_multiple_of(*it)) {
                 let sequences = if tp > 1 { 2 } else { 1 };
-                let zeros = if dp > 1 { 4 } else { 1 };
+                // Replicas of a node share, where there are others.
+                let within = node / tp;
+                let some = within > 1 && within < dp && dp.is_multiple_of(within);
+                let zeros = match dp {
+                    1 => 1,
+                    _ if some => 7,
+                    _ => 4,
+                };
                 let (cuts, schedules) =
                     if pp > 1 { (2, ScheduleKind::PLAIN.len()) } else { (1, 1) };
                 count += sequences * zeros * cuts * schedules * Recompute::BY_BLOCK.len();
@@ -74,6 +81,37 @@ fn tensor_parallel_groups_stay_within_the_smallest_of_unlike_nodes() {
     let space = Space::new(&graph, &cluster, &Request::new(GPT, "c", 8)).expect("a space");
     // Four heads: 1, 2 and 4 divide them.
     assert_eq!(space.candidates().map(|it| it.tp).max(), Some(2));
+}
+
+/// Widths of context parallelism of all candidates.
+fn contexts(seq: usize, devices: u32, batch: usize) -> BTreeSet<u32> {
+    let text = format!("gpt:layers=2,hidden=64,heads=4,seq={seq},vocab=101");
+    let graph = model(&text);
+    let cluster = h100(2, devices / 2, 80_000_000_000);
+    let request = Request::new(&text, "c", batch);
+    let space = Space::new(&graph, &cluster, &request).expect("a space");
+    let all: Vec<_> = space.candidates().collect();
+    assert_eq!(
+        (all.len(), all.iter().collect::<HashSet<_>>().len()),
+        (space.count(), space.count())
+    );
+    assert!(all.iter().all(|it| it.divides(&graph) && it.devices() <= devices), "{text}");
+    all.iter().map(|it| it.cp).collect()
+}
+
+#[test]
+fn long_sequences_are_split_as_long_as_ranks_have_4096_positions() {
+    assert_eq!(contexts(32_768, 16, 64), [1, 2, 4, 8].into());
+    assert_eq!(contexts(16_384, 16, 64), [1, 2, 4].into());
+    assert_eq!(contexts(16_380, 16, 64), [1].into());
+    assert_eq!(contexts(3 * 8_192, 12, 64), [1, 2, 3, 4, 6].into());
+}
+
+#[test]
+fn shorter_sequences_are_split_where_there_are_more_devices_than_samples() {
+    assert_eq!(contexts(8_192, 8, 8), [1].into());
+    assert_eq!(contexts(8_192, 8, 4), [1, 2].into());
+    assert_eq!(contexts(4_096, 8, 4), [1].into());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Extents, Graph};
-use shardloom_plan::{Plan, Uniform};
+use shardloom_plan::{Axis, Plan, Uniform};
 use shardloom_program::Program;
 use shardloom_sim::estimate::balanced_stages;
 
@@ -116,14 +116,21 @@ pub fn uniform_plan_in_chunks(
     chunks: usize,
 ) -> Result<Plan> {
     let mesh = numbers.mesh;
-    let factors = [("pp", numbers.pp), ("dp", mesh.dp() as usize), ("tp", mesh.tp() as usize)];
+    let width = |axis| mesh.width(axis);
+    let factors = [
+        ("pp", numbers.pp),
+        ("dp", mesh.dp() as usize),
+        ("cp", width(Axis::CP)),
+        ("tp", width(Axis::TP)),
+    ];
     if let Some(&(key, _)) = factors.iter().find(|(_, factor)| *factor == 0) {
         return Err(Error::PlanSize { key, value: 0, rule: "at least 1 is needed".into() });
     }
-    let devices: u128 = numbers.pp as u128 * u128::from(mesh.dp()) * u128::from(mesh.tp());
+    let devices =
+        factors.iter().fold(1u128, |all, &(_, factor)| all.saturating_mul(factor as u128));
     let most = u128::from(Cluster::MAX_DEVICES);
     if devices > most {
-        let rule = format!("pp x dp x tp is at most {most}");
+        let rule = format!("pp x dp x cp x tp is at most {most}");
         return Err(Error::PlanSize { key: "devices", value: devices, rule });
     }
     let blocks = model.graph().blocks().len();

@@ -509,7 +509,7 @@ impl<'a> CostModel<'a> {
         let bucket = shared.find_map(|tensor| tensor.bucket);
         bucket.map_or(0, |bucket| {
             let bucket = &class.buckets[bucket.0 as usize];
-            bucket.params.len() * class.mesh.span(&bucket.replicas)
+            bucket.params.len() * class.mesh.span(&bucket.shards)
         })
     }
 

@@ -8,7 +8,7 @@ use scenario::{cores, gpt, h100, narrow};
 use shardloom_cluster::{Cluster, Curve, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::{Program, lower};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
 use shardloom_sim::{Options, simulate};
@@ -28,7 +28,7 @@ const MIXED: Settings = Settings {
 fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize]) -> Plan {
     let uniform = Uniform {
         pp: candidate.pp as usize,
-        mesh: Mesh::of(candidate.dp, 1, candidate.tp),
+        mesh: candidate.mesh(),
         sequence_parallel: candidate.sequence_parallel,
         global_batch: candidate.global_batch() as usize,
         microbatches: candidate.microbatches as usize,
@@ -38,6 +38,7 @@ fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize
             algorithm: settings.algorithm,
             zero: candidate.zero,
             bucket_bytes: settings.bucket_bytes,
+            shard_over: None,
             servers: None,
         },
         precision: settings.precision,
@@ -65,13 +66,19 @@ fn program(
 
 /// All candidates on `devices` devices, with micro-batches of up to 4 samples.
 fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
+    candidates_of_context(1, devices, global_batch)
+}
+
+/// Those of them with this context-parallel width.
+fn candidates_of_context(cp: u32, devices: u32, global_batch: u32) -> Vec<Candidate> {
+    let devices = devices / cp;
     let mut all = vec![];
     let widths = |most: u32| (0..).map(|power| 1 << power).take_while(move |&it| it <= most);
     for pp in widths(devices.min(8)) {
         for tp in widths((devices / pp).min(8)) {
             let dp = devices / pp / tp;
             for microbatch in widths((global_batch / dp).min(4)) {
-                for zero in 0..if dp > 1 { 4 } else { 1 } {
+                for zero in 0..if dp * cp > 1 { 4 } else { 1 } {
                     for recompute in Recompute::BY_BLOCK {
                         for schedule in ScheduleKind::PLAIN {
                             for cut in [Cut::Even, Cut::Balanced] {
@@ -79,9 +86,11 @@ fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
                                     all.push(Candidate {
                                         pp,
                                         dp,
+                                        cp,
                                         tp,
                                         sequence_parallel: sequence_parallel && tp > 1,
                                         zero,
+                                        sharing: dp,
                                         microbatch,
                                         microbatches: global_batch / dp / microbatch,
                                         recompute,
@@ -189,6 +198,43 @@ fn estimates_rank_plans_where_lanes_do_not_overlap() {
     assert!(error <= 0.05, "mean error {error}");
 }
 
+/// Keys and values pass between nodes where a sample's devices fill more than one.
+#[test]
+fn estimates_rank_plans_with_context_parallelism() {
+    let own = "llama:layers=6,hidden=512,heads=8,kv_heads=4,seq=4096,vocab=4096,ffn=1408";
+    let positions = "gpt:layers=6,hidden=512,heads=8,seq=2048,vocab=4096";
+    for (text, cluster) in [(own, h100(16)), (positions, Cluster::parse("h100-80g:4x4").unwrap())] {
+        let graph = model(text);
+        let of = |cp| sample(candidates_of_context(cp, 16, 32), 24);
+        let candidates: Vec<Candidate> =
+            [2, 4, 8].into_iter().flat_map(of).filter(|it| it.tp <= 4).collect();
+        assert!(candidates.len() > 60, "{} plans", candidates.len());
+        let times = times(&graph, &cluster, MIXED, &candidates);
+        let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+        assert!(correlation >= 0.98, "{text}: rank correlation {correlation}");
+        assert!(error <= 0.04, "{text}: mean error {error}");
+    }
+}
+
+/// What leaves a node is what is left after the ranks that share have added up theirs.
+#[test]
+fn estimates_rank_plans_of_which_some_replicas_share() {
+    let graph = model("gpt:layers=14,hidden=1024,heads=16,seq=1024,vocab=51200");
+    for (cluster, most) in [(h100(16), 0.04), (Cluster::parse("h100-80g:4x4").unwrap(), 0.04)] {
+        let shares = |it: Candidate| {
+            let parts = if it.dp >= 8 { [2, 4] } else { [2, 2] };
+            parts.map(|parts| Candidate { sharing: it.dp / parts, ..it })
+        };
+        let all = candidates(16, 64).into_iter().filter(|it| it.zero > 0 && it.dp >= 4);
+        let candidates = sample(all.flat_map(shares).collect(), 24);
+        assert!(candidates.len() > 60, "{} plans", candidates.len());
+        let times = times(&graph, &cluster, MIXED, &candidates);
+        let (correlation, error) = (rank_correlation(&times), mean_error(&times));
+        assert!(correlation >= 0.98, "rank correlation {correlation}");
+        assert!(error <= most, "mean error {error}");
+    }
+}
+
 /// The estimate charges a skip to every cut between its ends, where the program sends it once.
 #[test]
 fn estimates_rank_plans_whose_stages_long_skips_connect() {
@@ -252,9 +298,11 @@ proptest! {
     #[test]
     fn estimated_memory_is_within_a_twentieth_of_what_the_program_holds(
         (pp, dp, tp) in (0u32..3, 0u32..3, 0u32..3).prop_map(|(p, d, t)| (1 << p, 1 << d, 1 << t)),
+        cp in (0u32..2).prop_map(|power| 1 << power),
         microbatch in 1u32..4,
         rounds in 1u32..4,
         zero in 0u8..4,
+        parts in prop::sample::select(&[1, 2][..]),
         recompute in prop::sample::select(&ESTIMATED[..]),
         schedule in prop::sample::select(&ScheduleKind::PLAIN[..]),
         cut in prop::sample::select(&[Cut::Even, Cut::Balanced][..]),
@@ -265,10 +313,13 @@ proptest! {
         let candidate = Candidate {
             pp,
             dp,
+            cp,
             tp,
             sequence_parallel: sequence_parallel && tp > 1,
-            zero: if dp > 1 { zero } else { 0 },
-            microbatch,
+            zero: if dp * cp > 1 { zero } else { 0 },
+            sharing: if zero > 0 && dp > 1 { dp / parts } else { dp },
+            // As many positions on a device with context parallelism as without.
+            microbatch: microbatch * cp,
             microbatches: rounds * pp,
             recompute,
             schedule,
@@ -296,16 +347,22 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
     let own = ModelSpec::from_toml(own, "own-network.toml").and_then(|spec| spec.graph());
     let llama = "llama:layers=6,hidden=64,heads=4,kv_heads=2,seq=32,vocab=128,ffn=96";
     let graphs = [own.expect("the example is a network"), gpt(5, true), model(llama)];
-    let widths = [(1, false), (2, false), (2, true)];
+    let widths = [(1, 1, false), (1, 2, false), (1, 2, true), (2, 1, false), (2, 2, true)];
     for (graph, recompute) in graphs.iter().flat_map(|it| ESTIMATED.map(|policy| (it, policy))) {
-        for (zero, (tp, sequence_parallel)) in (0..4).flat_map(|it| widths.map(|width| (it, width)))
+        for (zero, (cp, tp, sequence_parallel)) in
+            (0..4).flat_map(|it| widths.map(|width| (it, width)))
         {
+            if cp > 1 && graph.dim_named("seq").is_none() {
+                continue;
+            }
             let candidate = Candidate {
                 pp: graph.blocks().len() as u32,
                 dp: 2,
+                cp,
                 tp,
                 sequence_parallel,
                 zero,
+                sharing: 2,
                 microbatch: 3,
                 microbatches: 8,
                 recompute,
@@ -331,9 +388,11 @@ fn a_layout_that_cannot_be_has_no_estimate_and_wrong_settings_have_an_error() {
     let candidate = Candidate {
         pp: 2,
         dp: 1,
+        cp: 1,
         tp: 2,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches: 4,
         recompute: Recompute::None,
@@ -405,9 +464,11 @@ fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
     let mut candidate = Candidate {
         pp: 4,
         dp: 1,
+        cp: 1,
         tp: 1,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 4,
         microbatches: 8,
         recompute: Recompute::None,
@@ -434,9 +495,11 @@ fn ratio_of_replicas(
     let candidate = Candidate {
         pp: 1,
         dp: 2,
+        cp: 1,
         tp: 1,
         sequence_parallel: false,
         zero,
+        sharing: 2,
         microbatch: 1,
         microbatches,
         recompute: Recompute::None,
@@ -487,9 +550,11 @@ fn messages_over_slow_links_are_estimated() {
         let candidates = [2, 8].map(|microbatches| Candidate {
             pp: 2,
             dp: 1,
+            cp: 1,
             tp: 1,
             sequence_parallel: false,
             zero: 0,
+            sharing: 1,
             microbatch: 1,
             microbatches,
             recompute: Recompute::None,
@@ -509,9 +574,11 @@ fn pipeline(pp: u32, tp: u32, microbatches: u32) -> Candidate {
     Candidate {
         pp,
         dp: 1,
+        cp: 1,
         tp,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches,
         recompute: Recompute::None,
@@ -599,7 +666,7 @@ fn tensor_parallel_groups_are_estimated_as_those_that_straddle_nodes() {
     let config = "gpt:layers=2,hidden=768,seq=256,ffn=3072,vocab=3072";
     for (tp, dp, heads) in [(3, 8, 6), (16, 2, 16)] {
         let graph = model(&format!("{config},heads={heads}"));
-        let candidate = Candidate { dp, ..pipeline(1, tp, 4) };
+        let candidate = Candidate { dp, sharing: dp, ..pipeline(1, tp, 4) };
         let cluster = narrow((tp * dp) as usize);
         assert_as_simulated(&times(&graph, &cluster, MIXED, &[candidate]), 0.02);
     }
@@ -697,7 +764,7 @@ fn of_unlike_devices_the_slowest_and_the_least_memory_count_for_all() {
 fn shards_of_a_single_number_take_what_launching_their_updates_takes() {
     let graph = model("mlp:inputs=1,hidden=1,layers=4,classes=2");
     let settings = Settings { norm: false, bucket_bytes: 1, ..MIXED };
-    let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, ..pipeline(1, 1, 1) });
+    let candidates = [1, 2].map(|zero| Candidate { dp: 2, zero, sharing: 2, ..pipeline(1, 1, 1) });
     assert_as_simulated(&times(&graph, &h100(2), settings, &candidates), 1e-6);
 }
 
@@ -747,7 +814,7 @@ fn a_loss_by_itself_hides_the_gather_of_the_weights_before_it() {
     let graph = ModelSpec::from_toml(text, "loss-apart.toml").and_then(|spec| spec.graph());
     let graph = graph.unwrap_or_else(|error| panic!("{error}"));
     let settings = Settings { norm: false, ..MIXED };
-    let candidate = Candidate { dp: 2, zero: 3, microbatch: 4, ..pipeline(1, 1, 1) };
+    let candidate = Candidate { dp: 2, zero: 3, sharing: 2, microbatch: 4, ..pipeline(1, 1, 1) };
     let times = times(&graph, &h100(2), settings, &[candidate]);
     assert_as_simulated(&times, 1e-6);
 }

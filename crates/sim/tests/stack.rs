@@ -348,9 +348,11 @@ fn the_estimate_knows_the_host() {
     let candidate = Candidate {
         pp: 1,
         dp: 1,
+        cp: 1,
         tp: 1,
         sequence_parallel: false,
         zero: 0,
+        sharing: 1,
         microbatch: 1,
         microbatches: 2,
         recompute: plan.recompute,

@@ -129,7 +129,13 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                     microbatches: 2,
                     recompute: Recompute::ALL[usize::from(zero) % 3],
                     precision: Precision { gradients, ..BF16 },
-                    sync: Sync { zero, bucket_bytes: 10_000, algorithm, servers: None },
+                    sync: Sync {
+                        zero,
+                        bucket_bytes: 10_000,
+                        algorithm,
+                        shard_over: None,
+                        servers: None,
+                    },
                     ..serial()
                 };
                 let mut trainer = trainer(&graph, &plan(&graph, &uniform), samples(), 1e-3);
@@ -149,7 +155,7 @@ fn both_clocks_train_the_same_weights() {
     for (algorithm, zero) in
         [(Algorithm::Ring, 0), (Algorithm::Direct, 1), (Algorithm::HalvingDoubling, 3)]
     {
-        let sync = Sync { zero, algorithm, bucket_bytes: 10_000, servers: None };
+        let sync = Sync { zero, algorithm, bucket_bytes: 10_000, shard_over: None, servers: None };
         let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 2), microbatches: 2, sync, ..serial() };
         let plan = plan(&graph, &Uniform { precision: BF16, ..uniform });
         let cluster = Cluster::parse("h100-80g:8").expect("a preset");

@@ -4,7 +4,7 @@
 mod support;
 
 use shardloom_graph::Graph;
-use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Axis, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use support::{Samples, gpt, llama, losses, serial, trainer};
 
 const STEPS: usize = 20;
@@ -16,15 +16,24 @@ const TOLERANCE: f64 = 1e-4;
 /// needs a pipeline, sequence parallelism needs tensor parallelism.
 fn combinations() -> Vec<Uniform> {
     let mut all = vec![];
-    for (pp, dp, tp) in [1, 2, 4]
+    let meshes = [1, 2]
         .into_iter()
-        .flat_map(|pp| [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| (pp, dp, tp)))
-    {
-        if pp * dp * tp > 8 {
+        .flat_map(|cp| [(1, 1), (1, 2), (2, 1), (2, 2)].map(|(dp, tp)| Mesh::of(dp, cp, tp)));
+    // Those that share along some axes only: two pairs, and the halves of each of two sequences.
+    let some = [(Mesh::of(4, 1, 1), 2), (Mesh::of(4, 1, 2), 2), (Mesh::of(2, 2, 1), 1)];
+    let some = some.map(|(mesh, width)| mesh.sharing_within(width).expect("it divides"));
+    let meshes: Vec<Mesh> = meshes.chain(some).collect();
+    for (pp, &mesh) in [1, 2, 4].into_iter().flat_map(|pp| meshes.iter().map(move |it| (pp, it))) {
+        if pp * mesh.size() > 8 {
             continue;
         }
-        for zero in 0..if dp > 1 { 4 } else { 1 } {
-            for recompute in Recompute::ALL {
+        let tp = mesh.tp();
+        let replicas = mesh.size() as u32 / tp;
+        let least = if mesh.width(Axis::REPLICA) > 1 { 1 } else { 0 };
+        for zero in least..if replicas > 1 { 4 } else { 1 } {
+            // Who shares has nothing to do with what is computed twice.
+            let policies = if least > 0 { &Recompute::ALL[..1] } else { &Recompute::ALL[..] };
+            for &recompute in policies {
                 for &schedule in &ScheduleKind::PLAIN[..if pp > 1 { 2 } else { 1 }] {
                     for sequence_parallel in [false, true] {
                         if sequence_parallel && tp == 1 {
@@ -32,9 +41,10 @@ fn combinations() -> Vec<Uniform> {
                         }
                         all.push(Uniform {
                             pp,
-                            mesh: Mesh::of(dp as u32, 1, tp as u32),
+                            mesh,
                             sequence_parallel,
-                            microbatches: if pp > 1 { 4 } else { 2 },
+                            // Replicas of a micro-batch have a sample each at least.
+                            microbatches: (if pp > 1 { 4 } else { 2 }).min(8 / mesh.dp() as usize),
                             schedule,
                             recompute,
                             sync: Sync { zero, bucket_bytes: 40_000, ..Sync::default() },

@@ -93,6 +93,41 @@ fn assert_like_serial(graph: &Graph, plan: &Plan, reference: &Trained) {
     }
 }
 
+/// The first stage has the embedding alone, the last the head with its loss, and layers are cut unevenly.
+#[test]
+fn stages_without_layers_train_like_the_serial_run() {
+    for graph in graphs() {
+        let reference = reference(&graph, &serial());
+        let blocks = graph.blocks().len();
+        for (schedule, places) in [
+            (ScheduleKind::OneForwardOneBackward, vec![0, 1, 2, 3]),
+            (ScheduleKind::Afab, vec![0, 1, 2, 3]),
+            (ScheduleKind::ZeroBubbleH1, vec![0, 1, 2, 3]),
+            (ScheduleKind::Interleaved, vec![0, 1, 0, 1]),
+            (ScheduleKind::ZeroBubbleV, vec![0, 1, 1, 0]),
+        ] {
+            for (mesh, zero, sequence_parallel) in meshes() {
+                let uniform = Uniform {
+                    pp: 4,
+                    mesh,
+                    sequence_parallel,
+                    microbatches: 4,
+                    schedule,
+                    recompute: if zero == 1 { Recompute::Block } else { Recompute::Selective },
+                    sync: Sync { zero, ..serial().sync },
+                    ..serial()
+                };
+                let mut plan = placed(&graph, &uniform, std::slice::from_ref(&places));
+                let cuts = [0, 1, 3, blocks - 1, blocks];
+                for (stage, cut) in plan.pipeline[0].stage.iter_mut().zip(cuts.windows(2)) {
+                    stage.blocks = (cut[0], cut[1]);
+                }
+                assert_like_serial(&graph, &plan, &reference);
+            }
+        }
+    }
+}
+
 /// Data and tensor parallelism inside stages.
 fn meshes() -> [(Mesh, u8, bool); 5] {
     let mesh = |dp, tp| Mesh::of(dp, 1, tp);

@@ -57,12 +57,16 @@ pub struct Split {
     pub pp: u32,
     /// Stages on each of them.
     pub chunks: u32,
-    /// Replicas.
+    /// Data-parallel replicas.
     pub dp: u32,
+    /// Width of context parallelism.
+    pub cp: u32,
     /// Whether operators that tensor parallelism leaves whole are split along the sequence.
     pub sequence_parallel: bool,
     /// ZeRO stage.
     pub zero: u8,
+    /// Of the data-parallel replicas, how many share what that says.
+    pub sharing: u32,
     /// What is computed twice, if that is known; otherwise nothing where that fits in memory, and everything
     /// where it does not.
     pub recompute: Option<Recompute>,
@@ -73,15 +77,18 @@ pub struct Split {
 impl Case {
     /// Its devices and how it is split, in a few words; `micro` is the size of micro-batches that was taken.
     pub fn describe(&self, micro: Option<usize>) -> String {
-        let Split { tp, pp, chunks, dp, zero, .. } = self.split;
+        let Split { tp, pp, chunks, dp, cp, zero, sharing, .. } = self.split;
         let mut words = format!("{}: dp {dp}", counted(self.hardware.gpus as usize, "device"));
-        for (name, value) in [("tp", tp), ("pp", pp), ("chunks", chunks)] {
+        for (name, value) in [("cp", cp), ("tp", tp), ("pp", pp), ("chunks", chunks)] {
             if value > 1 {
                 words += &format!(", {name} {value}");
             }
         }
         if zero > 0 {
             words += &format!(", ZeRO-{zero}");
+            if sharing < dp {
+                words += &format!(" within {sharing} replicas");
+            }
         }
         let micro = micro.or(match self.micro_batch {
             MicroBatch::Given(micro) => Some(micro),
@@ -166,13 +173,19 @@ impl Case {
         micro: usize,
         recompute: Recompute,
     ) -> Result<Plan, Refusal> {
-        let Split { tp, pp, chunks, dp, .. } = self.split;
+        let Split { tp, pp, chunks, dp, cp, sharing, .. } = self.split;
         let gpus = self.hardware.gpus;
-        let factors = [tp, pp, dp].into_iter().try_fold(1u32, u32::checked_mul);
+        let factors = [tp, pp, dp, cp].into_iter().try_fold(1u32, u32::checked_mul);
         if factors != Some(gpus) {
-            let text = format!("tp {tp} x pp {pp} x dp {dp} is not {gpus} devices");
+            let context = if cp == 1 { String::new() } else { format!(" x cp {cp}") };
+            let text = format!("tp {tp} x pp {pp} x dp {dp}{context} is not {gpus} devices");
             return Err(Refusal::Numbers(text));
         }
+        let mesh = Mesh::of(dp, cp, tp).sharing_within(sharing);
+        let Some(mesh) = mesh else {
+            let text = format!("of {dp} replicas {sharing} each cannot share");
+            return Err(Refusal::Numbers(text));
+        };
         let microbatches = self.global_batch / micro.saturating_mul(dp as usize).max(1);
         let stages = pp as usize * chunks as usize;
         if stages.saturating_mul(microbatches).saturating_mul(2) > MOST_PASSES {
@@ -192,7 +205,7 @@ impl Case {
         let numbers = Uniform {
             // Idle devices are in no pipeline.
             pp: (cuts.len() - 1) / chunks.max(1) as usize,
-            mesh: Mesh::of(dp, 1, tp),
+            mesh,
             sequence_parallel: self.split.sequence_parallel && tp > 1,
             global_batch: self.global_batch,
             microbatches,
@@ -203,7 +216,7 @@ impl Case {
             recompute: recompute.under(cluster.stack()),
             sync: Sync {
                 // One replica has nobody to share its state with.
-                zero: if dp > 1 { self.split.zero } else { 0 },
+                zero: if sharing * cp > 1 { self.split.zero } else { 0 },
                 bucket_bytes: habits.bucket_bytes(usual.bucket_bytes, self.split.zero),
                 ..usual
             },

@@ -21,13 +21,10 @@ pub enum Refusal {
     /// Numbers that plans do not have.
     #[error("precision {0:?}")]
     Precision(String),
-    /// The sequence is split by context parallelism.
-    #[error("cp = {0}")]
-    ContextParallel(u32),
     /// No preset describes the device.
     #[error("hardware {0}")]
     Hardware(String),
-    /// State that is sharded among some of the replicas only, or in words that are not known.
+    /// State that is sharded in words that are not known, or among a number that does not divide the replicas.
     #[error("sharding {0:?}")]
     Sharding(String),
     /// Recomputation that is not stated, or in words that are not known.
@@ -64,9 +61,8 @@ impl Refusal {
             Refusal::NothingMeasured => "no measurement to compare with",
             Refusal::Experts(_) => "experts",
             Refusal::Precision(_) => "precision unknown or below 8 bits",
-            Refusal::ContextParallel(_) => "context parallelism",
             Refusal::Hardware(_) => "no preset of the hardware",
-            Refusal::Sharding(_) => "sharding among some replicas, or unknown",
+            Refusal::Sharding(_) => "sharding unknown",
             Refusal::Recompute(_) => "recomputation unknown",
             Refusal::Cut(_) => "layers cannot be cut",
             Refusal::Split { .. } => "tensor parallelism does not divide",

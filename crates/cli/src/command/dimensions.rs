@@ -69,6 +69,11 @@ struct Split {
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     dp: Option<u32>,
 
+    /// Context-parallel ranks, which split the sequence and bring the keys and values of all positions
+    /// together for attention [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    cp: Option<u32>,
+
     /// Ranks that every operator is split over [default: 1]
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     tp: Option<u32>,
@@ -81,6 +86,11 @@ struct Split {
     /// weights [default: 0]
     #[arg(long, value_name = "STAGE", value_parser = whole::<u8>)]
     zero: Option<u8>,
+
+    /// How many neighbouring data-parallel replicas share what --zero says, with their context-parallel
+    /// ranks; others hold the same shares [default: all]
+    #[arg(long, value_name = "N", requires = "zero", value_parser = whole::<u32>)]
+    shard_within: Option<u32>,
 
     /// Parameter servers, on further devices: replicas are workers that get the weights from them and send
     /// them their gradients, all in fp32 and without clipping
@@ -116,9 +126,11 @@ impl Split {
         let Split {
             pp,
             dp,
+            cp,
             tp,
             sequence_parallel,
             zero,
+            shard_within,
             servers,
             staleness,
             microbatches,
@@ -129,9 +141,11 @@ impl Split {
         first_given([
             ("--pp", pp.is_some()),
             ("--dp", dp.is_some()),
+            ("--cp", cp.is_some()),
             ("--tp", tp.is_some()),
             ("--sequence-parallel", *sequence_parallel),
             ("--zero", zero.is_some()),
+            ("--shard-within", shard_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
             ("--microbatches", microbatches.is_some()),
@@ -288,9 +302,9 @@ impl Dimensions {
 
     /// Ranks in all, unless no cluster has so many.
     pub fn ranks(&self) -> Option<usize> {
-        let widths =
-            [self.pp(), self.split.dp.unwrap_or(1) as usize, self.split.tp.unwrap_or(1) as usize];
-        let workers = widths.iter().try_fold(1, |all: usize, &each| all.checked_mul(each))?;
+        let Split { dp, cp, tp, .. } = self.split;
+        let mut widths = [dp, cp, tp].into_iter().map(|width| width.unwrap_or(1) as usize);
+        let workers = widths.try_fold(self.pp(), |all: usize, each| all.checked_mul(each))?;
         let ranks = workers.checked_add(self.split.servers.unwrap_or(0) as usize);
         ranks.filter(|&ranks| ranks <= Cluster::MAX_DEVICES as usize)
     }
@@ -361,6 +375,24 @@ impl Dimensions {
         Ok(plan)
     }
 
+    /// The mesh of a stage.
+    fn mesh(&self) -> Result<Mesh, Failure> {
+        let Split { dp, cp, tp, zero, shard_within, .. } = self.split;
+        let mesh = Mesh::of(dp.unwrap_or(1), cp.unwrap_or(1), tp.unwrap_or(1));
+        let Some(within) = shard_within else { return Ok(mesh) };
+        let option = "--shard-within";
+        let refuse =
+            |rule: String| Err(Failure::usage(option, format!("{option} {within}: {rule}")));
+        if zero.unwrap_or(0) == 0 {
+            return refuse("with --zero 0 nothing is shared; 1 to 3 share".into());
+        }
+        match mesh.sharing_within(within) {
+            Some(mesh) if u64::from(within) * u64::from(cp.unwrap_or(1)) > 1 => Ok(mesh),
+            Some(_) => refuse("a replica by itself has nobody to share with".into()),
+            None => refuse(format!("it must divide --dp {}", mesh.dp())),
+        }
+    }
+
     /// The plan in numbers.
     fn numbers(
         &self,
@@ -376,7 +408,7 @@ impl Dimensions {
         let zero = self.split.zero.unwrap_or(0);
         Ok(Uniform {
             pp: self.pp(),
-            mesh: Mesh::of(self.split.dp.unwrap_or(1), 1, self.split.tp.unwrap_or(1)),
+            mesh: self.mesh()?,
             sequence_parallel: self.split.sequence_parallel,
             global_batch: self.global_batch(),
             microbatches,
@@ -387,6 +419,7 @@ impl Dimensions {
                 zero,
                 servers,
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
+                shard_over: None,
             },
             precision: match servers {
                 None => place.precision,

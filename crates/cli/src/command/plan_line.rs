@@ -57,7 +57,17 @@ pub fn plan_line(plan: &Plan) -> String {
     }
     let zeros: BTreeSet<u8> = plan.syncs().map(|sync| sync.zero).collect();
     let zeros: Vec<String> = zeros.iter().map(u8::to_string).collect();
-    let zero = zeros.join(" and ");
+    let over: BTreeSet<String> = plan
+        .syncs()
+        .filter(|sync| sync.zero > 0)
+        .filter_map(|sync| sync.shard_over)
+        .map(|over| over.iter().map(|axis| axis.to_string()).collect::<Vec<_>>().join(" x "))
+        .collect();
+    let over: Vec<String> = over.into_iter().collect();
+    let mut zero = zeros.join(" and ");
+    if !over.is_empty() {
+        zero += &format!(" over {}", over.join(" and "));
+    }
     format!(
         "{}: {}{}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}",
         counted(plan.device_count(), "device"),
@@ -144,6 +154,23 @@ mod tests {
         let chimera = "4 devices: 4 stages in 2 pipelines of dp 2, ZeRO 0, chimera with 4 micro-batches \
                        of 2 samples, recompute none";
         assert_eq!(line(ScheduleKind::Chimera, 2, 4), chimera);
+    }
+
+    #[test]
+    fn who_shares_is_said_where_not_all_do() {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=16").expect("a model");
+        let line = |mesh, zero| {
+            let sync = Sync { zero, ..Sync::default() };
+            let numbers = Uniform { mesh, sync, ..numbers(ScheduleKind::Afab, 1, 1) };
+            plan_line(&uniform_plan(&model, &numbers, "local:4").expect("a plan"))
+        };
+        let pairs = |mesh: Mesh| mesh.sharing_within(2).expect("two pairs");
+        let all = line(Mesh::of(4, 1, 1), 2);
+        assert!(all.contains("of dp 4, ZeRO 2, 1 micro-batch"), "{all}");
+        let some = line(pairs(Mesh::of(4, 1, 1)), 2);
+        assert!(some.contains("of replica 2 x dp 2, ZeRO 2 over dp, 1 micro-batch"), "{some}");
+        let long = line(pairs(Mesh::of(4, 2, 1)), 1);
+        assert!(long.contains("of replica 2 x dp 2 x cp 2, ZeRO 1 over dp x cp"), "{long}");
     }
 
     #[test]

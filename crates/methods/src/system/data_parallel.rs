@@ -52,9 +52,11 @@ pub(super) fn replicated(
         candidates.extend(microbatches.into_iter().map(|microbatch| Candidate {
             pp: 1,
             dp,
+            cp: 1,
             tp: 1,
             sequence_parallel: false,
             zero: if dp > 1 { zero } else { 0 },
+            sharing: dp,
             microbatch,
             microbatches: share / microbatch,
             recompute,

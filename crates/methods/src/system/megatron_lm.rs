@@ -49,7 +49,8 @@ fn candidates(
         true => ScheduleKind::OneForwardOneBackward,
         false => request.schedules[0],
     };
-    let all: Vec<Candidate> = Space::new(graph, cluster, request)?.candidates().collect();
+    let space = Space::new(graph, cluster, request)?;
+    let all: Vec<Candidate> = space.candidates().filter(|it| it.cp == 1).collect();
     let widest = all.iter().map(|it| it.tp).max().unwrap_or(1);
     let mut sequences: Vec<u32> =
         all.iter().filter(|it| it.sequence_parallel).map(|it| it.tp).collect();
@@ -57,6 +58,7 @@ fn candidates(
     let usual = |it: &Candidate| {
         it.recompute == Recompute::Selective
             && it.zero == u8::from(request.shards() && it.dp > 1)
+            && it.sharing == it.dp
             && it.cut == Cut::Even
             && (it.pp == 1 || (it.schedule == schedule && it.tp == widest))
             && it.sequence_parallel == sequences.contains(&it.tp)

@@ -120,6 +120,7 @@ impl<'a> Parameters<'a> {
                 name,
                 elements: offset,
                 params: ids,
+                shards: ways.shards(key.group, &key.replicas),
                 replicas: key.replicas,
                 partial: key.partial,
                 copies,

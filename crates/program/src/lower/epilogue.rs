@@ -118,7 +118,7 @@ pub(super) fn release(parameters: &Parameters<'_>, others: &[TensorId]) -> Instr
 fn updaters(parameters: &Parameters<'_>, bucket: &Bucket) -> Vec<Axis> {
     let mut axes = bucket.splits.clone();
     if parameters.updates_shares(bucket) {
-        axes.extend(&bucket.replicas);
+        axes.extend(&bucket.shards);
         parameters.mesh.sort(&mut axes);
     }
     axes

@@ -20,6 +20,8 @@ pub(super) struct Ways<'a> {
     of_groups: Vec<Box<dyn Synchronisation>>,
     /// Those that have one.
     alone: AllReduce,
+    /// Those of which no two replicas share, though the plan has others share, by group.
+    whole: Vec<AllReduce>,
     groups: ParameterGroups,
     syncs: Vec<Sync>,
     precisions: Vec<Precision>,
@@ -34,6 +36,7 @@ impl<'a> Ways<'a> {
             common,
             of_groups: plan.syncs().skip(1).map(sync::way).collect(),
             alone: AllReduce { algorithm: plan.sync.algorithm },
+            whole: plan.syncs().map(|it| AllReduce { algorithm: it.algorithm }).collect(),
             groups: ParameterGroups::of(plan)?,
             syncs: plan.syncs().collect(),
             precisions: plan.precisions().collect(),
@@ -52,10 +55,21 @@ impl<'a> Ways<'a> {
 
     /// How the parameters of a group are kept equal that have these replicas.
     fn of(&self, group: ParameterGroupId, replicas: &[Axis]) -> &dyn Synchronisation {
+        let index = group.map_or(0, |group| 1 + group);
         match replicas.is_empty() && self.common.servers().is_none() {
             true => &self.alone,
+            false if self.shards(group, replicas).is_empty() && !replicas.is_empty() => {
+                &self.whole[index]
+            }
             false => self.replicated(group),
         }
+    }
+
+    /// Along which of these replicas the plan has the parameters of a group shared.
+    pub fn shards(&self, group: ParameterGroupId, replicas: &[Axis]) -> Vec<Axis> {
+        let over = self.sync(group).shard_over;
+        let shares = |axis: &Axis| over.is_none_or(|over| over.contains(*axis));
+        replicas.iter().copied().filter(shares).collect()
     }
 
     /// What the plan says of a group on keeping replicas equal.
@@ -93,7 +107,8 @@ impl<'a> Parameters<'a> {
     ) -> Held {
         let plan = self.plan;
         let precision = self.ways.precision(group);
-        let bucket = Unheld { id, name, elements, replicas, precision };
+        let shards = self.ways.shards(group, replicas);
+        let bucket = Unheld { id, name, elements, replicas, shards: &shards, precision };
         let replicated = self.ways.of(group, replicas).tensors(&bucket, &mut self.tensors);
         // What an update changes has as many elements as the weights that it updates.
         let extent = self.updated_extent(&replicated);
@@ -246,9 +261,9 @@ impl<'a> Parameters<'a> {
     }
 
     pub(super) fn unheld(&self, id: BucketId) -> Unheld<'_> {
-        let Bucket { name, elements, replicas, .. } = &self.buckets[id.0 as usize];
+        let Bucket { name, elements, replicas, shards, .. } = &self.buckets[id.0 as usize];
         let precision = self.ways.precision(self.groups[id.0 as usize]);
-        Unheld { id, name, elements: *elements, replicas, precision }
+        Unheld { id, name, elements: *elements, replicas, shards, precision }
     }
 
     /// The weights in full precision that are updated in the place of those that operators read.
@@ -291,6 +306,11 @@ impl<'a> Parameters<'a> {
     /// What reduces the gradients of a bucket over its replicas.
     pub fn after_gradient(&self, id: BucketId) -> Vec<Instruction> {
         self.way(id).after_gradient(&self.unheld(id), self.replicated(id))
+    }
+
+    /// What of that is done once, after the last.
+    pub fn after_last_gradient(&self, id: BucketId) -> Vec<Instruction> {
+        self.way(id).after_last_gradient(&self.unheld(id), self.replicated(id))
     }
 
     /// What makes all weights of a bucket those that were updated.

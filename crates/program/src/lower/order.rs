@@ -246,7 +246,8 @@ impl Assembly<'_> {
             let each_pass = self.parameters.way(bucket).reduces_each_pass();
             completes.contains(&bucket) || (each_pass && !later.contains(&bucket))
         };
-        sharding::insert_reductions(&mut instructions, self.parameters, is_due);
+        let is_last = |bucket: BucketId| completes.contains(&bucket);
+        sharding::insert_reductions(&mut instructions, self.parameters, is_due, is_last);
         self.gather(&mut instructions);
         extrapolation::insert(&mut instructions, self.parameters);
         let kind = match pass {

@@ -15,7 +15,7 @@ use shardloom_plan::Communication;
 use smallvec::SmallVec;
 
 use super::whole_gradients;
-use crate::class::{Body, BodyId, Program};
+use crate::class::{Body, BodyId, Bucket, Program};
 use crate::{Action, Copies, Group, Instruction, Mode, Point, Queue, Tensor, TensorId, Write};
 
 impl Program {
@@ -25,7 +25,8 @@ impl Program {
     pub fn assign_queues(&mut self) {
         for class in &mut self.classes {
             let repeats = class.guards().next().is_some();
-            class.communicators = assign(&class.tensors, &mut class.bodies, repeats);
+            let tensors = (class.tensors.as_slice(), class.buckets.as_slice());
+            class.communicators = assign(tensors, &mut class.bodies, repeats);
         }
         if self.communication == Communication::Thread {
             whole_gradients::bound(self);
@@ -33,12 +34,19 @@ impl Program {
     }
 }
 
-/// The groups of the class's collectives, in the order of their queues. `repeats` says whether passes may be
-/// run again that were dropped.
-fn assign(tensors: &[Tensor], bodies: &mut [Body], repeats: bool) -> Vec<Group> {
-    let mut communicators = vec![];
+/// The groups of the class's collectives, in the order of their queues: one for each group, and a second for
+/// what keeps replicas equal where values pass within the same group too, as context parallelism's keys and
+/// the gradients of its ranks do. What a pass waits for is then not behind what it does not. `repeats` says
+/// whether passes may be run again that were dropped.
+fn assign(
+    (tensors, buckets): (&[Tensor], &[Bucket]),
+    bodies: &mut [Body],
+    repeats: bool,
+) -> Vec<Group> {
+    let mut communicators: Vec<(Group, bool)> = vec![];
     for instruction in bodies.iter_mut().flat_map(|body| &mut body.instructions) {
-        instruction.queue = queue(&instruction.action, &mut communicators);
+        let of_replicas = is_of_replicas(instruction, tensors, buckets);
+        instruction.queue = queue(&instruction.action, of_replicas, &mut communicators);
     }
     let lasting = lasting_touches(tensors, bodies);
     let mut here = vec![Touches::default(); tensors.len()];
@@ -58,17 +66,29 @@ fn assign(tensors: &[Tensor], bodies: &mut [Body], repeats: bool) -> Vec<Group> 
         }
         touched.into_iter().for_each(|tensor| here[tensor.0 as usize] = Touches::default());
     }
-    communicators
+    communicators.into_iter().map(|(group, _)| group).collect()
 }
 
-fn queue(action: &Action, communicators: &mut Vec<Group>) -> Queue {
+/// Whether an instruction is a collective over the replicas of a bucket, or some of them.
+fn is_of_replicas(instruction: &Instruction, tensors: &[Tensor], buckets: &[Bucket]) -> bool {
+    let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
+        return false;
+    };
+    let bucket = tensors[instruction.reads[0].tensor.0 as usize].bucket;
+    bucket.is_some_and(|bucket| {
+        let replicas = &buckets[bucket.0 as usize].replicas;
+        !axes.is_empty() && axes.iter().all(|axis| replicas.contains(axis))
+    })
+}
+
+fn queue(action: &Action, of_replicas: bool, communicators: &mut Vec<(Group, bool)>) -> Queue {
     match action {
         Action::Send { .. } => Queue::Send,
         Action::Receive { .. } => Queue::Receive,
         Action::Collective { group, .. } => {
-            let known = communicators.iter().position(|known| known == group);
-            let number = known.unwrap_or_else(|| {
-                communicators.push(group.clone());
+            let same = |known: &(Group, bool)| known.0 == *group && known.1 == of_replicas;
+            let number = communicators.iter().position(same).unwrap_or_else(|| {
+                communicators.push((group.clone(), of_replicas));
                 communicators.len() - 1
             });
             Queue::Communicator(number as u16)

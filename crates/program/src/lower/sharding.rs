@@ -13,12 +13,13 @@ use crate::{Action, BucketId, Content, Group, Instruction, TensorId, View};
 type Insertions = BTreeMap<usize, Vec<Instruction>>;
 
 /// Inserts the reductions of the gradients of which `is_due` says that the body finishes them: those to
-/// which nothing is added after it in the step, and those of which each pass is reduced. Whole gradients go
-/// on accumulating, and what was reduced once must not be reduced again.
+/// which nothing is added after it in the step, of which `is_last` knows, and those of which each pass is
+/// reduced. Whole gradients go on accumulating, and what was reduced once must not be reduced again.
 pub(super) fn insert_reductions(
     instructions: &mut Vec<Instruction>,
     parameters: &Parameters<'_>,
     is_due: impl Fn(BucketId) -> bool,
+    is_last: impl Fn(BucketId) -> bool,
 ) {
     let mut after = Insertions::new();
     for (bucket, index) in completions(instructions, parameters) {
@@ -28,6 +29,9 @@ pub(super) fn insert_reductions(
         let after = after.entry(index).or_default();
         after.extend(over_partial(parameters, bucket));
         after.extend(parameters.after_gradient(bucket));
+        if is_last(bucket) {
+            after.extend(parameters.after_last_gradient(bucket));
+        }
     }
     weave(instructions, Insertions::new(), after);
 }

@@ -5,6 +5,7 @@
 //! program's tensors.
 
 mod all_reduce;
+mod hybrid;
 mod server;
 mod zero;
 
@@ -15,6 +16,7 @@ use shardloom_graph::Reduction;
 use shardloom_plan::{Axis, Precision, Servers, Sync};
 
 pub use all_reduce::AllReduce;
+pub use hybrid::Hybrid;
 pub use server::Server;
 pub use zero::Zero;
 
@@ -34,6 +36,8 @@ pub struct Unheld<'a> {
     pub elements: usize,
     /// Mesh axes over which replicas train on different samples or positions, none of width one.
     pub replicas: &'a [Axis],
+    /// Those of them along which the plan has replicas share what they can share.
+    pub shards: &'a [Axis],
     /// Number formats of its parameters.
     pub precision: Precision,
 }
@@ -80,6 +84,12 @@ pub trait Synchronisation: Debug {
     /// What reduces the gradients that operators added to, once they are whole.
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
 
+    /// What follows the last of these before an update, where some of it is not done after each pass that
+    /// adds to gradients.
+    fn after_last_gradient(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
+        vec![]
+    }
+
     /// Whether weights are gathered block by block, so that no bucket has more than one block.
     fn gathers_blocks(&self) -> bool;
 
@@ -103,7 +113,13 @@ pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
     match (sync.servers, sync.zero) {
         (Some(servers), _) => Box::new(Server { servers }),
         (None, 0) => Box::new(AllReduce { algorithm }),
-        (None, stage) => Box::new(Zero { stage, algorithm }),
+        (None, stage) => {
+            let within = Zero { stage, algorithm };
+            match sync.shard_over {
+                None => Box::new(within),
+                Some(_) => Box::new(Hybrid { within }),
+            }
+        }
     }
 }
 

@@ -34,11 +34,13 @@ impl Lines<'_> {
     fn queue(&self, queue: Queue) -> String {
         match queue {
             Queue::Communicator(number) => match &self.0.class.communicators[usize::from(number)] {
-                Group::Mesh(axes) => {
+                group @ Group::Mesh(axes) => {
+                    let before = &self.0.class.communicators[..usize::from(number)];
+                    let again = if before.contains(group) { " again" } else { "" };
                     let mesh = &self.0.class.mesh;
                     let wide: Vec<Axis> =
                         axes.iter().copied().filter(|&axis| mesh.width(axis) > 1).collect();
-                    names_of(if wide.is_empty() { axes } else { &wide })
+                    names_of(if wide.is_empty() { axes } else { &wide }) + again
                 }
                 Group::Classes(_) => "stages".into(),
                 Group::World => "all".into(),

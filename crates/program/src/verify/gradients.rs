@@ -280,9 +280,9 @@ impl Reductions<'_> {
         let Some(bucket) = self.bucket(step, gradients) else { return };
         let shape = &step.class.tensor(gradients.tensor).shape;
         let is_share = gradients.window == Window::Share || *shape == Shape::Flat(Extent::Share);
-        let replicas = bucket.replicas.iter().filter(|_| is_share);
+        let shards = bucket.shards.iter().filter(|_| is_share);
         let wanted: BTreeSet<Over> =
-            bucket.splits.iter().chain(replicas).map(|&axis| Over::Axis(axis)).collect();
+            bucket.splits.iter().chain(shards).map(|&axis| Over::Axis(axis)).collect();
         let tensors = step.instruction.reads.iter().map(|read| read.tensor);
         let unlike = |it: &TensorId| {
             let is_sum = step.class.tensor(*it).content == Content::Statistics;

@@ -197,7 +197,7 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
     // The whole bucket lies in the tensor; its share may only be a part of all of it.
     let holds_all = |tensor: &Tensor| match (&tensor.shape, bucket) {
         (Shape::Flat(Extent::Exactly(elements)), Some(bucket)) => *elements == bucket.elements,
-        (Shape::Flat(Extent::Share), Some(bucket)) => bucket.replicas.is_empty(),
+        (Shape::Flat(Extent::Share), Some(bucket)) => bucket.shards.is_empty(),
         _ => false,
     };
     match view.window {

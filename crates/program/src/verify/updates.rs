@@ -146,5 +146,5 @@ fn whole(
 /// Whether ranks have shares of a tensor's bucket.
 fn is_shared(class: &Class, tensor: TensorId) -> bool {
     let bucket = class.tensor(tensor).bucket.map(|bucket| class.bucket(bucket));
-    bucket.is_some_and(|bucket| class.mesh.span(&bucket.replicas) > 1)
+    bucket.is_some_and(|bucket| class.mesh.span(&bucket.shards) > 1)
 }

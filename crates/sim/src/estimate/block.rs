@@ -1,8 +1,10 @@
 //! What one block takes and holds, from the bodies that lowering made for it.
 
+use std::collections::BTreeMap;
+
 use shardloom_cluster::DeviceId;
 use shardloom_program::{
-    Action, BodyKind, Class, ClassId, Content, Instruction, MemoryTracker, Tensor,
+    Action, BodyKind, Class, ClassId, Content, Group, Instruction, MemoryTracker, Queue, Tensor,
 };
 
 use crate::{CostModel, SimError};
@@ -10,7 +12,7 @@ use crate::{CostModel, SimError};
 /// What a block of one kind costs on each device of a replica.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BlockCost {
-    /// The forward pass, tensor-parallel collectives included.
+    /// The forward pass, collectives of tensor and context parallelism included.
     pub forward_seconds: f64,
     /// The backward pass, likewise.
     pub backward_seconds: f64,
@@ -37,10 +39,12 @@ pub(super) struct Held {
 
 /// Where a block runs.
 pub(super) struct Site<'s> {
-    /// Devices of one tensor-parallel group.
+    /// The devices that work on one sample.
     pub devices: &'s [DeviceId],
-    /// Groups like it that share its nodes' uplinks, itself included.
+    /// Sets of devices like it that share its nodes' uplinks, itself included.
     pub concurrent: u32,
+    /// Devices of a node.
+    pub per_node: u32,
     /// Whether collectives run beside computation.
     pub overlaps: bool,
 }
@@ -59,7 +63,7 @@ impl Site<'_> {
                 queues.run(instruction, seconds, self.overlaps);
             }
         }
-        Ok(passes.map(|queues| queues.computing.max(queues.communicating)))
+        Ok(passes.map(|queues| queues.end()))
     }
 
     /// Seconds of one instruction; none for messages between stages and for what keeps replicas equal,
@@ -84,16 +88,29 @@ impl Site<'_> {
         let Some(exchange) = program.exchange(class, 0, instruction) else {
             return costs.local_seconds(id, 0, instruction).map(Some);
         };
-        let seconds = costs.collective_seconds(&exchange, self.devices, self.concurrent)?;
+        let (group, concurrent) = self.group(class, &exchange.group);
+        let seconds = costs.collective_seconds(&exchange, &group, concurrent)?;
         Ok(Some(seconds + costs.staging_seconds(id, 0, instruction)?))
+    }
+
+    /// The devices of the first of the groups that run a collective at the same time, and how many of them
+    /// share an uplink: groups of every second device, such as those of context parallelism beside two
+    /// tensor-parallel ranks, lie two in each node.
+    fn group(&self, class: &Class, group: &Group) -> (Vec<DeviceId>, u32) {
+        let Group::Mesh(axes) = group else { return (self.devices.to_vec(), self.concurrent) };
+        let members = class.mesh.members_along(0, axes);
+        let stride = members.get(1).map_or(1, |second| second - members[0]) as u32;
+        let devices = members.iter().map(|&member| self.devices[member % self.devices.len()]);
+        (devices.collect(), self.concurrent * stride.min(self.per_node))
     }
 }
 
-/// What a device's two queues have got to, and when each tensor is ready.
+/// What a device's queues have got to, and when each tensor is ready.
 #[derive(Default)]
 struct Queues {
     computing: f64,
-    communicating: f64,
+    /// By communicator.
+    communicating: BTreeMap<Queue, f64>,
     /// Until when the host has launched what it launches.
     launched: f64,
     ready: Vec<f64>,
@@ -103,7 +120,7 @@ impl Queues {
     /// Runs an instruction: collectives beside computation that does not touch their operands.
     fn run(&mut self, instruction: &Instruction, seconds: f64, overlaps: bool) {
         let queue = match overlaps && instruction.involves_others() {
-            true => &mut self.communicating,
+            true => self.communicating.entry(instruction.queue).or_default(),
             false => &mut self.computing,
         };
         let touched = instruction.operands().map(|view| view.tensor.0 as usize);
@@ -115,6 +132,11 @@ impl Queues {
             }
             self.ready[tensor] = *queue;
         }
+    }
+
+    /// When all of them are done.
+    fn end(&self) -> f64 {
+        self.communicating.values().copied().fold(self.computing, f64::max)
     }
 }
 

@@ -21,12 +21,17 @@ pub struct Candidate {
     pub pp: u32,
     /// Data-parallel width.
     pub dp: u32,
+    /// Context-parallel width.
+    pub cp: u32,
     /// Tensor-parallel width.
     pub tp: u32,
     /// Whether operators that tensor parallelism leaves whole are split along the sequence.
     pub sequence_parallel: bool,
     /// ZeRO stage, 0 to 3.
     pub zero: u8,
+    /// How many neighbouring data-parallel replicas, with their context-parallel ranks, share what that
+    /// says: `dp` if all do. It divides `dp`.
+    pub sharing: u32,
     /// Samples of one micro-batch on one replica.
     pub microbatch: u32,
     /// Micro-batches of a step on one replica.
@@ -42,7 +47,23 @@ pub struct Candidate {
 impl Candidate {
     /// The devices it uses.
     pub fn devices(&self) -> u32 {
-        self.pp * self.dp * self.tp
+        self.pp * self.mesh().size() as u32
+    }
+
+    /// The mesh of a stage.
+    pub fn mesh(&self) -> Mesh {
+        let mesh = Mesh::of(self.dp, self.cp, self.tp);
+        mesh.sharing_within(self.sharing).unwrap_or(mesh)
+    }
+
+    /// The devices that work on one sample of a stage.
+    pub fn sample_devices(&self) -> u32 {
+        self.cp * self.tp
+    }
+
+    /// Ranks that share what ZeRO shards.
+    pub fn sharers(&self) -> u32 {
+        self.sharing * self.cp
     }
 
     /// Samples of one step.
@@ -59,13 +80,24 @@ impl Candidate {
         }
     }
 
-    /// Whether tensor parallelism of its width splits something of `graph`, and all of that evenly.
+    /// Whether tensor and context parallelism of its widths each split something of `graph`, and all that
+    /// they split evenly.
     pub fn divides(&self, graph: &Graph) -> bool {
-        let layout = self.layout(graph);
-        let rules = layout.0.iter().filter(|rule| rule.axis == Axis::TP);
-        let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
-        let evenly = |dim| graph.dim(dim).size.is_multiple_of(self.tp as usize);
-        self.tp == 1 || (dims.peek().is_some() && dims.all(evenly))
+        let (layout, mesh) = (self.layout(graph), self.mesh());
+        let splits = |axis: Axis| {
+            let rules = layout.0.iter().filter(|rule| rule.axis == axis);
+            let mut dims = rules.filter_map(|rule| graph.dim_named(&rule.dim)).peekable();
+            let parts = |dim: &str| -> usize {
+                let axes = [Axis::CP, Axis::TP].into_iter();
+                axes.filter(|&axis| layout.splits(dim, axis)).map(|axis| mesh.width(axis)).product()
+            };
+            let evenly = |dim| {
+                let dim = graph.dim(dim);
+                dim.size.is_multiple_of(parts(&dim.name))
+            };
+            mesh.width(axis) == 1 || (dims.peek().is_some() && dims.all(evenly))
+        };
+        splits(Axis::TP) && splits(Axis::CP)
     }
 
     /// Which dimensions it splits: those that [`Uniform`] plans do, but a vocabulary that tensor
@@ -73,7 +105,7 @@ impl Candidate {
     pub fn layout(&self, graph: &Graph) -> LayoutRules {
         let uniform = Uniform {
             pp: 1,
-            mesh: Mesh::SINGLE,
+            mesh: self.mesh(),
             sequence_parallel: self.sequence_parallel,
             global_batch: 1,
             microbatches: 1,

@@ -11,7 +11,7 @@ use super::collective::Collective;
 use super::parameters::Parameters;
 use super::pipeline::{self, Ends};
 use super::place::Place;
-use super::stage::{StageCost, Terms, persistent_bytes};
+use super::stage::{Replicas, StageCost, Terms, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
 use super::{Candidate, Cut, cut, reduced};
 use crate::SimError;
@@ -40,7 +40,12 @@ pub struct Estimate {
     pub peak_bytes: f64,
 }
 
-type BlockKey = (u32, bool, u32, Recompute, bool);
+/// What splits a replica: context- and tensor-parallel width, and sequence parallelism.
+type SplitKey = (u32, u32, bool);
+
+/// What the costs of blocks depend on: that, samples of a micro-batch, recomputation, and whether stages
+/// exchange messages with other nodes.
+type BlockKey = (SplitKey, u32, Recompute, bool);
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -64,9 +69,11 @@ type BlockKey = (u32, bool, u32, Recompute, bool);
 /// let candidate = Candidate {
 ///     pp: 2,
 ///     dp: 2,
+///     cp: 1,
 ///     tp: 2,
 ///     sequence_parallel: true,
 ///     zero: 1,
+///     sharing: 2,
 ///     microbatch: 1,
 ///     microbatches: 8,
 ///     recompute: Recompute::None,
@@ -86,7 +93,7 @@ pub struct Estimator<'a> {
     representative: Representative,
     update_rate: String,
     statistics_rate: String,
-    split_ids: BTreeMap<(u32, bool), usize>,
+    split_ids: BTreeMap<SplitKey, usize>,
     splits: Vec<SplitTable>,
     /// By what they depend on; none where the layout is impossible.
     block_ids: BTreeMap<BlockKey, Option<usize>>,
@@ -173,7 +180,8 @@ impl<'a> Estimator<'a> {
         let blocks = &self.blocks[blocks];
         let mut all = Parameters::default();
         all.elements[0] = self.splits[blocks.split].total_elements;
-        let held = persistent_bytes(&self.settings, candidate.zero, candidate.dp, &all);
+        let sharers = [candidate.sharers(); 2];
+        let held = persistent_bytes(&self.settings, candidate.zero, sharers, &all);
         let kept = f64::from(candidate.microbatch) * blocks.kept_bytes;
         Ok(Some((held + kept) / f64::from(candidate.pp)))
     }
@@ -214,7 +222,7 @@ impl<'a> Estimator<'a> {
         stages.clear();
         sends.clear();
         let mut terms = self.terms(candidate, &self.blocks[id]);
-        let size = candidate.dp * candidate.tp;
+        let size = candidate.mesh().size() as u32;
         let mut before = 0..0;
         for stage in 0..candidate.pp as usize {
             let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
@@ -236,18 +244,31 @@ impl<'a> Estimator<'a> {
 
     fn terms<'t>(&'t self, candidate: &Candidate, blocks: &'t BlockTable) -> Terms<'t, 'a> {
         let Settings { precision, algorithm, .. } = self.settings;
-        let replicas = self.place.replicas(candidate.dp, candidate.tp);
-        let size = candidate.dp * candidate.tp;
         let over = |kind, algorithm, shape, bytes| {
             Collective::new(&self.place, kind, algorithm, shape, bytes)
         };
         let reduced = if candidate.zero >= 1 { Kind::ReduceScatter } else { Kind::AllReduce };
         let gradient_bytes = precision.gradients.bytes();
+        let (others, far) =
+            (candidate.dp / candidate.sharing, candidate.sharing * candidate.sample_devices());
+        let across = self.place.replicas(others, far);
+        let of = |sharers, apart| {
+            let shape = self.place.replicas(sharers, apart);
+            Replicas {
+                sharers,
+                reduce: over(reduced, algorithm, shape, gradient_bytes),
+                across: over(Kind::AllReduce, algorithm, across, gradient_bytes),
+                gather: over(Kind::AllGather, algorithm, shape, precision.compute.bytes()),
+            }
+        };
         let tensor = self.place.world(candidate.tp);
         let statistics = |owners| over(Kind::AllReduce, Algorithm::Direct, owners, 4);
         let [split_owners, whole_owners] = match candidate.zero {
             0 => [tensor, self.place.world(1)],
-            _ => [self.place.world(size), replicas],
+            _ => [
+                self.place.world(candidate.sharers() * candidate.tp),
+                self.place.replicas(candidate.sharers(), candidate.tp),
+            ],
         };
         Terms {
             kinds: self.representative.stand_ins(),
@@ -256,9 +277,10 @@ impl<'a> Estimator<'a> {
             settings: &self.settings,
             place: &self.place,
             zero: candidate.zero,
-            dp: candidate.dp,
-            reduce: over(reduced, algorithm, replicas, gradient_bytes),
-            gather: over(Kind::AllGather, algorithm, replicas, precision.compute.bytes()),
+            replicas: [
+                of(candidate.sharers(), candidate.tp),
+                of(candidate.sharing, candidate.sample_devices()),
+            ],
             partial: over(Kind::AllReduce, algorithm, tensor, gradient_bytes),
             statistics: [statistics(split_owners), statistics(whole_owners)],
             update_rate: &self.update_rate,
@@ -299,11 +321,11 @@ impl<'a> Estimator<'a> {
                 each.blocks.iter().any(|block| range.contains(block))
             };
             let holders = stages.filter(holds).count() as u32;
-            let shape = self.place.holders(holders, candidate.dp * candidate.tp);
+            let shape = self.place.holders(holders, candidate.mesh().size() as u32);
             let Settings { algorithm, precision, .. } = self.settings;
             let bytes = precision.gradients.bytes();
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
-            let shards = if candidate.zero >= 1 { f64::from(candidate.dp) } else { 1.0 };
+            let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
             seconds += sum.seconds(each.parameters.total() / shards);
         }
         seconds
@@ -351,19 +373,19 @@ impl<'a> Estimator<'a> {
     /// stage.
     fn host_seconds(&self, candidate: &Candidate) -> f64 {
         let host = self.place.stack.host;
-        let sharded = candidate.zero > 0 && candidate.dp > 1;
+        let sharers = candidate.sharers();
+        let sharers = if candidate.zero > 0 && sharers > 1 { sharers } else { 0 };
         let parameters = self.graph.parameters().count() as f64 / f64::from(candidate.pp);
-        let shares = if sharded { parameters * f64::from(candidate.dp) } else { 0.0 };
+        let shares = parameters * f64::from(sharers);
         host.pause_seconds() + host.share_seconds * shares
     }
 
     /// What the costs of blocks depend on.
     fn block_key(&self, candidate: &Candidate) -> BlockKey {
-        let Candidate { tp, sequence_parallel, microbatch, recompute, .. } = *candidate;
         // Other stacks have the same costs wherever messages go.
         let host = self.place.stack.host;
         let crosses = host.crossing_seconds > 0.0 && self.place.crosses(candidate);
-        (tp, sequence_parallel, microbatch, recompute, crosses)
+        (split_key(candidate), candidate.microbatch, candidate.recompute, crosses)
     }
 
     /// Lowers the reduced model and fills in its tables.
@@ -385,8 +407,8 @@ impl<'a> Estimator<'a> {
     }
 }
 
-fn split_key(candidate: &Candidate) -> (u32, bool) {
-    (candidate.tp, candidate.sequence_parallel)
+fn split_key(candidate: &Candidate) -> SplitKey {
+    (candidate.cp, candidate.tp, candidate.sequence_parallel)
 }
 
 fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {

@@ -1,15 +1,18 @@
 //! The parameters of blocks, sorted by how they are spread over a replica's devices.
 
 use shardloom_graph::{Graph, Representative, ValueId};
-use shardloom_plan::Optimizer;
+use shardloom_plan::{Axis, Optimizer};
 use shardloom_program::{Bucket, Program, WeightParam};
 
 /// Kinds of buckets: what is in one is synchronised, gathered and updated as one.
-pub(super) const BUCKETS: usize = 3;
+pub(super) const BUCKETS: usize = 4;
 const SPLIT: usize = 0;
 const WHOLE: usize = 1;
 /// Whole, and with gradients that are partial over the tensor-parallel group.
 const PARTIAL: usize = 2;
+/// Split along the sequence by context parallelism, such as embeddings of positions: only data-parallel
+/// replicas hold the same.
+const OF_CONTEXT: usize = 3;
 
 /// Parameters of a block on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,6 +31,11 @@ impl Parameters {
     /// Elements in all buckets.
     pub fn total(&self) -> f64 {
         self.elements.iter().sum()
+    }
+
+    /// Elements that context parallelism splits.
+    pub fn of_context(&self) -> f64 {
+        self.elements[OF_CONTEXT]
     }
 
     /// Adds another block's.
@@ -112,6 +120,7 @@ fn using_blocks(graph: &Graph, value: ValueId) -> Vec<usize> {
 /// The kind of a lowered bucket.
 fn kind(bucket: &Bucket) -> usize {
     match (bucket.splits.is_empty(), bucket.partial.is_empty()) {
+        (false, _) if bucket.splits.contains(&Axis::CP) => OF_CONTEXT,
         (false, _) => SPLIT,
         (true, false) => PARTIAL,
         (true, true) => WHOLE,
@@ -123,7 +132,12 @@ pub(super) fn is_partial(bucket: usize) -> bool {
     bucket == PARTIAL
 }
 
-/// Whether this kind of bucket is split over the tensor-parallel group.
+/// Whether this kind of bucket is split over the devices that work on a sample.
 pub(super) fn is_split(bucket: usize) -> bool {
-    bucket == SPLIT
+    bucket == SPLIT || bucket == OF_CONTEXT
+}
+
+/// Whether this kind of bucket is split by context parallelism, along which others are replicas.
+pub(super) fn is_of_context(bucket: usize) -> bool {
+    bucket == OF_CONTEXT
 }

@@ -92,18 +92,18 @@ impl<'c> Place<'c> {
         self.device().memory_bound_seconds(class, elements, bytes)
     }
 
-    /// A tensor-parallel group of `tp` devices, one of the slowest kind first, and how many such groups
+    /// The `size` devices that work on one sample, one of the slowest kind first, and how many such sets
     /// share an uplink.
-    pub fn replica(&self, tp: u32) -> (Vec<DeviceId>, u32) {
+    pub fn replica(&self, size: u32) -> (Vec<DeviceId>, u32) {
         let straddles = |index: u32| {
-            tp < self.per_node
-                && (index * tp) / self.per_node != (index * tp + tp - 1) / self.per_node
+            size < self.per_node
+                && (index * size) / self.per_node != (index * size + size - 1) / self.per_node
         };
         let straddling = (0..self.per_node).find(|&index| straddles(index));
-        let offset = self.first_device + straddling.unwrap_or(0) * tp;
-        let first = offset.min(self.devices.saturating_sub(tp));
+        let offset = self.first_device + straddling.unwrap_or(0) * size;
+        let first = offset.min(self.devices.saturating_sub(size));
         let concurrent = if straddling.is_some() { 2 } else { 1 };
-        let mut devices: Vec<DeviceId> = (first..first + tp).map(DeviceId).collect();
+        let mut devices: Vec<DeviceId> = (first..first + size).map(DeviceId).collect();
         devices.rotate_left(self.first_device.saturating_sub(first) as usize);
         (devices, concurrent)
     }
@@ -113,14 +113,14 @@ impl<'c> Place<'c> {
         candidate.pp > 1 && candidate.devices() > self.per_node
     }
 
-    /// The group over which `dp` replicas of `tp` devices keep equal.
-    pub fn replicas(&self, dp: u32, tp: u32) -> GroupShape<'c> {
-        let together = common_divisor(dp * tp, self.per_node);
-        let per_node = match together == dp * tp {
-            true => dp,
-            false => (together / tp).max(1),
+    /// The group of `count` ranks `apart` devices from each other.
+    pub fn replicas(&self, count: u32, apart: u32) -> GroupShape<'c> {
+        let together = common_divisor(count * apart, self.per_node);
+        let per_node = match together == count * apart {
+            true => count,
+            false => (together / apart).max(1),
         };
-        self.group.group_shape(dp, per_node, tp.min(self.per_node))
+        self.group.group_shape(count, per_node, apart.min(self.per_node))
     }
 
     /// All `count` devices from the first on.

@@ -37,7 +37,7 @@ pub(super) fn program(
     let Settings { precision, optimizer, algorithm, bucket_bytes, .. } = *settings;
     let scatters = [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
     let stages = graph.blocks().len();
-    let mesh = Mesh::of(REPLICAS, 1, candidate.tp);
+    let mesh = Mesh::of(REPLICAS, candidate.cp, candidate.tp);
     let uniform = Uniform {
         pp: stages,
         mesh,
@@ -46,7 +46,12 @@ pub(super) fn program(
         microbatches: 1,
         schedule: ScheduleKind::Afab,
         recompute: candidate.recompute,
-        sync: Sync { algorithm, zero: if scatters { 3 } else { 0 }, bucket_bytes, servers: None },
+        sync: Sync {
+            algorithm,
+            zero: if scatters { 3 } else { 0 },
+            bucket_bytes,
+            ..Sync::default()
+        },
         precision,
         optimizer,
         clip_norm: None,

@@ -4,7 +4,7 @@ use shardloom_program::Format;
 
 use super::Settings;
 use super::collective::Collective;
-use super::parameters::{BUCKETS, Parameters, is_partial, is_split};
+use super::parameters::{BUCKETS, Parameters, is_of_context, is_partial, is_split};
 use super::place::Place;
 use super::table::{BlockTable, SplitTable};
 
@@ -17,11 +17,8 @@ pub(super) struct Terms<'t, 'c> {
     pub settings: &'t Settings,
     pub place: &'t Place<'c>,
     pub zero: u8,
-    pub dp: u32,
-    /// Gradients over replicas.
-    pub reduce: Collective<'c>,
-    /// Weights over replicas.
-    pub gather: Collective<'c>,
+    /// The ranks that hold the same parts of the parameters, and of those that context parallelism splits.
+    pub replicas: [Replicas<'c>; 2],
     /// Gradients over the tensor-parallel group.
     pub partial: Collective<'c>,
     /// The optimizer's statistics, over all owners of a split bucket and of a whole one.
@@ -32,10 +29,24 @@ pub(super) struct Terms<'t, 'c> {
     pub last_unit: Option<(Parameters, Synchronisation)>,
 }
 
+/// The ranks that hold the same part of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replicas<'c> {
+    /// How many share it, where replicas do.
+    pub sharers: u32,
+    /// Gradients over those.
+    pub reduce: Collective<'c>,
+    /// Gradients of a share over those that have the same share.
+    pub across: Collective<'c>,
+    /// Weights over those that share.
+    pub gather: Collective<'c>,
+}
+
 /// Seconds of what follows from a unit's parameters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Synchronisation {
     reduce: f64,
+    across: f64,
     gather: f64,
     partial: f64,
     update: f64,
@@ -43,21 +54,34 @@ pub(super) struct Synchronisation {
     owned: f64,
 }
 
-impl Terms<'_, '_> {
+impl<'c> Terms<'_, 'c> {
+    /// The replicas of a bucket.
+    fn replicas(&self, bucket: usize) -> &Replicas<'c> {
+        &self.replicas[usize::from(is_of_context(bucket))]
+    }
+
+    fn shards(&self) -> bool {
+        self.replicas[0].sharers > 1
+    }
+
     fn shards_state(&self) -> bool {
-        self.zero >= 1 && self.dp > 1
+        self.zero >= 1 && self.shards()
     }
 
     fn shards_gradients(&self) -> bool {
-        self.zero >= 2 && self.dp > 1
+        self.zero >= 2 && self.shards()
     }
 
     fn shards_weights(&self) -> bool {
-        self.zero >= 3 && self.dp > 1
+        self.zero >= 3 && self.shards()
     }
 
-    fn owned(&self, elements: f64) -> f64 {
-        if self.shards_state() { (elements / f64::from(self.dp)).ceil() } else { elements }
+    /// Of so many elements of a bucket those that one device updates.
+    fn owned(&self, bucket: usize, elements: f64) -> f64 {
+        match self.zero {
+            0 => elements,
+            _ => (elements / f64::from(self.replicas(bucket).sharers)).ceil(),
+        }
     }
 
     /// Up to how many bytes of gradients share a collective.
@@ -71,23 +95,26 @@ impl Terms<'_, '_> {
 
     /// What a device holds all the time of these parameters.
     pub fn persistent_bytes(&self, parameters: &Parameters) -> f64 {
-        persistent_bytes(self.settings, self.zero, self.dp, parameters)
+        let sharers = self.replicas.map(|replicas| replicas.sharers);
+        persistent_bytes(self.settings, self.zero, sharers, parameters)
     }
 
     fn synchronisation(&mut self, parameters: &Parameters) -> Synchronisation {
         let mut sum = Synchronisation::default();
         for bucket in (0..BUCKETS).filter(|&bucket| parameters.elements[bucket] > 0.0) {
             let elements = parameters.elements[bucket];
-            sum.reduce += self.reduce.seconds(elements);
-            sum.gather += self.gather.seconds(elements);
-            let (into_shard, out_of_shard) = self.staging_seconds(elements);
+            let replicas = self.replicas(bucket);
+            sum.reduce += replicas.reduce.seconds(elements);
+            sum.across += replicas.across.seconds(self.owned(bucket, elements));
+            sum.gather += replicas.gather.seconds(elements);
+            let (into_shard, out_of_shard) = self.staging_seconds(bucket, elements);
             sum.reduce += into_shard;
             sum.gather += out_of_shard;
             if is_partial(bucket) {
                 sum.partial += self.partial.seconds(elements);
             }
             sum.update += self.update_seconds(bucket, parameters);
-            sum.owned += self.owned(elements);
+            sum.owned += self.owned(bucket, elements);
         }
         self.last_unit = Some((*parameters, sum));
         sum
@@ -95,14 +122,14 @@ impl Terms<'_, '_> {
 
     /// Copies of a bucket's shard around its reduction and its gather, as
     /// [`CostModel::staging_seconds`](crate::CostModel::staging_seconds) has them.
-    fn staging_seconds(&self, elements: f64) -> (f64, f64) {
+    fn staging_seconds(&self, bucket: usize, elements: f64) -> (f64, f64) {
         let precision = self.settings.precision;
-        let shard = self.owned(elements);
+        let shard = self.owned(bucket, elements);
         let moved = |name: &str, bytes: usize, staged: bool| match staged && shard > 0.0 {
             true => self.place.memory_bound_seconds(name, shard, shard * bytes as f64),
             false => 0.0,
         };
-        let alone = !self.place.overlaps();
+        let alone = !self.place.overlaps() && self.replicas(bucket).sharers > 1;
         let gradients = 3 * precision.gradients.bytes();
         let weights = 2 * precision.compute.bytes();
         (
@@ -117,7 +144,7 @@ impl Terms<'_, '_> {
         let optimizer = &self.settings.optimizer;
         let updated = if precision.master { 4 } else { precision.compute.bytes() };
         let state = optimizer.state_bytes_per_parameter();
-        let elements = self.owned(parameters.elements[bucket]);
+        let elements = self.owned(bucket, parameters.elements[bucket]);
         let moved = (precision.gradients.bytes() + 2 * updated + 2 * state) as f64;
         let mut seconds =
             self.place.memory_bound_seconds(self.update_rate, elements, elements * moved);
@@ -139,21 +166,29 @@ impl Terms<'_, '_> {
     }
 }
 
-/// What a device holds all the time: weights, gradients and optimizer state, or its shards.
+/// What a device holds all the time: weights, gradients and optimizer state, or its shards, where so many
+/// `sharers` share, and so many what context parallelism splits.
 pub(super) fn persistent_bytes(
     settings: &Settings,
     zero: u8,
-    dp: u32,
+    sharers: [u32; 2],
     parameters: &Parameters,
 ) -> f64 {
     let precision = settings.precision;
-    let held = |from: u8| if zero >= from { 1.0 / f64::from(dp) } else { 1.0 };
     let master = if precision.master { 4 } else { 0 };
     let state = settings.optimizer.state_bytes_per_parameter() + master;
-    let each = held(3) * precision.compute.bytes() as f64
-        + held(2) * precision.gradients.bytes() as f64
-        + held(1) * state as f64;
-    parameters.total() * each + 4.0 * parameters.factored_elements * held(1)
+    let of_context = parameters.of_context();
+    let elements = [parameters.total() - of_context, of_context];
+    let mut bytes = 0.0;
+    for (index, count) in sharers.into_iter().enumerate() {
+        let held = |from: u8| if zero >= from { 1.0 / f64::from(count) } else { 1.0 };
+        let each = held(3) * precision.compute.bytes() as f64
+            + held(2) * precision.gradients.bytes() as f64
+            + held(1) * state as f64;
+        let factored = if index == 0 { parameters.factored_elements } else { 0.0 };
+        bytes += elements[index] * each + 4.0 * factored * held(1);
+    }
+    bytes
 }
 
 /// The costs of some blocks on one device.
@@ -165,6 +200,9 @@ pub(super) struct StageCost {
     pub backward_seconds: f64,
     /// How long synchronisation goes on after the last backward pass.
     pub tail_seconds: f64,
+    /// How long sums over those that have the same shares do, or what they add to that where lanes do not
+    /// overlap.
+    across_tail_seconds: f64,
     /// What the last backward pass has to do besides.
     pub once_seconds: f64,
     /// Reductions over replicas, all added.
@@ -231,6 +269,10 @@ impl StageCost {
             stage.push_front(block, terms);
         }
         stage.close_unit(terms);
+        stage.tail_seconds = match terms.place.overlaps() {
+            true => stage.tail_seconds.max(stage.across_tail_seconds),
+            false => stage.tail_seconds + stage.across_tail_seconds,
+        };
         stage.peak_bytes = stage.peak_bytes.max(stage.front.backward_peak_bytes);
         if terms.shards_weights() && terms.place.overlaps() {
             // A pass cannot begin before its first weights are there, which wait for what the pass before
@@ -287,10 +329,11 @@ impl StageCost {
     fn close_unit(&mut self, terms: &mut Terms<'_, '_>) {
         let unit = std::mem::take(&mut self.pending);
         let overlaps = terms.place.overlaps();
-        let Synchronisation { reduce, gather, partial, update, owned } = match terms.last_unit {
-            Some((parameters, known)) if parameters == unit.parameters => known,
-            _ => terms.synchronisation(&unit.parameters),
-        };
+        let Synchronisation { reduce, across, gather, partial, update, owned } =
+            match terms.last_unit {
+                Some((parameters, known)) if parameters == unit.parameters => known,
+                _ => terms.synchronisation(&unit.parameters),
+            };
         self.owned_elements += owned;
         let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
         // Whether gradients are reduced in every backward pass, not only in the last.
@@ -316,6 +359,12 @@ impl StageCost {
             (false, false) if terms.shards_gradients() => backward += reduce,
             (false, false) => self.tail_seconds += reduce,
         }
+        // Where lanes overlap, shares of one unit go across while the next is scattered.
+        let across_seconds = match overlaps {
+            true => (self.across_tail_seconds - backward).max(self.tail_seconds) + across,
+            false => self.across_tail_seconds + across,
+        };
+        self.across_tail_seconds = if across > 0.0 { across_seconds } else { 0.0 };
         if terms.shards_state() && !terms.shards_weights() {
             self.lead_seconds = match overlaps {
                 true => gather.max(self.lead_seconds + gather - forward),
@@ -331,7 +380,11 @@ impl StageCost {
         let backward_peak_bytes = match terms.zero {
             2 if terms.shards_gradients() && unit.blocks == 1 => unit.scattered_peak_bytes,
             2 if terms.shards_gradients() => {
-                let gradient_bytes = unit.parameters.total() * terms.gradient_bytes();
+                // Those that context parallelism splits lie in a bucket of their own, which is there for
+                // its own operator only.
+                let of_context = unit.parameters.of_context();
+                let gradient_bytes =
+                    (unit.parameters.total() - of_context) * terms.gradient_bytes();
                 unit.backward_peak_bytes.max(unit.late_peak_bytes + gradient_bytes)
             }
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
@@ -380,7 +433,7 @@ mod tests {
             bucket_bytes: 1,
         };
         let sums = Parameters { factored_elements: 100.0, ..Parameters::default() };
-        let held = |zero| persistent_bytes(&settings, zero, 4, &sums);
+        let held = |zero| persistent_bytes(&settings, zero, [4, 1], &sums);
         assert_eq!([0, 1, 2, 3].map(held), [400.0, 100.0, 100.0, 100.0]);
     }
 }

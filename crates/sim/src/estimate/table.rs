@@ -116,12 +116,17 @@ impl BlockTable {
         candidate: &Candidate,
         split: usize,
     ) -> Result<BlockTable, SimError> {
-        let (devices, concurrent) = place.replica(candidate.tp);
+        let (devices, concurrent) = place.replica(candidate.sample_devices());
         for class in &mut program.classes {
             // Stages are costed one by one, all in the same place.
             class.devices = devices.iter().copied().cycle().take(class.mesh.size()).collect();
         }
-        let site = Site { devices: &devices, concurrent, overlaps: place.overlaps() };
+        let site = Site {
+            devices: &devices,
+            concurrent,
+            per_node: place.per_node,
+            overlaps: place.overlaps(),
+        };
         let mut blocks = vec![BlockCost::default(); program.classes.len()];
         let costs = CostModel::new(representative.graph(), cluster, &program)
             .with_crossing(place.crosses(candidate));

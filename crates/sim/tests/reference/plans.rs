@@ -57,7 +57,7 @@ fn uniforms() -> impl Strategy<Value = (Uniform, usize)> {
             plan.schedule = schedule;
             plan.sync.zero = zero;
             plan.recompute = recompute;
-            plan.sequence_parallel = sequence && cp == 1;
+            plan.sequence_parallel = sequence;
             plan.clip_norm = (clips && schedule.flushes()).then_some(1.0);
             plan.optimizer = optimizer;
             let least = schedule.arrangement().map_or(1, Arrangement::least_chunks);

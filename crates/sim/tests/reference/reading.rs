@@ -32,7 +32,8 @@ pub enum Kind {
     /// Messages in, all of them: their numbers in the route.
     Receive { route: RouteId, messages: Vec<usize> },
     /// A collective of these ranks.
-    Collective { queue: Group, members: Vec<Rank> },
+    /// `queue` is the group, and whether the collective keeps replicas equal.
+    Collective { queue: (Group, bool), members: Vec<Rank> },
 }
 
 /// One instruction.
@@ -211,8 +212,17 @@ fn operation(
             Kind::Receive { route, messages: of_route(route, &|it| it.to == position) }
         }
         (Action::Test, _) => Kind::Test,
-        (_, Some(queue)) => {
-            Kind::Collective { members: program.members(id, position, &queue), queue }
+        (_, Some(group)) => {
+            let members = program.members(id, position, &group);
+            let bucket = class.tensor(instruction.reads[0].tensor).bucket;
+            let keeps_equal = match (&group, bucket) {
+                (Group::Mesh(axes), Some(bucket)) => {
+                    let replicas = &class.bucket(bucket).replicas;
+                    !axes.is_empty() && axes.iter().all(|axis| replicas.contains(axis))
+                }
+                _ => false,
+            };
+            Kind::Collective { members, queue: (group, keeps_equal) }
         }
         (_, None) => Kind::Own,
     };

@@ -84,7 +84,7 @@ enum Queue {
     Compute,
     Sends,
     Receives,
-    Collectives(Group),
+    Collectives((Group, bool)),
 }
 
 /// A value of a micro-batch, of an entry without one (by its number), or something that lasts.

@@ -16,7 +16,7 @@ pub struct Covering {
 
 /// Rows tried for a pair with choices that make as many further pairs as can be, and with any choices.
 const GREEDY: usize = 6;
-const RANDOM: usize = 400;
+const RANDOM: usize = 4_000;
 
 /// Covers all pairs of factors with so many choices each, greedily, by rows that are `valid`. The same
 /// numbers make the same rows.

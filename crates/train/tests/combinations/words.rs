@@ -4,8 +4,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Axis, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline, Plan,
-    Prediction, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
+    Arrangement, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline,
+    Plan, Prediction, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{OnNonFinite, Settings, Trainer};
@@ -83,17 +83,24 @@ fn ways() -> Vec<Way> {
 }
 
 /// What the mesh of a stage is, how its operators are split and what its replicas share.
-const LAYOUTS: [(Mesh, bool, u8); 9] = [
-    (Mesh::SINGLE, false, 0),
-    (Mesh::of(2, 1, 1), false, 0),
-    (Mesh::of(2, 1, 1), false, 1),
-    (Mesh::of(2, 1, 1), false, 2),
-    (Mesh::of(2, 1, 1), false, 3),
-    (Mesh::of(1, 1, 2), false, 0),
-    (Mesh::of(1, 1, 2), true, 0),
-    (Mesh::of(1, 2, 1), false, 0),
-    (Mesh::of(2, 1, 2), true, 1),
-];
+fn layouts() -> [(Mesh, bool, u8); 12] {
+    let two = Mesh::of(2, 2, 1).sharing_within(1).expect("two replicas");
+    [
+        (Mesh::SINGLE, false, 0),
+        (Mesh::of(2, 1, 1), false, 0),
+        (Mesh::of(2, 1, 1), false, 1),
+        (Mesh::of(2, 1, 1), false, 2),
+        (Mesh::of(2, 1, 1), false, 3),
+        (Mesh::of(1, 1, 2), false, 0),
+        (Mesh::of(1, 1, 2), true, 0),
+        (Mesh::of(1, 2, 1), false, 0),
+        (Mesh::of(2, 1, 2), true, 1),
+        (Mesh::of(1, 2, 2), true, 2),
+        (Mesh::of(2, 2, 1), false, 3),
+        // Replicas of whose ranks only the context-parallel ones share.
+        (two, false, 2),
+    ]
+}
 
 /// Optimizers with the learning rates that they learn with.
 fn optimizers() -> [(Optimizer, f64); 6] {
@@ -180,7 +187,7 @@ impl Words {
     fn choices(&self) -> [usize; 12] {
         [
             self.ways.len(),
-            LAYOUTS.len(),
+            layouts().len(),
             optimizers().len(),
             RECOMPUTATION.len(),
             GUARDS.len(),
@@ -221,14 +228,14 @@ impl Words {
                 let served = way.servers.is_some();
                 match second {
                     // Workers are one device, and the answers to several have no one order.
-                    LAYOUT if served => LAYOUTS[other].0 != Mesh::SINGLE,
+                    LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
                     // Updates are of a worker's part of the batch.
                     OPTIMIZER if served => matches!(
                         optimizers()[other].0,
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
                     // What is moved is whole.
-                    LAYOUT => moves && LAYOUTS[other].2 > 0,
+                    LAYOUT => moves && layouts()[other].2 > 0,
                     GROUPS => (moves || served) && other > 0,
                     OPTIMIZER => {
                         let optimizer = optimizers()[other].0;
@@ -248,9 +255,9 @@ impl Words {
             }
             // There is no sequence to split.
             (LAYOUT, MODEL) => {
-                LAYOUTS[one].0.width(Axis::CP) > 1 && MODELS[other].starts_with("mlp")
+                layouts()[one].0.width(Axis::CP) > 1 && MODELS[other].starts_with("mlp")
             }
-            (LAYOUT, ALGORITHM) => LAYOUTS[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
+            (LAYOUT, ALGORITHM) => layouts()[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
             _ => false,
         }
     }
@@ -258,7 +265,7 @@ impl Words {
     /// The combination of a row, if a plan can say it.
     fn combination(&self, row: &Row) -> Option<Combination<'_>> {
         let way = self.ways[row[WAY]];
-        let (mesh, sequence_parallel, zero) = LAYOUTS[row[LAYOUT]];
+        let (mesh, sequence_parallel, zero) = layouts()[row[LAYOUT]];
         let (optimizer, learning_rate) = optimizers()[row[OPTIMIZER]];
         let (recompute, recompute_last, of_first) = RECOMPUTATION[row[3]];
         let (clip_norm, skip_non_finite) = GUARDS[row[GUARD]];
@@ -285,6 +292,7 @@ impl Words {
                 algorithm: ALGORITHMS[row[ALGORITHM]].parse().ok()?,
                 zero,
                 bucket_bytes: BUCKETS[row[8]],
+                shard_over: None,
                 servers: way.servers,
             },
             optimizer,
@@ -324,12 +332,20 @@ impl Words {
 
 /// Gives axes other names, the slowest first where it was last.
 fn rename_axes(plan: &mut Plan) {
-    let names = [(Axis::TP, "model"), (Axis::CP, "tokens"), (Axis::DP, "replica")];
+    let names = [
+        (Axis::TP, "model"),
+        (Axis::CP, "tokens"),
+        (Axis::REPLICA, "apart"),
+        (Axis::DP, "samples"),
+    ];
     let names = names.map(|(axis, name)| (axis, Axis::named(name).expect("a short name")));
     plan.axes = names.map(|(_, name)| name).into();
+    let named = |axis: Axis| names.iter().find(|(usual, _)| *usual == axis).expect("it is usual").1;
     for rule in &mut plan.layout.0 {
-        rule.axis = names.iter().find(|(axis, _)| *axis == rule.axis).expect("it is usual").1;
+        rule.axis = named(rule.axis);
     }
+    let over = plan.sync.shard_over.map(|over| over.iter().map(named).collect::<Vec<_>>());
+    plan.sync.shard_over = over.and_then(|over| AxisSet::of(&over));
     for stage in plan.pipeline.iter_mut().flat_map(|pipeline| &mut pipeline.stage) {
         let width = |axis| stage.mesh.width(axis) as u32;
         stage.mesh =

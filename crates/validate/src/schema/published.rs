@@ -147,14 +147,12 @@ impl Cells {
         }
         let preset = preset_of(&self.hw)?;
         let (compute, fp8_products) = formats(&self.precision)?;
-        if self.cp > 1 {
-            return Err(Refusal::ContextParallel(self.cp));
-        }
         if self.complete == 0 {
             return Err(Refusal::Incomplete);
         }
         let recompute = recompute(&self.recompute)?;
         let dp = given(self.dp, "dp")?;
+        let (zero, sharing) = zero(&self.sharding, dp)?;
         let mut shape = Shape {
             kind: convention.kind,
             layers: given(self.layers, "layers")?,
@@ -183,8 +181,10 @@ impl Cells {
                 pp: self.pp,
                 chunks: self.vp,
                 dp,
+                cp: self.cp,
                 sequence_parallel: convention.sequence_parallel,
-                zero: zero(&self.sharding, dp)?,
+                zero,
+                sharing,
                 recompute,
                 cut: convention.cut,
             },
@@ -224,23 +224,26 @@ fn recompute(policy: &str) -> Result<Option<Recompute>, Refusal> {
     }
 }
 
-/// The ZeRO stage that a word for sharding means among `dp` replicas.
-fn zero(sharding: &str, dp: u32) -> Result<u8, Refusal> {
+/// The ZeRO stage that a word for sharding means, and how many of `dp` replicas share.
+fn zero(sharding: &str, dp: u32) -> Result<(u8, u32), Refusal> {
     let refused = || Refusal::Sharding(sharding.to_owned());
-    // Sharding among as many as there are replicas is sharding among all.
-    let among_all = |number: &str| number.parse() == Ok(dp);
+    let among = |number: &str| {
+        let number = number.parse().ok().filter(|&it: &u32| it > 0 && dp.is_multiple_of(it));
+        number.ok_or_else(refused)
+    };
     match sharding.split_once(':') {
         None => match sharding {
-            "ddp" | "zero0" => Ok(0),
-            "zero1" => Ok(1),
-            "zero2" => Ok(2),
-            "zero3" => Ok(3),
+            "ddp" | "zero0" => Ok((0, dp)),
+            "zero1" => Ok((1, dp)),
+            "zero2" => Ok((2, dp)),
+            "zero3" => Ok((3, dp)),
             _ => Err(refused()),
         },
-        Some(("zero1", among)) if among == "all" || among_all(among) => Ok(1),
-        Some(("fsdp", "FULL_SHARD")) => Ok(3),
-        Some(("fsdp", "SHARD_GRAD_OP")) => Ok(2),
-        Some(("fsdp", among)) if among_all(among) => Ok(3),
+        Some(("zero1", "all")) => Ok((1, dp)),
+        Some(("zero1", some)) => Ok((1, among(some)?)),
+        Some(("fsdp", "FULL_SHARD")) => Ok((3, dp)),
+        Some(("fsdp", "SHARD_GRAD_OP")) => Ok((2, dp)),
+        Some(("fsdp", some)) => Ok((3, among(some)?)),
         Some(_) => Err(refused()),
     }
 }
@@ -251,19 +254,23 @@ mod tests {
 
     #[test]
     fn words_for_sharding_are_zero_stages() {
-        for (word, dp, stage) in [
-            ("ddp", 4, 0),
-            ("zero0", 4, 0),
-            ("zero1", 4, 1),
-            ("zero1:all", 4, 1),
-            ("zero1:8", 8, 1),
-            ("fsdp:FULL_SHARD", 4, 3),
-            ("fsdp:SHARD_GRAD_OP", 4, 2),
-            ("fsdp:64", 64, 3),
+        for (word, dp, stage, sharing) in [
+            ("ddp", 4, 0, 4),
+            ("zero0", 4, 0, 4),
+            ("zero1", 4, 1, 4),
+            ("zero1:all", 4, 1, 4),
+            ("zero1:8", 8, 1, 8),
+            ("zero1:8", 32, 1, 8),
+            ("fsdp:FULL_SHARD", 4, 3, 4),
+            ("fsdp:SHARD_GRAD_OP", 4, 2, 4),
+            ("fsdp:64", 64, 3, 64),
+            ("fsdp:128", 1024, 3, 128),
         ] {
-            assert_eq!(zero(word, dp), Ok(stage), "{word}");
+            assert_eq!(zero(word, dp), Ok((stage, sharing)), "{word}");
         }
-        for word in ["zero1:8", "fsdp:64", "", "fsdp;ici_fsdp_parallelism=-1"] {
+        for word in
+            ["zero1:32", "zero1:5", "fsdp:0", "fsdp:64 (0)", "", "fsdp;ici_fsdp_parallelism=-1"]
+        {
             assert_eq!(zero(word, 16), Err(Refusal::Sharding(word.into())));
         }
     }

@@ -38,11 +38,10 @@ fn rows_that_are_no_plan_are_refused_by_reason() {
     for (changes, refused) in [
         (&[("experts", "8")][..], Refusal::Experts(8)),
         (&[("precision", "nvfp4")], Refusal::Precision("nvfp4".into())),
-        (&[("cp", "2")], Refusal::ContextParallel(2)),
         (&[("hw", "B300")], Refusal::Hardware("B300".into())),
         (&[("complete", "0")], Refusal::Incomplete),
         (&[("ffn", "")], Refusal::NotGiven("ffn")),
-        (&[("sharding", "zero1:4")], Refusal::Sharding("zero1:4".into())),
+        (&[("sharding", "zero1:3")], Refusal::Sharding("zero1:3".into())),
         (&[("recompute", "some")], Refusal::Recompute("some".into())),
         (&[("step_s", "")], Refusal::NothingMeasured),
         (
@@ -53,6 +52,7 @@ fn rows_that_are_no_plan_are_refused_by_reason() {
             &[("pp", "3"), ("dp", "1"), ("gpus", "3")],
             Refusal::Cut("32 layers are not the same on 3 stages".into()),
         ),
+        (&[("cp", "2")], Refusal::Numbers("tp 1 x pp 1 x dp 8 x cp 2 is not 8 devices".into())),
         (&[("gpus", "4")], Refusal::Numbers("tp 1 x pp 1 x dp 8 is not 4 devices".into())),
         (
             &[("gpus", "12"), ("dp", "12")],
