@@ -19,6 +19,8 @@ fn text(action: Action) -> String {
     let pass = |it: Pass| format!("{}{}{}", it.instance.stage, it.kind.letter(), it.microbatch);
     match action {
         Action::Alone(alone) => pass(alone),
-        Action::Overlapped(first, second) => format!("({};{})OVERLAP_F_B", pass(first), pass(second)),
+        Action::Overlapped(first, second) => {
+            format!("({};{})OVERLAP_F_B", pass(first), pass(second))
+        }
     }
 }

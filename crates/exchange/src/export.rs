@@ -6,6 +6,7 @@ mod megatron;
 mod nanotron;
 mod torchtitan;
 
+pub(crate) use nanotron::own_cut as nanotron_cut;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::Plan;
 

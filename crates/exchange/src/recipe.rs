@@ -14,6 +14,10 @@ use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
 pub(crate) use to_plan::model_of;
 
+/// Bytes of gradients that are more than any stage has: all are reduced together, after the last backward
+/// pass.
+pub(crate) const ONE_BUCKET: usize = 1 << 40;
+
 /// A plan whose stages are alike but for their blocks, in numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {

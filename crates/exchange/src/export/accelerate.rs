@@ -122,7 +122,8 @@ fn left_to_the_script(leaving: &mut Leaving<'_>) {
     leaving.leave_out("clip_norm", clip, "the training script calls clip_grad_norm_");
     leaving.leave_out("optimizer", recipe.optimizer.name(), "the training script makes it");
     if recipe.dp * recipe.cp > 1 {
-        let reason = "the training script says how large buckets are (DDP), or they are layers (FSDP)";
+        let reason =
+            "the training script says how large buckets are (DDP), or they are layers (FSDP)";
         leaving.leave_out("sync.bucket_bytes", recipe.bucket_bytes, reason);
     }
     if recipe.recompute == Recompute::Selective {

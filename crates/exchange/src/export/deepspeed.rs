@@ -14,7 +14,8 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     )?;
     leaving.require_accumulation()?;
     if leaving.recipe.cp > 1 {
-        let reason = "sequences are split for other operators than attention, which splits heads (Ulysses)";
+        let reason =
+            "sequences are split for other operators than attention, which splits heads (Ulysses)";
         return leaving.refuse("pipeline.stage.mesh.cp", leaving.recipe.cp, reason);
     }
     if leaving.recipe.sequence_parallel {
@@ -88,6 +89,11 @@ fn precision(
         let reason = "the optimizer has an fp32 copy of 16-bit weights, and none of fp32 ones";
         return leaving.refuse("precision.master", precision.master, reason);
     }
+    if leaving.recipe.zero == 0 && precision.gradients != precision.compute {
+        let reason = "without ZeRO gradients are accumulated in the format of the weights in use; ZeRO \
+                      stage 1 accumulates them in fp32";
+        return leaving.refuse("precision.gradients", name(precision.gradients), reason);
+    }
     match precision.compute {
         Number::Fp32 => {}
         Number::Bf16 => {
@@ -145,7 +151,9 @@ fn recompute(leaving: &mut Leaving<'_>) {
     let name = leaving.recipe.recompute.name();
     let reason = match leaving.recipe.recompute {
         Recompute::None => return,
-        Recompute::Selective => "choose an attention kernel that keeps no scores in the training script",
+        Recompute::Selective => {
+            "choose an attention kernel that keeps no scores in the training script"
+        }
         Recompute::Full | Recompute::Block | Recompute::Stage => {
             "switch checkpointing of layers on in the training script \
              (model.gradient_checkpointing_enable() of a Hugging Face model)"

@@ -4,7 +4,7 @@ use shardloom_plan::{Number, Optimizer, Recompute, ScheduleKind};
 
 use super::{Exported, File, real, single};
 use crate::ExchangeError;
-use crate::recipe::{Leaving, RankOrder, Recipe, StagePlace};
+use crate::recipe::{Leaving, ONE_BUCKET, RankOrder, Recipe, StagePlace};
 use crate::transformer::{Kind, RotaryScaling};
 
 /// An argument and its values.
@@ -88,7 +88,11 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
         }
         Kind::Llama { theta, scaling } => {
             if theta.fract() != 0.0 {
-                return leaving.refuse("model", format!("rope_theta={theta}"), "--rotary-base is whole");
+                return leaving.refuse(
+                    "model",
+                    format!("rope_theta={theta}"),
+                    "--rotary-base is whole",
+                );
             }
             arguments.extend([
                 ("--position-embedding-type", "rope".into()),
@@ -100,7 +104,8 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
                 ("--hidden-dropout", single(0.0)),
             ]);
             if let Some(it) = scaling {
-                let usual = RotaryScaling { factor: it.factor, low: 1.0, high: 4.0, original: 8192 };
+                let usual =
+                    RotaryScaling { factor: it.factor, low: 1.0, high: 4.0, original: 8192 };
                 if it != usual {
                     let reason = "Llama 3's scaling is of frequencies between 1 and 4 periods in 8192 \
                                   positions";
@@ -122,7 +127,7 @@ fn model(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
 }
 
 fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
-    let recipe = &leaving.recipe;
+    let recipe = leaving.recipe.clone();
     let mut arguments = vec![
         number("--tensor-model-parallel-size", recipe.tp),
         number("--pipeline-model-parallel-size", recipe.pp),
@@ -152,12 +157,13 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
         }
         ScheduleKind::Interleaved => {}
         other => {
-            let reason = "pipelines run \"1f1b\" or \"interleaved\"; torchtitan runs any table of actions";
+            let reason =
+                "pipelines run \"1f1b\" or \"interleaved\"; torchtitan runs any table of actions";
             return leaving.refuse("schedule", other.name(), reason);
         }
     }
     if recipe.stages.len() > 1 {
-        arguments.push(("--pipeline-model-parallel-layout", layout(recipe)));
+        arguments.push(("--pipeline-model-parallel-layout", layout(&recipe)));
     }
     if recipe.rank_order == RankOrder::DataSlowest {
         arguments.push(flag("--use-tp-pp-dp-mapping"));
@@ -176,7 +182,7 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
             ]);
         }
     }
-    if recipe.dp * recipe.cp > 1 {
+    if recipe.dp * recipe.cp > 1 && recipe.bucket_bytes < ONE_BUCKET {
         arguments.push(flag("--overlap-grad-reduce"));
         match recipe.zero {
             0 | 1 => arguments.push(number("--ddp-bucket-size", recipe.bucket_elements())),
@@ -185,7 +191,8 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
                 leaving.leave_out(key, value, "sharded gradients are reduced layer by layer");
             }
         }
-    } else if recipe.zero > 0 {
+    }
+    if recipe.dp * recipe.cp == 1 && recipe.zero > 0 {
         let (key, value) = ("sync.zero", recipe.zero);
         leaving.leave_out(key, value, "there is one replica, so nothing to shard over");
     }
@@ -259,7 +266,8 @@ fn optimizer(leaving: &Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> {
             ("--weight-decay", real(weight_decay)),
         ]),
         other => {
-            let reason = "of this program's optimizers there are adamw, and sgd without a reference batch";
+            let reason =
+                "of this program's optimizers there are adamw, and sgd without a reference batch";
             return leaving.refuse("optimizer.kind", other.name(), reason);
         }
     }
@@ -288,7 +296,8 @@ fn recompute(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError> 
             let layers: Vec<usize> =
                 recipe.stages.iter().map(|stage| recipe.layers(stage).len()).collect();
             if layers[0] == 0 || layers.iter().any(|&each| each != layers[0]) {
-                let reason = "layers are computed twice in runs of one length, so all stages have as many";
+                let reason =
+                    "layers are computed twice in runs of one length, so all stages have as many";
                 return leaving.refuse("recompute", "stage", reason);
             }
             full(layers[0])

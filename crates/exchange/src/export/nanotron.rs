@@ -140,10 +140,7 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
         "  dp: {}\n  pp: {}\n  tp: {}\n  pp_engine: {engine}\n  tp_mode: {mode}\n  \
          tp_linear_async_communication: {}\n  recompute_layer: {recompute}\n  \
          tp_recompute_allgather: true\n  expert_parallel_size: 1\n  context_parallel_size: 1\n",
-        recipe.dp,
-        recipe.pp,
-        recipe.tp,
-        recipe.sequence_parallel,
+        recipe.dp, recipe.pp, recipe.tp, recipe.sequence_parallel,
     );
     match recipe.recompute {
         Recompute::None => {
@@ -210,7 +207,8 @@ fn optimizer(leaving: &Leaving<'_>, accumulate: bool) -> Result<String, Exchange
         return leaving.refuse("optimizer.kind", optimizer.name(), reason);
     };
     if zero > 1 {
-        let reason = "optimizer states are sharded (1) or not (0), gradients and parameters are not";
+        let reason =
+            "optimizer states are sharded (1) or not (0), gradients and parameters are not";
         return leaving.refuse("sync.zero", zero, reason);
     }
     let clip = clip_norm.map_or_else(|| "null".into(), real);

@@ -154,7 +154,11 @@ fn training(leaving: &Leaving<'_>) -> Result<String, ExchangeError> {
         Number::Fp32 => "float32",
         Number::Bf16 => "bfloat16",
         Number::Fp16 => {
-            return leaving.refuse("precision.compute", "fp16", "weights in use are in bf16 or fp32");
+            return leaving.refuse(
+                "precision.compute",
+                "fp16",
+                "weights in use are in bf16 or fp32",
+            );
         }
     };
     if precision.gradients != Number::Fp32 {

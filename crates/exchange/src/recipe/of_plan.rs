@@ -1,12 +1,12 @@
 //! What a plan is in numbers, if that is all that it is.
 
+use super::{RankOrder, Recipe, StagePlace};
+use crate::{ExchangeError, Project, Transformer, Unsaid};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Arrangement, Axis, Communication, LayoutRules, Mesh, Plan, ScheduleKind, Stage, Uniform,
     Updates, Weights,
 };
-use super::{RankOrder, Recipe, StagePlace};
-use crate::{ExchangeError, Project, Transformer, Unsaid};
 
 impl Recipe {
     /// A plan for `spec`, whose graph is `graph`, in numbers, and what of it no project says.
@@ -223,7 +223,8 @@ fn places(
             groups.len() - 1
         }));
     }
-    let place = |(stage, group): (&Stage, &usize)| StagePlace { blocks: stage.blocks, group: *group };
+    let place =
+        |(stage, group): (&Stage, &usize)| StagePlace { blocks: stage.blocks, group: *group };
     let places: Vec<StagePlace> = stages.iter().zip(&group_of).map(place).collect();
     let mesh = stages.first().map_or(Mesh::SINGLE, |stage| stage.mesh);
     let orders = [RankOrder::PipelineSlowest, RankOrder::DataSlowest];
@@ -263,7 +264,11 @@ impl RankOrder {
 
 /// Where a schedule's stages are on `groups` groups of devices with `chunks` stages each, for schedules of one
 /// pipeline.
-pub(crate) fn usual_groups(schedule: ScheduleKind, groups: usize, chunks: usize) -> Option<Vec<usize>> {
+pub(crate) fn usual_groups(
+    schedule: ScheduleKind,
+    groups: usize,
+    chunks: usize,
+) -> Option<Vec<usize>> {
     let arrangement = schedule.arrangement().unwrap_or(Arrangement::Chain);
     arrangement.places(groups, chunks).ok()?.into_iter().next()
 }

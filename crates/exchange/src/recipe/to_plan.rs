@@ -16,7 +16,8 @@ impl Recipe {
             return None;
         }
         let groups = usual_groups(self.schedule, self.pp, stages / self.pp)?;
-        let place = |(run, group): (&[usize], usize)| StagePlace { blocks: (run[0], run[1]), group };
+        let place =
+            |(run, group): (&[usize], usize)| StagePlace { blocks: (run[0], run[1]), group };
         Some(cuts.windows(2).zip(groups).map(place).collect())
     }
 
