@@ -12,7 +12,8 @@ fn written(case: &Case, project: Project) -> String {
     match exported {
         Ok(exported) => {
             let files = exported.files.iter().map(|it| format!("==> {}\n{}", it.name, it.text));
-            let unsaid = exported.unsaid.iter().map(|it| format!("unsaid: {} = {}\n", it.key, it.value));
+            let unsaid =
+                exported.unsaid.iter().map(|it| format!("unsaid: {} = {}\n", it.key, it.value));
             files.chain(unsaid).collect()
         }
         Err(error) => format!("refused: {error}\n"),
@@ -22,7 +23,10 @@ fn written(case: &Case, project: Project) -> String {
 fn check(case: &str) {
     let case = plans::case(case);
     for project in Project::ALL {
-        insta::assert_snapshot!(format!("{}_{}", case.name, project.name()), written(&case, project));
+        insta::assert_snapshot!(
+            format!("{}_{}", case.name, project.name()),
+            written(&case, project)
+        );
     }
 }
 

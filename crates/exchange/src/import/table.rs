@@ -56,7 +56,9 @@ impl Table {
     pub fn apply(&self, plan: &mut Plan) -> Result<(), ExchangeError> {
         let map = || StageMap::new(vec![self.groups.clone()], self.microbatches);
         let times = PassTimes::default();
-        for kind in ScheduleKind::ALL {
+        let actions: usize = self.orders.iter().map(Vec::len).sum();
+        let kinds = if actions > MOST_COMPARED { &[][..] } else { &ScheduleKind::ALL[..] };
+        for &kind in kinds {
             let flushes = kind.usual_weights() == shardloom_plan::Weights::Flush;
             let succession =
                 if plan.looks_at_norm() { Succession::Common } else { Succession::Own };
@@ -79,6 +81,9 @@ impl Table {
         Ok(())
     }
 }
+
+/// The most actions of tables that are compared with schedules, of which some take long to make.
+const MOST_COMPARED: usize = 20_000;
 
 fn action(text: &str) -> Option<Action> {
     let Some(inside) = text.strip_prefix('(') else { return Some(Action::Alone(pass(text)?)) };

@@ -5,7 +5,7 @@
 use shardloom_exchange::Machines;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Axis, DeviceList, Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    Axis, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
 
 /// A plan with its model.
@@ -20,16 +20,17 @@ impl Case {
     pub fn of(name: &str, plan: Plan) -> Case {
         let spec = ModelSpec::parse(&plan.model).expect("a model");
         let graph = spec.graph().expect("a graph");
-        plan.validate(&graph, plan.device_count()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        plan.validate(&graph, plan.device_count())
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
         Case { name: name.into(), plan, spec, graph }
     }
 
-    /// Machines of eight devices, or one of fewer.
+    /// Machines of eight devices, or one of as many as there are.
     pub fn machines(&self) -> Machines {
         let devices = self.plan.device_count();
-        match devices {
-            0..8 => Machines { nodes: 1, devices },
-            _ => Machines { nodes: devices / 8, devices: 8 },
+        match devices.is_multiple_of(8) {
+            true => Machines { nodes: devices / 8, devices: 8 },
+            false => Machines { nodes: 1, devices },
         }
     }
 }
@@ -61,7 +62,7 @@ pub fn plan(model: &str, numbers: &Uniform, chunks: usize) -> Plan {
     let spec = ModelSpec::parse(model).expect("a model");
     let graph = spec.graph().expect("a graph");
     let devices = numbers.pp * numbers.mesh.size();
-    let cluster = if devices < 8 { format!("h100-80g:{devices}") } else { format!("h100-80g:{}x8", devices / 8) };
+    let cluster = format!("h100-80g:{devices}");
     numbers.plan_in_chunks(&graph, &spec.to_string(), &cluster, chunks).expect("an arrangement")
 }
 
@@ -77,23 +78,28 @@ pub fn case(name: &str) -> Case {
         "zero-bubble-v" => {
             plan(LLAMA, &Uniform { pp: 4, schedule: ScheduleKind::ZeroBubbleV, ..usual }, 2)
         }
-        "dualpipe-v" => {
-            plan(LLAMA, &Uniform { pp: 2, schedule: ScheduleKind::DualPipeV, microbatches: 4, ..usual }, 2)
-        }
+        "dualpipe-v" => plan(
+            LLAMA,
+            &Uniform { pp: 2, schedule: ScheduleKind::DualPipeV, microbatches: 4, ..usual },
+            2,
+        ),
         "fully-sharded" => {
             let (sync, recompute) = (Sync { zero: 3, ..Sync::default() }, Recompute::Block);
             plan(LLAMA, &Uniform { mesh: Mesh::of(8, 1, 1), sync, recompute, ..usual }, 1)
         }
         "uneven-stages" => {
             let mut plan = plan(SMALL_LLAMA, &Uniform { pp: 4, ..usual }, 1);
-            for (stage, blocks) in plan.pipeline[0].stage.iter_mut().zip([(0, 4), (4, 7), (7, 9), (9, 10)]) {
+            for (stage, blocks) in
+                plan.pipeline[0].stage.iter_mut().zip([(0, 4), (4, 7), (7, 9), (9, 10)])
+            {
                 stage.blocks = blocks;
             }
             plan
         }
         "sequence-parallel" => {
             let recompute = Recompute::Full;
-            let numbers = Uniform { mesh: Mesh::of(2, 1, 4), sequence_parallel: true, recompute, ..usual };
+            let numbers =
+                Uniform { mesh: Mesh::of(2, 1, 4), sequence_parallel: true, recompute, ..usual };
             plan(LLAMA, &numbers, 1)
         }
         "context-parallel" => {
@@ -107,7 +113,8 @@ pub fn case(name: &str) -> Case {
         "replicated-gpt" => {
             let precision = Precision::FP32;
             let optimizer = Optimizer::sgd(0.9);
-            let numbers = Uniform { mesh: Mesh::of(4, 1, 1), precision, optimizer, clip_norm: None, ..usual };
+            let numbers =
+                Uniform { mesh: Mesh::of(4, 1, 1), precision, optimizer, clip_norm: None, ..usual };
             plan(GPT, &numbers, 1)
         }
         other => panic!("no plan is called {other}"),
@@ -138,6 +145,3 @@ pub fn data_slowest(mut plan: Plan) -> Plan {
     }
     plan
 }
-
-/// Formats that a project may or may not have.
-pub const FORMATS: [Number; 3] = [Number::Fp32, Number::Bf16, Number::Fp16];
