@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    Compare, Demo, Explain, Export, Generate, Methods, Plan, Profile, Program, Schedule, Simulate,
-    Train, Validate,
+    Compare, Demo, Explain, Export, Generate, Import, Methods, Plan, Profile, Program, Schedule,
+    Simulate, Train, Validate,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -41,6 +41,7 @@ enum Command {
     Train(Box<Train>),
     Generate(Generate),
     Export(Export),
+    Import(Import),
     Schedule(Schedule),
     Compare(Box<Compare>),
     Methods(Methods),
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         Command::Train(train) => train.run(terminal),
         Command::Generate(generate) => generate.run(terminal),
         Command::Export(export) => export.run(terminal),
+        Command::Import(import) => import.run(terminal),
         Command::Schedule(schedule) => schedule.run(terminal),
         Command::Compare(compare) => compare.run(terminal),
         Command::Methods(methods) => methods.run(terminal),

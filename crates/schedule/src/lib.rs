@@ -30,7 +30,7 @@ mod zb_v;
 mod zb_v_rounds;
 mod zero_bubble;
 
-use shardloom_plan::{PassTimes, ScheduleKind};
+use shardloom_plan::{PassTimes, Plan, ScheduleKind};
 
 pub use action::{Action, Instance, Pass, PassKind};
 pub use check::check;
@@ -52,6 +52,22 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// What `plan` says, on `map`: the order that it writes down, or the one that its schedule makes, for steps
+    /// that follow each other as its own do.
+    ///
+    /// # Errors
+    /// As [`Schedule::from_table`] and [`Schedule::build_for`].
+    pub fn of(plan: &Plan, map: StageMap) -> Result<Schedule, ScheduleError> {
+        if plan.schedule == ScheduleKind::Table {
+            return Schedule::from_table(map, &plan.order);
+        }
+        let succession = match plan.looks_at_norm() && !plan.post_validation {
+            true => Succession::Common,
+            false => Succession::Own,
+        };
+        Schedule::build_for(plan.schedule, map, &plan.pass_times, succession)
+    }
+
     /// The schedule `kind` on `map`, made for passes of the given times where it depends on them, and for
     /// devices that begin their next steps without waiting for each other.
     ///

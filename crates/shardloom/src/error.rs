@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use shardloom_checkpoint::CheckpointError;
 use shardloom_cluster::ClusterError;
 use shardloom_data::DataError;
+use shardloom_exchange::ExchangeError;
 use shardloom_graph::GraphError;
 use shardloom_interop::InteropError;
 use shardloom_methods::MethodError;
@@ -27,6 +28,9 @@ pub enum Error {
     /// Another tool's model or weights cannot be taken over.
     #[error(transparent)]
     Interop(#[from] InteropError),
+    /// A plan cannot go to another project, or its configuration cannot become a plan.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
     /// A description of machines is wrong.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -274,6 +278,7 @@ impl Error {
             Error::Graph(_) | Error::Interop(_) | Error::Onnx { .. } | Error::NoSampling { .. } => {
                 "model"
             }
+            Error::Exchange(_) => "exchange",
             Error::Cluster(_) => "cluster",
             Error::Plan(_) | Error::Program(_) | Error::PlanSize { .. } | Error::Ranks { .. } => {
                 "plan"
@@ -337,6 +342,7 @@ impl Error {
                 | InteropError::Missing { model, .. }
                 | InteropError::Unexpected { model, .. } => Some(model.clone()),
             },
+            Error::Exchange(error) => error.place().map(str::to_owned),
             Error::Cluster(error) => cluster_place(error),
             Error::Plan(error) | Error::Program(ProgramError::Plan(error)) => plan_place(error),
             Error::Program(ProgramError::ParameterLayouts { name, .. })

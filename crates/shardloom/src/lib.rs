@@ -20,10 +20,11 @@
 //! ```
 //!
 //! The modules [`plan`], [`cluster`], [`collectives`], [`program`], [`search`], [`methods`], [`sim`],
-//! [`data`], [`checkpoint`], [`profile`] and [`train`] hold the parts that these few calls are made of.
+//! [`exchange`], [`data`], [`checkpoint`], [`profile`] and [`train`] hold the parts that these few calls are made of.
 
 mod arithmetic;
 mod buffers;
+mod elsewhere;
 mod error;
 mod generator;
 mod local_profile;
@@ -39,6 +40,7 @@ mod session;
 mod training_data;
 
 pub use buffers::{Buffers, RankBuffers};
+pub use elsewhere::{export_plan, import_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
 pub use local_profile::LocalProfile;
@@ -68,6 +70,9 @@ pub use shardloom_fabric as fabric;
 
 /// Machines and what they can do.
 pub use shardloom_cluster as cluster;
+
+/// Plans as other projects' configuration.
+pub use shardloom_exchange as exchange;
 
 /// Programs, schedules and timelines.
 pub use shardloom_program as program;

@@ -7,6 +7,7 @@ mod dimensions;
 mod explain;
 mod export;
 mod generate;
+mod import;
 mod methods;
 mod order;
 mod plan;
@@ -28,6 +29,7 @@ pub use demo::Demo;
 pub use explain::Explain;
 pub use export::Export;
 pub use generate::Generate;
+pub use import::Import;
 pub use methods::Methods;
 pub use plan::Plan;
 pub use profile::Profile;
@@ -44,6 +46,7 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Stack;
 use shardloom::collectives::{Algorithm, CollectiveError};
+use shardloom::exchange::Project;
 use shardloom::plan::Recompute;
 use shardloom::{Data, LocalProfile, Model, Sampling, TextTokenizer};
 
@@ -196,6 +199,11 @@ fn require_no_option(option: Option<&'static str>, plan: &Path) -> Result<(), Fa
         plan.display()
     );
     Err(Failure::usage(option, message))
+}
+
+/// Parses the name of a project.
+pub fn project(name: &str) -> Result<Project, String> {
+    named(name, Project::ALL, Project::name)
 }
 
 /// Parses the name of a recomputation policy.

@@ -42,7 +42,7 @@ use bodies::StageBodies;
 use boundary::{Boundaries, Handover, Handovers, Transfer, Way};
 use post_validation::PostValidation;
 use servers::Service;
-use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap, Succession};
+use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
 use stage::{StageId, StageModel};
 use versions::Versions;
 
@@ -79,16 +79,7 @@ pub fn lower_with(
     let stages = stage_models(graph, plan, &lists)?;
     let mut boundaries = Boundaries::find(graph, plan.precision, &stages)?;
     let map = stage_map(plan, &stages)?;
-    let schedule = match plan.schedule {
-        ScheduleKind::Table => Schedule::from_table(map, &plan.order)?,
-        kind => {
-            let succession = match plan.looks_at_norm() && !plan.post_validation {
-                true => Succession::Common,
-                false => Succession::Own,
-            };
-            Schedule::build_for(kind, map, &plan.pass_times, succession)?
-        }
-    };
+    let schedule = Schedule::of(plan, map)?;
     require_rule(plan, &schedule)?;
     let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);
     let versions = Versions::new(plan, &schedule);

@@ -1,0 +1,116 @@
+//! Plans as other projects' configuration, one file for each.
+
+mod accelerate;
+mod deepspeed;
+mod megatron;
+mod nanotron;
+mod torchtitan;
+
+pub(crate) use nanotron::own_cut as nanotron_cut;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::Plan;
+
+use crate::recipe::{Leaving, Recipe};
+use crate::{ExchangeError, Project, Unsaid};
+
+/// What a plan is elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// The files, the one to begin with first.
+    pub files: Vec<File>,
+    /// What the plan says and they do not. It is written in them, too.
+    pub unsaid: Vec<Unsaid>,
+}
+
+/// A file to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its name.
+    pub name: &'static str,
+    /// What is in it.
+    pub text: String,
+}
+
+/// The machines that a configuration is launched on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machines {
+    /// How many there are.
+    pub nodes: usize,
+    /// How many devices of each take part.
+    pub devices: usize,
+}
+
+/// Writes `plan`, which trains `spec` with its graph `graph`, as `project` takes it.
+///
+/// # Errors
+/// If the plan says something that makes it what it is, and that the project has no word for; or if it does
+/// not use as many devices as `machines` are.
+pub fn export(
+    project: Project,
+    plan: &Plan,
+    spec: &ModelSpec,
+    graph: &Graph,
+    machines: Machines,
+) -> Result<Exported, ExchangeError> {
+    let (recipe, unsaid) = Recipe::of(project, plan, spec, graph)?;
+    let leaving = Leaving { project, recipe, plan, machines, unsaid };
+    let devices = leaving.recipe.devices();
+    if machines.nodes * machines.devices != devices {
+        let reason = format!(
+            "it is launched on {} machines with {} devices each, all of which take part",
+            machines.nodes, machines.devices
+        );
+        return leaving.refuse("pipeline.stage.devices", format!("{devices} devices"), reason);
+    }
+    match project {
+        Project::Megatron => megatron::export(leaving),
+        Project::DeepSpeed => deepspeed::export(leaving),
+        Project::Torchtitan => torchtitan::export(leaving),
+        Project::Nanotron => nanotron::export(leaving),
+        Project::Accelerate => accelerate::export(leaving),
+    }
+}
+
+impl Leaving<'_> {
+    /// Lines that say what a file is, for which version, and what is not said in it.
+    fn heading(&self) -> Vec<String> {
+        let Recipe { model, pp, dp, cp, tp, .. } = &self.recipe;
+        let mut lines = vec![
+            format!("For {}; written by shardloom export.", self.project.version()),
+            format!(
+                "{} layers of width {} on {} devices: pp {pp}, dp {dp}, cp {cp}, tp {tp}; {} in {} \
+                 micro-batches.",
+                model.layers,
+                model.hidden,
+                self.recipe.devices(),
+                match self.recipe.global_batch {
+                    1 => "1 sample".into(),
+                    samples => format!("{samples} samples"),
+                },
+                self.recipe.microbatches
+            ),
+        ];
+        if !self.unsaid.is_empty() {
+            lines.push("The plan also says what cannot be said here:".into());
+        }
+        for Unsaid { key, value, reason } in &self.unsaid {
+            lines.push(format!("- {key} = {value}: {reason}"));
+        }
+        lines
+    }
+
+    /// The heading as comments that begin with `#`.
+    fn comments(&self) -> String {
+        self.heading().iter().map(|line| format!("# {line}\n")).collect()
+    }
+}
+
+/// A number as it is written in every language: with a point or an exponent.
+fn real(number: f64) -> String {
+    format!("{number:?}")
+}
+
+/// A 32-bit number in its own digits, with a point or an exponent.
+fn single(number: f32) -> String {
+    format!("{number:?}")
+}

@@ -1,0 +1,135 @@
+//! Accelerate: the YAML file of `accelerate launch`.
+
+use shardloom_plan::{Number, Recompute};
+
+use super::{Exported, File};
+use crate::ExchangeError;
+use crate::recipe::{Leaving, RankOrder};
+
+pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
+    leaving.require_no_pipeline("there are no stages; Megatron-LM and torchtitan take them")?;
+    leaving.require_accumulation()?;
+    if leaving.recipe.rank_order != RankOrder::PipelineSlowest {
+        let reason = "ranks are numbered with data parallelism outside of tensor parallelism";
+        return leaving.refuse("pipeline.stage.devices", "another order", reason);
+    }
+    if leaving.recipe.sequence_parallel {
+        let reason = "tensor parallelism leaves norms and residuals whole: leave out \"seq:tp\"";
+        return leaving.refuse("layout", "\"seq:tp\"", reason);
+    }
+    let precision = precision(&leaving)?;
+    let way = replicas(&mut leaving)?;
+    left_to_the_script(&mut leaving);
+    let machines = leaving.machines;
+    let text = format!(
+        "{comments}\
+         compute_environment: LOCAL_MACHINE\ndebug: false\n{way}\
+         downcast_bf16: 'no'\nenable_cpu_affinity: false\nmachine_rank: 0\nmain_training_function: main\n\
+         mixed_precision: '{precision}'\nnum_machines: {nodes}\nnum_processes: {processes}\n\
+         rdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\n\
+         tpu_use_sudo: false\nuse_cpu: false\n",
+        comments = leaving.comments(),
+        nodes = machines.nodes,
+        processes = machines.nodes * machines.devices,
+    );
+    Ok(Exported { files: vec![File { name: "accelerate.yaml", text }], unsaid: leaving.unsaid })
+}
+
+fn precision(leaving: &Leaving<'_>) -> Result<&'static str, ExchangeError> {
+    let precision = leaving.recipe.precision;
+    if (precision.compute != Number::Fp32) != precision.master {
+        let reason = "the script's weights are in fp32, and 16-bit ones in use are made of them";
+        return leaving.refuse("precision.master", precision.master, reason);
+    }
+    if precision.gradients != Number::Fp32 {
+        let reason = "gradients are accumulated in fp32";
+        return leaving.refuse("precision.gradients", format!("{:?}", precision.gradients), reason);
+    }
+    Ok(match precision.compute {
+        Number::Fp32 => "no",
+        Number::Bf16 => "bf16",
+        Number::Fp16 => "fp16",
+    })
+}
+
+/// How replicas stay equal, and widths.
+fn replicas(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
+    let recipe = &leaving.recipe;
+    let recomputes = matches!(recipe.recompute, Recompute::Full | Recompute::Block);
+    if recipe.recompute == Recompute::Stage {
+        let reason = "what is computed twice is computed twice layer by layer: \"block\"";
+        return leaving.refuse("recompute", "stage", reason);
+    }
+    let reshard = match recipe.zero {
+        0 if recipe.tp * recipe.cp == 1 => {
+            let way = if recipe.devices() > 1 { "MULTI_GPU" } else { "'NO'" };
+            if recomputes {
+                let (key, value) = ("recompute", recipe.recompute.name());
+                let reason = "switch checkpointing of layers on in the training script";
+                leaving.leave_out(key, value, reason);
+            }
+            return Ok(format!("distributed_type: {way}\n"));
+        }
+        0 if recipe.cp == 1 => true,
+        2 => false,
+        3 => true,
+        stage => {
+            let reason = "parameters are replicated (0), or sharded by FSDP and kept between forward and \
+                          backward pass (2) or not (3); over context-parallel ranks they are sharded. \
+                          DeepSpeed has stage 1";
+            return leaving.refuse("sync.zero", stage, reason);
+        }
+    };
+    let (replicate, shard) = match recipe.zero {
+        0 => (recipe.dp, 1),
+        _ => (1, recipe.dp),
+    };
+    let mut text = format!(
+        "distributed_type: FSDP\n\
+         fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: {reshard}\n  \
+         fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_activation_checkpointing: {recomputes}\n  \
+         fsdp_cpu_ram_efficient_loading: true\n  fsdp_offload_params: false\n  \
+         fsdp_state_dict_type: SHARDED_STATE_DICT\n"
+    );
+    let with_context = match recipe.cp {
+        1 => "",
+        _ => "  parallelism_config_cp_comm_strategy: allgather\n",
+    };
+    text += &format!(
+        "parallelism_config:\n  parallelism_config_dp_replicate_size: {replicate}\n  \
+         parallelism_config_dp_shard_size: {shard}\n  parallelism_config_tp_size: {}\n  \
+         parallelism_config_cp_size: {}\n{with_context}",
+        recipe.tp, recipe.cp
+    );
+    if recipe.recompute == Recompute::Full {
+        let reason = "whole layers are computed twice, also what no gradient needs (\"block\")";
+        leaving.leave_out("recompute", "full", reason);
+    }
+    Ok(text)
+}
+
+/// What the training script says, and not Accelerate's configuration.
+fn left_to_the_script(leaving: &mut Leaving<'_>) {
+    let recipe = leaving.recipe.clone();
+    let batch = format!(
+        "give the training script {} a device and a micro-batch and \
+         Accelerator(gradient_accumulation_steps={})",
+        recipe.microbatch(),
+        recipe.microbatches
+    );
+    leaving.leave_out("global_batch", recipe.global_batch, batch);
+    let clip = recipe.clip_norm.map_or_else(|| "none".into(), |norm| norm.to_string());
+    leaving.leave_out("clip_norm", clip, "the training script calls clip_grad_norm_");
+    leaving.leave_out("optimizer", recipe.optimizer.name(), "the training script makes it");
+    if recipe.dp * recipe.cp > 1 {
+        let reason =
+            "the training script says how large buckets are (DDP), or they are layers (FSDP)";
+        leaving.leave_out("sync.bucket_bytes", recipe.bucket_bytes, reason);
+    }
+    if recipe.recompute == Recompute::Selective {
+        let reason = "choose an attention kernel that keeps no scores in the training script";
+        leaving.leave_out("recompute", "selective", reason);
+    }
+    let layers = format!("{} layers", recipe.model.layers);
+    leaving.leave_out("model", layers, "the training script builds it");
+}

@@ -1,0 +1,126 @@
+//! What other projects train under, as plans, one file for each.
+
+mod accelerate;
+mod arguments;
+mod deepspeed;
+mod megatron;
+mod nanotron;
+mod table;
+mod torchtitan;
+mod words;
+
+use shardloom_graph::ModelSpec;
+use shardloom_plan::Plan;
+
+use crate::{ExchangeError, Project};
+use words::Words;
+
+/// What a configuration does not say.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The model, where it is not described.
+    pub model: Option<&'a ModelSpec>,
+    /// The machines, as plans name them.
+    pub cluster: &'a str,
+    /// How many devices they have.
+    pub devices: usize,
+    /// Samples of a step, where the training script says that.
+    pub global_batch: Option<usize>,
+    /// Micro-batches of a step, where the training script says that.
+    pub microbatches: Option<usize>,
+    /// The table of actions that the configuration names: its file and text.
+    pub table: Option<(&'a str, &'a str)>,
+}
+
+/// What a configuration is as a plan.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// The plan, which fits its model and devices.
+    pub plan: Plan,
+    /// The model.
+    pub spec: ModelSpec,
+    /// What was read otherwise than it stands there, and what was not read at all.
+    pub notes: Vec<String>,
+}
+
+/// Reads the configuration of a project; `place` is the file's name, for messages.
+///
+/// # Errors
+/// If the text is no configuration of that project, asks for something that plans do not have, or does not
+/// fit its model or the devices.
+pub fn import(
+    project: Project,
+    text: &str,
+    place: &str,
+    given: &Given<'_>,
+) -> Result<Imported, ExchangeError> {
+    if let Some((table, _)) = given.table.filter(|_| project != Project::Torchtitan) {
+        let message = format!("{project} reads no table of actions");
+        return Err(ExchangeError::Text { place: table.into(), message });
+    }
+    match project {
+        Project::Megatron => megatron::import(text, place, given),
+        Project::DeepSpeed => deepspeed::import(&Words::of_json(text, place)?, given),
+        Project::Torchtitan if looks_like_json(text) => {
+            torchtitan::import(&Words::of_json(text, place)?, given)
+        }
+        Project::Torchtitan => torchtitan::import(&Words::of_toml(text, place)?, given),
+        Project::Nanotron => nanotron::import(&Words::of_yaml(text, place)?, given),
+        Project::Accelerate => accelerate::import(&Words::of_yaml(text, place)?, given),
+    }
+}
+
+/// Whose configuration a file is, by the end of its name and the words in it.
+///
+/// # Errors
+/// If it is Python, which only its project can run.
+pub fn project_of(place: &str, text: &str) -> Result<Project, ExchangeError> {
+    let ending = place.rsplit_once('.').map_or("", |(_, ending)| ending);
+    Ok(match ending {
+        "json" => match Words::of_json(text, place)?.has("parallelism") {
+            true => Project::Torchtitan,
+            false => Project::DeepSpeed,
+        },
+        "toml" => Project::Torchtitan,
+        "yaml" | "yml" => match Words::of_yaml(text, place)?.has("parallelism") {
+            true => Project::Nanotron,
+            false => Project::Accelerate,
+        },
+        "py" => {
+            let message = "is Python, which torchtitan has to run: let it write its configuration with \
+                           --debug.save_config_file plan.json and read that";
+            return Err(ExchangeError::Text { place: place.into(), message: message.into() });
+        }
+        _ => Project::Megatron,
+    })
+}
+
+fn looks_like_json(text: &str) -> bool {
+    text.trim_start().starts_with('{')
+}
+
+/// The number of replicas on `devices` devices where each takes `each`.
+fn replicas(
+    place: &str,
+    key: &str,
+    each: usize,
+    given: &Given<'_>,
+) -> Result<usize, ExchangeError> {
+    if each > 0 && given.devices.is_multiple_of(each) {
+        return Ok(given.devices / each);
+    }
+    Err(ExchangeError::Word {
+        place: place.into(),
+        key: key.into(),
+        value: each.to_string(),
+        rule: format!(
+            "--cluster {} has {} devices, which this divides",
+            given.cluster, given.devices
+        ),
+    })
+}
+
+/// One line about the words that nobody read, if there are any.
+fn unread_note(unread: &[String]) -> Option<String> {
+    (!unread.is_empty()).then(|| format!("not part of a plan: {}", unread.join(", ")))
+}

@@ -1,0 +1,164 @@
+//! Accelerate: the YAML file of `accelerate launch`.
+
+use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+
+use super::words::Words;
+use super::{Given, Imported, replicas, unread_note};
+use crate::recipe::model_of;
+use crate::{ExchangeError, RankOrder, Recipe, StagePlace};
+
+pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
+    let way = words.text("distributed_type")?.unwrap_or("NO").to_ascii_uppercase();
+    if let Some(processes) = words.size("num_processes")?
+        && processes != given.devices
+    {
+        let rule = format!("--cluster {} has {} devices", given.cluster, given.devices);
+        return words.error("num_processes", processes, rule);
+    }
+    words.get("num_machines");
+    let sharding = match way.as_str() {
+        "NO" | "MULTI_GPU" | "MULTI_CPU" => Sharding::default(),
+        "FSDP" => sharding_of_fsdp(words)?,
+        "DEEPSPEED" => sharding_of_deepspeed(words)?,
+        other => {
+            let rule = "NO, MULTI_GPU, FSDP and DEEPSPEED are known here; of MEGATRON_LM import the \
+                        arguments of the training script";
+            return words.error("distributed_type", other, rule);
+        }
+    };
+    let Sharding { zero, tp, cp, recompute, microbatches } = sharding;
+    let (spec, model) = model_of(given.model, None, &words.place)?;
+    let dp = replicas(&words.place, "tensor x context parallel size", tp * cp, given)?;
+    let replicated = words.size("parallelism_config.parallelism_config_dp_replicate_size")?;
+    let sharded = words.size("parallelism_config.parallelism_config_dp_shard_size")?;
+    let zero = match (replicated.unwrap_or(1), sharded) {
+        (1, None) => zero,
+        (1, Some(width)) if width == dp => zero,
+        (width, None | Some(1)) if width == dp => 0,
+        (replicated, sharded) => {
+            let rule = format!("parameters are sharded over all {dp} replicas here, or over none");
+            let value = format!("{replicated} x {}", sharded.unwrap_or(1));
+            return words.error("parallelism_config", value, rule);
+        }
+    };
+    let Some(global_batch) = given.global_batch else {
+        let rule = "it is the training script's: say it with --global-batch";
+        return words.error("global batch", "nothing", rule);
+    };
+    let precision = match words.text("mixed_precision")?.unwrap_or("no") {
+        "no" => Precision::FP32,
+        "bf16" => Precision::MIXED,
+        "fp16" => Precision { compute: Number::Fp16, ..Precision::MIXED },
+        other => return words.error("mixed_precision", other, "no, bf16 and fp16 are known here"),
+    };
+    let blocks = (0, model.blocks());
+    let recipe = Recipe {
+        model,
+        pp: 1,
+        dp,
+        cp,
+        tp,
+        sequence_parallel: false,
+        stages: vec![StagePlace { blocks, group: 0 }],
+        rank_order: RankOrder::PipelineSlowest,
+        global_batch,
+        microbatches: given.microbatches.or(microbatches).unwrap_or(1),
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute,
+        zero,
+        bucket_bytes: Sync::default().bucket_bytes,
+        precision,
+        optimizer: Optimizer::default(),
+        clip_norm: None,
+    };
+    let mut notes = vec![
+        "optimizer and clipping are the training script's: AdamW and no clipping are assumed"
+            .to_owned(),
+    ];
+    notes.extend(unread_note(&words.unread()));
+    recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
+}
+
+/// What is split and sharded, and how.
+struct Sharding {
+    zero: u8,
+    tp: usize,
+    cp: usize,
+    recompute: Recompute,
+    microbatches: Option<usize>,
+}
+
+impl Default for Sharding {
+    fn default() -> Sharding {
+        Sharding { zero: 0, tp: 1, cp: 1, recompute: Recompute::None, microbatches: None }
+    }
+}
+
+fn sharding_of_fsdp(words: &Words) -> Result<Sharding, ExchangeError> {
+    let at = |name: &str| format!("fsdp_config.fsdp_{name}");
+    if words.flag(&at("offload_params"))? {
+        return words.error(&at("offload_params"), true, "plans keep parameters on devices");
+    }
+    // FSDP 1 has a strategy; in FSDP 2 it is whether parameters stay after the forward pass.
+    let strategy = words.text(&at("sharding_strategy"))?;
+    let reshard = match words.get(&at("reshard_after_forward")) {
+        None => true,
+        Some(serde_json::Value::String(_)) => {
+            let text = words.text(&at("reshard_after_forward"))?.unwrap_or("true");
+            !matches!(text.to_ascii_uppercase().as_str(), "FALSE" | "SHARD_GRAD_OP")
+        }
+        Some(_) => words.flag(&at("reshard_after_forward"))?,
+    };
+    let zero = match strategy {
+        None => {
+            if reshard {
+                3
+            } else {
+                2
+            }
+        }
+        Some("FULL_SHARD" | "1") => 3,
+        Some("SHARD_GRAD_OP" | "2") => 2,
+        Some("NO_SHARD" | "3") => 0,
+        Some(other) => {
+            let rule = "FULL_SHARD, SHARD_GRAD_OP and NO_SHARD are known here: parameters are sharded over \
+                        all replicas or none";
+            return words.error(&at("sharding_strategy"), other, rule);
+        }
+    };
+    let recompute = match words.flag(&at("activation_checkpointing"))? {
+        true => Recompute::Block,
+        false => Recompute::None,
+    };
+    let width = |name: &str| {
+        let path = format!("parallelism_config.parallelism_config_{name}_size");
+        Ok::<usize, ExchangeError>(words.size(&path)?.unwrap_or(1))
+    };
+    let ulysses = "plans do not split attention by heads (Ulysses)";
+    words.only("parallelism_config.parallelism_config_sp_size", &["1"], ulysses)?;
+    let strategy = "parallelism_config.parallelism_config_cp_comm_strategy";
+    if width("cp")? > 1 {
+        words.only(strategy, &["allgather"], "plans gather keys and values before attention")?;
+    }
+    Ok(Sharding { zero, tp: width("tp")?, cp: width("cp")?, recompute, microbatches: None })
+}
+
+fn sharding_of_deepspeed(words: &Words) -> Result<Sharding, ExchangeError> {
+    if let Some(file) = words.text("deepspeed_config.deepspeed_config_file")? {
+        let rule = "import that file: it says what Accelerate's does not";
+        return words.error("deepspeed_config.deepspeed_config_file", file, rule);
+    }
+    for name in ["offload_optimizer_device", "offload_param_device"] {
+        let path = format!("deepspeed_config.{name}");
+        words.only(&path, &["none"], "plans keep weights and optimizer states on devices")?;
+    }
+    let zero = match words.real("deepspeed_config.zero_stage")?.unwrap_or(2.0) {
+        0.0 => 0,
+        1.0 => 1,
+        2.0 => 2,
+        3.0 => 3,
+        other => return words.error("deepspeed_config.zero_stage", other, "a stage is 0 to 3"),
+    };
+    let microbatches = words.size("deepspeed_config.gradient_accumulation_steps")?;
+    Ok(Sharding { zero, microbatches, ..Sharding::default() })
+}

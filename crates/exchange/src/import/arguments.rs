@@ -1,0 +1,235 @@
+//! The arguments of a command, out of a shell script or a command line.
+//!
+//! Scripts are not run. What is understood of them: comments, quotes, lines that go on after `\`,
+//! assignments `NAME=value` and `NAME=(...)`, and what is made of them by `$NAME`, `${NAME}` and
+//! `${NAME:-value}`. A value that needs more than that stays as it is written, and is refused where it is read.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::str::FromStr;
+
+use crate::ExchangeError;
+
+/// Options with the values that follow them; of an option given twice the last counts.
+pub(super) struct Arguments {
+    place: String,
+    options: BTreeMap<String, Vec<String>>,
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl Arguments {
+    pub fn of(text: &str, place: &str) -> Arguments {
+        let mut options: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut current: Option<String> = None;
+        for word in words(text) {
+            let Some(option) = word.strip_prefix("--").filter(|name| !name.is_empty()) else {
+                if let Some(values) = current.as_ref().and_then(|name| options.get_mut(name)) {
+                    values.push(word);
+                }
+                continue;
+            };
+            let (name, value) = match option.split_once('=') {
+                Some((name, value)) => (name, vec![value.to_owned()]),
+                None => (option, vec![]),
+            };
+            // torchrun takes both.
+            let name = if name.contains('_') { name.replace('_', "-") } else { name.to_owned() };
+            options.insert(name.clone(), value);
+            current = Some(name);
+        }
+        Arguments { place: place.into(), options, read: RefCell::default() }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.read.borrow_mut().insert(name.into());
+        self.options.contains_key(name)
+    }
+
+    /// The value of an option that is there.
+    pub fn text(&self, name: &str) -> Result<Option<&str>, ExchangeError> {
+        self.read.borrow_mut().insert(name.into());
+        match self.options.get(name).map(|values| values.first()) {
+            None => Ok(None),
+            Some(Some(value)) if value.contains('$') => {
+                let rule =
+                    "the variable is not assigned in the file: write the value, or assign it";
+                self.error(name, value, rule)
+            }
+            Some(Some(value)) => Ok(Some(value)),
+            Some(None) => self.error(name, "nothing", "a value is needed"),
+        }
+    }
+
+    pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>, ExchangeError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        match text.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => self.error(name, text, "a number is needed"),
+        }
+    }
+
+    /// A number from 1 up.
+    pub fn size(&self, name: &str) -> Result<Option<usize>, ExchangeError> {
+        match self.number::<usize>(name)? {
+            Some(0) => self.error(name, 0, "a number from 1 up is needed"),
+            other => Ok(other),
+        }
+    }
+
+    /// `name` has a value that cannot be.
+    pub fn error<T>(
+        &self,
+        name: &str,
+        value: impl Display,
+        rule: impl Into<String>,
+    ) -> Result<T, ExchangeError> {
+        Err(ExchangeError::Word {
+            place: self.place.clone(),
+            key: format!("--{name}"),
+            value: value.to_string(),
+            rule: rule.into(),
+        })
+    }
+
+    /// The options that were not read.
+    pub fn unread(&self) -> Vec<String> {
+        let read = self.read.borrow();
+        let unread = self.options.keys().filter(|name| !read.contains(*name));
+        unread.map(|name| format!("--{name}")).collect()
+    }
+}
+
+/// The words of a script, with variables of the script replaced. The elements of an array are words where it
+/// is written.
+fn words(text: &str) -> Vec<String> {
+    let mut variables: BTreeMap<String, String> = BTreeMap::new();
+    let mut words = vec![];
+    for word in split(text) {
+        let word = replaced(&word, &variables);
+        let assigned = word.split_once('=').filter(|(name, _)| is_name(name));
+        match assigned {
+            Some((name, value)) => {
+                variables.insert(name.into(), value.into());
+                // NAME="--bf16 --fp16": options all the same.
+                if value.contains("--") {
+                    words.extend(value.split_whitespace().map(str::to_owned));
+                }
+            }
+            None => words.push(word),
+        }
+    }
+    words
+}
+
+fn is_name(name: &str) -> bool {
+    let letter = |byte: u8| byte == b'_' || byte.is_ascii_alphanumeric();
+    !name.is_empty()
+        && name.bytes().all(letter)
+        && !name.starts_with(|first: char| first.is_ascii_digit())
+}
+
+/// `word` with the values of variables that are known.
+fn replaced(word: &str, variables: &BTreeMap<String, String>) -> String {
+    let mut text = String::new();
+    let mut rest = word;
+    while let Some(at) = rest.find('$') {
+        text += &rest[..at];
+        let after = &rest[at + 1..];
+        let (inside, length) = match after.strip_prefix('{') {
+            Some(braced) => match braced.find('}') {
+                Some(end) => (&braced[..end], end + 2),
+                None => break,
+            },
+            None => {
+                let end = after.find(|c: char| c != '_' && !c.is_ascii_alphanumeric());
+                let end = end.unwrap_or(after.len());
+                (&after[..end], end)
+            }
+        };
+        let (name, default) = match inside.split_once(":-").or_else(|| inside.split_once(":=")) {
+            Some((name, default)) => (name, Some(default)),
+            None => (inside, None),
+        };
+        match variables.get(name).map(String::as_str).or(default) {
+            Some(value) => text += value,
+            None => text += &rest[at..at + 1 + length],
+        }
+        rest = &after[length..];
+    }
+    text + rest
+}
+
+/// Words apart by white space, `;` and parentheses, without quotes and comments.
+fn split(text: &str) -> Vec<String> {
+    let mut words = vec![];
+    // The word that is being read; an empty one may be quoted.
+    let mut word: Option<String> = None;
+    let mut quote = None;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (quote, letter) {
+            (Some(open), _) if letter == open => quote = None,
+            (None | Some('"'), '\\') => match letters.next() {
+                // The line goes on.
+                Some('\n') | None => {}
+                Some(escaped) => word.get_or_insert_default().push(escaped),
+            },
+            (Some(_), _) => word.get_or_insert_default().push(letter),
+            (None, '\'' | '"') => {
+                quote = Some(letter);
+                word.get_or_insert_default();
+            }
+            (None, '#') if word.is_none() => {
+                let _ = letters.by_ref().find(|&letter| letter == '\n');
+            }
+            (None, '(' | ')' | ';') => words.extend(word.take()),
+            (None, _) if letter.is_whitespace() => words.extend(word.take()),
+            (None, _) => word.get_or_insert_default().push(letter),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_read_with_its_variables_arrays_quotes_and_comments() {
+        let script = r#"
+            #!/bin/bash
+            TP=4 # --tensor-model-parallel-size 9
+            export PP=${PP:-2}
+            ARGS=(
+                --tensor-model-parallel-size $TP
+                --pipeline-model-parallel-layout 'Et*2|(tt|)*2L'
+                --lr=1e-4
+            )
+            MORE="--seq-length 2048 \
+                  --bf16"
+            torchrun --nproc_per_node ${GPUS:-8} pretrain_gpt.py ${ARGS[@]} $MORE \
+                --pipeline-model-parallel-size ${PP} --data-path $DATA "#;
+        let script = script.replace("\\\\", "\\");
+        let arguments = Arguments::of(&script, "run.sh");
+        let text = |name| arguments.text(name).expect("a value").unwrap_or("none").to_owned();
+        assert_eq!(text("tensor-model-parallel-size"), "4");
+        assert_eq!(text("pipeline-model-parallel-layout"), "Et*2|(tt|)*2L");
+        assert_eq!(text("pipeline-model-parallel-size"), "2");
+        assert_eq!(text("lr"), "1e-4");
+        assert_eq!(text("seq-length"), "2048");
+        assert_eq!(text("nproc-per-node"), "8");
+        assert!(arguments.has("bf16"));
+        assert_eq!(text("hidden-size"), "none");
+        let error = arguments.text("data-path").expect_err("not assigned").to_string();
+        assert!(error.contains("run.sh: --data-path = $DATA"), "{error}");
+    }
+
+    #[test]
+    fn of_an_option_that_is_given_twice_the_last_counts_and_unread_ones_are_known() {
+        let arguments = Arguments::of("--lr 1 --seed 3 --lr 2", "arguments");
+        assert_eq!(arguments.number::<f64>("lr").expect("a number"), Some(2.0));
+        assert_eq!(arguments.unread(), ["--seed"]);
+    }
+}

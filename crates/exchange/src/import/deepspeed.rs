@@ -1,0 +1,154 @@
+//! DeepSpeed: its JSON file.
+
+use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind};
+
+use super::words::Words;
+use super::{Given, Imported, replicas, unread_note};
+use crate::recipe::{ONE_BUCKET, model_of};
+use crate::{ExchangeError, RankOrder, Recipe, StagePlace};
+
+pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
+    for path in
+        ["zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"]
+    {
+        words.only(path, &["none"], "plans keep weights and optimizer states on devices")?;
+    }
+    words.only(
+        "sequence_parallel_size",
+        &["1"],
+        "plans do not split attention by heads (Ulysses)",
+    )?;
+    let (spec, model) = model_of(given.model, None, &words.place)?;
+    let tp = words.size("tensor_parallel.autotp_size")?.unwrap_or(1);
+    let dp = replicas(&words.place, "tensor_parallel.autotp_size", tp, given)?;
+    let (global_batch, microbatches) = batch(words, dp, given)?;
+    let zero = zero(words)?;
+    let precision = precision(words)?;
+    let blocks = (0, model.blocks());
+    let mut notes = vec![];
+    if words.get("optimizer").is_none() {
+        notes.push("the optimizer is the training script's: AdamW is assumed".into());
+    }
+    notes.push(
+        "whether activations are computed twice is the training script's: none is assumed".into(),
+    );
+    let recipe = Recipe {
+        model,
+        pp: 1,
+        dp,
+        cp: 1,
+        tp,
+        sequence_parallel: false,
+        stages: vec![StagePlace { blocks, group: 0 }],
+        rank_order: RankOrder::PipelineSlowest,
+        global_batch,
+        microbatches,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        zero,
+        bucket_bytes: bucket_bytes(words, precision)?,
+        precision,
+        optimizer: optimizer(words)?,
+        clip_norm: words.real("gradient_clipping")?.filter(|&norm| norm > 0.0),
+    };
+    notes.extend(unread_note(&words.unread()));
+    recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
+}
+
+/// Samples and micro-batches of a step: of the three numbers two give the third.
+fn batch(words: &Words, dp: usize, given: &Given<'_>) -> Result<(usize, usize), ExchangeError> {
+    let global = words.size("train_batch_size")?.or(given.global_batch);
+    let micro = words.size("train_micro_batch_size_per_gpu")?;
+    let steps = words.size("gradient_accumulation_steps")?.or(given.microbatches);
+    let (global, steps) = match (global, micro, steps) {
+        (None, Some(micro), steps) => {
+            let steps = steps.unwrap_or(1);
+            (micro.saturating_mul(dp).saturating_mul(steps), steps)
+        }
+        (Some(global), None, steps) => (global, steps.unwrap_or(1)),
+        (Some(global), Some(micro), None) => (global, (global / dp / micro).max(1)),
+        (Some(global), Some(_), Some(steps)) => (global, steps),
+        (None, None, _) => {
+            let rule = "it is the training script's: say it with --global-batch";
+            return words.error("train_batch_size", "nothing", rule);
+        }
+    };
+    let micro = micro.unwrap_or(global / dp / steps);
+    if micro.checked_mul(dp).and_then(|it| it.checked_mul(steps)) != Some(global) {
+        let rule = format!(
+            "it is micro-batch x accumulation steps x replicas, and here {micro} x {steps} x {dp}"
+        );
+        return words.error("train_batch_size", global, rule);
+    }
+    Ok((global, steps))
+}
+
+fn zero(words: &Words) -> Result<u8, ExchangeError> {
+    let stage = words.real("zero_optimization.stage")?.unwrap_or(0.0);
+    words.get("zero_optimization.contiguous_gradients");
+    words.get("zero_optimization.stage3_param_persistence_threshold");
+    match stage {
+        0.0 => Ok(0),
+        1.0 => Ok(1),
+        2.0 => Ok(2),
+        3.0 => Ok(3),
+        other => words.error("zero_optimization.stage", other, "a stage is 0 to 3"),
+    }
+}
+
+fn bucket_bytes(words: &Words, precision: Precision) -> Result<usize, ExchangeError> {
+    words.get("zero_optimization.overlap_comm");
+    let elements = words.size("zero_optimization.reduce_bucket_size")?.unwrap_or(500_000_000);
+    Ok(elements.saturating_mul(precision.gradients.bytes()).min(ONE_BUCKET))
+}
+
+fn precision(words: &Words) -> Result<Precision, ExchangeError> {
+    let (bf16, fp16) = (words.flag("bf16.enabled")?, words.flag("fp16.enabled")?);
+    words.get("communication_data_type");
+    let compute = match (bf16, fp16) {
+        (true, true) => return words.error("fp16.enabled", true, "bf16.enabled is true, too"),
+        (true, false) => Number::Bf16,
+        (false, true) => Number::Fp16,
+        (false, false) => Number::Fp32,
+    };
+    let gradients = match words.text("data_types.grad_accum_dtype")? {
+        None => compute,
+        Some("fp32") => Number::Fp32,
+        Some("bf16") => Number::Bf16,
+        Some("fp16") => Number::Fp16,
+        Some(other) => {
+            return words.error("data_types.grad_accum_dtype", other, "fp32, bf16 or fp16");
+        }
+    };
+    Ok(Precision { compute, gradients, master: compute != Number::Fp32 })
+}
+
+fn optimizer(words: &Words) -> Result<Optimizer, ExchangeError> {
+    let real = |name: &str, usual: f64| {
+        Ok::<f64, ExchangeError>(words.real(&format!("optimizer.params.{name}"))?.unwrap_or(usual))
+    };
+    words.get("optimizer.params.lr");
+    let Some(kind) = words.text("optimizer.type")? else { return Ok(Optimizer::default()) };
+    let weight_decay = real("weight_decay", 0.0)?;
+    let betas = match words.get("optimizer.params.betas") {
+        None => [0.9, 0.999],
+        Some(value) => {
+            let numbers = value.as_array().map(|both| both.iter().map(|it| it.as_f64()).collect());
+            match numbers.unwrap_or_else(Vec::new)[..] {
+                [Some(first), Some(second)] => [first, second],
+                _ => return words.error("optimizer.params.betas", value, "two numbers"),
+            }
+        }
+    };
+    let [beta1, beta2] = betas;
+    let epsilon = real("eps", 1e-8)?;
+    match kind.to_ascii_lowercase().as_str() {
+        "adam" | "adamw" => Ok(Optimizer::Adamw { beta1, beta2, epsilon, weight_decay }),
+        "lamb" => Ok(Optimizer::Lamb { beta1, beta2, epsilon, weight_decay }),
+        "sgd" => {
+            let momentum = real("momentum", 0.0)?;
+            Ok(Optimizer::Sgd { momentum, weight_decay, reference_batch: None })
+        }
+        _ => words.error("optimizer.type", kind, "AdamW, Lamb and SGD are known here"),
+    }
+}

@@ -1,0 +1,460 @@
+//! Megatron-LM: its arguments, in a script or on a command line.
+
+use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+
+use super::arguments::Arguments;
+use super::{Given, Imported, replicas, unread_note};
+use crate::recipe::{ONE_BUCKET, model_of};
+use crate::transformer::{Kind, RotaryScaling, Transformer};
+use crate::{ExchangeError, RankOrder, Recipe};
+
+pub(super) fn import(
+    text: &str,
+    place: &str,
+    given: &Given<'_>,
+) -> Result<Imported, ExchangeError> {
+    let arguments = Arguments::of(text, place);
+    refuse_what_plans_have_not(&arguments)?;
+    let width = |name| Ok::<usize, ExchangeError>(arguments.size(name)?.unwrap_or(1));
+    let tp = width("tensor-model-parallel-size")?;
+    let pp = width("pipeline-model-parallel-size")?;
+    let cp = width("context-parallel-size")?;
+    if let (Some(nodes), Some(devices)) =
+        (arguments.size("nnodes")?, arguments.size("nproc-per-node")?)
+        && nodes.saturating_mul(devices) != given.devices
+    {
+        let rule = format!("--cluster {} has {} devices", given.cluster, given.devices);
+        return arguments.error("nproc-per-node", format!("{devices} on {nodes} nodes"), rule);
+    }
+    let each = tp.saturating_mul(pp).saturating_mul(cp);
+    let dp = replicas(place, "tensor x pipeline x context parallel size", each, given)?;
+    let described = match given.model {
+        // Only what can be compared with the given one.
+        Some(_) => None,
+        None => Some(described(&arguments, tp)?),
+    };
+    let (spec, model) = model_of(given.model, described, place)?;
+    let Some(microbatch) = arguments.size("micro-batch-size")? else {
+        return arguments.error("micro-batch-size", "nothing", "a number from 1 up is needed");
+    };
+    let global_batch = arguments.size("global-batch-size")?.unwrap_or(microbatch * dp);
+    if !global_batch.is_multiple_of(microbatch * dp) {
+        let rule = format!("{dp} replicas with micro-batches of {microbatch} divide it");
+        return arguments.error("global-batch-size", global_batch, rule);
+    }
+    let precision = precision(&arguments)?;
+    let (zero, bucket_bytes) = replication(&arguments, dp * cp, precision)?;
+    let mut recipe = Recipe {
+        model,
+        pp,
+        dp,
+        cp,
+        tp,
+        sequence_parallel: arguments.has("sequence-parallel") && tp > 1,
+        stages: vec![],
+        rank_order: match arguments.has("use-tp-pp-dp-mapping") && pp * dp > 1 {
+            true => RankOrder::DataSlowest,
+            false => RankOrder::PipelineSlowest,
+        },
+        global_batch,
+        microbatches: global_batch / microbatch / dp,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::None,
+        zero,
+        bucket_bytes,
+        precision,
+        optimizer: optimizer(&arguments)?,
+        clip_norm: Some(arguments.number("clip-grad")?.unwrap_or(1.0)).filter(|&norm| norm > 0.0),
+    };
+    let cuts = cuts(&arguments, &recipe)?;
+    if cuts.len() - 1 > pp {
+        recipe.schedule = ScheduleKind::Interleaved;
+    }
+    let Some(stages) = recipe.stages_at(&cuts) else {
+        let rule = format!("{} stages on {pp} groups of devices: as many on each", cuts.len() - 1);
+        return arguments.error("pipeline-model-parallel-size", pp, rule);
+    };
+    recipe.stages = stages;
+    recipe.recompute = recompute(&arguments, &recipe)?;
+    // What a plan's arguments have that nothing depends on here.
+    for read in
+        ["overlap-param-gather", "no-gradient-accumulation-fusion", "ckpt-format", "cp-comm-type"]
+    {
+        arguments.has(read);
+    }
+    let notes = unread_note(&arguments.unread()).into_iter().collect();
+    recipe.plan(spec, given.cluster, given.devices, place, notes)
+}
+
+fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError> {
+    let refused = [
+        ("num-experts", "a model with experts is described in TOML, not by a command line"),
+        ("optimizer-cpu-offload", "plans keep optimizer states on devices"),
+        ("fp8-format", "plans compute in fp32, bf16 or fp16"),
+        ("hybrid-layer-pattern", "models have one kind of layer"),
+        ("rampup-batch-size", "a plan has one global batch"),
+        ("mtp-num-layers", "models predict one token"),
+        ("yaml-cfg", "arguments are read from the command line"),
+        ("multi-latent-attention", "attention has keys and values by head"),
+        ("account-for-embedding-in-pipeline-split", "write --pipeline-model-parallel-layout"),
+        ("account-for-loss-in-pipeline-split", "write --pipeline-model-parallel-layout"),
+    ];
+    for (name, rule) in refused {
+        if arguments.has(name) {
+            return arguments.error(name, "given", rule);
+        }
+    }
+    match arguments.size("expert-model-parallel-size")? {
+        Some(experts) if experts > 1 => {
+            arguments.error("expert-model-parallel-size", experts, "the model has no experts")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn described(arguments: &Arguments, tp: usize) -> Result<Transformer, ExchangeError> {
+    let needed = |name: &str| match arguments.size(name)? {
+        Some(size) => Ok(size),
+        None => arguments.error(name, "nothing", "a number from 1 up is needed, or --model"),
+    };
+    let real =
+        |name: &str, usual: f32| Ok::<f32, ExchangeError>(arguments.number(name)?.unwrap_or(usual));
+    let (hidden, heads) = (needed("hidden-size")?, needed("num-attention-heads")?);
+    let gated = arguments.has("swiglu");
+    let ffn = match arguments.size("ffn-hidden-size")? {
+        Some(ffn) => ffn,
+        // Two thirds of four times the width, in steps of 64.
+        None if gated => (hidden * 8 / 3 / 64) * 64,
+        None => 4 * hidden,
+    };
+    let group = arguments.has("group-query-attention");
+    let kv_heads = arguments.size("num-query-groups")?.filter(|_| group).unwrap_or(heads);
+    let head_dim = arguments.size("kv-channels")?.unwrap_or(hidden / heads);
+    Ok(Transformer {
+        kind: kind(arguments, gated)?,
+        layers: needed("num-layers")?,
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn,
+        seq: needed("seq-length")?,
+        vocab: vocabulary(arguments, tp)?,
+        tied: !arguments.has("untie-embeddings-and-output-weights"),
+        norm_epsilon: real("norm-epsilon", 1e-5)?,
+        init_std: real("init-method-std", 0.02)?,
+    })
+}
+
+fn kind(arguments: &Arguments, gated: bool) -> Result<Kind, ExchangeError> {
+    let real =
+        |name: &str, usual: f32| Ok::<f32, ExchangeError>(arguments.number(name)?.unwrap_or(usual));
+    let dropouts = [real("attention-dropout", 0.1)?, real("hidden-dropout", 0.1)?];
+    let positions = arguments.text("position-embedding-type")?.unwrap_or("learned_absolute");
+    let rotary = positions == "rope" || arguments.has("use-rotary-position-embeddings");
+    let root = arguments.text("normalization")? == Some("RMSNorm");
+    let unbiased = arguments.has("disable-bias-linear");
+    let positions_max = arguments.size("max-position-embeddings")?;
+    arguments.has("rotary-percent");
+    match [rotary, root, gated, unbiased] {
+        [true, true, true, true] => {
+            if dropouts != [0.0; 2] {
+                let rule = "a Llama has no dropout: --attention-dropout 0 --hidden-dropout 0";
+                return arguments.error("hidden-dropout", format!("{dropouts:?}"), rule);
+            }
+            let factor = real("rope-scaling-factor", 8.0)?;
+            let usual = RotaryScaling { factor, low: 1.0, high: 4.0, original: 8192 };
+            let scaling = arguments.has("use-rope-scaling").then_some(usual);
+            Ok(Kind::Llama { theta: real("rotary-base", 10_000.0)?, scaling })
+        }
+        [false, false, false, false] if positions == "learned_absolute" => {
+            if dropouts[0] != dropouts[1] {
+                let rule = "--attention-dropout and --hidden-dropout are one here";
+                return arguments.error("hidden-dropout", format!("{dropouts:?}"), rule);
+            }
+            if let Some(positions) = positions_max
+                && arguments.size("seq-length")?.is_some_and(|seq| seq != positions)
+            {
+                let rule = "there are as many learned positions as --seq-length";
+                return arguments.error("max-position-embeddings", positions, rule);
+            }
+            Ok(Kind::Gpt { dropout: dropouts[0] })
+        }
+        _ => {
+            let rule = "a GPT (learned positions, LayerNorm, GELU, biases) and a Llama (rope, RMSNorm, \
+                        --swiglu, --disable-bias-linear) are known, not a mixture; or name a --model";
+            let value = format!(
+                "{positions}, {}, {}, {}",
+                if root { "RMSNorm" } else { "LayerNorm" },
+                if gated { "swiglu" } else { "gelu" },
+                if unbiased { "no biases" } else { "biases" }
+            );
+            arguments.error("position-embedding-type", value, rule)
+        }
+    }
+}
+
+/// The padded vocabulary.
+fn vocabulary(arguments: &Arguments, tp: usize) -> Result<usize, ExchangeError> {
+    if let Some(padded) = arguments.size("padded-vocab-size")? {
+        return Ok(padded);
+    }
+    let step = arguments.size("make-vocab-size-divisible-by")?.unwrap_or(128).saturating_mul(tp);
+    match arguments.size("vocab-size")? {
+        Some(size) => Ok(size.div_ceil(step).saturating_mul(step)),
+        None => {
+            let rule =
+                "the tokenizer knows it, and not this file: add --vocab-size, or name a --model";
+            arguments.error("vocab-size", "nothing", rule)
+        }
+    }
+}
+
+fn precision(arguments: &Arguments) -> Result<Precision, ExchangeError> {
+    let (bf16, fp16) = (arguments.has("bf16"), arguments.has("fp16"));
+    let wide = arguments.has("accumulate-allreduce-grads-in-fp32");
+    let narrow = arguments.has("grad-reduce-in-bf16");
+    Ok(match (bf16, fp16) {
+        (true, true) => return arguments.error("fp16", "given", "--bf16 is given, too"),
+        // Without a word, gradients of bf16 weights are in fp32.
+        (true, false) if narrow => {
+            Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true }
+        }
+        (true, false) => Precision { compute: Number::Bf16, gradients: Number::Fp32, master: true },
+        (false, true) => {
+            let gradients = if wide { Number::Fp32 } else { Number::Fp16 };
+            Precision { compute: Number::Fp16, gradients, master: true }
+        }
+        (false, false) => Precision::FP32,
+    })
+}
+
+/// ZeRO stage, and bytes of gradients that share a collective, on `replicas` replicas.
+fn replication(
+    arguments: &Arguments,
+    replicas: usize,
+    precision: Precision,
+) -> Result<(u8, usize), ExchangeError> {
+    let sharded = arguments.has("use-distributed-optimizer");
+    let strategy = arguments.text("data-parallel-sharding-strategy")?;
+    let zero = if arguments.has("use-megatron-fsdp") {
+        match strategy.unwrap_or("optim_grads_params") {
+            "no_shard" => 0,
+            "optim" => 1,
+            "optim_grads" => 2,
+            "optim_grads_params" => 3,
+            other => {
+                let rule = "there are no_shard, optim, optim_grads and optim_grads_params";
+                return arguments.error("data-parallel-sharding-strategy", other, rule);
+            }
+        }
+    } else if arguments.has("use-torch-fsdp2") {
+        if arguments.has("torch-fsdp2-no-reshard-after-forward") { 2 } else { 3 }
+    } else {
+        u8::from(sharded)
+    };
+    if arguments.size("num-distributed-optimizer-instances")?.unwrap_or(1) > 1 {
+        let rule = "states are sharded over all replicas";
+        return arguments.error("num-distributed-optimizer-instances", "several", rule);
+    }
+    let overlaps = arguments.has("overlap-grad-reduce");
+    let elements = arguments.size("ddp-bucket-size")?;
+    let bucket_bytes = match overlaps {
+        _ if replicas == 1 || zero > 1 => Sync::default().bucket_bytes,
+        false => ONE_BUCKET,
+        true => {
+            let elements = elements.unwrap_or(40_000_000.max(1_000_000 * replicas));
+            elements.saturating_mul(precision.gradients.bytes())
+        }
+    };
+    Ok((zero, bucket_bytes))
+}
+
+fn optimizer(arguments: &Arguments) -> Result<Optimizer, ExchangeError> {
+    let real =
+        |name: &str, usual: f64| Ok::<f64, ExchangeError>(arguments.number(name)?.unwrap_or(usual));
+    let weight_decay = real("weight-decay", 0.01)?;
+    match arguments.text("optimizer")?.unwrap_or("adam") {
+        "adam" => Ok(Optimizer::Adamw {
+            beta1: real("adam-beta1", 0.9)?,
+            beta2: real("adam-beta2", 0.999)?,
+            epsilon: real("adam-eps", 1e-8)?,
+            weight_decay,
+        }),
+        "sgd" => {
+            let momentum = real("sgd-momentum", 0.9)?;
+            Ok(Optimizer::Sgd { momentum, weight_decay, reference_batch: None })
+        }
+        other => arguments.error("optimizer", other, "adam and sgd are known here"),
+    }
+}
+
+/// The first block of each stage, then the number of blocks.
+fn cuts(arguments: &Arguments, recipe: &Recipe) -> Result<Vec<usize>, ExchangeError> {
+    let layers = recipe.model.layers;
+    if let Some(layout) = arguments.text("pipeline-model-parallel-layout")? {
+        return match cuts_of_layout(layout, layers) {
+            Ok(cuts) => Ok(cuts),
+            Err(rule) => arguments.error("pipeline-model-parallel-layout", layout, rule),
+        };
+    }
+    let first = arguments.size("decoder-first-pipeline-num-layers")?;
+    let last = arguments.size("decoder-last-pipeline-num-layers")?;
+    let pp = recipe.pp;
+    let named = usize::from(first.is_some()) + usize::from(last.is_some());
+    let left = layers.checked_sub(first.unwrap_or(0) + last.unwrap_or(0));
+    let others = pp.saturating_sub(named);
+    let each = match left {
+        Some(0) if others == 0 => 0,
+        Some(left) if others > 0 && left.is_multiple_of(others) => left / others,
+        _ => {
+            let rule = format!("{layers} layers are cut evenly into what the stages left over get");
+            return arguments.error("pipeline-model-parallel-size", pp, rule);
+        }
+    };
+    let on_rank = |rank: usize| match rank {
+        0 if first.is_some() => first.unwrap_or(each),
+        rank if rank + 1 == pp && last.is_some() => last.unwrap_or(each),
+        _ => each,
+    };
+    let chunks = match arguments.size("num-layers-per-virtual-pipeline-stage")? {
+        Some(per) if each.is_multiple_of(per) && named == 0 => each / per,
+        Some(per) => {
+            let rule = format!("it divides the {each} layers of each rank");
+            return arguments.error("num-layers-per-virtual-pipeline-stage", per, rule);
+        }
+        None => arguments.size("num-virtual-stages-per-pipeline-rank")?.unwrap_or(1),
+    };
+    if let Some(rank) = (0..pp).find(|&rank| !on_rank(rank).is_multiple_of(chunks)) {
+        let rule = format!("rank {rank} has {} layers, which it divides", on_rank(rank));
+        return arguments.error("num-virtual-stages-per-pipeline-rank", chunks, rule);
+    }
+    let mut cuts = vec![0];
+    let mut next = 1;
+    for stage in 0..pp * chunks {
+        next += on_rank(stage % pp) / chunks;
+        cuts.push(next);
+    }
+    // The last stage has the head, too.
+    if let Some(end) = cuts.last_mut() {
+        *end += 1;
+    }
+    Ok(cuts)
+}
+
+/// The cuts that a layout string makes of so many layers.
+fn cuts_of_layout(layout: &str, layers: usize) -> Result<Vec<usize>, String> {
+    let expanded = expanded(&layout.replace([',', ' '], ""))?;
+    let mut cuts = vec![0];
+    let mut block = 0;
+    for stage in expanded.split('|') {
+        if let Some(other) = stage.chars().find(|letter| !"EtL".contains(*letter)) {
+            return Err(format!(
+                "stages are E (embedding), t (layers) and L (head with loss), not {other}"
+            ));
+        }
+        block += stage.len();
+        cuts.push(block);
+    }
+    let letters = expanded.replace('|', "");
+    if letters != format!("E{}L", "t".repeat(layers)) {
+        return Err(format!("it is E, {layers} times t, and L, in this order"));
+    }
+    Ok(cuts)
+}
+
+/// A layout with `(...)*n` and `x*n` written out.
+fn expanded(layout: &str) -> Result<String, String> {
+    const MOST: usize = 1 << 20;
+    let count = |text: &str| -> Result<(usize, usize), String> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let number = text[..digits].parse().map_err(|_| "a number follows each *".to_owned())?;
+        Ok((number, digits))
+    };
+    let mut text = String::new();
+    let mut rest = layout;
+    while let Some(letter) = rest.chars().next() {
+        let (piece, after) = match letter {
+            '(' => {
+                let end = rest.find(')').ok_or("a parenthesis is not closed")?;
+                (&rest[1..end], &rest[end + 1..])
+            }
+            _ => rest.split_at(letter.len_utf8()),
+        };
+        let (times, used) = match after.strip_prefix('*') {
+            Some(number) => {
+                let (times, digits) = count(number)?;
+                (times, digits + 1)
+            }
+            None => (1, 0),
+        };
+        let piece = if letter == '(' { expanded(piece)? } else { piece.to_owned() };
+        if text.len() + piece.len().saturating_mul(times) > MOST {
+            return Err("it has more layers than any model".into());
+        }
+        text += &piece.repeat(times);
+        rest = &after[used..];
+    }
+    Ok(text)
+}
+
+fn recompute(arguments: &Arguments, recipe: &Recipe) -> Result<Recompute, ExchangeError> {
+    let granularity = arguments.text("recompute-granularity")?;
+    let selective = arguments.has("recompute-activations") || granularity == Some("selective");
+    if selective {
+        return match arguments.text("recompute-modules")? {
+            None | Some("core_attn") => Ok(Recompute::Selective),
+            Some(other) => {
+                let rule = "what plans compute twice selectively is core_attn";
+                arguments.error("recompute-modules", other, rule)
+            }
+        };
+    }
+    match granularity {
+        None => Ok(Recompute::None),
+        Some("full") => {
+            let method = arguments.text("recompute-method")?.unwrap_or("none");
+            let run = arguments.size("recompute-num-layers")?.unwrap_or(1);
+            let lengths = recipe.stages.iter().map(|stage| recipe.layers(stage).len());
+            let whole_stages = lengths.into_iter().all(|length| length == run);
+            match (method, run) {
+                ("uniform", 1) => Ok(Recompute::Block),
+                ("uniform", _) if whole_stages => Ok(Recompute::Stage),
+                ("block", _) if recipe.stages.iter().all(|it| recipe.layers(it).len() <= run) => {
+                    Ok(Recompute::Block)
+                }
+                _ => {
+                    let rule = "plans compute all layers twice, each by itself (uniform, 1 layer) or a \
+                                stage at a time";
+                    let value = format!("{method} with {run} layers");
+                    arguments.error("recompute-method", value, rule)
+                }
+            }
+        }
+        Some(other) => {
+            arguments.error("recompute-granularity", other, "there are selective and full")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_read_as_megatron_writes_them() {
+        let cuts = |layout, layers| cuts_of_layout(layout, layers).expect("a layout");
+        assert_eq!(cuts("Et*3|(tt|)*2L", 7), [0, 4, 6, 8, 9]);
+        assert_eq!(cuts("E,t|t*2|tL", 4), [0, 2, 4, 6]);
+        assert_eq!(cuts("E|t|t|L", 2), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn layouts_of_other_layers_are_refused() {
+        for wrong in
+            ["Ett|tL", "Ettm|tttL", "E(tt|ttL", "Et*x|ttL", "tttE|tL", "E|tttt", "Et*99999999L"]
+        {
+            cuts_of_layout(wrong, 4).expect_err(wrong);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What the configurations of frameworks have in common: a model, widths, a cut into stages, a batch.
+//!
+//! A [`Recipe`] lies between plans and every project's words, so that each project is one file that knows
+//! its own words, and nothing about plans.
+
+mod of_plan;
+mod to_plan;
+
+use std::fmt::Display;
+
+use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind};
+
+use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
+
+pub(crate) use to_plan::model_of;
+
+/// Bytes of gradients that are more than any stage has: all are reduced together, after the last backward
+/// pass.
+pub(crate) const ONE_BUCKET: usize = 1 << 40;
+
+/// A plan whose stages are alike but for their blocks, in numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// The model.
+    pub model: Transformer,
+    /// Groups of devices that a pipeline goes through.
+    pub pp: usize,
+    /// Data-parallel width.
+    pub dp: usize,
+    /// Context-parallel width.
+    pub cp: usize,
+    /// Tensor-parallel width.
+    pub tp: usize,
+    /// Whether what tensor parallelism leaves whole is split along the sequence.
+    pub sequence_parallel: bool,
+    /// The stages of the pipeline, first to last.
+    pub stages: Vec<StagePlace>,
+    /// How ranks are numbered.
+    pub rank_order: RankOrder,
+    /// Samples of a step.
+    pub global_batch: usize,
+    /// Micro-batches of a step.
+    pub microbatches: usize,
+    /// The order of passes.
+    pub schedule: ScheduleKind,
+    /// Which activations are computed twice.
+    pub recompute: Recompute,
+    /// ZeRO stage.
+    pub zero: u8,
+    /// Up to how many bytes of gradients share a collective.
+    pub bucket_bytes: usize,
+    /// Number formats.
+    pub precision: Precision,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// Norm to which gradients are clipped.
+    pub clip_norm: Option<f64>,
+}
+
+/// A stage and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagePlace {
+    /// Its first block, and the block after its last. Block 0 is the embedding, the last the head.
+    pub blocks: (usize, usize),
+    /// The group of devices that it is on.
+    pub group: usize,
+}
+
+/// How ranks are numbered. Tensor-parallel neighbours are always adjacent, context-parallel ones next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankOrder {
+    /// Data parallelism inside of a pipeline's stage: `tp`, `cp`, `dp`, then `pp`.
+    PipelineSlowest,
+    /// Pipelines inside of data parallelism: `tp`, `cp`, `pp`, then `dp`.
+    DataSlowest,
+}
+
+/// A recipe on its way to a project: what the project cannot say is collected.
+pub(crate) struct Leaving<'a> {
+    /// Where it goes.
+    pub project: Project,
+    /// What goes there.
+    pub recipe: Recipe,
+    /// The plan that it is of.
+    pub plan: &'a Plan,
+    /// The machines that the plan is for.
+    pub machines: Machines,
+    /// What cannot be said there.
+    pub unsaid: Vec<Unsaid>,
+}
+
+impl Recipe {
+    /// Devices that it uses.
+    pub fn devices(&self) -> usize {
+        self.pp * self.dp * self.cp * self.tp
+    }
+
+    /// Samples of a micro-batch on one replica.
+    pub fn microbatch(&self) -> usize {
+        self.global_batch / self.microbatches / self.dp
+    }
+
+    /// Stages of each group of devices.
+    pub fn chunks(&self) -> usize {
+        self.stages.len() / self.pp
+    }
+
+    /// The layers of a stage, counted without the embedding.
+    pub fn layers(&self, stage: &StagePlace) -> std::ops::Range<usize> {
+        let layer = |block: usize| block.saturating_sub(1).min(self.model.layers);
+        layer(stage.blocks.0)..layer(stage.blocks.1)
+    }
+
+    /// Whether a stage has the embedding.
+    pub fn embeds(&self, stage: &StagePlace) -> bool {
+        stage.blocks.0 == 0
+    }
+
+    /// Whether a stage has the head and the loss.
+    pub fn has_loss(&self, stage: &StagePlace) -> bool {
+        stage.blocks.1 == self.model.blocks()
+    }
+
+    /// Blocks of the stages: the first of each, then how many there are.
+    pub fn cuts(&self) -> Vec<usize> {
+        let firsts = self.stages.iter().map(|stage| stage.blocks.0);
+        firsts.chain([self.model.blocks()]).collect()
+    }
+
+    /// Bytes of one accumulated gradient.
+    pub(crate) fn gradient_bytes(&self) -> usize {
+        self.precision.gradients.bytes()
+    }
+
+    /// Parameters whose gradients share a collective.
+    pub(crate) fn bucket_elements(&self) -> usize {
+        (self.bucket_bytes / self.gradient_bytes()).max(1)
+    }
+}
+
+impl Leaving<'_> {
+    /// Refuses something of the plan that the project has no word for.
+    pub fn refuse<T>(
+        &self,
+        key: &str,
+        value: impl Display,
+        reason: impl Into<String>,
+    ) -> Result<T, ExchangeError> {
+        Err(ExchangeError::refused(self.project, key, value, reason))
+    }
+
+    /// Notes something of the plan that the project has no word for, and that need not be said for it to
+    /// remain the same plan.
+    pub fn leave_out(&mut self, key: &str, value: impl Display, reason: impl Into<String>) {
+        self.unsaid.push(Unsaid {
+            key: key.into(),
+            value: value.to_string(),
+            reason: reason.into(),
+        });
+    }
+
+    /// Refuses pipelines where a project's configuration has none.
+    pub fn require_no_pipeline(&self, reason: &str) -> Result<(), ExchangeError> {
+        match self.recipe.pp {
+            1 => Ok(()),
+            pp => self.refuse("pipeline.stage", format!("{pp} groups of devices"), reason),
+        }
+    }
+
+    /// Where there is one stage, refuses orders of passes other than backward after each forward.
+    pub fn require_accumulation(&self) -> Result<(), ExchangeError> {
+        let Recipe { schedule, microbatches, .. } = self.recipe;
+        if schedule == ScheduleKind::OneForwardOneBackward || microbatches == 1 {
+            return Ok(());
+        }
+        let reason = "without a pipeline every forward pass is followed by its backward pass: write \
+                      schedule = \"1f1b\"";
+        self.refuse("schedule", schedule.name(), reason)
+    }
+}

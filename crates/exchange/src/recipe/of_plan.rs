@@ -1,0 +1,274 @@
+//! What a plan is in numbers, if that is all that it is.
+
+use super::{RankOrder, Recipe, StagePlace};
+use crate::{ExchangeError, Project, Transformer, Unsaid};
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{
+    Arrangement, Axis, Communication, LayoutRules, Mesh, Plan, ScheduleKind, Stage, Uniform,
+    Updates, Weights,
+};
+
+impl Recipe {
+    /// A plan for `spec`, whose graph is `graph`, in numbers, and what of it no project says.
+    ///
+    /// # Errors
+    /// If the plan says something that no project's configuration says, and that makes it what it is.
+    pub(crate) fn of(
+        project: Project,
+        plan: &Plan,
+        spec: &ModelSpec,
+        graph: &Graph,
+    ) -> Result<(Recipe, Vec<Unsaid>), ExchangeError> {
+        // Whoever gives plans a new word decides here what becomes of it elsewhere.
+        let Plan {
+            format: _,
+            model: _,
+            cluster: _,
+            axes: _,
+            global_batch,
+            microbatches,
+            schedule,
+            order: _,
+            pass_times: _,
+            weights,
+            updates,
+            recompute: _,
+            recompute_last: _,
+            layout: _,
+            clip_norm,
+            skip_non_finite,
+            post_validation,
+            communication,
+            sync,
+            precision,
+            parameters,
+            optimizer,
+            pipeline,
+        } = plan;
+        let refuse = |key: &str, value: String, reason: &str| {
+            Err(ExchangeError::refused(project, key, value, reason))
+        };
+        let Some(model) = Transformer::of(spec) else {
+            let reason = "only a GPT or a Llama has the same name and sizes elsewhere";
+            return refuse("model", spec.name().into(), reason);
+        };
+        if let Some(servers) = &sync.servers {
+            let reason = "there are no parameter servers";
+            return refuse("sync.servers", servers.count.to_string(), reason);
+        }
+        if *weights != Weights::Flush {
+            let reason = "a step's passes all run with the weights of its begin: choose a schedule \
+                          with a flush";
+            return refuse("weights.rule", weights.name().into(), reason);
+        }
+        if *updates != Updates::Step {
+            let reason = "stages update once a step: leave `updates` out";
+            return refuse("updates", updates.name().into(), reason);
+        }
+        if let Some(group) = parameters.first() {
+            let reason = "all parameters are kept equal alike: leave out the groups";
+            return refuse("parameters", format!("{:?}", group.names), reason);
+        }
+        let [pipeline] = &pipeline[..] else {
+            let reason = "a rank has the stages of one pipeline, forward through the ranks or to and fro, \
+                          and data parallelism is inside of stages (mesh = { dp = 2 })";
+            return refuse("pipeline", format!("{} pipelines", pipeline.len()), reason);
+        };
+        let (first, rest) = pipeline.stage.split_first().ok_or_else(|| {
+            ExchangeError::refused(project, "pipeline.stage", 0, "at least one is needed")
+        })?;
+        let recompute = plan.recompute_of(first);
+        if rest.iter().any(|stage| plan.recompute_of(stage) != recompute) {
+            let reason = "one policy goes for all stages";
+            return refuse("pipeline.stage.recompute", "differs".into(), reason);
+        }
+        let layout = plan.layout_of(first);
+        if rest.iter().any(|stage| plan.layout_of(stage) != layout || stage.mesh != first.mesh) {
+            let reason = "one mesh and one layout go for all stages";
+            return refuse("pipeline.stage.mesh", "differs".into(), reason);
+        }
+        let widths = Widths::of(project, plan, layout, first.mesh, graph)?;
+        let (stages, rank_order) = places(project, &pipeline.stage)?;
+        let groups = stages.iter().map(|stage| stage.group).max().map_or(0, |last| last + 1);
+        if let Some(arrangement) = schedule.arrangement() {
+            let given: Vec<usize> = stages.iter().map(|stage| stage.group).collect();
+            if usual_groups(*schedule, groups, given.len() / groups.max(1)) != Some(given) {
+                let reason = format!(
+                    "its stages are arranged otherwise than {arrangement:?} has them on {groups} groups \
+                     of devices"
+                );
+                return refuse("schedule", schedule.name().into(), &reason);
+            }
+        }
+        let recipe = Recipe {
+            model,
+            pp: groups,
+            dp: widths.dp,
+            cp: widths.cp,
+            tp: widths.tp,
+            sequence_parallel: widths.sequence_parallel,
+            stages,
+            rank_order,
+            global_batch: *global_batch,
+            microbatches: *microbatches,
+            schedule: *schedule,
+            recompute,
+            zero: sync.zero,
+            bucket_bytes: sync.bucket_bytes,
+            precision: *precision,
+            optimizer: *optimizer,
+            clip_norm: *clip_norm,
+        };
+        let mut unsaid = vec![];
+        let mut leave_out = |key: &str, value: String, reason: &str| {
+            unsaid.push(Unsaid { key: key.into(), value, reason: reason.into() });
+        };
+        if recipe.devices() > 1 {
+            let reason = "the communication library chooses the algorithm of each collective";
+            leave_out("sync.algorithm", sync.algorithm.to_string(), reason);
+        }
+        if plan.spares_last() {
+            let reason = "the last micro-batch is computed twice as the others are";
+            leave_out("recompute_last", "false".into(), reason);
+        }
+        if *post_validation {
+            let reason = "updates wait for the norm of all gradients";
+            leave_out("post_validation", "true".into(), reason);
+        }
+        if *communication != Communication::default() {
+            let reason = "devices have their own queues for communication";
+            leave_out("communication", "thread".into(), reason);
+        }
+        if *skip_non_finite {
+            let reason = "what is done about gradients that are not finite is decided there";
+            leave_out("skip_non_finite", "true".into(), reason);
+        }
+        Ok((recipe, unsaid))
+    }
+}
+
+struct Widths {
+    dp: usize,
+    cp: usize,
+    tp: usize,
+    sequence_parallel: bool,
+}
+
+impl Widths {
+    /// The widths of a mesh that is split as usual.
+    fn of(
+        project: Project,
+        plan: &Plan,
+        layout: &LayoutRules,
+        mesh: Mesh,
+        graph: &Graph,
+    ) -> Result<Widths, ExchangeError> {
+        let known = [Axis::DP, Axis::CP, Axis::TP];
+        if let Some(other) = mesh.axes().find(|axis| !known.contains(axis)) {
+            let reason = "devices are told apart by data, context and tensor parallelism, called dp, cp \
+                          and tp";
+            return Err(ExchangeError::refused(
+                project,
+                format!("pipeline.stage.mesh.{other}"),
+                mesh.width(other),
+                reason,
+            ));
+        }
+        let counts = |layout: &LayoutRules| -> Vec<_> {
+            layout.0.iter().filter(|rule| mesh.width(rule.axis) > 1).cloned().collect()
+        };
+        let usual = |sequence_parallel: bool| {
+            let numbers = Uniform {
+                pp: 1,
+                mesh,
+                sequence_parallel,
+                global_batch: 1,
+                microbatches: 1,
+                schedule: ScheduleKind::Afab,
+                recompute: plan.recompute,
+                sync: plan.sync,
+                precision: plan.precision,
+                optimizer: plan.optimizer,
+                clip_norm: None,
+            };
+            numbers.plan_of(graph, "", "", vec![]).layout
+        };
+        let (with, without) = (usual(true), usual(false));
+        let sequence_parallel = mesh.tp() > 1 && counts(layout) == counts(&with);
+        if !sequence_parallel && counts(layout) != counts(&without) {
+            let reason = format!(
+                "tensors are split as \"{}\", with or without \"seq:tp\"",
+                String::from(without)
+            );
+            let value = format!("{:?}", String::from(layout.clone()));
+            return Err(ExchangeError::refused(project, "layout", value, reason));
+        }
+        let [dp, cp, tp] = known.map(|axis| mesh.width(axis));
+        Ok(Widths { dp, cp, tp, sequence_parallel })
+    }
+}
+
+/// On which group of devices each stage is, and how ranks are numbered so that devices are in their order.
+fn places(
+    project: Project,
+    stages: &[Stage],
+) -> Result<(Vec<StagePlace>, RankOrder), ExchangeError> {
+    let mut groups: Vec<&[u32]> = vec![];
+    let mut group_of = vec![];
+    for stage in stages {
+        let devices = &stage.devices.0[..];
+        let known = groups.iter().position(|group| *group == devices);
+        group_of.push(known.unwrap_or_else(|| {
+            groups.push(devices);
+            groups.len() - 1
+        }));
+    }
+    let place =
+        |(stage, group): (&Stage, &usize)| StagePlace { blocks: stage.blocks, group: *group };
+    let places: Vec<StagePlace> = stages.iter().zip(&group_of).map(place).collect();
+    let mesh = stages.first().map_or(Mesh::SINGLE, |stage| stage.mesh);
+    let orders = [RankOrder::PipelineSlowest, RankOrder::DataSlowest];
+    let numbered = |order: &RankOrder| {
+        let mut each = groups.iter().enumerate();
+        each.all(|(group, devices)| *devices == order.devices(group, groups.len(), mesh))
+    };
+    let Some(order) = orders.into_iter().find(numbered) else {
+        let reason = "ranks are numbered from 0 without gaps, tensor-parallel neighbours first, and a \
+                      pipeline's stages begin on its first ranks";
+        let value = stages.first().map_or_else(String::new, |it| String::from(it.devices.clone()));
+        return Err(ExchangeError::refused(project, "pipeline.stage.devices", value, reason));
+    };
+    if places.len() % groups.len().max(1) != 0 {
+        let value = format!("{} on {} groups of devices", places.len(), groups.len());
+        let reason = "every group of devices has as many stages";
+        return Err(ExchangeError::refused(project, "pipeline.stage", value, reason));
+    }
+    Ok((places, order))
+}
+
+impl RankOrder {
+    /// The devices of a group, in the order of mesh positions.
+    pub(crate) fn devices(self, group: usize, groups: usize, mesh: Mesh) -> Vec<u32> {
+        let size = mesh.size();
+        // What lies between two data-parallel neighbours.
+        let inner = size / mesh.width(Axis::DP);
+        let device = |position: usize| match self {
+            RankOrder::PipelineSlowest => group * size + position,
+            RankOrder::DataSlowest => {
+                (position / inner) * inner * groups + group * inner + position % inner
+            }
+        };
+        (0..size).map(|position| device(position) as u32).collect()
+    }
+}
+
+/// Where a schedule's stages are on `groups` groups of devices with `chunks` stages each, for schedules of one
+/// pipeline.
+pub(crate) fn usual_groups(
+    schedule: ScheduleKind,
+    groups: usize,
+    chunks: usize,
+) -> Option<Vec<usize>> {
+    let arrangement = schedule.arrangement().unwrap_or(Arrangement::Chain);
+    arrangement.places(groups, chunks).ok()?.into_iter().next()
+}

@@ -1,0 +1,152 @@
+//! The sizes of a transformer, as configurations have them.
+
+use shardloom_graph::families::{GptConfig, LlamaConfig};
+use shardloom_graph::{GraphError, ModelSpec, Network};
+
+/// Llama 3's scaling of rotary frequencies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryScaling {
+    /// By which low frequencies are divided.
+    pub factor: f32,
+    /// Below this many periods in the original positions a frequency is low.
+    pub low: f32,
+    /// Above this many it is high, and stays as it is.
+    pub high: f32,
+    /// The original number of positions.
+    pub original: u32,
+}
+
+/// What positions a transformer knows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Learned positions, layer norms with biases, GELU: a GPT.
+    Gpt {
+        /// Dropout probability.
+        dropout: f32,
+    },
+    /// Rotary positions, RMSNorm, SwiGLU, no biases: a Llama.
+    Llama {
+        /// Base of the rotary frequencies.
+        theta: f32,
+        /// Their scaling.
+        scaling: Option<RotaryScaling>,
+    },
+}
+
+/// A transformer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transformer {
+    /// Which family it is of.
+    pub kind: Kind,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Width.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Sequence length.
+    pub seq: usize,
+    /// Vocabulary size, padding included.
+    pub vocab: usize,
+    /// Whether the head shares the embedding's weights.
+    pub tied: bool,
+    /// Added to what norms divide by.
+    pub norm_epsilon: f32,
+    /// Standard deviation of initial weights.
+    pub init_std: f32,
+}
+
+impl Transformer {
+    /// The sizes of a model, if it is a GPT or a Llama.
+    pub fn of(spec: &ModelSpec) -> Option<Transformer> {
+        match spec.network() {
+            Network::Gpt(gpt) => Some(Transformer {
+                kind: Kind::Gpt { dropout: gpt.dropout },
+                layers: gpt.layers,
+                hidden: gpt.hidden,
+                heads: gpt.heads,
+                kv_heads: gpt.heads,
+                head_dim: gpt.hidden / gpt.heads,
+                ffn: gpt.ffn(),
+                seq: gpt.seq,
+                vocab: gpt.vocab,
+                tied: gpt.tied,
+                norm_epsilon: gpt.norm_epsilon,
+                init_std: gpt.init_std,
+            }),
+            Network::Llama(llama) => Some(Transformer {
+                kind: Kind::Llama {
+                    theta: llama.rope_theta,
+                    scaling: llama.rope_scaling.map(|(factor, low, high, original)| {
+                        RotaryScaling { factor, low, high, original }
+                    }),
+                },
+                layers: llama.layers,
+                hidden: llama.hidden,
+                heads: llama.heads,
+                kv_heads: llama.kv_heads(),
+                head_dim: llama.head_dim(),
+                ffn: llama.ffn,
+                seq: llama.seq,
+                vocab: llama.vocab,
+                tied: llama.tied,
+                norm_epsilon: llama.norm_epsilon,
+                init_std: llama.init_std,
+            }),
+            Network::Mlp(_) | Network::UTransformer(_) | Network::Custom(_) => None,
+        }
+    }
+
+    /// The model of these sizes.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub fn spec(&self) -> Result<ModelSpec, GraphError> {
+        match self.kind {
+            Kind::Gpt { dropout } => {
+                let config = GptConfig {
+                    layers: self.layers,
+                    hidden: self.hidden,
+                    heads: self.heads,
+                    seq: self.seq,
+                    vocab: self.vocab,
+                    ffn: Some(self.ffn),
+                    dropout,
+                    tied: self.tied,
+                    norm_epsilon: self.norm_epsilon,
+                    init_std: self.init_std,
+                };
+                ModelSpec::new("gpt", Network::Gpt(config))
+            }
+            Kind::Llama { theta, scaling } => {
+                let config = LlamaConfig {
+                    layers: self.layers,
+                    hidden: self.hidden,
+                    heads: self.heads,
+                    kv_heads: Some(self.kv_heads),
+                    head_dim: Some(self.head_dim),
+                    ffn: self.ffn,
+                    seq: self.seq,
+                    vocab: self.vocab,
+                    rope_theta: theta,
+                    rope_scaling: scaling.map(|it| (it.factor, it.low, it.high, it.original)),
+                    norm_epsilon: self.norm_epsilon,
+                    tied: self.tied,
+                    init_std: self.init_std,
+                };
+                ModelSpec::new("llama", Network::Llama(config))
+            }
+        }
+    }
+
+    /// Blocks of the model: the embedding, the layers, and the head.
+    pub fn blocks(&self) -> usize {
+        self.layers + 2
+    }
+}
