@@ -66,7 +66,7 @@ impl Transformer {
     /// The sizes of a model, if it is a GPT or a Llama.
     pub fn of(spec: &ModelSpec) -> Option<Transformer> {
         match spec.network() {
-            Network::Gpt(gpt) => Some(Transformer {
+            Network::Gpt(gpt) if !gpt.separate_loss => Some(Transformer {
                 kind: Kind::Gpt { dropout: gpt.dropout },
                 layers: gpt.layers,
                 hidden: gpt.hidden,
@@ -80,7 +80,7 @@ impl Transformer {
                 norm_epsilon: gpt.norm_epsilon,
                 init_std: gpt.init_std,
             }),
-            Network::Llama(llama) => Some(Transformer {
+            Network::Llama(llama) if !llama.separate_loss => Some(Transformer {
                 kind: Kind::Llama {
                     theta: llama.rope_theta,
                     scaling: llama.rope_scaling.map(|(factor, low, high, original)| {
@@ -99,7 +99,11 @@ impl Transformer {
                 norm_epsilon: llama.norm_epsilon,
                 init_std: llama.init_std,
             }),
-            Network::Mlp(_) | Network::UTransformer(_) | Network::Custom(_) => None,
+            Network::Gpt(_)
+            | Network::Llama(_)
+            | Network::Mlp(_)
+            | Network::UTransformer(_)
+            | Network::Custom(_) => None,
         }
     }
 
@@ -119,6 +123,7 @@ impl Transformer {
                     ffn: Some(self.ffn),
                     dropout,
                     tied: self.tied,
+                    separate_loss: false,
                     norm_epsilon: self.norm_epsilon,
                     init_std: self.init_std,
                 };
@@ -138,6 +143,7 @@ impl Transformer {
                     rope_scaling: scaling.map(|it| (it.factor, it.low, it.high, it.original)),
                     norm_epsilon: self.norm_epsilon,
                     tied: self.tied,
+                    separate_loss: false,
                     init_std: self.init_std,
                 };
                 ModelSpec::new("llama", Network::Llama(config))

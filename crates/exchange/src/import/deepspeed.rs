@@ -120,7 +120,7 @@ fn precision(words: &Words) -> Result<Precision, ExchangeError> {
             return words.error("data_types.grad_accum_dtype", other, "fp32, bf16 or fp16");
         }
     };
-    Ok(Precision { compute, gradients, master: compute != Number::Fp32 })
+    Ok(Precision { compute, gradients, master: compute != Number::Fp32, ..Precision::FP32 })
 }
 
 fn optimizer(words: &Words) -> Result<Optimizer, ExchangeError> {

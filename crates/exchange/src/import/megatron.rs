@@ -217,13 +217,21 @@ fn precision(arguments: &Arguments) -> Result<Precision, ExchangeError> {
     Ok(match (bf16, fp16) {
         (true, true) => return arguments.error("fp16", "given", "--bf16 is given, too"),
         // Without a word, gradients of bf16 weights are in fp32.
-        (true, false) if narrow => {
-            Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true }
-        }
-        (true, false) => Precision { compute: Number::Bf16, gradients: Number::Fp32, master: true },
+        (true, false) if narrow => Precision {
+            compute: Number::Bf16,
+            gradients: Number::Bf16,
+            master: true,
+            ..Precision::FP32
+        },
+        (true, false) => Precision {
+            compute: Number::Bf16,
+            gradients: Number::Fp32,
+            master: true,
+            ..Precision::FP32
+        },
         (false, true) => {
             let gradients = if wide { Number::Fp32 } else { Number::Fp16 };
-            Precision { compute: Number::Fp16, gradients, master: true }
+            Precision { compute: Number::Fp16, gradients, master: true, ..Precision::FP32 }
         }
         (false, false) => Precision::FP32,
     })

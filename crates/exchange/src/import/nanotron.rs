@@ -116,7 +116,7 @@ fn precision(words: &Words) -> Result<Precision, ExchangeError> {
     match words.text("model.dtype")?.unwrap_or("bfloat16") {
         "bfloat16" => {
             let gradients = if wide { Number::Fp32 } else { Number::Bf16 };
-            Ok(Precision { compute: Number::Bf16, gradients, master: wide })
+            Ok(Precision { compute: Number::Bf16, gradients, master: wide, ..Precision::FP32 })
         }
         "float32" => Ok(Precision::FP32),
         other => words.error("model.dtype", other, "bfloat16 or float32"),

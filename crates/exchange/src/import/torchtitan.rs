@@ -336,7 +336,12 @@ fn precision(words: &Words) -> Result<Precision, ExchangeError> {
     };
     words.only("training.mixed_precision_reduce", &["float32"], "gradients are reduced in fp32")?;
     if compute("training.dtype", "float32")? == Number::Bf16 {
-        return Ok(Precision { compute: Number::Bf16, gradients: Number::Bf16, master: false });
+        return Ok(Precision {
+            compute: Number::Bf16,
+            gradients: Number::Bf16,
+            master: false,
+            ..Precision::FP32
+        });
     }
     Ok(match compute("training.mixed_precision_param", "bfloat16")? {
         Number::Fp32 => Precision::FP32,

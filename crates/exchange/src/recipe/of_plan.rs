@@ -34,6 +34,7 @@ impl Recipe {
             updates,
             recompute: _,
             recompute_last: _,
+            keeps_gathered,
             layout: _,
             clip_norm,
             skip_non_finite,
@@ -49,12 +50,22 @@ impl Recipe {
             Err(ExchangeError::refused(project, key, value, reason))
         };
         let Some(model) = Transformer::of(spec) else {
-            let reason = "only a GPT or a Llama has the same name and sizes elsewhere";
+            let reason = "only a GPT or a Llama, its loss in one block with its head, has the same name and \
+                          sizes elsewhere";
             return refuse("model", spec.name().into(), reason);
         };
         if let Some(servers) = &sync.servers {
             let reason = "there are no parameter servers";
             return refuse("sync.servers", servers.count.to_string(), reason);
+        }
+        if let Some(axes) = &sync.shard_over {
+            let reason = "all replicas share: leave sync.shard_over out";
+            return refuse("sync.shard_over", format!("{axes:?}"), reason);
+        }
+        if precision.fp8_products {
+            let reason =
+                "products in 8 bits are not written yet: set it to false, and turn them on there";
+            return refuse("precision.fp8_products", "true".into(), reason);
         }
         if *weights != Weights::Flush {
             let reason = "a step's passes all run with the weights of its begin: choose a schedule \
@@ -130,6 +141,10 @@ impl Recipe {
         if plan.spares_last() {
             let reason = "the last micro-batch is computed twice as the others are";
             leave_out("recompute_last", "false".into(), reason);
+        }
+        if *keeps_gathered {
+            let reason = "what is gathered is kept or gathered again as the project does it";
+            leave_out("keeps_gathered", "true".into(), reason);
         }
         if *post_validation {
             let reason = "updates wait for the norm of all gradients";
