@@ -124,7 +124,12 @@ fn deepspeed_says_two_of_three_numbers_of_a_batch_and_what_is_auto_is_not_said()
     let Plan { microbatches, global_batch, sync, precision, clip_norm, .. } = &imported.plan;
     assert_eq!((*microbatches, *global_batch, *clip_norm), (8, 256, Some(1.0)));
     assert_eq!((sync.zero, sync.bucket_bytes), (3, 100_000_000));
-    let half = Precision { compute: Number::Bf16, gradients: Number::Bf16, master: true };
+    let half = Precision {
+        compute: Number::Bf16,
+        gradients: Number::Bf16,
+        master: true,
+        ..Precision::FP32
+    };
     assert_eq!(*precision, half);
     assert!(imported.notes.iter().any(|note| note == "not part of a plan: steps_per_print"));
     for (from, to, message) in [
