@@ -7,7 +7,7 @@ use shardloom::plan::Recompute;
 use shardloom::read_plan;
 
 const PLAN: &str =
-    "plan llama-3-8b --cluster h100-80g:2x8 --method megatron --global-batch 64 -o plan.toml";
+    "plan llama-3-8b --cluster h100-80g:2x8 --method megatron-lm --global-batch 64 -o plan.toml";
 
 #[test]
 fn a_plan_goes_to_megatron_and_comes_back_and_is_simulated() {
@@ -48,8 +48,8 @@ fn what_cannot_be_exchanged_is_refused_before_anything_is_written() {
     let place = Place::new();
     place.run(PLAN).succeeds();
     place
-        .run("export plan.toml --to nanotron -o there --json")
-        .refuses("exchange", "nanotron has no word");
+        .run("export plan.toml --to torchtitan -o there --json")
+        .refuses("exchange", "torchtitan has no word for sync.zero = 1");
     assert!(!place.path("there").exists());
     place.run("export plan.toml --json").refuses("usage", "--to");
     place.run("export plan.toml --to megatron --json").refuses("usage", "--output");

@@ -8,6 +8,7 @@ mod nanotron;
 mod table;
 mod torchtitan;
 mod words;
+mod yaml;
 
 use shardloom_graph::ModelSpec;
 use shardloom_plan::Plan;

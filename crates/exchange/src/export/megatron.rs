@@ -192,10 +192,6 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
             }
         }
     }
-    if recipe.dp * recipe.cp == 1 && recipe.zero > 0 {
-        let (key, value) = ("sync.zero", recipe.zero);
-        leaving.leave_out(key, value, "there is one replica, so nothing to shard over");
-    }
     Ok(arguments)
 }
 

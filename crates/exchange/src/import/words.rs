@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use serde_json::{Map, Value};
-use yaml_rust2::{Yaml, YamlLoader};
+use serde_json::Value;
 
+use super::yaml;
 use crate::ExchangeError;
 
 /// Words of a configuration by their paths, `training.seq_len`; those that were read are remembered.
@@ -15,9 +15,6 @@ pub(super) struct Words {
     root: Value,
     read: RefCell<BTreeSet<String>>,
 }
-
-/// YAML nested deeper than any configuration is.
-const DEEPEST: usize = 64;
 
 impl Words {
     pub fn of_json(text: &str, place: &str) -> Result<Words, ExchangeError> {
@@ -34,9 +31,7 @@ impl Words {
     }
 
     pub fn of_yaml(text: &str, place: &str) -> Result<Words, ExchangeError> {
-        let documents = YamlLoader::load_from_str(text).map_err(|error| wrong(place, &error))?;
-        let Some(first) = documents.first() else { return Err(wrong(place, &"is empty")) };
-        let root = json(first, DEEPEST).map_err(|message| wrong(place, &message))?;
+        let root = yaml::read(text).map_err(|message| wrong(place, &message))?;
         Words::of(root, place)
     }
 
@@ -160,35 +155,4 @@ impl Words {
 
 fn wrong(place: &str, message: &dyn Display) -> ExchangeError {
     ExchangeError::Text { place: place.into(), message: message.to_string() }
-}
-
-/// YAML as the values that JSON has.
-fn json(yaml: &Yaml, depth: usize) -> Result<Value, String> {
-    let Some(depth) = depth.checked_sub(1) else {
-        return Err(format!("is nested deeper than {DEEPEST} levels"));
-    };
-    Ok(match yaml {
-        Yaml::Null => Value::Null,
-        Yaml::Boolean(flag) => Value::Bool(*flag),
-        Yaml::Integer(number) => Value::from(*number),
-        Yaml::Real(text) => {
-            let number = yaml.as_f64().filter(|number| number.is_finite());
-            number.map_or_else(|| Value::String(text.clone()), Value::from)
-        }
-        Yaml::String(text) => Value::String(text.clone()),
-        Yaml::Array(items) => {
-            Value::Array(items.iter().map(|item| json(item, depth)).collect::<Result<_, _>>()?)
-        }
-        Yaml::Hash(entries) => {
-            let mut map = Map::new();
-            for (key, value) in entries {
-                let Yaml::String(key) = key else {
-                    return Err(format!("a word is a string, and {key:?} is none"));
-                };
-                map.insert(key.clone(), json(value, depth)?);
-            }
-            Value::Object(map)
-        }
-        Yaml::Alias(_) | Yaml::BadValue => return Err("has a value that is none of YAML's".into()),
-    })
 }

@@ -124,7 +124,7 @@ impl Recipe {
             microbatches: *microbatches,
             schedule: *schedule,
             recompute,
-            zero: sync.zero,
+            zero: if widths.dp * widths.cp > 1 { sync.zero } else { 0 },
             bucket_bytes: sync.bucket_bytes,
             precision: *precision,
             optimizer: *optimizer,
@@ -137,6 +137,10 @@ impl Recipe {
         if recipe.devices() > 1 {
             let reason = "the communication library chooses the algorithm of each collective";
             leave_out("sync.algorithm", sync.algorithm.to_string(), reason);
+        }
+        if sync.zero > recipe.zero {
+            let reason = "there is one replica, so nothing is sharded";
+            leave_out("sync.zero", sync.zero.to_string(), reason);
         }
         if plan.spares_last() {
             let reason = "the last micro-batch is computed twice as the others are";

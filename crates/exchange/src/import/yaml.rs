@@ -1,0 +1,113 @@
+//! YAML as the values that JSON has.
+//!
+//! Events are put together here, and not by the parser's own loader, which calls itself for every level and
+//! copies what aliases name: a small file could take all memory.
+
+use serde_json::{Map, Value};
+use yaml_rust2::parser::Parser;
+use yaml_rust2::scanner::TScalarStyle;
+use yaml_rust2::{Event, Yaml};
+
+/// Levels that no configuration has.
+const DEEPEST: usize = 64;
+
+/// A list or table that is not complete.
+enum Open {
+    List(Vec<Value>),
+    /// With the word whose value comes next.
+    Table(Map<String, Value>, Option<String>),
+}
+
+/// The first document of a text; the message of an error begins with its line.
+pub(super) fn read(text: &str) -> Result<Value, String> {
+    let mut parser = Parser::new_from_str(text);
+    let mut open: Vec<Open> = vec![];
+    loop {
+        let (event, at) = parser.next_token().map_err(|error| error.to_string())?;
+        let line = at.line();
+        let complete = match event {
+            Event::Scalar(text, style, _, _) => scalar(text, style),
+            Event::SequenceStart(..) => {
+                open.push(Open::List(vec![]));
+                None
+            }
+            Event::MappingStart(..) => {
+                open.push(Open::Table(Map::new(), None));
+                None
+            }
+            Event::SequenceEnd | Event::MappingEnd => open.pop().map(|it| match it {
+                Open::List(values) => Value::Array(values),
+                Open::Table(map, _) => Value::Object(map),
+            }),
+            Event::Alias(_) => {
+                return Err(format!("line {line}: write out what the alias stands for"));
+            }
+            Event::DocumentEnd | Event::StreamEnd => return Err("is empty".into()),
+            Event::Nothing | Event::StreamStart | Event::DocumentStart => None,
+        };
+        if open.len() > DEEPEST {
+            return Err(format!("line {line}: nested deeper than {DEEPEST} levels"));
+        }
+        let Some(value) = complete else { continue };
+        match open.last_mut() {
+            None => return Ok(value),
+            Some(Open::List(values)) => values.push(value),
+            Some(Open::Table(map, word)) => match (word.take(), value) {
+                (Some(word), value) => {
+                    map.insert(word, value);
+                }
+                (None, Value::String(text)) => *word = Some(text),
+                (None, other) => {
+                    return Err(format!("line {line}: a word is a string, and {other} is none"));
+                }
+            },
+        }
+    }
+}
+
+/// The value of a scalar: text if it is quoted, else what it looks like.
+fn scalar(text: String, style: TScalarStyle) -> Option<Value> {
+    if style != TScalarStyle::Plain {
+        return Some(Value::String(text));
+    }
+    Some(match Yaml::from_str(&text) {
+        Yaml::Null => Value::Null,
+        Yaml::Boolean(flag) => Value::Bool(flag),
+        Yaml::Integer(number) => Value::from(number),
+        // Numbers that JSON does not have stay text.
+        real @ Yaml::Real(_) => match real.as_f64().filter(|number| number.is_finite()) {
+            Some(number) => Value::from(number),
+            None => Value::String(text),
+        },
+        _ => Value::String(text),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::read;
+
+    #[test]
+    fn scalars_lists_and_tables_are_what_they_look_like() {
+        let text = "a: 1\nb:\n  c: [x, 1.0e-05, null]\n  d: '1'\ne: true\nf: 1f1b\n";
+        let wanted =
+            json!({ "a": 1, "b": { "c": ["x", 1e-5, null], "d": "1" }, "e": true, "f": "1f1b" });
+        assert_eq!(read(text), Ok(wanted));
+    }
+
+    #[test]
+    fn what_would_take_all_memory_is_refused() {
+        let nested = |levels: usize| read(&("[".repeat(levels) + &"]".repeat(levels)));
+        nested(64).expect("deep enough");
+        let deep = nested(65).expect_err("too deep");
+        assert!(deep.contains("line 1: nested deeper than 64 levels"), "{deep}");
+        nested(100_000).expect_err("too deep");
+        let alias = read("a: &a [1]\nb: [*a, *a]\n").expect_err("an alias");
+        assert!(alias.contains("line 2: write out"), "{alias}");
+        for wrong in ["", "a: [", "1: 2"] {
+            read(wrong).expect_err(wrong);
+        }
+    }
+}
