@@ -59,6 +59,7 @@ pub(super) fn replicated(
             microbatches: share / microbatch,
             recompute,
             schedule: request.schedules[0],
+            chunks: 1,
             cut: Cut::Even,
         }));
     }
