@@ -68,6 +68,7 @@ impl Configuration {
                 by_block => by_block,
             },
             schedule: ScheduleKind::OneForwardOneBackward,
+            chunks: 1,
             cut: EstimatedCut::Balanced,
         }
     }

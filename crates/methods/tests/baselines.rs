@@ -92,6 +92,7 @@ fn megatron_rules_take_the_first_shape_of_their_order_that_fits() {
                 microbatches: share / microbatch,
                 recompute: Recompute::Selective,
                 schedule: ScheduleKind::OneForwardOneBackward,
+                chunks: 1,
                 cut: Cut::Even,
             }));
         }
@@ -148,6 +149,7 @@ fn megatron_rules_cut_stages_only_with_the_widest_tensor_parallelism() {
             microbatches: 1,
             recompute: Recompute::Selective,
             schedule: ScheduleKind::OneForwardOneBackward,
+            chunks: 1,
             cut: Cut::Even,
         };
         let narrow = judge(&graph, &cluster, &even_plan(&graph, &request, &narrow));

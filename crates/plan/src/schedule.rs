@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 
 /// The order of passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (GPipe, Huang et al. 2019).
@@ -59,6 +61,24 @@ pub enum ScheduleKind {
 impl ScheduleKind {
     /// The kinds with a flush and one stage on each device whose backward passes are whole.
     pub const PLAIN: [ScheduleKind; 2] = [ScheduleKind::Afab, ScheduleKind::OneForwardOneBackward];
+    /// The kinds whose steps are estimated without lowering them, and so searched: those with a flush, each
+    /// of whose forward passes is of one micro-batch.
+    pub const SEARCHED: [ScheduleKind; 14] = [
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::Afab,
+        ScheduleKind::Interleaved,
+        ScheduleKind::ZeroBubbleH1,
+        ScheduleKind::ZeroBubbleH2,
+        ScheduleKind::ZeroBubbleOneP,
+        ScheduleKind::ZeroBubbleTwoP,
+        ScheduleKind::ZeroBubbleV,
+        ScheduleKind::VHalf,
+        ScheduleKind::VMin,
+        ScheduleKind::Hanayo,
+        ScheduleKind::DualPipeV,
+        ScheduleKind::DualPipe,
+        ScheduleKind::Chimera,
+    ];
     /// All kinds.
     pub const ALL: [ScheduleKind; 18] = [
         ScheduleKind::Afab,
@@ -80,6 +100,37 @@ impl ScheduleKind {
         ScheduleKind::PipeMare,
         ScheduleKind::Table,
     ];
+
+    /// Whether some of its backward passes are run in halves, input gradients and weight gradients, as far
+    /// as the kind says: a table may.
+    pub fn halves(self) -> bool {
+        match self {
+            ScheduleKind::ZeroBubbleH1
+            | ScheduleKind::ZeroBubbleH2
+            | ScheduleKind::ZeroBubbleOneP
+            | ScheduleKind::ZeroBubbleTwoP
+            | ScheduleKind::ZeroBubbleV
+            | ScheduleKind::VHalf
+            | ScheduleKind::VMin
+            | ScheduleKind::DualPipe
+            | ScheduleKind::DualPipeV => true,
+            ScheduleKind::Afab
+            | ScheduleKind::OneForwardOneBackward
+            | ScheduleKind::Interleaved
+            | ScheduleKind::Chimera
+            | ScheduleKind::ChimeraDoubling
+            | ScheduleKind::Hanayo
+            | ScheduleKind::PipeDream
+            | ScheduleKind::PipeMare
+            | ScheduleKind::Table => false,
+        }
+    }
+
+    /// Whether its orders are made for what passes take ([`PassTimes`]).
+    pub fn is_timed(self) -> bool {
+        let fixed = matches!(self, ScheduleKind::DualPipe | ScheduleKind::DualPipeV);
+        self == ScheduleKind::Hanayo || (self.halves() && !fixed)
+    }
 
     /// Where its stages live; none if anywhere.
     pub fn arrangement(self) -> Option<Arrangement> {
@@ -131,7 +182,7 @@ impl ScheduleKind {
 }
 
 /// Where the stages of pipelines live on a row of devices (or of meshes of devices).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Arrangement {
     /// One pipeline, one stage per device.
     Chain,

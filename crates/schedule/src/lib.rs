@@ -17,6 +17,7 @@ mod hanayo;
 mod interleaved;
 mod meeting;
 mod one_forward_one_backward;
+mod pass_ends;
 mod pipedream;
 mod pipemare;
 mod reordering;

@@ -1,9 +1,8 @@
 //! How long a schedule takes when passes and messages take given times.
 
-use std::collections::BTreeMap;
-
 use shardloom_plan::PassTimes;
 
+use super::pass_ends::PassEnds;
 use super::{Action, Pass, PassKind, Schedule, StageMap};
 use crate::ScheduleError;
 
@@ -128,7 +127,7 @@ pub fn time_with(
 ) -> Result<Timing, ScheduleError> {
     let map = &schedule.map;
     let orders = schedule.unrolled(steps);
-    let mut ends: BTreeMap<Pass, f64> = BTreeMap::new();
+    let mut ends = PassEnds::new(map, steps);
     let mut clocks = vec![0.0f64; orders.len()];
     let mut actions: Vec<Vec<Timed>> = vec![vec![]; orders.len()];
     let mut moved = true;
@@ -139,8 +138,8 @@ pub fn time_with(
                 let mut ready = Some(clocks[device]);
                 for required in action.passes().flat_map(|pass| super::requirements(map, pass)) {
                     let Some(required) = required else { continue };
-                    let done = required.as_slice().iter().find_map(|it| Some((it, ends.get(it)?)));
-                    ready = ready.zip(done).map(|(ready, (pass, &end))| {
+                    let done = required.as_slice().iter().find_map(|&it| Some((it, ends.get(it)?)));
+                    ready = ready.zip(done).map(|(ready, (pass, end))| {
                         let travels = map.device(pass.instance) != device;
                         ready.max(if travels { end + message } else { end })
                     });
@@ -148,7 +147,7 @@ pub fn time_with(
                 let Some(start) = ready else { break };
                 let end = start + duration(action);
                 clocks[device] = end;
-                ends.extend(action.passes().map(|pass| (pass, end)));
+                action.passes().for_each(|pass| ends.insert(pass, end));
                 actions[device].push(Timed { action, start, end });
                 moved = true;
             }

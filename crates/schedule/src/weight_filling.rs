@@ -1,10 +1,11 @@
 //! Filling the gaps of an order with weight gradients (Qi et al. 2024, arXiv 2401.10241, section 3.1):
 //! nobody waits for them, so they go where a device would stand idle, or where it needs the memory.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use shardloom_plan::PassTimes;
 
+use super::pass_ends::PassEnds;
 use super::timing::pass_time;
 use super::{Action, Pass, PassKind, StageMap};
 
@@ -76,7 +77,7 @@ pub(super) struct Filling<'a> {
     short: Short,
     /// For how long each device may stand idle anyway.
     allowance: Vec<f64>,
-    ends: BTreeMap<Pass, f64>,
+    ends: PassEnds,
     devices: Vec<Device>,
 }
 
@@ -99,7 +100,7 @@ impl<'a> Filling<'a> {
         allowance: Vec<f64>,
     ) -> Filling<'a> {
         let devices = (0..map.devices()).map(|_| Device::default()).collect();
-        let (short, ends) = (Short::WhereCostly, BTreeMap::new());
+        let (short, ends) = (Short::WhereCostly, PassEnds::new(map, 1));
         Filling { map, times, memory, short, allowance, ends, devices }
     }
 
@@ -118,7 +119,7 @@ impl<'a> Filling<'a> {
         let mut arrival = 0.0f64;
         for required in super::requirements(self.map, pass).into_iter().flatten() {
             let mut done = required.as_slice().iter();
-            let (required, &end) = done.find_map(|it| Some((it, self.ends.get(it)?)))?;
+            let (required, end) = done.find_map(|&it| Some((it, self.ends.get(it)?)))?;
             let travels = self.map.device(required.instance) != self.map.device(pass.instance);
             arrival = arrival.max(if travels { end + self.times.message } else { end });
         }
@@ -208,7 +209,8 @@ impl<'a> Filling<'a> {
         }
         it.clock = start + pass_time(self.map, self.times, pass);
         it.order.push(Action::Alone(pass));
-        self.ends.insert(pass, it.clock);
+        let end = it.clock;
+        self.ends.insert(pass, end);
         match pass.kind {
             PassKind::Forward => it.forward += 1,
             PassKind::BackwardInput => {

@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             else {
                 continue;
             };
-            let plan = request.plan(&graph, candidate, &cuts);
+            let plan = request.plan(&graph, candidate, &cuts, PassTimes::default());
             times.push((estimate.step_seconds, judge(&graph, &cluster, &plan)?.step_seconds));
         }
         println!("  rank correlation {:.4} over {} plans", rank_correlation(&times), times.len());

@@ -9,13 +9,9 @@ use shardloom_plan::Plan;
 use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
 
 use crate::baseline::Baseline;
-use crate::ranking::Ranking;
+use crate::scan::Scan;
 use crate::space::Space;
 use crate::{Judgement, Request, SearchError, closest, judge};
-
-/// How many times as many candidates as finalists are ranked, to have others where some turn out not to
-/// fit.
-const RESERVE: usize = 4;
 
 /// Micro-batches times blocks that are simulated at most, the first finalist and baselines aside: what a
 /// simulation takes is proportional to them.
@@ -169,46 +165,8 @@ pub(crate) fn fastest_estimate(
     let space = Space::new(graph, cluster, request)?;
     let scan = Scan::of(&space, request, limit_bytes, &mut estimator)?;
     let Some(&(candidate, estimate)) = scan.ranking.first() else { return Ok(None) };
-    let cuts = estimator.cuts(&candidate)?;
-    Ok(cuts.map(|cuts| (request.plan(graph, &candidate, &cuts), estimate)))
-}
-
-/// A pass over a space.
-struct Scan {
-    evaluated: usize,
-    bounded_away: usize,
-    ranking: Vec<(Candidate, Estimate)>,
-}
-
-impl Scan {
-    fn of(
-        space: &Space,
-        request: &Request,
-        limit_bytes: f64,
-        estimator: &mut Estimator<'_>,
-    ) -> Result<Scan, SearchError> {
-        let (mut evaluated, mut bounded_away) = (0, 0);
-        let mut ranking = Ranking::new(RESERVE * request.finalists);
-        for candidate in space.candidates() {
-            let fits = estimator.least_bytes(&candidate)?.is_some_and(|it| it <= limit_bytes);
-            let threshold = ranking.threshold_seconds();
-            let possible =
-                fits && estimator.least_seconds(&candidate)?.is_some_and(|it| it < threshold);
-            match possible {
-                true => {
-                    evaluated += 1;
-                    if let Some(estimate) = estimator.estimate(&candidate)?
-                        && estimate.peak_bytes <= limit_bytes
-                        && estimate.step_seconds.is_finite()
-                    {
-                        ranking.insert(candidate, estimate);
-                    }
-                }
-                false => bounded_away += 1,
-            }
-        }
-        Ok(Scan { evaluated, bounded_away, ranking: ranking.into_ranked() })
-    }
+    let plan = request.planned(graph, &mut estimator, &candidate)?;
+    Ok(plan.map(|plan| (plan, estimate)))
 }
 
 /// Simulates candidates best first, until enough fit or the rest are too slow to win.
@@ -226,8 +184,7 @@ fn simulate_best(
         if fitting == request.finalists || estimate.step_seconds > DOUBT * best_seconds {
             break;
         }
-        let Some(cuts) = estimator.cuts(&candidate)? else { continue };
-        let plan = request.plan(graph, &candidate, &cuts);
+        let Some(plan) = request.planned(graph, estimator, &candidate)? else { continue };
         if finalists.iter().any(|it| it.plan == plan) {
             continue;
         }
@@ -270,46 +227,4 @@ fn notes(cluster: &Cluster, devices_left_out: u32) -> Vec<String> {
         ));
     }
     notes
-}
-
-#[cfg(test)]
-mod tests {
-    use shardloom_graph::ModelSpec;
-
-    use super::*;
-
-    #[test]
-    fn a_scan_ranks_what_estimating_every_candidate_ranks() {
-        let text = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1024";
-        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
-        let cluster = Cluster::parse("h100-80g:2x4").expect("a preset");
-        for finalists in [4, 16, 64] {
-            let request = Request { finalists, ..Request::new(text, "c", 32) };
-            let space = Space::new(&graph, &cluster, &request).expect("a space");
-            let mut estimator =
-                Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
-            // Enough for some of the candidates only.
-            for limit_bytes in [f64::INFINITY, 1e8] {
-                let mut all: Vec<Estimate> = vec![];
-                for candidate in space.candidates() {
-                    let found = estimator.estimate(&candidate).expect("it is estimated");
-                    all.extend(found.filter(|it| it.peak_bytes <= limit_bytes));
-                }
-                let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);
-                all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));
-                let most = RESERVE * finalists;
-                assert!(all.len() > most && all[0].step_seconds < all[most - 1].step_seconds);
-                let scan = Scan::of(&space, &request, limit_bytes, &mut estimator).expect("a scan");
-                assert!(scan.bounded_away > 0, "nothing was pruned");
-                let ranked: Vec<(f64, f64)> = scan.ranking.iter().map(|it| key(&it.1)).collect();
-                // Of those as slow as the last any may have got its place.
-                let last = all[most - 1].step_seconds;
-                let faster = all.iter().map(key).take_while(|it| it.0 < last);
-                let faster: Vec<(f64, f64)> = faster.collect();
-                assert_eq!(ranked[..faster.len()], faster, "{finalists} in {limit_bytes} bytes");
-                let others = &ranked[faster.len()..];
-                assert!(ranked.len() == most && others.iter().all(|it| it.0 == last));
-            }
-        }
-    }
 }

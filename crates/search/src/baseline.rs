@@ -44,11 +44,10 @@ impl Baseline {
                 break;
             }
         }
-        let cuts = match &chosen {
-            Some(candidate) => estimator.cuts(candidate)?,
+        let plan = match &chosen {
+            Some(candidate) => request.planned(graph, &mut estimator, candidate)?,
             None => None,
         };
-        let plan = chosen.zip(cuts).map(|(candidate, cuts)| request.plan(graph, &candidate, &cuts));
         let judgement = match &plan {
             Some(plan) => Some(judge(graph, cluster, plan)?),
             None => None,

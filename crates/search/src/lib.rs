@@ -30,6 +30,7 @@ mod explain;
 mod judge;
 mod ranking;
 mod request;
+mod scan;
 mod space;
 
 pub use auto::{Finalist, Outcome, SearchCounts, auto};

@@ -3,8 +3,8 @@
 use shardloom_cluster::Habits;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, Plan, Precision, ScheduleKind, Sync, Uniform};
-use shardloom_sim::estimate::{Candidate, Settings};
+use shardloom_plan::{Optimizer, PassTimes, Plan, Precision, ScheduleKind, Sync, Uniform};
+use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
 use crate::SearchError;
 
@@ -47,7 +47,7 @@ const MOST_SAMPLES: usize = 1 << 24;
 
 impl Request {
     /// What a step of `global_batch` samples of `model` on `cluster` is usually wanted with: mixed
-    /// precision, AdamW, clipping at 1, rings, either schedule.
+    /// precision, AdamW, clipping at 1, rings, any schedule that can be estimated.
     pub fn new(model: &str, cluster: &str, global_batch: usize) -> Request {
         let Sync { algorithm, bucket_bytes, .. } = Sync::default();
         Request {
@@ -60,7 +60,7 @@ impl Request {
             post_validation: false,
             algorithm,
             bucket_bytes,
-            schedules: vec![ScheduleKind::OneForwardOneBackward, ScheduleKind::Afab],
+            schedules: ScheduleKind::SEARCHED.to_vec(),
             habits: Habits::default(),
             finalists: 8,
             memory_share: 0.95,
@@ -122,9 +122,35 @@ impl Request {
         }
     }
 
+    /// The plan of `candidate`, cut and ordered as `estimator` has it; none if its layout is impossible.
+    ///
+    /// # Errors
+    /// As [`Estimator::estimate`](shardloom_sim::estimate::Estimator::estimate).
+    pub fn planned(
+        &self,
+        graph: &Graph,
+        estimator: &mut Estimator<'_>,
+        candidate: &Candidate,
+    ) -> Result<Option<Plan>, SearchError> {
+        let Some(cuts) = estimator.cuts(candidate)? else { return Ok(None) };
+        let times = estimator.pass_times(candidate)?;
+        Ok(times.map(|times| self.plan(graph, candidate, &cuts, times)))
+    }
+
     /// The plan of `candidate` with stages cut at `cuts`, the first block of each stage and then the number
-    /// of blocks (as [`Estimator::cuts`](shardloom_sim::estimate::Estimator::cuts) gives them).
-    pub fn plan(&self, graph: &Graph, candidate: &Candidate, cuts: &[usize]) -> Plan {
+    /// of blocks (as [`Estimator::cuts`](shardloom_sim::estimate::Estimator::cuts) gives them), and with
+    /// orders made for passes of these times
+    /// ([`Estimator::pass_times`](shardloom_sim::estimate::Estimator::pass_times)).
+    ///
+    /// # Panics
+    /// If there is no place for the candidate's stages; a candidate with an estimate has one.
+    pub fn plan(
+        &self,
+        graph: &Graph,
+        candidate: &Candidate,
+        cuts: &[usize],
+        times: PassTimes,
+    ) -> Plan {
         let uniform = Uniform {
             pp: candidate.pp as usize,
             mesh: candidate.mesh(),
@@ -144,11 +170,12 @@ impl Request {
             optimizer: self.optimizer,
             clip_norm: self.clip_norm,
         };
-        // A candidate's stages are one behind the other, one on each mesh.
-        let places: Vec<usize> = (0..uniform.pp).collect();
-        let pipelines = uniform.pipelines(&[places], cuts);
+        let places = uniform.places(candidate.chunks as usize);
+        let places = places.expect("a candidate has places for its stages");
+        let pipelines = uniform.pipelines(&places, cuts);
         let mut plan = uniform.plan_of(graph, &self.model, &self.cluster, pipelines);
         plan.layout = candidate.layout(graph);
+        plan.pass_times = times;
         plan.post_validation = self.post_validation;
         plan.keeps_gathered = self.habits.keeps_gathered;
         plan
@@ -186,11 +213,12 @@ mod tests {
             sequence_parallel: false,
             microbatches: 2,
             schedule: ScheduleKind::OneForwardOneBackward,
+            chunks: 1,
             zero: 0,
             sharing: 1,
             recompute: Recompute::None,
         };
-        let plan = asked.plan(&graph, &candidate, &[0, graph.blocks().len()]);
+        let plan = asked.plan(&graph, &candidate, &[0, graph.blocks().len()], PassTimes::default());
         let found = Request::like(&plan);
         assert_eq!(found, asked);
     }

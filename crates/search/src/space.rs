@@ -2,7 +2,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::{Recompute, ScheduleKind};
+use shardloom_plan::{Arrangement, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut};
 
 use crate::{Request, SearchError};
@@ -11,7 +11,8 @@ use crate::{Request, SearchError};
 /// pipeline stages that divide how many such groups there are; context parallelism where sequences are
 /// [long](LONG_SEQUENCE), or where there is room for more replicas than samples; as many replicas as there is
 /// room for, or the most below that the batch can be dealt to, which leaves devices out; sequence
-/// parallelism; ZeRO stages, shared by all replicas or by those of a node; micro-batches; recomputation; schedule and cut.
+/// parallelism; ZeRO stages, shared by all replicas or by those of a node; micro-batches; recomputation;
+/// schedule, with as many stages on each device as it can have; cut.
 ///
 /// Plans that mean the same are in it once: ZeRO and data parallelism of width one, sequence and tensor
 /// parallelism of width one, schedules and cuts of a single stage.
@@ -21,6 +22,8 @@ pub struct Space {
     node: u32,
     shapes: Vec<Shape>,
     schedules: Vec<ScheduleKind>,
+    /// Blocks of the model.
+    blocks: u32,
     global_batch: u32,
     shards: bool,
     /// Positions of a sequence, if the model has any.
@@ -93,6 +96,7 @@ impl Space {
             node: node_devices(cluster),
             shapes,
             schedules,
+            blocks,
             recompute,
             global_batch,
             shards: request.shards(),
@@ -104,10 +108,10 @@ impl Space {
     pub fn count(&self) -> usize {
         let of_shape = |shape: &Shape| {
             let microbatches = divisors(self.global_batch / shape.dp).count();
-            let stages = self.schedules_of(shape).len() * self.cuts_of(shape).len();
+            let orders = self.orders_of(shape).len() * self.cuts_of(shape).len();
             let zeros = self.zeros_of(shape).len();
             let sequences = self.sequences_of(shape).len();
-            microbatches * stages * zeros * sequences * self.recompute.len()
+            microbatches * orders * zeros * sequences * self.recompute.len()
         };
         self.shapes.iter().map(of_shape).sum()
     }
@@ -122,12 +126,12 @@ impl Space {
         let Shape { pp, dp, cp, tp } = *shape;
         let share = self.global_batch / dp;
         let (zeros, cuts) = (self.zeros_of(shape), self.cuts_of(shape));
-        let (schedules, sequences) = (self.schedules_of(shape), self.sequences_of(shape));
+        let (orders, sequences) = (self.orders_of(shape), self.sequences_of(shape));
         let mut candidates = vec![];
         for &sequence_parallel in sequences {
             for microbatch in divisors(share) {
                 for &recompute in &self.recompute {
-                    for &schedule in schedules {
+                    for &(schedule, chunks) in &orders {
                         for &cut in cuts {
                             candidates.extend(zeros.iter().map(|&(zero, sharing)| Candidate {
                                 pp,
@@ -141,6 +145,7 @@ impl Space {
                                 microbatches: share / microbatch,
                                 recompute,
                                 schedule,
+                                chunks,
                                 cut,
                             }));
                         }
@@ -174,16 +179,55 @@ impl Space {
         if shape.pp > 1 { &[Cut::Even, Cut::Balanced] } else { &[Cut::Even] }
     }
 
-    /// With a single stage the one that holds the least is as fast as any.
-    fn schedules_of(&self, shape: &Shape) -> &[ScheduleKind] {
-        if shape.pp > 1 {
-            return &self.schedules;
+    /// Schedules, each with how many stages there are on a mesh. With a single stage the one that holds the
+    /// least is as fast as any.
+    fn orders_of(&self, shape: &Shape) -> Vec<(ScheduleKind, u32)> {
+        if shape.pp == 1 {
+            let plain = |it: &&ScheduleKind| **it == ScheduleKind::OneForwardOneBackward;
+            let least = self.schedules.iter().find(plain).or(self.schedules.first());
+            return least.map(|&it| (self.alone(it), 1)).into_iter().collect();
         }
-        let least = self.schedules.iter().position(|&it| it == ScheduleKind::OneForwardOneBackward);
-        let least = least.unwrap_or(0);
-        &self.schedules[least..=least]
+        let of = |&schedule: &ScheduleKind| {
+            let chunks = self.chunks_of(schedule, shape.pp);
+            chunks.into_iter().map(move |chunks| (schedule, chunks))
+        };
+        self.schedules.iter().flat_map(of).collect()
+    }
+
+    /// What a schedule is with a single stage: without a pipeline all are alike.
+    fn alone(&self, schedule: ScheduleKind) -> ScheduleKind {
+        match schedule.arrangement().unwrap_or(Arrangement::Chain).least_chunks() {
+            1 => schedule,
+            _ => ScheduleKind::OneForwardOneBackward,
+        }
+    }
+
+    /// How many stages a mesh can have.
+    fn chunks_of(&self, schedule: ScheduleKind, pp: u32) -> Vec<u32> {
+        let arrangement = schedule.arrangement().unwrap_or(Arrangement::Chain);
+        let tried: Vec<u32> = match (arrangement, schedule) {
+            (Arrangement::Chain | Arrangement::TakingTurns, _) => vec![1],
+            (Arrangement::Looped, _) => (2..=MOST_CHUNKS).filter(|&it| self.deals(pp * it)).collect(),
+            (_, ScheduleKind::Hanayo) => vec![2, 4],
+            _ => vec![2],
+        };
+        let exists = |&chunks: &u32| match arrangement {
+            Arrangement::Bidirectional => pp.is_multiple_of(chunks),
+            _ => pp * chunks <= self.blocks,
+        };
+        tried.into_iter().filter(exists).collect()
+    }
+
+    /// Whether so many stages can have as many blocks each, the first and the last block counted or not:
+    /// embeddings and heads are not like the others.
+    fn deals(&self, stages: u32) -> bool {
+        let even = |ends: u32| (self.blocks.saturating_sub(ends)).is_multiple_of(stages);
+        stages <= self.blocks && (0..=2).any(even)
     }
 }
+
+/// The most stages on a mesh that are tried.
+const MOST_CHUNKS: u32 = 16;
 
 /// The widths of context parallelism that are tried where there is `room` for so many ranks with the same
 /// parameters.
@@ -208,6 +252,7 @@ fn divides(graph: &Graph, cp: u32, tp: u32) -> bool {
         microbatches: 1,
         recompute: Recompute::None,
         schedule: ScheduleKind::OneForwardOneBackward,
+        chunks: 1,
         cut: Cut::Even,
     }
     .divides(graph)

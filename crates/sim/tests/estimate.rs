@@ -95,6 +95,7 @@ fn candidates_of_context(cp: u32, devices: u32, global_batch: u32) -> Vec<Candid
                                         microbatches: global_batch / dp / microbatch,
                                         recompute,
                                         schedule,
+                                        chunks: 1,
                                         cut,
                                     });
                                 }
@@ -323,11 +324,12 @@ proptest! {
             microbatches: rounds * pp,
             recompute,
             schedule,
+            chunks: 1,
             cut,
         };
         let cluster = h100(candidate.devices() as usize);
         let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
-        let estimated = estimator.stage_peak_bytes(&candidate).expect("costs").expect("a layout");
+        let estimated = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
         let program = program(&graph, &mut estimator, &MIXED, &candidate);
         for (class, estimated) in program.classes.iter().zip(&estimated) {
             let held = class.memory_use(&program, 0).peak_bytes as f64;
@@ -367,11 +369,12 @@ fn stages_of_one_block_are_estimated_to_the_byte() {
                 microbatches: 8,
                 recompute,
                 schedule: ScheduleKind::OneForwardOneBackward,
+                chunks: 1,
                 cut: Cut::Even,
             };
             let cluster = h100(candidate.devices() as usize);
             let mut estimator = Estimator::new(graph, &cluster, MIXED).expect("an estimator");
-            let found = estimator.stage_peak_bytes(&candidate).expect("costs").expect("a layout");
+            let found = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
             let program = program(graph, &mut estimator, &MIXED, &candidate);
             for (class, estimated) in program.classes.iter().zip(found) {
                 let held = class.memory_use(&program, 0).peak_bytes as f64;
@@ -397,6 +400,7 @@ fn a_layout_that_cannot_be_has_no_estimate_and_wrong_settings_have_an_error() {
         microbatches: 4,
         recompute: Recompute::None,
         schedule: ScheduleKind::OneForwardOneBackward,
+        chunks: 1,
         cut: Cut::Even,
     };
     let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
@@ -473,6 +477,7 @@ fn a_balanced_cut_gives_a_heavy_head_fewer_neighbours() {
         microbatches: 8,
         recompute: Recompute::None,
         schedule: ScheduleKind::OneForwardOneBackward,
+        chunks: 1,
         cut: Cut::Even,
     };
     let even = estimator.cuts(&candidate).expect("costs").expect("a layout");
@@ -504,6 +509,7 @@ fn ratio_of_replicas(
         microbatches,
         recompute: Recompute::None,
         schedule,
+        chunks: 1,
         cut: Cut::Even,
     };
     let (estimated, simulated) = times(graph, cluster, settings, &[candidate])[0];
@@ -559,6 +565,7 @@ fn messages_over_slow_links_are_estimated() {
             microbatches,
             recompute: Recompute::None,
             schedule: ScheduleKind::OneForwardOneBackward,
+            chunks: 1,
             cut: Cut::Even,
         });
         let times = times(&model(text), &cluster, MIXED, &candidates);
@@ -583,7 +590,10 @@ fn pipeline(pp: u32, tp: u32, microbatches: u32) -> Candidate {
         microbatches,
         recompute: Recompute::None,
         schedule: ScheduleKind::OneForwardOneBackward,
+        chunks: 1,
         cut: Cut::Even,
+    }
+: Cut::Even,
     }
 }
 

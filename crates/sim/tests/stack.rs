@@ -357,6 +357,7 @@ fn the_estimate_knows_the_host() {
         microbatches: 2,
         recompute: plan.recompute,
         schedule: plan.schedule,
+        chunks: 1,
         cut: Cut::Even,
     };
     let estimate = estimator.estimate(&candidate).expect("it runs").expect("it divides");

@@ -61,6 +61,7 @@ pub(super) fn replicated(
             microbatches: share / microbatch,
             recompute,
             schedule: request.schedules[0],
+            chunks: 1,
             cut: Cut::Even,
         }));
     }

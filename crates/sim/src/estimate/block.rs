@@ -14,8 +14,12 @@ use crate::{CostModel, SimError};
 pub(super) struct BlockCost {
     /// The forward pass, collectives of tensor and context parallelism included.
     pub forward_seconds: f64,
-    /// The backward pass, likewise.
+    /// The backward pass, likewise; its first half where it is split.
     pub backward_seconds: f64,
+    /// The second half of a backward pass that is split, weight gradients; 0 of one that is whole.
+    pub weight_seconds: f64,
+    /// Of the forward and the backward pass, what they take longer than their computation.
+    pub exposed_seconds: [f64; 2],
     /// What it holds where weights and gradients are always there.
     pub whole: Held,
     /// What it holds besides shards where gradients are scattered once they are whole (ZeRO-2).
@@ -29,6 +33,8 @@ pub(super) struct BlockCost {
 pub(super) struct Held {
     /// What the forward pass leaves for the backward pass.
     pub kept_bytes: f64,
+    /// What input gradients leave for weight gradients, where a backward pass is split.
+    pub waiting_bytes: f64,
     /// The most during the forward pass.
     pub forward_peak_bytes: f64,
     /// The most during the backward pass, kept bytes included.
@@ -50,20 +56,32 @@ pub(super) struct Site<'s> {
 }
 
 impl Site<'_> {
-    /// Seconds of the passes of `id`, forward and backward.
+    /// Seconds of the passes of `id`: forward, backward or input gradients, weight gradients by
+    /// themselves. Beside each what it takes longer than its computation.
     ///
     /// # Errors
     /// As [`CostModel`].
-    pub fn pass_seconds(&self, costs: &CostModel<'_>, id: ClassId) -> Result<[f64; 2], SimError> {
-        let mut passes = [Queues::default(), Queues::default()];
+    pub fn pass_seconds(
+        &self,
+        costs: &CostModel<'_>,
+        id: ClassId,
+    ) -> Result<[(f64, f64); 3], SimError> {
+        let mut passes = [Queues::default(), Queues::default(), Queues::default()];
         for (kind, instruction) in pass_instructions(costs.program().class(id)) {
-            let queues = &mut passes[usize::from(kind != BodyKind::Forward)];
+            let queues = &mut passes[match kind {
+                BodyKind::Forward => 0,
+                BodyKind::BackwardWeight => 2,
+                _ => 1,
+            }];
             if let Some(seconds) = self.seconds(costs, id, instruction)? {
                 queues.launched += costs.launch_seconds(id, instruction);
                 queues.run(instruction, seconds, self.overlaps);
             }
         }
-        Ok(passes.map(|queues| queues.end()))
+        Ok(passes.map(|queues| {
+            let seconds = queues.end();
+            (seconds, seconds - queues.computed)
+        }))
     }
 
     /// Seconds of one instruction; none for messages between stages and for what keeps replicas equal,
@@ -111,6 +129,8 @@ struct Queues {
     computing: f64,
     /// By communicator.
     communicating: BTreeMap<Queue, f64>,
+    /// What the first has run, without waiting.
+    computed: f64,
     /// Until when the host has launched what it launches.
     launched: f64,
     ready: Vec<f64>,
@@ -121,7 +141,10 @@ impl Queues {
     fn run(&mut self, instruction: &Instruction, seconds: f64, overlaps: bool) {
         let queue = match overlaps && instruction.involves_others() {
             true => self.communicating.entry(instruction.queue).or_default(),
-            false => &mut self.computing,
+            false => {
+                self.computed += seconds;
+                &mut self.computing
+            }
         };
         let touched = instruction.operands().map(|view| view.tensor.0 as usize);
         let ready = |tensor: usize| self.ready.get(tensor).copied().unwrap_or(0.0);
@@ -165,8 +188,10 @@ impl Held {
                 }
             }
             tracker.end(instruction, Some(0));
-            if kind == BodyKind::Forward {
-                held.kept_bytes = live(&tracker);
+            match kind {
+                BodyKind::Forward => held.kept_bytes = live(&tracker),
+                BodyKind::BackwardInput => held.waiting_bytes = live(&tracker),
+                _ => {}
             }
         }
         held

@@ -2,7 +2,7 @@
 
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Axis, LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    Arrangement, Axis, LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
 };
 
 /// Where stages are cut.
@@ -17,7 +17,7 @@ pub enum Cut {
 /// A uniform 3D plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate {
-    /// Pipeline stages.
+    /// Meshes of devices that a pipeline goes through: its stages, if each holds one.
     pub pp: u32,
     /// Data-parallel width.
     pub dp: u32,
@@ -40,6 +40,8 @@ pub struct Candidate {
     pub recompute: Recompute,
     /// Order of passes.
     pub schedule: ScheduleKind,
+    /// Stages on each mesh, of all pipelines together.
+    pub chunks: u32,
     /// Where stages are cut.
     pub cut: Cut,
 }
@@ -71,13 +73,23 @@ impl Candidate {
         u64::from(self.dp) * u64::from(self.microbatch) * u64::from(self.microbatches)
     }
 
-    /// The most micro-batches that `stage` holds between forward and backward; all of a step where the
-    /// schedule has no estimate.
-    pub fn in_flight(&self, stage: u32) -> u32 {
-        match self.schedule {
-            ScheduleKind::OneForwardOneBackward => (self.pp - stage).min(self.microbatches),
-            _ => self.microbatches,
+    /// Where its stages live.
+    pub fn arrangement(&self) -> Arrangement {
+        self.schedule.arrangement().unwrap_or(Arrangement::Chain)
+    }
+
+    /// The stages of a pipeline.
+    pub fn stages(&self) -> usize {
+        match self.arrangement() {
+            // Those on a mesh are of different pipelines.
+            Arrangement::Bidirectional => self.pp as usize,
+            _ => self.pp as usize * self.chunks as usize,
         }
+    }
+
+    /// Whether its backward passes are run in halves, input and weight gradients.
+    pub fn halves(&self) -> bool {
+        self.schedule.halves()
     }
 
     /// Whether tensor and context parallelism of its widths each split something of `graph`, and all that

@@ -1,16 +1,21 @@
 //! Estimates of many candidates on one model and cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::{Graph, Representative};
-use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind, even_cut};
+use shardloom_plan::{
+    Arrangement, Optimizer, PassTimes, Precision, Recompute, ScheduleKind, even_cut,
+};
+use shardloom_schedule::Succession;
 
 use super::collective::Collective;
+use super::orders::{ORDER_PRECISION, Orders, pass_times, rounded};
 use super::parameters::Parameters;
-use super::pipeline::{self, Ends};
+use super::pipeline::{self, Ends, Instance, Step};
 use super::place::Place;
+use super::sequence::Sequence;
 use super::stage::{Replicas, StageCost, Terms, persistent_bytes};
 use super::table::{BlockTable, SplitTable};
 use super::{Candidate, Cut, cut, reduced};
@@ -43,9 +48,12 @@ pub struct Estimate {
 /// What splits a replica: context- and tensor-parallel width, and sequence parallelism.
 type SplitKey = (u32, u32, bool);
 
-/// What the costs of blocks depend on: that, samples of a micro-batch, recomputation, and whether stages
-/// exchange messages with other nodes.
-type BlockKey = (SplitKey, u32, Recompute, bool);
+/// What the costs of blocks depend on: that, samples of a micro-batch, recomputation, whether backward passes
+/// are in halves, and whether stages exchange messages with other nodes.
+type BlockKey = (SplitKey, u32, Recompute, bool, bool);
+
+/// A table of blocks, and where stages are: schedules of one arrangement are cut alike.
+type CutKey = (usize, Arrangement, u32, u32);
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -78,6 +86,7 @@ type BlockKey = (SplitKey, u32, Recompute, bool);
 ///     microbatches: 8,
 ///     recompute: Recompute::None,
 ///     schedule: ScheduleKind::OneForwardOneBackward,
+///     chunks: 1,
 ///     cut: Cut::Even,
 /// };
 /// let estimate = estimator.estimate(&candidate)?.expect("heads, widths and vocabulary divide");
@@ -98,10 +107,12 @@ pub struct Estimator<'a> {
     /// By what they depend on; none where the layout is impossible.
     block_ids: BTreeMap<BlockKey, Option<usize>>,
     blocks: Vec<BlockTable>,
-    /// Balanced cuts, by table of blocks and stages.
-    cuts: BTreeMap<(usize, u32), Vec<usize>>,
+    /// Balanced cuts.
+    cuts: BTreeMap<CutKey, Vec<usize>>,
+    orders: Orders,
+    /// The stages of the candidate that was looked at last, and where they live.
     stages: Vec<StageCost>,
-    sends: Vec<f64>,
+    pipelines: Vec<Vec<Instance>>,
 }
 
 impl<'a> Estimator<'a> {
@@ -128,8 +139,9 @@ impl<'a> Estimator<'a> {
             block_ids: BTreeMap::new(),
             blocks: vec![],
             cuts: BTreeMap::new(),
+            orders: Orders::default(),
             stages: vec![],
-            sends: vec![],
+            pipelines: vec![],
         })
     }
 
@@ -138,35 +150,107 @@ impl<'a> Estimator<'a> {
         self.place.memory_bytes
     }
 
-    /// The estimate of `candidate`; none if its layout is impossible for the model, or it has more stages
-    /// than there are blocks.
+    /// The estimate of `candidate`; none if its layout is impossible for the model, it has more stages
+    /// than there are blocks, or its schedule does not exist for these numbers.
     ///
     /// # Errors
-    /// As [`CostModel`](crate::CostModel), or if its schedule is none of [`ScheduleKind::PLAIN`] or its
+    /// As [`CostModel`](crate::CostModel), or if its schedule is none of [`ScheduleKind::SEARCHED`] or its
     /// recomputation is by stage.
     pub fn estimate(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
         if !self.evaluate(candidate)? {
             return Ok(None);
         }
-        let peak = |(stage, cost): (u32, &StageCost)| stage_bytes(candidate, stage, cost);
-        let peak_bytes = (0u32..).zip(&self.stages).map(peak).fold(0.0, f64::max);
-        let step_seconds =
-            pipeline::step_seconds(candidate, &self.stages, &self.sends, &self.ends(candidate));
-        let step_seconds = step_seconds + self.host_seconds(candidate);
+        let Some(step) = self.run(candidate) else { return Ok(None) };
+        let peak_bytes = step.peak_bytes.iter().copied().fold(0.0, f64::max);
+        let step_seconds = step.seconds.max(self.bound(candidate)) + self.host_seconds(candidate);
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
 
-    /// The most that a device of each stage holds; none if the layout is impossible for the model.
+    /// The most that a device of each mesh holds; none where there is no estimate.
     ///
     /// # Errors
     /// As [`Estimator::estimate`].
-    pub fn stage_peak_bytes(
+    pub fn mesh_peak_bytes(
         &mut self,
         candidate: &Candidate,
     ) -> Result<Option<Vec<f64>>, SimError> {
-        let possible = self.evaluate(candidate)?;
-        let peak = |(stage, cost): (u32, &StageCost)| stage_bytes(candidate, stage, cost);
-        Ok(possible.then(|| (0u32..).zip(&self.stages).map(peak).collect()))
+        if !self.evaluate(candidate)? {
+            return Ok(None);
+        }
+        Ok(self.run(candidate).map(|step| step.peak_bytes))
+    }
+
+    /// A time that no order of the stages of `candidate` is faster than; none where its layout is impossible.
+    /// It is closer than [`Estimator::least_seconds`], and takes longer to find.
+    ///
+    /// # Errors
+    /// As [`Estimator::estimate`].
+    pub fn bound_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
+        Ok(self.evaluate(candidate)?.then(|| self.bound(candidate)))
+    }
+
+    /// What the orders of `candidate` are made for, in units of a forward pass; the usual times for a
+    /// schedule whose orders do not depend on them, and none where its layout is impossible.
+    ///
+    /// # Errors
+    /// As [`Estimator::estimate`].
+    pub fn pass_times(&mut self, candidate: &Candidate) -> Result<Option<PassTimes>, SimError> {
+        if !self.evaluate(candidate)? {
+            return Ok(None);
+        }
+        let exact = candidate.schedule.is_timed().then(|| pass_times(&self.pipelines));
+        Ok(Some(exact.map_or_else(PassTimes::default, |times| rounded(times, 1e-3))))
+    }
+
+    /// Runs the schedule; the stages of `candidate` are filled in.
+    fn run(&mut self, candidate: &Candidate) -> Option<Step> {
+        let ends = self.ends(candidate);
+        let persistent = self.persistent_bytes(candidate);
+        let instances: Vec<Instance> = self.pipelines.iter().flatten().copied().collect();
+        let times = match candidate.schedule.is_timed() {
+            true => rounded(pass_times(&self.pipelines), ORDER_PRECISION),
+            false => PassTimes::default(),
+        };
+        let succession = match self.settings.norm {
+            true => Succession::Common,
+            false => Succession::Own,
+        };
+        let places = || places_of(&self.pipelines);
+        let run = |sequence: &Sequence| pipeline::step(sequence, &instances, &persistent, &ends);
+        self.orders.step(candidate, &times, succession, places, run)
+    }
+
+    fn bound(&self, candidate: &Candidate) -> f64 {
+        let microbatches = f64::from(candidate.microbatches) / self.pipelines.len() as f64;
+        pipeline::bound_seconds(
+            &self.pipelines,
+            microbatches.floor(),
+            candidate.halves(),
+            &self.ends(candidate),
+        )
+    }
+
+    /// By mesh what a device holds all the time: parameters that several of its stages share once.
+    fn persistent_bytes(&self, candidate: &Candidate) -> Vec<f64> {
+        let mut held = vec![0.0; candidate.pp as usize];
+        for it in self.pipelines.iter().flatten() {
+            held[it.device] += it.cost.persistent_bytes;
+        }
+        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else {
+            return held;
+        };
+        for each in &self.splits[self.blocks[blocks].split].parameters.shared {
+            let sharers = [candidate.sharers(), candidate.sharing];
+            let once = persistent_bytes(&self.settings, candidate.zero, sharers, &each.parameters);
+            for (device, held) in held.iter_mut().enumerate() {
+                let holds = self.pipelines.iter().flat_map(|pipeline| {
+                    let here = pipeline.iter().filter(|it| it.device == device);
+                    here.filter(|it| it.cost.has_one_of(&each.blocks))
+                });
+                *held -= once * holds.count().saturating_sub(1) as f64;
+            }
+        }
+        held
     }
 
     /// The memory that `candidate` needs at least, without tabulating its micro-batch; none if its layout
@@ -205,26 +289,27 @@ impl<'a> Estimator<'a> {
     pub fn cuts(&mut self, candidate: &Candidate) -> Result<Option<Vec<usize>>, SimError> {
         let Some(blocks) = self.table(candidate)? else { return Ok(None) };
         self.balance(candidate, blocks);
-        let starts = 0..=candidate.pp as usize;
+        let starts = 0..=candidate.stages();
         Ok(Some(starts.map(|stage| self.start(candidate, blocks, stage)).collect()))
     }
 
-    /// Fills in the stages and sends of `candidate`. Whether its layout is possible.
+    /// Fills in the stages of `candidate` and where they live. Whether its layout is possible.
     fn evaluate(&mut self, candidate: &Candidate) -> Result<bool, SimError> {
-        if !ScheduleKind::PLAIN.contains(&candidate.schedule) {
+        if !ScheduleKind::SEARCHED.contains(&candidate.schedule) {
             let name = candidate.schedule.name();
             return Err(SimError::NoEstimate { what: "schedule", name });
         }
         let Some(id) = self.table(candidate)? else { return Ok(false) };
+        let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
+        let Ok(places) = candidate.arrangement().places(devices, chunks) else { return Ok(false) };
         self.balance(candidate, id);
         let mut stages = std::mem::take(&mut self.stages);
-        let mut sends = std::mem::take(&mut self.sends);
         stages.clear();
-        sends.clear();
         let mut terms = self.terms(candidate, &self.blocks[id]);
         let size = candidate.mesh().size() as u32;
         let mut before = 0..0;
-        for stage in 0..candidate.pp as usize {
+        let mut crossing = vec![0.0];
+        for stage in 0..candidate.stages() {
             let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
             let alike = terms.split.parameters.shared.is_empty()
                 && terms.kinds[range.clone()] == terms.kinds[before.clone()];
@@ -233,12 +318,26 @@ impl<'a> Estimator<'a> {
                 _ => StageCost::of(range.start, range.end, &mut terms),
             };
             stages.push(cost);
-            let bytes = f64::from(candidate.microbatch) * terms.split.crossing_bytes[range.end];
-            let devices = (stage as u32 + 1) * size;
-            sends.push(self.place.message_seconds(bytes, size, devices));
+            crossing.push(f64::from(candidate.microbatch) * terms.split.crossing_bytes[range.end]);
             before = range;
         }
-        (self.stages, self.sends) = (stages, sends);
+        let instance = |chain: &Vec<usize>, stage: usize| {
+            let to = |cut: usize, other: Option<&usize>| {
+                let meshes = other.map(|&other| [chain[stage], other].map(|mesh| mesh as u32));
+                meshes.map_or(0.0, |it| self.place.message_seconds(crossing[cut], size, it))
+            };
+            let before = stage.checked_sub(1).and_then(|before| chain.get(before));
+            Instance {
+                device: chain[stage],
+                cost: stages[stage],
+                send_seconds: [to(stage + 1, chain.get(stage + 1)), to(stage, before)],
+            }
+        };
+        let pipelines = places.iter().map(|chain| {
+            (0..chain.len()).map(|stage| instance(chain, stage)).collect::<Vec<_>>()
+        });
+        let pipelines = pipelines.collect();
+        (self.stages, self.pipelines) = (stages, pipelines);
         Ok(true)
     }
 
@@ -296,7 +395,11 @@ impl<'a> Estimator<'a> {
         let agree = || {
             let world = place.world(candidate.devices());
             let sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
-            let elements = self.stages.iter().map(|it| it.owned_elements).fold(0.0, f64::max);
+            let mut elements = vec![0.0; candidate.pp as usize];
+            for it in self.pipelines.iter().flatten() {
+                elements[it.device] += it.cost.owned_elements;
+            }
+            let elements = elements.into_iter().fold(0.0, f64::max);
             let bytes = elements * precision.gradients.bytes() as f64;
             place.memory_bound_seconds("norm", elements, bytes) + sum.seconds(1.0)
         };
@@ -304,37 +407,35 @@ impl<'a> Estimator<'a> {
             norm_seconds: self.settings.norm.then(agree),
             homes_seconds: self.homes_seconds(candidate),
             overlaps: place.overlaps(),
+            reduces_each: candidate.zero == 2 && candidate.sharers() > 1,
         }
     }
 
-    /// Adding up the gradients of parameters that live in several stages.
+    /// Adding up the gradients of parameters that live on several meshes.
     fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else {
-            return 0.0;
+        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else { return 0.0 };
+        let Settings { algorithm, precision, .. } = self.settings;
+        let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
+        let sum = |holders: usize, elements: f64| {
+            let shape = self.place.holders(holders as u32, candidate.mesh().size() as u32);
+            let bytes = precision.gradients.bytes();
+            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
+            if holders > 1 { sum.seconds(elements / shards) } else { 0.0 }
         };
         let mut seconds = 0.0;
         for each in &self.splits[self.blocks[blocks].split].parameters.shared {
-            let stages = 0..candidate.pp as usize;
-            let holds = |&stage: &usize| {
-                let range =
-                    self.start(candidate, blocks, stage)..self.start(candidate, blocks, stage + 1);
-                each.blocks.iter().any(|block| range.contains(block))
-            };
-            let holders = stages.filter(holds).count() as u32;
-            let shape = self.place.holders(holders, candidate.mesh().size() as u32);
-            let Settings { algorithm, precision, .. } = self.settings;
-            let bytes = precision.gradients.bytes();
-            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
-            let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
-            seconds += sum.seconds(each.parameters.total() / shards);
+            let holding = self.pipelines.iter().flatten();
+            let holding = holding.filter(|it| it.cost.has_one_of(&each.blocks));
+            let meshes: BTreeSet<usize> = holding.map(|it| it.device).collect();
+            seconds += sum(meshes.len(), each.parameters.total());
         }
         seconds
     }
 
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
-        let balanced = || self.cuts.get(&(blocks, candidate.pp)).map(|cut| cut[stage]);
-        let even = || even_cut(self.representative.stand_ins().len(), candidate.pp as usize, stage);
+        let balanced = || self.cuts.get(&cut_key(candidate, blocks)).map(|cut| cut[stage]);
+        let even = || even_cut(self.representative.stand_ins().len(), candidate.stages(), stage);
         match candidate.cut {
             Cut::Even => even(),
             Cut::Balanced => balanced().unwrap_or_else(even),
@@ -342,16 +443,19 @@ impl<'a> Estimator<'a> {
     }
 
     fn balance(&mut self, candidate: &Candidate, blocks: usize) {
-        let key = (blocks, candidate.pp);
+        let key = cut_key(candidate, blocks);
         if candidate.cut == Cut::Balanced && !self.cuts.contains_key(&key) {
+            let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
+            // Where there are no such places there is no estimate either.
+            let Ok(places) = candidate.arrangement().places(devices, chunks) else { return };
             let before = &self.blocks[blocks].seconds_before;
-            self.cuts.insert(key, cut::balanced_cut(before, candidate.pp as usize));
+            self.cuts.insert(key, cut::balanced_stages(before, &places));
         }
     }
 
     /// The table of blocks of `candidate`, by number; none if its layout is impossible.
     fn table(&mut self, candidate: &Candidate) -> Result<Option<usize>, SimError> {
-        if candidate.pp as usize > self.graph.blocks().len() {
+        if candidate.stages() > self.graph.blocks().len() {
             return Ok(None);
         }
         if candidate.recompute == Recompute::Stage {
@@ -385,7 +489,7 @@ impl<'a> Estimator<'a> {
         // Other stacks have the same costs wherever messages go.
         let host = self.place.stack.host;
         let crosses = host.crossing_seconds > 0.0 && self.place.crosses(candidate);
-        (split_key(candidate), candidate.microbatch, candidate.recompute, crosses)
+        (split_key(candidate), candidate.microbatch, candidate.recompute, candidate.halves(), crosses)
     }
 
     /// Lowers the reduced model and fills in its tables.
@@ -411,7 +515,11 @@ fn split_key(candidate: &Candidate) -> SplitKey {
     (candidate.cp, candidate.tp, candidate.sequence_parallel)
 }
 
-fn stage_bytes(candidate: &Candidate, stage: u32, cost: &StageCost) -> f64 {
-    let others = f64::from(candidate.in_flight(stage) - 1);
-    cost.persistent_bytes + others * cost.kept_bytes + cost.peak_bytes
+fn cut_key(candidate: &Candidate, blocks: usize) -> CutKey {
+    (blocks, candidate.arrangement(), candidate.pp, candidate.chunks)
+}
+
+fn places_of(pipelines: &[Vec<Instance>]) -> Vec<Vec<usize>> {
+    let devices = |pipeline: &Vec<Instance>| pipeline.iter().map(|it| it.device).collect();
+    pipelines.iter().map(devices).collect()
 }

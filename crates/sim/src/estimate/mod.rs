@@ -16,10 +16,12 @@ mod candidate;
 mod collective;
 mod cut;
 mod estimator;
+mod orders;
 mod parameters;
 mod pipeline;
 mod place;
 mod reduced;
+mod sequence;
 mod stage;
 mod table;
 

@@ -1,149 +1,257 @@
-//! A step of a pipeline from the costs of its stages.
+//! A step of a pipeline from the costs of its stages, in its schedule's order.
 
-use shardloom_plan::ScheduleKind;
+use shardloom_schedule::PassKind;
 
-use super::Candidate;
+use super::sequence::{Node, Sequence};
 use super::stage::StageCost;
 
 /// What holds for the whole step.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     /// Between the last gradient and the first update, where all ranks wait for each other; none if they
     /// do not.
     pub norm_seconds: Option<f64>,
-    /// Adding up gradients of parameters that live in several stages.
+    /// Adding up gradients of parameters that live on several meshes.
     pub homes_seconds: f64,
     /// Whether communication runs beside computation.
     pub overlaps: bool,
+    /// Whether gradients are reduced after every backward pass and not only the last.
+    pub reduces_each: bool,
 }
 
-/// The seconds of a step; `sends` has the time of a message from each stage to the next.
-///
-/// All forwards, then all backwards: each half is a flow shop with equal jobs, whose makespan is the sum
-/// over stages and `m - 1` times the slowest. One forward, one backward: likewise, with the period of
-/// [`alternating_period`].
-pub(super) fn step_seconds(
-    candidate: &Candidate,
-    stages: &[StageCost],
-    sends: &[f64],
+/// A stage of one pipeline in its place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instance {
+    /// The mesh that it lives on.
+    pub device: usize,
+    pub cost: StageCost,
+    /// A message to the stage after it, and to the one before it; 0 on the same mesh.
+    pub send_seconds: [f64; 2],
+}
+
+/// What a step takes and each mesh holds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Step {
+    pub seconds: f64,
+    /// By mesh the most that one of its devices holds.
+    pub peak_bytes: Vec<f64>,
+}
+
+/// A mesh on its way through a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Device {
+    start: Option<f64>,
+    clock: f64,
+    /// Until when its messages out, and its reductions, take.
+    sending: f64,
+    reducing: f64,
+    held: f64,
+    peak: f64,
+    /// Updates of its stages' parameters.
+    update: f64,
+    /// What the first forward pass waits for at the beginning of the step, from then.
+    lead: f64,
+}
+
+/// Runs the passes of `sequence` one after another: each begins when its mesh is free and what it waits for
+/// is there. `persistent_bytes` has by mesh what is held all the time.
+pub(super) fn step(
+    sequence: &Sequence,
+    instances: &[Instance],
+    persistent_bytes: &[f64],
+    ends: &Ends,
+) -> Step {
+    let held = |&held: &f64| Device { held, peak: held, ..Device::default() };
+    let mut devices: Vec<Device> = persistent_bytes.iter().map(held).collect();
+    let mut starts = vec![0.0; instances.len()];
+    // When what each pass hands on is there.
+    let mut arrivals = vec![0.0f64; sequence.nodes.len()];
+    let mut index = 0;
+    while index < sequence.nodes.len() {
+        let joined = sequence.nodes.get(index + 1).is_some_and(|it| it.joined);
+        let count = if joined { 2 } else { 1 };
+        let passes = &sequence.nodes[index..index + count];
+        let device = &mut devices[usize::from(passes[0].device)];
+        let messages = passes.iter().filter_map(|it| it.message);
+        let start = messages.map(|it| arrivals[it.index()]).fold(device.clock, f64::max);
+        device.start.get_or_insert(start);
+        let end = start + duration(passes, instances);
+        device.clock = end;
+        for (node, place) in passes.iter().zip(index..) {
+            let instance = &instances[usize::from(node.instance)];
+            if node.first {
+                starts[usize::from(node.instance)] = start;
+            }
+            if node.sends {
+                arrivals[place] = device.send(node, instance, ends.overlaps);
+            }
+            device.hold(node.kind, &instance.cost);
+            let whole = matches!(node.kind, PassKind::Backward | PassKind::BackwardWeight);
+            if whole && (node.last || ends.reduces_each) {
+                device.reduce(node, &instance.cost, end, ends);
+            }
+        }
+        index += count;
+    }
+    Step {
+        seconds: with_ends(&mut devices, instances, &starts, ends),
+        peak_bytes: devices.iter().map(|it| it.peak).collect(),
+    }
+}
+
+/// Of one pass, or of two that run at the same time: the communication of each beside the computation of
+/// the other.
+fn duration(passes: &[Node], instances: &[Instance]) -> f64 {
+    let pass = |node: &Node| {
+        let cost = &instances[usize::from(node.instance)].cost;
+        pass_seconds(node.kind, cost)
+    };
+    match passes {
+        [first, second] => {
+            let [(one, exposed_one), (other, exposed_other)] = [pass(first), pass(second)];
+            let hidden = exposed_one.min(other - exposed_other);
+            one + other - hidden - exposed_other.min(one - exposed_one)
+        }
+        _ => passes.iter().map(|node| pass(node).0).sum(),
+    }
+}
+
+/// What a pass takes, and how much of that is longer than its computation.
+fn pass_seconds(kind: PassKind, cost: &StageCost) -> (f64, f64) {
+    let [forward, backward] = cost.exposed_seconds;
+    match kind {
+        PassKind::Forward => (cost.forward_seconds, forward),
+        PassKind::Backward => (cost.backward_seconds + cost.weight_seconds, backward),
+        PassKind::BackwardInput => (cost.backward_seconds, backward),
+        PassKind::BackwardWeight => (cost.weight_seconds, 0.0),
+    }
+}
+
+impl Device {
+    /// Sends what a pass that has just ended hands on, and says when it is there.
+    fn send(&mut self, node: &Node, instance: &Instance, overlaps: bool) -> f64 {
+        let seconds = instance.send_seconds[usize::from(node.kind != PassKind::Forward)];
+        match overlaps {
+            true => {
+                self.sending = self.sending.max(self.clock) + seconds;
+                self.sending
+            }
+            // A sender does nothing else meanwhile.
+            false => {
+                self.clock += seconds;
+                self.clock
+            }
+        }
+    }
+
+    /// Takes in what a pass holds and leaves.
+    fn hold(&mut self, kind: PassKind, cost: &StageCost) {
+        let (kept, waiting) = (cost.kept_bytes, cost.waiting_bytes);
+        let (freed, left) = match kind {
+            PassKind::Forward => (0.0, kept),
+            PassKind::Backward => (kept, 0.0),
+            PassKind::BackwardInput => (kept, waiting),
+            PassKind::BackwardWeight => (waiting, 0.0),
+        };
+        self.held -= freed;
+        if kind != PassKind::BackwardWeight {
+            self.peak = self.peak.max(self.held + cost.peak_bytes);
+        }
+        self.held += left;
+    }
+
+    /// Reduces the gradients of a pass that ended at `end`.
+    fn reduce(&mut self, node: &Node, cost: &StageCost, end: f64, ends: &Ends) {
+        let once = if node.last { cost.once_seconds } else { 0.0 };
+        match ends.overlaps {
+            true => {
+                let tail = end + cost.tail_seconds + once;
+                self.reducing = tail.max(self.reducing + cost.reduce_seconds);
+            }
+            // Reductions of every pass are part of it.
+            false if node.last => self.clock += cost.tail_seconds + once,
+            false => {}
+        }
+    }
+}
+
+/// The step of devices that have run their passes: what they do after the last and before the first.
+fn with_ends(
+    devices: &mut [Device],
+    instances: &[Instance],
+    starts: &[f64],
     ends: &Ends,
 ) -> f64 {
-    let count = stages.len();
-    let send = |stage: usize| if stage + 1 < count { sends[stage] } else { 0.0 };
-    // Where lanes do not overlap, a sender does nothing else meanwhile.
-    let (way, blocking) = if ends.overlaps { (1.0, 0.0) } else { (0.0, 1.0) };
-    let passes = |stage: usize| {
-        let cost = &stages[stage];
-        let forward = cost.forward_seconds + blocking * send(stage);
-        let before = if stage > 0 { send(stage - 1) } else { 0.0 };
-        let mut backward = cost.backward_seconds + blocking * before;
-        if candidate.zero == 2 && ends.overlaps {
-            let hidden = match candidate.schedule {
-                ScheduleKind::OneForwardOneBackward => forward,
-                _ => 0.0,
-            };
-            backward = backward.max(cost.reduce_seconds - hidden);
-        }
-        (forward, backward)
-    };
-    let microbatches = f64::from(candidate.microbatches);
-    let (mut path, mut slowest_forward, mut slowest_backward) = (0.0, 0.0f64, 0.0f64);
-    for stage in 0..count {
-        let (forward, backward) = passes(stage);
-        path += forward + backward + 2.0 * way * send(stage);
-        slowest_forward = slowest_forward.max(forward);
-        slowest_backward = slowest_backward.max(backward);
+    for instance in instances {
+        devices[instance.device].update += instance.cost.update_seconds;
     }
-    let alternates = candidate.schedule == ScheduleKind::OneForwardOneBackward
-        && candidate.microbatches as usize >= count;
-    let period = match alternates {
-        true => alternating_period(count, |stage| {
-            let (forward, backward) = passes(stage);
-            (forward + backward, way * send(stage))
-        }),
-        false => slowest_forward + slowest_backward,
-    };
-    let pipeline = path + (microbatches - 1.0) * period;
-    // Later stages begin later and end earlier, which hides part of what they do around the step.
-    let (mut fill, mut drain) = (0.0, 0.0);
-    let (mut tail, mut lead, mut both) = (0.0f64, 0.0f64, 0.0f64);
-    for (stage, cost) in stages.iter().enumerate() {
-        let after = cost.tail_seconds + cost.once_seconds - drain;
-        let gathered = match ends.overlaps {
-            true => cost.update_seconds.max(cost.first_update_seconds + cost.lead_seconds),
-            false => cost.update_seconds + cost.lead_seconds,
+    // Gathers follow updates in the order of stages.
+    let mut gathered = vec![0.0; devices.len()];
+    for (instance, start) in instances.iter().zip(starts) {
+        let (device, cost) = (&mut devices[instance.device], &instance.cost);
+        let ready = match ends.overlaps {
+            true => {
+                let first = cost.first_update_seconds + cost.lead_seconds;
+                device.update.max(gathered[instance.device] + first)
+            }
+            false => device.update + gathered[instance.device] + cost.lead_seconds,
         };
-        let before = gathered - fill;
-        tail = tail.max(after);
-        lead = lead.max(before);
-        both = both.max(after + before);
-        let (forward, backward) = passes(stage);
-        fill += forward + way * send(stage);
-        drain += backward + way * send(stage);
+        gathered[instance.device] += cost.gather_seconds;
+        let until_start = start - device.start.unwrap_or(0.0);
+        device.lead = device.lead.max(ready - until_start);
     }
-    pipeline
-        + ends.homes_seconds
-        + match ends.norm_seconds {
-            Some(norm_seconds) => tail + norm_seconds + lead,
-            None => both,
+    let makespan = devices.iter().map(|it| it.clock).fold(0.0, f64::max);
+    let last = |it: &Device| it.clock.max(it.reducing);
+    let seconds = match ends.norm_seconds {
+        Some(norm_seconds) => {
+            let tail = devices.iter().map(last).fold(makespan, f64::max);
+            let lead = devices.iter().map(|it| it.lead - it.start.unwrap_or(0.0));
+            tail + norm_seconds + lead.fold(0.0, f64::max)
         }
+        // Each device begins its next step when it is through with this one.
+        None => {
+            let own = devices.iter().map(|it| last(it) + it.lead - it.start.unwrap_or(0.0));
+            own.fold(0.0, f64::max)
+        }
+    };
+    seconds + ends.homes_seconds
 }
 
-/// How often a micro-batch leaves a pipeline of one forward, one backward, where `stage` gives the time of
-/// both passes and of a message to the next stage.
-///
-/// Between stages i and k a cycle of k - i + 1 micro-batches waits for the passes of all those stages and
-/// the messages between them, both ways; the slowest cycle sets the pace. It is found by asking for the
-/// cycle that is longest over a pace, taking its own pace, and asking again (Dinkelbach 1967).
-fn alternating_period(count: usize, stage: impl Fn(usize) -> (f64, f64)) -> f64 {
-    let mut period = (0..count).map(|index| stage(index).0).fold(0.0, f64::max);
-    loop {
-        let mut slowest = period;
-        // The best cycle that could end at the stage: what it takes longer than its share, and its
-        // length in seconds and stages.
-        let (mut excess, mut seconds, mut stages) = (0.0, 0.0, 0.0);
-        let mut most = 0.0;
-        for index in 0..count {
-            let (passes, send) = stage(index);
-            let closed = excess + passes - period;
-            if closed > most {
-                (most, slowest) = (closed, (seconds + passes) / (stages + 1.0));
-            }
-            excess += passes + 2.0 * send - period;
-            seconds += passes + 2.0 * send;
-            stages += 1.0;
-            if excess < 0.0 {
-                (excess, seconds, stages) = (0.0, 0.0, 0.0);
-            }
-        }
-        if slowest <= period * (1.0 + 1e-9) {
-            return slowest;
-        }
-        period = slowest;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::alternating_period;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn the_period_is_the_slowest_of_all_cycles(
-            stages in prop::collection::vec((1u32..50, 0u32..20), 1..12),
-        ) {
-            let stages: Vec<(f64, f64)> =
-                stages.iter().map(|&(passes, send)| (passes.into(), send.into())).collect();
-            let mut slowest = 0.0f64;
-            for first in 0..stages.len() {
-                for last in first..stages.len() {
-                    let passes: f64 = stages[first..=last].iter().map(|it| it.0).sum();
-                    let sends: f64 = stages[first..last].iter().map(|it| it.1).sum();
-                    slowest = slowest.max((passes + 2.0 * sends) / (last - first + 1) as f64);
-                }
-            }
-            let period = alternating_period(stages.len(), |stage| stages[stage]);
-            prop_assert!((period - slowest).abs() <= 1e-6 * slowest, "{period} and {slowest}");
+/// What no order can be faster than: before its first pass a mesh waits for those of the stages before,
+/// then it runs all of its passes, and where backward passes are whole those of the stages before its
+/// first one follow. `microbatches` are those of each instance.
+pub(super) fn bound_seconds(
+    pipelines: &[Vec<Instance>],
+    microbatches: f64,
+    halves: bool,
+    ends: &Ends,
+) -> f64 {
+    let devices = pipelines.iter().flatten().map(|it| it.device + 1).max().unwrap_or(0);
+    let mut around = vec![f64::INFINITY; devices];
+    let mut work = vec![0.0; devices];
+    let mut update = vec![0.0; devices];
+    for pipeline in pipelines {
+        let mut before = 0.0;
+        for it in pipeline {
+            let cost = &it.cost;
+            around[it.device] = around[it.device].min(before);
+            let (forward, backward) = (cost.forward_seconds, cost.backward_seconds);
+            let exposed: f64 = if halves { cost.exposed_seconds.iter().sum() } else { 0.0 };
+            work[it.device] +=
+                microbatches * (forward + backward + cost.weight_seconds - exposed);
+            update[it.device] += cost.update_seconds;
+            before += forward + it.send_seconds[0];
+            before += if halves { 0.0 } else { backward };
         }
     }
+    let all = around.iter().zip(&work).zip(&update);
+    let seconds = match ends.norm_seconds {
+        Some(norm) => {
+            // Some mesh begins at once, when it has updated.
+            let first = update.iter().copied().fold(f64::INFINITY, f64::min);
+            all.map(|((around, work), _)| around + work).fold(0.0, f64::max) + norm + first
+        }
+        None => all.map(|((_, work), update)| work + update).fold(0.0, f64::max),
+    };
+    seconds + ends.homes_seconds
 }

@@ -134,12 +134,16 @@ impl<'c> Place<'c> {
         self.group.group_shape(count, 1, concurrent)
     }
 
-    /// Seconds of a message of `bytes` from each device of a stage of `size` devices to its neighbour in
-    /// the next one, after `before` devices.
-    pub fn message_seconds(&self, bytes: f64, size: u32, before: u32) -> f64 {
+    /// Seconds of a message of `bytes` from each device of a mesh of `size` devices to its neighbour in
+    /// another one, where meshes lie one behind the other; none within a mesh.
+    pub fn message_seconds(&self, bytes: f64, size: u32, [from, to]: [u32; 2]) -> f64 {
+        if from == to {
+            return 0.0;
+        }
+        let node = |mesh: u32| mesh * size / self.per_node;
         let inside = size < self.per_node
-            && !before.is_multiple_of(self.per_node)
-            && self.per_node.is_multiple_of(size);
+            && self.per_node.is_multiple_of(size)
+            && node(from) == node(to);
         let (path, concurrent) = match (inside, self.within, self.across) {
             (true, Some(path), _) | (_, Some(path), None) => (path, 1),
             (_, _, Some(path)) => (path, size.min(self.per_node)),

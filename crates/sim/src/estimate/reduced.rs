@@ -44,7 +44,11 @@ pub(super) fn program(
         sequence_parallel: candidate.sequence_parallel,
         global_batch: REPLICAS as usize * candidate.microbatch as usize,
         microbatches: 1,
-        schedule: ScheduleKind::Afab,
+        // Any with a stage on each device whose backward passes are whole, or in halves.
+        schedule: match candidate.halves() {
+            true => ScheduleKind::ZeroBubbleH1,
+            false => ScheduleKind::Afab,
+        },
         recompute: candidate.recompute,
         sync: Sync {
             algorithm,

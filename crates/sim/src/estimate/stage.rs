@@ -196,8 +196,12 @@ pub(super) fn persistent_bytes(
 pub(super) struct StageCost {
     /// A forward pass.
     pub forward_seconds: f64,
-    /// A backward pass.
+    /// A backward pass; of one in halves the first.
     pub backward_seconds: f64,
+    /// The second half of a backward pass, if it is in halves.
+    pub weight_seconds: f64,
+    /// Of the forward and the backward pass what another pass's computation could hide.
+    pub exposed_seconds: [f64; 2],
     /// How long synchronisation goes on after the last backward pass.
     pub tail_seconds: f64,
     /// How long sums over those that have the same shares do, or what they add to that where lanes do not
@@ -207,6 +211,8 @@ pub(super) struct StageCost {
     pub once_seconds: f64,
     /// Reductions over replicas, all added.
     pub reduce_seconds: f64,
+    /// Gathers of updated weights, all added.
+    pub gather_seconds: f64,
     /// All updates.
     pub update_seconds: f64,
     /// The update of the first bucket.
@@ -217,6 +223,8 @@ pub(super) struct StageCost {
     pub persistent_bytes: f64,
     /// Bytes kept for each micro-batch in flight.
     pub kept_bytes: f64,
+    /// Bytes kept for each micro-batch that waits for its weight gradients.
+    pub waiting_bytes: f64,
     /// The most that the passes of one micro-batch hold, its kept bytes included.
     pub peak_bytes: f64,
     /// Elements whose optimizer state is here.
@@ -234,7 +242,9 @@ struct Unit {
     parameters: Parameters,
     forward_seconds: f64,
     backward_seconds: f64,
+    weight_seconds: f64,
     kept_bytes: f64,
+    waiting_bytes: f64,
     forward_peak_bytes: f64,
     backward_peak_bytes: f64,
     /// The most while gradients of its parameters are around, without them.
@@ -250,6 +260,7 @@ struct Front {
     reduce_seconds: f64,
     /// Its backward pass, and what is reduced meanwhile of the unit behind it.
     backward_seconds: f64,
+    weight_seconds: f64,
     behind_reduce_seconds: f64,
     weight_bytes: f64,
     /// The most that its backward pass holds, without the weights gathered meanwhile for the unit before.
@@ -279,9 +290,23 @@ impl StageCost {
             // had left to reduce.
             let front = stage.front;
             stage.forward_seconds += front.gather_seconds + front.reduce_seconds;
-            stage.backward_seconds += front.backward_seconds.max(front.behind_reduce_seconds);
+            match terms.blocks.halves {
+                true => {
+                    stage.backward_seconds += front.backward_seconds;
+                    stage.weight_seconds += front.weight_seconds.max(front.behind_reduce_seconds);
+                }
+                false => {
+                    let backward = front.backward_seconds.max(front.behind_reduce_seconds);
+                    stage.backward_seconds += backward;
+                }
+            }
         }
         stage
+    }
+
+    /// Whether one of these blocks is among the stage's.
+    pub fn has_one_of(&self, blocks: &[usize]) -> bool {
+        blocks.iter().any(|block| (self.blocks.0..self.blocks.1).contains(block))
     }
 
     fn push_front(&mut self, block: usize, terms: &mut Terms<'_, '_>) {
@@ -308,6 +333,9 @@ impl StageCost {
         unit.parameters.add(&parameters);
         unit.forward_seconds += cost.forward_seconds;
         unit.backward_seconds += cost.backward_seconds;
+        unit.weight_seconds += cost.weight_seconds;
+        let exposed = self.exposed_seconds.iter_mut().zip(cost.exposed_seconds);
+        exposed.for_each(|(sum, seconds)| *sum += seconds);
         // Of the unit's last block, with which its backward pass begins, only the later part has the
         // unit's gradients around.
         let late = match unit.blocks {
@@ -323,6 +351,7 @@ impl StageCost {
         unit.backward_peak_bytes = held.backward_peak_bytes.max(behind + unit.backward_peak_bytes);
         unit.late_peak_bytes = late.max(behind + unit.late_peak_bytes);
         unit.kept_bytes += held.kept_bytes;
+        unit.waiting_bytes += held.waiting_bytes;
         self.blocks.0 = block;
     }
 
@@ -336,27 +365,41 @@ impl StageCost {
             };
         self.owned_elements += owned;
         let (mut forward, mut backward) = (unit.forward_seconds, unit.backward_seconds);
+        let mut weight = unit.weight_seconds;
+        let halves = terms.blocks.halves;
+        // The pass after which gradients are whole.
+        let last = if halves { &mut weight } else { &mut backward };
         // Whether gradients are reduced in every backward pass, not only in the last.
         match terms.shards_gradients() {
-            true => backward += partial,
+            true => *last += partial,
             false => self.once_seconds += partial,
         }
         match (terms.shards_weights(), overlaps) {
             (true, true) => {
                 // While a block computes, the next one's weights come and the last one's gradients go.
                 forward = forward.max(self.front.gather_seconds);
-                let behind = gather + self.front.behind_reduce_seconds;
-                self.backward_seconds += self.front.backward_seconds.max(behind);
+                let Front { behind_reduce_seconds, backward_seconds, weight_seconds, .. } = self.front;
+                match halves {
+                    true => {
+                        self.backward_seconds += backward_seconds.max(gather);
+                        self.weight_seconds += weight_seconds.max(behind_reduce_seconds);
+                    }
+                    false => {
+                        let behind = gather + behind_reduce_seconds;
+                        self.backward_seconds += backward_seconds.max(behind);
+                    }
+                }
                 self.tail_seconds = reduce;
             }
             (true, false) => {
                 forward += gather;
-                backward += gather + reduce;
+                *last += reduce;
+                backward += gather;
             }
             (false, true) => {
-                self.tail_seconds = reduce.max(self.tail_seconds + reduce - backward);
+                self.tail_seconds = reduce.max(self.tail_seconds + reduce - *last);
             }
-            (false, false) if terms.shards_gradients() => backward += reduce,
+            (false, false) if terms.shards_gradients() => *last += reduce,
             (false, false) => self.tail_seconds += reduce,
         }
         // Where lanes overlap, shares of one unit go across while the next is scattered.
@@ -370,6 +413,7 @@ impl StageCost {
                 true => gather.max(self.lead_seconds + gather - forward),
                 false => self.lead_seconds + gather,
             };
+            self.gather_seconds += gather;
         }
         self.reduce_seconds += reduce;
         self.update_seconds += update;
@@ -377,6 +421,7 @@ impl StageCost {
         self.forward_seconds += forward;
         let streams_weights = terms.shards_weights() && overlaps;
         self.backward_seconds += if streams_weights { 0.0 } else { backward };
+        self.weight_seconds += if streams_weights { 0.0 } else { weight };
         let backward_peak_bytes = match terms.zero {
             2 if terms.shards_gradients() && unit.blocks == 1 => unit.scattered_peak_bytes,
             2 if terms.shards_gradients() => {
@@ -402,10 +447,12 @@ impl StageCost {
             behind_reduce_seconds: self.front.reduce_seconds,
             reduce_seconds: reduce,
             backward_seconds: backward,
+            weight_seconds: weight,
             weight_bytes,
             backward_peak_bytes,
         };
         self.kept_bytes += unit.kept_bytes;
+        self.waiting_bytes += unit.waiting_bytes;
         self.persistent_bytes += terms.persistent_bytes(&unit.parameters);
     }
 }

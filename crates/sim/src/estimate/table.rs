@@ -97,8 +97,10 @@ pub(super) struct BlockTable {
     pub split: usize,
     /// Per kind.
     pub blocks: Vec<BlockCost>,
-    /// Forward and backward seconds of all blocks before each block, and of all.
+    /// Seconds of all passes of all blocks before each block, and of all.
     pub seconds_before: Vec<f64>,
+    /// Whether backward passes are in halves.
+    pub halves: bool,
     /// Kept bytes of all blocks.
     pub kept_bytes: f64,
 }
@@ -131,7 +133,11 @@ impl BlockTable {
         let costs = CostModel::new(representative.graph(), cluster, &program)
             .with_crossing(place.crosses(candidate));
         for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
-            [block.forward_seconds, block.backward_seconds] = site.pass_seconds(&costs, id)?;
+            let [forward, backward, weight] = site.pass_seconds(&costs, id)?;
+            block.forward_seconds = forward.0;
+            block.backward_seconds = backward.0;
+            block.weight_seconds = weight.0;
+            block.exposed_seconds = [forward.1, backward.1];
         }
         // Of whole weights and gradients those count that are there only while they are used.
         let held_with = |passing: &[Content]| -> Vec<Held> {
@@ -151,14 +157,16 @@ impl BlockTable {
         let mut kept_bytes = 0.0;
         let mut seconds = 0.0;
         for &kind in representative.stand_ins() {
-            seconds += blocks[kind].forward_seconds + blocks[kind].backward_seconds;
+            let BlockCost { forward_seconds, backward_seconds, weight_seconds, .. } = blocks[kind];
+            seconds += forward_seconds + backward_seconds + weight_seconds;
             seconds_before.push(seconds);
             kept_bytes += blocks[kind].whole.kept_bytes;
         }
-        Ok(BlockTable { split, blocks, seconds_before, kept_bytes })
+        let halves = candidate.halves();
+        Ok(BlockTable { split, blocks, seconds_before, halves, kept_bytes })
     }
 
-    /// Forward and backward seconds of all blocks.
+    /// Seconds of all passes of all blocks.
     pub fn total_seconds(&self) -> f64 {
         self.seconds_before.last().copied().unwrap_or(0.0)
     }

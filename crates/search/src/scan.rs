@@ -1,0 +1,128 @@
+//! A pass over a space: its fastest candidates by estimate.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
+
+use crate::ranking::Ranking;
+use crate::space::Space;
+use crate::{Request, SearchError};
+
+/// How many times as many candidates as finalists are ranked, to have others where some turn out not to
+/// fit.
+pub(crate) const RESERVE: usize = 4;
+
+/// The fastest candidates of a space, and how much of it was looked at.
+pub(crate) struct Scan {
+    /// Candidates that were estimated.
+    pub evaluated: usize,
+    /// Those that cannot be, or not be among the fastest.
+    pub bounded_away: usize,
+    /// Fastest first.
+    pub ranking: Vec<(Candidate, Estimate)>,
+}
+
+/// A candidate on its way to an estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Waiting {
+    /// What it takes at least, as bits: those of positive numbers are in the order of the numbers.
+    least_seconds: u64,
+    /// Whether that is the closest bound there is.
+    close: bool,
+    /// Among the candidates of the space.
+    index: usize,
+}
+
+impl Scan {
+    /// The fastest candidates of `space` that fit in `limit_bytes`, those with the lowest bounds first:
+    /// when the next bound exceeds the estimates of as many as are wanted, no other can be among them.
+    pub fn of(
+        space: &Space,
+        request: &Request,
+        limit_bytes: f64,
+        estimator: &mut Estimator<'_>,
+    ) -> Result<Scan, SearchError> {
+        let mut all = vec![];
+        let mut waiting = BinaryHeap::new();
+        for (index, candidate) in space.candidates().enumerate() {
+            let bytes = estimator.least_bytes(&candidate)?;
+            if bytes.is_some_and(|it| it <= limit_bytes)
+                && let Some(seconds) = estimator.least_seconds(&candidate)?
+                && seconds.is_finite()
+            {
+                let least_seconds = seconds.to_bits();
+                waiting.push(Reverse(Waiting { least_seconds, close: false, index }));
+            }
+            all.push(candidate);
+        }
+        let mut evaluated = 0;
+        let mut ranking = Ranking::new(RESERVE * request.finalists);
+        while let Some(Reverse(next)) = waiting.pop() {
+            if f64::from_bits(next.least_seconds) >= ranking.threshold_seconds() {
+                break;
+            }
+            let candidate = all[next.index];
+            if !next.close {
+                let bound = estimator.bound_seconds(&candidate)?.filter(|it| it.is_finite());
+                waiting.extend(bound.map(|bound| {
+                    let least_seconds = bound.to_bits().max(next.least_seconds);
+                    Reverse(Waiting { least_seconds, close: true, ..next })
+                }));
+                continue;
+            }
+            evaluated += 1;
+            if let Some(estimate) = estimator.estimate(&candidate)?
+                && estimate.peak_bytes <= limit_bytes
+                && estimate.step_seconds.is_finite()
+            {
+                ranking.insert(candidate, estimate);
+            }
+        }
+        let bounded_away = all.len() - evaluated;
+        Ok(Scan { evaluated, bounded_away, ranking: ranking.into_ranked() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_cluster::Cluster;
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    #[test]
+    fn a_scan_ranks_what_estimating_every_candidate_ranks() {
+        let text = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=1024";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let cluster = Cluster::parse("h100-80g:2x4").expect("a preset");
+        for finalists in [4, 16, 64] {
+            let request = Request { finalists, ..Request::new(text, "c", 32) };
+            let space = Space::new(&graph, &cluster, &request).expect("a space");
+            let mut estimator =
+                Estimator::new(&graph, &cluster, request.settings()).expect("an estimator");
+            // Enough for some of the candidates only.
+            for limit_bytes in [f64::INFINITY, 1e8] {
+                let mut all: Vec<Estimate> = vec![];
+                for candidate in space.candidates() {
+                    let found = estimator.estimate(&candidate).expect("it is estimated");
+                    all.extend(found.filter(|it| it.peak_bytes <= limit_bytes));
+                }
+                let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);
+                all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));
+                let most = RESERVE * finalists;
+                assert!(all.len() > most && all[0].step_seconds < all[most - 1].step_seconds);
+                let scan = Scan::of(&space, &request, limit_bytes, &mut estimator).expect("a scan");
+                assert!(scan.bounded_away > 0, "nothing was pruned");
+                let ranked: Vec<(f64, f64)> = scan.ranking.iter().map(|it| key(&it.1)).collect();
+                // Of those as slow as the last any may have got its place.
+                let last = all[most - 1].step_seconds;
+                let faster = all.iter().map(key).take_while(|it| it.0 < last);
+                let faster: Vec<(f64, f64)> = faster.collect();
+                assert_eq!(ranked[..faster.len()], faster, "{finalists} in {limit_bytes} bytes");
+                let others = &ranked[faster.len()..];
+                assert!(ranked.len() == most && others.iter().all(|it| it.0 == last));
+            }
+        }
+    }
+}

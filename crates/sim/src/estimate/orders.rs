@@ -1,0 +1,132 @@
+//! The orders of schedules, made once for candidates that differ in times only, and steps of many
+//! micro-batches from steps of fewer.
+
+use std::collections::BTreeMap;
+
+use shardloom_plan::{PassTimes, ScheduleKind};
+use shardloom_schedule::Succession;
+
+use super::Candidate;
+use super::pipeline::{Instance, Step};
+use super::sequence::Sequence;
+
+/// To what share of a forward pass the times are rounded that orders are made for: candidates with about
+/// the same times share them.
+pub(super) const ORDER_PRECISION: f64 = 0.1;
+
+/// Orders are of as many micro-batches as there are meshes, times this at most.
+const ROUNDS: u32 = 4;
+
+/// A schedule, meshes, stages on each, micro-batches, what waits for what, and times that it is made for.
+type Key = (ScheduleKind, u32, u32, u32, bool, [u64; 4]);
+
+/// Orders made so far.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    known: BTreeMap<Key, Option<Sequence>>,
+}
+
+impl Orders {
+    /// What `run` finds for the order of `candidate`, made for passes of the given `times`; none if there is
+    /// no such order.
+    ///
+    /// Of many micro-batches only a few rounds are run, as many in a round as there are meshes: once the
+    /// pipeline is full, each further round takes and holds as much more as the one before.
+    pub fn step(
+        &mut self,
+        candidate: &Candidate,
+        times: &PassTimes,
+        succession: Succession,
+        places: impl Fn() -> Vec<Vec<usize>>,
+        run: impl Fn(&Sequence) -> Step,
+    ) -> Option<Step> {
+        let Candidate { pp: round, microbatches, .. } = *candidate;
+        let mut of = |microbatches: u32| {
+            let key = key(candidate, microbatches, times, succession);
+            let made = self.known.entry(key).or_insert_with(|| {
+                let count = microbatches as usize;
+                Sequence::of(candidate.schedule, places(), count, times, succession)
+            });
+            made.as_ref().map(&run)
+        };
+        if microbatches <= ROUNDS * round || !repeats(candidate) {
+            return of(microbatches);
+        }
+        let most = (ROUNDS - 1) * round + microbatches % round;
+        let (step, less) = (of(most)?, of(most - round)?);
+        let more = f64::from((microbatches - most) / round);
+        let further = |step: f64, less: f64| step + more * (step - less);
+        let peaks = step.peak_bytes.iter().zip(&less.peak_bytes);
+        Some(Step {
+            seconds: further(step.seconds, less.seconds),
+            peak_bytes: peaks.map(|(&step, &less)| further(step, less)).collect(),
+        })
+    }
+}
+
+/// Whether its order goes on from round to round: groups of interleaved micro-batches do if they are as many
+/// as meshes.
+fn repeats(candidate: &Candidate) -> bool {
+    candidate.schedule != ScheduleKind::Interleaved
+        || candidate.microbatches.is_multiple_of(candidate.pp)
+}
+
+fn key(
+    candidate: &Candidate,
+    microbatches: u32,
+    times: &PassTimes,
+    succession: Succession,
+) -> Key {
+    let Candidate { schedule, pp, chunks, .. } = *candidate;
+    let PassTimes { forward, input, weight, message, kept } = *times;
+    let parts = [input, weight, message, kept].map(|it| (it / forward).to_bits());
+    (schedule, pp, chunks, microbatches, succession == Succession::Common, parts)
+}
+
+/// What the passes of a micro-batch take on a mesh, and messages, in terms of its forward passes, and the
+/// largest share of what these leave that waits for weight gradients. Of all meshes that with the most
+/// work counts.
+pub(super) fn pass_times(pipelines: &[Vec<Instance>]) -> PassTimes {
+    let devices = pipelines.iter().flatten().map(|it| it.device + 1).max().unwrap_or(0);
+    let mut sums = vec![[0.0f64; 3]; devices];
+    let (mut message, mut kept) = (0.0f64, 0.0f64);
+    for it in pipelines.iter().flatten() {
+        let cost = &it.cost;
+        let share = 1.0 / pipelines.len() as f64;
+        let (backward, weight) = match cost.weight_seconds > 0.0 {
+            true => (cost.backward_seconds, cost.weight_seconds),
+            // What a schedule without halves is made for is their sum.
+            false => (cost.backward_seconds / 2.0, cost.backward_seconds / 2.0),
+        };
+        let passes = [cost.forward_seconds, backward, weight];
+        let sums = sums[it.device].iter_mut().zip(passes);
+        sums.for_each(|(sum, seconds)| *sum += share * seconds);
+        message = it.send_seconds.iter().copied().fold(message, f64::max);
+        if cost.kept_bytes > 0.0 {
+            kept = kept.max(cost.waiting_bytes / cost.kept_bytes);
+        }
+    }
+    let total = |sums: &&[f64; 3]| sums.iter().sum::<f64>();
+    let most = sums.iter().max_by(|a, b| total(a).total_cmp(&total(b)));
+    let [forward, input, weight] = most.copied().unwrap_or([1.0; 3]);
+    let unit = if forward > 0.0 { forward } else { 1.0 };
+    PassTimes {
+        forward: 1.0,
+        input: input / unit,
+        weight: weight / unit,
+        message: message / unit,
+        kept: kept.clamp(0.0, 1.0),
+    }
+}
+
+/// Times in whole multiples of `precision`; of memory at least as much.
+pub(super) fn rounded(times: PassTimes, precision: f64) -> PassTimes {
+    let near = |time: f64| (time / precision).round() * precision;
+    PassTimes {
+        forward: times.forward,
+        input: near(times.input).max(precision),
+        weight: near(times.weight).max(precision),
+        message: near(times.message),
+        kept: ((times.kept / precision).ceil() * precision).min(1.0),
+    }
+}
