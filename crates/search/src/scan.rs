@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use shardloom_plan::ScheduleKind;
 use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
 
 use crate::ranking::Ranking;
@@ -34,6 +35,28 @@ struct Waiting {
     index: usize,
 }
 
+/// Of two schedules on the same stages the first takes no less time and holds less than the second: it is
+/// looked at only where the second does not fit.
+const SMALLER: [(ScheduleKind, ScheduleKind); 4] = [
+    (ScheduleKind::VHalf, ScheduleKind::ZeroBubbleV),
+    (ScheduleKind::VMin, ScheduleKind::VHalf),
+    (ScheduleKind::ZeroBubbleOneP, ScheduleKind::ZeroBubbleTwoP),
+    (ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2),
+];
+
+/// The schedule of `space` to look at where this one does not fit.
+fn smaller(space: &Space, schedule: ScheduleKind) -> Option<ScheduleKind> {
+    let found = SMALLER.iter().find(|(_, larger)| *larger == schedule);
+    let smaller = found.map(|&(smaller, _)| smaller)?;
+    if space.has(smaller) { Some(smaller) } else { self::smaller(space, smaller) }
+}
+
+/// Whether `space` has a schedule after which this one is looked at.
+fn has_larger(space: &Space, schedule: ScheduleKind) -> bool {
+    let found = SMALLER.iter().find(|(smaller, _)| *smaller == schedule);
+    found.is_some_and(|&(_, larger)| space.has(larger) || has_larger(space, larger))
+}
+
 impl Scan {
     /// The fastest candidates of `space` that fit in `limit_bytes`, those with the lowest bounds first:
     /// when the next bound exceeds the estimates of as many as are wanted, no other can be among them.
@@ -45,7 +68,12 @@ impl Scan {
     ) -> Result<Scan, SearchError> {
         let mut all = vec![];
         let mut waiting = BinaryHeap::new();
-        for (index, candidate) in space.candidates().enumerate() {
+        for candidate in space.candidates() {
+            let index = all.len();
+            all.push(candidate);
+            if has_larger(space, candidate.schedule) {
+                continue;
+            }
             let bytes = estimator.least_bytes(&candidate)?;
             if bytes.is_some_and(|it| it <= limit_bytes)
                 && let Some(seconds) = estimator.least_seconds(&candidate)?
@@ -54,8 +82,8 @@ impl Scan {
                 let least_seconds = seconds.to_bits();
                 waiting.push(Reverse(Waiting { least_seconds, close: false, index }));
             }
-            all.push(candidate);
         }
+        let space_size = all.len();
         let mut evaluated = 0;
         let mut ranking = Ranking::new(RESERVE * request.finalists);
         while let Some(Reverse(next)) = waiting.pop() {
@@ -63,23 +91,36 @@ impl Scan {
                 break;
             }
             let candidate = all[next.index];
-            if !next.close {
-                let bound = estimator.bound_seconds(&candidate)?.filter(|it| it.is_finite());
-                waiting.extend(bound.map(|bound| {
-                    let least_seconds = bound.to_bits().max(next.least_seconds);
-                    Reverse(Waiting { least_seconds, close: true, ..next })
-                }));
-                continue;
-            }
-            evaluated += 1;
-            if let Some(estimate) = estimator.estimate(&candidate)?
-                && estimate.peak_bytes <= limit_bytes
-                && estimate.step_seconds.is_finite()
-            {
-                ranking.insert(candidate, estimate);
+            let fits = match next.close {
+                false => {
+                    let bound = estimator.bound(&candidate)?;
+                    let bound = bound.filter(|it| it.step_seconds.is_finite());
+                    let fits = bound.is_some_and(|it| it.peak_bytes <= limit_bytes);
+                    if let Some(bound) = bound.filter(|_| fits) {
+                        let least_seconds = bound.step_seconds.to_bits().max(next.least_seconds);
+                        waiting.push(Reverse(Waiting { least_seconds, close: true, ..next }));
+                    }
+                    // Without a bound its layout cannot be, whatever the schedule.
+                    fits || bound.is_none()
+                }
+                true => {
+                    evaluated += 1;
+                    let estimate = estimator.estimate(&candidate)?;
+                    let estimate = estimate.filter(|it| it.step_seconds.is_finite());
+                    let fits = estimate.filter(|it| it.peak_bytes <= limit_bytes);
+                    if let Some(estimate) = fits {
+                        ranking.insert(candidate, estimate);
+                    }
+                    fits.is_some()
+                }
+            };
+            if let Some(schedule) = smaller(space, candidate.schedule).filter(|_| !fits) {
+                let index = all.len();
+                all.push(Candidate { schedule, ..candidate });
+                waiting.push(Reverse(Waiting { close: false, index, ..next }));
             }
         }
-        let bounded_away = all.len() - evaluated;
+        let bounded_away = space_size - evaluated;
         Ok(Scan { evaluated, bounded_away, ranking: ranking.into_ranked() })
     }
 }

@@ -526,8 +526,6 @@ fn pipeline(pp: u32, tp: u32, microbatches: u32) -> Candidate {
         chunks: 1,
         cut: Cut::Even,
     }
-: Cut::Even,
-    }
 }
 
 fn assert_as_simulated(times: &[(f64, f64)], tolerance: f64) {

@@ -10,8 +10,9 @@ use shardloom_plan::{
 };
 use shardloom_schedule::Succession;
 
+use super::block::BlockCost;
 use super::collective::Collective;
-use super::orders::{ORDER_PRECISION, Orders, pass_times, rounded};
+use super::orders::{self, ORDER_PRECISION, Orders, pass_times, rounded};
 use super::parameters::Parameters;
 use super::pipeline::{self, Ends, Instance, Step};
 use super::place::Place;
@@ -49,8 +50,12 @@ pub struct Estimate {
 /// halves.
 type BlockKey = (u32, bool, u32, Recompute, bool);
 
-/// A table of blocks, and where stages are: schedules of one arrangement are cut alike.
-type CutKey = (usize, Arrangement, u32, u32);
+/// Where stages are, which schedules of one arrangement have alike, and the weight of each kind of block.
+type CutKey = (Arrangement, u32, u32, Vec<u32>);
+
+/// What an average block weighs where blocks are dealt to meshes of several stages: as finely as that blocks
+/// are told apart, so that candidates whose blocks have about the same shares are cut alike.
+const AVERAGE_WEIGHT: f64 = 32.0;
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -103,7 +108,10 @@ pub struct Estimator<'a> {
     block_ids: BTreeMap<BlockKey, Option<usize>>,
     blocks: Vec<BlockTable>,
     /// Balanced cuts.
-    cuts: BTreeMap<CutKey, Vec<usize>>,
+    cuts: BTreeMap<CutKey, usize>,
+    /// Of candidates, by table of blocks and where stages are: which of the cuts that were made.
+    cut_ids: BTreeMap<(usize, Arrangement, u32, u32), usize>,
+    made_cuts: Vec<Vec<usize>>,
     orders: Orders,
     /// The stages of the candidate that was looked at last, and where they live.
     stages: Vec<StageCost>,
@@ -134,6 +142,8 @@ impl<'a> Estimator<'a> {
             block_ids: BTreeMap::new(),
             blocks: vec![],
             cuts: BTreeMap::new(),
+            cut_ids: BTreeMap::new(),
+            made_cuts: vec![],
             orders: Orders::default(),
             stages: vec![],
             pipelines: vec![],
@@ -143,6 +153,12 @@ impl<'a> Estimator<'a> {
     /// The least memory that any device has.
     pub fn memory_bytes(&self) -> u64 {
         self.place.memory_bytes
+    }
+
+    /// How many estimates there were not because the pipeline has too many passes for an order that fills
+    /// gaps to be made in time.
+    pub fn left_out(&self) -> usize {
+        self.orders.left_out
     }
 
     /// The estimate of `candidate`; none if its layout is impossible for the model, it has more stages
@@ -157,7 +173,7 @@ impl<'a> Estimator<'a> {
         }
         let Some(step) = self.run(candidate) else { return Ok(None) };
         let peak_bytes = step.peak_bytes.iter().copied().fold(0.0, f64::max);
-        let step_seconds = step.seconds.max(self.bound(candidate));
+        let step_seconds = step.seconds.max(self.bound_seconds(candidate));
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
 
@@ -175,13 +191,27 @@ impl<'a> Estimator<'a> {
         Ok(self.run(candidate).map(|step| step.peak_bytes))
     }
 
-    /// A time that no order of the stages of `candidate` is faster than; none where its layout is impossible.
-    /// It is closer than [`Estimator::least_seconds`], and takes longer to find.
+    /// A time that no order of the stages of `candidate` is faster than, and memory that its schedule needs at
+    /// least; none where its layout is impossible. They are closer than [`Estimator::least_seconds`] and
+    /// [`Estimator::least_bytes`], and take longer to find.
     ///
     /// # Errors
     /// As [`Estimator::estimate`].
-    pub fn bound_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
-        Ok(self.evaluate(candidate)?.then(|| self.bound(candidate)))
+    pub fn bound(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
+        if !self.evaluate(candidate)? {
+            return Ok(None);
+        }
+        let mut kept = vec![f64::INFINITY; candidate.pp as usize];
+        for it in self.pipelines.iter().flatten() {
+            kept[it.device] = kept[it.device].min(it.cost.kept_bytes);
+        }
+        let least = orders::least_held(candidate);
+        let meshes = self.persistent_bytes(candidate).into_iter().zip(kept).zip(0u32..);
+        // Those behind the first hold less the farther they are.
+        let behind = |mesh: u32| 1.0 - f64::from(mesh) / f64::from(candidate.pp);
+        let bytes = meshes.map(|((held, kept), mesh)| held + (least * behind(mesh)).floor() * kept);
+        let peak_bytes = bytes.fold(0.0, f64::max);
+        Ok(Some(Estimate { step_seconds: self.bound_seconds(candidate), peak_bytes }))
     }
 
     /// What the orders of `candidate` are made for, in units of a forward pass; the usual times for a
@@ -215,14 +245,11 @@ impl<'a> Estimator<'a> {
         self.orders.step(candidate, &times, succession, places, run)
     }
 
-    fn bound(&self, candidate: &Candidate) -> f64 {
+    fn bound_seconds(&self, candidate: &Candidate) -> f64 {
         let microbatches = f64::from(candidate.microbatches) / self.pipelines.len() as f64;
-        pipeline::bound_seconds(
-            &self.pipelines,
-            microbatches.floor(),
-            candidate.halves(),
-            &self.ends(candidate),
-        )
+        let overlapped = candidate.schedule.overlaps();
+        let ends = self.ends(candidate);
+        pipeline::bound_seconds(&self.pipelines, microbatches.floor(), overlapped, &ends)
     }
 
     /// By mesh what a device holds all the time: parameters that several of its stages share once.
@@ -412,7 +439,8 @@ impl<'a> Estimator<'a> {
 
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
-        let balanced = || self.cuts.get(&cut_key(candidate, blocks)).map(|cut| cut[stage]);
+        let id = || self.cut_ids.get(&cut_id(candidate, blocks));
+        let balanced = || id().map(|&id| self.made_cuts[id][stage]);
         let even = || even_cut(self.representative.stand_ins().len(), candidate.stages(), stage);
         match candidate.cut {
             Cut::Even => even(),
@@ -421,14 +449,37 @@ impl<'a> Estimator<'a> {
     }
 
     fn balance(&mut self, candidate: &Candidate, blocks: usize) {
-        let key = cut_key(candidate, blocks);
-        if candidate.cut == Cut::Balanced && !self.cuts.contains_key(&key) {
-            let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
-            // Where there are no such places there is no estimate either.
-            let Ok(places) = candidate.arrangement().places(devices, chunks) else { return };
-            let before = &self.blocks[blocks].seconds_before;
-            self.cuts.insert(key, cut::balanced_stages(before, &places));
+        let id = cut_id(candidate, blocks);
+        if candidate.cut != Cut::Balanced || self.cut_ids.contains_key(&id) {
+            return;
         }
+        let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
+        // Where there are no such places there is no estimate either.
+        let Ok(places) = candidate.arrangement().places(devices, chunks) else { return };
+        let table = &self.blocks[blocks];
+        let kinds = self.representative.stand_ins();
+        let known = match candidate.chunks {
+            1 => None,
+            _ => {
+                let average = table.total_seconds() / kinds.len() as f64;
+                let weight = |it: &BlockCost| {
+                    (AVERAGE_WEIGHT * it.seconds() / average).round().max(1.0) as u32
+                };
+                let weights: Vec<u32> = table.blocks.iter().map(weight).collect();
+                Some((candidate.arrangement(), candidate.pp, candidate.chunks, weights))
+            }
+        };
+        let made = known.as_ref().and_then(|key| self.cuts.get(key)).copied();
+        let made = made.unwrap_or_else(|| {
+            let before = match &known {
+                Some((.., weights)) => sums(kinds.iter().map(|&kind| f64::from(weights[kind]))),
+                None => table.seconds_before.clone(),
+            };
+            self.made_cuts.push(cut::balanced_stages(&before, &places));
+            self.made_cuts.len() - 1
+        });
+        self.cuts.extend(known.map(|key| (key, made)));
+        self.cut_ids.insert(id, made);
     }
 
     /// The table of blocks of `candidate`, by number; none if its layout is impossible.
@@ -478,8 +529,15 @@ fn block_key(candidate: &Candidate) -> BlockKey {
     (tp, sequence_parallel, microbatch, recompute, candidate.halves())
 }
 
-fn cut_key(candidate: &Candidate, blocks: usize) -> CutKey {
+fn cut_id(candidate: &Candidate, blocks: usize) -> (usize, Arrangement, u32, u32) {
     (blocks, candidate.arrangement(), candidate.pp, candidate.chunks)
+}
+
+/// The sum of all weights before each, and of all.
+fn sums(weights: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sums = vec![0.0];
+    weights.for_each(|weight| sums.push(sums[sums.len() - 1] + weight));
+    sums
 }
 
 fn places_of(pipelines: &[Vec<Instance>]) -> Vec<Vec<usize>> {

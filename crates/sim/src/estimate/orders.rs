@@ -17,6 +17,10 @@ pub(super) const ORDER_PRECISION: f64 = 0.1;
 /// Orders are of as many micro-batches as there are meshes, times this at most.
 const ROUNDS: u32 = 4;
 
+/// The most passes forward of a step whose order is made for times. Finding such an order takes several
+/// times as long as all else about a candidate, and grows faster than passes.
+const MOST_TIMED: u32 = 6144;
+
 /// A schedule, meshes, stages on each, micro-batches, what waits for what, and times that it is made for.
 type Key = (ScheduleKind, u32, u32, u32, bool, [u64; 4]);
 
@@ -24,6 +28,8 @@ type Key = (ScheduleKind, u32, u32, u32, bool, [u64; 4]);
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     known: BTreeMap<Key, Option<Sequence>>,
+    /// How many steps were not run because making their orders takes too long.
+    pub left_out: usize,
 }
 
 impl Orders {
@@ -41,18 +47,27 @@ impl Orders {
         run: impl Fn(&Sequence) -> Step,
     ) -> Option<Step> {
         let Candidate { pp: round, microbatches, .. } = *candidate;
+        let known = &mut self.known;
         let mut of = |microbatches: u32| {
             let key = key(candidate, microbatches, times, succession);
-            let made = self.known.entry(key).or_insert_with(|| {
+            let made = known.entry(key).or_insert_with(|| {
                 let count = microbatches as usize;
                 Sequence::of(candidate.schedule, places(), count, times, succession)
             });
             made.as_ref().map(&run)
         };
-        if microbatches <= ROUNDS * round || !repeats(candidate) {
+        let whole = microbatches <= ROUNDS * round || !repeats(candidate);
+        let most = match whole {
+            true => microbatches,
+            false => (ROUNDS - 1) * round + microbatches % round,
+        };
+        if candidate.schedule.is_timed() && most.saturating_mul(round * candidate.chunks) > MOST_TIMED {
+            self.left_out += 1;
+            return None;
+        }
+        if whole {
             return of(microbatches);
         }
-        let most = (ROUNDS - 1) * round + microbatches % round;
         let (step, less) = (of(most)?, of(most - round)?);
         let more = f64::from((microbatches - most) / round);
         let further = |step: f64, less: f64| step + more * (step - less);
@@ -62,6 +77,31 @@ impl Orders {
             peak_bytes: peaks.map(|(&step, &less)| further(step, less)).collect(),
         })
     }
+}
+
+/// How many activations of stages the first mesh holds at a time at least. Those that schedules have room
+/// for they use: with fewer, the first gradients would find the mesh idle. What those hold that fill gaps
+/// depends on the times and was counted, with backward passes from about half of forward passes on.
+pub(super) fn least_held(candidate: &Candidate) -> f64 {
+    let depth = f64::from(candidate.pp);
+    let microbatches = f64::from(candidate.microbatches);
+    let chunks = f64::from(candidate.chunks);
+    let many = microbatches >= 2.0 * depth;
+    let share = match candidate.schedule {
+        ScheduleKind::Afab => return microbatches * chunks,
+        ScheduleKind::OneForwardOneBackward
+        | ScheduleKind::Interleaved
+        | ScheduleKind::ZeroBubbleH1
+        | ScheduleKind::ZeroBubbleH2
+        | ScheduleKind::ZeroBubbleOneP => 1.0,
+        ScheduleKind::ZeroBubbleTwoP if many => 1.4,
+        ScheduleKind::ZeroBubbleTwoP => 1.0,
+        ScheduleKind::ZeroBubbleV | ScheduleKind::Hanayo | ScheduleKind::DualPipeV if many => 1.0,
+        ScheduleKind::VMin => 0.33,
+        ScheduleKind::Chimera => 0.25,
+        _ => 0.5,
+    };
+    (share * chunks * depth.min(microbatches)).floor().max(1.0)
 }
 
 /// Whether its order goes on from round to round: groups of interleaved micro-batches do if they are as many

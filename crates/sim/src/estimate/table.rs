@@ -151,8 +151,7 @@ impl BlockTable {
         let mut kept_bytes = 0.0;
         let mut seconds = 0.0;
         for &kind in representative.stand_ins() {
-            let BlockCost { forward_seconds, backward_seconds, weight_seconds, .. } = blocks[kind];
-            seconds += forward_seconds + backward_seconds + weight_seconds;
+            seconds += blocks[kind].seconds();
             seconds_before.push(seconds);
             kept_bytes += blocks[kind].whole.kept_bytes;
         }
