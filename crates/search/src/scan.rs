@@ -51,10 +51,14 @@ fn smaller(space: &Space, schedule: ScheduleKind) -> Option<ScheduleKind> {
     if space.has(smaller) { Some(smaller) } else { self::smaller(space, smaller) }
 }
 
+/// The schedule that holds more than this one, and is looked at before it.
+fn larger(schedule: ScheduleKind) -> Option<ScheduleKind> {
+    SMALLER.iter().find(|(smaller, _)| *smaller == schedule).map(|&(_, larger)| larger)
+}
+
 /// Whether `space` has a schedule after which this one is looked at.
 fn has_larger(space: &Space, schedule: ScheduleKind) -> bool {
-    let found = SMALLER.iter().find(|(smaller, _)| *smaller == schedule);
-    found.is_some_and(|&(_, larger)| space.has(larger) || has_larger(space, larger))
+    larger(schedule).is_some_and(|it| space.has(it) || has_larger(space, it))
 }
 
 impl Scan {
@@ -146,8 +150,17 @@ mod tests {
             for limit_bytes in [f64::INFINITY, 1e8] {
                 let mut all: Vec<Estimate> = vec![];
                 for candidate in space.candidates() {
-                    let found = estimator.estimate(&candidate).expect("it is estimated");
-                    all.extend(found.filter(|it| it.peak_bytes <= limit_bytes));
+                    let mut fits = |candidate: &Candidate| {
+                        let found = estimator.estimate(candidate).expect("it is estimated");
+                        found.filter(|it| it.peak_bytes <= limit_bytes)
+                    };
+                    let mut larger = larger(candidate.schedule);
+                    let mut is_looked_at = true;
+                    while let Some(schedule) = larger {
+                        is_looked_at &= fits(&Candidate { schedule, ..candidate }).is_none();
+                        larger = self::larger(schedule);
+                    }
+                    all.extend(fits(&candidate).filter(|_| is_looked_at));
                 }
                 let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);
                 all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));

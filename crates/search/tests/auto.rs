@@ -6,7 +6,7 @@ use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::{Recompute, even_cuts};
+use shardloom_plan::Recompute;
 use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
@@ -15,11 +15,14 @@ const PLENTY: u64 = 80_000_000_000;
 /// The fastest evenly cut plan that fits, by simulating all.
 fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64> {
     let space = Space::new(graph, cluster, request).expect("a space");
+    let mut estimator = Estimator::new(graph, cluster, request.settings()).expect("an estimator");
     let even = space.candidates().filter(|it| it.cut == Cut::Even);
     let mut best: Option<f64> = None;
     for candidate in even {
-        let cuts = even_cuts(graph.blocks().len(), candidate.pp as usize);
-        let plan = request.plan(graph, &candidate, &cuts);
+        // There are schedules that do not exist for few micro-batches.
+        let exists = estimator.estimate(&candidate).expect("costs").is_some();
+        let plan = request.planned(graph, &mut estimator, &candidate).expect("costs");
+        let Some(plan) = plan.filter(|_| exists) else { continue };
         let judgement = judge(graph, cluster, &plan).expect("a plan of the space can be lowered");
         if judgement.fits(request.memory_share) {
             best = Some(best.map_or(judgement.step_seconds, |it| it.min(judgement.step_seconds)));

@@ -268,7 +268,7 @@ fn a_schedule_that_has_no_estimate_is_refused_by_name() {
     let candidate = candidates(4, 8).swap_remove(0);
     for schedule in ScheduleKind::ALL {
         let estimated = estimator.estimate(&Candidate { schedule, ..candidate });
-        match ScheduleKind::PLAIN.contains(&schedule) {
+        match ScheduleKind::SEARCHED.contains(&schedule) {
             true => assert!(estimated.is_ok(), "{schedule:?}: {estimated:?}"),
             false => {
                 let message = estimated.expect_err("no estimate").to_string();

@@ -123,3 +123,66 @@ fn estimates_rank_plans_of_all_schedules_where_lanes_do_not_overlap() {
     let settings = Settings { precision: Precision::FP32, bucket_bytes: 100_000, ..MIXED };
     check(&graph, &cores(8), settings, sample(candidates(8, 32), 20), 0.05);
 }
+
+/// Bounds prune only what the estimate would not choose.
+#[test]
+fn no_estimate_is_below_its_bounds() {
+    let graph = gpt(30, true);
+    for cluster in [h100(8), cores(8)] {
+        for norm in [false, true] {
+            let settings = Settings { precision: Precision::FP32, norm, ..MIXED };
+            let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
+            for candidate in sample(candidates(8, 32), 12) {
+                let Some(estimate) = estimator.estimate(&candidate).expect("costs") else { continue };
+                let bound = estimator.bound(&candidate).expect("costs").expect("a layout");
+                let seconds = estimator.least_seconds(&candidate).expect("costs");
+                let bytes = estimator.least_bytes(&candidate).expect("costs");
+                let exceeds = |bound: f64, found: f64| bound > found * (1.0 + 1e-9);
+                assert!(!exceeds(bound.step_seconds, estimate.step_seconds), "{candidate:?}");
+                assert!(!exceeds(bound.peak_bytes, estimate.peak_bytes), "{candidate:?}");
+                assert!(!exceeds(seconds.expect("a layout"), estimate.step_seconds), "{candidate:?}");
+                assert!(!exceeds(bytes.expect("a layout"), estimate.peak_bytes), "{candidate:?}");
+            }
+        }
+    }
+}
+
+/// Steps of many micro-batches are not run to their end.
+#[test]
+fn rounds_that_repeat_add_as_much_each() {
+    let graph = model("gpt:layers=30,hidden=256,heads=4,seq=128,vocab=1024");
+    let plans = ORDERS.map(|(schedule, chunks)| Candidate {
+        pp: 4,
+        dp: 1,
+        tp: 1,
+        sequence_parallel: false,
+        zero: 0,
+        microbatch: 1,
+        microbatches: 48,
+        recompute: Recompute::None,
+        schedule,
+        chunks,
+        cut: Cut::Balanced,
+    });
+    let times = times(&graph, &h100(4), MIXED, &plans);
+    for (plan, (estimated, simulated)) in plans.iter().zip(times) {
+        let ratio = estimated / simulated;
+        assert!((0.96..=1.04).contains(&ratio), "{:?}: {ratio}", plan.schedule);
+    }
+}
+
+/// What a device holds in a schedule's order.
+#[test]
+fn memory_of_all_schedules_is_estimated_as_their_programs_hold_it() {
+    let graph = gpt(30, true);
+    let cluster = h100(8);
+    let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    for candidate in possible(&graph, &cluster, MIXED, sample(candidates(8, 32), 24)) {
+        let estimated = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
+        let program = estimated::program(&graph, &mut estimator, &MIXED, &candidate);
+        for (class, estimated) in program.classes.iter().zip(&estimated) {
+            let ratio = estimated / class.memory_use(&program, 0).peak_bytes as f64;
+            assert!((0.9..=1.1).contains(&ratio), "{}: {ratio} of {candidate:?}", class.place());
+        }
+    }
+}

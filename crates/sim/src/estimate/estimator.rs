@@ -12,7 +12,7 @@ use shardloom_schedule::Succession;
 
 use super::block::BlockCost;
 use super::collective::Collective;
-use super::orders::{self, ORDER_PRECISION, Orders, pass_times, rounded};
+use super::orders::{self, Orders, pass_times, rounded};
 use super::parameters::Parameters;
 use super::pipeline::{self, Ends, Instance, Step};
 use super::place::Place;
@@ -233,7 +233,10 @@ impl<'a> Estimator<'a> {
         let persistent = self.persistent_bytes(candidate);
         let instances: Vec<Instance> = self.pipelines.iter().flatten().copied().collect();
         let times = match candidate.schedule.is_timed() {
-            true => rounded(pass_times(&self.pipelines), ORDER_PRECISION),
+            true => {
+                let precision = orders::precision(candidate.schedule);
+                rounded(pass_times(&self.pipelines), precision)
+            }
             false => PassTimes::default(),
         };
         let succession = match self.settings.norm {
@@ -355,7 +358,17 @@ impl<'a> Estimator<'a> {
         let pipelines = places.iter().map(|chain| {
             (0..chain.len()).map(|stage| instance(chain, stage)).collect::<Vec<_>>()
         });
-        let pipelines = pipelines.collect();
+        let mut pipelines: Vec<Vec<Instance>> = pipelines.collect();
+        if places.len() > 1 {
+            // Every stage lives on as many meshes as there are pipelines, which add up its gradients.
+            let shape = self.place.holders(places.len() as u32, size, candidate.devices());
+            let Settings { algorithm, precision, .. } = self.settings;
+            let bytes = precision.gradients.bytes();
+            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
+            for it in pipelines.iter_mut().flatten() {
+                it.cost.once_seconds += sum.seconds(it.cost.owned_elements);
+            }
+        }
         (self.stages, self.pipelines) = (stages, pipelines);
         Ok(true)
     }
@@ -422,7 +435,8 @@ impl<'a> Estimator<'a> {
         let Settings { algorithm, precision, .. } = self.settings;
         let shards = if candidate.zero >= 1 { f64::from(candidate.dp) } else { 1.0 };
         let sum = |holders: usize, elements: f64| {
-            let shape = self.place.holders(holders as u32, candidate.dp * candidate.tp);
+            let (size, devices) = (candidate.dp * candidate.tp, candidate.devices());
+            let shape = self.place.holders(holders as u32, size, devices);
             let bytes = precision.gradients.bytes();
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
             if holders > 1 { sum.seconds(elements / shards) } else { 0.0 }

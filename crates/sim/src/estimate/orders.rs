@@ -11,8 +11,10 @@ use super::pipeline::{Instance, Step};
 use super::sequence::Sequence;
 
 /// To what share of a forward pass the times are rounded that orders are made for: candidates with about
-/// the same times share them.
-pub(super) const ORDER_PRECISION: f64 = 0.1;
+/// the same times share them. Greedy orders change with the least difference.
+pub(super) fn precision(schedule: ScheduleKind) -> f64 {
+    if schedule == ScheduleKind::Hanayo { 0.001 } else { 0.1 }
+}
 
 /// Orders are of as many micro-batches as there are meshes, times this at most.
 const ROUNDS: u32 = 4;
