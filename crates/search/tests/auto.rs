@@ -6,7 +6,7 @@ use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::Recompute;
+use shardloom_plan::{Recompute, ScheduleKind};
 use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
@@ -244,8 +244,13 @@ fn llama_3_405b_on_16384_h100s_is_planned_as_its_makers_did() {
     let text = "llama-3-405b:seq=8192";
     let graph = model(text);
     let cluster = Cluster::parse("h100-80g:2048x8").expect("a preset");
-    let request = Request { finalists: 1, ..Request::new(text, "h100-80g:2048x8", 2048) };
-    let plan = check(&graph, &cluster, &request).plan;
+    let every = Request { finalists: 1, ..Request::new(text, "h100-80g:2048x8", 2048) };
+    let request = Request { schedules: ScheduleKind::PLAIN.to_vec(), ..every.clone() };
+    let outcome = check(&graph, &cluster, &request);
+    // One stage on each device leaves them idle for a third of the time.
+    let faster = check(&graph, &cluster, &every).judgement;
+    assert!(faster.step_seconds < 0.8 * outcome.judgement.step_seconds, "{faster:?}");
+    let plan = outcome.plan;
     let (_, stage) = plan.stages().next().expect("a stage");
     assert_eq!(stage.mesh.tp(), 8);
     assert!(plan.layout.splits("seq", shardloom_plan::Axis::TP), "sequence parallelism");

@@ -10,10 +10,8 @@ use scenario::{cores, gpt, h100, narrow};
 use shardloom_cluster::{Cluster, Curve, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Program, lower};
+use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
-use shardloom_sim::{Options, simulate};
 
 /// Recomputation that can be estimated.
 const ESTIMATED: [Recompute; 4] =

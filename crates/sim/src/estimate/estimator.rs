@@ -223,8 +223,7 @@ impl<'a> Estimator<'a> {
         if !self.evaluate(candidate)? {
             return Ok(None);
         }
-        let exact = candidate.schedule.is_timed().then(|| pass_times(&self.pipelines));
-        Ok(Some(exact.map_or_else(PassTimes::default, |times| rounded(times, 1e-3))))
+        Ok(Some(self.order_times(candidate)))
     }
 
     /// Runs the schedule; the stages of `candidate` are filled in.
@@ -232,13 +231,7 @@ impl<'a> Estimator<'a> {
         let ends = self.ends(candidate);
         let persistent = self.persistent_bytes(candidate);
         let instances: Vec<Instance> = self.pipelines.iter().flatten().copied().collect();
-        let times = match candidate.schedule.is_timed() {
-            true => {
-                let precision = orders::precision(candidate.schedule);
-                rounded(pass_times(&self.pipelines), precision)
-            }
-            false => PassTimes::default(),
-        };
+        let times = self.order_times(candidate);
         let succession = match self.settings.norm {
             true => Succession::Common,
             false => Succession::Own,
@@ -246,6 +239,14 @@ impl<'a> Estimator<'a> {
         let places = || places_of(&self.pipelines);
         let run = |sequence: &Sequence| pipeline::step(sequence, &instances, &persistent, &ends);
         self.orders.step(candidate, &times, succession, places, run)
+    }
+
+    /// What the order of `candidate` is made for; its stages are filled in.
+    fn order_times(&self, candidate: &Candidate) -> PassTimes {
+        match candidate.schedule.is_timed() {
+            true => rounded(pass_times(&self.pipelines), orders::precision(candidate.schedule)),
+            false => PassTimes::default(),
+        }
     }
 
     fn bound_seconds(&self, candidate: &Candidate) -> f64 {
@@ -299,7 +300,10 @@ impl<'a> Estimator<'a> {
     /// As [`CostModel`](crate::CostModel).
     pub fn least_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
         let Some(blocks) = self.table(candidate)? else { return Ok(None) };
-        let all = self.blocks[blocks].total_seconds();
+        let blocks = &self.blocks[blocks];
+        // What passes that run at the same time hide of each other.
+        let hidden = if candidate.schedule.overlaps() { blocks.exposed_seconds } else { 0.0 };
+        let all = blocks.total_seconds() - hidden;
         Ok(Some(f64::from(candidate.microbatches) * all / f64::from(candidate.pp)))
     }
 

@@ -13,7 +13,7 @@ use super::sequence::Sequence;
 /// To what share of a forward pass the times are rounded that orders are made for: candidates with about
 /// the same times share them. Greedy orders change with the least difference.
 pub(super) fn precision(schedule: ScheduleKind) -> f64 {
-    if schedule == ScheduleKind::Hanayo { 0.001 } else { 0.1 }
+    if schedule == ScheduleKind::Hanayo { 0.001 } else { 0.05 }
 }
 
 /// Orders are of as many micro-batches as there are meshes, times this at most.
@@ -39,7 +39,7 @@ impl Orders {
     /// no such order.
     ///
     /// Of many micro-batches only a few rounds are run, as many in a round as there are meshes: once the
-    /// pipeline is full, each further round takes and holds as much more as the one before.
+    /// pipeline is full, each further round takes as much more as the one before.
     pub fn step(
         &mut self,
         candidate: &Candidate,
@@ -74,10 +74,12 @@ impl Orders {
         let more = f64::from((microbatches - most) / round);
         let further = |step: f64, less: f64| step + more * (step - less);
         let peaks = step.peak_bytes.iter().zip(&less.peak_bytes);
-        Some(Step {
-            seconds: further(step.seconds, less.seconds),
-            peak_bytes: peaks.map(|(&step, &less)| further(step, less)).collect(),
-        })
+        let peak_bytes = match candidate.schedule {
+            // Nothing is freed before all micro-batches have gone forward.
+            ScheduleKind::Afab => peaks.map(|(&step, &less)| further(step, less)).collect(),
+            _ => step.peak_bytes.clone(),
+        };
+        Some(Step { seconds: further(step.seconds, less.seconds), peak_bytes })
     }
 }
 
@@ -163,12 +165,14 @@ pub(super) fn pass_times(pipelines: &[Vec<Instance>]) -> PassTimes {
 
 /// Times in whole multiples of `precision`; of memory at least as much.
 pub(super) fn rounded(times: PassTimes, precision: f64) -> PassTimes {
-    let near = |time: f64| (time / precision).round() * precision;
+    // As decimal fractions, which is how people read them in a plan.
+    let times_of = |count: f64| (count * precision * 1e6).round() / 1e6;
+    let near = |time: f64| times_of((time / precision).round());
     PassTimes {
         forward: times.forward,
         input: near(times.input).max(precision),
         weight: near(times.weight).max(precision),
         message: near(times.message),
-        kept: ((times.kept / precision).ceil() * precision).min(1.0),
+        kept: times_of((times.kept / precision).ceil()).min(1.0),
     }
 }

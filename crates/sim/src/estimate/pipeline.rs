@@ -77,6 +77,12 @@ pub(super) fn step(
         device.start.get_or_insert(start);
         let end = start + duration(passes, instances);
         device.clock = end;
+        // While two passes run at the same time, one holds what the other does for its time only.
+        let transient = |node: &Node| {
+            let cost = &instances[usize::from(node.instance)].cost;
+            cost.peak_bytes - cost.kept_bytes
+        };
+        let beside = passes.iter().skip(1).map(transient).fold(0.0, f64::max);
         for (node, place) in passes.iter().zip(index..) {
             let instance = &instances[usize::from(node.instance)];
             if node.first {
@@ -85,7 +91,7 @@ pub(super) fn step(
             if node.sends {
                 arrivals[place] = device.send(node, instance, ends.overlaps);
             }
-            device.hold(node.kind, &instance.cost);
+            device.hold(node.kind, &instance.cost, beside);
             let whole = matches!(node.kind, PassKind::Backward | PassKind::BackwardWeight);
             if whole && (node.last || ends.reduces_each) {
                 device.reduce(node, &instance.cost, end, ends);
@@ -144,8 +150,8 @@ impl Device {
         }
     }
 
-    /// Takes in what a pass holds and leaves.
-    fn hold(&mut self, kind: PassKind, cost: &StageCost) {
+    /// Takes in what a pass holds and leaves, with so much more held for a pass beside it.
+    fn hold(&mut self, kind: PassKind, cost: &StageCost, beside: f64) {
         let (kept, waiting) = (cost.kept_bytes, cost.waiting_bytes);
         let (freed, left) = match kind {
             PassKind::Forward => (0.0, kept),
@@ -155,7 +161,7 @@ impl Device {
         };
         self.held -= freed;
         if kind != PassKind::BackwardWeight {
-            self.peak = self.peak.max(self.held + cost.peak_bytes);
+            self.peak = self.peak.max(self.held + cost.peak_bytes + beside);
         }
         self.held += left;
     }
