@@ -57,7 +57,7 @@ impl Request {
             algorithm,
             bucket_bytes,
             schedules: ScheduleKind::SEARCHED.to_vec(),
-            finalists: 8,
+            finalists: 16,
             memory_share: 0.95,
         }
     }

@@ -12,7 +12,14 @@ use crate::{Request, SearchError};
 
 /// How many times as many candidates as finalists are ranked, to have others where some turn out not to
 /// fit.
-pub(crate) const RESERVE: usize = 4;
+pub(crate) const RESERVE: usize = 2;
+
+/// How many candidates with backward passes in halves are kept besides, to be tried with updates that are
+/// validated afterwards: those gain most where weight gradients end a step.
+const VALIDATED: usize = 4;
+
+/// Those kept besides take at most so many times as long as the fastest.
+const CLOSE: f64 = 1.05;
 
 /// The fastest candidates of a space, and how much of it was looked at.
 pub(crate) struct Scan {
@@ -22,6 +29,8 @@ pub(crate) struct Scan {
     pub bounded_away: usize,
     /// Fastest first.
     pub ranking: Vec<(Candidate, Estimate)>,
+    /// Those with backward passes in halves, fastest first.
+    pub halves: Vec<(Candidate, Estimate)>,
 }
 
 /// A candidate on its way to an estimate.
@@ -90,11 +99,17 @@ impl Scan {
         let space_size = all.len();
         let mut evaluated = 0;
         let mut ranking = Ranking::new(RESERVE * request.finalists);
+        let mut halves = Ranking::new(VALIDATED);
         while let Some(Reverse(next)) = waiting.pop() {
-            if f64::from_bits(next.least_seconds) >= ranking.threshold_seconds() {
+            let least = f64::from_bits(next.least_seconds);
+            let besides = halves.threshold_seconds().min(CLOSE * ranking.best_seconds());
+            if least >= ranking.threshold_seconds().max(besides) {
                 break;
             }
             let candidate = all[next.index];
+            if least >= ranking.threshold_seconds() && !candidate.halves() {
+                continue;
+            }
             let fits = match next.close {
                 false => {
                     let bound = estimator.bound(&candidate)?;
@@ -114,6 +129,9 @@ impl Scan {
                     let fits = estimate.filter(|it| it.peak_bytes <= limit_bytes);
                     if let Some(estimate) = fits {
                         ranking.insert(candidate, estimate);
+                        if candidate.halves() {
+                            halves.insert(candidate, estimate);
+                        }
                     }
                     fits.is_some()
                 }
@@ -125,7 +143,8 @@ impl Scan {
             }
         }
         let bounded_away = space_size - evaluated;
-        Ok(Scan { evaluated, bounded_away, ranking: ranking.into_ranked() })
+        let (ranking, halves) = (ranking.into_ranked(), halves.into_ranked());
+        Ok(Scan { evaluated, bounded_away, ranking, halves })
     }
 }
 
