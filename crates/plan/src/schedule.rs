@@ -128,8 +128,12 @@ impl ScheduleKind {
 
     /// Whether its orders are made for what passes take ([`PassTimes`]).
     pub fn is_timed(self) -> bool {
-        let fixed = matches!(self, ScheduleKind::DualPipe | ScheduleKind::DualPipeV);
-        self == ScheduleKind::Hanayo || (self.halves() && !fixed)
+        self == ScheduleKind::Hanayo || (self.halves() && !self.overlaps())
+    }
+
+    /// Whether some of its passes run at the same time as another of the same device.
+    pub fn overlaps(self) -> bool {
+        matches!(self, ScheduleKind::DualPipe | ScheduleKind::DualPipeV)
     }
 
     /// Where its stages live; none if anywhere.

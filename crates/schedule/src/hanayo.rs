@@ -15,8 +15,6 @@
 //! in flight, so orders are made for two messages on each way, which holds forwards back: without a limit,
 //! backward passes that are much slower than forward passes would let them pile up.
 
-use std::collections::BTreeMap;
-
 use shardloom_plan::PassTimes;
 
 use super::timing::{Purpose, best};
@@ -77,8 +75,13 @@ struct Ready<'m> {
     most: u32,
     clocks: Vec<f64>,
     passes: Vec<Vec<(f64, Pass)>>,
-    /// Messages on the way to a stage, activations or gradients, and when last one was taken.
-    waiting: BTreeMap<(Instance, PassKind), (usize, f64)>,
+    /// By stage messages on the way to it, of activations and of gradients, and when last one was taken.
+    waiting: Vec<[Option<(usize, f64)>; 2]>,
+}
+
+/// Whether it is activations or gradients that a pass waits for.
+fn way(kind: PassKind) -> usize {
+    usize::from(kind != PassKind::Forward)
 }
 
 impl<'m> Ready<'m> {
@@ -93,7 +96,7 @@ impl<'m> Ready<'m> {
             most,
             clocks: vec![0.0; map.devices()],
             passes: vec![vec![]; map.devices()],
-            waiting: BTreeMap::new(),
+            waiting: vec![[None; 2]; map.chains()[0].stages()],
         };
         ready.add(0.0, Pass { kind: PassKind::Forward, instance: first, microbatch: 0 });
         ready
@@ -123,9 +126,9 @@ impl<'m> Ready<'m> {
         }
         let start = since.max(self.clocks[device]);
         let Some((next, true)) = self.next(pass) else { return Some(start) };
-        match self.waiting.get(&(next.instance, next.kind)) {
-            Some(&(waiting, _)) if waiting >= BUFFERS => None,
-            Some(&(_, taken)) => Some(start.max(taken)),
+        match self.waiting[usize::from(next.instance.stage)][way(next.kind)] {
+            Some((waiting, _)) if waiting >= BUFFERS => None,
+            Some((_, taken)) => Some(start.max(taken)),
             None => Some(start),
         }
     }
@@ -153,12 +156,13 @@ impl<'m> Ready<'m> {
         }
         let end = start + if forward { self.forward } else { self.backward };
         self.clocks[device] = end;
-        if let Some(waiting) = self.waiting.get_mut(&(pass.instance, pass.kind)) {
+        if let Some(waiting) = &mut self.waiting[usize::from(pass.instance.stage)][way(pass.kind)] {
             *waiting = (waiting.0 - 1, start);
         }
         if let Some((next, travels)) = self.next(pass) {
             if travels {
-                self.waiting.entry((next.instance, next.kind)).or_insert((0, 0.0)).0 += 1;
+                let waiting = &mut self.waiting[usize::from(next.instance.stage)][way(next.kind)];
+                waiting.get_or_insert((0, 0.0)).0 += 1;
             }
             self.add(if travels { end + self.message } else { end }, next);
         }

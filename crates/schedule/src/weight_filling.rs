@@ -77,6 +77,10 @@ pub(super) struct Filling<'a> {
     short: Short,
     /// For how long each device may stand idle anyway.
     allowance: Vec<f64>,
+    /// The longest of these.
+    most_allowed: f64,
+    /// For how long the device stood idle that did for longest.
+    most_idle: f64,
     ends: PassEnds,
     devices: Vec<Device>,
 }
@@ -101,7 +105,9 @@ impl<'a> Filling<'a> {
     ) -> Filling<'a> {
         let devices = (0..map.devices()).map(|_| Device::default()).collect();
         let (short, ends) = (Short::WhereCostly, PassEnds::new(map, 1));
-        Filling { map, times, memory, short, allowance, ends, devices }
+        let most_allowed = allowance.iter().copied().fold(0.0, f64::max);
+        let most_idle = 0.0;
+        Filling { map, times, memory, short, allowance, most_allowed, most_idle, ends, devices }
     }
 
     /// For how long `device` stood idle since it started.
@@ -129,9 +135,8 @@ impl<'a> Filling<'a> {
     /// How much longer `device` may stand idle without standing idle longer than every other, or than it is
     /// allowed to.
     pub(super) fn slack(&self, device: usize) -> f64 {
-        let most = self.devices.iter().map(|it| it.idle).fold(0.0, f64::max);
-        let allowed = self.allowance.iter().copied().fold(0.0, f64::max) - self.allowance[device];
-        most.max(allowed) - self.devices[device].idle
+        let allowed = self.most_allowed - self.allowance[device];
+        self.most_idle.max(allowed) - self.devices[device].idle
     }
 
     /// How long the weight gradients take that must run before `device` has room for a forward pass.
@@ -204,7 +209,10 @@ impl<'a> Filling<'a> {
         let it = &mut self.devices[device];
         let start = it.clock.max(arrival);
         match it.began {
-            Some(_) => it.idle += start - it.clock,
+            Some(_) => {
+                it.idle += start - it.clock;
+                self.most_idle = self.most_idle.max(it.idle);
+            }
             None => it.began = Some(start),
         }
         it.clock = start + pass_time(self.map, self.times, pass);

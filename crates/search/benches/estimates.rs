@@ -1,4 +1,4 @@
-//! How many distinct plans are estimated in a second on one core, and how well estimates rank plans.
+//! How many distinct plans are bounded in a second on one core, and how well estimates rank plans.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -29,19 +29,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let outcome = auto(&graph, &cluster, &request, || baselines(&graph, &cluster, &request))?;
         let mut estimator = Estimator::new(&graph, &cluster, request.settings())?;
         for candidate in &space {
-            estimator.estimate(candidate)?;
+            estimator.bound(candidate)?;
         }
         let mut rates = vec![];
         for _ in 0..REPEATS {
             let begun = Instant::now();
             for candidate in &space {
-                black_box(estimator.estimate(black_box(candidate))?);
+                black_box(estimator.bound(black_box(candidate))?);
             }
             rates.push(space.len() as f64 / begun.elapsed().as_secs_f64());
         }
         rates.sort_by(f64::total_cmp);
         println!("{model} on {cluster_text}, global batch {global_batch}");
-        println!("  {} plans, {:.0} estimates/s", space.len(), rates[REPEATS / 2]);
+        println!("  {} plans, {:.0} bounds/s", space.len(), rates[REPEATS / 2]);
         println!("  whole search {:.2} s", outcome.search.seconds);
         // Plans of many micro-batches take long to simulate.
         let stride = (space.len() / SIMULATED).max(1);
@@ -51,12 +51,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             if effort > 5_000 {
                 continue;
             }
-            let (Some(estimate), Some(cuts)) =
-                (estimator.estimate(candidate)?, estimator.cuts(candidate)?)
-            else {
-                continue;
-            };
-            let plan = request.plan(&graph, candidate, &cuts, PassTimes::default());
+            let Some(estimate) = estimator.estimate(candidate)? else { continue };
+            let Some(plan) = request.planned(&graph, &mut estimator, candidate)? else { continue };
             times.push((estimate.step_seconds, judge(&graph, &cluster, &plan)?.step_seconds));
         }
         println!("  rank correlation {:.4} over {} plans", rank_correlation(&times), times.len());

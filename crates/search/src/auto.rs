@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
-use shardloom_plan::Plan;
+use shardloom_plan::{Plan, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
 
 use crate::baseline::Baseline;
@@ -40,6 +40,8 @@ pub struct Outcome {
     pub devices_left_out: u32,
     /// What a reader of the answer should know.
     pub notes: Vec<String>,
+    /// What might be faster and was not looked at.
+    pub not_searched: Vec<String>,
 }
 
 /// How much of its space a search has looked at.
@@ -107,14 +109,18 @@ pub fn auto(
         scan = Scan {
             evaluated: scan.evaluated + found.evaluated,
             bounded_away: scan.bounded_away + found.bounded_away,
-            ranking: found.ranking,
+            ..found
         };
         spaces.push(wider);
     }
     let baselines = baselines()?;
     let counted = scan.evaluated + scan.bounded_away;
-    let finalists =
-        simulate_best(graph, cluster, request, &mut estimator, scan.ranking, &baselines)?;
+    let mut finalists =
+        simulate_best(graph, cluster, request, &mut estimator, &scan.ranking, &baselines)?;
+    if request.clip_norm.is_some() {
+        let found = &scan.halves;
+        validate_afterwards(graph, cluster, request, &mut estimator, found, &mut finalists)?;
+    }
     let best = |a: &&Finalist, b: &&Finalist| {
         a.judgement.step_seconds.total_cmp(&b.judgement.step_seconds)
     };
@@ -151,6 +157,7 @@ pub fn auto(
         finalists,
         devices_left_out,
         notes,
+        not_searched: not_searched(request, estimator.left_out()),
     })
 }
 
@@ -175,12 +182,12 @@ fn simulate_best(
     cluster: &Cluster,
     request: &Request,
     estimator: &mut Estimator<'_>,
-    ranking: Vec<(Candidate, Estimate)>,
+    ranking: &[(Candidate, Estimate)],
     baselines: &[Baseline],
 ) -> Result<Vec<Finalist>, SearchError> {
     let mut finalists: Vec<Finalist> = vec![];
     let (mut fitting, mut best_seconds, mut effort) = (0, f64::INFINITY, 0);
-    for (candidate, estimate) in ranking {
+    for &(candidate, estimate) in ranking {
         if fitting == request.finalists || estimate.step_seconds > DOUBT * best_seconds {
             break;
         }
@@ -207,6 +214,57 @@ fn simulate_best(
         finalists.push(Finalist { plan, estimated_seconds, judgement });
     }
     Ok(finalists)
+}
+
+/// Simulates candidates with updates that do not wait for the norm of all gradients, as long as that is less
+/// effort than finding them was; estimates wait for it.
+fn validate_afterwards(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    estimator: &mut Estimator<'_>,
+    ranking: &[(Candidate, Estimate)],
+    finalists: &mut Vec<Finalist>,
+) -> Result<(), SearchError> {
+    let efforts = finalists.iter().skip(1).map(|it| it.plan.microbatches * graph.blocks().len());
+    let mut effort: usize = efforts.sum();
+    let seconds = finalists.iter().map(|it| it.judgement.step_seconds);
+    let best_seconds = seconds.fold(f64::INFINITY, f64::min);
+    for (candidate, estimate) in ranking {
+        let Some(mut plan) = request.planned(graph, estimator, candidate)? else { continue };
+        effort += plan.microbatches * graph.blocks().len();
+        if effort > EFFORT || estimate.step_seconds > DOUBT * best_seconds {
+            break;
+        }
+        plan.post_validation = true;
+        let judgement = judge(graph, cluster, &plan)?;
+        let estimated_seconds = estimate.step_seconds;
+        finalists.push(Finalist { plan, estimated_seconds, judgement });
+    }
+    Ok(())
+}
+
+/// What of schedules was not looked at, with how many estimates there were not because orders take too long
+/// to make.
+fn not_searched(request: &Request, left_out: usize) -> Vec<String> {
+    let mut found = vec![];
+    let names = |kinds: &mut dyn Iterator<Item = ScheduleKind>| {
+        kinds.map(ScheduleKind::name).collect::<Vec<_>>().join(", ")
+    };
+    let mut others = ScheduleKind::SEARCHED.into_iter().filter(|it| !request.schedules.contains(it));
+    let others = names(&mut others);
+    if !others.is_empty() {
+        found.push(format!("{others}, which were not asked for"));
+    }
+    let mut unflushed = ScheduleKind::ALL.into_iter().filter(|it| !it.flushes());
+    found.push(format!("{}, which change what is learnt", names(&mut unflushed)));
+    found.push(format!("{} and orders in tables", ScheduleKind::ChimeraDoubling.name()));
+    if left_out > 0 {
+        found.push(format!(
+            "{left_out} plans whose orders fill gaps and have too many passes to be made in time"
+        ));
+    }
+    found
 }
 
 fn notes(cluster: &Cluster, devices_left_out: u32) -> Vec<String> {

@@ -57,6 +57,10 @@ fn least(
     mut least: Option<(Candidate, f64)>,
 ) -> Result<Option<(Candidate, f64)>, SearchError> {
     for candidate in space.candidates().filter(|it| it.microbatch == 1) {
+        let bound = estimator.least_bytes(&candidate)?;
+        if bound.is_none_or(|bound| least.is_some_and(|(_, known)| bound >= known)) {
+            continue;
+        }
         if let Some(estimate) = estimator.estimate(&candidate)?
             && least.is_none_or(|(_, known)| estimate.peak_bytes < known)
         {

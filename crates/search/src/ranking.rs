@@ -24,6 +24,11 @@ impl Ranking {
         }
     }
 
+    /// What the fastest takes.
+    pub fn best_seconds(&self) -> f64 {
+        self.ranked.first().map_or(f64::INFINITY, |(_, best)| best.step_seconds)
+    }
+
     /// Gives `candidate` a place if it deserves one.
     pub fn insert(&mut self, candidate: Candidate, estimate: Estimate) {
         let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);

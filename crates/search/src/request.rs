@@ -62,7 +62,7 @@ impl Request {
             bucket_bytes,
             schedules: ScheduleKind::SEARCHED.to_vec(),
             habits: Habits::default(),
-            finalists: 8,
+            finalists: 16,
             memory_share: 0.95,
         }
     }

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use shardloom_plan::ScheduleKind;
 use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
 
 use crate::ranking::Ranking;
@@ -11,7 +12,14 @@ use crate::{Request, SearchError};
 
 /// How many times as many candidates as finalists are ranked, to have others where some turn out not to
 /// fit.
-pub(crate) const RESERVE: usize = 4;
+pub(crate) const RESERVE: usize = 2;
+
+/// How many candidates with backward passes in halves are kept besides, to be tried with updates that are
+/// validated afterwards: those gain most where weight gradients end a step.
+const VALIDATED: usize = 4;
+
+/// Those kept besides take at most so many times as long as the fastest.
+const CLOSE: f64 = 1.05;
 
 /// The fastest candidates of a space, and how much of it was looked at.
 pub(crate) struct Scan {
@@ -21,6 +29,8 @@ pub(crate) struct Scan {
     pub bounded_away: usize,
     /// Fastest first.
     pub ranking: Vec<(Candidate, Estimate)>,
+    /// Those with backward passes in halves, fastest first.
+    pub halves: Vec<(Candidate, Estimate)>,
 }
 
 /// A candidate on its way to an estimate.
@@ -34,6 +44,32 @@ struct Waiting {
     index: usize,
 }
 
+/// Of two schedules on the same stages the first takes no less time and holds less than the second: it is
+/// looked at only where the second does not fit.
+const SMALLER: [(ScheduleKind, ScheduleKind); 4] = [
+    (ScheduleKind::VHalf, ScheduleKind::ZeroBubbleV),
+    (ScheduleKind::VMin, ScheduleKind::VHalf),
+    (ScheduleKind::ZeroBubbleOneP, ScheduleKind::ZeroBubbleTwoP),
+    (ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2),
+];
+
+/// The schedule of `space` to look at where this one does not fit.
+fn smaller(space: &Space, schedule: ScheduleKind) -> Option<ScheduleKind> {
+    let found = SMALLER.iter().find(|(_, larger)| *larger == schedule);
+    let smaller = found.map(|&(smaller, _)| smaller)?;
+    if space.has(smaller) { Some(smaller) } else { self::smaller(space, smaller) }
+}
+
+/// The schedule that holds more than this one, and is looked at before it.
+fn larger(schedule: ScheduleKind) -> Option<ScheduleKind> {
+    SMALLER.iter().find(|(smaller, _)| *smaller == schedule).map(|&(_, larger)| larger)
+}
+
+/// Whether `space` has a schedule after which this one is looked at.
+fn has_larger(space: &Space, schedule: ScheduleKind) -> bool {
+    larger(schedule).is_some_and(|it| space.has(it) || has_larger(space, it))
+}
+
 impl Scan {
     /// The fastest candidates of `space` that fit in `limit_bytes`, those with the lowest bounds first:
     /// when the next bound exceeds the estimates of as many as are wanted, no other can be among them.
@@ -45,7 +81,12 @@ impl Scan {
     ) -> Result<Scan, SearchError> {
         let mut all = vec![];
         let mut waiting = BinaryHeap::new();
-        for (index, candidate) in space.candidates().enumerate() {
+        for candidate in space.candidates() {
+            let index = all.len();
+            all.push(candidate);
+            if has_larger(space, candidate.schedule) {
+                continue;
+            }
             let bytes = estimator.least_bytes(&candidate)?;
             if bytes.is_some_and(|it| it <= limit_bytes)
                 && let Some(seconds) = estimator.least_seconds(&candidate)?
@@ -54,33 +95,56 @@ impl Scan {
                 let least_seconds = seconds.to_bits();
                 waiting.push(Reverse(Waiting { least_seconds, close: false, index }));
             }
-            all.push(candidate);
         }
+        let space_size = all.len();
         let mut evaluated = 0;
         let mut ranking = Ranking::new(RESERVE * request.finalists);
+        let mut halves = Ranking::new(VALIDATED);
         while let Some(Reverse(next)) = waiting.pop() {
-            if f64::from_bits(next.least_seconds) >= ranking.threshold_seconds() {
+            let least = f64::from_bits(next.least_seconds);
+            let besides = halves.threshold_seconds().min(CLOSE * ranking.best_seconds());
+            if least >= ranking.threshold_seconds().max(besides) {
                 break;
             }
             let candidate = all[next.index];
-            if !next.close {
-                let bound = estimator.bound_seconds(&candidate)?.filter(|it| it.is_finite());
-                waiting.extend(bound.map(|bound| {
-                    let least_seconds = bound.to_bits().max(next.least_seconds);
-                    Reverse(Waiting { least_seconds, close: true, ..next })
-                }));
+            if least >= ranking.threshold_seconds() && !candidate.halves() {
                 continue;
             }
-            evaluated += 1;
-            if let Some(estimate) = estimator.estimate(&candidate)?
-                && estimate.peak_bytes <= limit_bytes
-                && estimate.step_seconds.is_finite()
-            {
-                ranking.insert(candidate, estimate);
+            let fits = match next.close {
+                false => {
+                    let bound = estimator.bound(&candidate)?;
+                    let bound = bound.filter(|it| it.step_seconds.is_finite());
+                    let fits = bound.is_some_and(|it| it.peak_bytes <= limit_bytes);
+                    if let Some(bound) = bound.filter(|_| fits) {
+                        let least_seconds = bound.step_seconds.to_bits().max(next.least_seconds);
+                        waiting.push(Reverse(Waiting { least_seconds, close: true, ..next }));
+                    }
+                    // Without a bound its layout cannot be, whatever the schedule.
+                    fits || bound.is_none()
+                }
+                true => {
+                    evaluated += 1;
+                    let estimate = estimator.estimate(&candidate)?;
+                    let estimate = estimate.filter(|it| it.step_seconds.is_finite());
+                    let fits = estimate.filter(|it| it.peak_bytes <= limit_bytes);
+                    if let Some(estimate) = fits {
+                        ranking.insert(candidate, estimate);
+                        if candidate.halves() {
+                            halves.insert(candidate, estimate);
+                        }
+                    }
+                    fits.is_some()
+                }
+            };
+            if let Some(schedule) = smaller(space, candidate.schedule).filter(|_| !fits) {
+                let index = all.len();
+                all.push(Candidate { schedule, ..candidate });
+                waiting.push(Reverse(Waiting { close: false, index, ..next }));
             }
         }
-        let bounded_away = all.len() - evaluated;
-        Ok(Scan { evaluated, bounded_away, ranking: ranking.into_ranked() })
+        let bounded_away = space_size - evaluated;
+        let (ranking, halves) = (ranking.into_ranked(), halves.into_ranked());
+        Ok(Scan { evaluated, bounded_away, ranking, halves })
     }
 }
 
@@ -105,8 +169,17 @@ mod tests {
             for limit_bytes in [f64::INFINITY, 1e8] {
                 let mut all: Vec<Estimate> = vec![];
                 for candidate in space.candidates() {
-                    let found = estimator.estimate(&candidate).expect("it is estimated");
-                    all.extend(found.filter(|it| it.peak_bytes <= limit_bytes));
+                    let mut fits = |candidate: &Candidate| {
+                        let found = estimator.estimate(candidate).expect("it is estimated");
+                        found.filter(|it| it.peak_bytes <= limit_bytes)
+                    };
+                    let mut larger = larger(candidate.schedule);
+                    let mut is_looked_at = true;
+                    while let Some(schedule) = larger {
+                        is_looked_at &= fits(&Candidate { schedule, ..candidate }).is_none();
+                        larger = self::larger(schedule);
+                    }
+                    all.extend(fits(&candidate).filter(|_| is_looked_at));
                 }
                 let key = |it: &Estimate| (it.step_seconds, it.peak_bytes);
                 all.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("they are numbers"));

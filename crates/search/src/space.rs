@@ -179,6 +179,11 @@ impl Space {
         if shape.pp > 1 { &[Cut::Even, Cut::Balanced] } else { &[Cut::Even] }
     }
 
+    /// Whether it has plans of this schedule.
+    pub(crate) fn has(&self, schedule: ScheduleKind) -> bool {
+        self.schedules.contains(&schedule)
+    }
+
     /// Schedules, each with how many stages there are on a mesh. With a single stage the one that holds the
     /// least is as fast as any.
     fn orders_of(&self, shape: &Shape) -> Vec<(ScheduleKind, u32)> {

@@ -6,8 +6,23 @@ use std::collections::{BTreeSet, HashSet};
 
 use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
-use shardloom_plan::{Recompute, ScheduleKind, even_cuts};
+use shardloom_plan::{PassTimes, Recompute, even_cuts};
 use shardloom_search::{Request, Space, judge};
+
+/// In how many orders `pp` meshes can run `blocks` blocks, by listing them.
+fn orders(pp: u32, blocks: u32) -> usize {
+    let interleaved = (2..=16).filter(|chunks| {
+        let stages = pp * chunks;
+        stages <= blocks && [0, 1, 2].iter().any(|ends| (blocks - ends).is_multiple_of(stages))
+    });
+    // One stage on each: 1f1b, afab, zb-h1, zb-h2, zb-1p, zb-2p.
+    let chains = 6;
+    // Two on each, down and up: zb-v, v-half, v-min, hanayo, dualpipev; four: hanayo.
+    let waves = if 2 * pp <= blocks { 5 } else { 0 } + if 4 * pp <= blocks { 1 } else { 0 };
+    // Two pipelines: chimera, dualpipe.
+    let both_ways = if pp.is_multiple_of(2) { 2 } else { 0 };
+    chains + interleaved.count() + waves + both_ways
+}
 
 /// How many candidates there are, by trying every number.
 fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usize {
@@ -26,9 +41,8 @@ fn counted(devices: u32, node: u32, batch: u32, tps: &[u32], blocks: u32) -> usi
                     _ if some => 7,
                     _ => 4,
                 };
-                let (cuts, schedules) =
-                    if pp > 1 { (2, ScheduleKind::PLAIN.len()) } else { (1, 1) };
-                count += sequences * zeros * cuts * schedules * Recompute::BY_BLOCK.len();
+                let (cuts, orders) = if pp > 1 { (2, orders(pp, blocks)) } else { (1, 1) };
+                count += sequences * zeros * cuts * orders * Recompute::BY_BLOCK.len();
             }
         }
     }
@@ -62,12 +76,12 @@ fn a_vocabulary_that_does_not_divide_stays_whole() {
     let graph = model(text);
     let cluster = h100(1, 4, 80_000_000_000);
     let space = Space::new(&graph, &cluster, &Request::new(text, "c", 8)).expect("a space");
-    let wide = space.candidates().find(|it| it.tp == 4).expect("heads and widths divide");
+    let wide = space.candidates().find(|it| it.tp == 4 && it.chunks == 1).expect("heads and widths divide");
     let whole = "batch:dp, seq:cp, heads:tp, ffn:tp";
     assert_eq!(String::from(wide.layout(&graph)), whole);
     let request = Request::new(text, "c", 8);
     let cuts = even_cuts(graph.blocks().len(), wide.pp as usize);
-    let plan = request.plan(&graph, &wide, &cuts);
+    let plan = request.plan(&graph, &wide, &cuts, PassTimes::default());
     assert_eq!(String::from(plan.layout.clone()), whole);
     judge(&graph, &cluster, &plan).expect("it can be lowered");
 }

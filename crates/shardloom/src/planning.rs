@@ -110,6 +110,7 @@ pub fn plan_by_method(
     };
     let outcome = Outcome {
         devices_left_out: cluster.device_count() - choice.plan.device_count() as u32,
+        not_searched: vec![],
         plan: choice.plan,
         judgement: choice.judgement,
         estimated_seconds: None,

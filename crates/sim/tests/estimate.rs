@@ -1,68 +1,21 @@
 //! Estimates beside simulations of the same plans.
 
+mod estimated;
 mod scenario;
 
+use estimated::{MIXED, mean_error, model, program, rank_correlation, sample, times};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use scenario::{cores, gpt, h100, narrow};
 use shardloom_cluster::{Cluster, Curve, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
-use shardloom_program::{Program, lower};
+use shardloom_plan::{Optimizer, Precision, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut, Estimator, Settings};
-use shardloom_sim::{Options, simulate};
 
 /// Recomputation that can be estimated.
 const ESTIMATED: [Recompute; 4] =
     [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Block];
-
-const MIXED: Settings = Settings {
-    precision: Precision::MIXED,
-    optimizer: Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
-    norm: true,
-    algorithm: Algorithm::Ring,
-    bucket_bytes: 25_000_000,
-};
-
-fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize]) -> Plan {
-    let uniform = Uniform {
-        pp: candidate.pp as usize,
-        mesh: candidate.mesh(),
-        sequence_parallel: candidate.sequence_parallel,
-        global_batch: candidate.global_batch() as usize,
-        microbatches: candidate.microbatches as usize,
-        schedule: candidate.schedule,
-        recompute: candidate.recompute,
-        sync: Sync {
-            algorithm: settings.algorithm,
-            zero: candidate.zero,
-            bucket_bytes: settings.bucket_bytes,
-            shard_over: None,
-            servers: None,
-        },
-        precision: settings.precision,
-        optimizer: settings.optimizer,
-        clip_norm: settings.norm.then_some(1.0),
-    };
-    let mut plan = uniform.plan(graph, "model", "cluster");
-    plan.layout = candidate.layout(graph);
-    for (stage, cut) in plan.pipeline[0].stage.iter_mut().zip(cuts.windows(2)) {
-        stage.blocks = (cut[0], cut[1]);
-    }
-    plan
-}
-
-fn program(
-    graph: &Graph,
-    estimator: &mut Estimator<'_>,
-    settings: &Settings,
-    candidate: &Candidate,
-) -> Program {
-    let cuts = estimator.cuts(candidate).expect("costs").expect("a possible layout");
-    let plan = plan(graph, settings, candidate, &cuts);
-    lower(graph, &plan, candidate.devices() as usize).expect("the plan can be lowered")
-}
 
 /// All candidates on `devices` devices, with micro-batches of up to 4 samples.
 fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
@@ -107,57 +60,6 @@ fn candidates_of_context(cp: u32, devices: u32, global_batch: u32) -> Vec<Candid
         }
     }
     all
-}
-
-/// Each n-th of `all`, which a fixed walk picks.
-fn sample(all: Vec<Candidate>, n: u64) -> Vec<Candidate> {
-    let mut state = 1u64;
-    let mut picks = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33).is_multiple_of(n)
-    };
-    all.into_iter().filter(|_| picks()).collect()
-}
-
-/// Estimated and simulated seconds of each candidate.
-fn times(
-    graph: &Graph,
-    cluster: &Cluster,
-    settings: Settings,
-    candidates: &[Candidate],
-) -> Vec<(f64, f64)> {
-    let mut estimator = Estimator::new(graph, cluster, settings).expect("an estimator");
-    let time = |candidate: &Candidate| {
-        let estimate = estimator.estimate(candidate).expect("costs").expect("a possible layout");
-        let program = program(graph, &mut estimator, &settings, candidate);
-        let found = simulate(graph, cluster, &program, Options::default()).expect("it simulates");
-        (estimate.step_seconds, found.step_time().seconds())
-    };
-    candidates.iter().map(time).collect()
-}
-
-/// Spearman's rank correlation.
-fn rank_correlation(times: &[(f64, f64)]) -> f64 {
-    let ranks = |of: fn(&(f64, f64)) -> f64| {
-        let mut order: Vec<usize> = (0..times.len()).collect();
-        order.sort_by(|&a, &b| of(&times[a]).total_cmp(&of(&times[b])));
-        let mut ranks = vec![0.0; times.len()];
-        order.iter().zip(0u32..).for_each(|(&index, rank)| ranks[index] = f64::from(rank));
-        ranks
-    };
-    let (first, second) = (ranks(|it| it.0), ranks(|it| it.1));
-    let squares: f64 = first.iter().zip(&second).map(|(a, b)| (a - b).powi(2)).sum();
-    let count = times.len() as f64;
-    1.0 - 6.0 * squares / (count * (count * count - 1.0))
-}
-
-fn mean_error(times: &[(f64, f64)]) -> f64 {
-    let errors = times.iter().map(|(estimated, simulated)| (estimated / simulated - 1.0).abs());
-    errors.sum::<f64>() / times.len() as f64
-}
-
-fn model(text: &str) -> Graph {
-    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
 }
 
 #[test]
@@ -422,7 +324,7 @@ fn a_schedule_that_has_no_estimate_is_refused_by_name() {
     let candidate = candidates(4, 8).swap_remove(0);
     for schedule in ScheduleKind::ALL {
         let estimated = estimator.estimate(&Candidate { schedule, ..candidate });
-        match ScheduleKind::PLAIN.contains(&schedule) {
+        match ScheduleKind::SEARCHED.contains(&schedule) {
             true => assert!(estimated.is_ok(), "{schedule:?}: {estimated:?}"),
             false => {
                 let message = estimated.expect_err("no estimate").to_string();
@@ -592,8 +494,6 @@ fn pipeline(pp: u32, tp: u32, microbatches: u32) -> Candidate {
         schedule: ScheduleKind::OneForwardOneBackward,
         chunks: 1,
         cut: Cut::Even,
-    }
-: Cut::Even,
     }
 }
 

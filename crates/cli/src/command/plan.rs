@@ -107,6 +107,7 @@ struct Answer<'a> {
     search: Search,
     devices_left_out: u32,
     notes: &'a [String],
+    not_searched: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     budget: Option<Budget>,
 }
@@ -219,6 +220,7 @@ impl Plan {
             },
             devices_left_out: outcome.devices_left_out,
             notes: &outcome.notes,
+            not_searched: &outcome.not_searched,
             budget,
         })
     }
@@ -282,6 +284,9 @@ impl Plan {
             search.simulated,
             seconds(search.seconds)
         ))?;
+        if !outcome.not_searched.is_empty() {
+            terminal.line(format_args!("Not searched: {}", outcome.not_searched.join("; ")))?;
+        }
         match &self.output {
             // A plan does not say under which software it will run.
             Some(path) => {

@@ -28,6 +28,13 @@ pub(super) struct BlockCost {
     pub gathered: Held,
 }
 
+impl BlockCost {
+    /// All its passes.
+    pub fn seconds(&self) -> f64 {
+        self.forward_seconds + self.backward_seconds + self.weight_seconds
+    }
+}
+
 /// Bytes held besides what is always there.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {

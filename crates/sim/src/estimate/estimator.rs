@@ -10,8 +10,9 @@ use shardloom_plan::{
 };
 use shardloom_schedule::Succession;
 
+use super::block::BlockCost;
 use super::collective::Collective;
-use super::orders::{ORDER_PRECISION, Orders, pass_times, rounded};
+use super::orders::{self, Orders, pass_times, rounded};
 use super::parameters::Parameters;
 use super::pipeline::{self, Ends, Instance, Step};
 use super::place::Place;
@@ -52,8 +53,12 @@ type SplitKey = (u32, u32, bool);
 /// are in halves, and whether stages exchange messages with other nodes.
 type BlockKey = (SplitKey, u32, Recompute, bool, bool);
 
-/// A table of blocks, and where stages are: schedules of one arrangement are cut alike.
-type CutKey = (usize, Arrangement, u32, u32);
+/// Where stages are, which schedules of one arrangement have alike, and the weight of each kind of block.
+type CutKey = (Arrangement, u32, u32, Vec<u32>);
+
+/// What an average block weighs where blocks are dealt to meshes of several stages: as finely as that blocks
+/// are told apart, so that candidates whose blocks have about the same shares are cut alike.
+const AVERAGE_WEIGHT: f64 = 32.0;
 
 /// Estimates candidates, tabulating what they have in common.
 ///
@@ -108,7 +113,10 @@ pub struct Estimator<'a> {
     block_ids: BTreeMap<BlockKey, Option<usize>>,
     blocks: Vec<BlockTable>,
     /// Balanced cuts.
-    cuts: BTreeMap<CutKey, Vec<usize>>,
+    cuts: BTreeMap<CutKey, usize>,
+    /// Of candidates, by table of blocks and where stages are: which of the cuts that were made.
+    cut_ids: BTreeMap<(usize, Arrangement, u32, u32), usize>,
+    made_cuts: Vec<Vec<usize>>,
     orders: Orders,
     /// The stages of the candidate that was looked at last, and where they live.
     stages: Vec<StageCost>,
@@ -139,6 +147,8 @@ impl<'a> Estimator<'a> {
             block_ids: BTreeMap::new(),
             blocks: vec![],
             cuts: BTreeMap::new(),
+            cut_ids: BTreeMap::new(),
+            made_cuts: vec![],
             orders: Orders::default(),
             stages: vec![],
             pipelines: vec![],
@@ -148,6 +158,12 @@ impl<'a> Estimator<'a> {
     /// The least memory that any device has.
     pub fn memory_bytes(&self) -> u64 {
         self.place.memory_bytes
+    }
+
+    /// How many estimates there were not because the pipeline has too many passes for an order that fills
+    /// gaps to be made in time.
+    pub fn left_out(&self) -> usize {
+        self.orders.left_out
     }
 
     /// The estimate of `candidate`; none if its layout is impossible for the model, it has more stages
@@ -162,7 +178,7 @@ impl<'a> Estimator<'a> {
         }
         let Some(step) = self.run(candidate) else { return Ok(None) };
         let peak_bytes = step.peak_bytes.iter().copied().fold(0.0, f64::max);
-        let step_seconds = step.seconds.max(self.bound(candidate)) + self.host_seconds(candidate);
+        let step_seconds = step.seconds.max(self.bound_seconds(candidate)) + self.host_seconds(candidate);
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
 
@@ -180,13 +196,27 @@ impl<'a> Estimator<'a> {
         Ok(self.run(candidate).map(|step| step.peak_bytes))
     }
 
-    /// A time that no order of the stages of `candidate` is faster than; none where its layout is impossible.
-    /// It is closer than [`Estimator::least_seconds`], and takes longer to find.
+    /// A time that no order of the stages of `candidate` is faster than, and memory that its schedule needs at
+    /// least; none where its layout is impossible. They are closer than [`Estimator::least_seconds`] and
+    /// [`Estimator::least_bytes`], and take longer to find.
     ///
     /// # Errors
     /// As [`Estimator::estimate`].
-    pub fn bound_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
-        Ok(self.evaluate(candidate)?.then(|| self.bound(candidate)))
+    pub fn bound(&mut self, candidate: &Candidate) -> Result<Option<Estimate>, SimError> {
+        if !self.evaluate(candidate)? {
+            return Ok(None);
+        }
+        let mut kept = vec![f64::INFINITY; candidate.pp as usize];
+        for it in self.pipelines.iter().flatten() {
+            kept[it.device] = kept[it.device].min(it.cost.kept_bytes);
+        }
+        let least = orders::least_held(candidate);
+        let meshes = self.persistent_bytes(candidate).into_iter().zip(kept).zip(0u32..);
+        // Those behind the first hold less the farther they are.
+        let behind = |mesh: u32| 1.0 - f64::from(mesh) / f64::from(candidate.pp);
+        let bytes = meshes.map(|((held, kept), mesh)| held + (least * behind(mesh)).floor() * kept);
+        let peak_bytes = bytes.fold(0.0, f64::max);
+        Ok(Some(Estimate { step_seconds: self.bound_seconds(candidate), peak_bytes }))
     }
 
     /// What the orders of `candidate` are made for, in units of a forward pass; the usual times for a
@@ -198,8 +228,7 @@ impl<'a> Estimator<'a> {
         if !self.evaluate(candidate)? {
             return Ok(None);
         }
-        let exact = candidate.schedule.is_timed().then(|| pass_times(&self.pipelines));
-        Ok(Some(exact.map_or_else(PassTimes::default, |times| rounded(times, 1e-3))))
+        Ok(Some(self.order_times(candidate)))
     }
 
     /// Runs the schedule; the stages of `candidate` are filled in.
@@ -207,10 +236,7 @@ impl<'a> Estimator<'a> {
         let ends = self.ends(candidate);
         let persistent = self.persistent_bytes(candidate);
         let instances: Vec<Instance> = self.pipelines.iter().flatten().copied().collect();
-        let times = match candidate.schedule.is_timed() {
-            true => rounded(pass_times(&self.pipelines), ORDER_PRECISION),
-            false => PassTimes::default(),
-        };
+        let times = self.order_times(candidate);
         let succession = match self.settings.norm {
             true => Succession::Common,
             false => Succession::Own,
@@ -220,14 +246,19 @@ impl<'a> Estimator<'a> {
         self.orders.step(candidate, &times, succession, places, run)
     }
 
-    fn bound(&self, candidate: &Candidate) -> f64 {
+    /// What the order of `candidate` is made for; its stages are filled in.
+    fn order_times(&self, candidate: &Candidate) -> PassTimes {
+        match candidate.schedule.is_timed() {
+            true => rounded(pass_times(&self.pipelines), orders::precision(candidate.schedule)),
+            false => PassTimes::default(),
+        }
+    }
+
+    fn bound_seconds(&self, candidate: &Candidate) -> f64 {
         let microbatches = f64::from(candidate.microbatches) / self.pipelines.len() as f64;
-        pipeline::bound_seconds(
-            &self.pipelines,
-            microbatches.floor(),
-            candidate.halves(),
-            &self.ends(candidate),
-        )
+        let overlapped = candidate.schedule.overlaps();
+        let ends = self.ends(candidate);
+        pipeline::bound_seconds(&self.pipelines, microbatches.floor(), overlapped, &ends)
     }
 
     /// By mesh what a device holds all the time: parameters that several of its stages share once.
@@ -277,7 +308,10 @@ impl<'a> Estimator<'a> {
     /// As [`CostModel`](crate::CostModel).
     pub fn least_seconds(&mut self, candidate: &Candidate) -> Result<Option<f64>, SimError> {
         let Some(blocks) = self.table(candidate)? else { return Ok(None) };
-        let all = self.blocks[blocks].total_seconds();
+        let blocks = &self.blocks[blocks];
+        // What passes that run at the same time hide of each other.
+        let hidden = if candidate.schedule.overlaps() { blocks.exposed_seconds } else { 0.0 };
+        let all = blocks.total_seconds() - hidden;
         Ok(Some(f64::from(candidate.microbatches) * all / f64::from(candidate.pp)))
     }
 
@@ -336,7 +370,17 @@ impl<'a> Estimator<'a> {
         let pipelines = places.iter().map(|chain| {
             (0..chain.len()).map(|stage| instance(chain, stage)).collect::<Vec<_>>()
         });
-        let pipelines = pipelines.collect();
+        let mut pipelines: Vec<Vec<Instance>> = pipelines.collect();
+        if places.len() > 1 {
+            // Every stage lives on as many meshes as there are pipelines, which add up its gradients.
+            let shape = self.place.holders(places.len() as u32, size, candidate.devices());
+            let Settings { algorithm, precision, .. } = self.settings;
+            let bytes = precision.gradients.bytes();
+            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
+            for it in pipelines.iter_mut().flatten() {
+                it.cost.once_seconds += sum.seconds(it.cost.owned_elements);
+            }
+        }
         (self.stages, self.pipelines) = (stages, pipelines);
         Ok(true)
     }
@@ -417,7 +461,8 @@ impl<'a> Estimator<'a> {
         let Settings { algorithm, precision, .. } = self.settings;
         let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
         let sum = |holders: usize, elements: f64| {
-            let shape = self.place.holders(holders as u32, candidate.mesh().size() as u32);
+            let (size, devices) = (candidate.mesh().size() as u32, candidate.devices());
+            let shape = self.place.holders(holders as u32, size, devices);
             let bytes = precision.gradients.bytes();
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
             if holders > 1 { sum.seconds(elements / shards) } else { 0.0 }
@@ -434,7 +479,8 @@ impl<'a> Estimator<'a> {
 
     /// The first block of a stage; a balanced cut is known.
     fn start(&self, candidate: &Candidate, blocks: usize, stage: usize) -> usize {
-        let balanced = || self.cuts.get(&cut_key(candidate, blocks)).map(|cut| cut[stage]);
+        let id = || self.cut_ids.get(&cut_id(candidate, blocks));
+        let balanced = || id().map(|&id| self.made_cuts[id][stage]);
         let even = || even_cut(self.representative.stand_ins().len(), candidate.stages(), stage);
         match candidate.cut {
             Cut::Even => even(),
@@ -443,14 +489,37 @@ impl<'a> Estimator<'a> {
     }
 
     fn balance(&mut self, candidate: &Candidate, blocks: usize) {
-        let key = cut_key(candidate, blocks);
-        if candidate.cut == Cut::Balanced && !self.cuts.contains_key(&key) {
-            let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
-            // Where there are no such places there is no estimate either.
-            let Ok(places) = candidate.arrangement().places(devices, chunks) else { return };
-            let before = &self.blocks[blocks].seconds_before;
-            self.cuts.insert(key, cut::balanced_stages(before, &places));
+        let id = cut_id(candidate, blocks);
+        if candidate.cut != Cut::Balanced || self.cut_ids.contains_key(&id) {
+            return;
         }
+        let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
+        // Where there are no such places there is no estimate either.
+        let Ok(places) = candidate.arrangement().places(devices, chunks) else { return };
+        let table = &self.blocks[blocks];
+        let kinds = self.representative.stand_ins();
+        let known = match candidate.chunks {
+            1 => None,
+            _ => {
+                let average = table.total_seconds() / kinds.len() as f64;
+                let weight = |it: &BlockCost| {
+                    (AVERAGE_WEIGHT * it.seconds() / average).round().max(1.0) as u32
+                };
+                let weights: Vec<u32> = table.blocks.iter().map(weight).collect();
+                Some((candidate.arrangement(), candidate.pp, candidate.chunks, weights))
+            }
+        };
+        let made = known.as_ref().and_then(|key| self.cuts.get(key)).copied();
+        let made = made.unwrap_or_else(|| {
+            let before = match &known {
+                Some((.., weights)) => sums(kinds.iter().map(|&kind| f64::from(weights[kind]))),
+                None => table.seconds_before.clone(),
+            };
+            self.made_cuts.push(cut::balanced_stages(&before, &places));
+            self.made_cuts.len() - 1
+        });
+        self.cuts.extend(known.map(|key| (key, made)));
+        self.cut_ids.insert(id, made);
     }
 
     /// The table of blocks of `candidate`, by number; none if its layout is impossible.
@@ -515,8 +584,15 @@ fn split_key(candidate: &Candidate) -> SplitKey {
     (candidate.cp, candidate.tp, candidate.sequence_parallel)
 }
 
-fn cut_key(candidate: &Candidate, blocks: usize) -> CutKey {
+fn cut_id(candidate: &Candidate, blocks: usize) -> (usize, Arrangement, u32, u32) {
     (blocks, candidate.arrangement(), candidate.pp, candidate.chunks)
+}
+
+/// The sum of all weights before each, and of all.
+fn sums(weights: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sums = vec![0.0];
+    weights.for_each(|weight| sums.push(sums[sums.len() - 1] + weight));
+    sums
 }
 
 fn places_of(pipelines: &[Vec<Instance>]) -> Vec<Vec<usize>> {

@@ -11,11 +11,17 @@ use super::pipeline::{Instance, Step};
 use super::sequence::Sequence;
 
 /// To what share of a forward pass the times are rounded that orders are made for: candidates with about
-/// the same times share them.
-pub(super) const ORDER_PRECISION: f64 = 0.1;
+/// the same times share them. Greedy orders change with the least difference.
+pub(super) fn precision(schedule: ScheduleKind) -> f64 {
+    if schedule == ScheduleKind::Hanayo { 0.001 } else { 0.05 }
+}
 
 /// Orders are of as many micro-batches as there are meshes, times this at most.
 const ROUNDS: u32 = 4;
+
+/// The most passes forward of a step whose order is made for times. Finding such an order takes several
+/// times as long as all else about a candidate, and grows faster than passes.
+const MOST_TIMED: u32 = 6144;
 
 /// A schedule, meshes, stages on each, micro-batches, what waits for what, and times that it is made for.
 type Key = (ScheduleKind, u32, u32, u32, bool, [u64; 4]);
@@ -24,6 +30,8 @@ type Key = (ScheduleKind, u32, u32, u32, bool, [u64; 4]);
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     known: BTreeMap<Key, Option<Sequence>>,
+    /// How many steps were not run because making their orders takes too long.
+    pub left_out: usize,
 }
 
 impl Orders {
@@ -31,7 +39,7 @@ impl Orders {
     /// no such order.
     ///
     /// Of many micro-batches only a few rounds are run, as many in a round as there are meshes: once the
-    /// pipeline is full, each further round takes and holds as much more as the one before.
+    /// pipeline is full, each further round takes as much more as the one before.
     pub fn step(
         &mut self,
         candidate: &Candidate,
@@ -41,27 +49,63 @@ impl Orders {
         run: impl Fn(&Sequence) -> Step,
     ) -> Option<Step> {
         let Candidate { pp: round, microbatches, .. } = *candidate;
+        let known = &mut self.known;
         let mut of = |microbatches: u32| {
             let key = key(candidate, microbatches, times, succession);
-            let made = self.known.entry(key).or_insert_with(|| {
+            let made = known.entry(key).or_insert_with(|| {
                 let count = microbatches as usize;
                 Sequence::of(candidate.schedule, places(), count, times, succession)
             });
             made.as_ref().map(&run)
         };
-        if microbatches <= ROUNDS * round || !repeats(candidate) {
+        let whole = microbatches <= ROUNDS * round || !repeats(candidate);
+        let most = match whole {
+            true => microbatches,
+            false => (ROUNDS - 1) * round + microbatches % round,
+        };
+        if candidate.schedule.is_timed() && most.saturating_mul(round * candidate.chunks) > MOST_TIMED {
+            self.left_out += 1;
+            return None;
+        }
+        if whole {
             return of(microbatches);
         }
-        let most = (ROUNDS - 1) * round + microbatches % round;
         let (step, less) = (of(most)?, of(most - round)?);
         let more = f64::from((microbatches - most) / round);
         let further = |step: f64, less: f64| step + more * (step - less);
         let peaks = step.peak_bytes.iter().zip(&less.peak_bytes);
-        Some(Step {
-            seconds: further(step.seconds, less.seconds),
-            peak_bytes: peaks.map(|(&step, &less)| further(step, less)).collect(),
-        })
+        let peak_bytes = match candidate.schedule {
+            // Nothing is freed before all micro-batches have gone forward.
+            ScheduleKind::Afab => peaks.map(|(&step, &less)| further(step, less)).collect(),
+            _ => step.peak_bytes.clone(),
+        };
+        Some(Step { seconds: further(step.seconds, less.seconds), peak_bytes })
     }
+}
+
+/// How many activations of stages the first mesh holds at a time at least. Those that schedules have room
+/// for they use: with fewer, the first gradients would find the mesh idle. What those hold that fill gaps
+/// depends on the times and was counted, with backward passes from about half of forward passes on.
+pub(super) fn least_held(candidate: &Candidate) -> f64 {
+    let depth = f64::from(candidate.pp);
+    let microbatches = f64::from(candidate.microbatches);
+    let chunks = f64::from(candidate.chunks);
+    let many = microbatches >= 2.0 * depth;
+    let share = match candidate.schedule {
+        ScheduleKind::Afab => return microbatches * chunks,
+        ScheduleKind::OneForwardOneBackward
+        | ScheduleKind::Interleaved
+        | ScheduleKind::ZeroBubbleH1
+        | ScheduleKind::ZeroBubbleH2
+        | ScheduleKind::ZeroBubbleOneP => 1.0,
+        ScheduleKind::ZeroBubbleTwoP if many => 1.4,
+        ScheduleKind::ZeroBubbleTwoP => 1.0,
+        ScheduleKind::ZeroBubbleV | ScheduleKind::Hanayo | ScheduleKind::DualPipeV if many => 1.0,
+        ScheduleKind::VMin => 0.33,
+        ScheduleKind::Chimera => 0.25,
+        _ => 0.5,
+    };
+    (share * chunks * depth.min(microbatches)).floor().max(1.0)
 }
 
 /// Whether its order goes on from round to round: groups of interleaved micro-batches do if they are as many
@@ -121,12 +165,14 @@ pub(super) fn pass_times(pipelines: &[Vec<Instance>]) -> PassTimes {
 
 /// Times in whole multiples of `precision`; of memory at least as much.
 pub(super) fn rounded(times: PassTimes, precision: f64) -> PassTimes {
-    let near = |time: f64| (time / precision).round() * precision;
+    // As decimal fractions, which is how people read them in a plan.
+    let times_of = |count: f64| (count * precision * 1e6).round() / 1e6;
+    let near = |time: f64| times_of((time / precision).round());
     PassTimes {
         forward: times.forward,
         input: near(times.input).max(precision),
         weight: near(times.weight).max(precision),
         message: near(times.message),
-        kept: ((times.kept / precision).ceil() * precision).min(1.0),
+        kept: times_of((times.kept / precision).ceil()).min(1.0),
     }
 }

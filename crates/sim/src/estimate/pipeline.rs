@@ -77,6 +77,12 @@ pub(super) fn step(
         device.start.get_or_insert(start);
         let end = start + duration(passes, instances);
         device.clock = end;
+        // While two passes run at the same time, one holds what the other does for its time only.
+        let transient = |node: &Node| {
+            let cost = &instances[usize::from(node.instance)].cost;
+            cost.peak_bytes - cost.kept_bytes
+        };
+        let beside = passes.iter().skip(1).map(transient).fold(0.0, f64::max);
         for (node, place) in passes.iter().zip(index..) {
             let instance = &instances[usize::from(node.instance)];
             if node.first {
@@ -85,7 +91,7 @@ pub(super) fn step(
             if node.sends {
                 arrivals[place] = device.send(node, instance, ends.overlaps);
             }
-            device.hold(node.kind, &instance.cost);
+            device.hold(node.kind, &instance.cost, beside);
             let whole = matches!(node.kind, PassKind::Backward | PassKind::BackwardWeight);
             if whole && (node.last || ends.reduces_each) {
                 device.reduce(node, &instance.cost, end, ends);
@@ -144,8 +150,8 @@ impl Device {
         }
     }
 
-    /// Takes in what a pass holds and leaves.
-    fn hold(&mut self, kind: PassKind, cost: &StageCost) {
+    /// Takes in what a pass holds and leaves, with so much more held for a pass beside it.
+    fn hold(&mut self, kind: PassKind, cost: &StageCost, beside: f64) {
         let (kept, waiting) = (cost.kept_bytes, cost.waiting_bytes);
         let (freed, left) = match kind {
             PassKind::Forward => (0.0, kept),
@@ -155,7 +161,7 @@ impl Device {
         };
         self.held -= freed;
         if kind != PassKind::BackwardWeight {
-            self.peak = self.peak.max(self.held + cost.peak_bytes);
+            self.peak = self.peak.max(self.held + cost.peak_bytes + beside);
         }
         self.held += left;
     }
@@ -217,41 +223,68 @@ fn with_ends(
     seconds + ends.homes_seconds
 }
 
-/// What no order can be faster than: before its first pass a mesh waits for those of the stages before,
-/// then it runs all of its passes, and where backward passes are whole those of the stages before its
-/// first one follow. `microbatches` are those of each instance.
+/// What no order can be faster than. Before its first pass a mesh waits for the forward passes of the stages
+/// before; then it runs all of its passes; the backward passes of the stages before its first one, or their
+/// first halves, follow its last. Likewise each stage by itself. `microbatches` are those of each pipeline.
 pub(super) fn bound_seconds(
     pipelines: &[Vec<Instance>],
     microbatches: f64,
-    halves: bool,
+    overlapped: bool,
     ends: &Ends,
 ) -> f64 {
-    let devices = pipelines.iter().flatten().map(|it| it.device + 1).max().unwrap_or(0);
-    let mut around = vec![f64::INFINITY; devices];
-    let mut work = vec![0.0; devices];
-    let mut update = vec![0.0; devices];
+    let mut meshes: Vec<Mesh> = vec![];
+    let mut longest = 0.0f64;
     for pipeline in pipelines {
-        let mut before = 0.0;
+        let (mut before, mut behind) = (0.0, 0.0);
         for it in pipeline {
             let cost = &it.cost;
-            around[it.device] = around[it.device].min(before);
-            let (forward, backward) = (cost.forward_seconds, cost.backward_seconds);
-            let exposed: f64 = if halves { cost.exposed_seconds.iter().sum() } else { 0.0 };
-            work[it.device] +=
-                microbatches * (forward + backward + cost.weight_seconds - exposed);
-            update[it.device] += cost.update_seconds;
-            before += forward + it.send_seconds[0];
-            before += if halves { 0.0 } else { backward };
+            // What passes that run at the same time hide of each other.
+            let hidden: f64 = if overlapped { cost.exposed_seconds.iter().sum() } else { 0.0 };
+            let chain = cost.forward_seconds + cost.backward_seconds - hidden;
+            longest = longest.max(before + microbatches * chain + behind);
+            if meshes.len() <= it.device {
+                meshes.resize(it.device + 1, Mesh::default());
+            }
+            let mesh = &mut meshes[it.device];
+            mesh.before = mesh.before.min(before);
+            mesh.behind = mesh.behind.min(behind);
+            mesh.chain += microbatches * chain;
+            mesh.weights += microbatches * cost.weight_seconds;
+            mesh.update += cost.update_seconds;
+            let exposed = if overlapped { cost.exposed_seconds } else { [0.0; 2] };
+            before += cost.forward_seconds - exposed[0] + it.send_seconds[0];
+            behind += cost.backward_seconds - exposed[1] + it.send_seconds[0];
         }
     }
-    let all = around.iter().zip(&work).zip(&update);
+    let work = |it: &Mesh| it.chain + it.weights;
     let seconds = match ends.norm_seconds {
         Some(norm) => {
+            let alone = |it: &Mesh| it.before + it.chain + it.weights.max(it.behind);
+            let makespan = meshes.iter().map(alone).fold(longest, f64::max);
             // Some mesh begins at once, when it has updated.
-            let first = update.iter().copied().fold(f64::INFINITY, f64::min);
-            all.map(|((around, work), _)| around + work).fold(0.0, f64::max) + norm + first
+            let update = meshes.iter().map(|it| it.update).fold(f64::INFINITY, f64::min);
+            makespan + norm + update
         }
-        None => all.map(|((_, work), update)| work + update).fold(0.0, f64::max),
+        None => meshes.iter().map(|it| work(it) + it.update).fold(0.0, f64::max),
     };
     seconds + ends.homes_seconds
+}
+
+/// What a mesh has to do.
+#[derive(Clone, Copy)]
+struct Mesh {
+    /// Forward passes that come before its first, and backward passes that follow its last.
+    before: f64,
+    behind: f64,
+    /// Its own passes that others wait for, and its weight gradients.
+    chain: f64,
+    weights: f64,
+    update: f64,
+}
+
+impl Default for Mesh {
+    fn default() -> Mesh {
+        let (before, behind) = (f64::INFINITY, f64::INFINITY);
+        Mesh { before, behind, chain: 0.0, weights: 0.0, update: 0.0 }
+    }
 }

@@ -128,8 +128,12 @@ impl<'c> Place<'c> {
         self.group.group_shape(count, count.min(self.per_node), 1)
     }
 
-    /// Two ends of a pipeline of stages of `size` devices that hold the same parameter.
-    pub fn holders(&self, count: u32, size: u32) -> GroupShape<'c> {
+    /// `count` meshes of `size` devices that hold the same parameter, the ends of a pipeline that has so many
+    /// devices in all.
+    pub fn holders(&self, count: u32, size: u32, devices: u32) -> GroupShape<'c> {
+        if devices <= self.per_node {
+            return self.group.group_shape(count, count, 1);
+        }
         let concurrent = size.min(self.per_node);
         self.group.group_shape(count, 1, concurrent)
     }

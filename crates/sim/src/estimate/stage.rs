@@ -342,16 +342,23 @@ impl StageCost {
             0 => held.late_backward_peak_bytes,
             _ => held.backward_peak_bytes,
         };
+        // What the blocks behind have left for their weight gradients.
+        let waiting = unit.waiting_bytes;
         if unit.blocks == 0 {
             unit.scattered_peak_bytes = cost.scattered.backward_peak_bytes;
         }
         unit.blocks += 1;
         let behind = held.kept_bytes;
         unit.forward_peak_bytes = held.forward_peak_bytes.max(behind + unit.forward_peak_bytes);
-        unit.backward_peak_bytes = held.backward_peak_bytes.max(behind + unit.backward_peak_bytes);
-        unit.late_peak_bytes = late.max(behind + unit.late_peak_bytes);
+        unit.backward_peak_bytes =
+            (held.backward_peak_bytes + waiting).max(behind + unit.backward_peak_bytes);
+        unit.late_peak_bytes = (late + waiting).max(behind + unit.late_peak_bytes);
         unit.kept_bytes += held.kept_bytes;
-        unit.waiting_bytes += held.waiting_bytes;
+        // Gradients that some input gradients have begun are there until the others are.
+        unit.waiting_bytes += match terms.shards_gradients() && !terms.shards_weights() {
+            true => cost.scattered.waiting_bytes,
+            false => held.waiting_bytes,
+        };
         self.blocks.0 = block;
     }
 
@@ -435,6 +442,7 @@ impl StageCost {
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
             _ => unit.backward_peak_bytes,
         };
+        let backward_peak_bytes = backward_peak_bytes + self.waiting_bytes;
         let weight_bytes = match terms.shards_weights() {
             true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
             false => 0.0,

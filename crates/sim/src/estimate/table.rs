@@ -99,6 +99,8 @@ pub(super) struct BlockTable {
     pub blocks: Vec<BlockCost>,
     /// Seconds of all passes of all blocks before each block, and of all.
     pub seconds_before: Vec<f64>,
+    /// What all passes take longer than their computation.
+    pub exposed_seconds: f64,
     /// Whether backward passes are in halves.
     pub halves: bool,
     /// Kept bytes of all blocks.
@@ -155,15 +157,15 @@ impl BlockTable {
         }
         let mut seconds_before = vec![0.0];
         let mut kept_bytes = 0.0;
-        let mut seconds = 0.0;
+        let (mut seconds, mut exposed_seconds) = (0.0, 0.0);
         for &kind in representative.stand_ins() {
-            let BlockCost { forward_seconds, backward_seconds, weight_seconds, .. } = blocks[kind];
-            seconds += forward_seconds + backward_seconds + weight_seconds;
+            seconds += blocks[kind].seconds();
+            exposed_seconds += blocks[kind].exposed_seconds.iter().sum::<f64>();
             seconds_before.push(seconds);
             kept_bytes += blocks[kind].whole.kept_bytes;
         }
         let halves = candidate.halves();
-        Ok(BlockTable { split, blocks, seconds_before, halves, kept_bytes })
+        Ok(BlockTable { split, blocks, seconds_before, exposed_seconds, halves, kept_bytes })
     }
 
     /// Seconds of all passes of all blocks.

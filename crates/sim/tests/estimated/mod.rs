@@ -1,0 +1,109 @@
+//! Candidates as plans, and estimates of them beside simulations.
+
+use shardloom_cluster::Cluster;
+use shardloom_collectives::Algorithm;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Optimizer, PassTimes, Plan, Precision, Sync, Uniform};
+use shardloom_program::{Program, lower};
+use shardloom_sim::estimate::{Candidate, Estimator, Settings};
+use shardloom_sim::{Options, simulate};
+
+pub const MIXED: Settings = Settings {
+    precision: Precision::MIXED,
+    optimizer: Optimizer::Adamw { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+    norm: true,
+    algorithm: Algorithm::Ring,
+    bucket_bytes: 25_000_000,
+};
+
+fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize], times: PassTimes) -> Plan {
+    let uniform = Uniform {
+        pp: candidate.pp as usize,
+        mesh: candidate.mesh(),
+        sequence_parallel: candidate.sequence_parallel,
+        global_batch: candidate.global_batch() as usize,
+        microbatches: candidate.microbatches as usize,
+        schedule: candidate.schedule,
+        recompute: candidate.recompute,
+        sync: Sync {
+            algorithm: settings.algorithm,
+            zero: candidate.zero,
+            bucket_bytes: settings.bucket_bytes,
+            shard_over: None,
+            servers: None,
+        },
+        precision: settings.precision,
+        optimizer: settings.optimizer,
+        clip_norm: settings.norm.then_some(1.0),
+    };
+    let places = uniform.places(candidate.chunks as usize).expect("places for stages");
+    let pipelines = uniform.pipelines(&places, cuts);
+    let mut plan = uniform.plan_of(graph, "model", "cluster", pipelines);
+    plan.layout = candidate.layout(graph);
+    plan.pass_times = times;
+    plan
+}
+
+pub fn program(
+    graph: &Graph,
+    estimator: &mut Estimator<'_>,
+    settings: &Settings,
+    candidate: &Candidate,
+) -> Program {
+    let cuts = estimator.cuts(candidate).expect("costs").expect("a possible layout");
+    let times = estimator.pass_times(candidate).expect("costs").expect("a possible layout");
+    let plan = plan(graph, settings, candidate, &cuts, times);
+    lower(graph, &plan, candidate.devices() as usize).expect("the plan can be lowered")
+}
+
+/// Each n-th of `all`, which a fixed walk picks.
+pub fn sample(all: Vec<Candidate>, n: u64) -> Vec<Candidate> {
+    let mut state = 1u64;
+    let mut picks = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33).is_multiple_of(n)
+    };
+    all.into_iter().filter(|_| picks()).collect()
+}
+
+/// Estimated and simulated seconds of each candidate.
+pub fn times(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: Settings,
+    candidates: &[Candidate],
+) -> Vec<(f64, f64)> {
+    let mut estimator = Estimator::new(graph, cluster, settings).expect("an estimator");
+    let time = |candidate: &Candidate| {
+        let estimate = estimator.estimate(candidate).expect("costs").expect("a possible layout");
+        let program = program(graph, &mut estimator, &settings, candidate);
+        let found = simulate(graph, cluster, &program, Options::default()).expect("it simulates");
+        (estimate.step_seconds, found.step_time().seconds())
+    };
+    candidates.iter().map(time).collect()
+}
+
+/// Spearman's rank correlation.
+pub fn rank_correlation(times: &[(f64, f64)]) -> f64 {
+    let ranks = |of: fn(&(f64, f64)) -> f64| {
+        let mut order: Vec<usize> = (0..times.len()).collect();
+        order.sort_by(|&a, &b| of(&times[a]).total_cmp(&of(&times[b])));
+        let mut ranks = vec![0.0; times.len()];
+        order.iter().zip(0u32..).for_each(|(&index, rank)| ranks[index] = f64::from(rank));
+        ranks
+    };
+    let (first, second) = (ranks(|it| it.0), ranks(|it| it.1));
+    let squares: f64 = first.iter().zip(&second).map(|(a, b)| (a - b).powi(2)).sum();
+    let count = times.len() as f64;
+    1.0 - 6.0 * squares / (count * (count * count - 1.0))
+}
+
+pub fn mean_error(times: &[(f64, f64)]) -> f64 {
+    let errors = times.iter().map(|(estimated, simulated)| (estimated / simulated - 1.0).abs());
+    errors.sum::<f64>() / times.len() as f64
+}
+
+pub fn model(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
+}
+
