@@ -9,7 +9,7 @@ use crate::{Request, SearchError};
 
 /// All uniform plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
 /// pipeline stages that divide how many such groups there are; context parallelism where sequences are
-/// [long](LONG_SEQUENCE), or where there is room for more replicas than samples; as many replicas as there is
+/// of 16,384 positions or more, or where there is room for more replicas than samples; as many replicas as there is
 /// room for, or the most below that the batch can be dealt to, which leaves devices out; sequence
 /// parallelism; ZeRO stages, shared by all replicas or by those of a node; micro-batches; recomputation; schedule and cut.
 ///
@@ -39,7 +39,7 @@ struct Shape {
 
 /// Positions from which on a sequence is split by context parallelism for the sake of its length: what
 /// attention takes of a block is then as much as all else, and so is what is kept of it.
-pub const LONG_SEQUENCE: u32 = 16_384;
+const LONG_SEQUENCE: u32 = 16_384;
 
 /// The fewest positions that a context-parallel rank has: with fewer, bringing the keys and values of all
 /// others takes longer than their products.
