@@ -58,7 +58,7 @@ fn a_stack_of_ones_own_is_a_file_and_an_unknown_one_is_refused() {
     outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
     let outcome = place.run(&format!("simulate {MODEL} --stack megatrn"));
     outcome.check(outcome.status == Some(2), "exit status is not 2");
-    outcome.check(outcome.stderr.contains("`megatron-2021`"), "not the nearest");
+    outcome.check(outcome.stderr.contains("`megatron`"), "not the nearest");
     place.write("mine.toml", "name = \"mine\"\n");
     let outcome = place.run(&format!("simulate {MODEL} --stack mine.toml"));
     outcome.check(outcome.stderr.contains("missing field `source`"), "not what is missing");
