@@ -438,7 +438,7 @@ impl<'a> CostModel<'a> {
     fn feeds_loss(&self, op: OpId) -> bool {
         let written = &self.graph.op(op).outputs;
         let mut losses =
-            self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy { .. }));
+            self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy));
         losses.any(|(_, node)| node.inputs.iter().any(|value| written.contains(value)))
     }
 
