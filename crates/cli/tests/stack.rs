@@ -86,3 +86,13 @@ fn products_in_8_bits_are_planned_where_devices_have_them_and_are_not_trained() 
         .run("train narrow.toml --data text.txt --steps 1 --json")
         .refuses("plan", "precision.fp8_products");
 }
+
+#[test]
+fn help_names_every_stack() {
+    let place = Place::new();
+    let said = place.run("plan --help").succeeds().stdout;
+    let said: Vec<&str> = said.split(|it: char| !it.is_alphanumeric() && it != '-').collect();
+    for name in shardloom::cluster::Stack::preset_names() {
+        assert!(said.contains(&name), "{name}");
+    }
+}

@@ -384,7 +384,7 @@ impl<'a> Estimator<'a> {
     fn block_key(&self, candidate: &Candidate) -> BlockKey {
         // Other stacks have the same costs wherever messages go.
         let host = self.place.stack.host;
-        let crosses = host.crossing_seconds > 0.0 && self.place.crosses(candidate);
+        let crosses = host.crossing.seconds > 0.0 && self.place.crosses(candidate);
         (split_key(candidate), candidate.microbatch, candidate.recompute, crosses)
     }
 
