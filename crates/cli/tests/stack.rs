@@ -56,10 +56,43 @@ fn a_stack_of_ones_own_is_a_file_and_an_unknown_one_is_refused() {
     let outcome = place.run(&format!("simulate {MODEL} --stack mine.toml")).succeeds();
     let said = "Software: mine, not calibrated";
     outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
-    let outcome = place.run(&format!("simulate {MODEL} --stack megatron"));
+    let outcome = place.run(&format!("simulate {MODEL} --stack megatrn"));
     outcome.check(outcome.status == Some(2), "exit status is not 2");
-    outcome.check(outcome.stderr.contains("`megatron-2021`"), "not the nearest");
+    outcome.check(outcome.stderr.contains("`megatron`"), "not the nearest");
     place.write("mine.toml", "name = \"mine\"\n");
     let outcome = place.run(&format!("simulate {MODEL} --stack mine.toml"));
     outcome.check(outcome.stderr.contains("missing field `source`"), "not what is missing");
+}
+
+#[test]
+fn products_in_8_bits_are_planned_where_devices_have_them_and_are_not_trained() {
+    let place = Place::new();
+    let model = "gpt:layers=2,hidden=2048,heads=16,seq=1024,vocab=8192";
+    let seconds = |options: &str| {
+        let command =
+            format!("plan {model} --cluster h100-80g:1 --global-batch 4 {options} --json");
+        let answer = place.run(&command).succeeds().object();
+        answer["predicted"]["step_seconds"].as_f64().expect("a time")
+    };
+    let (wide, narrow) = (seconds("-o wide.toml"), seconds("--fp8 -o narrow.toml"));
+    assert!(narrow < 0.9 * wide, "{narrow} after {wide}");
+    let plan = shardloom::read_plan(&place.path("narrow.toml")).expect("a plan");
+    assert!(plan.precision.fp8_products);
+    place
+        .run(&format!("plan {model} --cluster a100-80g:1 --global-batch 4 --fp8 --json"))
+        .refuses("cluster", "fp8");
+    place.write("text.txt", "a text ".repeat(4000));
+    place
+        .run("train narrow.toml --data text.txt --steps 1 --json")
+        .refuses("plan", "precision.fp8_products");
+}
+
+#[test]
+fn help_names_every_stack() {
+    let place = Place::new();
+    let said = place.run("plan --help").succeeds().stdout;
+    let said: Vec<&str> = said.split(|it: char| !it.is_alphanumeric() && it != '-').collect();
+    for name in shardloom::cluster::Stack::preset_names() {
+        assert!(said.contains(&name), "{name}");
+    }
 }

@@ -40,7 +40,7 @@ pub struct Cluster {
     groups: Vec<NodeGroup>,
     /// First device and first node of each group, then the totals.
     starts: Vec<(u32, u32)>,
-    stack: Stack,
+    stack: Box<Stack>,
 }
 
 /// Where a device sits.
@@ -94,13 +94,13 @@ impl Cluster {
             nodes += group.nodes;
             starts.push((devices as u32, nodes));
         }
-        Ok(Self { groups, starts, stack: Stack::default() })
+        Ok(Self { groups, starts, stack: Box::default() })
     }
 
     /// The same machines under a software stack.
     #[must_use]
     pub fn under(self, stack: Stack) -> Self {
-        Self { stack, ..self }
+        Self { stack: Box::new(stack), ..self }
     }
 
     /// Other machines under the same software stack.
@@ -109,7 +109,7 @@ impl Cluster {
     ///
     /// As [`Cluster::new`].
     pub fn with_groups(&self, groups: Vec<NodeGroup>) -> Result<Self, ClusterError> {
-        Ok(Self::new(groups)?.under(self.stack.clone()))
+        Ok(Self::new(groups)?.under(self.stack().clone()))
     }
 
     /// The software that drives the machines.

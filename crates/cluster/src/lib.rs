@@ -57,5 +57,5 @@ pub use matmul::{AnalyticMatmul, MatmulPoint, MatmulRates, MeasuredMatmul, Tile}
 pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
-pub use stack::{Algorithms, Attention, CROSSING_EXPONENT, Habits, Host, Kernels, Stack};
+pub use stack::{Algorithms, Attention, Crossing, Habits, Host, Kernels, Stack};
 pub use uplink::Uplink;

@@ -90,21 +90,28 @@ pub struct Host {
     /// parameter and every replica that has a share, where shares are sliced out one by one.
     #[serde(deserialize_with = "checked::non_negative")]
     pub share_seconds: f64,
-    /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes:
-    /// so many seconds, times the members to the power of [`CROSSING_EXPONENT`].
-    #[serde(deserialize_with = "checked::non_negative")]
-    pub crossing_seconds: f64,
+    /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes.
+    pub crossing: Crossing,
 }
 
-/// How [`Host::crossing_seconds`] grows with the members of a collective.
-pub const CROSSING_EXPONENT: f64 = 1.3;
+/// Time by the number of members of a collective: `seconds`, times the members to the power of `exponent`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Crossing {
+    /// Of one member.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub seconds: f64,
+    /// How it grows.
+    #[serde(deserialize_with = "checked::non_negative")]
+    pub exponent: f64,
+}
 
 impl Host {
     /// Whether launching takes it any time.
     pub fn launches(&self) -> bool {
         self.kernel_seconds > 0.0
             || self.communication_seconds > 0.0
-            || self.crossing_seconds > 0.0
+            || self.crossing.seconds > 0.0
             || self.share_seconds > 0.0
             || self.pause_seconds() > 0.0
     }
@@ -114,10 +121,11 @@ impl Host {
         if self.waits_for_steps { self.step_seconds } else { 0.0 }
     }
 
-    /// Time that it takes to launch a collective, of `crossing` members if it is one of activations in a stage
-    /// that exchanges messages with other nodes; 0 otherwise.
-    pub fn collective_seconds(&self, crossing: u32) -> f64 {
-        let besides = self.crossing_seconds * f64::from(crossing).powf(CROSSING_EXPONENT);
+    /// Time that it takes to launch a collective of `members`; of activations in a stage that exchanges
+    /// messages with other nodes if it `crosses`.
+    pub fn collective_seconds(&self, members: u32, crosses: bool) -> f64 {
+        let Crossing { seconds, exponent } = self.crossing;
+        let besides = if crosses { seconds * f64::from(members).powf(exponent) } else { 0.0 };
         self.communication_seconds + besides
     }
 }
@@ -258,7 +266,8 @@ impl Stack {
         let operator = operator.split('+').next().unwrap_or(operator);
         // Few stacks list many: a map of joined names need not be made for each question.
         let listed = self.operators.iter().find(|(name, _)| {
-            name.strip_prefix(operator).and_then(|rest| rest.strip_prefix('.')) == Some(pass)
+            let rest = name.strip_prefix(operator);
+            rest.is_some_and(|rest| rest.strip_prefix('.').unwrap_or(rest) == pass)
         });
         listed.map_or_else(Kernels::default, |(_, kernels)| *kernels)
     }

@@ -40,9 +40,11 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong("attention = \"flash\"").contains("separate"));
     assert!(wrong("[operators]\n\"gelu.forward\" = { launched = -1.0 }").contains("launched"));
     assert!(wrong("kernels = 3").contains("kernels"));
-    for key in ["step_seconds", "share_seconds", "crossing_seconds"] {
+    for key in ["step_seconds", "share_seconds"] {
         assert!(wrong(&format!("host.{key} = -1.0")).contains(key), "{key}");
     }
+    assert!(wrong("host.crossing = { seconds = -1.0, exponent = 1.0 }").contains("seconds"));
+    assert!(wrong("host.crossing = { seconds = 1.0 }").contains("exponent"));
     assert!(wrong("algorithms = \"tree\"").contains("by-size"));
     assert!(wrong("context_bytes = -1").contains("context_bytes"));
     let negative = "[operators]\n\"gelu.forward\" = { workspace = -1.0 }";
@@ -55,7 +57,7 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
 fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
     let text = "name = \"mine\"\nsource = \"measured\"\nattention = \"separate\"\n[operators]\n\
                 \"attention-probs.forward\" = { launched = 3.0, traffic = 2.5 }\n\
-                \"attention-probs.input\" = { launched = 4.0 }\n";
+                \"attention-probs.input\" = { launched = 4.0 }\ncopy = { traffic = 3.0 }\n";
     let stack = Stack::from_toml(text).expect("a stack");
     assert_eq!(stack.attention, Attention::Separate);
     let found = |rate| stack.kernels(rate);
@@ -66,7 +68,10 @@ fn an_operators_kernels_are_found_whatever_the_suffixes_of_its_rate() {
         found("attention-probs+causal.input"),
         Kernels { launched: 4.0, traffic: 1.0, workspace: 0.0 }
     );
-    for other in ["attention-probs.weight", "attention.forward", "gelu.forward"] {
+    assert_eq!(found("copy").traffic, 3.0);
+    for other in
+        ["copy.forward", "cop", "attention-probs.weight", "attention.forward", "gelu.forward"]
+    {
         assert_eq!(
             found(other),
             Kernels { launched: 1.0, traffic: 1.0, workspace: 0.0 },

@@ -57,7 +57,7 @@ pub enum ExchangeError {
         /// The file.
         place: String,
         /// Why it cannot.
-        source: GraphError,
+        source: Box<GraphError>,
     },
     /// The plan's schedule does not exist.
     #[error(transparent)]

@@ -4,6 +4,7 @@ mod accelerate;
 mod arguments;
 mod deepspeed;
 mod megatron;
+mod megatron_layout;
 mod nanotron;
 mod table;
 mod torchtitan;

@@ -41,6 +41,16 @@ fn zero_bubble() {
 }
 
 #[test]
+fn zero_bubble_of_one_stage_a_device() {
+    check("zero-bubble-h1");
+}
+
+#[test]
+fn interleaved_and_sharded() {
+    check("interleaved-sharded");
+}
+
+#[test]
 fn dualpipe_v() {
     check("dualpipe-v");
 }

@@ -5,9 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 
 /// The order of passes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (GPipe, Huang et al. 2019).

@@ -251,7 +251,8 @@ fn not_searched(request: &Request, left_out: usize) -> Vec<String> {
     let names = |kinds: &mut dyn Iterator<Item = ScheduleKind>| {
         kinds.map(ScheduleKind::name).collect::<Vec<_>>().join(", ")
     };
-    let mut others = ScheduleKind::SEARCHED.into_iter().filter(|it| !request.schedules.contains(it));
+    let mut others =
+        ScheduleKind::SEARCHED.into_iter().filter(|it| !request.schedules.contains(it));
     let others = names(&mut others);
     if !others.is_empty() {
         found.push(format!("{others}, which were not asked for"));

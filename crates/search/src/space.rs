@@ -9,7 +9,7 @@ use crate::{Request, SearchError};
 
 /// All uniform plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
 /// pipeline stages that divide how many such groups there are; context parallelism where sequences are
-/// [long](LONG_SEQUENCE), or where there is room for more replicas than samples; as many replicas as there is
+/// of 16,384 positions or more, or where there is room for more replicas than samples; as many replicas as there is
 /// room for, or the most below that the batch can be dealt to, which leaves devices out; sequence
 /// parallelism; ZeRO stages, shared by all replicas or by those of a node; micro-batches; recomputation;
 /// schedule, with as many stages on each device as it can have; cut.
@@ -42,7 +42,7 @@ struct Shape {
 
 /// Positions from which on a sequence is split by context parallelism for the sake of its length: what
 /// attention takes of a block is then as much as all else, and so is what is kept of it.
-pub const LONG_SEQUENCE: u32 = 16_384;
+const LONG_SEQUENCE: u32 = 16_384;
 
 /// The fewest positions that a context-parallel rank has: with fewer, bringing the keys and values of all
 /// others takes longer than their products.
@@ -212,7 +212,9 @@ impl Space {
         let arrangement = schedule.arrangement().unwrap_or(Arrangement::Chain);
         let tried: Vec<u32> = match (arrangement, schedule) {
             (Arrangement::Chain | Arrangement::TakingTurns, _) => vec![1],
-            (Arrangement::Looped, _) => (2..=MOST_CHUNKS).filter(|&it| self.deals(pp * it)).collect(),
+            (Arrangement::Looped, _) => {
+                (2..=MOST_CHUNKS).filter(|&it| self.deals(pp * it)).collect()
+            }
             (_, ScheduleKind::Hanayo) => vec![2, 4],
             _ => vec![2],
         };

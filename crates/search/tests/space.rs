@@ -76,7 +76,10 @@ fn a_vocabulary_that_does_not_divide_stays_whole() {
     let graph = model(text);
     let cluster = h100(1, 4, 80_000_000_000);
     let space = Space::new(&graph, &cluster, &Request::new(text, "c", 8)).expect("a space");
-    let wide = space.candidates().find(|it| it.tp == 4 && it.chunks == 1).expect("heads and widths divide");
+    let wide = space
+        .candidates()
+        .find(|it| it.tp == 4 && it.chunks == 1)
+        .expect("heads and widths divide");
     let whole = "batch:dp, seq:cp, heads:tp, ffn:tp";
     assert_eq!(String::from(wide.layout(&graph)), whole);
     let request = Request::new(text, "c", 8);

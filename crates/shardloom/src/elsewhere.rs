@@ -61,3 +61,49 @@ pub fn import_plan(
 ) -> Result<Imported> {
     Ok(import(project, text, place, given)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+
+    use super::*;
+    use crate::{Model, uniform_plan};
+
+    fn machines_of(cluster: &str, devices: u32) -> Result<Machines> {
+        let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32")?;
+        let numbers = Uniform {
+            pp: 1,
+            mesh: Mesh::of(devices, 1, 1),
+            sequence_parallel: false,
+            global_batch: devices as usize,
+            microbatches: 1,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            recompute: Recompute::None,
+            sync: Sync::default(),
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        };
+        machines(&uniform_plan(&model, &numbers, cluster)?, Project::Megatron)
+    }
+
+    #[test]
+    fn a_plan_is_launched_on_the_machines_of_its_cluster() {
+        let found = |cluster, devices| {
+            let Machines { nodes, devices } = machines_of(cluster, devices).expect("machines");
+            (nodes, devices)
+        };
+        assert_eq!(found("h100-80g:2x8", 16), (2, 8));
+        assert_eq!(found("h100-80g:4x8", 24), (3, 8));
+        assert_eq!(found("h100-80g:2x8", 4), (1, 4));
+        assert_eq!(found("local:2", 2), (1, 2));
+    }
+
+    #[test]
+    fn machines_that_are_not_alike_are_refused() {
+        for (cluster, devices) in [("a100-80g:1x4+h100-80g:1x8", 12), ("h100-80g:2x8", 12)] {
+            let error = machines_of(cluster, devices).expect_err(cluster).to_string();
+            assert!(error.contains(cluster) && error.contains("as many devices"), "{error}");
+        }
+    }
+}

@@ -155,6 +155,7 @@ pub fn explain(
 /// What the devices of `plan` can do together in its precision.
 fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
     let format = match plan.precision.compute {
+        _ if plan.precision.fp8_products => Format::Fp8,
         Number::Fp32 => Format::Fp32,
         Number::Bf16 => Format::Bf16,
         Number::Fp16 => Format::Fp16,

@@ -10,7 +10,7 @@ use shardloom_program::{
 };
 
 use crate::rate::{collective_rate_name, rate_name};
-use crate::{RowCounts, SimError};
+use crate::{RowCounts, SimError, host};
 
 /// Seconds of the parts of one program on one cluster.
 ///
@@ -27,7 +27,7 @@ pub struct CostModel<'a> {
     program: &'a Program,
     extents: Extents,
     rows: RowCounts,
-    /// Per class, whether it exchanges messages with other nodes.
+    /// Per class, whether it exchanges messages with other nodes; empty where that costs nothing.
     crosses: Vec<bool>,
 }
 
@@ -35,23 +35,14 @@ impl<'a> CostModel<'a> {
     /// The costs of `program`, lowered from `graph`, on `cluster`.
     pub fn new(graph: &'a Graph, cluster: &'a Cluster, program: &'a Program) -> CostModel<'a> {
         let extents = program.microbatch_extents(graph);
-        let mut crosses = vec![false; program.classes.len()];
-        for route in &program.routes {
-            let [from, to] = [route.from, route.to];
-            let [sending, receiving] = [from, to].map(|class| &program.class(class).devices);
-            let mut messages = route.messages.iter();
-            if messages.any(|it| !cluster.share_node(sending[it.from], receiving[it.to])) {
-                crosses[from.0 as usize] = true;
-                crosses[to.0 as usize] = true;
-            }
-        }
+        let crosses = host::crosses(cluster, program);
         CostModel { graph, cluster, program, extents, rows: RowCounts::Even, crosses }
     }
 
     /// The same where every stage exchanges messages with other nodes if `crosses`, and none otherwise.
     #[must_use]
     pub(crate) fn with_crossing(self, crosses: bool) -> CostModel<'a> {
-        CostModel { crosses: vec![crosses; self.crosses.len()], ..self }
+        CostModel { crosses: vec![crosses; self.program.classes.len()], ..self }
     }
 
     /// The same where so many rows go to experts as `rows` says.
@@ -139,6 +130,15 @@ impl<'a> CostModel<'a> {
             }
         }
         Ok(bytes)
+    }
+
+    /// Whether `class` exchanges messages with other nodes, where that costs its host something.
+    pub(crate) fn crosses(&self, class: ClassId) -> bool {
+        self.crosses.get(class.0 as usize).copied().unwrap_or(false)
+    }
+
+    pub(crate) fn graph(&self) -> &'a Graph {
+        self.graph
     }
 
     pub(crate) fn cluster(&self) -> &'a Cluster {
@@ -395,8 +395,8 @@ impl<'a> CostModel<'a> {
         if let Some(product) = device.products.get(&rate)
             && let Some((MatmulShape { batch, m, n, k }, _)) = matmul
         {
-            // Asked for the error: a device without a peak rate does not compute in this precision.
-            device.peak_flops(matmul_precision(self.program.precision.compute))?;
+            // Asked for the error: a device without a peak rate does not compute in this format.
+            device.peak_flops(format)?;
             if flops == 0.0 {
                 return Ok(0.0);
             }
@@ -438,7 +438,7 @@ impl<'a> CostModel<'a> {
     fn feeds_loss(&self, op: OpId) -> bool {
         let written = &self.graph.op(op).outputs;
         let mut losses =
-            self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy { .. }));
+            self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy));
         losses.any(|(_, node)| node.inputs.iter().any(|value| written.contains(value)))
     }
 
@@ -461,56 +461,6 @@ impl<'a> CostModel<'a> {
         let class = self.program.class(class);
         let elements = instruction.operands().map(|view| class.view_range(view, position).len());
         (each * elements.max().unwrap_or(0) as f64) as u64
-    }
-
-    /// Seconds that the host takes to launch `instruction` of `class`.
-    pub fn launch_seconds(&self, class: ClassId, instruction: &Instruction) -> f64 {
-        let stack = self.cluster.stack();
-        let host = stack.host;
-        match &instruction.action {
-            Action::Collective { group, .. } => {
-                let of_values = instruction.reads.first().is_some_and(|view| {
-                    self.program.class(class).tensor(view.tensor).is_activation()
-                });
-                let crosses = of_values && self.crosses[class.0 as usize];
-                let crossing = match crosses && host.crossing_seconds > 0.0 {
-                    true => self.program.members(class, 0, group).len(),
-                    false => 0,
-                };
-                host.collective_seconds(crossing as u32)
-            }
-            Action::Kernel { op, pass, .. } if host.kernel_seconds > 0.0 => {
-                stack.kernels(&rate_name(self.graph, *op, *pass)).launched * host.kernel_seconds
-            }
-            Action::Kernel { .. } | Action::Report | Action::Free => 0.0,
-            Action::Copy if instruction.is_move() => 0.0,
-            Action::Send { .. } | Action::Receive { .. } => host.communication_seconds,
-            Action::Optimizer => {
-                host.kernel_seconds + host.share_seconds * self.shares(class, instruction) as f64
-            }
-            Action::Extrapolate { .. }
-            | Action::Add
-            | Action::Copy
-            | Action::Load { .. }
-            | Action::Slice { .. }
-            | Action::Norm
-            | Action::Statistics { .. }
-            | Action::Cast
-            | Action::Test => host.kernel_seconds,
-        }
-    }
-
-    /// Shares of replicas in parameters, summed over those that an instruction updates; none where every
-    /// replica has all of it.
-    fn shares(&self, class: ClassId, instruction: &Instruction) -> usize {
-        let class = self.program.class(class);
-        let updated = instruction.writes.iter().map(|write| class.tensor(write.to.tensor));
-        let mut shared = updated.filter(|it| matches!(it.shape, Shape::Flat(Extent::Share)));
-        let bucket = shared.find_map(|tensor| tensor.bucket);
-        bucket.map_or(0, |bucket| {
-            let bucket = &class.buckets[bucket.0 as usize];
-            bucket.params.len() * class.mesh.span(&bucket.shards)
-        })
     }
 
     /// Bytes that pass through memory besides the operands of the operator's matrix products: those of

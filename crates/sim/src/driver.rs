@@ -61,7 +61,7 @@ pub trait Driver {
     }
 
     /// Bytes of memory in use while an instruction runs that needs nobody else, besides the program's tensors;
-    /// none of a driver that holds nothing else.
+    /// none of a driver that holds nothing else. Asked right before [`Driver::local`].
     fn workspace_bytes(&mut self, _call: &Call<'_>) -> u64 {
         0
     }

@@ -51,6 +51,7 @@ mod cost;
 mod driver;
 mod engine;
 mod error;
+mod host;
 mod modelled;
 mod rate;
 mod recording;

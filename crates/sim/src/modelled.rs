@@ -45,6 +45,8 @@ struct ClassDurations {
 struct Known {
     /// Its launch by the host.
     launch: Option<Picos>,
+    /// What it uses of memory besides tensors.
+    workspace: Option<u64>,
     /// Its local part, per position of [`ClassDurations::firsts`].
     local: Vec<(u32, Picos)>,
     /// As a collective of folded classes.
@@ -265,8 +267,14 @@ impl Driver for Modelled<'_> {
     }
 
     fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
-        let Actor { class, position, .. } = call.actor;
-        self.costs.workspace_bytes(class, position, call.instruction)
+        let (Actor { class, position, .. }, body) = (call.actor, call.run.entry.body);
+        if let Some(bytes) = self.known(class, body, call.index).workspace {
+            return bytes;
+        }
+        // Values, of which operators have some for operands, are equally large at all positions.
+        let bytes = self.costs.workspace_bytes(class, position, call.instruction);
+        self.known(class, body, call.index).workspace = Some(bytes);
+        bytes
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

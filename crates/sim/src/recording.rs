@@ -1,5 +1,7 @@
 //! Durations written down in one run and repeated in another.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use shardloom_program::Guard;
 use shardloom_program::timeline::{Clock, Picos};
@@ -19,6 +21,9 @@ struct Durations {
     launches: Vec<Picos>,
     /// Of everything but sends and launches.
     spans: Vec<Picos>,
+    /// Bytes in use besides tensors while something runs, by the index of its span.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    workspaces: BTreeMap<usize, u64>,
     /// Of the messages of each send.
     sends: Vec<Vec<Picos>>,
     /// Whether flags of guards held.
@@ -69,6 +74,15 @@ impl<D: Driver> Driver for Recorder<D> {
         let launch = self.driver.launch(call)?;
         self.of(call.actor).launches.push(launch);
         Ok(launch)
+    }
+
+    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
+        let bytes = self.driver.workspace_bytes(call);
+        let of = self.of(call.actor);
+        if bytes > 0 {
+            of.workspaces.insert(of.spans.len(), bytes);
+        }
+        bytes
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
@@ -148,6 +162,13 @@ impl Driver for Recorded<'_> {
         let launches = self.recording.actors.get(index).map_or(&[][..], |it| &it.launches);
         let launch = self.used.get_mut(index).and_then(|used| next(launches, &mut used.launches));
         launch.copied().ok_or_else(|| ends(call.actor, launches.len()))
+    }
+
+    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
+        let index = call.actor.index as usize;
+        let actor = self.recording.actors.get(index).zip(self.used.get(index));
+        let found = actor.and_then(|(recorded, used)| recorded.workspaces.get(&used.spans));
+        found.copied().unwrap_or(0)
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {

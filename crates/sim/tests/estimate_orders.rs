@@ -35,7 +35,9 @@ fn candidates(devices: u32, global_batch: u32) -> Vec<Candidate> {
     let mut all = vec![];
     for (pp, tp) in [(2, 1), (2, 2), (4, 1), (4, 2), (8, 1)] {
         let dp = devices / pp / tp;
-        for (microbatch, zero) in [1, 2, 4].iter().flat_map(|&it| (0..4).map(move |zero| (it, zero))) {
+        for (microbatch, zero) in
+            [1, 2, 4].iter().flat_map(|&it| (0..4).map(move |zero| (it, zero)))
+        {
             for (recompute, (schedule, chunks)) in Recompute::BY_BLOCK
                 .iter()
                 .flat_map(|&recompute| ORDERS.map(|order| (recompute, order)))
@@ -86,7 +88,13 @@ fn correlation(times: &[(f64, f64)]) -> f64 {
     products(|a, b| a * b) / (products(|a, _| a * a) * products(|_, b| b * b)).sqrt()
 }
 
-fn check(graph: &Graph, cluster: &Cluster, settings: Settings, candidates: Vec<Candidate>, error: f64) {
+fn check(
+    graph: &Graph,
+    cluster: &Cluster,
+    settings: Settings,
+    candidates: Vec<Candidate>,
+    error: f64,
+) {
     let candidates = possible(graph, cluster, settings, candidates);
     let times = times(graph, cluster, settings, &candidates);
     if std::env::var_os("SHOW").is_some() {
@@ -111,8 +119,9 @@ fn estimates_rank_plans_of_all_schedules() {
 
 #[test]
 fn estimates_rank_plans_of_all_schedules_over_slow_shared_links() {
-    let graph =
-        model("llama:layers=30,hidden=512,heads=8,kv_heads=4,seq=512,vocab=4096,ffn=1408,tied=true");
+    let graph = model(
+        "llama:layers=30,hidden=512,heads=8,kv_heads=4,seq=512,vocab=4096,ffn=1408,tied=true",
+    );
     let cluster = Cluster::parse("v100-16g:4x4").expect("a preset");
     let precision = Precision { compute: Number::Fp16, ..Precision::MIXED };
     let settings = Settings { precision, ..MIXED };
@@ -135,14 +144,19 @@ fn no_estimate_is_below_its_bounds() {
             let settings = Settings { precision: Precision::FP32, norm, ..MIXED };
             let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
             for candidate in sample(candidates(8, 32), 12) {
-                let Some(estimate) = estimator.estimate(&candidate).expect("costs") else { continue };
+                let Some(estimate) = estimator.estimate(&candidate).expect("costs") else {
+                    continue;
+                };
                 let bound = estimator.bound(&candidate).expect("costs").expect("a layout");
                 let seconds = estimator.least_seconds(&candidate).expect("costs");
                 let bytes = estimator.least_bytes(&candidate).expect("costs");
                 let exceeds = |bound: f64, found: f64| bound > found * (1.0 + 1e-9);
                 assert!(!exceeds(bound.step_seconds, estimate.step_seconds), "{candidate:?}");
                 assert!(!exceeds(bound.peak_bytes, estimate.peak_bytes), "{candidate:?}");
-                assert!(!exceeds(seconds.expect("a layout"), estimate.step_seconds), "{candidate:?}");
+                assert!(
+                    !exceeds(seconds.expect("a layout"), estimate.step_seconds),
+                    "{candidate:?}"
+                );
                 assert!(!exceeds(bytes.expect("a layout"), estimate.peak_bytes), "{candidate:?}");
             }
         }

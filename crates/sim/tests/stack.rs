@@ -5,9 +5,7 @@ mod scenario;
 use std::collections::BTreeSet;
 
 use scenario::{gpt, h100, lowered, uniform};
-use shardloom_cluster::{
-    Algorithms, Attention, CROSSING_EXPONENT, Cluster, DeviceId, Kernels, Stack,
-};
+use shardloom_cluster::{Algorithms, Attention, Cluster, Crossing, DeviceId, Kernels, Stack};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
@@ -141,7 +139,7 @@ fn collectives_of_stages_on_several_nodes_take_the_host_what_the_stack_says() {
         let text = format!("h100-80g:{nodes}x{}", 8 / nodes);
         let mut stack = Stack::default();
         stack.host.communication_seconds = 1e-5;
-        stack.host.crossing_seconds = 1e-4;
+        stack.host.crossing = Crossing { seconds: 1e-4, exponent: 1.5 };
         let cluster = Cluster::parse(&text).map(|it| it.under(stack)).expect("a preset");
         let costs = CostModel::new(&graph, &cluster, &program);
         let (class, _) = program.classes().next().expect("a class");
@@ -155,7 +153,7 @@ fn collectives_of_stages_on_several_nodes_take_the_host_what_the_stack_says() {
         assert!(seconds.len() > 4, "{seconds:?}");
         seconds
     };
-    let crossing = 1e-5 + 1e-4 * 4_f64.powf(CROSSING_EXPONENT);
+    let crossing = 1e-5 + 1e-4 * 4_f64.powf(1.5);
     for (of_value, seconds) in on(2) {
         assert_eq!(seconds, if of_value { crossing } else { 1e-5 });
     }
@@ -373,6 +371,8 @@ fn a_run_that_is_written_down_and_repeated_launches_as_it_did() {
     let cluster = under(2, |stack| {
         stack.host.kernel_seconds = 20e-6;
         stack.host.communication_seconds = 30e-6;
+        let kernels = Kernels { workspace: 1e6, ..Kernels::default() };
+        stack.operators.insert("cross-entropy.forward".into(), kernels);
     });
     let mut recorder = Recorder::new(Modelled::new(&graph, &cluster, &program).expect("costs"));
     let options = Options { steps: 2, folded: false };

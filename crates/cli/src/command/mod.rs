@@ -75,9 +75,9 @@ impl ProfileFile {
 #[derive(Debug, Args)]
 struct StackName {
     /// The software stack that training would run under: shardloom (this program's own trainer),
-    /// megatron-2021, fsdp-eager, nanotron, or a TOML file. It says what kernels and host cost, and
-    /// what plans made for it have: with most, full recomputation is of whole blocks, and where
-    /// attention keeps no scores, none is selective
+    /// megatron (of 2024 and later), megatron-2021, fsdp-eager, internevo, nanotron, or a TOML file. It
+    /// says what kernels and host cost, and what plans made for it have: with most, full recomputation
+    /// is of whole blocks, and where attention keeps no scores, none is selective
     #[arg(long, value_name = "STACK", default_value = "shardloom")]
     stack: String,
 }

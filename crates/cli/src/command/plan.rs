@@ -78,6 +78,10 @@ pub struct Plan {
     #[arg(long)]
     fp32: bool,
 
+    /// Compute products of activations and weights, but for the last, in 8 bits
+    #[arg(long, conflicts_with = "fp32")]
+    fp8: bool,
+
     /// Tokens to train on in all, to say how long that takes and what it costs
     #[arg(long, value_name = "TOKENS", value_parser = decimal)]
     tokens: Option<f64>,
@@ -168,6 +172,7 @@ impl Plan {
         if self.fp32 {
             request.precision = Precision::FP32;
         }
+        request.precision.fp8_products = self.fp8;
         let spinner = terminal.spinner("searching");
         let planned = match method {
             Some(method) => plan_by_method(&model, &cluster, &request, method),

@@ -137,7 +137,7 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
         arguments.push(flag("--sequence-parallel"));
     }
     if recipe.cp > 1 {
-        if recipe.model.seq % (2 * recipe.cp) != 0 {
+        if !recipe.model.seq.is_multiple_of(2 * recipe.cp) {
             let reason = "a rank has a piece of the sequence from its head and one from its tail, so \
                           twice the width divides the sequence";
             return leaving.refuse("pipeline.stage.mesh.cp", recipe.cp, reason);
@@ -148,7 +148,7 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<Vec<Argument>, ExchangeError
     match recipe.schedule {
         _ if recipe.pp == 1 => leaving.require_accumulation()?,
         ScheduleKind::OneForwardOneBackward => {}
-        ScheduleKind::Interleaved if recipe.microbatches % recipe.pp != 0 => {
+        ScheduleKind::Interleaved if !recipe.microbatches.is_multiple_of(recipe.pp) => {
             let reason = format!(
                 "interleaved stages take micro-batches in groups of {}, one for each group of devices",
                 recipe.pp

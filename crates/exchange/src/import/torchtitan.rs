@@ -14,9 +14,8 @@ use crate::{ExchangeError, RankOrder, Recipe};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
     words.only("parallelism.expert_parallel_degree", &["1"], "the model has no experts")?;
-    for path in ["training.enable_cpu_offload"] {
-        words.only(path, &["false"], "plans keep weights and optimizer states on devices")?;
-    }
+    let on_devices = "plans keep weights and optimizer states on devices";
+    words.only("training.enable_cpu_offload", &["false"], on_devices)?;
     words.only(
         "compile.enable_async_tensor_parallel",
         &["false"],
@@ -171,7 +170,8 @@ fn named(words: &Words) -> Result<ModelSpec, ExchangeError> {
             return words.error("model.flavor", format!("{flavor} of {name}"), rule);
         }
     };
-    let in_model = |source| ExchangeError::Model { place: words.place.clone(), source };
+    let in_model =
+        |source| ExchangeError::Model { place: words.place.clone(), source: Box::new(source) };
     let seq = words.size("training.seq_len")?.unwrap_or(2048);
     ModelSpec::preset(preset).and_then(|spec| spec.with_seq(seq)).map_err(in_model)
 }

@@ -257,7 +257,7 @@ fn places(
         let value = stages.first().map_or_else(String::new, |it| String::from(it.devices.clone()));
         return Err(ExchangeError::refused(project, "pipeline.stage.devices", value, reason));
     };
-    if places.len() % groups.len().max(1) != 0 {
+    if !places.len().is_multiple_of(groups.len().max(1)) {
         let value = format!("{} on {} groups of devices", places.len(), groups.len());
         let reason = "every group of devices has as many stages";
         return Err(ExchangeError::refused(project, "pipeline.stage", value, reason));

@@ -30,7 +30,8 @@ impl Recipe {
         place: &str,
         notes: Vec<String>,
     ) -> Result<Imported, ExchangeError> {
-        let in_model = |source| ExchangeError::Model { place: place.into(), source };
+        let in_model =
+            |source| ExchangeError::Model { place: place.into(), source: Box::new(source) };
         let graph = spec.graph().map_err(in_model)?;
         let [dp, cp, tp] = [self.dp, self.cp, self.tp].map(|width| width as u32);
         let mesh = Mesh::of(dp, cp, tp);
@@ -70,7 +71,8 @@ pub(crate) fn model_of(
     match (given, described) {
         (None, None) => Err(text("says nothing of the model: name it with --model".into())),
         (None, Some(described)) => {
-            let in_model = |source| ExchangeError::Model { place: place.into(), source };
+            let in_model =
+                |source| ExchangeError::Model { place: place.into(), source: Box::new(source) };
             Ok((described.spec().map_err(in_model)?, described))
         }
         (Some(spec), described) => {

@@ -78,6 +78,15 @@ pub fn case(name: &str) -> Case {
         "zero-bubble-v" => {
             plan(LLAMA, &Uniform { pp: 4, schedule: ScheduleKind::ZeroBubbleV, ..usual }, 2)
         }
+        "zero-bubble-h1" => {
+            let (schedule, sync) =
+                (ScheduleKind::ZeroBubbleH1, Sync { zero: 3, ..Sync::default() });
+            plan(LLAMA, &Uniform { pp: 4, mesh: Mesh::of(2, 1, 1), schedule, sync, ..usual }, 1)
+        }
+        "interleaved-sharded" => {
+            let (schedule, sync) = (ScheduleKind::Interleaved, Sync { zero: 2, ..Sync::default() });
+            plan(LLAMA, &Uniform { pp: 2, mesh: Mesh::of(2, 1, 2), schedule, sync, ..usual }, 3)
+        }
         "dualpipe-v" => plan(
             LLAMA,
             &Uniform { pp: 2, schedule: ScheduleKind::DualPipeV, microbatches: 4, ..usual },
@@ -123,7 +132,9 @@ pub fn case(name: &str) -> Case {
 }
 
 /// All names of plans.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 11] = [
+    "zero-bubble-h1",
+    "interleaved-sharded",
     "interleaved-3d",
     "zero-bubble-v",
     "dualpipe-v",

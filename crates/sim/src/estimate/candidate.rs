@@ -2,7 +2,8 @@
 
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Axis, LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    Arrangement, Axis, LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync,
+    Uniform,
 };
 
 /// Where stages are cut.

@@ -178,7 +178,8 @@ impl<'a> Estimator<'a> {
         }
         let Some(step) = self.run(candidate) else { return Ok(None) };
         let peak_bytes = step.peak_bytes.iter().copied().fold(0.0, f64::max);
-        let step_seconds = step.seconds.max(self.bound_seconds(candidate)) + self.host_seconds(candidate);
+        let step_seconds =
+            step.seconds.max(self.bound_seconds(candidate)) + self.host_seconds(candidate);
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
 
@@ -186,10 +187,7 @@ impl<'a> Estimator<'a> {
     ///
     /// # Errors
     /// As [`Estimator::estimate`].
-    pub fn mesh_peak_bytes(
-        &mut self,
-        candidate: &Candidate,
-    ) -> Result<Option<Vec<f64>>, SimError> {
+    pub fn mesh_peak_bytes(&mut self, candidate: &Candidate) -> Result<Option<Vec<f64>>, SimError> {
         if !self.evaluate(candidate)? {
             return Ok(None);
         }
@@ -367,9 +365,9 @@ impl<'a> Estimator<'a> {
                 send_seconds: [to(stage + 1, chain.get(stage + 1)), to(stage, before)],
             }
         };
-        let pipelines = places.iter().map(|chain| {
-            (0..chain.len()).map(|stage| instance(chain, stage)).collect::<Vec<_>>()
-        });
+        let pipelines = places
+            .iter()
+            .map(|chain| (0..chain.len()).map(|stage| instance(chain, stage)).collect::<Vec<_>>());
         let mut pipelines: Vec<Vec<Instance>> = pipelines.collect();
         if places.len() > 1 {
             // Every stage lives on as many meshes as there are pipelines, which add up its gradients.
@@ -457,7 +455,9 @@ impl<'a> Estimator<'a> {
 
     /// Adding up the gradients of parameters that live on several meshes.
     fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else { return 0.0 };
+        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else {
+            return 0.0;
+        };
         let Settings { algorithm, precision, .. } = self.settings;
         let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
         let sum = |holders: usize, elements: f64| {
@@ -557,8 +557,14 @@ impl<'a> Estimator<'a> {
     fn block_key(&self, candidate: &Candidate) -> BlockKey {
         // Other stacks have the same costs wherever messages go.
         let host = self.place.stack.host;
-        let crosses = host.crossing_seconds > 0.0 && self.place.crosses(candidate);
-        (split_key(candidate), candidate.microbatch, candidate.recompute, candidate.halves(), crosses)
+        let crosses = host.crossing.seconds > 0.0 && self.place.crosses(candidate);
+        (
+            split_key(candidate),
+            candidate.microbatch,
+            candidate.recompute,
+            candidate.halves(),
+            crosses,
+        )
     }
 
     /// Lowers the reduced model and fills in its tables.

@@ -63,7 +63,9 @@ impl Orders {
             true => microbatches,
             false => (ROUNDS - 1) * round + microbatches % round,
         };
-        if candidate.schedule.is_timed() && most.saturating_mul(round * candidate.chunks) > MOST_TIMED {
+        if candidate.schedule.is_timed()
+            && most.saturating_mul(round * candidate.chunks) > MOST_TIMED
+        {
             self.left_out += 1;
             return None;
         }
@@ -115,12 +117,7 @@ fn repeats(candidate: &Candidate) -> bool {
         || candidate.microbatches.is_multiple_of(candidate.pp)
 }
 
-fn key(
-    candidate: &Candidate,
-    microbatches: u32,
-    times: &PassTimes,
-    succession: Succession,
-) -> Key {
+fn key(candidate: &Candidate, microbatches: u32, times: &PassTimes, succession: Succession) -> Key {
     let Candidate { schedule, pp, chunks, .. } = *candidate;
     let PassTimes { forward, input, weight, message, kept } = *times;
     let parts = [input, weight, message, kept].map(|it| (it / forward).to_bits());

@@ -182,12 +182,7 @@ impl Device {
 }
 
 /// The step of devices that have run their passes: what they do after the last and before the first.
-fn with_ends(
-    devices: &mut [Device],
-    instances: &[Instance],
-    starts: &[f64],
-    ends: &Ends,
-) -> f64 {
+fn with_ends(devices: &mut [Device], instances: &[Instance], starts: &[f64], ends: &Ends) -> f64 {
     for instance in instances {
         devices[instance.device].update += instance.cost.update_seconds;
     }

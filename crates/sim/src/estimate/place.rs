@@ -145,9 +145,8 @@ impl<'c> Place<'c> {
             return 0.0;
         }
         let node = |mesh: u32| mesh * size / self.per_node;
-        let inside = size < self.per_node
-            && self.per_node.is_multiple_of(size)
-            && node(from) == node(to);
+        let inside =
+            size < self.per_node && self.per_node.is_multiple_of(size) && node(from) == node(to);
         let (path, concurrent) = match (inside, self.within, self.across) {
             (true, Some(path), _) | (_, Some(path), None) => (path, 1),
             (_, _, Some(path)) => (path, size.min(self.per_node)),

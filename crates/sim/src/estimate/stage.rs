@@ -385,7 +385,8 @@ impl StageCost {
             (true, true) => {
                 // While a block computes, the next one's weights come and the last one's gradients go.
                 forward = forward.max(self.front.gather_seconds);
-                let Front { behind_reduce_seconds, backward_seconds, weight_seconds, .. } = self.front;
+                let Front { behind_reduce_seconds, backward_seconds, weight_seconds, .. } =
+                    self.front;
                 match halves {
                     true => {
                         self.backward_seconds += backward_seconds.max(gather);

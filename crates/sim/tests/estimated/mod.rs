@@ -16,7 +16,13 @@ pub const MIXED: Settings = Settings {
     bucket_bytes: 25_000_000,
 };
 
-fn plan(graph: &Graph, settings: &Settings, candidate: &Candidate, cuts: &[usize], times: PassTimes) -> Plan {
+fn plan(
+    graph: &Graph,
+    settings: &Settings,
+    candidate: &Candidate,
+    cuts: &[usize],
+    times: PassTimes,
+) -> Plan {
     let uniform = Uniform {
         pp: candidate.pp as usize,
         mesh: candidate.mesh(),
@@ -106,4 +112,3 @@ pub fn mean_error(times: &[(f64, f64)]) -> f64 {
 pub fn model(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
 }
-
