@@ -189,23 +189,23 @@ fn rounds_that_repeat_add_as_much_each() {
     }
 }
 
-/// What a device holds in a schedule's order.
+/// What a device holds in a schedule's order. Estimates count what weight gradients need by themselves in
+/// the pass before them, where a device holds more besides: with a large vocabulary that is up to a fifth.
 #[test]
 fn memory_of_all_schedules_is_estimated_as_their_programs_hold_it() {
     let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200,tied=true");
     let cluster = h100(8);
     let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
+    let (mut near, mut count) = (0, 0);
     for candidate in possible(&graph, &cluster, MIXED, sample(candidates(8, 32), 24)) {
         let estimated = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
         let program = estimated::program(&graph, &mut estimator, &MIXED, &candidate);
         for (class, estimated) in program.classes.iter().zip(&estimated) {
-            if std::env::var_os("SHOW").is_some() {
-                let ratio = estimated / class.memory_use(&program, 0).peak_bytes as f64;
-                println!("{ratio:.3} {candidate:?}");
-                continue;
-            }
             let ratio = estimated / class.memory_use(&program, 0).peak_bytes as f64;
-            assert!((0.9..=1.1).contains(&ratio), "{}: {ratio} of {candidate:?}", class.place());
+            assert!((0.95..=1.2).contains(&ratio), "{}: {ratio} of {candidate:?}", class.place());
+            count += 1;
+            near += usize::from((0.99..=1.01).contains(&ratio));
         }
     }
+    assert!(10 * near >= 8 * count, "{near} of {count} within a hundredth");
 }

@@ -64,6 +64,8 @@ pub(super) fn step(
     let held = |&held: &f64| Device { held, peak: held, ..Device::default() };
     let mut devices: Vec<Device> = persistent_bytes.iter().map(held).collect();
     let mut starts = vec![0.0; instances.len()];
+    // Micro-batches of each stage that wait for their weight gradients.
+    let mut waiting = vec![0u32; instances.len()];
     // When what each pass hands on is there.
     let mut arrivals = vec![0.0f64; sequence.nodes.len()];
     let mut index = 0;
@@ -77,12 +79,6 @@ pub(super) fn step(
         device.start.get_or_insert(start);
         let end = start + duration(passes, instances);
         device.clock = end;
-        // While two passes run at the same time, one holds what the other does for its time only.
-        let transient = |node: &Node| {
-            let cost = &instances[usize::from(node.instance)].cost;
-            cost.peak_bytes - cost.kept_bytes
-        };
-        let beside = passes.iter().skip(1).map(transient).fold(0.0, f64::max);
         for (node, place) in passes.iter().zip(index..) {
             let instance = &instances[usize::from(node.instance)];
             if node.first {
@@ -91,7 +87,8 @@ pub(super) fn step(
             if node.sends {
                 arrivals[place] = device.send(node, instance, ends.overlaps);
             }
-            device.hold(node.kind, &instance.cost, beside);
+            let waiting = &mut waiting[usize::from(node.instance)];
+            device.hold(node.kind, &instance.cost, waiting);
             let whole = matches!(node.kind, PassKind::Backward | PassKind::BackwardWeight);
             if whole && (node.last || ends.reduces_each) {
                 device.reduce(node, &instance.cost, end, ends);
@@ -150,18 +147,28 @@ impl Device {
         }
     }
 
-    /// Takes in what a pass holds and leaves, with so much more held for a pass beside it.
-    fn hold(&mut self, kind: PassKind, cost: &StageCost, beside: f64) {
-        let (kept, waiting) = (cost.kept_bytes, cost.waiting_bytes);
+    /// Takes in what a pass holds and leaves, where so many micro-batches of its stage were `waiting` for
+    /// their weight gradients.
+    fn hold(&mut self, kind: PassKind, cost: &StageCost, waiting: &mut u32) {
+        let kept = cost.kept_bytes;
         let (freed, left) = match kind {
             PassKind::Forward => (0.0, kept),
             PassKind::Backward => (kept, 0.0),
-            PassKind::BackwardInput => (kept, waiting),
-            PassKind::BackwardWeight => (waiting, 0.0),
+            PassKind::BackwardInput => {
+                // Those that are begun are in what the pass holds.
+                let others = if *waiting > 0 { cost.begun_bytes } else { 0.0 };
+                *waiting += 1;
+                (kept + others, cost.waiting_bytes + cost.begun_bytes)
+            }
+            PassKind::BackwardWeight => {
+                *waiting -= 1;
+                let others = if *waiting > 0 { cost.begun_bytes } else { 0.0 };
+                (cost.waiting_bytes + cost.begun_bytes - others, 0.0)
+            }
         };
         self.held -= freed;
         if kind != PassKind::BackwardWeight {
-            self.peak = self.peak.max(self.held + cost.peak_bytes + beside);
+            self.peak = self.peak.max(self.held + cost.peak_bytes);
         }
         self.held += left;
     }

@@ -225,6 +225,8 @@ pub(super) struct StageCost {
     pub kept_bytes: f64,
     /// Bytes kept for each micro-batch that waits for its weight gradients.
     pub waiting_bytes: f64,
+    /// Gradients that are there as long as any micro-batch waits: some input gradients begin them.
+    pub begun_bytes: f64,
     /// The most that the passes of one micro-batch hold, its kept bytes included.
     pub peak_bytes: f64,
     /// Elements whose optimizer state is here.
@@ -245,6 +247,7 @@ struct Unit {
     weight_seconds: f64,
     kept_bytes: f64,
     waiting_bytes: f64,
+    begun_bytes: f64,
     forward_peak_bytes: f64,
     backward_peak_bytes: f64,
     /// The most while gradients of its parameters are around, without them.
@@ -354,11 +357,10 @@ impl StageCost {
             (held.backward_peak_bytes + waiting).max(behind + unit.backward_peak_bytes);
         unit.late_peak_bytes = (late + waiting).max(behind + unit.late_peak_bytes);
         unit.kept_bytes += held.kept_bytes;
-        // Gradients that some input gradients have begun are there until the others are.
-        unit.waiting_bytes += match terms.shards_gradients() && !terms.shards_weights() {
-            true => cost.scattered.waiting_bytes,
-            false => held.waiting_bytes,
-        };
+        unit.waiting_bytes += cost.whole.waiting_bytes;
+        if terms.shards_gradients() {
+            unit.begun_bytes += cost.scattered.waiting_bytes - cost.whole.waiting_bytes;
+        }
         self.blocks.0 = block;
     }
 
@@ -443,7 +445,7 @@ impl StageCost {
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
             _ => unit.backward_peak_bytes,
         };
-        let backward_peak_bytes = backward_peak_bytes + self.waiting_bytes;
+        let backward_peak_bytes = backward_peak_bytes + self.waiting_bytes + self.begun_bytes;
         let weight_bytes = match terms.shards_weights() {
             true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
             false => 0.0,
@@ -462,6 +464,7 @@ impl StageCost {
         };
         self.kept_bytes += unit.kept_bytes;
         self.waiting_bytes += unit.waiting_bytes;
+        self.begun_bytes += unit.begun_bytes;
         self.persistent_bytes += terms.persistent_bytes(&unit.parameters);
     }
 }
