@@ -33,6 +33,8 @@ pub struct Recipe {
     pub tp: usize,
     /// Whether what tensor parallelism leaves whole is split along the sequence.
     pub sequence_parallel: bool,
+    /// Whether what tensor parallelism gathers is kept for backward passes.
+    pub keeps_gathered: bool,
     /// The stages of the pipeline, first to last.
     pub stages: Vec<StagePlace>,
     /// How ranks are numbered.

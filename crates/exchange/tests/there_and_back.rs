@@ -124,3 +124,15 @@ fn every_case_goes_somewhere_and_what_is_refused_says_why() {
         assert!(taken > 0, "{name} goes nowhere");
     }
 }
+
+#[test]
+fn nanotron_keeps_what_is_gathered_or_gathers_it_again() {
+    for keeps_gathered in [false, true] {
+        let sync = Sync { bucket_bytes: 25 << 20, ..numbers().sync };
+        let (mesh, recompute) = (Mesh::of(2, 1, 4), Recompute::Block);
+        let numbers = Uniform { mesh, sequence_parallel: true, recompute, sync, ..numbers() };
+        let plan = Plan { keeps_gathered, ..plan(LLAMA, &numbers, 1) };
+        let case = Case::of("gathered", plan.clone());
+        assert_back(&case, Project::Nanotron, &plan);
+    }
+}

@@ -84,7 +84,7 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
 }
 
 /// Finds the fastest plan for `graph` on `cluster`: one that is no slower than any of `baselines` that
-/// fits, such as those that people use without a search. They are made when the space has been looked through.
+/// fits, such as those that people use without a search. They are made while the space is looked through.
 ///
 /// A cluster of several kinds of device is planned for as if all were like the slowest and had the memory
 /// of the smallest; the outcome's notes say so. Simulated times are those of the real cluster.
@@ -95,25 +95,20 @@ pub fn auto(
     graph: &Graph,
     cluster: &Cluster,
     request: &Request,
-    baselines: impl FnOnce() -> Result<Vec<Baseline>, SearchError>,
+    baselines: impl FnOnce() -> Result<Vec<Baseline>, SearchError> + Send,
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
     let mut estimator = Estimator::new(graph, cluster, request.settings())?;
     let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
-    let mut spaces = vec![Space::new(graph, cluster, request)?];
-    let mut scan = Scan::of(&spaces[0], request, limit_bytes, &mut estimator)?;
-    if scan.ranking.is_empty() {
-        let wider = Space::across_nodes(graph, cluster, request)?;
-        let found = Scan::of(&wider, request, limit_bytes, &mut estimator)?;
-        scan = Scan {
-            evaluated: scan.evaluated + found.evaluated,
-            bounded_away: scan.bounded_away + found.bounded_away,
-            ..found
-        };
-        spaces.push(wider);
-    }
-    let baselines = baselines()?;
+    let (scanned, baselines) = std::thread::scope(|scope| {
+        let baselines = scope.spawn(baselines);
+        let scanned = Scanned::of(graph, cluster, request, limit_bytes, &mut estimator);
+        let baselines = baselines.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (scanned, baselines)
+    });
+    let Scanned { spaces, scan } = scanned?;
+    let baselines = baselines?;
     let counted = scan.evaluated + scan.bounded_away;
     let mut finalists =
         simulate_best(graph, cluster, request, &mut estimator, &scan.ranking, &baselines)?;
@@ -159,6 +154,36 @@ pub fn auto(
         notes,
         not_searched: not_searched(request, estimator.left_out()),
     })
+}
+
+/// The spaces that were looked through, the second if there is nothing in the first, and what was found.
+struct Scanned {
+    spaces: Vec<Space>,
+    scan: Scan,
+}
+
+impl Scanned {
+    fn of(
+        graph: &Graph,
+        cluster: &Cluster,
+        request: &Request,
+        limit_bytes: f64,
+        estimator: &mut Estimator<'_>,
+    ) -> Result<Scanned, SearchError> {
+        let space = Space::new(graph, cluster, request)?;
+        let scan = Scan::of(&space, request, limit_bytes, estimator)?;
+        if !scan.ranking.is_empty() {
+            return Ok(Scanned { spaces: vec![space], scan });
+        }
+        let wider = Space::across_nodes(graph, cluster, request)?;
+        let found = Scan::of(&wider, request, limit_bytes, estimator)?;
+        let scan = Scan {
+            evaluated: scan.evaluated + found.evaluated,
+            bounded_away: scan.bounded_away + found.bounded_away,
+            ..found
+        };
+        Ok(Scanned { spaces: vec![space, wider], scan })
+    }
 }
 
 /// The fastest candidate by estimate, with its plan; none if none fits.

@@ -139,8 +139,8 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
     let text = format!(
         "  dp: {}\n  pp: {}\n  tp: {}\n  pp_engine: {engine}\n  tp_mode: {mode}\n  \
          tp_linear_async_communication: {}\n  recompute_layer: {recompute}\n  \
-         tp_recompute_allgather: true\n  expert_parallel_size: 1\n  context_parallel_size: 1\n",
-        recipe.dp, recipe.pp, recipe.tp, recipe.sequence_parallel,
+         tp_recompute_allgather: {}\n  expert_parallel_size: 1\n  context_parallel_size: 1\n",
+        recipe.dp, recipe.pp, recipe.tp, recipe.sequence_parallel, !recipe.keeps_gathered,
     );
     match recipe.recompute {
         Recompute::None => {

@@ -59,6 +59,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         cp,
         tp,
         sequence_parallel: false,
+        keeps_gathered: false,
         stages: vec![StagePlace { blocks, group: 0 }],
         rank_order: RankOrder::PipelineSlowest,
         global_batch,

@@ -52,6 +52,7 @@ pub(super) fn import(
         cp,
         tp,
         sequence_parallel: arguments.has("sequence-parallel") && tp > 1,
+        keeps_gathered: false,
         stages: vec![],
         rank_order: match arguments.has("use-tp-pp-dp-mapping") && pp * dp > 1 {
             true => RankOrder::DataSlowest,

@@ -36,7 +36,9 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         .text("parallelism.tp_mode")?
         .is_some_and(|mode| mode.eq_ignore_ascii_case("reduce_scatter"));
     words.get("parallelism.tp_linear_async_communication");
-    words.get("parallelism.tp_recompute_allgather");
+    let again = "parallelism.tp_recompute_allgather";
+    // Gathered again where it is not said.
+    let gathers_again = words.get(again).is_none() || words.flag(again)?;
     let precision = precision(words)?;
     let bucket_bytes = words.size("model.ddp_bucket_cap_mb")?.unwrap_or(25).saturating_mul(1 << 20);
     let mut recipe = Recipe {
@@ -46,6 +48,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         cp: 1,
         tp,
         sequence_parallel: sequence_parallel && tp > 1,
+        keeps_gathered: !gathers_again && sequence_parallel && tp > 1,
         stages: vec![],
         rank_order: RankOrder::PipelineSlowest,
         global_batch: microbatch.saturating_mul(dp).saturating_mul(microbatches),

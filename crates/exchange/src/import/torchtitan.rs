@@ -52,6 +52,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         cp,
         tp,
         sequence_parallel: sequence_parallel(words)? && tp > 1,
+        keeps_gathered: false,
         stages: vec![],
         rank_order: RankOrder::PipelineSlowest,
         global_batch,

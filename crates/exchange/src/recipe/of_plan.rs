@@ -59,7 +59,8 @@ impl Recipe {
             return refuse("sync.servers", servers.count.to_string(), reason);
         }
         if let Some(axes) = &sync.shard_over {
-            let reason = "all replicas share: leave sync.shard_over out";
+            let reason = "sharding among some of the replicas is not written for other projects yet: \
+                          leave sync.shard_over out";
             return refuse("sync.shard_over", format!("{axes:?}"), reason);
         }
         if precision.fp8_products {
@@ -118,6 +119,7 @@ impl Recipe {
             cp: widths.cp,
             tp: widths.tp,
             sequence_parallel: widths.sequence_parallel,
+            keeps_gathered: *keeps_gathered,
             stages,
             rank_order,
             global_batch: *global_batch,
@@ -146,7 +148,7 @@ impl Recipe {
             let reason = "the last micro-batch is computed twice as the others are";
             leave_out("recompute_last", "false".into(), reason);
         }
-        if *keeps_gathered {
+        if *keeps_gathered && project != Project::Nanotron {
             let reason = "what is gathered is kept or gathered again as the project does it";
             leave_out("keeps_gathered", "true".into(), reason);
         }

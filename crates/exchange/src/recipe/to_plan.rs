@@ -1,7 +1,7 @@
 //! The plan that a recipe is.
 
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{DeviceList, Mesh, Pipeline, Plan, Stage, Sync, Uniform};
+use shardloom_plan::{DeviceList, Mesh, Pipeline, Stage, Sync, Uniform};
 
 use super::Recipe;
 use super::of_plan::usual_groups;
@@ -53,7 +53,8 @@ impl Recipe {
             Stage::new(it.blocks, mesh, DeviceList(devices))
         };
         let pipeline = Pipeline::of(self.stages.iter().map(stage).collect());
-        let plan: Plan = numbers.plan_of(&graph, &spec.to_string(), cluster, vec![pipeline]);
+        let mut plan = numbers.plan_of(&graph, &spec.to_string(), cluster, vec![pipeline]);
+        plan.keeps_gathered = self.keeps_gathered;
         let in_plan = |source| ExchangeError::Plan { place: place.into(), source };
         plan.validate(&graph, devices).map_err(in_plan)?;
         Ok(Imported { plan, spec, notes })
