@@ -22,6 +22,12 @@ pub fn plan_line(plan: &Plan) -> String {
         Some((first, rest)) if rest.iter().all(|each| each == first) => first.clone(),
         _ => meshes.join(" | "),
     };
+    let groups: BTreeSet<&[u32]> = plan.stages().map(|(_, stage)| &stage.devices.0[..]).collect();
+    let each = match turns.is_none() && groups.len() < stages && stages.is_multiple_of(groups.len())
+    {
+        true => format!(", {} on each device,", stages / groups.len()),
+        false => String::new(),
+    };
     let sequence = plan.layout.splits("seq", Axis::TP);
     let schedule = match stages {
         1 => String::new(),
@@ -69,7 +75,7 @@ pub fn plan_line(plan: &Plan) -> String {
         zero += &format!(" over {}", over.join(" and "));
     }
     format!(
-        "{}: {}{}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -81,7 +87,8 @@ pub fn plan_line(plan: &Plan) -> String {
         counted(plan.microbatches, "micro-batch"),
         counted(plan.microbatch_samples(), "sample"),
         recompute,
-        if plan.spares_last() { " except the last" } else { "" }
+        if plan.spares_last() { " except the last" } else { "" },
+        if plan.post_validation { ", post-validation" } else { "" }
     )
 }
 
@@ -151,8 +158,8 @@ mod tests {
             line(ScheduleKind::Afab, 2, 4),
             "4 devices: 2 stages of dp 2, ZeRO 0, afab with 4 micro-batches of 2 samples, recompute none"
         );
-        let chimera = "4 devices: 4 stages in 2 pipelines of dp 2, ZeRO 0, chimera with 4 micro-batches \
-                       of 2 samples, recompute none";
+        let chimera = "4 devices: 4 stages in 2 pipelines, 2 on each device, of dp 2, ZeRO 0, chimera \
+                       with 4 micro-batches of 2 samples, recompute none";
         assert_eq!(line(ScheduleKind::Chimera, 2, 4), chimera);
     }
 
