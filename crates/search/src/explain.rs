@@ -4,6 +4,7 @@
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
+use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
 use shardloom_sim::Simulation;
 
@@ -226,10 +227,16 @@ fn batches(
     let mut facts = vec![];
     for (condition, other) in experiments {
         let odd = other.global_batch * 2 == plan.global_batch && plan.microbatches % 2 == 1;
-        if odd || other.validate(graph, cluster.device_count() as usize).is_err() {
+        if odd {
             continue;
         }
-        let judgement = judge(graph, cluster, &other)?;
+        let judgement = match judge(graph, cluster, &other) {
+            // Samples cannot be dealt so, or the schedule does not exist for so few micro-batches.
+            Err(SearchError::Program(ProgramError::Plan(_) | ProgramError::Schedule(_))) => {
+                continue;
+            }
+            judgement => judgement?,
+        };
         let saved = 1.0 - judgement.step_seconds / other.global_batch as f64 / per_sample;
         let relation = if saved >= 0.0 { "less" } else { "more" };
         let share = percent(saved.abs());
@@ -265,10 +272,12 @@ fn roomier(
     let sentence = match saved < 0.0005 {
         true => format!("{condition}, no faster plan would be found"),
         false => format!(
-            "{condition}, a plan that takes {} less would fit: {} of {}, {}, ZeRO-{}, recomputation {}",
+            "{condition}, a plan that takes {} less would fit: {} of {}, {} with {}, ZeRO-{}, \
+             recomputation {}",
             percent(saved),
             counted(other.stages().count(), "stage"),
             other.stages().next().map(|(_, stage)| stage.mesh.to_string()).unwrap_or_default(),
+            other.schedule.name(),
             counted(other.microbatches, "micro-batch"),
             other.sync.zero,
             other.recompute.name(),

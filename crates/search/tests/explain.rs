@@ -114,6 +114,28 @@ fn half_a_batch_of_odd_micro_batches_is_not_tried() {
 }
 
 #[test]
+fn batches_that_the_schedule_does_not_exist_for_are_not_tried() {
+    let mut four = plan(2, 1, 1, 4);
+    four.schedule = shardloom_plan::ScheduleKind::Interleaved;
+    let blocks = model(TEXT).blocks().len();
+    let cuts: Vec<usize> = (0..=4).map(|stage| stage * blocks / 4).collect();
+    let stage = |index: usize| {
+        let like = &four.pipeline[0].stage[index % 2];
+        shardloom_plan::Stage { blocks: (cuts[index], cuts[index + 1]), ..like.clone() }
+    };
+    four.pipeline[0].stage = (0..4).map(stage).collect();
+    let tried = |plan: &Plan| {
+        let facts = explained(plan, &[]);
+        let batches = about(&facts, Topic::Batch).into_iter();
+        batches.filter(|it| it.sentence.contains("half the global")).count()
+    };
+    assert_eq!(tried(&four), 1);
+    // Interleaved pipelines of two groups of devices take no single micro-batch.
+    let two = Plan { microbatches: 2, ..four };
+    assert_eq!(tried(&two), 0);
+}
+
+#[test]
 fn what_is_small_is_said_in_small_units() {
     let explanation = explained(&plan(1, 2, 1, 1), &[]);
     for topic in [Topic::Bottleneck, Topic::Memory] {
