@@ -1,25 +1,18 @@
-//! The search that `plan` runs when no other is asked for: every candidate of the space is scored by
-//! estimate or bounded away, and the best are judged by the simulator.
+//! The search that `plan` runs when no other is asked for: over all of a cluster's machines, and over some
+//! of them where these might be faster.
 
 use std::time::Instant;
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::{Plan, ScheduleKind};
-use shardloom_sim::estimate::{Candidate, Estimate, Estimator};
+use shardloom_program::quantity;
+use shardloom_sim::matmul_precision;
 
 use crate::baseline::Baseline;
-use crate::scan::Scan;
-use crate::space::Space;
+use crate::search::Search;
+use crate::subset::Subset;
 use crate::{Judgement, Request, SearchError, closest, judge};
-
-/// Micro-batches times blocks that are simulated at most, the first finalist and baselines aside: what a
-/// simulation takes is proportional to them.
-const EFFORT: usize = 10_000;
-
-/// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
-/// few percent.
-const DOUBT: f64 = 1.05;
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -67,10 +60,27 @@ pub struct SearchCounts {
 pub struct Finalist {
     /// Its plan.
     pub plan: Plan,
-    /// What it was estimated to take.
-    pub estimated_seconds: f64,
+    /// What it was estimated to take; none for a baseline.
+    pub estimated_seconds: Option<f64>,
     /// How it was simulated.
     pub judgement: Judgement,
+}
+
+impl Finalist {
+    /// What a step was simulated to take.
+    pub fn step_seconds(&self) -> f64 {
+        self.judgement.step_seconds
+    }
+}
+
+impl SearchCounts {
+    /// Adds a search with so many simulated candidates.
+    fn add(&mut self, search: &Search<'_>, simulated: usize) {
+        self.space += search.scan.evaluated + search.scan.bounded_away;
+        self.evaluated += search.scan.evaluated;
+        self.bounded_away += search.scan.bounded_away;
+        self.simulated += simulated;
+    }
 }
 
 /// Refuses what estimates know nothing of.
@@ -86,8 +96,9 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
 /// Finds the fastest plan for `graph` on `cluster`: one that is no slower than any of `baselines` that
 /// fits, such as those that people use without a search. They are made while the space is looked through.
 ///
-/// A cluster of several kinds of device is planned for as if all were like the slowest and had the memory
-/// of the smallest; the outcome's notes say so. Simulated times are those of the real cluster.
+/// Stages on several kinds of device are planned as if all were like the slowest and had the memory of the
+/// smallest; the outcome's notes say so. Simulated times are those of the real cluster. Machines are left out
+/// where that is faster: all but some kinds, or half of them again and again.
 ///
 /// # Errors
 /// If the request asks for what cannot be, no plan divides, or none fits in memory.
@@ -99,51 +110,34 @@ pub fn auto(
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
-    let mut estimator = Estimator::new(graph, cluster, request.settings())?;
-    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
-    let (scanned, baselines) = std::thread::scope(|scope| {
+    let (whole, baselines) = std::thread::scope(|scope| {
         let baselines = scope.spawn(baselines);
-        let scanned = Scanned::of(graph, cluster, request, limit_bytes, &mut estimator);
+        let whole = Search::of(graph, cluster, request);
         let baselines = baselines.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (scanned, baselines)
+        (whole, baselines)
     });
-    let Scanned { spaces, scan } = scanned?;
-    let baselines = baselines?;
-    let counted = scan.evaluated + scan.bounded_away;
-    let mut finalists =
-        simulate_best(graph, cluster, request, &mut estimator, &scan.ranking, &baselines)?;
-    if request.clip_norm.is_some() {
-        let found = &scan.halves;
-        validate_afterwards(graph, cluster, request, &mut estimator, found, &mut finalists)?;
-    }
-    let best = |a: &&Finalist, b: &&Finalist| {
-        a.judgement.step_seconds.total_cmp(&b.judgement.step_seconds)
+    let (mut whole, baselines) = (whole?, baselines?);
+    let mut search = SearchCounts {
+        method: "auto",
+        space: 0,
+        evaluated: 0,
+        bounded_away: 0,
+        simulated: 0,
+        seconds: 0.0,
     };
-    let fitting = finalists.iter().filter(|it| it.judgement.fits(request.memory_share));
-    let found = fitting.min_by(best).cloned();
-    let rival = baselines.iter().filter_map(|it| it.rival(request.memory_share));
-    let rival = rival.min_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds));
-    let (plan, judgement, estimated_seconds) = match (found, rival) {
-        (Some(found), Some((_, rival))) if found.judgement.step_seconds <= rival.step_seconds => {
-            (found.plan, found.judgement, Some(found.estimated_seconds))
-        }
-        (_, Some((plan, judgement))) => (plan.clone(), judgement.clone(), None),
-        (Some(found), None) => (found.plan, found.judgement, Some(found.estimated_seconds)),
-        (None, None) => {
-            return Err(closest::error(graph, cluster, request, &spaces, counted)?);
-        }
+    let finalists = whole.finalists(&baselines)?;
+    search.add(&whole, finalists.len());
+    let of_all = fastest(&finalists, request, &baselines);
+    let seconds_of_all = of_all.as_ref().map(Finalist::step_seconds);
+    let of_some = of_some(graph, cluster, request, &whole, seconds_of_all, &mut search)?;
+    let is_of_some = of_some.is_some();
+    let Some(Finalist { plan, judgement, estimated_seconds }) = of_some.or(of_all) else {
+        return Err(closest::error(graph, cluster, request, &whole.spaces, search.space)?);
     };
     let devices_left_out = cluster.device_count() - plan.device_count() as u32;
-    let notes = notes(cluster, devices_left_out);
-    let search = SearchCounts {
-        method: "auto",
-        space: counted,
-        evaluated: scan.evaluated,
-        bounded_away: scan.bounded_away,
-        simulated: finalists.len(),
-        seconds: begun.elapsed().as_secs_f64(),
-    };
+    search.seconds = begun.elapsed().as_secs_f64();
     Ok(Outcome {
+        notes: notes(cluster, &plan, is_of_some.then_some(seconds_of_all)),
         plan,
         judgement,
         estimated_seconds,
@@ -151,122 +145,89 @@ pub fn auto(
         search,
         finalists,
         devices_left_out,
-        notes,
-        not_searched: not_searched(request, estimator.left_out()),
+        not_searched: not_searched(request, whole.left_out()),
     })
 }
 
-/// The spaces that were looked through, the second if there is nothing in the first, and what was found.
-struct Scanned {
-    spaces: Vec<Space>,
-    scan: Scan,
+/// The fastest of `finalists` and `baselines` that fits.
+fn fastest(finalists: &[Finalist], request: &Request, baselines: &[Baseline]) -> Option<Finalist> {
+    let fitting = finalists.iter().filter(|it| it.judgement.fits(request.memory_share)).cloned();
+    let rivals = baselines.iter().filter_map(|it| it.rival(request.memory_share));
+    let rivals = rivals.map(|(plan, judgement)| Finalist {
+        plan: plan.clone(),
+        estimated_seconds: None,
+        judgement: judgement.clone(),
+    });
+    fitting.chain(rivals).min_by(|a, b| a.step_seconds().total_cmp(&b.step_seconds()))
 }
 
-impl Scanned {
-    fn of(
-        graph: &Graph,
-        cluster: &Cluster,
-        request: &Request,
-        limit_bytes: f64,
-        estimator: &mut Estimator<'_>,
-    ) -> Result<Scanned, SearchError> {
-        let space = Space::new(graph, cluster, request)?;
-        let scan = Scan::of(&space, request, limit_bytes, estimator)?;
-        if !scan.ranking.is_empty() {
-            return Ok(Scanned { spaces: vec![space], scan });
-        }
-        let wider = Space::across_nodes(graph, cluster, request)?;
-        let found = Scan::of(&wider, request, limit_bytes, estimator)?;
-        let scan = Scan {
-            evaluated: scan.evaluated + found.evaluated,
-            bounded_away: scan.bounded_away + found.bounded_away,
-            ..found
+/// The fastest plan on some of the machines that takes less than the fastest on all: on some kinds of device,
+/// and on half as many machines again and again, as long as these might be faster.
+fn of_some(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+    whole: &Search<'_>,
+    seconds_of_all: Option<f64>,
+    counts: &mut SearchCounts,
+) -> Result<Option<Finalist>, SearchError> {
+    let mut best: Option<Finalist> = None;
+    let mut best_seconds = seconds_of_all.unwrap_or(f64::INFINITY);
+    let mut machines = Subset::all(cluster);
+    let mut sample_seconds = whole.least_sample_seconds();
+    let mut on = |subset: &Subset| -> Result<(Option<Finalist>, f64), SearchError> {
+        let mut search = Search::of(graph, &subset.cluster, request)?;
+        let finalists = search.finalists(&[])?;
+        counts.add(&search, finalists.len());
+        let Some(found) = fastest(&finalists, request, &[]) else {
+            return Ok((None, search.least_sample_seconds()));
         };
-        Ok(Scanned { spaces: vec![space, wider], scan })
-    }
-}
-
-/// The fastest candidate by estimate, with its plan; none if none fits.
-pub(crate) fn fastest_estimate(
-    graph: &Graph,
-    cluster: &Cluster,
-    request: &Request,
-) -> Result<Option<(Plan, Estimate)>, SearchError> {
-    let mut estimator = Estimator::new(graph, cluster, request.settings())?;
-    let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
-    let space = Space::new(graph, cluster, request)?;
-    let scan = Scan::of(&space, request, limit_bytes, &mut estimator)?;
-    let Some(&(candidate, estimate)) = scan.ranking.first() else { return Ok(None) };
-    let plan = request.planned(graph, &mut estimator, &candidate)?;
-    Ok(plan.map(|plan| (plan, estimate)))
-}
-
-/// Simulates candidates best first, until enough fit or the rest are too slow to win.
-fn simulate_best(
-    graph: &Graph,
-    cluster: &Cluster,
-    request: &Request,
-    estimator: &mut Estimator<'_>,
-    ranking: &[(Candidate, Estimate)],
-    baselines: &[Baseline],
-) -> Result<Vec<Finalist>, SearchError> {
-    let mut finalists: Vec<Finalist> = vec![];
-    let (mut fitting, mut best_seconds, mut effort) = (0, f64::INFINITY, 0);
-    for &(candidate, estimate) in ranking {
-        if fitting == request.finalists || estimate.step_seconds > DOUBT * best_seconds {
-            break;
-        }
-        let Some(plan) = request.planned(graph, estimator, &candidate)? else { continue };
-        if finalists.iter().any(|it| it.plan == plan) {
-            continue;
-        }
-        let known = baselines.iter().find(|it| it.plan.as_ref() == Some(&plan));
-        let judgement = match known.and_then(|it| it.judgement.clone()) {
-            Some(known) => known,
-            None => {
-                effort += plan.microbatches * graph.blocks().len();
-                if fitting > 0 && effort > EFFORT {
-                    break;
-                }
-                judge(graph, cluster, &plan)?
-            }
-        };
-        if judgement.fits(request.memory_share) {
-            fitting += 1;
-            best_seconds = judgement.step_seconds.min(best_seconds);
-        }
-        let estimated_seconds = estimate.step_seconds;
-        finalists.push(Finalist { plan, estimated_seconds, judgement });
-    }
-    Ok(finalists)
-}
-
-/// Simulates candidates with updates that do not wait for the norm of all gradients, as long as that is less
-/// effort than finding them was; estimates wait for it.
-fn validate_afterwards(
-    graph: &Graph,
-    cluster: &Cluster,
-    request: &Request,
-    estimator: &mut Estimator<'_>,
-    ranking: &[(Candidate, Estimate)],
-    finalists: &mut Vec<Finalist>,
-) -> Result<(), SearchError> {
-    let efforts = finalists.iter().skip(1).map(|it| it.plan.microbatches * graph.blocks().len());
-    let mut effort: usize = efforts.sum();
-    let seconds = finalists.iter().map(|it| it.judgement.step_seconds);
-    let best_seconds = seconds.fold(f64::INFINITY, f64::min);
-    for (candidate, estimate) in ranking {
-        let Some(mut plan) = request.planned(graph, estimator, candidate)? else { continue };
-        effort += plan.microbatches * graph.blocks().len();
-        if effort > EFFORT || estimate.step_seconds > DOUBT * best_seconds {
-            break;
-        }
-        plan.post_validation = true;
+        let plan = subset.in_whole(found.plan);
         let judgement = judge(graph, cluster, &plan)?;
-        let estimated_seconds = estimate.step_seconds;
-        finalists.push(Finalist { plan, estimated_seconds, judgement });
+        Ok((Some(Finalist { plan, judgement, ..found }), search.least_sample_seconds()))
+    };
+    for subset in Subset::of_kinds(cluster, matmul_precision(request.precision.compute))? {
+        let (found, seconds) = on(&subset)?;
+        if let Some(found) = found.filter(|it| it.step_seconds() < best_seconds) {
+            best_seconds = found.step_seconds();
+            (best, machines, sample_seconds) = (Some(found), subset, seconds);
+        }
     }
-    Ok(())
+    while let Some(half) = machines.half()? {
+        let least_seconds = sample_seconds * request.global_batch as f64 / half.count() as f64;
+        // Where nothing fits on more machines, nothing does on fewer.
+        if least_seconds >= best_seconds || best_seconds.is_infinite() {
+            break;
+        }
+        let (found, _) = on(&half)?;
+        if let Some(found) = found.filter(|it| it.step_seconds() < best_seconds) {
+            best_seconds = found.step_seconds();
+            best = Some(found);
+        }
+        machines = half;
+    }
+    Ok(best)
+}
+
+/// What a step of the fastest plan for a single device of `cluster` takes by estimate, were its memory large
+/// enough: of several kinds of device for that on which it is fastest. None if no plan has an estimate.
+///
+/// # Errors
+/// If the request asks for what cannot be.
+pub fn single_device_seconds(
+    graph: &Graph,
+    cluster: &Cluster,
+    request: &Request,
+) -> Result<Option<f64>, SearchError> {
+    let mut least: Option<f64> = None;
+    for group in cluster.groups() {
+        let one = NodeGroup { nodes: 1, devices_per_node: 1, ..group.clone() };
+        let one = cluster.with_groups(vec![one])?;
+        let search = Search::without_limit(graph, &one, request)?;
+        let seconds = search.scan.ranking.first().map(|(_, estimate)| estimate.step_seconds);
+        least = [least, seconds].into_iter().flatten().reduce(f64::min);
+    }
+    Ok(least)
 }
 
 /// What of schedules was not looked at, with how many estimates there were not because orders take too long
@@ -293,22 +254,32 @@ fn not_searched(request: &Request, left_out: usize) -> Vec<String> {
     found
 }
 
-fn notes(cluster: &Cluster, devices_left_out: u32) -> Vec<String> {
+/// What to know about `plan`. If some of the machines were chosen, with what a step takes on all, if any plan
+/// fits there.
+fn notes(cluster: &Cluster, plan: &Plan, of_some: Option<Option<f64>>) -> Vec<String> {
     let mut notes = vec![];
-    let groups = cluster.groups();
-    if groups.windows(2).any(|pair| pair[0].profile != pair[1].profile) {
+    let used = plan.devices();
+    let kinds = used.iter().filter_map(|&device| cluster.kind_of(DeviceId(device)).ok());
+    let mut kinds: Vec<&DeviceKind> = kinds.collect();
+    kinds.dedup();
+    if kinds.len() > 1 {
         notes.push(
-            "the cluster has several kinds of device; stages and shares are equal, chosen for the \
-             slowest kind and the least memory"
+            "the plan has several kinds of device; stages and shares are equal, chosen for the slowest \
+             kind and the least memory"
                 .into(),
         );
     }
-    if devices_left_out > 0 {
-        notes.push(format!(
-            "{devices_left_out} of {} devices are left out, the last ones: of the widths that divide the \
-             batch and the model, none that uses them all is faster",
-            cluster.device_count()
-        ));
-    }
+    let left_out = cluster.device_count() - plan.device_count() as u32;
+    let reason = match of_some {
+        _ if left_out == 0 => return notes,
+        Some(Some(all)) => format!("with all of them a step takes {}", quantity::seconds(all)),
+        Some(None) => "with all of them no plan fits in memory".into(),
+        None => {
+            "of the widths that divide the batch and the model, none that uses them all is faster"
+                .into()
+        }
+    };
+    let device_count = cluster.device_count();
+    notes.push(format!("{left_out} of {device_count} devices are left out: {reason}"));
     notes
 }

@@ -8,8 +8,8 @@ use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
 use shardloom_sim::Simulation;
 
-use crate::auto::fastest_estimate;
 use crate::experiment::{Bench, Traffic, changed};
+use crate::search::Search;
 use crate::{Request, SearchError, judge};
 
 /// What a fact is about.
@@ -246,6 +246,16 @@ fn batches(
     Ok(facts)
 }
 
+/// The fastest plan by estimate for the same as `plan` on `cluster`, if any fits.
+fn fastest_like(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+) -> Result<Option<Plan>, SearchError> {
+    let request = Request::like(plan);
+    Search::of(graph, cluster, &request)?.fastest_estimate()
+}
+
 /// How much memory devices get in the experiment of [`roomier`].
 const MORE_MEMORY: f64 = 1.25;
 
@@ -264,7 +274,7 @@ fn roomier(
         let bytes = group.profile.device.memory_bytes as f64 * MORE_MEMORY;
         group.profile.device.memory_bytes = bytes as u64;
     })?;
-    let Some((other, _)) = fastest_estimate(graph, &larger, &Request::like(plan))? else {
+    let Some(other) = fastest_like(graph, &larger, plan)? else {
         return Ok(None);
     };
     let saved = 1.0 - judge(graph, &larger, &other)?.step_seconds / step_seconds;

@@ -31,9 +31,11 @@ mod judge;
 mod ranking;
 mod request;
 mod scan;
+mod search;
 mod space;
+mod subset;
 
-pub use auto::{Finalist, Outcome, SearchCounts, auto};
+pub use auto::{Finalist, Outcome, SearchCounts, auto, single_device_seconds};
 pub use baseline::Baseline;
 pub use error::SearchError;
 pub use explain::{Explanation, Fact, Topic, explain};

@@ -84,9 +84,11 @@ fn a_long_sequence_is_split_where_that_is_faster() {
 
 #[test]
 fn the_counts_are_those_of_the_space() {
-    let graph = model(GPT);
+    // Enough work for all devices, so that no fewer are tried.
+    let text = "gpt:layers=4,hidden=2048,heads=4,seq=1024,vocab=1024";
+    let graph = model(text);
     let cluster = h100(2, 4, PLENTY);
-    let request = Request::new(GPT, "c", 32);
+    let request = Request::new(text, "c", 32);
     let outcome = check(&graph, &cluster, &request);
     let space = Space::new(&graph, &cluster, &request).expect("a space");
     assert_eq!(outcome.search.space, space.count());
@@ -126,15 +128,51 @@ fn devices_that_a_batch_cannot_use_are_left_out_and_said_to_be() {
     assert!(outcome.notes.iter().any(|it| it.starts_with(&note)), "{:?}", outcome.notes);
 }
 
+/// A model with work for a few devices.
+const LARGER: &str = "gpt:layers=8,hidden=1024,heads=8,seq=512,vocab=4096";
+
 #[test]
 fn a_mixed_cluster_is_planned_for_its_slowest_devices_and_least_memory() {
-    let graph = model(GPT);
-    let cluster = Cluster::parse("h100-80g:1x4+v100-16g:1x4").expect("presets");
-    let mut request = Request::new(GPT, "c", 32);
-    request.precision.compute = shardloom_plan::Number::Fp16;
-    let outcome = check(&graph, &cluster, &request);
+    let graph = model(LARGER);
+    let smaller = h100(1, 2, 3_000_000_000);
+    let larger = Cluster::parse("h200:1x2").expect("a preset");
+    let cluster = Cluster::new([smaller.groups(), larger.groups()].concat()).expect("a cluster");
+    let outcome = check(&graph, &cluster, &Request::new(LARGER, "c", 32));
+    assert_eq!(outcome.devices_left_out, 0);
     assert!(outcome.notes.iter().any(|it| it.contains("several kinds of device")));
-    assert!(outcome.judgement.memory.iter().all(|it| it.peak_bytes < 16_000_000_000));
+    assert!(outcome.judgement.memory.iter().all(|it| it.peak_bytes < 3_000_000_000));
+}
+
+#[test]
+fn slower_devices_are_left_out_where_that_is_faster() {
+    let graph = model(LARGER);
+    let mixed = Cluster::parse("a100-80g:1x4+h100-80g:1x4").expect("presets");
+    let request = Request::new(LARGER, "c", 32);
+    let outcome = check(&graph, &mixed, &request);
+    assert!(outcome.plan.devices().into_iter().all(|device| device >= 4));
+    let alone = check(&graph, &Cluster::parse("h100-80g:1x4").expect("a preset"), &request);
+    assert_eq!(outcome.judgement.step_seconds, alone.judgement.step_seconds);
+    let slower = outcome.finalists.iter().map(|it| it.step_seconds()).fold(f64::INFINITY, f64::min);
+    assert!(slower > alone.judgement.step_seconds, "what was found for all devices");
+    let [note] = &outcome.notes[..] else { panic!("{:?}", outcome.notes) };
+    assert!(
+        note.starts_with("4 of 8 devices are left out: with all of them a step takes"),
+        "{note}"
+    );
+}
+
+#[test]
+fn many_devices_are_no_slower_than_fewer() {
+    let graph = model(GPT);
+    let request = Request::new(GPT, "c", 64);
+    let seconds = |nodes, devices| {
+        check(&graph, &h100(nodes, devices, PLENTY), &request).judgement.step_seconds
+    };
+    let all = seconds(8, 8);
+    for (nodes, devices) in [(4, 8), (2, 8), (1, 8), (1, 4), (1, 2), (1, 1)] {
+        let fewer = seconds(nodes, devices);
+        assert!(all <= fewer, "{all} on 8 x 8, {fewer} on {nodes} x {devices}");
+    }
 }
 
 /// Nodes of one device, and one sample: of three blocks the middle one is nearly everything, and only
@@ -152,9 +190,12 @@ fn where_nothing_fits_tensor_parallel_groups_reach_across_nodes() {
     let cluster = h100(2, 1, 160_000_000);
     let within = Space::new(&graph, &cluster, &request).expect("a space").count();
     let across = 2 * Recompute::BY_BLOCK.len();
-    assert_eq!(outcome.search.space, within + across);
+    // One device is tried, too.
+    let single = Space::new(&graph, &h100(1, 1, PLENTY), &request).expect("a space").count();
+    assert_eq!(outcome.search.space, within + across + single);
     let roomy = check(&graph, &h100(2, 1, PLENTY), &request);
-    assert_eq!(roomy.search.space, within, "what fits within nodes needs no wider groups");
+    let counted = roomy.search.space;
+    assert_eq!(counted, within + single, "what fits within nodes needs no wider groups");
 }
 
 #[test]
@@ -330,7 +371,7 @@ fn plans_that_are_too_slow_by_estimate_are_not_simulated() {
         let mut before = 0.0;
         // Updates that are validated afterwards are tried after these, and not estimated as such.
         for finalist in outcome.finalists.iter().filter(|it| !it.plan.post_validation) {
-            let estimated = finalist.estimated_seconds;
+            let estimated = finalist.estimated_seconds.expect("it is no baseline");
             assert!(before <= estimated, "finalists are in the order of their estimates");
             assert!(estimated <= 1.05 * best, "{estimated} beside {best} in {memory_bytes} bytes");
             before = estimated;

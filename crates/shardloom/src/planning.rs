@@ -21,6 +21,9 @@ pub struct Planned {
     /// Model FLOP/s as a share of what the plan's devices can do at most, recomputation not counted
     /// (Chowdhery et al. 2022, appendix B); none where a device's peak is not known.
     pub model_flops_utilisation: Option<f64>,
+    /// By how much a step on one device would take longer, by the fastest plan for that were its memory large
+    /// enough; of several kinds of device that on which it is fastest. None if no plan runs on one.
+    pub speedup: Option<f64>,
     /// The most memory that each rank holds at once, by rank.
     pub peak_bytes_per_rank: Vec<u64>,
 }
@@ -71,7 +74,7 @@ pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<
     let graph = model.graph();
     let baselines = || shardloom_methods::baselines(graph, cluster, request);
     let outcome = shardloom_search::auto(graph, cluster, request, baselines)?;
-    Ok(Planned::of(model, cluster, outcome))
+    Planned::of(model, cluster, request, outcome)
 }
 
 /// The plan that a published system would choose, beside the plans that people use without a search.
@@ -119,23 +122,39 @@ pub fn plan_by_method(
         finalists: vec![],
         notes: choice.notes,
     };
-    Ok(Planned::of(model, cluster, outcome))
+    Planned::of(model, cluster, request, outcome)
 }
 
 impl Planned {
-    fn of(model: &Model, cluster: &Cluster, outcome: Outcome) -> Planned {
+    fn of(
+        model: &Model,
+        cluster: &Cluster,
+        request: &Request,
+        outcome: Outcome,
+    ) -> Result<Planned> {
         let graph = model.graph();
         let step_seconds = outcome.judgement.step_seconds;
         let tokens = outcome.plan.global_batch as f64 * graph.targets_per_sample() as f64;
         let peak_flops = peak_flops(&outcome.plan, cluster);
         let sample_flops = sample_flops(graph, graph.ops().map(|(op, _)| op));
         let flops = sample_flops * outcome.plan.global_batch as f64;
-        Planned {
+        let alone = shardloom_search::single_device_seconds(graph, cluster, request)?;
+        Ok(Planned {
+            speedup: alone.map(|alone| alone / step_seconds),
             tokens_per_second: tokens / step_seconds,
             model_flops_utilisation: peak_flops.map(|peak| flops / (step_seconds * peak)),
             peak_bytes_per_rank: peak_bytes_per_rank(&outcome),
             outcome,
-        }
+        })
+    }
+
+    /// The speed-up as a share of the number of devices; none where these are of several kinds.
+    pub fn efficiency(&self, cluster: &Cluster) -> Option<f64> {
+        let profiles = cluster.groups().iter().map(|group| &group.profile.device);
+        let alike =
+            profiles.clone().skip(1).all(|device| *device == cluster.groups()[0].profile.device);
+        let devices = self.outcome.plan.device_count() as f64;
+        self.speedup.filter(|_| alike).map(|speedup| speedup / devices)
     }
 }
 
@@ -154,11 +173,9 @@ pub fn explain(
 
 /// What the devices of `plan` can do together in its precision.
 fn peak_flops(plan: &Plan, cluster: &Cluster) -> Option<f64> {
-    let format = match plan.precision.compute {
-        _ if plan.precision.fp8_products => Format::Fp8,
-        Number::Fp32 => Format::Fp32,
-        Number::Bf16 => Format::Bf16,
-        Number::Fp16 => Format::Fp16,
+    let format = match plan.precision.fp8_products {
+        true => Format::Fp8,
+        false => shardloom_sim::matmul_precision(plan.precision.compute),
     };
     let peak = |device| cluster.kind_of(DeviceId(device)).ok()?.peak_flops(format).ok();
     plan.devices().into_iter().map(peak).sum()

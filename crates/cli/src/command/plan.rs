@@ -121,6 +121,10 @@ struct Predicted<'a> {
     step_seconds: f64,
     tokens_per_second: f64,
     mfu: Option<f64>,
+    /// Against one device with memory enough.
+    speedup: Option<f64>,
+    /// The speed-up by the number of devices, where these are alike.
+    efficiency: Option<f64>,
     peak_bytes_per_rank: &'a [u64],
     bubble_fraction: f64,
 }
@@ -200,6 +204,8 @@ impl Plan {
                 step_seconds: outcome.judgement.step_seconds,
                 tokens_per_second: planned.tokens_per_second,
                 mfu: planned.model_flops_utilisation,
+                speedup: planned.speedup,
+                efficiency: planned.efficiency(&cluster),
                 peak_bytes_per_rank: &planned.peak_bytes_per_rank,
                 bubble_fraction: outcome.judgement.bubble_fraction,
             },
@@ -264,6 +270,9 @@ impl Plan {
             percent(outcome.judgement.bubble_fraction),
             bytes(peak)
         ))?;
+        if let Some(line) = speedup(planned, cluster) {
+            terminal.line(line)?;
+        }
         terminal.line(format_args!("Software: {}", cluster.stack().described()))?;
         terminal.line(format_args!("Devices: {}", devices_described(cluster)))?;
         if let Some(cost) = cost {
@@ -303,6 +312,17 @@ impl Plan {
             None => Ok(()),
         }
     }
+}
+
+/// How much faster than one device; none for a plan for one.
+fn speedup(planned: &Planned, cluster: &Cluster) -> Option<String> {
+    let speedup = planned.speedup.filter(|_| planned.outcome.plan.device_count() > 1)?;
+    let efficiency = planned.efficiency(cluster).map(|it| format!(", efficiency {}", percent(it)));
+    let times = if speedup < 100.0 { format!("{speedup:.1}") } else { digits(speedup) };
+    Some(format!(
+        "Speed-up: {times} against one device with memory enough{}",
+        efficiency.unwrap_or_default()
+    ))
 }
 
 fn budget(tokens: f64, planned: &Planned, cost: Option<Cost>) -> Budget {

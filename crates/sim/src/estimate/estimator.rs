@@ -160,6 +160,18 @@ impl<'a> Estimator<'a> {
         self.place.memory_bytes
     }
 
+    /// The time of one device that the passes of a sample take at least, of all splits, micro-batches and
+    /// recomputation that candidates had so far.
+    pub fn least_sample_seconds(&self) -> f64 {
+        let seconds = self.block_ids.iter().filter_map(|(key, id)| {
+            let ((cp, tp, _), microbatch, ..) = *key;
+            let blocks = &self.blocks[(*id)?];
+            let busy = blocks.total_seconds() - blocks.exposed_seconds;
+            Some(busy * f64::from(cp * tp) / f64::from(microbatch))
+        });
+        seconds.fold(f64::INFINITY, f64::min)
+    }
+
     /// How many estimates there were not because the pipeline has too many passes for an order that fills
     /// gaps to be made in time.
     pub fn left_out(&self) -> usize {

@@ -1,0 +1,182 @@
+//! The search over one set of machines: every candidate of its space is scored by estimate or bounded away,
+//! and the best are judged by the simulator.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_sim::estimate::{Candidate, Estimator};
+
+use crate::auto::Finalist;
+use crate::baseline::Baseline;
+use crate::scan::Scan;
+use crate::space::Space;
+use crate::{Judgement, Request, SearchError, judge};
+
+/// Micro-batches times blocks that are simulated at most, the first finalist and baselines aside: what a
+/// simulation takes is proportional to them.
+const EFFORT: usize = 10_000;
+
+/// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
+/// few percent.
+const DOUBT: f64 = 1.05;
+
+/// A space that was looked through.
+pub(crate) struct Search<'a> {
+    graph: &'a Graph,
+    cluster: &'a Cluster,
+    request: &'a Request,
+    estimator: Estimator<'a>,
+    /// The second if there is nothing in the first.
+    pub spaces: Vec<Space>,
+    /// What was found.
+    pub scan: Scan,
+}
+
+impl<'a> Search<'a> {
+    /// Looks for plans that fit, and across nodes for wider tensor-parallel groups where there are none.
+    ///
+    /// # Errors
+    /// If the request asks for what cannot be.
+    pub fn of(
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        request: &'a Request,
+    ) -> Result<Search<'a>, SearchError> {
+        let estimator = Estimator::new(graph, cluster, request.settings())?;
+        let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
+        Search::within(graph, cluster, request, estimator, limit_bytes)
+    }
+
+    /// The same for devices of any memory.
+    ///
+    /// # Errors
+    /// As [`Search::of`].
+    pub fn without_limit(
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        request: &'a Request,
+    ) -> Result<Search<'a>, SearchError> {
+        let estimator = Estimator::new(graph, cluster, request.settings())?;
+        Search::within(graph, cluster, request, estimator, f64::INFINITY)
+    }
+
+    fn within(
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        request: &'a Request,
+        mut estimator: Estimator<'a>,
+        limit_bytes: f64,
+    ) -> Result<Search<'a>, SearchError> {
+        let mut spaces = vec![Space::new(graph, cluster, request)?];
+        let mut scan = Scan::of(&spaces[0], request, limit_bytes, &mut estimator)?;
+        if scan.ranking.is_empty() {
+            let wider = Space::across_nodes(graph, cluster, request)?;
+            let found = Scan::of(&wider, request, limit_bytes, &mut estimator)?;
+            scan = Scan {
+                evaluated: scan.evaluated + found.evaluated,
+                bounded_away: scan.bounded_away + found.bounded_away,
+                ..found
+            };
+            spaces.push(wider);
+        }
+        Ok(Search { graph, cluster, request, estimator, spaces, scan })
+    }
+
+    /// The plan of the fastest candidate by estimate; none if none fits.
+    ///
+    /// # Errors
+    /// As [`Estimator::estimate`].
+    pub fn fastest_estimate(mut self) -> Result<Option<Plan>, SearchError> {
+        let Some(&(candidate, _)) = self.scan.ranking.first() else { return Ok(None) };
+        self.planned(&candidate)
+    }
+
+    /// How many estimates there were not because orders take too long to make.
+    pub fn left_out(&self) -> usize {
+        self.estimator.left_out()
+    }
+
+    /// The time of one device that a sample takes at least.
+    pub fn least_sample_seconds(&self) -> f64 {
+        self.estimator.least_sample_seconds()
+    }
+
+    /// Simulates the best candidates, also with updates that are validated afterwards.
+    ///
+    /// # Errors
+    /// If one cannot be simulated.
+    pub fn finalists(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
+        let mut finalists = self.simulate_best(baselines)?;
+        if self.request.clip_norm.is_some() {
+            self.validate_afterwards(&mut finalists)?;
+        }
+        Ok(finalists)
+    }
+
+    fn planned(&mut self, candidate: &Candidate) -> Result<Option<Plan>, SearchError> {
+        self.request.planned(self.graph, &mut self.estimator, candidate)
+    }
+
+    fn judge(&self, plan: &Plan) -> Result<Judgement, SearchError> {
+        judge(self.graph, self.cluster, plan)
+    }
+
+    fn effort(&self, plan: &Plan) -> usize {
+        plan.microbatches * self.graph.blocks().len()
+    }
+
+    /// Simulates candidates best first, until enough fit or the rest are too slow to win.
+    fn simulate_best(&mut self, baselines: &[Baseline]) -> Result<Vec<Finalist>, SearchError> {
+        let mut finalists: Vec<Finalist> = vec![];
+        let (mut fitting, mut best_seconds, mut effort) = (0, f64::INFINITY, 0);
+        for index in 0..self.scan.ranking.len() {
+            let (candidate, estimate) = self.scan.ranking[index];
+            if fitting == self.request.finalists || estimate.step_seconds > DOUBT * best_seconds {
+                break;
+            }
+            let Some(plan) = self.planned(&candidate)? else { continue };
+            if finalists.iter().any(|it| it.plan == plan) {
+                continue;
+            }
+            let known = baselines.iter().find(|it| it.plan.as_ref() == Some(&plan));
+            let judgement = match known.and_then(|it| it.judgement.clone()) {
+                Some(known) => known,
+                None => {
+                    effort += self.effort(&plan);
+                    if fitting > 0 && effort > EFFORT {
+                        break;
+                    }
+                    self.judge(&plan)?
+                }
+            };
+            if judgement.fits(self.request.memory_share) {
+                fitting += 1;
+                best_seconds = judgement.step_seconds.min(best_seconds);
+            }
+            let estimated_seconds = Some(estimate.step_seconds);
+            finalists.push(Finalist { plan, estimated_seconds, judgement });
+        }
+        Ok(finalists)
+    }
+
+    /// Simulates candidates with updates that do not wait for the norm of all gradients, as long as that is
+    /// less effort than finding them was; estimates wait for it.
+    fn validate_afterwards(&mut self, finalists: &mut Vec<Finalist>) -> Result<(), SearchError> {
+        let mut effort: usize = finalists.iter().skip(1).map(|it| self.effort(&it.plan)).sum();
+        let seconds = finalists.iter().map(|it| it.judgement.step_seconds);
+        let best_seconds = seconds.fold(f64::INFINITY, f64::min);
+        for index in 0..self.scan.halves.len() {
+            let (candidate, estimate) = self.scan.halves[index];
+            let Some(mut plan) = self.planned(&candidate)? else { continue };
+            effort += self.effort(&plan);
+            if effort > EFFORT || estimate.step_seconds > DOUBT * best_seconds {
+                break;
+            }
+            plan.post_validation = true;
+            let judgement = self.judge(&plan)?;
+            let estimated_seconds = Some(estimate.step_seconds);
+            finalists.push(Finalist { plan, estimated_seconds, judgement });
+        }
+        Ok(())
+    }
+}
