@@ -1,6 +1,7 @@
 //! The search that `plan` runs when no other is asked for: over all of a cluster's machines, and over some
 //! of them where these might be faster.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeGroup};
@@ -12,7 +13,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::search::Search;
 use crate::subset::Subset;
-use crate::{Judgement, Request, SearchError, closest, judge};
+use crate::{Judgement, Request, SearchError, closest, judge, nearby};
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -75,7 +76,7 @@ impl Finalist {
 
 impl SearchCounts {
     /// Adds a search with so many simulated candidates.
-    fn add(&mut self, search: &Search<'_>, simulated: usize) {
+    pub(crate) fn add(&mut self, search: &Search<'_>, simulated: usize) {
         self.space += search.scan.evaluated + search.scan.bounded_away;
         self.evaluated += search.scan.evaluated;
         self.bounded_away += search.scan.bounded_away;
@@ -135,9 +136,14 @@ pub fn auto(
         return Err(closest::error(graph, cluster, request, &whole.spaces, search.space)?);
     };
     let devices_left_out = cluster.device_count() - plan.device_count() as u32;
+    let mut notes = notes(cluster, &plan, is_of_some.then_some(seconds_of_all));
+    if devices_left_out > 0 && !is_of_some {
+        let seconds = judgement.step_seconds;
+        notes.extend(nearby::note(graph, cluster, request, seconds, &mut search)?);
+    }
     search.seconds = begun.elapsed().as_secs_f64();
     Ok(Outcome {
-        notes: notes(cluster, &plan, is_of_some.then_some(seconds_of_all)),
+        notes,
         plan,
         judgement,
         estimated_seconds,
@@ -150,7 +156,11 @@ pub fn auto(
 }
 
 /// The fastest of `finalists` and `baselines` that fits.
-fn fastest(finalists: &[Finalist], request: &Request, baselines: &[Baseline]) -> Option<Finalist> {
+pub(crate) fn fastest(
+    finalists: &[Finalist],
+    request: &Request,
+    baselines: &[Baseline],
+) -> Option<Finalist> {
     let fitting = finalists.iter().filter(|it| it.judgement.fits(request.memory_share)).cloned();
     let rivals = baselines.iter().filter_map(|it| it.rival(request.memory_share));
     let rivals = rivals.map(|(plan, judgement)| Finalist {
@@ -279,7 +289,16 @@ fn notes(cluster: &Cluster, plan: &Plan, of_some: Option<Option<f64>>) -> Vec<St
                 .into()
         }
     };
+    let unused = cluster.devices().filter(|DeviceId(device)| !used.contains(device));
+    let unused: BTreeSet<&str> = unused
+        .filter_map(|device| cluster.kind_of(device).ok())
+        .map(|kind| kind.name.as_str())
+        .collect();
+    let names = match unused.first().filter(|_| unused.len() == 1 && cluster.profiles().len() > 1) {
+        Some(name) => format!(", all {name},"),
+        None => String::new(),
+    };
     let device_count = cluster.device_count();
-    notes.push(format!("{left_out} of {device_count} devices are left out: {reason}"));
+    notes.push(format!("{left_out} of {device_count} devices{names} are left out: {reason}"));
     notes
 }

@@ -28,6 +28,7 @@ mod error;
 mod experiment;
 mod explain;
 mod judge;
+mod nearby;
 mod ranking;
 mod request;
 mod scan;

@@ -156,7 +156,26 @@ fn slower_devices_are_left_out_where_that_is_faster() {
     assert!(slower > alone.judgement.step_seconds, "what was found for all devices");
     let [note] = &outcome.notes[..] else { panic!("{:?}", outcome.notes) };
     assert!(
-        note.starts_with("4 of 8 devices are left out: with all of them a step takes"),
+        note.starts_with(
+            "4 of 8 devices, all a100-80g, are left out: with all of them a step takes"
+        ),
+        "{note}"
+    );
+}
+
+#[test]
+fn another_batch_that_uses_more_devices_is_named() {
+    let graph = model(LARGER);
+    let cluster = h100(1, 7, PLENTY);
+    let outcome = check(&graph, &cluster, &Request::new(LARGER, "c", 64));
+    let note =
+        outcome.notes.iter().find(|it| it.starts_with("with 63 samples a step instead of 64"));
+    let note = note.unwrap_or_else(|| panic!("{:?}", outcome.notes));
+    let other = check(&graph, &cluster, &Request::new(LARGER, "c", 63));
+    let rate = |outcome: &Outcome, batch: f64| batch / outcome.judgement.step_seconds;
+    let more = rate(&other, 63.0) / rate(&outcome, 64.0) - 1.0;
+    assert!(
+        more > 0.1 && note.ends_with(&format!("{:.0}% more samples a second", 100.0 * more)),
         "{note}"
     );
 }
