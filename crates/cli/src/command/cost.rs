@@ -11,11 +11,11 @@ pub struct Cost {
     /// Of an hour, rented on demand.
     pub per_hour: Option<f64>,
     per_step: Option<f64>,
-    per_sample: Option<f64>,
+    pub per_sample: Option<f64>,
     /// Of a token, or whatever else targets of samples are; null where a sample has one target only.
     per_token: Option<f64>,
     /// To own the devices.
-    to_buy: Option<f64>,
+    pub to_buy: Option<f64>,
 }
 
 impl Cost {
@@ -71,7 +71,7 @@ impl Cost {
 }
 
 /// A price with three significant digits, however small.
-fn dollars(price: f64) -> String {
+pub fn dollars(price: f64) -> String {
     match price {
         price if price >= 0.1 || price <= 0.0 => digits(price),
         price => {

@@ -1,5 +1,7 @@
 //! `shardloom plan`: finds a plan.
 
+mod clusters;
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -30,6 +32,7 @@ use crate::terminal::Terminal;
   shardloom plan llama-3-8b --cluster h100-80g:2x8 --global-batch 256 -o plan.toml
   shardloom plan gpt-2-xl --cluster a100-80g:8 --global-batch 64 --method chimera
   shardloom plan config.json --cluster a100-80g:8 --global-batch 64 --seq 4096 --json
+  shardloom plan llama-3-8b --cluster h100-80g:2x8 --cluster a100-80g:4x8 --global-batch 256
   shardloom plan gpt:layers=4,hidden=128,heads=4,vocab=256 --seq 128 --cluster local \\
       --global-batch 16 -o plan.toml
 
@@ -41,9 +44,9 @@ pub struct Plan {
     #[arg(value_name = "MODEL")]
     model: String,
 
-    /// The machines
-    #[arg(long, value_name = "CLUSTER")]
-    cluster: String,
+    /// The machines; several times to compare machines, each with its own fastest plan
+    #[arg(long, value_name = "CLUSTER", required = true)]
+    cluster: Vec<String>,
 
     #[command(flatten)]
     network: Network,
@@ -146,6 +149,13 @@ struct Search {
     seconds: f64,
 }
 
+/// A plan for some machines, and what it costs.
+struct Answered {
+    planned: Planned,
+    cluster: Cluster,
+    cost: Option<Cost>,
+}
+
 /// What training on so many tokens takes.
 #[derive(Serialize)]
 struct Budget {
@@ -163,14 +173,30 @@ impl Plan {
             let message = format!("--tokens {tokens}: a number above 0 is needed, such as 15e12");
             return Err(Failure::usage("--tokens", message));
         }
-        let method = self.method.as_deref().map(methods::named).transpose();
-        let method = method.map_err(shardloom::Error::from)?;
         let defaults = Defaults { sequence_length: self.seq, vocabulary: None };
         let model = Model::load_with(&self.model, defaults)?;
+        let text = match &self.cluster[..] {
+            [text] => text,
+            several => return clusters::run(self, several, &model, output.as_ref(), terminal),
+        };
+        let on = self.find(&model, text, terminal)?;
+        if let Some(file) = &output {
+            file.write(on.planned.outcome.plan.to_toml())?;
+        }
+        match terminal.json() {
+            true => terminal.object(&self.answer(&on)),
+            false => self.show(&on, terminal),
+        }
+    }
+
+    /// The plan on the machines of this text.
+    fn find(&self, model: &Model, text: &str, terminal: Terminal) -> Result<Answered, Failure> {
+        let method = self.method.as_deref().map(methods::named).transpose();
+        let method = method.map_err(shardloom::Error::from)?;
         let local = self.profile.local()?;
-        let text = self.network.of(&self.cluster)?;
+        let text = self.network.of(text)?;
         let cluster = self.stack.load_cluster(&text, &local, terminal)?;
-        let mut request = usual_request(&model, &cluster, &text, self.global_batch);
+        let mut request = usual_request(model, &cluster, &text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.post_validation = self.post_validation;
         if self.fp32 {
@@ -179,39 +205,35 @@ impl Plan {
         request.precision.fp8_products = self.fp8;
         let spinner = terminal.spinner("searching");
         let planned = match method {
-            Some(method) => plan_by_method(&model, &cluster, &request, method),
-            None => find_plan(&model, &cluster, &request),
+            Some(method) => plan_by_method(model, &cluster, &request, method),
+            None => find_plan(model, &cluster, &request),
         };
         spinner.finish_and_clear();
         let planned = planned?;
+        let (plan, judgement) = (&planned.outcome.plan, &planned.outcome.judgement);
+        let targets = model.graph().targets_per_sample();
+        let cost = Cost::of(plan, &cluster, judgement.step_seconds, targets);
+        Ok(Answered { planned, cluster, cost })
+    }
+
+    /// All that is said of a plan.
+    fn answer<'a>(&self, on: &'a Answered) -> Answer<'a> {
+        let Answered { planned, cluster, cost } = on;
         let outcome = &planned.outcome;
-        if let Some(file) = &output {
-            file.write(outcome.plan.to_toml())?;
-        }
-        let cost = Cost::of(
-            &outcome.plan,
-            &cluster,
-            outcome.judgement.step_seconds,
-            model.graph().targets_per_sample(),
-        );
-        let budget = self.tokens.map(|tokens| budget(tokens, &planned, cost));
-        if !terminal.json() {
-            return self.show(&planned, &cluster, cost, budget, terminal);
-        }
-        terminal.object(&Answer {
+        Answer {
             plan: &outcome.plan,
             predicted: Predicted {
                 step_seconds: outcome.judgement.step_seconds,
                 tokens_per_second: planned.tokens_per_second,
                 mfu: planned.model_flops_utilisation,
                 speedup: planned.speedup,
-                efficiency: planned.efficiency(&cluster),
+                efficiency: planned.efficiency(cluster),
                 peak_bytes_per_rank: &planned.peak_bytes_per_rank,
                 bubble_fraction: outcome.judgement.bubble_fraction,
             },
-            stack: StackAnswer::of(&cluster),
-            devices: DeviceAnswer::all(&cluster),
-            cost,
+            stack: StackAnswer::of(cluster),
+            devices: DeviceAnswer::all(cluster),
+            cost: *cost,
             baselines: outcome
                 .baselines
                 .iter()
@@ -232,18 +254,14 @@ impl Plan {
             devices_left_out: outcome.devices_left_out,
             notes: &outcome.notes,
             not_searched: &outcome.not_searched,
-            budget,
-        })
+            budget: self.tokens.map(|tokens| budget(tokens, planned, *cost)),
+        }
     }
 
-    fn show(
-        &self,
-        planned: &Planned,
-        cluster: &Cluster,
-        cost: Option<Cost>,
-        budget: Option<Budget>,
-        terminal: Terminal,
-    ) -> Result<(), Failure> {
+    fn show(&self, on: &Answered, terminal: Terminal) -> Result<(), Failure> {
+        let Answered { planned, cluster, cost } = on;
+        let cost = *cost;
+        let budget = self.tokens.map(|tokens| budget(tokens, planned, cost));
         let outcome = &planned.outcome;
         let step_seconds = outcome.judgement.step_seconds;
         terminal.line(plan_line(&outcome.plan))?;

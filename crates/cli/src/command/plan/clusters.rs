@@ -1,0 +1,104 @@
+//! Plans for several clusters beside each other.
+
+use serde::Serialize;
+use shardloom::Model;
+use shardloom::program::quantity::{digits, seconds};
+
+use super::{Answer, Answered, Plan};
+use crate::command::cost::{Cost, dollars};
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::table::table;
+use crate::terminal::Terminal;
+
+/// One of the clusters, with its plan or why there is none.
+#[derive(Serialize)]
+struct On<'a> {
+    cluster: &'a str,
+    #[serde(flatten)]
+    answer: Option<Answer<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<&'a str>,
+}
+
+/// Plans for each of `clusters`, and shows them, fastest first; the fastest plan is written to `output`.
+pub(super) fn run(
+    asked: &Plan,
+    clusters: &[String],
+    model: &Model,
+    output: Option<&OutputFile>,
+    terminal: Terminal,
+) -> Result<(), Failure> {
+    let (mut found, mut refused) = (vec![], vec![]);
+    for text in clusters {
+        match asked.find(model, text, terminal) {
+            Ok(answered) => found.push((text.as_str(), answered)),
+            // A failure that is none of the input ends the command.
+            Err(failure) => match failure.refusal().map(str::to_owned) {
+                Some(reason) => refused.push((text.as_str(), reason)),
+                None => return Err(failure),
+            },
+        }
+    }
+    let step_seconds = |it: &Answered| it.planned.outcome.judgement.step_seconds;
+    found.sort_by(|(_, a), (_, b)| step_seconds(a).total_cmp(&step_seconds(b)));
+    let Some((fastest, first)) = found.first() else {
+        let reasons = refused.iter().map(|(cluster, reason)| format!("{cluster}: {reason}"));
+        return Err(Failure::usage("--cluster", reasons.collect::<Vec<_>>().join("; ")));
+    };
+    if let Some(file) = output {
+        file.write(first.planned.outcome.plan.to_toml())?;
+    }
+    if terminal.json() {
+        for (cluster, answered) in &found {
+            let answer = Some(asked.answer(answered));
+            terminal.object(&On { cluster, answer, refused: None })?;
+        }
+        for (cluster, reason) in &refused {
+            terminal.object(&On { cluster, answer: None, refused: Some(reason) })?;
+        }
+        return Ok(());
+    }
+    terminal.text(table(&HEADING, &rows(&found)))?;
+    for (cluster, reason) in &refused {
+        terminal.line(format_args!("{cluster}: {reason}"))?;
+    }
+    terminal.line(format_args!("Fastest: {fastest}"))?;
+    type Price = fn(&Cost) -> Option<f64>;
+    let prices: [(&str, Price); 2] =
+        [("Cheapest a sample", |it| it.per_sample), ("Cheapest to buy", |it| it.to_buy)];
+    for (what, price) in prices {
+        let known = found.iter().filter_map(|(name, it)| Some((name, price(it.cost.as_ref()?)?)));
+        if let Some((cheapest, _)) = known.min_by(|a, b| a.1.total_cmp(&b.1)) {
+            terminal.line(format_args!("{what}: {cheapest}"))?;
+        }
+    }
+    match &asked.output {
+        Some(path) => {
+            terminal.line(format_args!("Written to {}: the plan for {fastest}", path.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+const HEADING: [&str; 7] =
+    ["cluster", "devices", "step", "tokens/s", "USD an hour", "USD for 1e6 samples", "USD to buy"];
+
+fn rows(found: &[(&str, Answered)]) -> Vec<Vec<String>> {
+    let row = |(cluster, answered): &(&str, Answered)| {
+        let Answered { planned, cost, .. } = answered;
+        let price = |of: fn(&Cost) -> Option<f64>, times: f64| {
+            cost.as_ref().and_then(of).map_or("-".into(), |price| dollars(times * price))
+        };
+        vec![
+            (*cluster).to_owned(),
+            planned.outcome.plan.device_count().to_string(),
+            seconds(planned.outcome.judgement.step_seconds),
+            digits(planned.tokens_per_second),
+            price(|it| it.per_hour, 1.0),
+            price(|it| it.per_sample, 1e6),
+            price(|it| it.to_buy, 1.0),
+        ]
+    };
+    found.iter().map(row).collect()
+}
