@@ -51,6 +51,30 @@ fn where_no_cluster_has_a_plan_each_says_why() {
 }
 
 #[test]
+fn a_vocabulary_that_would_better_be_padded_is_named() {
+    let place = Place::new();
+    let plan = |vocabulary: usize| {
+        let model = format!("gpt:layers=2,hidden=4096,heads=32,seq=2048,vocab={vocabulary}");
+        // One sample leaves nothing but tensor parallelism.
+        let arguments =
+            format!("plan {model} --cluster h100-80g:1x8 --global-batch 1 --method megatron-lm");
+        place.run(&format!("{arguments} --json")).succeeds().object()
+    };
+    let odd = plan(50257);
+    let tp = odd["plan"]["pipeline"][0]["stage"][0]["mesh"]["tp"].as_u64().unwrap_or(0);
+    assert_eq!(tp, 8, "{odd}");
+    let note = odd["notes"].to_string();
+    let [odd, even] = [&odd, &plan(51200)].map(|it| number(&it["predicted"]["step_seconds"]));
+    let saved = format!(
+        "with 51200 tokens (vocab=51200) the same plan would take {:.1}% less",
+        100.0 * (1.0 - even / odd)
+    );
+    assert!(note.contains(&saved), "{note}: no {saved}");
+    let note = plan(51200)["notes"].to_string();
+    assert!(!note.contains("vocabulary"), "{note}");
+}
+
+#[test]
 fn a_speed_up_is_that_against_a_plan_for_one_device() {
     let place = Place::new();
     let plan = |cluster: &str| {

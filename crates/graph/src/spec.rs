@@ -141,6 +141,27 @@ impl ModelSpec {
         ModelSpec::new(&self.name, network)
     }
 
+    /// The same transformer with another vocabulary.
+    ///
+    /// # Errors
+    /// If the size is zero or absurd, or the model is no GPT, U-shaped transformer or Llama.
+    pub fn with_vocab(&self, vocab: usize) -> Result<ModelSpec, GraphError> {
+        let mut network = self.network.clone();
+        match &mut network {
+            Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => gpt.vocab = vocab,
+            Network::Llama(llama) => llama.vocab = vocab,
+            Network::Mlp(_) | Network::Custom(_) => {
+                return Err(GraphError::Parameter {
+                    model: self.name.clone(),
+                    key: "vocab".into(),
+                    value: vocab.to_string(),
+                    rule: "only a transformer by its sizes has a vocabulary to change".into(),
+                });
+            }
+        }
+        ModelSpec::new(&self.name, network)
+    }
+
     /// The model as a graph.
     ///
     /// # Errors

@@ -93,6 +93,8 @@ fn the_counts_are_those_of_the_space() {
     let space = Space::new(&graph, &cluster, &request).expect("a space");
     assert_eq!(outcome.search.space, space.count());
     assert!(outcome.search.evaluated > 0 && outcome.search.bounded_away > 0);
+    let across = "tensor parallelism across nodes".to_owned();
+    assert!(outcome.not_searched.contains(&across), "{:?}", outcome.not_searched);
 }
 
 #[test]
@@ -212,6 +214,7 @@ fn where_nothing_fits_tensor_parallel_groups_reach_across_nodes() {
     // One device is tried, too.
     let single = Space::new(&graph, &h100(1, 1, PLENTY), &request).expect("a space").count();
     assert_eq!(outcome.search.space, within + across + single);
+    assert!(!outcome.not_searched.iter().any(|it| it.contains("across nodes")));
     let roomy = check(&graph, &h100(2, 1, PLENTY), &request);
     let counted = roomy.search.space;
     assert_eq!(counted, within + single, "what fits within nodes needs no wider groups");
