@@ -151,7 +151,7 @@ pub fn auto(
         search,
         finalists,
         devices_left_out,
-        not_searched: not_searched(request, whole.left_out(), whole.spaces.len() > 1),
+        not_searched: not_searched(request, &whole, cluster.node_count() > 1),
     })
 }
 
@@ -240,9 +240,8 @@ pub fn single_device_seconds(
     Ok(least)
 }
 
-/// What was not looked at, with how many estimates there were not because orders take too long to make, and
-/// whether tensor parallelism across nodes was.
-fn not_searched(request: &Request, left_out: usize, across_nodes: bool) -> Vec<String> {
+/// What `search` did not look at on one node or several.
+fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> Vec<String> {
     let mut found = vec![];
     let names = |kinds: &mut dyn Iterator<Item = ScheduleKind>| {
         kinds.map(ScheduleKind::name).collect::<Vec<_>>().join(", ")
@@ -257,9 +256,10 @@ fn not_searched(request: &Request, left_out: usize, across_nodes: bool) -> Vec<S
     found.push(format!("{}, which change what is learnt", names(&mut unflushed)));
     found.push(format!("{} and orders in tables", ScheduleKind::ChimeraDoubling.name()));
     found.push("stages that differ in width, layout or recomputation".into());
-    if !across_nodes {
+    if several_nodes && search.spaces.len() == 1 {
         found.push("tensor parallelism across nodes".into());
     }
+    let left_out = search.left_out();
     if left_out > 0 {
         found.push(format!(
             "{left_out} plans whose orders fill gaps and have too many passes to be made in time"
