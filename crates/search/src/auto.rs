@@ -28,7 +28,8 @@ pub struct Outcome {
     pub baselines: Vec<Baseline>,
     /// What was looked at.
     pub search: SearchCounts,
-    /// The simulated candidates, in order of their estimates.
+    /// The candidates for all machines that were simulated, in order of their estimates, and after them those
+    /// with updates that are validated afterwards.
     pub finalists: Vec<Finalist>,
     /// Devices that the plan does not use.
     pub devices_left_out: u32,
