@@ -83,6 +83,16 @@ impl Failure {
         }
     }
 
+    /// Why a search has no answer, if that is it.
+    pub fn unanswered(&self) -> Option<&str> {
+        match self {
+            Failure::Message(message) if message.kind == "search" => {
+                Some(message.message.trim_end())
+            }
+            _ => None,
+        }
+    }
+
     /// Says on standard error why the command ends, and gives its exit status.
     pub fn report(&self, json: bool) -> ExitCode {
         match self {

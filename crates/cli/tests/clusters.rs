@@ -51,6 +51,18 @@ fn where_no_cluster_has_a_plan_each_says_why() {
 }
 
 #[test]
+fn several_clusters_have_their_notes_and_budgets_and_a_wrong_one_is_refused() {
+    let place = Place::new();
+    let arguments = format!("plan {MODEL} --cluster h100-80g:1x7 --global-batch 1");
+    let outcome = place.run(&format!("{arguments} --cluster h100-80g:1x8 --tokens 1e9")).succeeds();
+    let said = |text: &str| outcome.stdout.lines().any(|line| line.starts_with(text));
+    outcome.check(said("h100-80g:1x7: 1e9 tokens take "), "no budget");
+    outcome.check(said("h100-80g:1x7: 1 of 7 devices is left out"), "no note");
+    let outcome = place.run(&format!("{arguments} --cluster nonsense:1x8 --json"));
+    outcome.refuses("cluster", "nonsense");
+}
+
+#[test]
 fn a_vocabulary_that_would_better_be_padded_is_named() {
     let place = Place::new();
     let plan = |vocabulary: usize| {

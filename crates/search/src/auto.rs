@@ -95,12 +95,12 @@ fn require_estimate(request: &Request) -> Result<(), SearchError> {
     Err(SearchError::Request { key: "post_validation", value: "true".into(), rule: rule.into() })
 }
 
-/// Finds the fastest plan for `graph` on `cluster`: one that is no slower than any of `baselines` that
-/// fits, such as those that people use without a search. They are made while the space is looked through.
+/// Finds the fastest plan for `graph` on `cluster`. It is no slower than those that `baselines` makes for given
+/// machines and that fit, such as people use without a search.
 ///
 /// Stages on several kinds of device are planned as if all were like the slowest and had the memory of the
 /// smallest; the outcome's notes say so. Simulated times are those of the real cluster. Machines are left out
-/// where that is faster: all but some kinds, or half of them again and again.
+/// where that is faster: all but some kinds, or half of them again and again, to powers of two.
 ///
 /// # Errors
 /// If the request asks for what cannot be, no plan divides, or none fits in memory.
@@ -108,17 +108,17 @@ pub fn auto(
     graph: &Graph,
     cluster: &Cluster,
     request: &Request,
-    baselines: impl FnOnce() -> Result<Vec<Baseline>, SearchError> + Send,
+    baselines: impl Fn(&Cluster) -> Result<Vec<Baseline>, SearchError> + Sync,
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
-    let (whole, baselines) = std::thread::scope(|scope| {
-        let baselines = scope.spawn(baselines);
+    let (whole, of_whole) = std::thread::scope(|scope| {
+        let of_whole = scope.spawn(|| baselines(cluster));
         let whole = Search::of(graph, cluster, request);
-        let baselines = baselines.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (whole, baselines)
+        let of_whole = of_whole.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (whole, of_whole)
     });
-    let (mut whole, baselines) = (whole?, baselines?);
+    let (mut whole, of_whole) = (whole?, of_whole?);
     let mut search = SearchCounts {
         method: "auto",
         space: 0,
@@ -127,18 +127,19 @@ pub fn auto(
         simulated: 0,
         seconds: 0.0,
     };
-    let finalists = whole.finalists(&baselines)?;
+    let finalists = whole.finalists(&of_whole)?;
     search.add(&whole, finalists.len());
-    let of_all = fastest(&finalists, request, &baselines);
+    let of_all = fastest(&finalists, request, &of_whole);
     let seconds_of_all = of_all.as_ref().map(Finalist::step_seconds);
-    let of_some = of_some(graph, cluster, request, &whole, seconds_of_all, &mut search)?;
+    let of_some =
+        of_some(graph, cluster, request, &whole, seconds_of_all, &baselines, &mut search)?;
     let is_of_some = of_some.is_some();
     let Some(Finalist { plan, judgement, estimated_seconds }) = of_some.or(of_all) else {
         return Err(closest::error(graph, cluster, request, &whole.spaces, search.space)?);
     };
     let devices_left_out = cluster.device_count() - plan.device_count() as u32;
     let mut notes = notes(cluster, &plan, is_of_some.then_some(seconds_of_all));
-    if devices_left_out > 0 && !is_of_some {
+    if devices_left_out > 0 {
         let seconds = judgement.step_seconds;
         notes.extend(nearby::note(graph, cluster, request, seconds, &mut search)?);
     }
@@ -148,7 +149,7 @@ pub fn auto(
         plan,
         judgement,
         estimated_seconds,
-        baselines,
+        baselines: of_whole,
         search,
         finalists,
         devices_left_out,
@@ -173,49 +174,53 @@ pub(crate) fn fastest(
 }
 
 /// The fastest plan on some of the machines that takes less than the fastest on all: on some kinds of device,
-/// and on half as many machines again and again, as long as these might be faster.
+/// and from each of these and all on fewer again and again, as long as these might be faster.
 fn of_some(
     graph: &Graph,
     cluster: &Cluster,
     request: &Request,
     whole: &Search<'_>,
     seconds_of_all: Option<f64>,
+    baselines: &impl Fn(&Cluster) -> Result<Vec<Baseline>, SearchError>,
     counts: &mut SearchCounts,
 ) -> Result<Option<Finalist>, SearchError> {
     let mut best: Option<Finalist> = None;
     let mut best_seconds = seconds_of_all.unwrap_or(f64::INFINITY);
-    let mut machines = Subset::all(cluster);
-    let mut sample_seconds = whole.least_sample_seconds();
-    let mut on = |subset: &Subset| -> Result<(Option<Finalist>, f64), SearchError> {
-        let mut search = Search::of(graph, &subset.cluster, request)?;
-        let finalists = search.finalists(&[])?;
-        counts.add(&search, finalists.len());
-        let Some(found) = fastest(&finalists, request, &[]) else {
-            return Ok((None, search.least_sample_seconds()));
+    let mut on =
+        |subset: &Subset, best_seconds: f64| -> Result<(Option<Finalist>, f64), SearchError> {
+            let mut search = Search::of(graph, &subset.cluster, request)?;
+            let baselines = baselines(&subset.cluster)?;
+            let finalists = search.finalists(&baselines)?;
+            counts.add(&search, finalists.len());
+            let sample_seconds = search.least_sample_seconds();
+            let found = fastest(&finalists, request, &baselines);
+            let Some(found) = found.filter(|it| it.step_seconds() < best_seconds) else {
+                return Ok((None, sample_seconds));
+            };
+            let plan = subset.in_whole(found.plan);
+            let judgement = judge(graph, cluster, &plan)?;
+            let found = Finalist { plan, judgement, ..found };
+            Ok((Some(found).filter(|it| it.step_seconds() < best_seconds), sample_seconds))
         };
-        let plan = subset.in_whole(found.plan);
-        let judgement = judge(graph, cluster, &plan)?;
-        Ok((Some(Finalist { plan, judgement, ..found }), search.least_sample_seconds()))
-    };
+    let mut starts = vec![(Subset::all(cluster), whole.least_sample_seconds())];
     for subset in Subset::of_kinds(cluster, matmul_precision(request.precision.compute))? {
-        let (found, seconds) = on(&subset)?;
-        if let Some(found) = found.filter(|it| it.step_seconds() < best_seconds) {
-            best_seconds = found.step_seconds();
-            (best, machines, sample_seconds) = (Some(found), subset, seconds);
-        }
+        let (found, sample_seconds) = on(&subset, best_seconds)?;
+        best_seconds = found.as_ref().map_or(best_seconds, Finalist::step_seconds);
+        best = found.or(best);
+        starts.push((subset, sample_seconds));
     }
-    while let Some(half) = machines.half()? {
-        let least_seconds = sample_seconds * request.global_batch as f64 / half.count() as f64;
-        // Where nothing fits on more machines, nothing does on fewer.
-        if least_seconds >= best_seconds || best_seconds.is_infinite() {
-            break;
+    for (mut machines, sample_seconds) in starts {
+        while let Some(fewer) = machines.fewer()? {
+            let least_seconds = sample_seconds * request.global_batch as f64 / fewer.count() as f64;
+            // Where nothing fits on more machines, nothing does on fewer.
+            if least_seconds >= best_seconds || best_seconds.is_infinite() {
+                break;
+            }
+            let (found, _) = on(&fewer, best_seconds)?;
+            best_seconds = found.as_ref().map_or(best_seconds, Finalist::step_seconds);
+            best = found.or(best);
+            machines = fewer;
         }
-        let (found, _) = on(&half)?;
-        if let Some(found) = found.filter(|it| it.step_seconds() < best_seconds) {
-            best_seconds = found.step_seconds();
-            best = Some(found);
-        }
-        machines = half;
     }
     Ok(best)
 }
@@ -287,8 +292,10 @@ fn notes(cluster: &Cluster, plan: &Plan, of_some: Option<Option<f64>>) -> Vec<St
     let left_out = cluster.device_count() - plan.device_count() as u32;
     let reason = match of_some {
         _ if left_out == 0 => return notes,
-        Some(Some(all)) => format!("with all of them a step takes {}", quantity::seconds(all)),
-        Some(None) => "with all of them no plan fits in memory".into(),
+        Some(Some(all)) => {
+            format!("the fastest plan found for all takes {}", quantity::seconds(all))
+        }
+        Some(None) => "no plan for all of them fits in memory".into(),
         None => {
             "of the widths that divide the batch and the model, none that uses them all is faster"
                 .into()
@@ -304,6 +311,7 @@ fn notes(cluster: &Cluster, plan: &Plan, of_some: Option<Option<f64>>) -> Vec<St
         None => String::new(),
     };
     let device_count = cluster.device_count();
-    notes.push(format!("{left_out} of {device_count} devices{names} are left out: {reason}"));
+    let are = if left_out == 1 { "is" } else { "are" };
+    notes.push(format!("{left_out} of {device_count} devices{names} {are} left out: {reason}"));
     notes
 }

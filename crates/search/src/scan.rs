@@ -44,14 +44,19 @@ struct Waiting {
     index: usize,
 }
 
-/// Of two schedules on the same stages the first takes no less time and holds less than the second: it is
-/// looked at only where the second does not fit.
+/// Of two schedules on the same stages the first takes no less time and holds less than the second, where there
+/// are as many micro-batches as meshes: it is looked at only where the second does not fit.
 const SMALLER: [(ScheduleKind, ScheduleKind); 4] = [
     (ScheduleKind::VHalf, ScheduleKind::ZeroBubbleV),
     (ScheduleKind::VMin, ScheduleKind::VHalf),
     (ScheduleKind::ZeroBubbleOneP, ScheduleKind::ZeroBubbleTwoP),
     (ScheduleKind::ZeroBubbleH1, ScheduleKind::ZeroBubbleH2),
 ];
+
+/// Whether larger schedules take no more time than smaller ones for it.
+fn is_paired(candidate: &Candidate) -> bool {
+    candidate.microbatches >= candidate.pp
+}
 
 /// The schedule of `space` to look at where this one does not fit.
 fn smaller(space: &Space, schedule: ScheduleKind) -> Option<ScheduleKind> {
@@ -84,7 +89,7 @@ impl Scan {
         for candidate in space.candidates() {
             let index = all.len();
             all.push(candidate);
-            if has_larger(space, candidate.schedule) {
+            if is_paired(&candidate) && has_larger(space, candidate.schedule) {
                 continue;
             }
             let bytes = estimator.least_bytes(&candidate)?;
@@ -136,7 +141,8 @@ impl Scan {
                     fits.is_some()
                 }
             };
-            if let Some(schedule) = smaller(space, candidate.schedule).filter(|_| !fits) {
+            let smaller = smaller(space, candidate.schedule);
+            if let Some(schedule) = smaller.filter(|_| !fits && is_paired(&candidate)) {
                 let index = all.len();
                 all.push(Candidate { schedule, ..candidate });
                 waiting.push(Reverse(Waiting { close: false, index, ..next }));
@@ -173,7 +179,7 @@ mod tests {
                         let found = estimator.estimate(candidate).expect("it is estimated");
                         found.filter(|it| it.peak_bytes <= limit_bytes)
                     };
-                    let mut larger = larger(candidate.schedule);
+                    let mut larger = larger(candidate.schedule).filter(|_| is_paired(&candidate));
                     let mut is_looked_at = true;
                     while let Some(schedule) = larger {
                         is_looked_at &= fits(&Candidate { schedule, ..candidate }).is_none();

@@ -12,8 +12,8 @@ use crate::scan::Scan;
 use crate::space::Space;
 use crate::{Judgement, Request, SearchError, judge};
 
-/// Micro-batches times blocks that are simulated at most, the first finalist and baselines aside: what a
-/// simulation takes is proportional to them.
+/// Micro-batches times blocks that are simulated at most, but for the first finalist that fits, baselines
+/// aside: what a simulation takes is proportional to them.
 const EFFORT: usize = 10_000;
 
 /// Estimates this much slower than the best simulated plan are not simulated: the estimate is right to a
@@ -142,10 +142,11 @@ impl<'a> Search<'a> {
             let judgement = match known.and_then(|it| it.judgement.clone()) {
                 Some(known) => known,
                 None => {
-                    effort += self.effort(&plan);
-                    if fitting > 0 && effort > EFFORT {
-                        break;
+                    // The first that fits is simulated whatever that takes.
+                    if fitting > 0 && effort + self.effort(&plan) > EFFORT {
+                        continue;
                     }
+                    effort += self.effort(&plan);
                     self.judge(&plan)?
                 }
             };
@@ -163,15 +164,19 @@ impl<'a> Search<'a> {
     /// less effort than finding them was; estimates wait for it.
     fn validate_afterwards(&mut self, finalists: &mut Vec<Finalist>) -> Result<(), SearchError> {
         let mut effort: usize = finalists.iter().skip(1).map(|it| self.effort(&it.plan)).sum();
-        let seconds = finalists.iter().map(|it| it.judgement.step_seconds);
+        let fitting = finalists.iter().filter(|it| it.judgement.fits(self.request.memory_share));
+        let seconds = fitting.map(|it| it.judgement.step_seconds);
         let best_seconds = seconds.fold(f64::INFINITY, f64::min);
         for index in 0..self.scan.halves.len() {
             let (candidate, estimate) = self.scan.halves[index];
-            let Some(mut plan) = self.planned(&candidate)? else { continue };
-            effort += self.effort(&plan);
-            if effort > EFFORT || estimate.step_seconds > DOUBT * best_seconds {
+            if estimate.step_seconds > DOUBT * best_seconds {
                 break;
             }
+            let Some(mut plan) = self.planned(&candidate)? else { continue };
+            if effort + self.effort(&plan) > EFFORT {
+                continue;
+            }
+            effort += self.effort(&plan);
             plan.post_validation = true;
             let judgement = self.judge(&plan)?;
             let estimated_seconds = Some(estimate.step_seconds);

@@ -1,6 +1,6 @@
 //! Some of a cluster's machines: fewer may train faster than all.
 
-use shardloom_cluster::{Cluster, DeviceId, DeviceKind, NodeGroup, Precision};
+use shardloom_cluster::{Cluster, DeviceId, NodeGroup, Precision};
 use shardloom_plan::Plan;
 
 use crate::SearchError;
@@ -21,59 +21,78 @@ impl Subset {
         Subset { cluster: cluster.clone(), devices }
     }
 
-    /// The machines of some kinds of device: of each kind, and of the two, three and so on that are fastest in
-    /// `precision`, but not of all.
+    /// The machines of some kinds, which are devices in nodes of so many: of each kind, and of the two, three and
+    /// so on that are fastest in `precision`, but not of all.
     ///
     /// # Errors
     /// If a device does not compute in that precision.
     pub fn of_kinds(cluster: &Cluster, precision: Precision) -> Result<Vec<Subset>, SearchError> {
-        let mut kinds: Vec<(&DeviceKind, f64)> = vec![];
+        let mut kinds: Vec<(&NodeGroup, f64)> = vec![];
         for group in cluster.groups() {
-            let kind = &group.profile.device;
-            if kinds.iter().all(|(known, _)| *known != kind) {
-                kinds.push((kind, kind.peak_flops(precision)?));
+            if kinds.iter().all(|(known, _)| !is_one_kind(known, group)) {
+                kinds.push((group, group.profile.device.peak_flops(precision)?));
             }
         }
         kinds.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let kinds: Vec<&DeviceKind> = kinds.into_iter().map(|(kind, _)| kind).collect();
+        let kinds: Vec<&NodeGroup> = kinds.into_iter().map(|(kind, _)| kind).collect();
         if kinds.len() < 2 {
             return Ok(vec![]);
         }
         let alone = kinds.chunks(1);
         let fastest = (2..kinds.len()).map(|count| &kinds[..count]);
-        alone.chain(fastest).map(|kinds| Subset::with_kinds(cluster, kinds)).collect()
+        let all = Subset::all(cluster);
+        let of = |kinds: &[&NodeGroup]| {
+            all.with(|group| match kinds.iter().any(|kind| is_one_kind(kind, group)) {
+                true => group.clone(),
+                false => NodeGroup { nodes: 0, ..group.clone() },
+            })
+        };
+        let found: Result<Vec<_>, SearchError> = alone.chain(fastest).map(of).collect();
+        Ok(found?.into_iter().flatten().collect())
     }
 
-    fn with_kinds(cluster: &Cluster, kinds: &[&DeviceKind]) -> Result<Subset, SearchError> {
-        let (mut groups, mut devices, mut first) = (vec![], vec![], 0);
-        for group in cluster.groups() {
-            let end = first + group.devices();
-            if kinds.contains(&&group.profile.device) {
-                groups.push(group.clone());
-                devices.extend(first..end);
-            }
-            first = end;
-        }
-        Ok(Subset { cluster: cluster.with_groups(groups)?, devices })
-    }
-
-    /// Half of its nodes, the first ones, or half of the devices of its only node; none of a single device.
+    /// Fewer machines, none of a single device. Powers of two of them, as batches and widths mostly are: as many
+    /// devices of each node, then of the nodes the first half, then half of the devices of the only node.
     ///
     /// # Errors
     /// None: there is at least one of each.
-    pub fn half(&self) -> Result<Option<Subset>, SearchError> {
+    pub fn fewer(&self) -> Result<Option<Subset>, SearchError> {
+        let groups = self.cluster.groups();
+        let nodes = self.cluster.node_count();
+        if groups.iter().any(|group| !group.devices_per_node.is_power_of_two()) {
+            let devices = |group: &NodeGroup| 1 << group.devices_per_node.ilog2();
+            return self
+                .with(|group| NodeGroup { devices_per_node: devices(group), ..group.clone() });
+        }
+        if nodes == 1 {
+            return self.with(|group| NodeGroup {
+                devices_per_node: group.devices_per_node / 2,
+                ..group.clone()
+            });
+        }
+        let mut left = if nodes.is_power_of_two() { nodes / 2 } else { 1 << nodes.ilog2() };
+        self.with(|group| {
+            let nodes = group.nodes.min(left);
+            left -= nodes;
+            NodeGroup { nodes, ..group.clone() }
+        })
+    }
+
+    /// The first nodes, and their first devices, of each group: as many as `keep` says; none if that is none.
+    fn with(
+        &self,
+        mut keep: impl FnMut(&NodeGroup) -> NodeGroup,
+    ) -> Result<Option<Subset>, SearchError> {
         let (mut groups, mut devices, mut first) = (vec![], vec![], 0);
-        let mut nodes = self.cluster.node_count() / 2;
         for group in self.cluster.groups() {
-            let count = match self.cluster.node_count() {
-                1 => NodeGroup { devices_per_node: group.devices_per_node / 2, ..group.clone() },
-                _ => NodeGroup { nodes: group.nodes.min(nodes), ..group.clone() },
-            };
-            nodes -= count.nodes.min(nodes);
-            devices.extend(&self.devices[first..][..count.devices() as usize]);
+            let kept = keep(group);
+            for node in 0..kept.nodes {
+                let first = first + (node * group.devices_per_node) as usize;
+                devices.extend(&self.devices[first..][..kept.devices_per_node as usize]);
+            }
             first += group.devices() as usize;
-            if count.devices() > 0 {
-                groups.push(count);
+            if kept.devices() > 0 {
+                groups.push(kept);
             }
         }
         match groups.is_empty() {
@@ -98,6 +117,11 @@ impl Subset {
     }
 }
 
+/// Whether two groups have the same devices, in nodes of as many.
+fn is_one_kind(a: &NodeGroup, b: &NodeGroup) -> bool {
+    (&a.profile.device, a.devices_per_node) == (&b.profile.device, b.devices_per_node)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,13 +142,25 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_whole_nodes_and_then_devices() {
-        let mut subset = Subset::all(&cluster("h100-80g:3x8+a100-80g:2x8"));
+    fn nodes_of_other_sizes_are_another_kind() {
+        let uneven = cluster("h100-80g:1x3+h100-80g:2x8");
+        let kinds = Subset::of_kinds(&uneven, Precision::Bf16).expect("all compute in it");
+        let mut counts: Vec<usize> = kinds.iter().map(Subset::count).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [3, 16]);
+    }
+
+    #[test]
+    fn fewer_machines_are_powers_of_two() {
+        let mut subset = Subset::all(&cluster("h100-80g:3x8+a100-80g:2x7"));
         let mut counts = vec![];
-        while let Some(half) = subset.half().expect("machines") {
-            counts.push((half.cluster.node_count(), half.count()));
-            subset = half;
+        while let Some(fewer) = subset.fewer().expect("machines") {
+            counts.push((fewer.cluster.node_count(), fewer.count()));
+            subset = fewer;
         }
-        assert_eq!(counts, [(2, 16), (1, 8), (1, 4), (1, 2), (1, 1)]);
+        assert_eq!(counts, [(5, 32), (4, 28), (2, 16), (1, 8), (1, 4), (1, 2), (1, 1)]);
+        let four_of_five = Subset::all(&cluster("h100-80g:2x5")).fewer().expect("machines");
+        let devices = four_of_five.expect("there are fewer").devices;
+        assert_eq!(devices, [0, 1, 2, 3, 5, 6, 7, 8]);
     }
 }

@@ -33,7 +33,7 @@ fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64
 
 /// The answer, held against what people use without a search.
 fn search(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
-    auto(graph, cluster, request, || baselines(graph, cluster, request))
+    auto(graph, cluster, request, |cluster| baselines(graph, cluster, request))
 }
 
 fn check(graph: &Graph, cluster: &Cluster, request: &Request) -> Outcome {
@@ -159,7 +159,7 @@ fn slower_devices_are_left_out_where_that_is_faster() {
     let [note] = &outcome.notes[..] else { panic!("{:?}", outcome.notes) };
     assert!(
         note.starts_with(
-            "4 of 8 devices, all a100-80g, are left out: with all of them a step takes"
+            "4 of 8 devices, all a100-80g, are left out: the fastest plan found for all takes"
         ),
         "{note}"
     );
@@ -354,7 +354,7 @@ fn a_batch_of_very_many_micro_batches_has_an_answer_without_other_plans() {
     let graph = model(text);
     let cluster = h100(1, 1, 6_000_000_000);
     let request = Request::new(text, "c", 4096);
-    let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
+    let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
     let steps = outcome.plan.microbatches * graph.blocks().len();
     assert!(steps > 10_000, "{steps} passes of blocks are not very many");
     assert_eq!(outcome.finalists.len(), 1);
@@ -370,7 +370,7 @@ fn plans_are_simulated_as_long_as_their_micro_batches_are_not_too_many() {
     let cluster = h100(1, 1, 1_950_000_000);
     let simulated = |global_batch: usize| {
         let request = Request::new(text, "c", global_batch);
-        let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
+        let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
         let mut plans = outcome.finalists.iter().map(|it| &it.plan);
         assert!(plans.all(|it| it.microbatches == global_batch), "one sample a micro-batch");
         outcome.finalists.len()
@@ -388,7 +388,7 @@ fn plans_that_are_too_slow_by_estimate_are_not_simulated() {
     for memory_bytes in [PLENTY, 300_000_000, 60_000_000] {
         let cluster = h100(1, 8, memory_bytes);
         let request = Request { finalists: 64, ..Request::new(GPT, "c", 32) };
-        let outcome = auto(&graph, &cluster, &request, || Ok(vec![])).expect("an answer");
+        let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
         let mut best = f64::INFINITY;
         let mut before = 0.0;
         // Updates that are validated afterwards are tried after these, and not estimated as such.

@@ -73,7 +73,7 @@ pub fn usual_request(
 /// If the request asks for what cannot be, or no plan divides or fits.
 pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<Planned> {
     let graph = model.graph();
-    let baselines = || shardloom_methods::baselines(graph, cluster, request);
+    let baselines = |cluster: &Cluster| shardloom_methods::baselines(graph, cluster, request);
     let outcome = shardloom_search::auto(graph, cluster, request, baselines)?;
     Planned::of(model, cluster, request, outcome)
 }

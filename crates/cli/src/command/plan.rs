@@ -73,7 +73,7 @@ pub struct Plan {
     optimizer: String,
 
     /// Let stages update before the norm of all gradients is known, and check that in the next step; only
-    /// with a method, as the search's estimate waits for the norm
+    /// with a method, as a search tries it by itself
     #[arg(long, requires = "method")]
     post_validation: bool,
 
@@ -165,6 +165,14 @@ struct Budget {
     price: Option<f64>,
 }
 
+impl Budget {
+    fn described(&self) -> String {
+        let Budget { tokens, days, price } = self;
+        let price = price.map(|price| format!(" and {} US dollars", digits(price)));
+        format!("{tokens:e} tokens take {} days{}", digits(*days), price.unwrap_or_default())
+    }
+}
+
 impl Plan {
     /// Plans.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
@@ -254,14 +262,18 @@ impl Plan {
             devices_left_out: outcome.devices_left_out,
             notes: &outcome.notes,
             not_searched: &outcome.not_searched,
-            budget: self.tokens.map(|tokens| budget(tokens, planned, *cost)),
+            budget: self.budget(on),
         }
+    }
+
+    fn budget(&self, on: &Answered) -> Option<Budget> {
+        self.tokens.map(|tokens| budget(tokens, &on.planned, on.cost))
     }
 
     fn show(&self, on: &Answered, terminal: Terminal) -> Result<(), Failure> {
         let Answered { planned, cluster, cost } = on;
         let cost = *cost;
-        let budget = self.tokens.map(|tokens| budget(tokens, planned, cost));
+        let budget = self.budget(on);
         let outcome = &planned.outcome;
         let step_seconds = outcome.judgement.step_seconds;
         terminal.line(plan_line(&outcome.plan))?;
@@ -296,13 +308,8 @@ impl Plan {
         if let Some(cost) = cost {
             terminal.line(format_args!("Cost: {}", cost.described()))?;
         }
-        if let Some(Budget { tokens, days, price }) = budget {
-            let price = price.map(|price| format!(" and {} US dollars", digits(price)));
-            terminal.line(format_args!(
-                "{tokens:e} tokens take {} days{}",
-                digits(days),
-                price.unwrap_or_default()
-            ))?;
+        if let Some(budget) = budget {
+            terminal.line(budget.described())?;
         }
         for note in &outcome.notes {
             terminal.line(note)?;

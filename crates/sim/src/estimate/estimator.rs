@@ -190,8 +190,9 @@ impl<'a> Estimator<'a> {
         }
         let Some(step) = self.run(candidate) else { return Ok(None) };
         let peak_bytes = step.peak_bytes.iter().copied().fold(0.0, f64::max);
-        let step_seconds =
-            step.seconds.max(self.bound_seconds(candidate)) + self.host_seconds(candidate);
+        // Steps whose rounds are not all run may come out too short.
+        let seconds = step.seconds.max(self.bound_seconds(candidate));
+        let step_seconds = seconds + self.host_seconds(candidate);
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
 

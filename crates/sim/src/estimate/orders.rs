@@ -16,7 +16,7 @@ pub(super) fn precision(schedule: ScheduleKind) -> f64 {
     if schedule == ScheduleKind::Hanayo { 0.001 } else { 0.05 }
 }
 
-/// Orders are of as many micro-batches as there are meshes, times this at most.
+/// Orders are of so many rounds of micro-batches at most.
 const ROUNDS: u32 = 4;
 
 /// The most passes forward of a step whose order is made for times. Finding such an order takes several
@@ -38,8 +38,8 @@ impl Orders {
     /// What `run` finds for the order of `candidate`, made for passes of the given `times`; none if there is
     /// no such order.
     ///
-    /// Of many micro-batches only a few rounds are run, as many in a round as there are meshes: once the
-    /// pipeline is full, each further round takes as much more as the one before.
+    /// Of many micro-batches only a few rounds are run: once the pipeline is full, each further round takes
+    /// about as much more as the one before.
     pub fn step(
         &mut self,
         candidate: &Candidate,
@@ -48,7 +48,8 @@ impl Orders {
         places: impl Fn() -> Vec<Vec<usize>>,
         run: impl Fn(&Sequence) -> Step,
     ) -> Option<Step> {
-        let Candidate { pp: round, microbatches, .. } = *candidate;
+        let Candidate { microbatches, .. } = *candidate;
+        let round = candidate.pp * rounds_alike(candidate.schedule);
         let known = &mut self.known;
         let mut of = |microbatches: u32| {
             let key = key(candidate, microbatches, times, succession);
@@ -64,7 +65,7 @@ impl Orders {
             false => (ROUNDS - 1) * round + microbatches % round,
         };
         if candidate.schedule.is_timed()
-            && most.saturating_mul(round * candidate.chunks) > MOST_TIMED
+            && most.saturating_mul(candidate.pp * candidate.chunks) > MOST_TIMED
         {
             self.left_out += 1;
             return None;
@@ -105,9 +106,24 @@ pub(super) fn least_held(candidate: &Candidate) -> f64 {
         ScheduleKind::ZeroBubbleV | ScheduleKind::Hanayo | ScheduleKind::DualPipeV if many => 1.0,
         ScheduleKind::VMin => 0.33,
         ScheduleKind::Chimera => 0.25,
-        _ => 0.5,
+        ScheduleKind::ZeroBubbleV
+        | ScheduleKind::Hanayo
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::VHalf
+        | ScheduleKind::DualPipe => 0.5,
+        // These have no estimates.
+        ScheduleKind::ChimeraDoubling
+        | ScheduleKind::PipeDream
+        | ScheduleKind::PipeMare
+        | ScheduleKind::Table => 0.0,
     };
     (share * chunks * depth.min(microbatches)).floor().max(1.0)
+}
+
+/// How many times as many micro-batches as meshes make a round. Hanayo's orders are made pass by pass, and what
+/// one group of micro-batches adds differs from the next.
+fn rounds_alike(schedule: ScheduleKind) -> u32 {
+    if schedule == ScheduleKind::Hanayo { 2 } else { 1 }
 }
 
 /// Whether its order goes on from round to round: groups of interleaved micro-batches do if they are as many

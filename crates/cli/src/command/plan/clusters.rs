@@ -33,8 +33,8 @@ pub(super) fn run(
     for text in clusters {
         match asked.find(model, text, terminal) {
             Ok(answered) => found.push((text.as_str(), answered)),
-            // A failure that is none of the input ends the command.
-            Err(failure) => match failure.refusal().map(str::to_owned) {
+            // Any other failure ends the command.
+            Err(failure) => match failure.unanswered().map(str::to_owned) {
                 Some(reason) => refused.push((text.as_str(), reason)),
                 None => return Err(failure),
             },
@@ -62,6 +62,12 @@ pub(super) fn run(
     terminal.text(table(&HEADING, &rows(&found)))?;
     for (cluster, reason) in &refused {
         terminal.line(format_args!("{cluster}: {reason}"))?;
+    }
+    for (cluster, answered) in &found {
+        let budget = asked.budget(answered).map(|budget| budget.described());
+        for said in budget.iter().chain(&answered.planned.outcome.notes) {
+            terminal.line(format_args!("{cluster}: {said}"))?;
+        }
     }
     terminal.line(format_args!("Fastest: {fastest}"))?;
     type Price = fn(&Cost) -> Option<f64>;
