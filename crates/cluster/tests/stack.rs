@@ -5,11 +5,17 @@ use shardloom_cluster::{
 };
 
 #[test]
-fn every_preset_parses_under_its_own_name_and_says_its_source() {
+fn every_preset_says_its_source_and_if_calibrated_its_residuals() {
     for name in Stack::preset_names() {
         let stack = Stack::parse(name).expect("a preset");
         assert_eq!(stack.name, name);
         assert!(stack.source.trim().len() > 40, "{name}: {}", stack.source);
+        // Times under a stack that was fitted to measurements come with an interval.
+        for several_nodes in [false, true] {
+            let step = StepKind { several_nodes, fp8_products: false };
+            let known = stack.residuals_of(step).is_some();
+            assert_eq!(known, stack.calibrated_on.is_some(), "{name}");
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use shardloom::{
 };
 
 use super::cost::Cost;
+use super::interval::Interval;
 use super::plan_line::plan_line;
 use super::uplink::Network;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
@@ -119,6 +120,8 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct Predicted<'a> {
     step_seconds: f64,
+    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    step_seconds_interval: Option<[f64; 2]>,
     tokens_per_second: f64,
     mfu: Option<f64>,
     peak_bytes_per_rank: &'a [u64],
@@ -184,20 +187,19 @@ impl Plan {
         if let Some(file) = &output {
             file.write(outcome.plan.to_toml())?;
         }
-        let cost = Cost::of(
-            &outcome.plan,
-            &cluster,
-            outcome.judgement.step_seconds,
-            model.graph().targets_per_sample(),
-        );
+        let step_seconds = outcome.judgement.step_seconds;
+        let interval = Interval::of(&outcome.plan, &cluster, step_seconds);
+        let targets = model.graph().targets_per_sample();
+        let cost = Cost::of(&outcome.plan, &cluster, step_seconds, targets);
         let budget = self.tokens.map(|tokens| budget(tokens, &planned, cost));
         if !terminal.json() {
-            return self.show(&planned, &cluster, cost, budget, terminal);
+            return self.show(&planned, &cluster, interval, cost, budget, terminal);
         }
         terminal.object(&Answer {
             plan: &outcome.plan,
             predicted: Predicted {
-                step_seconds: outcome.judgement.step_seconds,
+                step_seconds,
+                step_seconds_interval: interval.map(|it| it.ends),
                 tokens_per_second: planned.tokens_per_second,
                 mfu: planned.model_flops_utilisation,
                 peak_bytes_per_rank: &planned.peak_bytes_per_rank,
@@ -234,6 +236,7 @@ impl Plan {
         &self,
         planned: &Planned,
         cluster: &Cluster,
+        interval: Option<Interval>,
         cost: Option<Cost>,
         budget: Option<Budget>,
         terminal: Terminal,
@@ -264,6 +267,10 @@ impl Plan {
             percent(outcome.judgement.bubble_fraction),
             bytes(peak)
         ))?;
+        if let Some(interval) = interval {
+            let (step, within) = (seconds(step_seconds), interval.described());
+            terminal.line(format_args!("Step time: {step}{within}"))?;
+        }
         terminal.line(format_args!("Software: {}", cluster.stack().described()))?;
         terminal.line(format_args!("Devices: {}", devices_described(cluster)))?;
         if let Some(cost) = cost {
