@@ -49,6 +49,68 @@ fn what_a_stack_usually_does_is_in_plans_made_for_it() {
     assert_ne!(plan.recompute, shardloom::plan::Recompute::None);
 }
 
+/// A stack with residuals of steps on one node only.
+const OF_ONE_NODE: &str = r#"
+name = "mine"
+source = "made up"
+[[residuals]]
+of = "one-node"
+rows = 17
+low = 0.5
+high = 2.25
+"#;
+
+#[test]
+fn predicted_times_come_with_the_interval_of_their_stacks_residuals() {
+    let place = Place::new();
+    place.write("mine.toml", OF_ONE_NODE);
+    let model = "gpt:layers=4,hidden=256,heads=4,seq=128,vocab=512";
+    let run = |command: &str| place.run(command).succeeds();
+    let plan = |cluster: &str, output: &str| {
+        format!("plan {model} --global-batch 32 --cluster {cluster} -o {output} --force")
+    };
+    let one = plan("a100-80g:2", "one.toml") + " --stack mine.toml";
+    let predicted = run(&format!("{one} --json")).object()["predicted"].clone();
+    let simulated = run("simulate one.toml --stack mine.toml --json").object();
+    let explained = run("explain one.toml --stack mine.toml --json").object();
+    for answer in [&predicted, &simulated, &explained] {
+        let step = answer["step_seconds"].as_f64().expect("a time");
+        let right = serde_json::json!([0.5 * step, 2.25 * step]);
+        assert_eq!(answer["step_seconds_interval"], right, "{answer}");
+    }
+    let step = predicted["step_seconds"].as_f64().expect("a time");
+    let [step, low, high] =
+        [1.0, 0.5, 2.25].map(|it| shardloom::program::quantity::seconds(it * step));
+    let within = format!(
+        "{step}, with 80% confidence between {low} and {high}, from 17 published \
+                          steps on one node"
+    );
+    for (command, said) in [
+        (one.as_str(), format!("\nStep time: {within}\nSoftware: mine")),
+        ("simulate one.toml --stack mine.toml", format!("\nSteady step: {within}\n")),
+        ("explain one.toml --stack mine.toml", format!("\nA step takes {within}.\n")),
+    ] {
+        let outcome = run(command);
+        outcome.check(outcome.stdout.contains(&said), &format!("no {said:?}"));
+    }
+    // Nothing is known of several nodes, nor of Shardloom itself.
+    let several = plan("a100-80g:2x1", "two.toml") + " --method megatron-lm --stack mine.toml";
+    for command in [
+        several.as_str(),
+        "simulate two.toml --stack mine.toml",
+        "explain two.toml --stack mine.toml",
+        "simulate one.toml",
+    ] {
+        let outcome = run(&format!("{command} --json"));
+        let answer = outcome.object();
+        let predicted = answer.get("predicted").unwrap_or(&answer);
+        let known = predicted.get("step_seconds_interval");
+        outcome.check(known.is_some_and(|it| it.is_null()), "not null");
+        let outcome = run(command);
+        outcome.check(!outcome.stdout.contains("confidence"), "an interval of nothing");
+    }
+}
+
 #[test]
 fn a_stack_of_ones_own_is_a_file_and_an_unknown_one_is_refused() {
     let place = Place::new();

@@ -50,3 +50,76 @@ fn bad_files_and_texts_are_refused() {
     outcome.check(outcome.status == Some(2), "exit status is not 2");
     outcome.check(outcome.stderr.contains("--only llama: no row has that"), "not what is wrong");
 }
+
+/// A stack with what its file says of residuals.
+fn stack(residuals: &str) -> String {
+    format!("name = \"mine\"\nsource = \"made up\"\n{residuals}")
+}
+
+#[test]
+fn rows_in_the_interval_are_counted() {
+    let place = place(SMALL);
+    place.write("mine.toml", stack(""));
+    let outcome = place.run("validate small.csv --stack mine.toml --rows --json").succeeds();
+    let answer = outcome.object();
+    outcome.check(answer["interval"].is_null(), "an interval without residuals");
+    outcome.check(answer.get("residuals").is_none(), "residuals that nobody asked for");
+    let ratio = |line: usize| {
+        let line = &answer["files"][0]["lines"][line];
+        let number = |key: &str| line[key].as_f64().expect("a time");
+        number("measured_seconds") / number("predicted_seconds")
+    };
+    let [first, second] = [ratio(0), ratio(1)];
+    // About the first row, so narrow that the second is outside.
+    let (low, high) = (0.99 * first, 1.01 * first);
+    assert!(second < low || second > high, "{first} and {second}");
+    let residuals = format!("[[residuals]]\nof = \"all\"\nrows = 15\nlow = {low}\nhigh = {high}\n");
+    place.write("mine.toml", stack(&residuals));
+    let outcome = place.run("validate small.csv --stack mine.toml --json").succeeds();
+    let answer = outcome.object();
+    for found in [&answer["interval"], &answer["files"][0]["all"]["interval"]] {
+        outcome.check(found["rows"] == 2 && found["inside"] == 1, "not one of two");
+        let half_width = found["half_width"].as_f64().expect("a width");
+        outcome.check((half_width - 0.01 * first).abs() < 1e-9, "another width");
+    }
+    let outcome = place.run("validate small.csv small.csv --stack mine.toml").succeeds();
+    let said = |rows: usize| {
+        let width = format!("{:.1}%", first);
+        format!("  in the 80% interval: 50.0% of {rows} rows, half-width {width}\n")
+    };
+    let all = format!("\nall files\n{}", said(4));
+    outcome.check(outcome.stdout.matches(&said(2)).count() == 2, "not of each file");
+    outcome.check(outcome.stdout.contains(&all), "not of all files");
+}
+
+#[test]
+fn residuals_are_printed_as_stacks_have_them() {
+    // One plan sixteen times, measured to take 10 to 25 ms.
+    let (header, row) = (SMALL.lines().next().expect("a header"), "4,8,2,256,4,2,128,1,4,1");
+    let rows: String = (10..26).map(|it| format!("{row},{it}\n")).collect();
+    let place = place(&format!("{header}\n{rows}"));
+    place.write("mine.toml", stack(""));
+    let command = "validate small.csv --stack mine.toml --rows --residuals";
+    let answer = place.run(&format!("{command} --json")).succeeds().object();
+    let predicted = answer["files"][0]["lines"][0]["predicted_seconds"].as_f64().expect("a time");
+    let group = &answer["residuals"][0];
+    assert_eq!((&group["of"], &group["rows"]), (&"all".into(), &16.into()));
+    // Places 1.5 and 13.5 of 0 to 15.
+    for (key, right) in [("low", 0.0115), ("high", 0.0235)] {
+        let found = group[key].as_f64().expect("a number");
+        assert!((found * predicted - right).abs() < 1e-9, "{key} {found}");
+    }
+    let outcome = place.run(command).succeeds();
+    let (_, printed) =
+        outcome.stdout.split_once("# mine: no model can be left out\n").expect("TOML");
+    place.write("mine.toml", stack(printed));
+    let outcome = place.run("validate small.csv --stack mine.toml").succeeds();
+    let said = "in the 80% interval: 75.0% of 16 rows";
+    outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
+    // Of 14 rows nothing is said.
+    let short: Vec<&str> = rows.lines().take(14).collect();
+    place.write("small.csv", format!("{header}\n{}\n", short.join("\n")));
+    let outcome = place.run(command).succeeds();
+    let said = "# mine, all: too few rows, 14 of at least 15";
+    outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
+}

@@ -43,6 +43,7 @@ mod matmul;
 mod node;
 mod product;
 mod profile;
+mod residuals;
 mod spec;
 mod stack;
 mod uplink;
@@ -57,5 +58,6 @@ pub use matmul::{AnalyticMatmul, MatmulPoint, MatmulRates, MeasuredMatmul, Tile}
 pub use node::{NodeKind, Torus};
 pub use product::ProductSeconds;
 pub use profile::{MeasuredOn, Profile};
+pub use residuals::{Residuals, StepGroup, StepKind};
 pub use stack::{Algorithms, Attention, Crossing, Habits, Host, Kernels, Stack};
 pub use uplink::Uplink;

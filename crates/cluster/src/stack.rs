@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use shardloom_collectives::{Algorithm, Kind};
 
 use crate::profile::nearest;
-use crate::{ClusterError, DeviceKind, checked};
+use crate::{ClusterError, DeviceKind, Residuals, StepKind, checked, residuals};
 
 /// A software stack: the framework, its kernels and its habits.
 ///
@@ -65,6 +65,13 @@ pub struct Stack {
     /// What plans usually have.
     #[serde(default)]
     pub habits: Habits,
+    /// How far measured step times were from predicted ones, by group of steps; no step is in two groups.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "residuals::disjoint"
+    )]
+    pub residuals: Vec<Residuals>,
 }
 
 /// The processor that launches a device's kernels, one after the other. It runs ahead of the device as far
@@ -300,6 +307,11 @@ impl Stack {
         std::iter::once(first).chain(second)
     }
 
+    /// The residuals of published rows that were steps like `step`, if there are enough of them.
+    pub fn residuals_of(&self, step: StepKind) -> Option<&Residuals> {
+        self.residuals.iter().find(|group| group.of.includes(step))
+    }
+
     /// Its name, and what its constants were fitted to if they were: `nanotron, not calibrated`.
     pub fn described(&self) -> String {
         match &self.calibrated_on {
@@ -326,6 +338,7 @@ impl Default for Stack {
             context_bytes: 0,
             attention: Attention::AsTheDevice,
             habits: Habits::default(),
+            residuals: vec![],
         }
     }
 }

@@ -1,10 +1,10 @@
 //! What a row is predicted to take.
 
-use shardloom_cluster::{Cluster, Stack};
+use shardloom_cluster::{Cluster, Residuals, Stack, StepKind};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{Fit, Options, simulate};
+use shardloom_sim::{Fit, Options, simulate, step_kind};
 
 use crate::hardware::plan;
 use crate::{Case, Refusal};
@@ -20,6 +20,10 @@ pub struct Prediction {
     pub exceeds: bool,
     /// Samples of a micro-batch on one replica.
     pub micro_batch: usize,
+    /// What decides which published rows it is like.
+    pub step_kind: StepKind,
+    /// Their residuals under the stack of the prediction, if it has any.
+    pub residuals: Option<Residuals>,
 }
 
 impl Case {
@@ -57,10 +61,13 @@ fn simulated(
     let simulation =
         simulate(graph, cluster, &program, Options::default()).map_err(|error| plan(&error))?;
     let memory = simulation.memory_fits(&program, cluster).map_err(|error| plan(&error))?;
+    let step_kind = step_kind(made, cluster);
     Ok(Prediction {
         step_seconds: simulation.step_time().seconds(),
         peak_bytes: memory.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
         exceeds: memory.iter().any(|rank| rank.fit() == Fit::Exceeds),
         micro_batch,
+        step_kind,
+        residuals: cluster.stack().residuals_of(step_kind).copied(),
     })
 }

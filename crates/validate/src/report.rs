@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::interval::Coverage;
 use crate::statistics::{Errors, Pair, Regret};
 use crate::{Measurements, Outcome, Prediction, Row};
 
@@ -53,6 +54,8 @@ pub struct Figures {
     pub refused: usize,
     /// Errors of the time of a step; none where none is compared.
     pub step: Option<Errors>,
+    /// How many times of a step lie in the intervals around their predictions; none where there is no interval.
+    pub interval: Option<Coverage>,
     /// What choosing by prediction costs; none where no two plans are of one group.
     pub regret: Option<Regret>,
     /// Errors of peak memory; none where none was measured.
@@ -111,6 +114,8 @@ pub struct LineReport {
     pub measured_seconds: Option<f64>,
     /// Predicted time of a step.
     pub predicted_seconds: Option<f64>,
+    /// The interval around the predicted time in which it is measured with 80% confidence.
+    pub predicted_seconds_interval: Option<[f64; 2]>,
     /// Predicted over measured time, less 1, where that counts.
     pub error: Option<f64>,
     /// Measured peak memory of a device.
@@ -128,9 +133,9 @@ pub struct LineReport {
 }
 
 /// A row and what became of it.
-struct Found<'f> {
-    row: &'f Row,
-    outcome: &'f Outcome,
+pub(crate) struct Found<'f> {
+    pub row: &'f Row,
+    pub outcome: &'f Outcome,
 }
 
 impl FileReport {
@@ -165,7 +170,7 @@ impl FileReport {
 }
 
 impl Found<'_> {
-    fn prediction(&self) -> Option<&Prediction> {
+    pub(crate) fn prediction(&self) -> Option<&Prediction> {
         self.outcome.prediction.as_ref().ok()
     }
 
@@ -175,7 +180,8 @@ impl Found<'_> {
         Some(Pair { predicted, measured: self.row.measured.step_seconds? })
     }
 
-    fn compared_step(&self) -> Option<Pair> {
+    /// Predicted and measured time, where that counts.
+    pub(crate) fn compared_step(&self) -> Option<Pair> {
         self.step().filter(|_| self.row.measured.uses.error)
     }
 
@@ -201,6 +207,8 @@ impl Found<'_> {
             what: self.what(),
             measured_seconds: row.measured.step_seconds,
             predicted_seconds: prediction.map(|it| it.step_seconds),
+            predicted_seconds_interval: prediction
+                .and_then(|it| Some(it.residuals?.interval(it.step_seconds))),
             error: self.compared_step().map(|pair| pair.error()),
             measured_peak_bytes: row.measured.peak_bytes,
             predicted_peak_bytes: prediction.map(|it| it.peak_bytes),
@@ -230,6 +238,7 @@ impl Figures {
             rows: found.len(),
             refused: found.iter().filter(|it| it.prediction().is_none()).count(),
             step: Errors::of(&pairs),
+            interval: Coverage::of(found.iter().copied()),
             regret: Regret::of(grouped),
             memory: Errors::of(&memory),
             crashed: exceeding(found, true),

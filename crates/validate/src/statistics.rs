@@ -41,16 +41,11 @@ impl Errors {
     pub fn of(pairs: &[Pair]) -> Option<Errors> {
         let mut sizes: Vec<f64> = pairs.iter().map(|pair| pair.error().abs()).collect();
         sizes.sort_by(f64::total_cmp);
-        let half = sizes.len() / 2;
-        let median_absolute = match sizes.len().is_multiple_of(2) {
-            true => (sizes.get(half.checked_sub(1)?)? + sizes.get(half)?) / 2.0,
-            false => *sizes.get(half)?,
-        };
         Some(Errors {
             rows: pairs.len(),
             mean_absolute: mean(sizes.iter().copied())?,
             bias: mean(pairs.iter().map(Pair::error))?,
-            median_absolute,
+            median_absolute: quantile(&sizes, 0.5)?,
             rank_correlation: rank_correlation(pairs),
         })
     }
@@ -87,6 +82,15 @@ impl Regret {
             max: regrets.iter().copied().fold(0.0, f64::max),
         })
     }
+}
+
+/// What a share of the numbers is below, linear between neighbours: 0 is the least, 1 the most, 0.5 the median.
+/// The numbers are in order; none of no numbers.
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+    let place = share * sorted.len().checked_sub(1)? as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    let (low, high) = (sorted.get(below)?, sorted.get(above)?);
+    Some(low + (high - low) * place.fract())
 }
 
 fn mean(numbers: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
@@ -145,6 +149,30 @@ mod tests {
         // Predicted ranks 2 1 3 4, measured 1 2 3 4: 1 - 6 x 2 / (4 x 15).
         assert!(close(found.rank_correlation.expect("they differ"), 0.8), "{found:?}");
         assert_eq!(Errors::of(&[]), None);
+    }
+
+    #[test]
+    fn quantiles_are_those_computed_by_hand() {
+        // Places 0.4, 2 and 3.6 of 0 to 4.
+        let five = [1.0, 2.0, 4.0, 7.0, 12.0];
+        assert!(close(quantile(&five, 0.1).expect("numbers"), 1.4));
+        assert!(close(quantile(&five, 0.5).expect("numbers"), 4.0));
+        assert!(close(quantile(&five, 0.9).expect("numbers"), 10.0));
+        assert_eq!([0.0, 1.0].map(|share| quantile(&five, share)), [Some(1.0), Some(12.0)]);
+        assert_eq!([0.1, 0.9].map(|share| quantile(&[3.0], share)), [Some(3.0); 2]);
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+
+    #[test]
+    fn as_many_numbers_are_outside_quantiles_as_their_shares_say() {
+        // Squares, so that no two neighbours are equally far apart.
+        for count in [11, 31, 101, 1001] {
+            let numbers: Vec<f64> = (0..count).map(|it| f64::from(it * it)).collect();
+            let [low, high] = [0.1, 0.9].map(|share| quantile(&numbers, share).expect("numbers"));
+            let below = numbers.iter().filter(|it| **it < low - 1e-6).count();
+            let above = numbers.iter().filter(|it| **it > high + 1e-6).count();
+            assert_eq!([below, above], [count as usize / 10; 2], "of {count}");
+        }
     }
 
     #[test]

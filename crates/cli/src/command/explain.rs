@@ -9,6 +9,7 @@ use shardloom::program::quantity::seconds;
 use shardloom::search::Topic;
 use shardloom::{explain, read_plan_and_model, read_plan_of};
 
+use super::interval::Interval;
 use super::uplink::Network;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
 use crate::failure::Failure;
@@ -44,6 +45,8 @@ pub struct Explain {
 #[derive(Serialize)]
 struct Answer {
     step_seconds: f64,
+    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    step_seconds_interval: Option<[f64; 2]>,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,
     facts: Vec<Fact>,
@@ -85,6 +88,7 @@ impl Explain {
         let explanation = explain(&model, &cluster, &plan, &rivals);
         spinner.finish_and_clear();
         let explanation = explanation?;
+        let interval = Interval::of(&plan, &cluster, explanation.step_seconds);
         if terminal.json() {
             let fact = |fact: shardloom::search::Fact| Fact {
                 topic: topic(fact.topic),
@@ -93,6 +97,7 @@ impl Explain {
             };
             return terminal.object(&Answer {
                 step_seconds: explanation.step_seconds,
+                step_seconds_interval: interval.map(|it| it.ends),
                 stack: StackAnswer::of(&cluster),
                 devices: DeviceAnswer::all(&cluster),
                 facts: explanation.facts.into_iter().map(fact).collect(),
@@ -100,7 +105,9 @@ impl Explain {
             });
         }
         terminal.line(super::plan_line::plan_line(&plan))?;
-        terminal.line(format_args!("A step takes {}.", seconds(explanation.step_seconds)))?;
+        let within = interval.map(|it| it.described()).unwrap_or_default();
+        let step = seconds(explanation.step_seconds);
+        terminal.line(format_args!("A step takes {step}{within}."))?;
         terminal.line(format_args!("Software: {}.", cluster.stack().described()))?;
         terminal.line(format_args!("Devices: {}.", devices_described(&cluster)))?;
         for fact in explanation.facts {

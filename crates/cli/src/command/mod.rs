@@ -8,6 +8,7 @@ mod explain;
 mod export;
 mod generate;
 mod import;
+mod interval;
 mod methods;
 mod order;
 mod plan;

@@ -14,6 +14,7 @@ use shardloom::{
 };
 
 use super::cost::Cost;
+use super::interval::Interval;
 use super::plan_line::plan_line;
 use super::uplink::Network;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
@@ -122,6 +123,8 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct Predicted<'a> {
     step_seconds: f64,
+    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    step_seconds_interval: Option<[f64; 2]>,
     tokens_per_second: f64,
     mfu: Option<f64>,
     /// Against one device with memory enough.
@@ -228,10 +231,13 @@ impl Plan {
     fn answer<'a>(&self, on: &'a Answered) -> Answer<'a> {
         let Answered { planned, cluster, cost } = on;
         let outcome = &planned.outcome;
+        let step_seconds = outcome.judgement.step_seconds;
         Answer {
             plan: &outcome.plan,
             predicted: Predicted {
-                step_seconds: outcome.judgement.step_seconds,
+                step_seconds,
+                step_seconds_interval: Interval::of(&outcome.plan, cluster, step_seconds)
+                    .map(|it| it.ends),
                 tokens_per_second: planned.tokens_per_second,
                 mfu: planned.model_flops_utilisation,
                 speedup: planned.speedup,
@@ -300,6 +306,10 @@ impl Plan {
             percent(outcome.judgement.bubble_fraction),
             bytes(peak)
         ))?;
+        if let Some(interval) = Interval::of(&outcome.plan, cluster, step_seconds) {
+            let (step, within) = (seconds(step_seconds), interval.described());
+            terminal.line(format_args!("Step time: {step}{within}"))?;
+        }
         if let Some(line) = speedup(planned, cluster) {
             terminal.line(line)?;
         }

@@ -11,6 +11,7 @@ use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::cost::Cost;
+use super::interval::Interval;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described};
 use crate::failure::Failure;
@@ -66,6 +67,8 @@ pub struct Simulate {
 struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
+    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    step_seconds_interval: Option<[f64; 2]>,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,
     /// In US dollars, where the price of every device of the plan is known.
@@ -98,12 +101,11 @@ impl Simulate {
         let prediction = simulate_rows(&model, &plan, &cluster, !self.unfolded, &rows);
         spinner.finish_and_clear();
         let prediction = prediction?;
-        let cost = Cost::of(
-            &plan,
-            &cluster,
-            prediction.summary.step_seconds,
-            model.graph().targets_per_sample(),
-        );
+        let step_seconds = prediction.summary.step_seconds;
+        let interval = Interval::of(&plan, &cluster, step_seconds);
+        let targets = model.graph().targets_per_sample();
+        let cost = Cost::of(&plan, &cluster, step_seconds, targets);
+        let figures = figures(&prediction, &cluster, interval, cost);
         if let Some(file) = &trace {
             file.write(perfetto_trace(&[&prediction.timeline]))?;
         }
@@ -113,7 +115,7 @@ impl Simulate {
                 model: plan.model.clone(),
                 cluster: plan.cluster.clone(),
                 plan_toml: plan.to_toml(),
-                summary: figures(&prediction, &cluster, cost),
+                summary: figures.clone(),
                 predicted: Some(prediction.timeline.clone()),
                 tables: vec![Table {
                     title: "Memory".into(),
@@ -131,6 +133,7 @@ impl Simulate {
             let buffers = buffers.as_ref();
             return terminal.object(&Answer {
                 summary,
+                step_seconds_interval: interval.map(|it| it.ends),
                 stack: StackAnswer::of(&cluster),
                 devices: DeviceAnswer::all(&cluster),
                 cost,
@@ -140,7 +143,7 @@ impl Simulate {
             });
         }
         terminal.text(swimlane(&prediction.timeline, terminal.width(), terminal.colour()))?;
-        for (name, value) in figures(&prediction, &cluster, cost) {
+        for (name, value) in figures {
             terminal.line(format_args!("{name}: {value}"))?;
         }
         terminal.text(table(&MEMORY, &memory_rows(&prediction)))?;
@@ -179,11 +182,13 @@ fn buffer_rows(buffers: &Buffers) -> Vec<Vec<String>> {
 fn figures(
     prediction: &Prediction,
     cluster: &Cluster,
+    interval: Option<Interval>,
     cost: Option<Cost>,
 ) -> Vec<(String, String)> {
     let summary = &prediction.summary;
+    let within = interval.map(|it| it.described()).unwrap_or_default();
     let mut figures = vec![
-        ("Steady step".into(), seconds(summary.step_seconds)),
+        ("Steady step".into(), format!("{}{within}", seconds(summary.step_seconds))),
         ("Steady bubble".into(), percent(summary.bubble_fraction)),
         ("Software".into(), cluster.stack().described()),
         ("Devices".into(), devices_described(cluster)),

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use shardloom::cluster::Stack;
+use shardloom::cluster::{Residuals, Stack};
 use shardloom::program::quantity::{bytes, percent, seconds, signed_percent};
 use shardloom_validate::{
-    Errors, Exceeding, Figures, FileReport, LineReport, Measurements, Part, Row, ValidateError,
-    predict, read,
+    Coverage, Errors, Exceeding, Figures, FileReport, GroupResiduals, LineReport, Measurements,
+    Outcome, Part, Row, ValidateError, predict, read, residuals,
 };
 
 use crate::failure::Failure;
@@ -21,10 +21,11 @@ use crate::terminal::Terminal;
   shardloom validate crates/validate/data/a100_multinode.csv
   shardloom validate measurements.csv --only llama --rows
   shardloom validate crates/validate/data/*.csv --json
+  shardloom validate crates/validate/data/*.csv --stack mine.toml --residuals
 
 An error is predicted over measured, less 1. A regret is what the plan predicted fastest takes over the \
 least that was measured, less 1, among rows of equal hardware, devices, model, sequence length and global \
-batch. docs/accuracy.md says what files hold, and what they came to.")]
+batch. An 80% interval is between the quantiles of residuals in the stack's file. docs/accuracy.md says what files hold, and what they came to.")]
 pub struct Validate {
     /// Files of measurements, whose columns say what they are
     #[arg(required = true, value_name = "FILE")]
@@ -42,11 +43,19 @@ pub struct Validate {
     /// Say for every row what was measured and what is predicted
     #[arg(long)]
     rows: bool,
+
+    /// Compute the quantiles of measured over predicted times, as TOML for the files of stacks
+    #[arg(long)]
+    residuals: bool,
 }
 
 #[derive(Serialize)]
 struct Answer<'a> {
     files: &'a [FileReport],
+    /// Over all files.
+    interval: Option<Coverage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    residuals: Option<&'a [GroupResiduals]>,
 }
 
 impl Validate {
@@ -66,17 +75,32 @@ impl Validate {
         }
         let rows: usize = files.iter().map(|file| file.rows.len()).sum();
         let bar = terminal.progress(rows as u64);
-        let report = |file: &Measurements| {
+        let with_outcomes = |file: Measurements| {
             bar.set_message(file.path.display().to_string());
             let outcomes = predict(&file.rows, stack.as_ref(), &|| bar.inc(1));
-            FileReport::of(file, &outcomes, self.rows)
+            (file, outcomes)
+        };
+        let files: Vec<(Measurements, Vec<Outcome>)> =
+            files.into_iter().map(with_outcomes).collect();
+        bar.finish_and_clear();
+        let report = |(file, outcomes): &(Measurements, Vec<Outcome>)| {
+            FileReport::of(file, outcomes, self.rows)
         };
         let reports: Vec<FileReport> = files.iter().map(report).collect();
-        bar.finish_and_clear();
+        let interval = Coverage::of_files(&files);
+        let residuals = self.residuals.then(|| residuals(&files, stack.as_ref()));
         if terminal.json() {
-            return terminal.object(&Answer { files: &reports });
+            let residuals = residuals.as_deref();
+            return terminal.object(&Answer { files: &reports, interval, residuals });
         }
-        print(terminal, &reports)
+        print(terminal, &reports)?;
+        if let Some(interval) = interval.filter(|_| reports.len() > 1) {
+            terminal.line(format_args!("\nall files\n  {}", coverage(interval)))?;
+        }
+        for group in residuals.iter().flatten() {
+            terminal.text(group_toml(group))?;
+        }
+        Ok(())
     }
 
     fn wants(&self, row: &Row) -> bool {
@@ -134,6 +158,9 @@ fn print(terminal: Terminal, reports: &[FileReport]) -> Result<(), Failure> {
         if let Some(why) = report.refused {
             terminal.line(format_args!("  nothing to compare: {why}"))?;
             continue;
+        }
+        if let Some(interval) = report.all.interval {
+            terminal.line(format_args!("  {}", coverage(interval)))?;
         }
         for it in &report.all.worst {
             let error = signed_percent(it.error);
@@ -198,6 +225,32 @@ fn time_row(name: &str, figures: &Figures) -> Vec<String> {
         regret.map_or("-".into(), |it| percent(it.mean)),
         regret.map_or("-".into(), |it| percent(it.max)),
     ]
+}
+
+fn coverage(it: Coverage) -> String {
+    let share = percent(it.inside as f64 / it.rows as f64);
+    format!(
+        "in the 80% interval: {share} of {} rows, half-width {}",
+        it.rows,
+        percent(it.half_width)
+    )
+}
+
+/// What a stack's file says of a group, with where it is from as comments.
+fn group_toml(it: &GroupResiduals) -> String {
+    let GroupResiduals { stack, of, rows, .. } = it;
+    let (Some(low), Some(high)) = (it.low, it.high) else {
+        let least = Residuals::LEAST_ROWS;
+        return format!("\n# {stack}, {of}: too few rows, {rows} of at least {least}\n");
+    };
+    let held_out = it.held_out.map_or("no model can be left out".to_owned(), |it| {
+        let share = percent(it.inside as f64 / it.rows as f64);
+        format!("with quantiles of other models {share} of {} rows are inside", it.rows)
+    });
+    format!(
+        "\n# {stack}: {held_out}\n[[residuals]]\nof = \"{of}\"\nrows = {rows}\nlow = {low:.3}\n\
+         high = {high:.3}\n"
+    )
 }
 
 fn memory_row(name: &str, figures: &Figures) -> Vec<String> {

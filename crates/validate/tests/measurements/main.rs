@@ -1,5 +1,6 @@
 //! Files of measurements: what is read of them, and what is refused.
 
 mod files;
+mod intervals;
 mod refusals;
 mod schemas;
