@@ -306,12 +306,12 @@ impl Plan {
             percent(outcome.judgement.bubble_fraction),
             bytes(peak)
         ))?;
+        if let Some(line) = speedup(planned, cluster) {
+            terminal.line(line)?;
+        }
         if let Some(interval) = Interval::of(&outcome.plan, cluster, step_seconds) {
             let (step, within) = (seconds(step_seconds), interval.described());
             terminal.line(format_args!("Step time: {step}{within}"))?;
-        }
-        if let Some(line) = speedup(planned, cluster) {
-            terminal.line(line)?;
         }
         terminal.line(format_args!("Software: {}", cluster.stack().described()))?;
         terminal.line(format_args!("Devices: {}", devices_described(cluster)))?;
