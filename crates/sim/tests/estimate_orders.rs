@@ -97,11 +97,6 @@ fn check(
 ) {
     let candidates = possible(graph, cluster, settings, candidates);
     let times = times(graph, cluster, settings, &candidates);
-    if std::env::var_os("SHOW").is_some() {
-        for (candidate, (estimated, simulated)) in candidates.iter().zip(&times) {
-            println!("{:.3} {candidate:?}", estimated / simulated);
-        }
-    }
     let kinds = ORDERS.iter().filter(|(kind, _)| candidates.iter().any(|it| it.schedule == *kind));
     assert!(kinds.count() == ORDERS.len() && candidates.len() > 60, "{} plans", candidates.len());
     let (rank, linear) = (rank_correlation(&times), correlation(&times));
@@ -148,12 +143,12 @@ fn no_simulated_step_is_shorter_than_its_bound() {
         let mut estimator = Estimator::new(&graph, &cluster, settings).expect("an estimator");
         for (candidate, (_, simulated)) in candidates.iter().zip(times) {
             let bound = estimator.bound(candidate).expect("costs").expect("a layout").step_seconds;
-            assert!(bound <= 1.05 * simulated, "{bound} {simulated} {candidate:?}");
+            assert!(bound <= simulated * (1.0 + 1e-6), "{bound} {simulated} {candidate:?}");
         }
     }
 }
 
-/// Bounds of memory, and first bounds of time, prune only what the estimate would not choose.
+/// Bounds prune only what the estimate would not choose. These steps are short enough to be run whole.
 #[test]
 fn no_estimate_is_below_its_bounds() {
     let graph = gpt(30, true);
@@ -169,6 +164,7 @@ fn no_estimate_is_below_its_bounds() {
                 let seconds = estimator.least_seconds(&candidate).expect("costs");
                 let bytes = estimator.least_bytes(&candidate).expect("costs");
                 let exceeds = |bound: f64, found: f64| bound > found * (1.0 + 1e-9);
+                assert!(!exceeds(bound.step_seconds, estimate.step_seconds), "{candidate:?}");
                 assert!(!exceeds(bound.peak_bytes, estimate.peak_bytes), "{candidate:?}");
                 assert!(
                     !exceeds(seconds.expect("a layout"), estimate.step_seconds),
@@ -193,7 +189,7 @@ fn rounds_that_repeat_add_as_much_each() {
         zero: 0,
         sharing: 1,
         microbatch: 1,
-        microbatches: 48,
+        microbatches: 192,
         recompute: Recompute::None,
         schedule,
         chunks,
@@ -206,23 +202,22 @@ fn rounds_that_repeat_add_as_much_each() {
     }
 }
 
-/// What a device holds in a schedule's order. Estimates count what weight gradients need by themselves in
-/// the pass before them, where a device holds more besides: with a large vocabulary that is up to a fifth.
+/// What a device holds in a schedule's order.
 #[test]
 fn memory_of_all_schedules_is_estimated_as_their_programs_hold_it() {
     let graph = model("gpt:layers=30,hidden=1024,heads=16,seq=1024,vocab=51200,tied=true");
     let cluster = h100(8);
     let mut estimator = Estimator::new(&graph, &cluster, MIXED).expect("an estimator");
     let (mut near, mut count) = (0, 0);
-    for candidate in possible(&graph, &cluster, MIXED, sample(candidates(8, 32), 24)) {
+    for candidate in possible(&graph, &cluster, MIXED, sample(candidates(8, 32), 12)) {
         let estimated = estimator.mesh_peak_bytes(&candidate).expect("costs").expect("a layout");
         let program = estimated::program(&graph, &mut estimator, &MIXED, &candidate);
         for (class, estimated) in program.classes.iter().zip(&estimated) {
             let ratio = estimated / class.memory_use(&program, 0).peak_bytes as f64;
-            assert!((0.95..=1.2).contains(&ratio), "{}: {ratio} of {candidate:?}", class.place());
+            assert!((0.9..=1.1).contains(&ratio), "{}: {ratio} of {candidate:?}", class.place());
             count += 1;
             near += usize::from((0.99..=1.01).contains(&ratio));
         }
     }
-    assert!(10 * near >= 8 * count, "{near} of {count} within a hundredth");
+    assert!(10 * near >= 9 * count, "{near} of {count} within a hundredth");
 }

@@ -20,12 +20,17 @@ pub(super) struct BlockCost {
     pub weight_seconds: f64,
     /// Of the forward and the backward pass, what they take longer than their computation.
     pub exposed_seconds: [f64; 2],
+    /// How long the backward pass, or its first half, runs before it needs what it receives: what it
+    /// computes twice.
+    pub early_seconds: f64,
     /// What it holds where weights and gradients are always there.
     pub whole: Held,
     /// What it holds besides shards where gradients are scattered once they are whole (ZeRO-2).
     pub scattered: Held,
     /// What it holds besides shards where weights are gathered for use too (ZeRO-3).
     pub gathered: Held,
+    /// Likewise, but for gradients.
+    pub gathered_weights: Held,
 }
 
 impl BlockCost {
@@ -44,10 +49,12 @@ pub(super) struct Held {
     pub waiting_bytes: f64,
     /// The most during the forward pass.
     pub forward_peak_bytes: f64,
-    /// The most during the backward pass, kept bytes included.
+    /// The most during the backward pass, or its first half where it is split, kept bytes included.
     pub backward_peak_bytes: f64,
-    /// The most during the backward pass once it has begun to write gradients of parameters.
+    /// The most during that once it has begun to write gradients of parameters.
     pub late_backward_peak_bytes: f64,
+    /// The most during the second half of a backward pass that is split, waiting bytes included.
+    pub weight_peak_bytes: f64,
 }
 
 /// Where a block runs.
@@ -63,31 +70,44 @@ pub(super) struct Site<'s> {
 }
 
 impl Site<'_> {
-    /// Seconds of the passes of `id`: forward, backward or input gradients, weight gradients by
-    /// themselves. Beside each what it takes longer than its computation.
+    /// The passes of `id`: forward, backward or input gradients, weight gradients by themselves.
     ///
     /// # Errors
     /// As [`CostModel`].
-    pub fn pass_seconds(
-        &self,
-        costs: &CostModel<'_>,
-        id: ClassId,
-    ) -> Result<[(f64, f64); 3], SimError> {
-        let mut passes = [Queues::default(), Queues::default(), Queues::default()];
+    pub fn passes(&self, costs: &CostModel<'_>, id: ClassId) -> Result<[PassCost; 3], SimError> {
+        let mut passes = [vec![], vec![], vec![]];
         for (kind, instruction) in pass_instructions(costs.program().class(id)) {
-            let queues = &mut passes[match kind {
+            let pass = &mut passes[match kind {
                 BodyKind::Forward => 0,
                 BodyKind::BackwardWeight => 2,
                 _ => 1,
             }];
-            if let Some(seconds) = self.seconds(costs, id, instruction)? {
-                queues.launched += costs.launch_seconds(id, instruction);
-                queues.run(instruction, seconds, self.overlaps);
-            }
+            let seconds = self.seconds(costs, id, instruction)?;
+            pass.push((instruction, seconds, costs.launch_seconds(id, instruction)));
         }
-        Ok(passes.map(|queues| {
+        Ok(passes.map(|pass| {
+            let run = |arrival: f64| {
+                let mut queues = Queues::default();
+                for &(instruction, seconds, launched) in &pass {
+                    match seconds {
+                        Some(seconds) => {
+                            queues.launched += launched;
+                            queues.run(instruction, seconds, self.overlaps);
+                        }
+                        None => queues.receive(instruction, arrival),
+                    }
+                }
+                queues
+            };
+            let queues = run(0.0);
             let seconds = queues.end();
-            (seconds, seconds - queues.computed)
+            // What comes when the pass would be over holds up all but what does not need it.
+            let early_seconds = match self.overlaps {
+                true => 2.0 * seconds - run(seconds).end(),
+                // In one lane a message is waited for first.
+                false => 0.0,
+            };
+            PassCost { seconds, exposed_seconds: seconds - queues.computed, early_seconds }
         }))
     }
 
@@ -130,6 +150,16 @@ impl Site<'_> {
     }
 }
 
+/// What a pass of a block takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PassCost {
+    pub seconds: f64,
+    /// What it takes longer than its computation.
+    pub exposed_seconds: f64,
+    /// How long it runs before it needs what it receives.
+    pub early_seconds: f64,
+}
+
 /// What a device's queues have got to, and when each tensor is ready.
 #[derive(Default)]
 struct Queues {
@@ -156,11 +186,24 @@ impl Queues {
         let touched = instruction.operands().map(|view| view.tensor.0 as usize);
         let ready = |tensor: usize| self.ready.get(tensor).copied().unwrap_or(0.0);
         *queue = touched.map(ready).fold(queue.max(self.launched), f64::max) + seconds;
+        let end = *queue;
+        self.write(instruction, end);
+    }
+
+    /// Has what an instruction receives there at `arrival`.
+    fn receive(&mut self, instruction: &Instruction, arrival: f64) {
+        if matches!(instruction.action, Action::Receive { .. }) {
+            self.write(instruction, arrival);
+        }
+    }
+
+    /// Has what an instruction writes ready at `end`.
+    fn write(&mut self, instruction: &Instruction, end: f64) {
         for tensor in instruction.writes.iter().map(|write| write.to.tensor.0 as usize) {
             if self.ready.len() <= tensor {
                 self.ready.resize(tensor + 1, 0.0);
             }
-            self.ready[tensor] = *queue;
+            self.ready[tensor] = end;
         }
     }
 
@@ -183,15 +226,19 @@ impl Held {
             let live = |tracker: &MemoryTracker<'_>| (tracker.live_bytes() - always) as f64;
             tracker.begin_counting(instruction, Some(0), &counts);
             let most = live(&tracker) + costs.workspace_bytes(id, 0, instruction) as f64;
-            if kind == BodyKind::Forward {
-                held.forward_peak_bytes = held.forward_peak_bytes.max(most);
-            } else {
-                held.backward_peak_bytes = held.backward_peak_bytes.max(most);
-                let content = |tensor| class.tensor(tensor).content;
-                let mut writes = instruction.writes.iter();
-                late |= writes.any(|write| content(write.to.tensor) == Content::Gradient);
-                if late {
-                    held.late_backward_peak_bytes = held.late_backward_peak_bytes.max(most);
+            match kind {
+                BodyKind::Forward => held.forward_peak_bytes = held.forward_peak_bytes.max(most),
+                BodyKind::BackwardWeight => {
+                    held.weight_peak_bytes = held.weight_peak_bytes.max(most);
+                }
+                _ => {
+                    held.backward_peak_bytes = held.backward_peak_bytes.max(most);
+                    let content = |tensor| class.tensor(tensor).content;
+                    let mut writes = instruction.writes.iter();
+                    late |= writes.any(|write| content(write.to.tensor) == Content::Gradient);
+                    if late {
+                        held.late_backward_peak_bytes = held.late_backward_peak_bytes.max(most);
+                    }
                 }
             }
             tracker.end(instruction, Some(0));

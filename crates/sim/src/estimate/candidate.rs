@@ -93,6 +93,11 @@ impl Candidate {
         self.schedule.halves()
     }
 
+    /// The same with a schedule whose backward passes are whole.
+    pub(super) fn with_whole_passes(&self) -> Candidate {
+        Candidate { schedule: ScheduleKind::Afab, chunks: 1, ..*self }
+    }
+
     /// Whether tensor and context parallelism of its widths each split something of `graph`, and all that
     /// they split evenly.
     pub fn divides(&self, graph: &Graph) -> bool {

@@ -1,6 +1,6 @@
 //! Estimates of many candidates on one model and cluster.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Algorithm, Kind};
@@ -12,9 +12,10 @@ use shardloom_schedule::Succession;
 
 use super::block::BlockCost;
 use super::collective::Collective;
+use super::ends::Ends;
 use super::orders::{self, Orders, pass_times, rounded};
-use super::parameters::Parameters;
-use super::pipeline::{self, Ends, Instance, Step};
+use super::parameters::{Parameters, Shared};
+use super::pipeline::{self, Instance, Step};
 use super::place::Place;
 use super::sequence::Sequence;
 use super::stage::{Replicas, StageCost, Terms, persistent_bytes};
@@ -190,8 +191,11 @@ impl<'a> Estimator<'a> {
         }
         let Some(step) = self.run(candidate) else { return Ok(None) };
         let peak_bytes = step.peak_bytes.iter().copied().fold(0.0, f64::max);
-        // Steps whose rounds are not all run may come out too short.
-        let seconds = step.seconds.max(self.bound_seconds(candidate));
+        let seconds = match step.whole {
+            true => step.seconds,
+            // Rounds that were not run may take longer than those that were.
+            false => step.seconds.max(self.bound_seconds(candidate)),
+        };
         let step_seconds = seconds + self.host_seconds(candidate);
         Ok(Some(Estimate { step_seconds, peak_bytes }))
     }
@@ -278,10 +282,7 @@ impl<'a> Estimator<'a> {
         for it in self.pipelines.iter().flatten() {
             held[it.device] += it.cost.persistent_bytes;
         }
-        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else {
-            return held;
-        };
-        for each in &self.splits[self.blocks[blocks].split].parameters.shared {
+        for each in self.shared(candidate) {
             let sharers = [candidate.sharers(), candidate.sharing];
             let once = persistent_bytes(&self.settings, candidate.zero, sharers, &each.parameters);
             for (device, held) in held.iter_mut().enumerate() {
@@ -345,12 +346,18 @@ impl<'a> Estimator<'a> {
             return Err(SimError::NoEstimate { what: "schedule", name });
         }
         let Some(id) = self.table(candidate)? else { return Ok(false) };
+        // Passes that overlap are whole, in schedules that have halves too.
+        let whole = match candidate.halves() && candidate.schedule.overlaps() {
+            true => self.table(&candidate.with_whole_passes())?,
+            false => None,
+        };
         let (devices, chunks) = (candidate.pp as usize, candidate.chunks as usize);
         let Ok(places) = candidate.arrangement().places(devices, chunks) else { return Ok(false) };
         self.balance(candidate, id);
         let mut stages = std::mem::take(&mut self.stages);
         stages.clear();
         let mut terms = self.terms(candidate, &self.blocks[id]);
+        let mut whole_terms = whole.map(|id| self.terms(candidate, &self.blocks[id]));
         let size = candidate.mesh().size() as u32;
         let mut before = 0..0;
         let mut crossing = vec![0.0];
@@ -358,9 +365,16 @@ impl<'a> Estimator<'a> {
             let range = self.start(candidate, id, stage)..self.start(candidate, id, stage + 1);
             let alike = terms.split.parameters.shared.is_empty()
                 && terms.kinds[range.clone()] == terms.kinds[before.clone()];
+            let made = |terms: &mut Terms<'_, 'a>| StageCost::of(range.start, range.end, terms);
             let cost = match stages.last() {
                 Some(&known) if alike => known,
-                _ => StageCost::of(range.start, range.end, &mut terms),
+                _ => {
+                    let mut cost = made(&mut terms);
+                    if let Some(terms) = &mut whole_terms {
+                        cost.peak_bytes.backward = made(terms).peak_bytes.backward;
+                    }
+                    cost
+                }
             };
             stages.push(cost);
             crossing.push(f64::from(candidate.microbatch) * terms.split.crossing_bytes[range.end]);
@@ -376,6 +390,7 @@ impl<'a> Estimator<'a> {
                 device: chain[stage],
                 cost: stages[stage],
                 send_seconds: [to(stage + 1, chain.get(stage + 1)), to(stage, before)],
+                alternates: candidate.sample_devices() > 1,
             }
         };
         let pipelines = places
@@ -390,6 +405,11 @@ impl<'a> Estimator<'a> {
             let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
             for it in pipelines.iter_mut().flatten() {
                 it.cost.once_seconds += sum.seconds(it.cost.owned_elements);
+            }
+        }
+        if terms.shards_weights() {
+            for each in &terms.split.parameters.shared {
+                keep_apart(&mut pipelines, &each.blocks);
             }
         }
         (self.stages, self.pipelines) = (stages, pipelines);
@@ -445,49 +465,15 @@ impl<'a> Estimator<'a> {
 
     /// What happens between steps; the stages of `candidate` are filled in.
     fn ends(&self, candidate: &Candidate) -> Ends {
-        let precision = self.settings.precision;
-        let place = &self.place;
-        let agree = || {
-            let world = place.world(candidate.devices());
-            let sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
-            let mut elements = vec![0.0; candidate.pp as usize];
-            for it in self.pipelines.iter().flatten() {
-                elements[it.device] += it.cost.owned_elements;
-            }
-            let elements = elements.into_iter().fold(0.0, f64::max);
-            let bytes = elements * precision.gradients.bytes() as f64;
-            place.memory_bound_seconds("norm", elements, bytes) + sum.seconds(1.0)
-        };
-        Ends {
-            norm_seconds: self.settings.norm.then(agree),
-            homes_seconds: self.homes_seconds(candidate),
-            overlaps: place.overlaps(),
-            reduces_each: candidate.zero == 2 && candidate.sharers() > 1,
-        }
+        Ends::of(&self.settings, &self.place, candidate, &self.pipelines, self.shared(candidate))
     }
 
-    /// Adding up the gradients of parameters that live on several meshes.
-    fn homes_seconds(&self, candidate: &Candidate) -> f64 {
-        let Some(&Some(blocks)) = self.block_ids.get(&self.block_key(candidate)) else {
-            return 0.0;
-        };
-        let Settings { algorithm, precision, .. } = self.settings;
-        let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
-        let sum = |holders: usize, elements: f64| {
-            let (size, devices) = (candidate.mesh().size() as u32, candidate.devices());
-            let shape = self.place.holders(holders as u32, size, devices);
-            let bytes = precision.gradients.bytes();
-            let sum = Collective::new(&self.place, Kind::AllReduce, algorithm, shape, bytes);
-            if holders > 1 { sum.seconds(elements / shards) } else { 0.0 }
-        };
-        let mut seconds = 0.0;
-        for each in &self.splits[self.blocks[blocks].split].parameters.shared {
-            let holding = self.pipelines.iter().flatten();
-            let holding = holding.filter(|it| it.cost.has_one_of(&each.blocks));
-            let meshes: BTreeSet<usize> = holding.map(|it| it.device).collect();
-            seconds += sum(meshes.len(), each.parameters.total());
+    /// Parameters that several blocks use; none before the blocks of `candidate` are tabulated.
+    fn shared(&self, candidate: &Candidate) -> &[Shared] {
+        match self.block_ids.get(&self.block_key(candidate)) {
+            Some(&Some(blocks)) => &self.splits[self.blocks[blocks].split].parameters.shared,
+            _ => &[],
         }
-        seconds
     }
 
     /// The first block of a stage; a balanced cut is known.
@@ -596,6 +582,19 @@ impl<'a> Estimator<'a> {
         let table = BlockTable::of(cluster, place, representative, program, candidate, split)?;
         self.blocks.push(table);
         Ok(Some(self.blocks.len() - 1))
+    }
+}
+
+/// A pass that gathers weights comes before or after all of another one that uses them: on a mesh that has
+/// several stages with one of `blocks`.
+fn keep_apart(pipelines: &mut [Vec<Instance>], blocks: &[usize]) {
+    let all = || pipelines.iter().flatten();
+    let holders = all().filter(|it| it.cost.has_one_of(blocks)).map(|it| it.device);
+    let mut counts = vec![0; all().map(|it| it.device + 1).max().unwrap_or(0)];
+    holders.for_each(|device| counts[device] += 1);
+    let users = pipelines.iter_mut().flatten().filter(|it| it.cost.has_one_of(blocks));
+    for instance in users.filter(|it| counts[it.device] > 1) {
+        instance.alternates = false;
     }
 }
 

@@ -6,8 +6,8 @@
 //! recomputation, a model of one block of each kind (an [`Representative`](shardloom_graph::Representative)) is
 //! lowered with each block as a stage of its own, its bodies timed by the
 //! [`CostModel`](crate::CostModel) and followed with a [`MemoryTracker`](shardloom_program::MemoryTracker). An
-//! estimate then adds up blocks to stages and stages to a pipeline, with the synchronisation that data
-//! parallelism and ZeRO call for, in closed form and without allocating.
+//! estimate then adds up blocks to stages, with the synchronisation that data parallelism and ZeRO call
+//! for, in closed form, and runs the stages' passes in their schedule's order.
 //!
 //! On a cluster of several kinds of machine the slowest kind and the least memory count for all.
 
@@ -15,6 +15,7 @@ mod block;
 mod candidate;
 mod collective;
 mod cut;
+mod ends;
 mod estimator;
 mod orders;
 mod parameters;

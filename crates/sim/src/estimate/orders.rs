@@ -19,6 +19,9 @@ pub(super) fn precision(schedule: ScheduleKind) -> f64 {
 /// Orders are of so many rounds of micro-batches at most.
 const ROUNDS: u32 = 4;
 
+/// Steps of so many passes forward at most are run whole.
+const FEW: u32 = 512;
+
 /// The most passes forward of a step whose order is made for times. Finding such an order takes several
 /// times as long as all else about a candidate, and grows faster than passes.
 const MOST_TIMED: u32 = 6144;
@@ -59,14 +62,15 @@ impl Orders {
             });
             made.as_ref().map(&run)
         };
-        let whole = microbatches <= ROUNDS * round || !repeats(candidate);
+        let passes =
+            |microbatches: u32| microbatches.saturating_mul(candidate.pp * candidate.chunks);
+        let whole =
+            microbatches <= ROUNDS * round || passes(microbatches) <= FEW || !repeats(candidate);
         let most = match whole {
             true => microbatches,
             false => (ROUNDS - 1) * round + microbatches % round,
         };
-        if candidate.schedule.is_timed()
-            && most.saturating_mul(candidate.pp * candidate.chunks) > MOST_TIMED
-        {
+        if candidate.schedule.is_timed() && passes(most) > MOST_TIMED {
             self.left_out += 1;
             return None;
         }
@@ -82,7 +86,7 @@ impl Orders {
             ScheduleKind::Afab => peaks.map(|(&step, &less)| further(step, less)).collect(),
             _ => step.peak_bytes.clone(),
         };
-        Some(Step { seconds: further(step.seconds, less.seconds), peak_bytes })
+        Some(Step { seconds: further(step.seconds, less.seconds), peak_bytes, whole: false })
     }
 }
 

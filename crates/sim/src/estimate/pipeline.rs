@@ -2,22 +2,9 @@
 
 use shardloom_schedule::PassKind;
 
+use super::ends::Ends;
 use super::sequence::{Node, Sequence};
 use super::stage::StageCost;
-
-/// What holds for the whole step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    /// Between the last gradient and the first update, where all ranks wait for each other; none if they
-    /// do not.
-    pub norm_seconds: Option<f64>,
-    /// Adding up gradients of parameters that live on several meshes.
-    pub homes_seconds: f64,
-    /// Whether communication runs beside computation.
-    pub overlaps: bool,
-    /// Whether gradients are reduced after every backward pass and not only the last.
-    pub reduces_each: bool,
-}
 
 /// A stage of one pipeline in its place.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +14,8 @@ pub(super) struct Instance {
     pub cost: StageCost,
     /// A message to the stage after it, and to the one before it; 0 on the same mesh.
     pub send_seconds: [f64; 2],
+    /// Whether pieces of its passes alternate with those of a pass that runs at the same time.
+    pub alternates: bool,
 }
 
 /// What a step takes and each mesh holds.
@@ -35,6 +24,8 @@ pub(super) struct Step {
     pub seconds: f64,
     /// By mesh the most that one of its devices holds.
     pub peak_bytes: Vec<f64>,
+    /// Whether all of its micro-batches were run.
+    pub whole: bool,
 }
 
 /// A mesh on its way through a step.
@@ -64,8 +55,8 @@ pub(super) fn step(
     let held = |&held: &f64| Device { held, peak: held, ..Device::default() };
     let mut devices: Vec<Device> = persistent_bytes.iter().map(held).collect();
     let mut starts = vec![0.0; instances.len()];
-    // Micro-batches of each stage that wait for their weight gradients.
-    let mut waiting = vec![0u32; instances.len()];
+    // Of each stage, whether input gradients have begun gradients that are not reduced yet.
+    let mut begun = vec![false; instances.len()];
     // When what each pass hands on is there.
     let mut arrivals = vec![0.0f64; sequence.nodes.len()];
     let mut index = 0;
@@ -74,11 +65,15 @@ pub(super) fn step(
         let count = if joined { 2 } else { 1 };
         let passes = &sequence.nodes[index..index + count];
         let device = &mut devices[usize::from(passes[0].device)];
-        let messages = passes.iter().filter_map(|it| it.message);
-        let start = messages.map(|it| arrivals[it.index()]).fold(device.clock, f64::max);
+        let needed = |node: &Node| {
+            let cost = &instances[usize::from(node.instance)].cost;
+            Some(arrivals[node.message?.index()] - early_seconds(node.kind, cost))
+        };
+        let start = passes.iter().filter_map(needed).fold(device.clock, f64::max);
         device.start.get_or_insert(start);
         let end = start + duration(passes, instances);
         device.clock = end;
+        device.hold(passes, instances, &mut begun);
         for (node, place) in passes.iter().zip(index..) {
             let instance = &instances[usize::from(node.instance)];
             if node.first {
@@ -87,8 +82,6 @@ pub(super) fn step(
             if node.sends {
                 arrivals[place] = device.send(node, instance, ends.overlaps);
             }
-            let waiting = &mut waiting[usize::from(node.instance)];
-            device.hold(node.kind, &instance.cost, waiting);
             let whole = matches!(node.kind, PassKind::Backward | PassKind::BackwardWeight);
             if whole && (node.last || ends.reduces_each) {
                 device.reduce(node, &instance.cost, end, ends);
@@ -99,24 +92,27 @@ pub(super) fn step(
     Step {
         seconds: with_ends(&mut devices, instances, &starts, ends),
         peak_bytes: devices.iter().map(|it| it.peak).collect(),
+        whole: true,
     }
 }
 
 /// Of one pass, or of two that run at the same time: the communication of each beside the computation of
 /// the other.
 fn duration(passes: &[Node], instances: &[Instance]) -> f64 {
-    let pass = |node: &Node| {
-        let cost = &instances[usize::from(node.instance)].cost;
-        pass_seconds(node.kind, cost)
-    };
+    let pass = |node: &Node| pass_seconds(node.kind, &instances[usize::from(node.instance)].cost);
     match passes {
-        [first, second] => {
+        [first, second] if alternate(passes, instances) => {
             let [(one, exposed_one), (other, exposed_other)] = [pass(first), pass(second)];
             let hidden = exposed_one.min(other - exposed_other);
             one + other - hidden - exposed_other.min(one - exposed_one)
         }
         _ => passes.iter().map(|node| pass(node).0).sum(),
     }
+}
+
+/// Whether pieces of these passes alternate: others run one after the other.
+fn alternate(passes: &[Node], instances: &[Instance]) -> bool {
+    passes.iter().all(|node| instances[usize::from(node.instance)].alternates)
 }
 
 /// What a pass takes, and how much of that is longer than its computation.
@@ -127,6 +123,52 @@ fn pass_seconds(kind: PassKind, cost: &StageCost) -> (f64, f64) {
         PassKind::Backward => (cost.backward_seconds + cost.weight_seconds, backward),
         PassKind::BackwardInput => (cost.backward_seconds, backward),
         PassKind::BackwardWeight => (cost.weight_seconds, 0.0),
+    }
+}
+
+/// What a pass needs beyond what its device holds before it.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    /// The most while it runs.
+    most: f64,
+    /// What is there behind it, below 0 where it frees more than it leaves.
+    change: f64,
+}
+
+/// How long a pass runs before it needs what it receives.
+fn early_seconds(kind: PassKind, cost: &StageCost) -> f64 {
+    match kind {
+        PassKind::Backward | PassKind::BackwardInput => cost.early_seconds,
+        PassKind::Forward | PassKind::BackwardWeight => 0.0,
+    }
+}
+
+impl Memory {
+    /// Of a pass of a stage that costs `cost`. Whether input gradients have `begun` gradients that are not
+    /// reduced yet changes with it.
+    fn of(kind: PassKind, cost: &StageCost, begun: &mut bool) -> Memory {
+        let peaks = &cost.peak_bytes;
+        let begun_bytes = if *begun { cost.begun_bytes } else { 0.0 };
+        let (before, most, behind) = match kind {
+            PassKind::Forward => (0.0, peaks.forward, cost.kept_bytes),
+            PassKind::Backward => (cost.kept_bytes, peaks.backward, 0.0),
+            PassKind::BackwardInput => {
+                let most = if *begun { peaks.later_input } else { peaks.input };
+                *begun = true;
+                (cost.kept_bytes + begun_bytes, most, cost.waiting_bytes + cost.begun_bytes)
+            }
+            PassKind::BackwardWeight => {
+                let most = if *begun { peaks.weight } else { peaks.later_weight };
+                *begun = false;
+                (cost.waiting_bytes + begun_bytes, most, 0.0)
+            }
+        };
+        Memory { most: most - before, change: behind - before }
+    }
+
+    /// What it needs besides what it keeps, or has not yet freed.
+    fn besides(&self) -> f64 {
+        self.most - self.change.max(0.0)
     }
 }
 
@@ -147,30 +189,29 @@ impl Device {
         }
     }
 
-    /// Takes in what a pass holds and leaves, where so many micro-batches of its stage were `waiting` for
-    /// their weight gradients.
-    fn hold(&mut self, kind: PassKind, cost: &StageCost, waiting: &mut u32) {
-        let kept = cost.kept_bytes;
-        let (freed, left) = match kind {
-            PassKind::Forward => (0.0, kept),
-            PassKind::Backward => (kept, 0.0),
-            PassKind::BackwardInput => {
-                // Those that are begun are in what the pass holds.
-                let others = if *waiting > 0 { cost.begun_bytes } else { 0.0 };
-                *waiting += 1;
-                (kept + others, cost.waiting_bytes + cost.begun_bytes)
-            }
-            PassKind::BackwardWeight => {
-                *waiting -= 1;
-                let others = if *waiting > 0 { cost.begun_bytes } else { 0.0 };
-                (cost.waiting_bytes + cost.begun_bytes - others, 0.0)
-            }
+    /// Takes in what an action's passes hold and leave. `begun` says by stage whether input gradients have
+    /// begun gradients that no weight gradients have completed and reduced yet.
+    fn hold(&mut self, passes: &[Node], instances: &[Instance], begun: &mut [bool]) {
+        let mut memory = |node: &Node| {
+            let index = usize::from(node.instance);
+            Memory::of(node.kind, &instances[index].cost, &mut begun[index])
         };
-        self.held -= freed;
-        if kind != PassKind::BackwardWeight {
-            self.peak = self.peak.max(self.held + cost.peak_bytes);
+        match passes {
+            [first, second] if alternate(passes, instances) => {
+                // Both have come about as far at any time.
+                let [first, second] = [memory(first), memory(second)];
+                let both = first.change + second.change;
+                let besides = first.besides().max(second.besides());
+                self.peak = self.peak.max(self.held + besides + both.max(0.0));
+                self.held += both;
+            }
+            _ => {
+                for Memory { most, change } in passes.iter().map(memory) {
+                    self.peak = self.peak.max(self.held + most);
+                    self.held += change;
+                }
+            }
         }
-        self.held += left;
     }
 
     /// Reduces the gradients of a pass that ended at `end`.
@@ -210,19 +251,23 @@ fn with_ends(devices: &mut [Device], instances: &[Instance], starts: &[f64], end
     }
     let makespan = devices.iter().map(|it| it.clock).fold(0.0, f64::max);
     let last = |it: &Device| it.clock.max(it.reducing);
-    let seconds = match ends.norm_seconds {
-        Some(norm_seconds) => {
-            let tail = devices.iter().map(last).fold(makespan, f64::max);
+    for homes in &ends.homes {
+        let ready = homes.meshes.iter().map(|&mesh| last(&devices[mesh])).fold(0.0, f64::max);
+        homes.meshes.iter().for_each(|&mesh| devices[mesh].reducing = ready + homes.sum_seconds);
+    }
+    match &ends.norm {
+        Some(norm) => {
+            let ready = devices.iter().zip(&norm.own_seconds).map(|(it, own)| last(it) + own);
+            let tail = ready.fold(makespan, f64::max);
             let lead = devices.iter().map(|it| it.lead - it.start.unwrap_or(0.0));
-            tail + norm_seconds + lead.fold(0.0, f64::max)
+            tail + norm.sum_seconds + lead.fold(0.0, f64::max)
         }
         // Each device begins its next step when it is through with this one.
         None => {
             let own = devices.iter().map(|it| last(it) + it.lead - it.start.unwrap_or(0.0));
             own.fold(0.0, f64::max)
         }
-    };
-    seconds + ends.homes_seconds
+    }
 }
 
 /// What no order can be faster than. Before its first pass a mesh waits for the forward passes of the stages
@@ -255,21 +300,28 @@ pub(super) fn bound_seconds(
             mesh.update += cost.update_seconds;
             let exposed = if overlapped { cost.exposed_seconds } else { [0.0; 2] };
             before += cost.forward_seconds - exposed[0] + it.send_seconds[0];
-            behind += cost.backward_seconds - exposed[1] + it.send_seconds[0];
+            behind += cost.backward_seconds - exposed[1] - cost.early_seconds + it.send_seconds[0];
         }
     }
-    let work = |it: &Mesh| it.chain + it.weights;
-    let seconds = match ends.norm_seconds {
+    for homes in &ends.homes {
+        homes.meshes.iter().for_each(|&mesh| meshes[mesh].end += homes.sum_seconds);
+    }
+    match &ends.norm {
         Some(norm) => {
-            let alone = |it: &Mesh| it.before + it.chain + it.weights.max(it.behind);
-            let makespan = meshes.iter().map(alone).fold(longest, f64::max);
+            meshes.iter_mut().zip(&norm.own_seconds).for_each(|(mesh, own)| mesh.end += own);
+            let end = meshes.iter().map(|it| it.end).fold(f64::INFINITY, f64::min);
+            let alone =
+                |it: &Mesh| it.before + it.chain + (it.weights + it.end).max(it.behind + end);
             // Some mesh begins at once, when it has updated.
             let update = meshes.iter().map(|it| it.update).fold(f64::INFINITY, f64::min);
-            makespan + norm + update
+            let ready = meshes.iter().map(alone).fold(longest + end, f64::max);
+            ready + norm.sum_seconds + update
         }
-        None => meshes.iter().map(|it| work(it) + it.update).fold(0.0, f64::max),
-    };
-    seconds + ends.homes_seconds
+        None => {
+            let alone = |it: &Mesh| it.chain + it.weights + it.end + it.update;
+            meshes.iter().map(alone).fold(0.0, f64::max)
+        }
+    }
 }
 
 /// What a mesh has to do.
@@ -281,12 +333,14 @@ struct Mesh {
     /// Its own passes that others wait for, and its weight gradients.
     chain: f64,
     weights: f64,
+    /// What it does with its gradients when they are whole.
+    end: f64,
     update: f64,
 }
 
 impl Default for Mesh {
     fn default() -> Mesh {
         let (before, behind) = (f64::INFINITY, f64::INFINITY);
-        Mesh { before, behind, chain: 0.0, weights: 0.0, update: 0.0 }
+        Mesh { before, behind, chain: 0.0, weights: 0.0, end: 0.0, update: 0.0 }
     }
 }

@@ -72,7 +72,8 @@ impl<'c> Terms<'_, 'c> {
         self.zero >= 2 && self.shards()
     }
 
-    fn shards_weights(&self) -> bool {
+    /// Whether weights are gathered for use (ZeRO-3).
+    pub fn shards_weights(&self) -> bool {
         self.zero >= 3 && self.shards()
     }
 
@@ -202,6 +203,8 @@ pub(super) struct StageCost {
     pub weight_seconds: f64,
     /// Of the forward and the backward pass what another pass's computation could hide.
     pub exposed_seconds: [f64; 2],
+    /// How long the backward pass, or its first half, runs before it needs what it receives.
+    pub early_seconds: f64,
     /// How long synchronisation goes on after the last backward pass.
     pub tail_seconds: f64,
     /// How long sums over those that have the same shares do, or what they add to that where lanes do not
@@ -227,14 +230,30 @@ pub(super) struct StageCost {
     pub waiting_bytes: f64,
     /// Gradients that are there as long as any micro-batch waits: some input gradients begin them.
     pub begun_bytes: f64,
-    /// The most that the passes of one micro-batch hold, its kept bytes included.
-    pub peak_bytes: f64,
+    /// The most that the passes of one micro-batch hold, what the pass before left for them included.
+    pub peak_bytes: Peaks,
     /// Elements whose optimizer state is here.
     pub owned_elements: f64,
     /// The blocks, from the first to the one after the last.
     blocks: (usize, usize),
     pending: Unit,
     front: Front,
+}
+
+/// The most that a pass holds, by its kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Peaks {
+    pub forward: f64,
+    /// A whole backward pass.
+    pub backward: f64,
+    /// Input gradients by themselves.
+    pub input: f64,
+    /// Those where another micro-batch's have begun gradients of parameters that are not reduced yet.
+    pub later_input: f64,
+    /// Weight gradients by themselves, where input gradients have begun some.
+    pub weight: f64,
+    /// Those where what was begun was reduced with another micro-batch's.
+    pub later_weight: f64,
 }
 
 /// Consecutive blocks that share buckets.
@@ -254,6 +273,12 @@ struct Unit {
     late_peak_bytes: f64,
     /// The most that the backward pass of its last block alone holds, gradients included.
     scattered_peak_bytes: f64,
+    /// The most during the backward pass without gradients of parameters.
+    later_peak_bytes: f64,
+    /// The most during weight gradients of its own, where backward passes are split, without gradients of
+    /// parameters, and that of its last block alone with them.
+    weight_peak_bytes: f64,
+    scattered_weight_peak_bytes: f64,
 }
 
 /// The foremost unit so far, as far as it concerns the one before it (ZeRO-3).
@@ -266,8 +291,10 @@ struct Front {
     weight_seconds: f64,
     behind_reduce_seconds: f64,
     weight_bytes: f64,
-    /// The most that its backward pass holds, without the weights gathered meanwhile for the unit before.
+    /// The most that its backward pass holds, without the weights gathered meanwhile for the unit before,
+    /// and that without gradients.
     backward_peak_bytes: f64,
+    later_peak_bytes: f64,
 }
 
 impl StageCost {
@@ -287,7 +314,11 @@ impl StageCost {
             true => stage.tail_seconds.max(stage.across_tail_seconds),
             false => stage.tail_seconds + stage.across_tail_seconds,
         };
-        stage.peak_bytes = stage.peak_bytes.max(stage.front.backward_peak_bytes);
+        let Front { backward_peak_bytes, later_peak_bytes, .. } = stage.front;
+        let peaks = &mut stage.peak_bytes;
+        peaks.input = peaks.input.max(backward_peak_bytes);
+        peaks.later_input = peaks.later_input.max(later_peak_bytes) + stage.begun_bytes;
+        peaks.backward = peaks.input;
         if terms.shards_weights() && terms.place.overlaps() {
             // A pass cannot begin before its first weights are there, which wait for what the pass before
             // had left to reduce.
@@ -328,10 +359,13 @@ impl StageCost {
         if self.pending.blocks > 0 && parameters.global_elements > 0.0 && full {
             self.close_unit(terms);
         }
-        let held = match terms.shards_weights() {
-            true => &cost.gathered,
-            false => &cost.whole,
+        let (held, held_later) = match terms.shards_weights() {
+            true => (&cost.gathered, &cost.gathered_weights),
+            false => (&cost.whole, &cost.whole),
         };
+        if block + 1 == self.blocks.1 {
+            self.early_seconds = cost.early_seconds;
+        }
         let unit = &mut self.pending;
         unit.parameters.add(&parameters);
         unit.forward_seconds += cost.forward_seconds;
@@ -349,13 +383,19 @@ impl StageCost {
         let waiting = unit.waiting_bytes;
         if unit.blocks == 0 {
             unit.scattered_peak_bytes = cost.scattered.backward_peak_bytes;
+            unit.scattered_weight_peak_bytes = cost.scattered.weight_peak_bytes;
         }
         unit.blocks += 1;
         let behind = held.kept_bytes;
         unit.forward_peak_bytes = held.forward_peak_bytes.max(behind + unit.forward_peak_bytes);
         unit.backward_peak_bytes =
             (held.backward_peak_bytes + waiting).max(behind + unit.backward_peak_bytes);
+        unit.later_peak_bytes =
+            (held_later.backward_peak_bytes + waiting).max(behind + unit.later_peak_bytes);
         unit.late_peak_bytes = (late + waiting).max(behind + unit.late_peak_bytes);
+        // Weight gradients are computed from the last block to the first too.
+        unit.weight_peak_bytes =
+            held.weight_peak_bytes.max(cost.whole.waiting_bytes + unit.weight_peak_bytes);
         unit.kept_bytes += held.kept_bytes;
         unit.waiting_bytes += cost.whole.waiting_bytes;
         if terms.shards_gradients() {
@@ -432,27 +472,44 @@ impl StageCost {
         let streams_weights = terms.shards_weights() && overlaps;
         self.backward_seconds += if streams_weights { 0.0 } else { backward };
         self.weight_seconds += if streams_weights { 0.0 } else { weight };
-        let backward_peak_bytes = match terms.zero {
-            2 if terms.shards_gradients() && unit.blocks == 1 => unit.scattered_peak_bytes,
+        let [backward_peak_bytes, weight_peak_bytes] = match terms.zero {
+            2 if terms.shards_gradients() && unit.blocks == 1 => {
+                [unit.scattered_peak_bytes, unit.scattered_weight_peak_bytes]
+            }
             2 if terms.shards_gradients() => {
                 // Those that context parallelism splits lie in a bucket of their own, which is there for
                 // its own operator only.
                 let of_context = unit.parameters.of_context();
                 let gradient_bytes =
                     (unit.parameters.total() - of_context) * terms.gradient_bytes();
-                unit.backward_peak_bytes.max(unit.late_peak_bytes + gradient_bytes)
+                let late = unit.late_peak_bytes + gradient_bytes;
+                [unit.backward_peak_bytes.max(late), unit.weight_peak_bytes + gradient_bytes]
             }
             // With gathered weights a unit is one block with parameters, whose costs know its gradients.
-            _ => unit.backward_peak_bytes,
+            _ => [unit.backward_peak_bytes, unit.weight_peak_bytes],
         };
         let backward_peak_bytes = backward_peak_bytes + self.waiting_bytes + self.begun_bytes;
+        let later_peak_bytes = unit.later_peak_bytes + self.waiting_bytes;
         let weight_bytes = match terms.shards_weights() {
             true => unit.parameters.total() * terms.settings.precision.compute.bytes() as f64,
             false => 0.0,
         };
-        let behind = self.peak_bytes.max(self.front.backward_peak_bytes + weight_bytes);
-        let forward_peak = unit.forward_peak_bytes + self.front.weight_bytes;
-        self.peak_bytes = forward_peak.max(unit.kept_bytes + behind);
+        let forward_peak_bytes = unit.forward_peak_bytes + self.front.weight_bytes;
+        // Those behind run after this unit's forward pass and before its backward pass; of weight gradients
+        // they run before it, and what it left is there meanwhile.
+        let behind = self.peak_bytes;
+        let front = self.front;
+        let input = behind.input.max(front.backward_peak_bytes + weight_bytes);
+        let later_input = behind.later_input.max(front.later_peak_bytes + weight_bytes);
+        let waiting = unit.waiting_bytes;
+        self.peak_bytes = Peaks {
+            forward: forward_peak_bytes.max(unit.kept_bytes + behind.forward),
+            input: unit.kept_bytes + input,
+            later_input: unit.kept_bytes + later_input,
+            weight: weight_peak_bytes.max(waiting + unit.begun_bytes + behind.weight),
+            later_weight: weight_peak_bytes.max(waiting + behind.later_weight),
+            ..behind
+        };
         self.front = Front {
             gather_seconds: gather,
             behind_reduce_seconds: self.front.reduce_seconds,
@@ -461,6 +518,7 @@ impl StageCost {
             weight_seconds: weight,
             weight_bytes,
             backward_peak_bytes,
+            later_peak_bytes,
         };
         self.kept_bytes += unit.kept_bytes;
         self.waiting_bytes += unit.waiting_bytes;

@@ -135,11 +135,12 @@ impl BlockTable {
         let costs = CostModel::new(representative.graph(), cluster, &program)
             .with_crossing(place.crosses(candidate));
         for (block, (id, _)) in blocks.iter_mut().zip(program.classes()) {
-            let [forward, backward, weight] = site.pass_seconds(&costs, id)?;
-            block.forward_seconds = forward.0;
-            block.backward_seconds = backward.0;
-            block.weight_seconds = weight.0;
-            block.exposed_seconds = [forward.1, backward.1];
+            let [forward, backward, weight] = site.passes(&costs, id)?;
+            block.forward_seconds = forward.seconds;
+            block.backward_seconds = backward.seconds;
+            block.weight_seconds = weight.seconds;
+            block.exposed_seconds = [forward.exposed_seconds, backward.exposed_seconds];
+            block.early_seconds = backward.early_seconds;
         }
         // Of whole weights and gradients those count that are there only while they are used.
         let held_with = |passing: &[Content]| -> Vec<Held> {
@@ -150,10 +151,16 @@ impl BlockTable {
             let of = |(id, _)| Held::of(&costs, id, |tensor| counts(tensor.content));
             program.classes().map(of).collect()
         };
-        let held = [&[][..], &[Content::Gradient], &[Content::Gradient, Content::Weight]];
+        let held = [
+            &[][..],
+            &[Content::Gradient],
+            &[Content::Gradient, Content::Weight],
+            &[Content::Weight],
+        ];
         let held = held.map(held_with);
         for (index, block) in blocks.iter_mut().enumerate() {
-            [block.whole, block.scattered, block.gathered] = held.each_ref().map(|it| it[index]);
+            [block.whole, block.scattered, block.gathered, block.gathered_weights] =
+                held.each_ref().map(|it| it[index]);
         }
         let mut seconds_before = vec![0.0];
         let mut kept_bytes = 0.0;

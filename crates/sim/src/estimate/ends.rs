@@ -1,0 +1,106 @@
+//! What all ranks of a step do together.
+
+use std::collections::BTreeSet;
+
+use shardloom_collectives::{Algorithm, Kind};
+
+use super::collective::Collective;
+use super::parameters::Shared;
+use super::pipeline::Instance;
+use super::place::Place;
+use super::{Candidate, Settings};
+
+/// What holds for the whole step.
+#[derive(Clone, Debug)]
+pub(super) struct Ends {
+    /// Between the last gradient and the first update, where all ranks wait for each other; none if they
+    /// do not.
+    pub norm: Option<Norm>,
+    /// Parameters that live on several meshes.
+    pub homes: Vec<Homes>,
+    /// Whether communication runs beside computation.
+    pub overlaps: bool,
+    /// Whether gradients are reduced after every backward pass and not only the last.
+    pub reduces_each: bool,
+}
+
+/// How all ranks agree on the norm of all gradients.
+#[derive(Clone, Debug)]
+pub(super) struct Norm {
+    /// By mesh: each of its ranks on that of the gradients that it has.
+    pub own_seconds: Vec<f64>,
+    /// Their sum.
+    pub sum_seconds: f64,
+}
+
+/// Where a parameter lives.
+#[derive(Clone, Debug)]
+pub(super) struct Homes {
+    /// Those that have it.
+    pub meshes: BTreeSet<usize>,
+    /// Adding up its gradients over them.
+    pub sum_seconds: f64,
+}
+
+impl Ends {
+    /// Of `candidate`, whose stages are those of `pipelines`, where several blocks use the `shared`
+    /// parameters.
+    pub fn of(
+        settings: &Settings,
+        place: &Place<'_>,
+        candidate: &Candidate,
+        pipelines: &[Vec<Instance>],
+        shared: &[Shared],
+    ) -> Ends {
+        let norm = || Norm::of(settings, place, candidate, pipelines);
+        let homes = shared.iter().map(|it| Homes::of(settings, place, candidate, pipelines, it));
+        Ends {
+            norm: settings.norm.then(norm),
+            homes: homes.filter(|it| it.meshes.len() > 1).collect(),
+            overlaps: place.overlaps(),
+            reduces_each: candidate.zero == 2 && candidate.sharers() > 1,
+        }
+    }
+}
+
+impl Norm {
+    fn of(
+        settings: &Settings,
+        place: &Place<'_>,
+        candidate: &Candidate,
+        pipelines: &[Vec<Instance>],
+    ) -> Norm {
+        let world = place.world(candidate.devices());
+        let sum = Collective::new(place, Kind::AllReduce, Algorithm::Direct, world, 8);
+        let mut elements = vec![0.0; candidate.pp as usize];
+        for it in pipelines.iter().flatten() {
+            elements[it.device] += it.cost.owned_elements;
+        }
+        let own = |elements: f64| {
+            let bytes = elements * settings.precision.gradients.bytes() as f64;
+            place.memory_bound_seconds("norm", elements, bytes)
+        };
+        let own_seconds = elements.into_iter().map(own).collect();
+        Norm { own_seconds, sum_seconds: sum.seconds(1.0) }
+    }
+}
+
+impl Homes {
+    fn of(
+        settings: &Settings,
+        place: &Place<'_>,
+        candidate: &Candidate,
+        pipelines: &[Vec<Instance>],
+        shared: &Shared,
+    ) -> Homes {
+        let holders = pipelines.iter().flatten().filter(|it| it.cost.has_one_of(&shared.blocks));
+        let meshes: BTreeSet<usize> = holders.map(|it| it.device).collect();
+        let (size, devices) = (candidate.mesh().size() as u32, candidate.devices());
+        let shape = place.holders(meshes.len() as u32, size, devices);
+        let Settings { algorithm, precision, .. } = *settings;
+        let bytes = precision.gradients.bytes();
+        let sum = Collective::new(place, Kind::AllReduce, algorithm, shape, bytes);
+        let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
+        Homes { meshes, sum_seconds: sum.seconds(shared.parameters.total() / shards) }
+    }
+}
