@@ -8,7 +8,7 @@ mod to_plan;
 
 use std::fmt::Display;
 
-use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync};
 
 use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
@@ -92,6 +92,31 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Recipe {
+    /// The whole model in one stage on one device, in fp32, with one sample a step.
+    pub(crate) fn in_one_stage(model: Transformer) -> Recipe {
+        let blocks = (0, model.blocks());
+        Recipe {
+            model,
+            pp: 1,
+            dp: 1,
+            cp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            keeps_gathered: false,
+            stages: vec![StagePlace { blocks, group: 0 }],
+            rank_order: RankOrder::PipelineSlowest,
+            global_batch: 1,
+            microbatches: 1,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            recompute: Recompute::None,
+            zero: 0,
+            bucket_bytes: Sync::default().bucket_bytes,
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        }
+    }
+
     /// Devices that it uses.
     pub fn devices(&self) -> usize {
         self.pp * self.dp * self.cp * self.tp

@@ -185,15 +185,14 @@ impl<'a> Task<'a> {
         Uniform {
             pp,
             mesh,
-            sequence_parallel: false,
             global_batch: self.request.global_batch,
             microbatches,
             schedule: ScheduleKind::Afab,
-            recompute: Recompute::None,
             sync: self.unsharded(),
             precision: self.request.precision,
             optimizer: self.request.optimizer,
             clip_norm: self.request.clip_norm,
+            ..Uniform::default()
         }
     }
 

@@ -3,7 +3,7 @@
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::partition::{LayerProfile, Level, StageTime, pipedream, profile};
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Precision, ScheduleKind, Uniform};
 use shardloom_program::{BodyKind, lower};
 use shardloom_sim::{CostModel, Options, simulate};
 
@@ -22,17 +22,10 @@ fn profiled(graph: &Graph, cluster: &Cluster) -> Vec<LayerProfile> {
 fn blocks_take_together_what_a_simulated_step_computes_without_its_update() {
     let (graph, cluster) = (graph(), Cluster::parse("a100-80g:1").expect("a preset"));
     let whole = Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: MICROBATCH,
-        microbatches: 1,
         schedule: ScheduleKind::Afab,
-        recompute: Recompute::None,
-        sync: Sync::default(),
         precision: Precision::MIXED,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     let program = lower(&graph, &whole.plan(&graph, "gpt", "a100-80g:1"), 1).expect("a program");
     let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("a step");

@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::partition::{LayerProfile, profile};
 use shardloom_methods::pass_times;
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Plan, Precision, ScheduleKind, Uniform};
 use shardloom_program::lower;
 
 const MICROBATCH: usize = 4;
@@ -18,16 +18,11 @@ fn graph() -> Graph {
 fn plan(graph: &Graph, pp: usize, schedule: ScheduleKind) -> Plan {
     let uniform = Uniform {
         pp,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: MICROBATCH * MICROBATCHES,
         microbatches: MICROBATCHES,
         schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
         precision: Precision::MIXED,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     uniform.plan(graph, "gpt", "a100-80g")
 }

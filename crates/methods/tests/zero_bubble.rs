@@ -8,7 +8,7 @@ use serde::Deserialize;
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::pass_times;
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Plan, Precision, ScheduleKind, Uniform};
 use shardloom_search::judge;
 
 /// Without dropout and with Megatron-LM's usual one: what was published does not say.
@@ -54,17 +54,12 @@ fn plan(graph: &Graph, cluster: &Cluster, name: &str, microbatches: usize) -> Pl
     };
     let uniform = Uniform {
         pp: STAGES,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: MICROBATCH * microbatches,
         microbatches,
         schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
         precision: Precision::MIXED,
-        optimizer: Optimizer::default(),
         // The authors check and repair the optimizer's step afterwards, so that no stage waits.
-        clip_norm: None,
+        ..Uniform::default()
     };
     let mut plan = uniform.plan_in_chunks(graph, graph.name(), MACHINES, chunks).expect("a plan");
     if name.starts_with("zb") {

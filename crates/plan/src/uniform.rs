@@ -36,6 +36,25 @@ pub struct Uniform {
     pub clip_norm: Option<f64>,
 }
 
+impl Default for Uniform {
+    /// One device and one sample in fp32, with no choice made.
+    fn default() -> Uniform {
+        Uniform {
+            pp: 1,
+            mesh: Mesh::SINGLE,
+            sequence_parallel: false,
+            global_batch: 1,
+            microbatches: 1,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            recompute: Recompute::None,
+            sync: Sync::default(),
+            precision: Precision::FP32,
+            optimizer: Optimizer::default(),
+            clip_norm: None,
+        }
+    }
+}
+
 impl Uniform {
     /// The plan in full, for `graph` written as `model` on `cluster`, with as few stages on each device
     /// as the schedule wants and blocks dealt [evenly](crate::even_cut). Numbers for which its

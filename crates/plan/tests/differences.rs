@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Communication, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync,
-    Uniform, Updates, diff,
+    Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind, Uniform, Updates,
+    diff,
 };
 
 fn graph() -> Graph {
@@ -15,15 +15,10 @@ fn plan(pp: usize) -> Plan {
     let uniform = Uniform {
         pp,
         mesh: Mesh::of(2, 1, 1),
-        sequence_parallel: false,
         global_batch: 8,
         microbatches: 4,
         schedule: ScheduleKind::Afab,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     uniform.plan(&graph(), "model", "local")
 }

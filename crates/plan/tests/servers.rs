@@ -1,9 +1,7 @@
 //! Plans with servers: what they are in a few numbers, and what they cannot be.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    Mesh, Number, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform,
-};
+use shardloom_plan::{Mesh, Number, Plan, Servers, Sync, Uniform};
 
 fn graph() -> Graph {
     let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
@@ -15,15 +13,10 @@ fn plan(pp: usize, dp: u32, tp: u32) -> Plan {
     let uniform = Uniform {
         pp,
         mesh: Mesh::of(dp, 1, tp),
-        sequence_parallel: false,
         global_batch: 24,
         microbatches: 2,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { servers: Some(Servers { count: 1, staleness: 0 }), ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     uniform.plan(&graph(), "model", "local")
 }

@@ -1,9 +1,7 @@
 //! How large numbers are, and what optimizers keep of a parameter.
 
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{
-    Kept, Mesh, Number, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
-};
+use shardloom_plan::{Kept, Mesh, Number, Optimizer, ScheduleKind, Uniform};
 
 #[test]
 fn numbers_have_as_many_bytes_as_their_bits_take() {
@@ -45,17 +43,10 @@ fn a_plain_stack_of_layers_splits_every_second_width() {
     let model = "mlp:inputs=8,hidden=8,layers=4,classes=4";
     let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
     let uniform = Uniform {
-        pp: 1,
         mesh: Mesh::of(1, 1, 2),
-        sequence_parallel: false,
         global_batch: 4,
-        microbatches: 1,
         schedule: ScheduleKind::Afab,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     let plan = uniform.plan(&graph, model, "local");
     let rules = |dim: &str| plan.layout.0.iter().filter(|rule| rule.dim == dim).count();

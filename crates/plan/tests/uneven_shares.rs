@@ -1,9 +1,7 @@
 //! Which schedules may give one pipeline a micro-batch more than another.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
-};
+use shardloom_plan::{Plan, ScheduleKind, Uniform, Weights};
 
 fn graph() -> Graph {
     let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
@@ -14,16 +12,10 @@ fn graph() -> Graph {
 fn plan(microbatches: usize, schedule: ScheduleKind, weights: Weights) -> Plan {
     let uniform = Uniform {
         pp: 2,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: microbatches,
         microbatches,
         schedule: ScheduleKind::Chimera,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     let plan = uniform.plan(&graph(), "model", "local");
     assert_eq!(plan.pipeline.len(), 2);

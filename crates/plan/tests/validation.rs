@@ -3,8 +3,8 @@
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Axis, AxisSet, Corrections, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup,
-    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Stage,
-    Sync, Uniform, Updates, Weights,
+    PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind, Stage, Sync, Uniform, Updates,
+    Weights,
 };
 
 const DEVICES: usize = 8;
@@ -19,15 +19,10 @@ fn plan() -> Plan {
     let uniform = Uniform {
         pp: 2,
         mesh: Mesh::of(2, 1, 2),
-        sequence_parallel: false,
         global_batch: 8,
         microbatches: 4,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: Some(1.0),
+        ..Uniform::default()
     };
     uniform.plan(&graph(), "model", "local")
 }

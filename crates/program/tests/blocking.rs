@@ -3,8 +3,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind,
-    StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    Arrangement, DeviceList, Mesh, Plan, ScheduleKind, StageReplicas, Sync, Uniform, Updates,
+    Weights, pipelines_in_turn,
 };
 use shardloom_program::verify::{Row, run_blocking};
 use shardloom_program::{
@@ -26,11 +26,9 @@ fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Uniform {
         global_batch: microbatches * mesh.dp() as usize,
         microbatches,
         schedule,
-        recompute: Recompute::None,
         sync: Sync { zero, bucket_bytes: 2000, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: schedule.flushes().then_some(1.0),
+        ..Uniform::default()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use shardloom_graph::ModelSpec;
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::Uniform;
 use shardloom_program::{
     BodyId, Class, Control, Entry, Group, Guard, Next, Program, Run, TensorId, View, lower,
 };
@@ -11,19 +11,7 @@ use shardloom_program::{
 fn program() -> Program {
     let spec = ModelSpec::parse("mlp:inputs=2,hidden=2,layers=2,classes=2");
     let graph = spec.and_then(|spec| spec.graph()).expect("a model");
-    let uniform = Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 3,
-        microbatches: 3,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
-    };
+    let uniform = Uniform { global_batch: 3, microbatches: 3, ..Uniform::default() };
     lower(&graph, &uniform.plan(&graph, "mlp", "local"), 1).expect("it fits")
 }
 

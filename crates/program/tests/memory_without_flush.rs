@@ -1,9 +1,7 @@
 //! Without a flush the most memory is that of a full pipeline, however few micro-batches a step has.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
-};
+use shardloom_plan::{Plan, ScheduleKind, Uniform, Weights};
 use shardloom_program::{Class, MemoryTracker, Program, lower};
 
 fn graph() -> Graph {
@@ -12,19 +10,8 @@ fn graph() -> Graph {
 }
 
 fn program(schedule: ScheduleKind, weights: Weights, microbatches: usize) -> Program {
-    let uniform = Uniform {
-        pp: 4,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: microbatches,
-        microbatches,
-        schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
-    };
+    let uniform =
+        Uniform { pp: 4, global_batch: microbatches, microbatches, schedule, ..Uniform::default() };
     let graph = graph();
     let plan = Plan { weights, ..uniform.plan(&graph, "model", "local") };
     lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"))

@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
-};
+use shardloom_plan::{Communication, Mesh, Plan, ScheduleKind, Sync, Uniform};
 use shardloom_program::verify::verify;
 use shardloom_program::{
     Action, Class, Content, Copies, Issued, Keep, MemoryTracker, Outstanding, Program, TensorId,
@@ -25,11 +23,9 @@ fn uniform(schedule: ScheduleKind, pp: usize, (dp, tp): (u32, u32), zero: u8) ->
         global_batch: 16,
         microbatches: 8,
         schedule,
-        recompute: Recompute::None,
         sync: Sync { zero, bucket_bytes: 4_000, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: schedule.flushes().then_some(1.0),
+        ..Uniform::default()
     }
 }
 

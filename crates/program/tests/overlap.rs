@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_program::verify::verify;
 use shardloom_program::{Action, Body, BodyKind, Class, Instruction, Program, Queue, lower};
 use shardloom_schedule::{Action as ScheduleAction, Schedule, StageMap};
@@ -23,9 +23,7 @@ fn plan(graph: &Graph, schedule: ScheduleKind, (dp, tp): (u32, u32), zero: u8) -
         schedule,
         recompute: Recompute::Selective,
         sync: Sync { zero, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     let plan = uniform.plan_in_chunks(graph, "model", "local", 2);
     plan.unwrap_or_else(|error| panic!("{error}"))
@@ -178,7 +176,6 @@ fn what_reduces_gradients_that_the_other_adds_to_is_not_cut() {
     for zero in 0..=3 {
         let overlapping = plan(&graph, ScheduleKind::DualPipe, (2, 2), zero);
         let uniform = Uniform {
-            pp: 1,
             mesh: Mesh::of(2, 1, 2),
             sequence_parallel: zero == 1,
             global_batch: 4,
@@ -186,9 +183,7 @@ fn what_reduces_gradients_that_the_other_adds_to_is_not_cut() {
             schedule: ScheduleKind::Afab,
             recompute: Recompute::Selective,
             sync: overlapping.sync,
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
+            ..Uniform::default()
         };
         let alone = uniform.plan(&graph, "model", "local");
         let bodies = |order: &str| {

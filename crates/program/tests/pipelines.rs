@@ -7,8 +7,7 @@ use shardloom_collectives::{Algorithm, Kind, Member, plan as collective};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_plan::{
-    Arrangement, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Recompute,
-    ScheduleKind, Sync, Uniform, Updates, Weights,
+    Arrangement, Corrections, DeviceList, Plan, ScheduleKind, Uniform, Updates, Weights,
 };
 use shardloom_program::{Action, Body, BodyKind, Class, ClassId, Group, Program, lower};
 
@@ -27,16 +26,10 @@ fn graph() -> Graph {
 fn uniform(schedule: ScheduleKind, pp: usize) -> Uniform {
     Uniform {
         pp,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: MICROBATCHES,
         microbatches: MICROBATCHES,
         schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     }
 }
 

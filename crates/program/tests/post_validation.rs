@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Arrangement, DeviceList, Mesh, Optimizer, ParameterGroup, PassTimes, Plan, Precision,
-    Recompute, ScheduleKind, StageReplicas, Sync, Uniform, Weights, pipelines_in_turn,
+    ScheduleKind, StageReplicas, Uniform, Weights, pipelines_in_turn,
 };
 use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
@@ -25,15 +25,11 @@ fn plan(graph: &Graph, schedule: ScheduleKind, mesh: Mesh) -> Plan {
     let uniform = Uniform {
         pp: STAGES,
         mesh,
-        sequence_parallel: false,
         global_batch: 16,
         microbatches: 8,
         schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: Some(1.0),
+        ..Uniform::default()
     };
     Plan { post_validation: true, ..uniform.plan(graph, "gpt", "cluster") }
 }

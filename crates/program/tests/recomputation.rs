@@ -3,7 +3,7 @@
 
 use shardloom_graph::work::{self, Pass};
 use shardloom_graph::{Graph, ModelSpec, OpId};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Uniform};
 use shardloom_program::{Action, Class, Collective, Program, lower};
 
 const STAGES: usize = 4;
@@ -23,16 +23,11 @@ fn with_dropout(layers: usize, dropout: f64) -> Graph {
 fn gpipe(global_batch: usize, microbatches: usize) -> Uniform {
     Uniform {
         pp: STAGES,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch,
         microbatches,
         schedule: ScheduleKind::Afab,
         recompute: Recompute::Stage,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     }
 }
 

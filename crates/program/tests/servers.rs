@@ -1,10 +1,7 @@
 //! Programs of servers and workers: what they hold and send, and every order in which requests may come.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates,
-    Weights,
-};
+use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Servers, Sync, Uniform, Updates, Weights};
 use shardloom_program::verify::{Violation, explore, verify};
 use shardloom_program::{
     BodyId, Class, ClassId, Client, Content, Control, Keep, Point, Program, Serve, When, lower,
@@ -25,17 +22,10 @@ fn plan(graph: &Graph, workers: u32, servers: Servers) -> Plan {
 
 fn uniform(workers: u32, servers: Servers) -> Uniform {
     Uniform {
-        pp: 1,
         mesh: Mesh::of(workers, 1, 1),
-        sequence_parallel: false,
         global_batch: workers as usize,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { servers: Some(servers), bucket_bytes: 16, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     }
 }
 

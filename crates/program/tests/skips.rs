@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{BlockId, Graph, ModelSpec, Op, OpId, OpKind, Role, ValueId};
 use shardloom_plan::{
-    Arrangement, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
-    Stage, Sync, Uniform, Weights, even_cut,
+    Arrangement, DeviceList, Mesh, Pipeline, Plan, Recompute, ScheduleKind, Stage, Uniform,
+    Weights, even_cut,
 };
 use shardloom_program::{
     Action, Body, BodyKind, Carried, Class, ClassId, Instruction, Program, Route, RouteId,
@@ -30,16 +30,11 @@ fn graph() -> Graph {
 fn uniform(pp: usize, recompute: Recompute) -> Uniform {
     Uniform {
         pp,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: SAMPLES * MICROBATCHES,
         microbatches: MICROBATCHES,
         schedule: ScheduleKind::Afab,
         recompute,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     }
 }
 

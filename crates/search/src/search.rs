@@ -42,9 +42,7 @@ impl<'a> Search<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
     ) -> Result<Search<'a>, SearchError> {
-        let estimator = Estimator::new(graph, cluster, request.settings())?;
-        let limit_bytes = request.memory_share * estimator.memory_bytes() as f64;
-        Search::within(graph, cluster, request, estimator, limit_bytes)
+        Search::within(graph, cluster, request, request.memory_share)
     }
 
     /// The same for devices of any memory.
@@ -56,17 +54,17 @@ impl<'a> Search<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
     ) -> Result<Search<'a>, SearchError> {
-        let estimator = Estimator::new(graph, cluster, request.settings())?;
-        Search::within(graph, cluster, request, estimator, f64::INFINITY)
+        Search::within(graph, cluster, request, f64::INFINITY)
     }
 
     fn within(
         graph: &'a Graph,
         cluster: &'a Cluster,
         request: &'a Request,
-        mut estimator: Estimator<'a>,
-        limit_bytes: f64,
+        memory_share: f64,
     ) -> Result<Search<'a>, SearchError> {
+        let mut estimator = Estimator::new(graph, cluster, request.settings())?;
+        let limit_bytes = memory_share * estimator.memory_bytes() as f64;
         let mut spaces = vec![Space::new(graph, cluster, request)?];
         let mut scan = Scan::of(&spaces[0], request, limit_bytes, &mut estimator)?;
         if scan.ranking.is_empty() {

@@ -4,25 +4,21 @@ mod scenario;
 
 use scenario::{h100, model};
 use shardloom_cluster::Cluster;
-use shardloom_plan::Plan;
+use shardloom_plan::{Mesh, Plan, Precision, Uniform};
 use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
 
 const TEXT: &str = "gpt:layers=6,hidden=512,heads=8,seq=256,vocab=4096";
 
 /// The plan of these sizes for a global batch of 32.
 fn plan(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Plan {
-    let uniform = shardloom_plan::Uniform {
+    let uniform = Uniform {
         pp,
-        mesh: shardloom_plan::Mesh::of(dp, 1, tp),
-        sequence_parallel: false,
+        mesh: Mesh::of(dp, 1, tp),
         global_batch: 32,
         microbatches,
-        schedule: shardloom_plan::ScheduleKind::OneForwardOneBackward,
-        recompute: shardloom_plan::Recompute::None,
-        sync: shardloom_plan::Sync::default(),
-        precision: shardloom_plan::Precision::MIXED,
-        optimizer: shardloom_plan::Optimizer::default(),
+        precision: Precision::MIXED,
         clip_norm: Some(1.0),
+        ..Uniform::default()
     };
     uniform.plan(&model(TEXT), TEXT, "c")
 }

@@ -3,7 +3,7 @@
 mod scenario;
 
 use scenario::{h100, model};
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Precision, Uniform};
 use shardloom_program::lower;
 use shardloom_search::judge;
 use shardloom_sim::{Options, simulate};
@@ -17,15 +17,11 @@ fn the_share_of_waiting_is_that_of_all_ranks() {
         let uniform = Uniform {
             pp,
             mesh: Mesh::of(dp, 1, 1),
-            sequence_parallel: false,
             global_batch: 32,
             microbatches: 4,
-            schedule: ScheduleKind::OneForwardOneBackward,
-            recompute: Recompute::None,
-            sync: Sync::default(),
             precision: Precision::MIXED,
-            optimizer: Optimizer::default(),
             clip_norm: Some(1.0),
+            ..Uniform::default()
         };
         let plan = uniform.plan(&graph, text, "c");
         let judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");

@@ -64,7 +64,7 @@ pub fn import_plan(
 
 #[cfg(test)]
 mod tests {
-    use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+    use shardloom_plan::{Mesh, Uniform};
 
     use super::*;
     use crate::{Model, uniform_plan};
@@ -72,17 +72,9 @@ mod tests {
     fn machines_of(cluster: &str, devices: u32) -> Result<Machines> {
         let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32")?;
         let numbers = Uniform {
-            pp: 1,
             mesh: Mesh::of(devices, 1, 1),
-            sequence_parallel: false,
             global_batch: devices as usize,
-            microbatches: 1,
-            schedule: ScheduleKind::OneForwardOneBackward,
-            recompute: Recompute::None,
-            sync: Sync::default(),
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
+            ..Uniform::default()
         };
         machines(&uniform_plan(&model, &numbers, cluster)?, Project::Megatron)
     }

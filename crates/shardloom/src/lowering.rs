@@ -208,7 +208,7 @@ pub(crate) fn require_sizes(model: &Model, plan: &Plan) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+    use shardloom_plan::ScheduleKind;
 
     use super::*;
 
@@ -221,19 +221,7 @@ mod tests {
     }
 
     fn numbers(pp: usize) -> Uniform {
-        Uniform {
-            pp,
-            mesh: Mesh::SINGLE,
-            sequence_parallel: false,
-            global_batch: 8,
-            microbatches: 4,
-            schedule: ScheduleKind::OneForwardOneBackward,
-            recompute: Recompute::None,
-            sync: Sync::default(),
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
-        }
+        Uniform { pp, global_batch: 8, microbatches: 4, ..Uniform::default() }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::plan::Uniform;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Drawing, Generator, Model, Sampling, Session, TextTokenizer};
@@ -40,19 +40,7 @@ fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_wi
     let trained = words(folder.path(), "trained.json", &["one", "two", "three"]);
     let other = words(folder.path(), "other.json", &["eins", "zwei"]);
     let model = Model::load("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
-    let plan = Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 2,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
-    };
+    let plan = Uniform { global_batch: 2, ..Uniform::default() };
     let plan = plan.plan(model.graph(), &model.text(), "local");
     let text = folder.path().join("text.txt");
     fs::write(&text, "one two three two ".repeat(20)).expect("written");

@@ -1,25 +1,12 @@
 //! What looking out for gradients that are not finite asks of a plan.
 
-use shardloom::plan::{
-    Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform, Weights,
-};
+use shardloom::plan::{ScheduleKind, Uniform, Weights};
 use shardloom::train::OnNonFinite;
 use shardloom::{Model, Plan, guarded};
 
 fn plan(schedule: ScheduleKind, weights: Weights) -> Plan {
-    let uniform = Uniform {
-        pp: 2,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 4,
-        microbatches: 2,
-        schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
-    };
+    let uniform =
+        Uniform { pp: 2, global_batch: 4, microbatches: 2, schedule, ..Uniform::default() };
     let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32").expect("a model");
     Plan { weights, ..uniform.plan(model.graph(), "model", "cluster") }
 }

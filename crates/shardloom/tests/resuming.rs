@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use shardloom::plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom::plan::{Mesh, Optimizer, Uniform};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Error, Model, Sampling, Session, TextTokenizer};
@@ -30,17 +30,10 @@ const RUN: Run = Run {
 fn session(folder: &Path, run: &Run) -> Session {
     let model = Model::load(run.model).expect("a model");
     let plan = Uniform {
-        pp: 1,
         mesh: Mesh::of(run.dp, 1, 1),
-        sequence_parallel: false,
         global_batch: run.global_batch,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
         optimizer: run.optimizer,
-        clip_norm: None,
+        ..Uniform::default()
     };
     let plan = plan.plan(model.graph(), &model.text(), "local");
     let text = folder.join("text.txt");

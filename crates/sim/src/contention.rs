@@ -105,9 +105,7 @@ pub(crate) fn concurrent_messages(
 mod tests {
     use shardloom_collectives::Algorithm;
     use shardloom_graph::families::GptConfig;
-    use shardloom_plan::{
-        Axis, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform,
-    };
+    use shardloom_plan::{Axis, Mesh, ScheduleKind, Sync, Uniform};
 
     use super::*;
 
@@ -130,11 +128,9 @@ mod tests {
         let plan = Uniform {
             pp: 2,
             mesh: Mesh::of(2, 1, 4),
-            sequence_parallel: false,
             global_batch: 4,
             microbatches: 2,
             schedule: ScheduleKind::Afab,
-            recompute: Recompute::None,
             sync: Sync {
                 algorithm: Algorithm::Ring,
                 zero: 0,
@@ -142,9 +138,7 @@ mod tests {
                 shard_over: None,
                 servers: None,
             },
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
+            ..Uniform::default()
         };
         shardloom_program::lower(&graph, &plan.plan(&graph, "gpt", "c"), 16).unwrap()
     }

@@ -3,9 +3,7 @@
 
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{
-    LayoutRules, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
-};
+use shardloom_plan::{LayoutRules, Mesh, Plan, Uniform};
 use shardloom_program::{MeasuredRows, Program, lower};
 use shardloom_sim::{Options, RowCounts, Simulation, simulate, simulate_rows};
 
@@ -21,19 +19,7 @@ fn graph(slots: usize) -> Graph {
 const SAMPLES: usize = 8;
 
 fn plan(graph: &Graph, mesh: Mesh, layout: &str) -> Plan {
-    let uniform = Uniform {
-        pp: 1,
-        mesh,
-        sequence_parallel: false,
-        global_batch: SAMPLES,
-        microbatches: 2,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
-    };
+    let uniform = Uniform { mesh, global_batch: SAMPLES, microbatches: 2, ..Uniform::default() };
     let layout: LayoutRules = layout.to_owned().try_into().expect("rules");
     Plan { layout, ..uniform.plan(graph, "model", "a100-40g:4") }
 }

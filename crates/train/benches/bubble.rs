@@ -12,7 +12,7 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_fabric::InProcess;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Plan, ScheduleKind, Sync, Uniform};
 use shardloom_program::lower;
 use shardloom_program::timeline::Timeline;
 use shardloom_sim::{Modelled, Options, run};
@@ -58,16 +58,11 @@ fn cases(graph: &Graph, cluster: &Cluster) -> Vec<Case> {
     let case = |schedule| {
         let uniform = Uniform {
             pp: 2,
-            mesh: Mesh::SINGLE,
-            sequence_parallel: false,
             global_batch: SAMPLES,
             microbatches: MICROBATCHES,
             schedule,
-            recompute: Recompute::None,
             sync: Sync { algorithm: Algorithm::Direct, ..Sync::default() },
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
+            ..Uniform::default()
         };
         let plan = uniform.plan(graph, MODEL, "local:2");
         let program = lower(graph, &plan, 2).expect("a schedule on two devices");

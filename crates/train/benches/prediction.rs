@@ -10,7 +10,7 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_fabric::InProcess;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Plan, Sync, Uniform};
 use shardloom_program::lower;
 use shardloom_sim::{Options, simulate};
 
@@ -28,15 +28,10 @@ fn plans(graph: &Graph, model: &str, batch: usize) -> Vec<(&'static str, Plan)> 
     let uniform = |pp, dp, tp, zero, microbatches| Uniform {
         pp,
         mesh: Mesh::of(dp, 1, tp),
-        sequence_parallel: false,
         global_batch: batch,
         microbatches,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { zero, algorithm: Algorithm::Direct, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     [
         ("dp 2", uniform(1, 2, 1, 0, 1)),

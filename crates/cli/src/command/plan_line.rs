@@ -108,8 +108,7 @@ fn turns(plan: &Plan) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use shardloom::plan::{
-        DeviceList, Mesh, Optimizer, Pipeline, Precision, Recompute, ScheduleKind, Stage, Sync,
-        Uniform,
+        DeviceList, Mesh, Pipeline, Recompute, ScheduleKind, Stage, Sync, Uniform,
     };
     use shardloom::{Model, uniform_plan};
 
@@ -131,15 +130,10 @@ mod tests {
         Uniform {
             pp,
             mesh: Mesh::of(2, 1, 1),
-            sequence_parallel: false,
             global_batch: 8,
             microbatches,
             schedule,
-            recompute: Recompute::None,
-            sync: Sync::default(),
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
+            ..Uniform::default()
         }
     }
 

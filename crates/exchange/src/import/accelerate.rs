@@ -1,11 +1,11 @@
 //! Accelerate: the YAML file of `accelerate launch`.
 
-use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind, Sync};
+use shardloom_plan::{Number, Precision, Recompute};
 
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
 use crate::recipe::model_of;
-use crate::{ExchangeError, RankOrder, Recipe, StagePlace};
+use crate::{ExchangeError, Recipe};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
     let way = words.text("distributed_type")?.unwrap_or("NO").to_ascii_uppercase();
@@ -51,26 +51,16 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         "fp16" => Precision { compute: Number::Fp16, ..Precision::MIXED },
         other => return words.error("mixed_precision", other, "no, bf16 and fp16 are known here"),
     };
-    let blocks = (0, model.blocks());
     let recipe = Recipe {
-        model,
-        pp: 1,
         dp,
         cp,
         tp,
-        sequence_parallel: false,
-        keeps_gathered: false,
-        stages: vec![StagePlace { blocks, group: 0 }],
-        rank_order: RankOrder::PipelineSlowest,
         global_batch,
         microbatches: given.microbatches.or(microbatches).unwrap_or(1),
-        schedule: ScheduleKind::OneForwardOneBackward,
         recompute,
         zero,
-        bucket_bytes: Sync::default().bucket_bytes,
         precision,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Recipe::in_one_stage(model)
     };
     let mut notes = vec![
         "optimizer and clipping are the training script's: AdamW and no clipping are assumed"

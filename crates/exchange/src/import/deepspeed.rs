@@ -1,11 +1,11 @@
 //! DeepSpeed: its JSON file.
 
-use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind};
+use shardloom_plan::{Number, Optimizer, Precision};
 
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
 use crate::recipe::{ONE_BUCKET, model_of};
-use crate::{ExchangeError, RankOrder, Recipe, StagePlace};
+use crate::{ExchangeError, Recipe};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
     for path in
@@ -24,7 +24,6 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let (global_batch, microbatches) = batch(words, dp, given)?;
     let zero = zero(words)?;
     let precision = precision(words)?;
-    let blocks = (0, model.blocks());
     let mut notes = vec![];
     if words.get("optimizer").is_none() {
         notes.push("the optimizer is the training script's: AdamW is assumed".into());
@@ -33,24 +32,16 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         "whether activations are computed twice is the training script's: none is assumed".into(),
     );
     let recipe = Recipe {
-        model,
-        pp: 1,
         dp,
-        cp: 1,
         tp,
-        sequence_parallel: false,
-        keeps_gathered: false,
-        stages: vec![StagePlace { blocks, group: 0 }],
-        rank_order: RankOrder::PipelineSlowest,
         global_batch,
         microbatches,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         zero,
         bucket_bytes: bucket_bytes(words, precision)?,
         precision,
         optimizer: optimizer(words)?,
         clip_norm: words.real("gradient_clipping")?.filter(|&norm| norm > 0.0),
+        ..Recipe::in_one_stage(model)
     };
     notes.extend(unread_note(&words.unread()));
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)

@@ -43,17 +43,12 @@ pub const GPT: &str = "gpt:layers=6,hidden=128,heads=8,seq=256,vocab=50304,dropo
 /// The ordinary numbers, for tests to change.
 pub fn numbers() -> Uniform {
     Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: 64,
         microbatches: 8,
-        schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::Selective,
-        sync: Sync::default(),
         precision: Precision::MIXED,
-        optimizer: Optimizer::default(),
         clip_norm: Some(1.0),
+        ..Uniform::default()
     }
 }
 

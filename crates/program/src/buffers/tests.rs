@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use proptest::prelude::*;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Communication, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction,
-    Recompute, ScheduleKind, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    Communication, Corrections, DeviceList, Mesh, Optimizer, Plan, Prediction, Recompute,
+    ScheduleKind, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
 };
 
 use super::{BufferPlan, Place, Stay, assign, peak_bytes};
@@ -18,19 +18,7 @@ fn graph(spec: &str) -> Graph {
 }
 
 fn uniform() -> Uniform {
-    Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 16,
-        microbatches: 8,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
-    }
+    Uniform { global_batch: 16, microbatches: 8, clip_norm: Some(1.0), ..Uniform::default() }
 }
 
 /// Runs a row of steps and an evaluation on the arena.

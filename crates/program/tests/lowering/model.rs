@@ -1,7 +1,7 @@
 //! A GPT and a Llama, plans for them, and what their programs hold.
 
 use shardloom_graph::{Graph, ModelSpec, Reduction};
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Precision, Sync, Uniform};
 use shardloom_program::{Action, BodyKind, Class, Collective, Copies, Instruction, Program, lower};
 
 pub const LAYERS: usize = 3;
@@ -32,17 +32,10 @@ pub fn mesh(dp: u32, cp: u32, tp: u32) -> Mesh {
 
 pub fn single() -> Uniform {
     Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: SAMPLES,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { bucket_bytes: 1, ..Sync::default() },
         precision: Precision::MIXED,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     }
 }
 

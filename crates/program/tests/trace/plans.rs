@@ -34,15 +34,11 @@ fn uniform(pp: usize, mesh: Mesh, zero: u8) -> Uniform {
     Uniform {
         pp,
         mesh,
-        sequence_parallel: false,
         global_batch: 4 * mesh.dp() as usize,
         microbatches: 4,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync { zero, bucket_bytes: 400, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: Some(1.0),
+        ..Uniform::default()
     }
 }
 

@@ -2,8 +2,7 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, Mesh, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind, Servers,
-    Sync, Uniform, Weights,
+    Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -27,11 +26,9 @@ pub fn uniform(schedule: ScheduleKind, pp: usize, mesh: Mesh, zero: u8) -> Unifo
         global_batch: 4 * mesh.dp() as usize,
         microbatches: 4,
         schedule,
-        recompute: Recompute::None,
         sync: Sync { zero, bucket_bytes: 400, ..Sync::default() },
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
         clip_norm: schedule.flushes().then_some(1.0),
+        ..Uniform::default()
     }
 }
 

@@ -1,10 +1,7 @@
 //! A 3D plan in the numbers that a search varies.
 
 use shardloom_graph::Graph;
-use shardloom_plan::{
-    Arrangement, Axis, LayoutRules, Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync,
-    Uniform,
-};
+use shardloom_plan::{Arrangement, Axis, LayoutRules, Mesh, Recompute, ScheduleKind, Uniform};
 
 /// Where stages are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,17 +119,11 @@ impl Candidate {
     /// parallelism does not divide stays whole.
     pub fn layout(&self, graph: &Graph) -> LayoutRules {
         let uniform = Uniform {
-            pp: 1,
             mesh: self.mesh(),
             sequence_parallel: self.sequence_parallel,
-            global_batch: 1,
-            microbatches: 1,
             schedule: self.schedule,
             recompute: self.recompute,
-            sync: Sync::default(),
-            precision: Precision::FP32,
-            optimizer: Optimizer::default(),
-            clip_norm: None,
+            ..Uniform::default()
         };
         let mut rules = uniform.plan(graph, "", "").layout;
         let divides = |dim: &str| {

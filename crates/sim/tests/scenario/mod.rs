@@ -7,7 +7,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_graph::families::GptConfig;
-use shardloom_plan::{Mesh, Optimizer, Precision, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, Precision, Sync, Uniform};
 use shardloom_program::{Action, Class, Content, Instruction, Program, lower};
 
 /// A GPT of `layers` blocks between its embedding and its head.
@@ -33,11 +33,8 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
     Uniform {
         pp,
         mesh: Mesh::of(dp, 1, tp),
-        sequence_parallel: false,
         global_batch: microbatches * dp as usize,
         microbatches,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
         sync: Sync {
             algorithm: Algorithm::Ring,
             zero: 0,
@@ -46,8 +43,8 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             servers: None,
         },
         precision: Precision::MIXED,
-        optimizer: Optimizer::default(),
         clip_norm: Some(1.0),
+        ..Uniform::default()
     }
 }
 

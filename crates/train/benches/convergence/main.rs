@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use methods::Method;
 use shardloom_cluster::Cluster;
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Recompute, Sync, Uniform};
+use shardloom_plan::{Optimizer, Plan, Uniform};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Error, OnNonFinite, RunClock, Settings, Trainer};
 use tasks::Task;
@@ -37,16 +37,11 @@ fn plan(task: &Task, method: &Method) -> Plan {
     let reference_batch = method.batch.map(|_| task.batch);
     let uniform = Uniform {
         pp: STAGES,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: method.batch.unwrap_or(task.batch),
         microbatches: method.microbatches,
         schedule: method.schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
         optimizer: Optimizer::Sgd { momentum: MOMENTUM, weight_decay: 0.0, reference_batch },
-        clip_norm: None,
+        ..Uniform::default()
     };
     let mut plan = uniform.plan(&task.graph, task.model, CLUSTER);
     plan.weights = method.weights;

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{Extents, Graph, ModelSpec};
-use shardloom_plan::{
-    Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Stage, Sync, Uniform,
-};
+use shardloom_plan::{Mesh, Plan, Stage, Uniform};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{OnNonFinite, RunClock, Settings, Trainer};
 
@@ -44,19 +42,7 @@ pub fn stage_parameters(graph: &Graph, stage: &Stage) -> usize {
 /// All on one rank, in one micro-batch: what other plans are compared with, or differ from in some
 /// fields.
 pub fn serial() -> Uniform {
-    Uniform {
-        pp: 1,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
-        global_batch: 8,
-        microbatches: 1,
-        schedule: ScheduleKind::OneForwardOneBackward,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: Some(1.0),
-    }
+    Uniform { global_batch: 8, clip_norm: Some(1.0), ..Uniform::default() }
 }
 
 /// Samples of tokens and targets, the same for training and validation.

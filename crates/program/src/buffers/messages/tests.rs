@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Communication, DeviceList, Mesh, Optimizer, Pipeline, Plan, Precision, Recompute, ScheduleKind,
-    Stage, StageReplicas, Sync, Uniform, pipelines_in_turn,
+    Communication, DeviceList, Mesh, Pipeline, Plan, ScheduleKind, Stage, StageReplicas, Uniform,
+    pipelines_in_turn,
 };
 
 use super::*;
@@ -18,16 +18,10 @@ fn graph() -> Graph {
 fn plan(schedule: ScheduleKind, pp: usize, microbatches: usize) -> Plan {
     let uniform = Uniform {
         pp,
-        mesh: Mesh::SINGLE,
-        sequence_parallel: false,
         global_batch: 2 * microbatches,
         microbatches,
         schedule,
-        recompute: Recompute::None,
-        sync: Sync::default(),
-        precision: Precision::FP32,
-        optimizer: Optimizer::default(),
-        clip_norm: None,
+        ..Uniform::default()
     };
     uniform.plan(&graph(), "model", "local")
 }
