@@ -374,3 +374,25 @@ fn what_need_not_be_said_is_listed() {
         assert!(exported.files[0].text.contains(&line), "{line}");
     }
 }
+
+#[test]
+fn ranks_are_numbered_among_the_devices_that_take_part() {
+    let exported = |first: u32| {
+        let mut plan = plan(LLAMA, &Uniform { pp: 2, mesh: Mesh::of(2, 1, 1), ..numbers() }, 1);
+        for device in plan.pipeline[0].stage.iter_mut().flat_map(|it| &mut it.devices.0) {
+            *device += first;
+        }
+        let case = Case::of("some machines", plan);
+        let machines = case.machines();
+        export(Project::Megatron, &case.plan, &case.spec, &case.graph, machines).expect("a file")
+    };
+    let [all, some] = [0, 4].map(exported);
+    let [unsaid] =
+        &some.unsaid.iter().filter(|it| !all.unsaid.contains(it)).collect::<Vec<_>>()[..]
+    else {
+        panic!("{:?}", some.unsaid);
+    };
+    assert_eq!((unsaid.key.as_str(), unsaid.value.as_str()), ("pipeline.stage.devices", "4..8"));
+    let line = format!("# - {} = {}: {}\n", unsaid.key, unsaid.value, unsaid.reason);
+    assert_eq!(some.files[0].text.replace(&line, ""), all.files[0].text);
+}

@@ -26,8 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let cluster = Cluster::parse(cluster_text)?;
         let request = Request::new(model, cluster_text, global_batch);
         let space: Vec<Candidate> = Space::new(&graph, &cluster, &request)?.candidates().collect();
-        let outcome =
-            auto(&graph, &cluster, &request, |cluster| baselines(&graph, cluster, &request))?;
+        let outcome = auto(&graph, &cluster, &request, |cluster, request| {
+            baselines(&graph, cluster, request)
+        })?;
         let mut estimator = Estimator::new(&graph, &cluster, request.settings())?;
         for candidate in &space {
             estimator.bound(candidate)?;

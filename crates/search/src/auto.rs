@@ -108,12 +108,12 @@ pub fn auto(
     graph: &Graph,
     cluster: &Cluster,
     request: &Request,
-    baselines: impl Fn(&Cluster) -> Result<Vec<Baseline>, SearchError> + Sync,
+    baselines: impl Fn(&Cluster, &Request) -> Result<Vec<Baseline>, SearchError> + Sync,
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
     let (whole, of_whole) = std::thread::scope(|scope| {
-        let of_whole = scope.spawn(|| baselines(cluster));
+        let of_whole = scope.spawn(|| baselines(cluster, request));
         let whole = Search::of(graph, cluster, request);
         let of_whole = of_whole.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         (whole, of_whole)
@@ -139,6 +139,12 @@ pub fn auto(
     };
     let devices_left_out = cluster.device_count() - plan.device_count() as u32;
     let mut notes = notes(cluster, &plan, is_of_some.then_some(seconds_of_all));
+    if plan.precision != request.precision {
+        let [used, all] =
+            [&plan.precision, &request.precision].map(|it| matmul_precision(it.compute));
+        notes
+            .push(format!("the devices of the plan compute in {used}, all together only in {all}"));
+    }
     if devices_left_out > 0 {
         let seconds = judgement.step_seconds;
         notes.extend(nearby::note(graph, cluster, request, seconds, &mut search)?);
@@ -181,15 +187,16 @@ fn of_some(
     request: &Request,
     whole: &Search<'_>,
     seconds_of_all: Option<f64>,
-    baselines: &impl Fn(&Cluster) -> Result<Vec<Baseline>, SearchError>,
+    baselines: &impl Fn(&Cluster, &Request) -> Result<Vec<Baseline>, SearchError>,
     counts: &mut SearchCounts,
 ) -> Result<Option<Finalist>, SearchError> {
     let mut best: Option<Finalist> = None;
     let mut best_seconds = seconds_of_all.unwrap_or(f64::INFINITY);
     let mut on =
         |subset: &Subset, best_seconds: f64| -> Result<(Option<Finalist>, f64), SearchError> {
+            let request = &request.on(&subset.cluster);
             let mut search = Search::of(graph, &subset.cluster, request)?;
-            let baselines = baselines(&subset.cluster)?;
+            let baselines = baselines(&subset.cluster, request)?;
             let finalists = search.finalists(&baselines)?;
             counts.add(&search, finalists.len());
             let sample_seconds = search.least_sample_seconds();
@@ -226,7 +233,8 @@ fn of_some(
 }
 
 /// What a step of the fastest plan for a single device of `cluster` takes by estimate, were its memory large
-/// enough: of several kinds of device for that on which it is fastest. None if no plan has an estimate.
+/// enough: of several kinds of device that compute in the format for that on which it is fastest. None if no
+/// plan has an estimate.
 ///
 /// # Errors
 /// If the request asks for what cannot be.
@@ -236,7 +244,9 @@ pub fn single_device_seconds(
     request: &Request,
 ) -> Result<Option<f64>, SearchError> {
     let mut least: Option<f64> = None;
-    for group in cluster.groups() {
+    let format = matmul_precision(request.precision.compute);
+    let computes = |group: &&NodeGroup| group.profile.device.peak_flops(format).is_ok();
+    for group in cluster.groups().iter().filter(computes) {
         let one = NodeGroup { nodes: 1, devices_per_node: 1, ..group.clone() };
         let one = cluster.with_groups(vec![one])?;
         let search = Search::without_limit(graph, &one, request)?;

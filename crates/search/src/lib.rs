@@ -14,7 +14,7 @@
 //! let model = "gpt:layers=4,hidden=256,heads=8,seq=128,vocab=1024";
 //! let graph = ModelSpec::parse(model)?.graph()?;
 //! let cluster = Cluster::parse("h100-80g:4")?;
-//! let outcome = auto(&graph, &cluster, &Request::new(model, "h100-80g:4", 32), |_| Ok(vec![]))?;
+//! let outcome = auto(&graph, &cluster, &Request::new(model, "h100-80g:4", 32), |_, _| Ok(vec![]))?;
 //! assert_eq!(outcome.plan.global_batch, 32);
 //! let search = &outcome.search;
 //! assert_eq!(search.space, search.evaluated + search.bounded_away);
@@ -41,5 +41,5 @@ pub use baseline::Baseline;
 pub use error::SearchError;
 pub use explain::{Explanation, Fact, Topic, explain};
 pub use judge::{Judgement, judge};
-pub use request::Request;
+pub use request::{Request, usual_precision};
 pub use space::{Space, divisors};

@@ -1,9 +1,9 @@
 //! What a plan is wanted for.
 
-use shardloom_cluster::Habits;
+use shardloom_cluster::{Cluster, Habits, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, PassTimes, Plan, Precision, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Number, Optimizer, PassTimes, Plan, Precision, ScheduleKind, Sync, Uniform};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
 use crate::SearchError;
@@ -19,6 +19,9 @@ pub struct Request {
     pub global_batch: usize,
     /// Number formats.
     pub precision: Precision,
+    /// Whether plans for some of the machines are in [the format usual there](usual_precision) and not in
+    /// `precision`: nobody asked for that.
+    pub formats_by_machines: bool,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Global norm to which gradients are clipped.
@@ -41,6 +44,19 @@ pub struct Request {
     pub memory_share: f64,
 }
 
+/// The 16-bit format that all devices of `cluster` compute in, bf16 before fp16, beside 32 bits for gradients and
+/// the optimizer; else 32 bits for all.
+pub fn usual_precision(cluster: &Cluster) -> Precision {
+    let all = |format: Format| {
+        cluster.groups().iter().all(|group| group.profile.device.peak_flops(format).is_ok())
+    };
+    match (all(Format::Bf16), all(Format::Fp16)) {
+        (true, _) => Precision::MIXED,
+        (false, true) => Precision { compute: Number::Fp16, ..Precision::MIXED },
+        (false, false) => Precision::FP32,
+    }
+}
+
 /// The most samples of a step that is searched for. Nobody trains with more, and simulating as many
 /// micro-batches as they make would take hours.
 const MOST_SAMPLES: usize = 1 << 24;
@@ -55,6 +71,7 @@ impl Request {
             cluster: cluster.into(),
             global_batch,
             precision: Precision::MIXED,
+            formats_by_machines: false,
             optimizer: Optimizer::default(),
             clip_norm: Some(1.0),
             post_validation: false,
@@ -79,6 +96,15 @@ impl Request {
             habits: Habits { keeps_gathered: plan.keeps_gathered, ..Habits::default() },
             ..Request::new(&plan.model, &plan.cluster, plan.global_batch)
         }
+    }
+
+    /// The same for `machines`, which are some of those that it is for.
+    pub(crate) fn on(&self, machines: &Cluster) -> Request {
+        let precision = match self.formats_by_machines {
+            true => usual_precision(machines),
+            false => self.precision,
+        };
+        Request { precision, ..self.clone() }
     }
 
     /// Checks that it can be.

@@ -6,7 +6,7 @@ use scenario::{GPT, h100, model};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
-use shardloom_plan::{Axis, Recompute, ScheduleKind};
+use shardloom_plan::{Axis, Precision, Recompute, ScheduleKind};
 use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
@@ -33,7 +33,7 @@ fn exhaustive(graph: &Graph, cluster: &Cluster, request: &Request) -> Option<f64
 
 /// The answer, held against what people use without a search.
 fn search(graph: &Graph, cluster: &Cluster, request: &Request) -> Result<Outcome, SearchError> {
-    auto(graph, cluster, request, |cluster| baselines(graph, cluster, request))
+    auto(graph, cluster, request, |cluster, request| baselines(graph, cluster, request))
 }
 
 fn check(graph: &Graph, cluster: &Cluster, request: &Request) -> Outcome {
@@ -354,7 +354,7 @@ fn a_batch_of_very_many_micro_batches_has_an_answer_without_other_plans() {
     let graph = model(text);
     let cluster = h100(1, 1, 6_000_000_000);
     let request = Request::new(text, "c", 4096);
-    let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
+    let outcome = auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer");
     let steps = outcome.plan.microbatches * graph.blocks().len();
     assert!(steps > 10_000, "{steps} passes of blocks are not very many");
     assert_eq!(outcome.finalists.len(), 1);
@@ -370,7 +370,7 @@ fn plans_are_simulated_as_long_as_their_micro_batches_are_not_too_many() {
     let cluster = h100(1, 1, 1_950_000_000);
     let simulated = |global_batch: usize| {
         let request = Request::new(text, "c", global_batch);
-        let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
+        let outcome = auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer");
         let mut plans = outcome.finalists.iter().map(|it| &it.plan);
         assert!(plans.all(|it| it.microbatches == global_batch), "one sample a micro-batch");
         outcome.finalists.len()
@@ -388,7 +388,7 @@ fn plans_that_are_too_slow_by_estimate_are_not_simulated() {
     for memory_bytes in [PLENTY, 300_000_000, 60_000_000] {
         let cluster = h100(1, 8, memory_bytes);
         let request = Request { finalists: 64, ..Request::new(GPT, "c", 32) };
-        let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
+        let outcome = auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer");
         let mut best = f64::INFINITY;
         let mut before = 0.0;
         // Updates that are validated afterwards are tried after these, and not estimated as such.
@@ -405,4 +405,21 @@ fn plans_that_are_too_slow_by_estimate_are_not_simulated() {
         assert!(outcome.finalists.len() < 64);
     }
     assert!(slower > 0, "every plan was faster than those before");
+}
+
+#[test]
+fn machines_without_others_compute_in_their_own_format_where_none_was_asked_for() {
+    let graph = model(LARGER);
+    let mixed = Cluster::parse("gtx-1080-ti:1x4+h100-80g:1x4").expect("presets");
+    let asked = Request { precision: Precision::FP32, ..Request::new(LARGER, "c", 32) };
+    let by_machines = Request { formats_by_machines: true, ..asked.clone() };
+    let [fp32, bf16] = [asked, by_machines].map(|it| search(&graph, &mixed, &it).expect("a plan"));
+    assert_eq!(fp32.plan.precision, Precision::FP32);
+    assert_eq!(bf16.plan.precision, Precision::MIXED);
+    assert!(bf16.judgement.step_seconds < fp32.judgement.step_seconds / 2.0);
+    let note = "the devices of the plan compute in bf16, all together only in fp32";
+    assert!(bf16.notes.iter().any(|it| it == note), "{:?}", bf16.notes);
+    let alone = Cluster::parse("h100-80g:1x4").expect("a preset");
+    let alone = search(&graph, &alone, &Request::new(LARGER, "c", 32)).expect("a plan");
+    assert_eq!(bf16.judgement.step_seconds, alone.judgement.step_seconds);
 }

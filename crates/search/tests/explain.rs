@@ -91,7 +91,7 @@ fn memory_that_limits_a_plan_is_said_to() {
     let graph = model(TEXT);
     let cluster = h100(1, 4, 800_000_000);
     let request = Request::new(TEXT, "c", 64);
-    let outcome = auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer");
+    let outcome = auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer");
     let explanation = explain(&graph, &cluster, &outcome.plan, &[]).expect("it can be simulated");
     assert_eq!(explanation.step_seconds, outcome.judgement.step_seconds);
     let memory = about(&explanation, Topic::Memory);
@@ -255,7 +255,7 @@ fn a_quarter_more_memory_finds_the_plan_that_just_did_not_fit() {
     let request = Request::new(TEXT, "c", 64);
     let answer = |memory_bytes: u64| {
         let cluster = h100(1, 4, memory_bytes);
-        auto(&graph, &cluster, &request, |_| Ok(vec![])).expect("an answer")
+        auto(&graph, &cluster, &request, |_, _| Ok(vec![])).expect("an answer")
     };
     let fastest = answer(80_000_000_000);
     let needed = fastest.judgement.memory.iter().map(|it| it.peak_bytes).max().expect("a stage");

@@ -1,8 +1,9 @@
 //! Plans that go to other projects and come from them.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use shardloom_cluster::{Cluster, ClusterError};
+use shardloom_cluster::{Cluster, ClusterError, DeviceId, NodeId};
 use shardloom_exchange::{
     ExchangeError, Exported, Given, Imported, Machines, Project, export, import,
 };
@@ -20,7 +21,7 @@ pub fn export_plan(path: &Path, project: Project) -> Result<Exported> {
     Ok(export(project, &plan, model.spec(), model.graph(), machines)?)
 }
 
-/// The machines that the plan's devices are on: as many of each, of those that its cluster has.
+/// The machines that the plan's devices are on: as many of each.
 fn machines(plan: &Plan, project: Project) -> Result<Machines> {
     let devices = plan.device_count();
     let cluster = match Cluster::parse(&plan.cluster) {
@@ -29,23 +30,23 @@ fn machines(plan: &Plan, project: Project) -> Result<Machines> {
         Err(ClusterError::NoLocalProfile) => return Ok(Machines { nodes: 1, devices }),
         Err(error) => return Err(error.into()),
     };
-    let mut sizes = cluster.groups().iter().map(|group| group.devices_per_node as usize);
-    let size = sizes.next().unwrap_or(1);
-    if devices <= size {
-        return Ok(Machines { nodes: 1, devices });
+    let mut sizes: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for device in plan.devices() {
+        *sizes.entry(cluster.node_of(DeviceId(device))?).or_default() += 1;
     }
-    if sizes.any(|other| other != size) || !devices.is_multiple_of(size) {
-        let reason =
-            "it is launched on machines of which each has as many devices, all of which take part";
+    let nodes = sizes.len();
+    let size = devices / nodes.max(1);
+    if sizes.values().any(|&other| other != size) {
+        let reason = "it is launched on machines of which as many devices take part";
         return Err(ExchangeError::Refused {
             project,
-            key: "cluster".into(),
-            value: format!("{:?} with {devices} devices in use", plan.cluster),
+            key: "pipeline.stage.devices".into(),
+            value: format!("{devices} devices on {nodes} machines of {:?}", plan.cluster),
             reason: reason.into(),
         }
         .into());
     }
-    Ok(Machines { nodes: devices / size, devices: size })
+    Ok(Machines { nodes, devices: size })
 }
 
 /// The configuration of another project as a plan; `place` is the file's name, for messages.
@@ -64,36 +65,40 @@ pub fn import_plan(
 
 #[cfg(test)]
 mod tests {
-    use shardloom_plan::{Mesh, Uniform};
+    use shardloom_plan::{DeviceList, Mesh, Uniform};
 
     use super::*;
     use crate::{Model, uniform_plan};
 
-    fn machines_of(cluster: &str, devices: u32) -> Result<Machines> {
+    fn machines_of(cluster: &str, devices: std::ops::Range<u32>) -> Result<Machines> {
         let model = Model::load("gpt:layers=2,hidden=16,heads=2,seq=8,vocab=32")?;
         let numbers = Uniform {
-            mesh: Mesh::of(devices, 1, 1),
-            global_batch: devices as usize,
+            mesh: Mesh::of(devices.end - devices.start, 1, 1),
+            global_batch: devices.len(),
             ..Uniform::default()
         };
-        machines(&uniform_plan(&model, &numbers, cluster)?, Project::Megatron)
+        let mut plan = uniform_plan(&model, &numbers, cluster)?;
+        plan.pipeline[0].stage[0].devices = DeviceList(devices.collect());
+        machines(&plan, Project::Megatron)
     }
 
     #[test]
-    fn a_plan_is_launched_on_the_machines_of_its_cluster() {
+    fn a_plan_is_launched_on_the_machines_of_its_devices() {
         let found = |cluster, devices| {
             let Machines { nodes, devices } = machines_of(cluster, devices).expect("machines");
             (nodes, devices)
         };
-        assert_eq!(found("h100-80g:2x8", 16), (2, 8));
-        assert_eq!(found("h100-80g:4x8", 24), (3, 8));
-        assert_eq!(found("h100-80g:2x8", 4), (1, 4));
-        assert_eq!(found("local:2", 2), (1, 2));
+        assert_eq!(found("h100-80g:2x8", 0..16), (2, 8));
+        assert_eq!(found("h100-80g:4x8", 0..24), (3, 8));
+        assert_eq!(found("h100-80g:2x8", 0..4), (1, 4));
+        assert_eq!(found("h100-80g:2x8", 4..12), (2, 4));
+        assert_eq!(found("a100-80g:1x4+h100-80g:2x2", 4..8), (2, 2));
+        assert_eq!(found("local:2", 0..2), (1, 2));
     }
 
     #[test]
     fn machines_that_are_not_alike_are_refused() {
-        for (cluster, devices) in [("a100-80g:1x4+h100-80g:1x8", 12), ("h100-80g:2x8", 12)] {
+        for (cluster, devices) in [("a100-80g:1x4+h100-80g:1x8", 0..12), ("h100-80g:2x8", 0..12)] {
             let error = machines_of(cluster, devices).expect_err(cluster).to_string();
             assert!(error.contains(cluster) && error.contains("as many devices"), "{error}");
         }

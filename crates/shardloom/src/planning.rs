@@ -5,9 +5,9 @@ use std::time::Instant;
 use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
 use shardloom_collectives::Algorithm;
 use shardloom_methods::Method;
-use shardloom_plan::{Axis, LayoutRule, Number, Plan, Precision};
+use shardloom_plan::{Axis, LayoutRule, Plan};
 use shardloom_program::quantity::percent;
-use shardloom_search::{Explanation, Outcome, Request, SearchCounts};
+use shardloom_search::{Explanation, Outcome, Request, SearchCounts, usual_precision};
 
 use crate::arithmetic::sample_flops;
 use crate::{Model, Result};
@@ -29,30 +29,28 @@ pub struct Planned {
     pub peak_bytes_per_rank: Vec<u64>,
 }
 
-/// What a plan for these machines is usually wanted with: the 16-bit format that all devices compute in
-/// beside 32 bits for gradients and the optimizer, else 32 bits for all; and collectives straight in
-/// memory where ranks are cores that share it, else rings.
+/// What a plan for these machines is usually wanted with: the format [usual](usual_precision) for all of them, or
+/// for some where those are faster by themselves; and collectives straight in memory where ranks are cores
+/// that share it, else rings.
 pub fn usual_request(
     model: &Model,
     cluster: &Cluster,
     cluster_text: &str,
     global_batch: usize,
 ) -> Request {
-    let all = |format: Format| {
-        cluster.groups().iter().all(|group| group.profile.device.peak_flops(format).is_ok())
-    };
-    let precision = match (all(Format::Bf16), all(Format::Fp16)) {
-        (true, _) => Precision::MIXED,
-        (false, true) => Precision { compute: Number::Fp16, ..Precision::MIXED },
-        (false, false) => Precision::FP32,
-    };
     let on_cores = cluster.groups().iter().all(|group| !group.profile.device.lanes_overlap);
     let algorithm = match on_cores && cluster.node_count() == 1 {
         true => Algorithm::Direct,
         false => Algorithm::Ring,
     };
     let request = Request::new(&model.text(), cluster_text, global_batch);
-    Request { precision, algorithm, habits: cluster.stack().habits, ..request }
+    Request {
+        precision: usual_precision(cluster),
+        formats_by_machines: true,
+        algorithm,
+        habits: cluster.stack().habits,
+        ..request
+    }
 }
 
 /// Finds the fastest plan that fits in memory, no slower than those that people use without a search.
@@ -73,7 +71,9 @@ pub fn usual_request(
 /// If the request asks for what cannot be, or no plan divides or fits.
 pub fn find_plan(model: &Model, cluster: &Cluster, request: &Request) -> Result<Planned> {
     let graph = model.graph();
-    let baselines = |cluster: &Cluster| shardloom_methods::baselines(graph, cluster, request);
+    let baselines = |machines: &Cluster, request: &Request| {
+        shardloom_methods::baselines(graph, machines, request)
+    };
     let outcome = shardloom_search::auto(graph, cluster, request, baselines)?;
     Planned::of(model, cluster, request, outcome)
 }
@@ -141,7 +141,8 @@ impl Planned {
         let flops = sample_flops * outcome.plan.global_batch as f64;
         let mut outcome = outcome;
         outcome.notes.extend(padding(model, cluster, &outcome)?);
-        let alone = shardloom_search::single_device_seconds(graph, cluster, request)?;
+        let request = Request { precision: outcome.plan.precision, ..request.clone() };
+        let alone = shardloom_search::single_device_seconds(graph, cluster, &request)?;
         Ok(Planned {
             speedup: alone.map(|alone| alone / step_seconds),
             tokens_per_second: tokens / step_seconds,

@@ -212,8 +212,12 @@ impl Plan {
         request.post_validation = self.post_validation;
         if self.fp32 {
             request.precision = Precision::FP32;
+            request.formats_by_machines = false;
         }
-        request.precision.fp8_products = self.fp8;
+        if self.fp8 {
+            request.precision.fp8_products = true;
+            request.formats_by_machines = false;
+        }
         let spinner = terminal.spinner("searching");
         let planned = match method {
             Some(method) => plan_by_method(model, &cluster, &request, method),

@@ -4,8 +4,8 @@ use super::{RankOrder, Recipe, StagePlace};
 use crate::{ExchangeError, Project, Transformer, Unsaid};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Arrangement, Axis, Communication, LayoutRules, Mesh, Plan, ScheduleKind, Stage, Uniform,
-    Updates, Weights,
+    Arrangement, Axis, Communication, DeviceList, LayoutRules, Mesh, Plan, ScheduleKind, Stage,
+    Uniform, Updates, Weights,
 };
 
 impl Recipe {
@@ -100,7 +100,8 @@ impl Recipe {
             return refuse("pipeline.stage.mesh", "differs".into(), reason);
         }
         let widths = Widths::of(project, plan, layout, first.mesh, graph)?;
-        let (stages, rank_order) = places(project, &pipeline.stage)?;
+        let used: Vec<u32> = plan.devices().into_iter().collect();
+        let (stages, rank_order) = places(project, &pipeline.stage, &used)?;
         let groups = stages.iter().map(|stage| stage.group).max().map_or(0, |last| last + 1);
         if let Some(arrangement) = schedule.arrangement() {
             let given: Vec<usize> = stages.iter().map(|stage| stage.group).collect();
@@ -139,6 +140,11 @@ impl Recipe {
         if recipe.devices() > 1 {
             let reason = "the communication library chooses the algorithm of each collective";
             leave_out("sync.algorithm", sync.algorithm.to_string(), reason);
+        }
+        if used.iter().zip(0..).any(|(&device, rank)| device != rank) {
+            let reason =
+                "ranks are numbered from 0 on: start them on the machines of these devices only";
+            leave_out("pipeline.stage.devices", String::from(DeviceList(used)), reason);
         }
         if sync.zero > recipe.zero {
             let reason = "there is one replica, so nothing is sharded";
@@ -229,10 +235,12 @@ impl Widths {
     }
 }
 
-/// On which group of devices each stage is, and how ranks are numbered so that devices are in their order.
+/// On which group of devices each stage is, and how ranks are numbered so that the `used` devices are in their
+/// order.
 fn places(
     project: Project,
     stages: &[Stage],
+    used: &[u32],
 ) -> Result<(Vec<StagePlace>, RankOrder), ExchangeError> {
     let mut groups: Vec<&[u32]> = vec![];
     let mut group_of = vec![];
@@ -251,10 +259,14 @@ fn places(
     let orders = [RankOrder::PipelineSlowest, RankOrder::DataSlowest];
     let numbered = |order: &RankOrder| {
         let mut each = groups.iter().enumerate();
-        each.all(|(group, devices)| *devices == order.devices(group, groups.len(), mesh))
+        each.all(|(group, devices)| {
+            let ranks = order.devices(group, groups.len(), mesh);
+            let device = |rank: u32| used.get(rank as usize).copied();
+            ranks.into_iter().map(device).eq(devices.iter().map(|&device| Some(device)))
+        })
     };
     let Some(order) = orders.into_iter().find(numbered) else {
-        let reason = "ranks are numbered from 0 without gaps, tensor-parallel neighbours first, and a \
+        let reason = "ranks are numbered as devices are, tensor-parallel neighbours first, and a \
                       pipeline's stages begin on its first ranks";
         let value = stages.first().map_or_else(String::new, |it| String::from(it.devices.clone()));
         return Err(ExchangeError::refused(project, "pipeline.stage.devices", value, reason));

@@ -20,7 +20,7 @@ impl Case {
     pub fn of(name: &str, plan: Plan) -> Case {
         let spec = ModelSpec::parse(&plan.model).expect("a model");
         let graph = spec.graph().expect("a graph");
-        plan.validate(&graph, plan.device_count())
+        plan.validate(&graph, plan.least_devices())
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         Case { name: name.into(), plan, spec, graph }
     }
