@@ -35,8 +35,8 @@ pub struct Precision {
     /// Whether the optimizer keeps an fp32 copy of the weights.
     pub master: bool,
     /// Whether products of activations and weights, but for the last one before the loss, are computed from
-    /// operands that are scaled and cast to 8 bits (Micikevicius et al. 2022, arXiv 2209.05433). What is kept
-    /// and sent stays as the other formats say.
+    /// operands that are scaled and cast to 8 bits (Micikevicius et al. 2022, arXiv 2209.05433). Activations that
+    /// nothing else reads are kept and gathered in 8 bits too; the rest stays as the other formats say.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fp8_products: bool,
 }

@@ -16,6 +16,7 @@ mod allocation;
 mod assignment;
 mod class;
 mod control;
+mod eight_bits;
 mod error;
 mod instruction;
 mod label;
@@ -38,6 +39,7 @@ pub use class::{
     Rank, WeightParam,
 };
 pub use control::{Client, Control, Cursor, Entry, Guard, Handler, Next, Run, Serve, When};
+pub use eight_bits::multiplies_in_8_bits;
 pub use error::ProgramError;
 pub use instruction::{Action, Collective, Group, Instruction};
 pub use layout::{Layout, Placement};

@@ -31,6 +31,8 @@ pub enum Format {
     U32,
     /// Bytes: dropout masks.
     U8,
+    /// 8-bit floating point, of which a tensor has one scale.
+    F8,
 }
 
 impl Format {
@@ -40,7 +42,7 @@ impl Format {
             Format::F64 => 8,
             Format::F32 | Format::U32 => 4,
             Format::Bf16 | Format::F16 => 2,
-            Format::U8 => 1,
+            Format::U8 | Format::F8 => 1,
         }
     }
 
@@ -73,6 +75,7 @@ impl fmt::Display for Format {
             Format::F64 => "f64",
             Format::U32 => "u32",
             Format::U8 => "u8",
+            Format::F8 => "f8",
         })
     }
 }

@@ -6,7 +6,7 @@ use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
 use shardloom_program::{
     Action, Assignment, Class, ClassId, Collective, Content, Copies, Exchange, Extent, Instruction,
-    Placement, Program, Shape, Tensor, View,
+    Placement, Program, Shape, Tensor, View, multiplies_in_8_bits,
 };
 
 use crate::rate::{collective_rate_name, rate_name};
@@ -425,21 +425,11 @@ impl<'a> CostModel<'a> {
 
     /// The format of the operands of a product.
     fn product_format(&self, op: OpId) -> Precision {
-        let kept = matmul_precision(self.program.precision.compute);
-        let node = self.graph.op(op);
-        let of_weights = matches!(node.kind, OpKind::Contract { .. });
-        match self.program.precision.fp8_products && of_weights && !self.feeds_loss(op) {
+        let Program { precision, .. } = *self.program;
+        match multiplies_in_8_bits(self.graph, precision, op) {
             true => Precision::Fp8,
-            false => kept,
+            false => matmul_precision(precision.compute),
         }
-    }
-
-    /// Whether the loss is computed from what `op` writes.
-    fn feeds_loss(&self, op: OpId) -> bool {
-        let written = &self.graph.op(op).outputs;
-        let mut losses =
-            self.graph.ops().filter(|(_, node)| matches!(node.kind, OpKind::CrossEntropy));
-        losses.any(|(_, node)| node.inputs.iter().any(|value| written.contains(value)))
     }
 
     /// Bytes of memory in use while `position` of `class` runs `instruction`, besides tensors.
@@ -486,7 +476,8 @@ impl<'a> CostModel<'a> {
                 (2 * real_bytes + 1) * elements(node.inputs[0])
             }
             // What a pass has first is read, and written in 8 bits as it is and transposed: activations for
-            // the products forward and of weights, their gradients for those backward.
+            // the products forward and of weights, their gradients for those backward. So it is also with what is
+            // stored in 8 bits: a scale is known only when all of a tensor is.
             OpKind::Contract { .. } if self.product_format(op) == Precision::Fp8 => match pass {
                 Pass::Forward => (real_bytes + 2) * elements(node.inputs[0]),
                 Pass::Input => (real_bytes + 2) * elements(node.outputs[0]),

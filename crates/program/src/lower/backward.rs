@@ -41,7 +41,7 @@ pub(super) fn body(
         sharers: BTreeMap::new(),
     };
     for (id, transfer) in context.boundaries.out_of(context.stage) {
-        let tensor = builder.emitter.value(transfer.value, &transfer.handed, ".gradient");
+        let tensor = builder.emitter.gradient(transfer.value, &transfer.handed, "");
         match transfer.way {
             Way::Messages { backward, .. } => {
                 let action = Action::Receive { route: backward };
@@ -213,7 +213,7 @@ impl Builder<'_> {
             let tensor = self.own(value, &layout, sum);
             return Write { to: View::whole(tensor), mode: Mode::Add };
         }
-        let tensor = self.emitter.value(value, &layout, ".gradient");
+        let tensor = self.emitter.gradient(value, &layout, "");
         self.contribute(value, layout, tensor);
         write(tensor)
     }
@@ -239,7 +239,7 @@ impl Builder<'_> {
         if self.sharers.get(&tensor) == Some(&1) {
             return tensor;
         }
-        let copy = self.emitter.value(value, layout, ".gradient+");
+        let copy = self.emitter.gradient(value, layout, "+");
         let reads = self.read(value, layout, tensor);
         self.emitter.push(Action::Copy, reads, vec![write(copy)]);
         self.leave(tensor);

@@ -8,6 +8,7 @@ use shardloom_graph::{OpId, ValueId};
 
 use super::rows::counts_layout;
 use super::stage::Context;
+use crate::eight_bits::is_stored_in_8_bits;
 use crate::redistribution::{Change, cheapest};
 use crate::sync::add;
 use crate::{
@@ -40,8 +41,31 @@ impl<'a> Emitter<'a> {
     pub fn value(&mut self, value: ValueId, layout: &Layout, suffix: &str) -> TensorId {
         let context = self.context;
         let node = context.graph.value(value);
+        let precision = context.plan.precision;
+        let format = match is_stored_in_8_bits(context.graph, precision, value) {
+            true => Format::F8,
+            false => Format::of_value(node.dtype, precision),
+        };
+        self.in_format(value, layout, suffix, format)
+    }
+
+    /// A new tensor for the gradient of `value` in `layout`.
+    pub fn gradient(&mut self, value: ValueId, layout: &Layout, suffix: &str) -> TensorId {
+        let dtype = self.context.graph.value(value).dtype;
+        let format = Format::of_value(dtype, self.context.plan.precision);
+        self.in_format(value, layout, &format!(".gradient{suffix}"), format)
+    }
+
+    fn in_format(
+        &mut self,
+        value: ValueId,
+        layout: &Layout,
+        suffix: &str,
+        format: Format,
+    ) -> TensorId {
+        let context = self.context;
+        let node = context.graph.value(value);
         let shape = layout.local_shape(&context.shape(value), &context.model.mesh);
-        let format = Format::of_value(node.dtype, context.plan.precision);
         let mut tensor = of_microbatch(format!("{}{suffix}", node.name), shape, format);
         if let Some(by) = node.counts {
             let counts = self.counts_at_hand(by, layout);
@@ -111,7 +135,8 @@ impl<'a> Emitter<'a> {
         let mut operand = form.operand;
         for step in steps {
             let name = format!("{suffix}@{}", step.layout);
-            let tensor = self.value(value, &step.layout, &name);
+            let format = self.tensors[operand.tensor.0 as usize].format;
+            let tensor = self.in_format(value, &step.layout, &name, format);
             match step.change {
                 Change::Slice { axis } => {
                     let action = Action::Slice { axis, over: step.axis };

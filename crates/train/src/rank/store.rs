@@ -59,6 +59,9 @@ pub(crate) fn stored(format: shardloom_program::Format) -> Format {
         shardloom_program::Format::F64 => Format::F64,
         shardloom_program::Format::U32 => Format::U32,
         shardloom_program::Format::U8 => Format::U8,
+        shardloom_program::Format::F8 => {
+            unreachable!("plans with products in 8 bits are not trained")
+        }
     }
 }
 

@@ -1,0 +1,42 @@
+//! What is in 8 bits where a plan computes products from operands of 8 bits (NVIDIA, Transformer Engine,
+//! `pytorch/module/layernorm_mlp.py`).
+
+use shardloom_graph::gradient::{self, Operand};
+use shardloom_graph::{DType, Graph, OpId, OpKind, ValueId};
+use shardloom_plan::Precision;
+
+/// Whether the operands of `op` are cast to 8 bits: it is a product of activations and weights, and not the last
+/// one before the loss.
+pub fn multiplies_in_8_bits(graph: &Graph, precision: Precision, op: OpId) -> bool {
+    let node = graph.op(op);
+    let of_weights = matches!(node.kind, OpKind::Contract { .. });
+    let is_loss = |&reader: &OpId| matches!(graph.op(reader).kind, OpKind::CrossEntropy);
+    let feeds_loss =
+        || node.outputs.iter().any(|&it| graph.value(it).consumers.iter().any(is_loss));
+    precision.fp8_products && of_weights && !feeds_loss()
+}
+
+/// Whether `value` is stored, and so kept and gathered, in 8 bits: products with such operands read it, and nothing
+/// else does, in no pass. What attention computes is not, whose backward pass reads it as it was.
+pub(crate) fn is_stored_in_8_bits(graph: &Graph, precision: Precision, value: ValueId) -> bool {
+    let node = graph.value(value);
+    let Some(producer) = node.producer.filter(|_| precision.fp8_products) else { return false };
+    let made_by = graph.op(producer);
+    let multiplied = |&op: &OpId| {
+        let reader = graph.op(op);
+        let reads = reader.inputs.iter().filter(|&&input| input == value).count();
+        multiplies_in_8_bits(graph, precision, op)
+            && reader.inputs[0] == value
+            && reads == 1
+            && reader.block == made_by.block
+    };
+    let rule = gradient::rule(graph, producer);
+    let mut gradients = [rule.input, rule.weight].into_iter().flatten();
+    let is_value =
+        |read: &Operand| matches!(*read, Operand::Output(index) if made_by.outputs[index] == value);
+    node.dtype == DType::Real
+        && !node.consumers.is_empty()
+        && node.consumers.iter().all(multiplied)
+        && !made_by.kind.in_attention_core()
+        && !gradients.any(|it| it.reads.iter().any(is_value))
+}
