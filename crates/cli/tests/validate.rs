@@ -73,7 +73,9 @@ fn rows_in_the_interval_are_counted() {
     // About the first row, so narrow that the second is outside.
     let (low, high) = (0.99 * first, 1.01 * first);
     assert!(second < low || second > high, "{first} and {second}");
-    let residuals = format!("[[residuals]]\nof = \"all\"\nrows = 15\nlow = {low}\nhigh = {high}\n");
+    let residuals = format!(
+        "[[residuals]]\nof = \"all\"\ndevices = [\"a100-80g\"]\nrows = 15\nlow = {low}\nhigh = {high}\n"
+    );
     place.write("mine.toml", stack(&residuals));
     let outcome = place.run("validate small.csv --stack mine.toml --json").succeeds();
     let answer = outcome.object();

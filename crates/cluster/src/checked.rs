@@ -22,6 +22,26 @@ pub(crate) fn non_negative<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D
     number(input, "0 or above", |value| value >= 0.0)
 }
 
+/// Seconds of one thing that a host does: an hour at most.
+pub(crate) fn host_seconds<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "from 0 to 3600", |value| (0.0..=3600.0).contains(&value))
+}
+
+/// A factor above zero that costs are multiplied with.
+pub(crate) fn factor<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "above 0 and at most 1000", |value| value > 0.0 && value <= 1e3)
+}
+
+/// How often something is, in terms of what is usual; also not at all.
+pub(crate) fn multiple<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "from 0 to 1000", |value| (0.0..=1e3).contains(&value))
+}
+
+/// How something grows with a number: with its third power at most.
+pub(crate) fn exponent<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    number(input, "from 0 to 3", |value| (0.0..=3.0).contains(&value))
+}
+
 /// A fraction above zero, at most one.
 pub(crate) fn fraction<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
     number(input, "above 0 and at most 1", |value| value > 0.0 && value <= 1.0)

@@ -1,18 +1,19 @@
 //! How far measured step times were from what is predicted under a software stack, as data.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use crate::checked;
 
-/// What decides to which group of a stack's published rows a step belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What decides which of a stack's published rows a step is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepKind {
     /// Whether its devices are in several nodes.
     pub several_nodes: bool,
-    /// Whether products of weights are computed in 8 bits.
-    pub fp8_products: bool,
+    /// The names of their kinds.
+    pub devices: BTreeSet<String>,
 }
 
 /// A group of steps.
@@ -25,21 +26,15 @@ pub enum StepGroup {
     OneNode,
     /// Those whose devices are in several nodes.
     SeveralNodes,
-    /// Those that compute products of weights in 8 bits.
-    Fp8,
-    /// Those that compute all products in more than 8 bits.
-    NoFp8,
 }
 
 impl StepGroup {
     /// Whether `step` belongs to it.
-    pub fn includes(self, step: StepKind) -> bool {
+    pub fn includes(self, step: &StepKind) -> bool {
         match self {
             StepGroup::All => true,
             StepGroup::OneNode => !step.several_nodes,
             StepGroup::SeveralNodes => step.several_nodes,
-            StepGroup::Fp8 => step.fp8_products,
-            StepGroup::NoFp8 => !step.fp8_products,
         }
     }
 
@@ -49,8 +44,6 @@ impl StepGroup {
             StepGroup::All => None,
             StepGroup::OneNode => Some(StepGroup::SeveralNodes),
             StepGroup::SeveralNodes => Some(StepGroup::OneNode),
-            StepGroup::Fp8 => Some(StepGroup::NoFp8),
-            StepGroup::NoFp8 => Some(StepGroup::Fp8),
         }
     }
 
@@ -60,8 +53,6 @@ impl StepGroup {
             StepGroup::All => "",
             StepGroup::OneNode => " on one node",
             StepGroup::SeveralNodes => " on several nodes",
-            StepGroup::Fp8 => " with products in 8 bits",
-            StepGroup::NoFp8 => " without products in 8 bits",
         }
     }
 }
@@ -73,19 +64,19 @@ impl fmt::Display for StepGroup {
             StepGroup::All => "all",
             StepGroup::OneNode => "one-node",
             StepGroup::SeveralNodes => "several-nodes",
-            StepGroup::Fp8 => "fp8",
-            StepGroup::NoFp8 => "no-fp8",
         })
     }
 }
 
-/// Quantiles of measured over predicted step times, over the published rows of a group. Four of five rows are
-/// between them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// The 10th and the 90th percentile of measured over predicted step times, over the published rows of a group.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
     /// The group.
     pub of: StepGroup,
+    /// The kinds of device that these rows have: steps on others are not like them.
+    #[serde(deserialize_with = "named")]
+    pub devices: BTreeSet<String>,
     /// How many rows there were.
     pub rows: u32,
     /// The 10th percentile.
@@ -100,16 +91,30 @@ impl Residuals {
     /// The least rows whose quantiles are taken: of fewer, two or three decide the outer tenths.
     pub const LEAST_ROWS: u32 = 15;
 
-    /// Between which times a step is measured with 80% confidence, where `seconds` are predicted.
+    /// Whether `step` is like its rows.
+    pub fn include(&self, step: &StepKind) -> bool {
+        self.of.includes(step) && step.devices.is_subset(&self.devices)
+    }
+
+    /// Between which times four of five of the rows were measured, where `seconds` are predicted.
     pub fn interval(&self, seconds: f64) -> [f64; 2] {
         [self.low * seconds, self.high * seconds]
+    }
+}
+
+/// At least one name.
+fn named<'de, D: Deserializer<'de>>(input: D) -> Result<BTreeSet<String>, D::Error> {
+    let names: BTreeSet<String> = BTreeSet::deserialize(input)?;
+    match names.is_empty() {
+        true => Err(D::Error::custom("must name at least one kind of device")),
+        false => Ok(names),
     }
 }
 
 /// Groups of which no step is in two, each with enough rows and its quantiles in order.
 pub(crate) fn disjoint<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Residuals>, D::Error> {
     let groups: Vec<Residuals> = Vec::deserialize(input)?;
-    for (index, Residuals { of, rows, low, high }) in groups.iter().enumerate() {
+    for (index, Residuals { of, rows, low, high, .. }) in groups.iter().enumerate() {
         if *rows < Residuals::LEAST_ROWS {
             let least = Residuals::LEAST_ROWS;
             let text = format!("of {of}: rows must be at least {least}, got {rows}");
@@ -121,8 +126,8 @@ pub(crate) fn disjoint<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Residu
         }
         if let Some(other) = groups[..index].iter().find(|other| of.rest() != Some(other.of)) {
             let text = format!(
-                "of {of}: a step can be in this group and in {}; right are one group, or one-node and \
-                 several-nodes, or fp8 and no-fp8",
+                "of {of}: a step can be in this group and in {}; right are all by itself, or one-node and \
+                 several-nodes",
                 other.of
             );
             return Err(D::Error::custom(text));

@@ -35,11 +35,11 @@ pub struct Stack {
     /// Time of a matrix product, in terms of what the device's analytic rates say (neither of rates that were
     /// measured by operator nor of fused attention); above 1 where operands come in
     /// shapes, layouts and memory that the library's best kernels are not for.
-    #[serde(default = "one", deserialize_with = "checked::positive")]
+    #[serde(default = "one", deserialize_with = "checked::factor")]
     pub product_time: f64,
     /// Time of what passes through memory, in terms of what the device's bandwidth says; rates that were
     /// measured by operator stay as they are.
-    #[serde(default = "one", deserialize_with = "checked::positive")]
+    #[serde(default = "one", deserialize_with = "checked::factor")]
     pub memory_time: f64,
     /// The fraction of a device's peak that its kernels of fused attention reach, forward and backward together,
     /// by the device's name. What is not listed is as the device says; where that has no such kernels, there
@@ -51,7 +51,7 @@ pub struct Stack {
     )]
     pub fused_attention: BTreeMap<String, f64>,
     /// Time of a collective, in terms of what the links' bandwidth and latency say.
-    #[serde(default = "one", deserialize_with = "checked::positive")]
+    #[serde(default = "one", deserialize_with = "checked::factor")]
     pub collective_time: f64,
     /// Which algorithm a collective takes.
     #[serde(default)]
@@ -80,10 +80,10 @@ pub struct Stack {
 #[serde(deny_unknown_fields, default)]
 pub struct Host {
     /// Time that it takes to launch one kernel: interpreter, dispatch and driver.
-    #[serde(deserialize_with = "checked::non_negative")]
+    #[serde(deserialize_with = "checked::host_seconds")]
     pub kernel_seconds: f64,
     /// Time that it takes to launch a collective or a message.
-    #[serde(deserialize_with = "checked::non_negative")]
+    #[serde(deserialize_with = "checked::host_seconds")]
     pub communication_seconds: f64,
     /// Whether it waits for messages from other stages before it launches more.
     pub waits_for_messages: bool,
@@ -91,11 +91,11 @@ pub struct Host {
     pub waits_for_steps: bool,
     /// What it then does before it launches the next, such as to look at losses, schedules and data: seconds
     /// that a step takes besides. Only where it waits for steps.
-    #[serde(deserialize_with = "checked::non_negative")]
+    #[serde(deserialize_with = "checked::host_seconds")]
     pub step_seconds: f64,
     /// What an update of parameters whose optimizer state is sharded takes it besides: seconds for every
     /// parameter and every replica that has a share, where shares are sliced out one by one.
-    #[serde(deserialize_with = "checked::non_negative")]
+    #[serde(deserialize_with = "checked::host_seconds")]
     pub share_seconds: f64,
     /// What a collective of activations takes it besides in a stage that exchanges messages with other nodes.
     pub crossing: Crossing,
@@ -106,10 +106,10 @@ pub struct Host {
 #[serde(deny_unknown_fields)]
 pub struct Crossing {
     /// Of one member.
-    #[serde(deserialize_with = "checked::non_negative")]
+    #[serde(deserialize_with = "checked::host_seconds")]
     pub seconds: f64,
     /// How it grows.
-    #[serde(deserialize_with = "checked::non_negative")]
+    #[serde(deserialize_with = "checked::exponent")]
     pub exponent: f64,
 }
 
@@ -142,14 +142,14 @@ impl Host {
 #[serde(deny_unknown_fields)]
 pub struct Kernels {
     /// Kernels that the host launches; below 1 where a compiler joins operators.
-    #[serde(default = "one", deserialize_with = "checked::non_negative")]
+    #[serde(default = "one", deserialize_with = "checked::multiple")]
     pub launched: f64,
     /// Bytes that go through memory, in terms of each operand once. Of an operator that is in the main a
     /// matrix product, those beside the product's own.
-    #[serde(default = "one", deserialize_with = "checked::non_negative")]
+    #[serde(default = "one", deserialize_with = "checked::multiple")]
     pub traffic: f64,
     /// Bytes of memory in use while it runs besides its operands, for each element of the largest of these.
-    #[serde(default, deserialize_with = "checked::non_negative")]
+    #[serde(default, deserialize_with = "checked::multiple")]
     pub workspace: f64,
 }
 
@@ -242,7 +242,7 @@ impl Stack {
             let path = std::path::PathBuf::from(text);
             let content = std::fs::read_to_string(&path)
                 .map_err(|source| ClusterError::Read { path: path.clone(), source })?;
-            return Self::from_toml(&content);
+            return Self::read(&content, text);
         }
         match PRESETS.iter().find(|&&(known, _)| known == text) {
             Some((_, content)) => Self::from_toml(content),
@@ -263,8 +263,11 @@ impl Stack {
     ///
     /// [`ClusterError::Toml`] naming line and key of what is malformed, unknown, missing or out of range.
     pub fn from_toml(text: &str) -> Result<Stack, ClusterError> {
-        toml::from_str(text)
-            .map_err(|source| ClusterError::Toml { what: "software stack".into(), source })
+        Self::read(text, "software stack")
+    }
+
+    fn read(text: &str, what: &str) -> Result<Stack, ClusterError> {
+        toml::from_str(text).map_err(|source| ClusterError::Toml { what: what.into(), source })
     }
 
     /// What a pass is cut into, by its rate class; suffixes of the class (`+causal`) do not matter.
@@ -308,8 +311,8 @@ impl Stack {
     }
 
     /// The residuals of published rows that were steps like `step`, if there are enough of them.
-    pub fn residuals_of(&self, step: StepKind) -> Option<&Residuals> {
-        self.residuals.iter().find(|group| group.of.includes(step))
+    pub fn residuals_of(&self, step: &StepKind) -> Option<&Residuals> {
+        self.residuals.iter().find(|group| group.include(step))
     }
 
     /// Its name, and what its constants were fitted to if they were: `nanotron, not calibrated`.

@@ -89,7 +89,8 @@ impl Uplink {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::Uplink`] if it is the path of a file, which says this itself.
+    /// [`ClusterError::Uplink`] if it is the path of a file, which says this itself, or says something else of
+    /// its nodes.
     pub fn of(&self, cluster: &str) -> Result<String, ClusterError> {
         if cluster.ends_with(".toml") {
             let why = format!(
@@ -99,10 +100,12 @@ impl Uplink {
             return Err(ClusterError::Uplink { text: self.text.clone(), why });
         }
         let group = |part: &str| {
-            let machines = part.split(',').next().unwrap_or(part).trim();
-            format!("{machines},{}", self.text)
+            let mut words = part.split(',');
+            let machines = words.next().unwrap_or(part).trim();
+            words.try_for_each(|replaced| Uplink::parse(replaced).map(drop))?;
+            Ok(format!("{machines},{}", self.text))
         };
-        Ok(cluster.split('+').map(group).collect::<Vec<_>>().join("+"))
+        Ok(cluster.split('+').map(group).collect::<Result<Vec<_>, ClusterError>>()?.join("+"))
     }
 
     /// Changes what nodes of a kind send out. Of cards a device uses one, or equal shares where there are
@@ -128,6 +131,11 @@ impl fmt::Display for Uplink {
 /// Reads a rate.
 fn bytes_per_second(rate: &str) -> Result<f64, String> {
     let rate = rate.trim();
+    if rate.contains('+') {
+        return Err(format!(
+            "the rate `{rate}` has a `+`, which joins machines: write all its digits"
+        ));
+    }
     let unit = UNITS.iter().find_map(|&(name, size)| Some((rate.strip_suffix(name)?.trim(), size)));
     let Some((number, size)) = unit else {
         return Err(format!(

@@ -12,9 +12,12 @@ fn every_preset_says_its_source_and_if_calibrated_its_residuals() {
         assert!(stack.source.trim().len() > 40, "{name}: {}", stack.source);
         // Times under a stack that was fitted to measurements come with an interval.
         for several_nodes in [false, true] {
-            let step = StepKind { several_nodes, fp8_products: false };
-            let known = stack.residuals_of(step).is_some();
-            assert_eq!(known, stack.calibrated_on.is_some(), "{name}");
+            let of = |residuals: &&Residuals| {
+                let devices = residuals.devices.clone();
+                residuals.include(&StepKind { several_nodes, devices })
+            };
+            let known = stack.residuals.iter().filter(of).count();
+            assert_eq!(known, usize::from(stack.calibrated_on.is_some()), "{name}");
         }
     }
 }
@@ -59,6 +62,14 @@ fn what_no_stack_can_have_is_refused_by_its_key() {
     assert!(wrong(negative).contains("workspace"));
     assert!(wrong("[fused_attention]\nh100-80g = 0.0").contains("above 0"));
     assert!(wrong("[fused_attention]\nh100-80g = 1.5").contains("at most 1"));
+    // Nor what would come to times and sizes that cannot be counted.
+    assert!(wrong("memory_time = 1e300").contains("at most 1000"));
+    assert!(wrong("host.step_seconds = 3601.0").contains("from 0 to 3600"));
+    assert!(wrong("host.share_seconds = 1e300").contains("from 0 to 3600"));
+    let steep = "host.crossing = { seconds = 1.0, exponent = 100.0 }";
+    assert!(wrong(steep).contains("from 0 to 3"));
+    let large = "[operators]\n\"gelu.forward\" = { workspace = 1e13 }";
+    assert!(wrong(large).contains("from 0 to 1000"));
 }
 
 #[test]
@@ -103,31 +114,36 @@ fn gradients_are_reduced_in_buckets_or_at_the_end_as_software_does_it() {
 fn with_residuals(groups: &[(&str, u32, f64, f64)]) -> Result<Stack, String> {
     let mut text = "name = \"mine\"\nsource = \"measured\"\n".to_owned();
     for (of, rows, low, high) in groups {
-        text +=
-            &format!("[[residuals]]\nof = \"{of}\"\nrows = {rows}\nlow = {low}\nhigh = {high}\n");
+        text += &format!(
+            "[[residuals]]\nof = \"{of}\"\ndevices = [\"mine\", \"yours\"]\nrows = {rows}\nlow = {low}\nhigh = {high}\n"
+        );
     }
     Stack::from_toml(&text).map_err(|error| error.to_string())
 }
 
 #[test]
 fn residuals_are_those_of_the_group_that_a_step_is_in() {
-    let step = |several_nodes, fp8_products| StepKind { several_nodes, fp8_products };
-    let low = |stack: &Stack, step| stack.residuals_of(step).map(|group| group.low);
-    for (group, rest, in_group, in_rest) in [
-        ("one-node", "several-nodes", step(false, true), step(true, true)),
-        ("fp8", "no-fp8", step(true, true), step(true, false)),
-    ] {
-        let both = with_residuals(&[(group, 15, 0.8, 1.2), (rest, 40, 0.9, 1.1)]).expect("good");
-        assert_eq!([low(&both, in_group), low(&both, in_rest)], [Some(0.8), Some(0.9)], "{group}");
-        let one = with_residuals(&[(rest, 40, 0.9, 1.1)]).expect("good");
-        assert_eq!([low(&one, in_group), low(&one, in_rest)], [None, Some(0.9)], "{group}");
-    }
+    let on = |several_nodes, devices: &[&str]| StepKind {
+        several_nodes,
+        devices: devices.iter().map(|&name| name.to_owned()).collect(),
+    };
+    let step = |several_nodes| on(several_nodes, &["mine"]);
+    let low = |stack: &Stack, step: &StepKind| stack.residuals_of(step).map(|group| group.low);
+    let (one_node, several) = (("one-node", 15, 0.8, 1.2), ("several-nodes", 40, 0.9, 1.1));
+    let both = with_residuals(&[one_node, several]).expect("good");
+    assert_eq!([false, true].map(|it| low(&both, &step(it))), [Some(0.8), Some(0.9)]);
+    let one = with_residuals(&[several]).expect("good");
+    assert_eq!([false, true].map(|it| low(&one, &step(it))), [None, Some(0.9)]);
     let all = with_residuals(&[("all", 15, 0.8, 1.25)]).expect("good");
-    for kind in [step(false, false), step(false, true), step(true, false), step(true, true)] {
-        let found = all.residuals_of(kind).expect("all steps are in it");
-        assert_eq!(*found, Residuals { of: StepGroup::All, rows: 15, low: 0.8, high: 1.25 });
+    for kind in [step(false), step(true), on(true, &["mine", "yours"])] {
+        let found = all.residuals_of(&kind).expect("all steps are in it");
+        assert_eq!((found.of, found.rows, found.low, found.high), (StepGroup::All, 15, 0.8, 1.25));
         assert_eq!(found.interval(10.0), [8.0, 12.5]);
-        assert_eq!(Stack::default().residuals_of(kind), None);
+        assert_eq!(Stack::default().residuals_of(&kind), None);
+    }
+    // Nobody measured others.
+    for devices in [&["another"][..], &["mine", "another"]] {
+        assert_eq!(all.residuals_of(&on(false, devices)), None);
     }
 }
 
@@ -138,19 +154,22 @@ fn residuals_that_cannot_be_are_refused_with_what_would_be_right() {
         assert!(error.contains(what), "{what:?} is not in {error}");
     };
     wrong(&[("all", 14, 0.9, 1.1)], "of all: rows must be at least 15, got 14");
-    wrong(&[("fp8", 20, 1.1, 0.9)], "of fp8: high must be at least low (1.1), got 0.9");
+    wrong(&[("one-node", 20, 1.1, 0.9)], "of one-node: high must be at least low (1.1), got 0.9");
     wrong(&[("all", 20, -0.1, 0.9)], "must be a number above 0, got -0.1");
     wrong(&[("all", 20, 0.1, 0.0)], "must be a number above 0, got 0");
     wrong(&[("pipeline", 20, 0.9, 1.1)], "several-nodes");
-    for (group, other) in [("one-node", "fp8"), ("one-node", "one-node"), ("all", "fp8")] {
+    for (group, other) in [("one-node", "all"), ("one-node", "one-node"), ("all", "one-node")] {
         let what = format!("of {other}: a step can be in this group and in {group}; right are");
         wrong(&[(group, 20, 0.9, 1.1), (other, 20, 0.9, 1.1)], &what);
     }
-    let head = "name = \"mine\"\nsource = \"measured\"\n[[residuals]]\nof = \"all\"\nrows = 20\n";
+    let head = "name = \"mine\"\nsource = \"measured\"\n[[residuals]]\nof = \"all\"\ndevices = [\"a\"]\nrows = 20\n";
     let error = Stack::from_toml(&format!("{head}low = 0.9\n")).unwrap_err().to_string();
     assert!(error.contains("missing field `high`"), "{error}");
     let error = Stack::from_toml(&format!("{head}low = 0.9\nhigh = 1.0\nmiddle = 1.0\n"));
     assert!(error.unwrap_err().to_string().contains("middle"));
+    let nowhere = head.replace("[\"a\"]", "[]") + "low = 0.9\nhigh = 1.0\n";
+    let error = Stack::from_toml(&nowhere).unwrap_err().to_string();
+    assert!(error.contains("at least one kind of device"), "{error}");
 }
 
 #[test]
@@ -159,7 +178,6 @@ fn stacks_are_written_with_their_residuals_and_read_again() {
         &[][..],
         &[("all", 15, 0.8, 1.2)],
         &[("one-node", 15, 0.8, 1.2), ("several-nodes", 16, 0.9, 1.1)],
-        &[("no-fp8", 15, 0.8, 1.2), ("fp8", 16, 0.9, 1.1)],
     ] {
         let stack = with_residuals(groups).expect("good");
         let names: Vec<String> = stack.residuals.iter().map(|group| group.of.to_string()).collect();

@@ -97,6 +97,13 @@ fn an_uplink_goes_to_every_group_in_place_of_theirs() {
         uplink.of("h100-80g:2x8,uplink=400Gbps + a100-40g:8").expect("a cluster"),
         "h100-80g:2x8,cards=4x200Gbps+a100-40g:8,cards=4x200Gbps"
     );
+    for (cluster, says) in [
+        ("h100-80g:2x8,latency=3", "`latency=3`: there are uplink=RATE"),
+        ("h100-80g:2x8,uplink=1", "`uplink=1`: the rate `1` needs a unit"),
+    ] {
+        let message = uplink.of(cluster).unwrap_err().to_string();
+        assert!(message.starts_with(says), "{message}");
+    }
     let message = uplink.of("my/cluster.toml").unwrap_err().to_string();
     assert!(message.contains("cluster.toml; write uplink_bytes_per_second"), "{message}");
 }

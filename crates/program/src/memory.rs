@@ -101,7 +101,7 @@ impl<'a> MemoryTracker<'a> {
 
     /// Counts `bytes` that are there for a moment besides what lives.
     pub fn pass(&mut self, bytes: u64) {
-        self.peak_bytes = self.peak_bytes.max(self.live_bytes + bytes);
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes.saturating_add(bytes));
     }
 
     /// Counts what `instruction` frees, after it ran.

@@ -1,5 +1,7 @@
 //! What happened when: intervals per rank and lane, and memory over time, predicted or measured.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// A point or span of time in picoseconds.
@@ -15,6 +17,9 @@ pub struct Picos(pub u64);
 impl Picos {
     /// Zero time.
     pub const ZERO: Picos = Picos(0);
+
+    /// The longest time, which sums of longer ones come to.
+    pub const MAX: Picos = Picos(u64::MAX);
 
     /// Rounds a non-negative number of seconds to picoseconds; negative and NaN become zero.
     pub fn from_seconds(seconds: f64) -> Picos {
@@ -35,13 +40,13 @@ impl Picos {
 impl std::ops::Add for Picos {
     type Output = Picos;
     fn add(self, other: Picos) -> Picos {
-        Picos(self.0 + other.0)
+        Picos(self.0.saturating_add(other.0))
     }
 }
 
 impl std::ops::AddAssign for Picos {
     fn add_assign(&mut self, other: Picos) {
-        self.0 += other.0;
+        *self = *self + other;
     }
 }
 
@@ -141,18 +146,32 @@ pub struct Timeline {
 impl Track {
     /// Time the compute lane was occupied.
     pub fn busy(&self) -> Picos {
-        self.occupied(|interval| interval.lane == Lane::Compute)
+        self.busy_in(Picos::ZERO..Picos::MAX)
+    }
+
+    /// Likewise, of a time.
+    pub fn busy_in(&self, time: Range<Picos>) -> Picos {
+        self.occupied(time, |interval| interval.lane == Lane::Compute)
     }
 
     /// Time a communication lane was occupied (receiving and collectives, and sending, added).
     pub fn communicating(&self) -> Picos {
-        self.occupied(|interval| interval.lane != Lane::Compute)
+        self.communicating_in(Picos::ZERO..Picos::MAX)
+    }
+
+    /// Likewise, of a time.
+    pub fn communicating_in(&self, time: Range<Picos>) -> Picos {
+        self.occupied(time, |interval| interval.lane != Lane::Compute)
     }
 
     /// Time in which at least one interval is under way of those that `counts` accepts.
     pub fn covered(&self, counts: impl Fn(&Interval) -> bool) -> Picos {
-        let counted = self.intervals.iter().filter(|interval| counts(interval));
-        let mut spans: Vec<(Picos, Picos)> = counted.map(|it| (it.start, it.end)).collect();
+        self.covered_in(Picos::ZERO..Picos::MAX, counts)
+    }
+
+    /// Likewise, of a time.
+    pub fn covered_in(&self, time: Range<Picos>, counts: impl Fn(&Interval) -> bool) -> Picos {
+        let mut spans: Vec<(Picos, Picos)> = self.spans(time, counts).collect();
         spans.sort_unstable();
         let (mut total, mut until) = (Picos::ZERO, Picos::ZERO);
         for (start, end) in spans {
@@ -162,12 +181,22 @@ impl Track {
         total
     }
 
-    fn occupied(&self, which: impl Fn(&Interval) -> bool) -> Picos {
+    fn occupied(&self, time: Range<Picos>, which: impl Fn(&Interval) -> bool) -> Picos {
         let mut total = Picos::ZERO;
-        for interval in self.intervals.iter().filter(|interval| which(interval)) {
-            total += interval.end.since(interval.start);
+        for (start, end) in self.spans(time, which) {
+            total += end.since(start);
         }
         total
+    }
+
+    /// When intervals of a kind began and ended, as far as they are of `time`.
+    fn spans(
+        &self,
+        time: Range<Picos>,
+        which: impl Fn(&Interval) -> bool,
+    ) -> impl Iterator<Item = (Picos, Picos)> {
+        let counted = self.intervals.iter().filter(move |interval| which(interval));
+        counted.map(move |it| (it.start.max(time.start), it.end.min(time.end)))
     }
 }
 

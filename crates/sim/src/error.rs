@@ -51,6 +51,12 @@ pub enum SimError {
         /// Its name.
         name: &'static str,
     },
+    /// Times are counted in picoseconds, of which there are only so many.
+    #[error("{steps} steps take longer than the 213 days that can be simulated")]
+    TooLong {
+        /// Steps of the simulation.
+        steps: usize,
+    },
     /// A simulation of no step.
     #[error("a simulation needs at least 1 step, not 0")]
     NoSteps,

@@ -1,5 +1,7 @@
 //! A program's simulation from the cost model.
 
+use std::ops::Range;
+
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_program::Program;
@@ -24,8 +26,8 @@ pub struct Simulation {
 /// fill the pipeline and drain it.
 ///
 /// # Errors
-/// If the cluster lacks a device of the program, a device does not compute in its precision, or ranks
-/// wait for each other for ever.
+/// If the cluster lacks a device of the program, a device does not compute in its precision, ranks wait for
+/// each other for ever, or it takes longer than 213 days.
 pub fn simulate(
     graph: &Graph,
     cluster: &Cluster,
@@ -52,7 +54,10 @@ pub fn simulate_rows(
     let mut driver = Modelled::new(graph, cluster, program)?.with_rows(rows);
     let mut simulation = run(program, cluster, options, &mut driver)?;
     simulation.count_rows(program, &driver)?;
-    Ok(simulation)
+    match simulation.step_ends.iter().flatten().any(|&end| end == Picos::MAX) {
+        true => Err(SimError::TooLong { steps: simulation.steps() }),
+        false => Ok(simulation),
+    }
 }
 
 impl Simulation {
@@ -81,12 +86,21 @@ impl Simulation {
     /// of the last step but one to that of the last, before the pipeline drains. With a single step, the
     /// time to its end.
     pub fn step_time(&self) -> Picos {
+        let lengths = (0..self.step_ends.len()).map(|track| {
+            let step = self.last_step(track);
+            step.end.since(step.start)
+        });
+        lengths.max().unwrap_or_default()
+    }
+
+    /// When that step began and ended on the rank of a track.
+    pub(crate) fn last_step(&self, track: usize) -> Range<Picos> {
         let full = self.steps().saturating_sub(self.draining);
-        let last = |ends: &Vec<Picos>| match &ends[..if full > 1 { full } else { ends.len() }] {
-            [.., before, last] => last.since(*before),
-            [only] => *only,
-            [] => Picos::ZERO,
-        };
-        self.step_ends.iter().map(last).max().unwrap_or_default()
+        let ends = &self.step_ends[track];
+        match &ends[..if full > 1 { full } else { ends.len() }] {
+            [.., before, last] => *before..*last,
+            [only] => Picos::ZERO..*only,
+            [] => Picos::ZERO..Picos::ZERO,
+        }
     }
 }

@@ -7,11 +7,12 @@ use shardloom_plan::Plan;
 /// ([`Stack::residuals_of`](shardloom_cluster::Stack::residuals_of)). Devices that the cluster lacks do not
 /// count.
 pub fn step_kind(plan: &Plan, cluster: &Cluster) -> StepKind {
-    let devices = plan.devices();
-    let mut nodes = devices.iter().filter_map(|&device| cluster.node_of(DeviceId(device)).ok());
+    let devices = || plan.devices().into_iter().map(DeviceId);
+    let mut nodes = devices().filter_map(|device| cluster.node_of(device).ok());
     let first = nodes.next();
+    let kinds = devices().filter_map(|device| cluster.kind_of(device).ok());
     StepKind {
         several_nodes: nodes.any(|node| Some(node) != first),
-        fp8_products: plan.precision.fp8_products,
+        devices: kinds.map(|kind| kind.name.clone()).collect(),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use shardloom_cluster::Cluster;
-use shardloom_program::timeline::{Picos, Track};
+use shardloom_program::timeline::Track;
 use shardloom_program::{Program, Rank};
 
 use crate::{SimError, Simulation};
@@ -80,21 +80,25 @@ impl MemoryFit {
 }
 
 impl Simulation {
-    /// The numbers of a step: times per step on average over all steps, and the length of the last.
+    /// The numbers of a step once steps follow each other ([`Simulation::step_time`]); bytes sent on average over
+    /// all steps.
     pub fn summary(&self) -> Summary {
         let steps = self.steps().max(1);
-        let each = |total: Picos| total.seconds() / steps as f64;
         let step_seconds = self.step_time().seconds();
-        let rank = |track: &Track| RankSummary {
-            rank: track.rank,
-            multiplicity: track.multiplicity,
-            busy_seconds: each(track.busy()),
-            communication_seconds: each(track.communicating()),
-            idle_seconds: (step_seconds - each(track.covered(|_| true))).max(0.0),
-            peak_bytes: track.peak_bytes,
-            sent_bytes: track.sent_bytes / steps as u64,
+        let rank = |(index, track): (usize, &Track)| {
+            let step = || self.last_step(index);
+            RankSummary {
+                rank: track.rank,
+                multiplicity: track.multiplicity,
+                busy_seconds: track.busy_in(step()).seconds(),
+                communication_seconds: track.communicating_in(step()).seconds(),
+                idle_seconds: (step_seconds - track.covered_in(step(), |_| true).seconds())
+                    .max(0.0),
+                peak_bytes: track.peak_bytes,
+                sent_bytes: track.sent_bytes / steps as u64,
+            }
         };
-        let ranks: Vec<RankSummary> = self.timeline.tracks.iter().map(rank).collect();
+        let ranks: Vec<RankSummary> = self.timeline.tracks.iter().enumerate().map(rank).collect();
         let weigh = |what: fn(&RankSummary) -> f64| -> f64 {
             ranks.iter().map(|rank| rank.multiplicity as f64 * what(rank)).sum()
         };

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::{Algorithms, Attention, Cluster, Crossing, DeviceId, Kernels, Stack};
 use shardloom_collectives::{Algorithm, Kind};
-use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
+use shardloom_graph::{ModelSpec, OpKind};
 use shardloom_plan::Uniform;
 use shardloom_program::timeline::Picos;
 use shardloom_program::{Action, Exchange, Instruction, Program};
@@ -395,4 +395,19 @@ fn a_pass_keeps_the_device_while_that_waits_for_its_host() {
     assert!(drawn.len() <= 10, "{drawn:?}");
     let busy = found.timeline.tracks[0].busy().seconds();
     assert!(busy > 0.9 * found.step_time().seconds(), "{busy}");
+}
+
+/// A host that does not wait for steps launches the second while the device runs the first, which waits longer.
+#[test]
+fn a_device_is_busy_for_no_longer_than_a_step() {
+    let spec = ModelSpec::parse("llama:layers=4,hidden=512,heads=8,ffn=1408,seq=512,vocab=51200");
+    let graph = spec.and_then(|spec| spec.graph()).expect("a model");
+    let program = lowered(&graph, &uniform(1, 8, 1, 8));
+    let cluster = h100(8).under(Stack::parse("megatron").expect("a preset"));
+    let found = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+    let summary = found.summary();
+    for rank in &summary.ranks {
+        assert!(rank.busy_seconds <= summary.step_seconds, "{summary:?}");
+    }
+    assert!((0.0..1.0).contains(&summary.bubble_fraction), "{summary:?}");
 }

@@ -1,6 +1,6 @@
 //! Which published steps a step is like.
 
-use shardloom_cluster::{Cluster, StepKind};
+use shardloom_cluster::Cluster;
 use shardloom_plan::Plan;
 use shardloom_sim::step_kind;
 
@@ -46,9 +46,11 @@ fn nodes_are_those_of_the_plans_devices_and_not_of_the_cluster() {
 }
 
 #[test]
-fn products_are_in_8_bits_where_the_plan_says_so() {
-    let cluster = Cluster::parse("h100-80g:2x2").expect("a preset");
-    let kind = |precision| step_kind(&plan([0, 2], "", precision), &cluster);
-    assert_eq!(kind(""), StepKind { several_nodes: true, fp8_products: false });
-    assert_eq!(kind(", fp8_products = true"), StepKind { several_nodes: true, fp8_products: true });
+fn its_devices_are_of_the_kinds_that_the_plan_has() {
+    let cluster = Cluster::parse("h100-80g:1x2+a100-80g:1x2").expect("presets");
+    let kinds = |devices| -> Vec<String> {
+        step_kind(&plan(devices, "", ""), &cluster).devices.into_iter().collect()
+    };
+    assert_eq!(kinds([0, 1]), ["h100-80g"]);
+    assert_eq!(kinds([1, 2]), ["a100-80g", "h100-80g"]);
 }

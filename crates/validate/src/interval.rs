@@ -28,7 +28,7 @@ impl Coverage {
         let mut inside = 0;
         let mut half_widths = vec![];
         for it in found {
-            let residuals = it.prediction().and_then(|prediction| prediction.residuals);
+            let residuals = it.prediction().and_then(|prediction| prediction.residuals.as_ref());
             let Some((pair, residuals)) = it.compared_step().zip(residuals) else { continue };
             let [low, high] = residuals.interval(pair.predicted);
             inside += usize::from((low..=high).contains(&pair.measured));
@@ -57,12 +57,12 @@ pub struct GroupResiduals {
     pub stack: String,
     /// The group.
     pub of: StepGroup,
+    /// The kinds of device of its rows.
+    pub devices: BTreeSet<String>,
     /// How many rows are in it.
     pub rows: usize,
-    /// The 10th percentile; none of fewer rows than [`Residuals::LEAST_ROWS`].
-    pub low: Option<f64>,
-    /// The 90th percentile.
-    pub high: Option<f64>,
+    /// The 10th and the 90th percentile; none of fewer rows than [`Residuals::LEAST_ROWS`].
+    pub quantiles: Option<[f64; 2]>,
     /// How many rows lie between the percentiles of other models' rows; none where no model has enough
     /// others beside it.
     pub held_out: Option<HeldOut>,
@@ -114,24 +114,28 @@ fn groups(stack: Option<&Stack>) -> Vec<StepGroup> {
 
 impl GroupResiduals {
     fn of_rows(stack: &str, of: StepGroup, rows: &[&Found<'_>]) -> GroupResiduals {
-        let residuals: Vec<Residual> = rows.iter().filter_map(|it| residual(it, of)).collect();
-        let quantiles = quantiles(residuals.iter().map(|(_, ratio)| *ratio));
+        let in_group =
+            |it: &&&Found<'_>| it.prediction().is_some_and(|it| of.includes(&it.step_kind));
+        let rows = rows.iter().filter(in_group);
+        let found =
+            rows.filter_map(|it| Some((residual(it)?, &it.prediction()?.step_kind.devices)));
+        let (residuals, devices): (Vec<Residual>, Vec<&BTreeSet<String>>) = found.unzip();
         GroupResiduals {
             stack: stack.to_owned(),
             of,
+            devices: devices.into_iter().flatten().cloned().collect(),
             rows: residuals.len(),
-            low: quantiles.map(|[low, _]| low),
-            high: quantiles.map(|[_, high]| high),
+            quantiles: quantiles(residuals.iter().map(|(_, ratio)| *ratio)),
             held_out: held_out(&residuals),
         }
     }
 }
 
-/// What a row adds to a group; none if it is not in it, or not to be compared.
-fn residual(found: &Found<'_>, of: StepGroup) -> Option<Residual> {
+/// What a row adds to its group; none if it is not to be compared.
+fn residual(found: &Found<'_>) -> Option<Residual> {
     let pair = found.compared_step().filter(|pair| pair.predicted > 0.0)?;
     let [model @ .., _] = found.row.case.as_ref().ok()?.shape.key();
-    of.includes(found.prediction()?.step_kind).then_some((model, pair.measured / pair.predicted))
+    Some((model, pair.measured / pair.predicted))
 }
 
 /// The outer tenths of these numbers, where they are enough.

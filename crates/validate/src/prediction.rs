@@ -10,7 +10,7 @@ use crate::hardware::plan;
 use crate::{Case, Refusal};
 
 /// What a step is predicted to be.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
     /// Its time, once steps follow each other.
     pub step_seconds: f64,
@@ -67,7 +67,7 @@ fn simulated(
         peak_bytes: memory.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
         exceeds: memory.iter().any(|rank| rank.fit() == Fit::Exceeds),
         micro_batch,
+        residuals: cluster.stack().residuals_of(&step_kind).cloned(),
         step_kind,
-        residuals: cluster.stack().residuals_of(step_kind).copied(),
     })
 }

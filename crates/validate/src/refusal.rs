@@ -18,9 +18,6 @@ pub enum Refusal {
     /// Rows that choose experts: the source does not say how evenly.
     #[error("{0} experts")]
     Experts(u32),
-    /// Only adapters are trained (LoRA), so that most weights have no gradients.
-    #[error("training of adapters (LoRA)")]
-    Adapters,
     /// Numbers that plans do not have.
     #[error("precision {0:?}")]
     Precision(String),
@@ -63,7 +60,6 @@ impl Refusal {
             Refusal::NotGiven(_) => "a needed value is not given",
             Refusal::NothingMeasured => "no measurement to compare with",
             Refusal::Experts(_) => "experts",
-            Refusal::Adapters => "training of adapters",
             Refusal::Precision(_) => "precision unknown or below 8 bits",
             Refusal::Hardware(_) => "no preset of the hardware",
             Refusal::Sharding(_) => "sharding unknown",

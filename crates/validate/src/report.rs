@@ -114,7 +114,7 @@ pub struct LineReport {
     pub measured_seconds: Option<f64>,
     /// Predicted time of a step.
     pub predicted_seconds: Option<f64>,
-    /// The interval around the predicted time in which it is measured with 80% confidence.
+    /// The interval around the predicted time that its stack's residuals make.
     pub predicted_seconds_interval: Option<[f64; 2]>,
     /// Predicted over measured time, less 1, where that counts.
     pub error: Option<f64>,
@@ -208,7 +208,7 @@ impl Found<'_> {
             measured_seconds: row.measured.step_seconds,
             predicted_seconds: prediction.map(|it| it.step_seconds),
             predicted_seconds_interval: prediction
-                .and_then(|it| Some(it.residuals?.interval(it.step_seconds))),
+                .and_then(|it| Some(it.residuals.as_ref()?.interval(it.step_seconds))),
             error: self.compared_step().map(|pair| pair.error()),
             measured_peak_bytes: row.measured.peak_bytes,
             predicted_peak_bytes: prediction.map(|it| it.peak_bytes),

@@ -70,10 +70,10 @@ impl Cost {
     }
 }
 
-/// A price with three significant digits, however small.
+/// A price with at least three significant digits.
 pub fn dollars(price: f64) -> String {
     match price {
-        price if price >= 0.1 || price <= 0.0 => digits(price),
+        price if price >= 1.0 || price <= 0.0 => digits(price),
         price => {
             let decimals = (2.0 - price.log10().floor()).clamp(2.0, 12.0);
             format!("{price:.*}", decimals as usize)
@@ -88,6 +88,6 @@ mod tests {
     #[test]
     fn prices_keep_three_digits() {
         let shown = [0.0, 0.000_123_4, 0.0567, 0.123, 4.5, 1234.6].map(dollars);
-        assert_eq!(shown, ["0.00", "0.000123", "0.0567", "0.12", "4.50", "1,235"]);
+        assert_eq!(shown, ["0.00", "0.000123", "0.0567", "0.123", "4.50", "1,235"]);
     }
 }

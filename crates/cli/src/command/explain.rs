@@ -45,7 +45,7 @@ pub struct Explain {
 #[derive(Serialize)]
 struct Answer {
     step_seconds: f64,
-    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    /// Between which four of five published steps like it were, as the stack has them; null where it has none.
     step_seconds_interval: Option<[f64; 2]>,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,

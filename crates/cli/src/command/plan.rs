@@ -123,7 +123,7 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct Predicted<'a> {
     step_seconds: f64,
-    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    /// Between which four of five published steps like it were, as the stack has them; null where it has none.
     step_seconds_interval: Option<[f64; 2]>,
     tokens_per_second: f64,
     mfu: Option<f64>,
@@ -190,7 +190,7 @@ impl Plan {
             [text] => text,
             several => return clusters::run(self, several, &model, output.as_ref(), terminal),
         };
-        let on = self.find(&model, text, terminal)?;
+        let on = self.find(&model, &self.network.of(text)?, terminal)?;
         if let Some(file) = &output {
             file.write(on.planned.outcome.plan.to_toml())?;
         }
@@ -205,9 +205,8 @@ impl Plan {
         let method = self.method.as_deref().map(methods::named).transpose();
         let method = method.map_err(shardloom::Error::from)?;
         let local = self.profile.local()?;
-        let text = self.network.of(text)?;
-        let cluster = self.stack.load_cluster(&text, &local, terminal)?;
-        let mut request = usual_request(model, &cluster, &text, self.global_batch);
+        let cluster = self.stack.load_cluster(text, &local, terminal)?;
+        let mut request = usual_request(model, &cluster, text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.post_validation = self.post_validation;
         if self.fp32 {

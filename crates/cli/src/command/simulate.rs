@@ -67,7 +67,7 @@ pub struct Simulate {
 struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
-    /// In which a step is measured with 80% confidence; null where nothing is known of that.
+    /// Between which four of five published steps like it were, as the stack has them; null where it has none.
     step_seconds_interval: Option<[f64; 2]>,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,
@@ -105,7 +105,7 @@ impl Simulate {
         let interval = Interval::of(&plan, &cluster, step_seconds);
         let targets = model.graph().targets_per_sample();
         let cost = Cost::of(&plan, &cluster, step_seconds, targets);
-        let figures = figures(&prediction, &cluster, interval, cost);
+        let figures = figures(&prediction, &cluster, interval.as_ref(), cost);
         if let Some(file) = &trace {
             file.write(perfetto_trace(&[&prediction.timeline]))?;
         }
@@ -182,7 +182,7 @@ fn buffer_rows(buffers: &Buffers) -> Vec<Vec<String>> {
 fn figures(
     prediction: &Prediction,
     cluster: &Cluster,
-    interval: Option<Interval>,
+    interval: Option<&Interval>,
     cost: Option<Cost>,
 ) -> Vec<(String, String)> {
     let summary = &prediction.summary;

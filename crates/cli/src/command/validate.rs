@@ -238,8 +238,8 @@ fn coverage(it: Coverage) -> String {
 
 /// What a stack's file says of a group, with where it is from as comments.
 fn group_toml(it: &GroupResiduals) -> String {
-    let GroupResiduals { stack, of, rows, .. } = it;
-    let (Some(low), Some(high)) = (it.low, it.high) else {
+    let GroupResiduals { stack, of, devices, rows, .. } = it;
+    let Some([low, high]) = it.quantiles else {
         let least = Residuals::LEAST_ROWS;
         return format!("\n# {stack}, {of}: too few rows, {rows} of at least {least}\n");
     };
@@ -247,8 +247,9 @@ fn group_toml(it: &GroupResiduals) -> String {
         let share = percent(it.inside as f64 / it.rows as f64);
         format!("with quantiles of other models {share} of {} rows are inside", it.rows)
     });
+    let devices: Vec<&String> = devices.iter().collect();
     format!(
-        "\n# {stack}: {held_out}\n[[residuals]]\nof = \"{of}\"\nrows = {rows}\nlow = {low:.3}\n\
+        "\n# {stack}: {held_out}\n[[residuals]]\nof = \"{of}\"\ndevices = {devices:?}\nrows = {rows}\nlow = {low:.3}\n\
          high = {high:.3}\n"
     )
 }

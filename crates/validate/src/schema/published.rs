@@ -55,8 +55,6 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 #[derive(Deserialize)]
 struct Cells {
     source: String,
-    #[serde(rename = "ref")]
-    reference: String,
     hw: String,
     gpus: Option<u32>,
     model: String,
@@ -78,7 +76,6 @@ struct Cells {
     sharding: String,
     precision: String,
     recompute: String,
-    schedule_or_note: String,
     step_s: Option<f64>,
     step_kind: String,
     peak_mem_gib: Option<f64>,
@@ -147,9 +144,6 @@ impl Cells {
     fn case(&self, convention: &Convention) -> Result<Case, Refusal> {
         if self.experts > 0 {
             return Err(Refusal::Experts(self.experts));
-        }
-        if [&self.reference, &self.schedule_or_note].iter().any(|text| text.contains("LoRA")) {
-            return Err(Refusal::Adapters);
         }
         let preset = preset_of(&self.hw)?;
         let (compute, fp8_products) = formats(&self.precision)?;

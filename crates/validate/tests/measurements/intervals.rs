@@ -15,7 +15,7 @@ fn outcome(layers: usize, ratio: f64, residuals: Option<Residuals>) -> (Row, Out
         read(&shipped("internevo.csv")).expect("it is part of the project").rows.remove(0);
     row.measured.step_seconds = Some(2.0 * ratio);
     row.case.as_mut().expect("it can be predicted").shape.layers = layers;
-    let step_kind = StepKind { several_nodes: false, fp8_products: false };
+    let step_kind = StepKind { several_nodes: false, devices: ["a100-80g".to_owned()].into() };
     let prediction = Prediction {
         step_seconds: 2.0,
         peak_bytes: 0,
@@ -33,7 +33,8 @@ fn file(outcomes: Vec<(Row, Outcome)>) -> (Measurements, Vec<Outcome>) {
 }
 
 fn between(low: f64, high: f64) -> Option<Residuals> {
-    Some(Residuals { of: StepGroup::All, rows: 20, low, high })
+    let devices = ["a100-80g".to_owned()].into();
+    Some(Residuals { of: StepGroup::All, devices, rows: 20, low, high })
 }
 
 /// 21 rows of one model, with ratios from 1 to 1.2, and 16 of another from 1.095 to 1.17.
@@ -46,12 +47,12 @@ fn two_models() -> Vec<(Row, Outcome)> {
 #[test]
 fn rows_lie_in_the_interval_of_their_stack_or_not() {
     let narrow = between(0.95, 1.05);
-    let rows = [0.9, 0.96, 1.0, 1.04, 1.06].map(|ratio| outcome(32, ratio, narrow));
+    let rows = [0.9, 0.96, 1.0, 1.04, 1.06].map(|ratio| outcome(32, ratio, narrow.clone()));
     let mut rows = Vec::from(rows);
     rows.push(outcome(32, 1.25, between(0.8, 1.3)));
     // Neither of these has an interval, or a time to compare.
     rows.push(outcome(32, 1.0, None));
-    let mut stalled = outcome(32, 1.0, narrow);
+    let mut stalled = outcome(32, 1.0, narrow.clone());
     stalled.0.measured.uses.error = false;
     rows.push(stalled);
     let (measurements, outcomes) = file(rows);
@@ -67,7 +68,7 @@ fn rows_lie_in_the_interval_of_their_stack_or_not() {
         vec![1.0, 1.1, 1.2, 2.0].into_iter().map(|it| outcome(32, it, between(0.8, 1.3))).collect(),
     );
     let few = file(vec![
-        outcome(32, 1.0, narrow),
+        outcome(32, 1.0, narrow.clone()),
         outcome(32, 2.0, narrow),
         outcome(32, 0.7, between(0.8, 1.3)),
     ]);
@@ -90,8 +91,10 @@ fn residuals_are_quantiles_by_stack_with_models_left_out() {
     ratios.sort_by(f64::total_cmp);
     let low = 0.4 * ratios[3] + 0.6 * ratios[4];
     let high = 0.6 * ratios[32] + 0.4 * ratios[33];
-    let close = |found: Option<f64>, right: f64| found.is_some_and(|it| (it - right).abs() < 1e-9);
-    assert!(close(group.low, low) && close(group.high, high), "{group:?}, not {low} and {high}");
+    let found = group.quantiles.expect("there are enough rows");
+    let close = |(found, right): (f64, f64)| (found - right).abs() < 1e-9;
+    assert!(found.into_iter().zip([low, high]).all(close), "{group:?}, not {low} and {high}");
+    assert_eq!(group.devices, ["a100-80g".to_owned()].into());
     // All of the second lie between 1.02 and 1.18 of the first. Of the first 1.11 to 1.16 lie between 1.1025 and
     // 1.1625 of the second.
     assert_eq!(group.held_out, Some(HeldOut { rows: 37, inside: 16 + 6 }));
@@ -106,31 +109,66 @@ fn residuals_are_of_the_groups_that_the_stack_has_and_of_enough_rows() {
     for (_, outcome) in &mut rows[..7] {
         outcome.prediction.as_mut().expect("it is predicted").step_kind.several_nodes = true;
     }
-    let text = |of: &str| format!("[[residuals]]\nof = \"{of}\"\nrows = 20\nlow = 1\nhigh = 1\n");
+    let text = |of: &str| {
+        format!(
+            "[[residuals]]\nof = \"{of}\"\ndevices = [\"a100-80g\"]\nrows = 20\nlow = 1\nhigh = 1\n"
+        )
+    };
     let stack =
         format!("name = \"mine\"\nsource = \"\"\n{}{}", text("several-nodes"), text("one-node"));
     let stack = Stack::from_toml(&stack).expect("a stack");
     let found = residuals(&[file(rows)], Some(&stack));
     let said: Vec<_> = found.iter().map(|it| (it.stack.as_str(), it.of, it.rows)).collect();
     assert_eq!(said, [("mine", StepGroup::SeveralNodes, 7), ("mine", StepGroup::OneNode, 30)]);
-    assert_eq!((found[0].low, found[0].high, found[0].held_out), (None, None, None));
-    assert!(found[1].low > Some(1.07) && found[1].high < Some(1.2), "{found:?}");
+    assert_eq!((found[0].quantiles, found[0].held_out), (None, None));
+    let [low, high] = found[1].quantiles.expect("there are enough rows");
+    assert!(low > 1.07 && high < 1.2, "{found:?}");
+}
+
+/// The residuals of stacks are those of their rows now.
+fn check_presets(names: &[&str], files: &[&str]) {
+    let files = files.iter().map(|file| {
+        let measurements = read(&shipped(file)).expect("it is part of the project");
+        let outcomes = predict(&measurements.rows, None, &|| {});
+        (measurements, outcomes)
+    });
+    let found = residuals(&files.collect::<Vec<_>>(), None);
+    for name in names {
+        let stack = Stack::parse(name).expect("a preset");
+        let of_stack: Vec<_> = found.iter().filter(|it| it.stack == *name).collect();
+        assert_eq!(of_stack.len(), stack.residuals.len(), "{name}: {of_stack:?}");
+        for (shipped, found) in stack.residuals.iter().zip(of_stack) {
+            assert_eq!((shipped.of, shipped.rows as usize), (found.of, found.rows), "{name}");
+            assert_eq!(shipped.devices, found.devices, "{name}");
+            let ends = found.quantiles.expect("there are enough rows");
+            let close = |(new, old): (f64, f64)| (new - old).abs() < 0.0015;
+            assert!(
+                ends.into_iter().zip([shipped.low, shipped.high]).all(close),
+                "{found:?}, where {name} has {shipped:?}; validate --residuals makes them again"
+            );
+        }
+    }
 }
 
 #[test]
-fn a_preset_has_the_quantiles_of_the_rows_it_was_fitted_to() {
-    let measurements = read(&shipped("internevo.csv")).expect("it is part of the project");
-    let outcomes = predict(&measurements.rows, None, &|| {});
-    let found = residuals(&[(measurements, outcomes)], None);
-    let stack = Stack::parse("internevo").expect("a preset");
-    let ([shipped], [found]) = (&stack.residuals[..], &found[..]) else {
-        panic!("{found:?}, where the stack has {:?}", stack.residuals)
-    };
-    assert_eq!((shipped.of, shipped.rows as usize), (found.of, found.rows));
-    let close = |new: Option<f64>, old: f64| new.is_some_and(|new| (new - old).abs() < 0.005);
-    let right = close(found.low, shipped.low) && close(found.high, shipped.high);
-    assert!(
-        right,
-        "{found:?}, where the stack has {shipped:?}; validate --residuals makes them again"
+fn presets_have_the_quantiles_of_their_rows() {
+    check_presets(&["fsdp-eager", "internevo"], &["internevo.csv", "mosaic_llm_foundry.csv"]);
+    check_presets(
+        &["megatron"],
+        &["mlperf_training.csv", "nemo_performance_tables.csv", "nvidia_dgxc_benchmarking.csv"],
     );
+}
+
+#[test]
+fn presets_of_many_rows_have_their_quantiles() {
+    check_presets(
+        &["megatron-2021"],
+        &[
+            "a100_multinode.csv",
+            "a100_singlenode.csv",
+            "korthikanti22_table5.csv",
+            "megatron_sc21_weak_scaling.csv",
+        ],
+    );
+    check_presets(&["nanotron"], &["nanotron_ultrascale_h100.csv"]);
 }

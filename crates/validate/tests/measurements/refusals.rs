@@ -37,8 +37,6 @@ fn error(text: &str) -> String {
 fn rows_that_are_no_plan_are_refused_by_reason() {
     for (changes, refused) in [
         (&[("experts", "8")][..], Refusal::Experts(8)),
-        (&[("ref", "docs/performance.md#Fine-Tuning (LoRA)")], Refusal::Adapters),
-        (&[("schedule_or_note", "LoRA Performance;")], Refusal::Adapters),
         (&[("precision", "nvfp4")], Refusal::Precision("nvfp4".into())),
         (&[("hw", "B300")], Refusal::Hardware("B300".into())),
         (&[("complete", "0")], Refusal::Incomplete),

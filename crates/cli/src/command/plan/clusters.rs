@@ -30,7 +30,9 @@ pub(super) fn run(
     terminal: Terminal,
 ) -> Result<(), Failure> {
     let (mut found, mut refused) = (vec![], vec![]);
-    for text in clusters {
+    let clusters: Vec<String> =
+        clusters.iter().map(|text| asked.network.of(text)).collect::<Result<_, _>>()?;
+    for text in &clusters {
         match asked.find(model, text, terminal) {
             Ok(answered) => found.push((text.as_str(), answered)),
             // Any other failure ends the command.
