@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::Serialize;
+
 use crate::allocation::Allocated;
 use crate::outstanding::{Follower, Moment};
 use crate::{
@@ -9,7 +11,7 @@ use crate::{
 };
 
 /// What a rank holds all the time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PersistentBytes {
     /// Weights that operators read, or their shards, in all versions, with what corrections for delayed
     /// gradients keep of them.
@@ -56,6 +58,9 @@ pub struct MemoryTracker<'a> {
     live: Vec<VecDeque<u32>>,
     live_bytes: u64,
     peak_bytes: u64,
+    /// Activations among what lives, and lived at the first time of the most.
+    activation_bytes: u64,
+    peak_activation_bytes: u64,
 }
 
 impl<'a> MemoryTracker<'a> {
@@ -64,7 +69,15 @@ impl<'a> MemoryTracker<'a> {
         let live_bytes = class.persistent_bytes(position).total();
         let bytes = class.tensors().map(|(id, _)| class.tensor_bytes(id, position)).collect();
         let live = vec![VecDeque::new(); class.tensors.len()];
-        MemoryTracker { class, bytes, live, live_bytes, peak_bytes: live_bytes }
+        MemoryTracker {
+            class,
+            bytes,
+            live,
+            live_bytes,
+            peak_bytes: live_bytes,
+            activation_bytes: 0,
+            peak_activation_bytes: 0,
+        }
     }
 
     /// Bytes that live now.
@@ -75,6 +88,11 @@ impl<'a> MemoryTracker<'a> {
     /// The most that ever lived.
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes
+    }
+
+    /// The activations, and gradients of activations, among the most that ever lived.
+    pub fn peak_activation_bytes(&self) -> u64 {
+        self.peak_activation_bytes
     }
 
     /// Counts what `instruction` allocates, before it runs.
@@ -101,7 +119,11 @@ impl<'a> MemoryTracker<'a> {
 
     /// Counts `bytes` that are there for a moment besides what lives.
     pub fn pass(&mut self, bytes: u64) {
-        self.peak_bytes = self.peak_bytes.max(self.live_bytes.saturating_add(bytes));
+        let held = self.live_bytes.saturating_add(bytes);
+        if held > self.peak_bytes {
+            self.peak_bytes = held;
+            self.peak_activation_bytes = self.activation_bytes;
+        }
     }
 
     /// Counts what `instruction` frees, after it ran.
@@ -118,7 +140,8 @@ impl<'a> MemoryTracker<'a> {
         if let Err(place) = live.binary_search(&copy) {
             live.insert(place, copy);
             self.live_bytes += self.bytes[tensor.0 as usize];
-            self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+            self.activation_bytes += self.activation_bytes_of(tensor);
+            self.pass(0);
         }
     }
 
@@ -127,7 +150,13 @@ impl<'a> MemoryTracker<'a> {
         if let Ok(place) = live.binary_search(&microbatch.unwrap_or(0)) {
             live.remove(place);
             self.live_bytes -= self.bytes[tensor.0 as usize];
+            self.activation_bytes -= self.activation_bytes_of(tensor);
         }
+    }
+
+    fn activation_bytes_of(&self, tensor: TensorId) -> u64 {
+        let is_activation = self.class.tensor(tensor).is_activation();
+        if is_activation { self.bytes[tensor.0 as usize] } else { 0 }
     }
 }
 

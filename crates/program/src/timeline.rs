@@ -130,6 +130,9 @@ pub struct Track {
     pub memory: Vec<(Picos, u64)>,
     /// The most bytes allocated at once.
     pub peak_bytes: u64,
+    /// Activations, and gradients of activations, among these; none where that was not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_activation_bytes: Option<u64>,
     /// Bytes it sent to other ranks.
     pub sent_bytes: u64,
 }

@@ -285,6 +285,7 @@ mod tests {
             intervals: vec![interval(Activity::Forward, "F0", 0, end)],
             memory: vec![(Picos(0), 1 << 20)],
             peak_bytes: 1 << 20,
+            peak_activation_bytes: None,
             sent_bytes: 512,
         };
         Timeline { clock, tracks: vec![track] }

@@ -137,6 +137,7 @@ pub(crate) mod tests {
             intervals,
             memory,
             peak_bytes: n.2,
+            peak_activation_bytes: None,
             sent_bytes: n.3,
         })
     }

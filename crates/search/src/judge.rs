@@ -29,8 +29,7 @@ impl Judgement {
 
     /// The stage whose devices are fullest.
     pub fn fullest(&self) -> Option<&MemoryFit> {
-        let share = |it: &&MemoryFit| it.peak_bytes as f64 / it.memory_bytes as f64;
-        self.memory.iter().max_by(|a, b| share(a).total_cmp(&share(b)))
+        MemoryFit::fullest(&self.memory)
     }
 }
 

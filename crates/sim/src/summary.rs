@@ -3,7 +3,7 @@
 use serde::Serialize;
 use shardloom_cluster::Cluster;
 use shardloom_program::timeline::Track;
-use shardloom_program::{Program, Rank};
+use shardloom_program::{PersistentBytes, Program, Rank};
 
 use crate::{SimError, Simulation};
 
@@ -65,9 +65,31 @@ pub struct MemoryFit {
     pub peak_bytes: u64,
     /// The memory of its device; of a folded class the least.
     pub memory_bytes: u64,
+    /// Of the peak what is there all the time.
+    pub persistent: PersistentBytes,
+    /// Of the peak activations and their gradients.
+    pub activation_bytes: u64,
 }
 
 impl MemoryFit {
+    /// Whose device is fullest, as a share of its memory.
+    pub fn fullest(ranks: &[MemoryFit]) -> Option<&MemoryFit> {
+        let share = |it: &&MemoryFit| it.peak_bytes as f64 / it.memory_bytes as f64;
+        ranks.iter().max_by(|a, b| share(a).total_cmp(&share(b)))
+    }
+
+    /// Of the peak what is left: weights and gradients that are there only while they are used, parts on their
+    /// way through collectives, and what operators and losses use while they run.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.peak_bytes.saturating_sub(self.persistent.total() + self.activation_bytes)
+    }
+
+    /// How much of the memory the peak leaves; below 0 where it does not fit.
+    pub fn margin_bytes(&self) -> i64 {
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        signed(self.memory_bytes).saturating_sub(signed(self.peak_bytes))
+    }
+
     /// Whether it fits.
     pub fn fit(&self) -> Fit {
         let close = self.memory_bytes - self.memory_bytes / 20;
@@ -126,7 +148,13 @@ impl Simulation {
             for &device in &program.class(class).devices[positions] {
                 memory_bytes = memory_bytes.min(cluster.memory_bytes(cluster.kind_of(device)?));
             }
-            Ok(MemoryFit { rank: track.rank, peak_bytes: track.peak_bytes, memory_bytes })
+            Ok(MemoryFit {
+                rank: track.rank,
+                peak_bytes: track.peak_bytes,
+                memory_bytes,
+                persistent: program.class(class).persistent_bytes(position),
+                activation_bytes: track.peak_activation_bytes.unwrap_or(0),
+            })
         };
         self.timeline.tracks.iter().map(fit).collect()
     }

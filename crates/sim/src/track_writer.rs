@@ -135,6 +135,7 @@ impl<'p> TrackWriter<'p> {
     pub fn finish(mut self, sent_bytes: u64) -> Track {
         self.track.intervals.extend(latest_on_top(self.incoming));
         self.track.peak_bytes = self.memory.peak_bytes();
+        self.track.peak_activation_bytes = Some(self.memory.peak_activation_bytes());
         self.track.sent_bytes = sent_bytes;
         self.track
     }

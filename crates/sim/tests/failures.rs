@@ -5,7 +5,7 @@ mod scenario;
 use scenario::{gpt, h100, lowered, uniform};
 use shardloom_cluster::ClusterError;
 use shardloom_plan::Plan;
-use shardloom_program::{Action, BodyKind, lower};
+use shardloom_program::{Action, BodyKind, PersistentBytes, lower};
 use shardloom_sim::{
     Fit, MemoryFit, Modelled, Options, Recorded, Recorder, SimError, run, simulate,
 };
@@ -74,9 +74,15 @@ fn a_recording_of_fewer_steps_ends_too_early() {
 
 #[test]
 fn memory_is_close_within_a_twentieth_of_all() {
-    let fit = |peak_bytes| MemoryFit { rank: 0, peak_bytes, memory_bytes: 1000 }.fit();
+    let with = |peak_bytes| {
+        let persistent = PersistentBytes { weights: 100, ..PersistentBytes::default() };
+        MemoryFit { rank: 0, peak_bytes, memory_bytes: 1000, persistent, activation_bytes: 200 }
+    };
+    let fit = |peak_bytes| with(peak_bytes).fit();
     assert_eq!([fit(950), fit(951)], [Fit::Fits, Fit::Close]);
     assert_eq!([fit(1000), fit(1001)], [Fit::Close, Fit::Exceeds]);
+    assert_eq!([with(950), with(1001)].map(|it| it.margin_bytes()), [50, -1]);
+    assert_eq!(with(950).buffer_bytes(), 650);
 }
 
 #[test]
@@ -88,6 +94,10 @@ fn each_class_is_held_against_its_device() {
     let fits = found.memory_fits(&program, &cluster).expect("the devices are there");
     assert_eq!(fits.iter().map(|fit| fit.rank).collect::<Vec<_>>(), [0, 2]);
     for (fit, track) in fits.iter().zip(&found.timeline.tracks) {
+        // Replicas keep everything, and little is there besides while a block runs.
+        assert!(fit.persistent.weights > 0 && fit.persistent.gradients > 0);
+        assert!(fit.persistent.state > 0 && fit.activation_bytes > 0);
+        assert!(fit.buffer_bytes() < fit.activation_bytes / 10, "{fit:?}");
         assert_eq!((fit.peak_bytes, fit.memory_bytes), (track.peak_bytes, 85_520_809_984));
         assert_eq!(fit.fit(), Fit::Fits);
     }

@@ -9,6 +9,7 @@ mod export;
 mod generate;
 mod import;
 mod interval;
+mod memory;
 mod methods;
 mod order;
 mod plan;

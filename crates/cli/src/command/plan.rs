@@ -8,13 +8,14 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan as Found, Precision};
-use shardloom::program::quantity::{bytes, digits, percent, seconds};
+use shardloom::program::quantity::{digits, percent, seconds};
 use shardloom::{
     Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
 };
 
 use super::cost::Cost;
 use super::interval::Interval;
+use super::memory::Memory;
 use super::plan_line::plan_line;
 use super::uplink::Network;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
@@ -132,6 +133,8 @@ struct Predicted<'a> {
     /// The speed-up by the number of devices, where these are alike.
     efficiency: Option<f64>,
     peak_bytes_per_rank: &'a [u64],
+    /// Of the ranks that simulations tell apart.
+    memory: Vec<Memory>,
     bubble_fraction: f64,
 }
 
@@ -246,6 +249,7 @@ impl Plan {
                 speedup: planned.speedup,
                 efficiency: planned.efficiency(cluster),
                 peak_bytes_per_rank: &planned.peak_bytes_per_rank,
+                memory: Memory::all(&outcome.judgement.memory),
                 bubble_fraction: outcome.judgement.bubble_fraction,
             },
             stack: StackAnswer::of(cluster),
@@ -298,17 +302,18 @@ impl Plan {
             rows.push(vec![baseline.name.to_owned(), time, verdict]);
         }
         terminal.text(table(&["plan", "step", ""], &rows))?;
-        let peak = planned.peak_bytes_per_rank.iter().max().copied().unwrap_or(0);
         let utilisation = planned
             .model_flops_utilisation
             .map(|share| format!(", {} of peak FLOP/s", percent(share)));
         terminal.line(format_args!(
-            "{} tokens/s{}; bubble {}; at most {} on a device",
+            "{} tokens/s{}; bubble {}",
             digits(planned.tokens_per_second),
             utilisation.unwrap_or_default(),
-            percent(outcome.judgement.bubble_fraction),
-            bytes(peak)
+            percent(outcome.judgement.bubble_fraction)
         ))?;
+        if let Some(fullest) = outcome.judgement.fullest() {
+            terminal.line(format_args!("Memory: {}", Memory::of(fullest).described()))?;
+        }
         if let Some(line) = speedup(planned, cluster) {
             terminal.line(line)?;
         }

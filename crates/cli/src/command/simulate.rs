@@ -6,12 +6,13 @@ use clap::Args;
 use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::program::quantity::{bytes, percent, seconds};
-use shardloom::sim::{Fit, RowCounts, Summary};
+use shardloom::sim::{Fit, MemoryFit, RowCounts, Summary};
 use shardloom::{Buffers, Prediction, RankBuffers, simulate_rows};
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::cost::Cost;
 use super::interval::Interval;
+use super::memory::Memory;
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described};
 use crate::failure::Failure;
@@ -75,6 +76,8 @@ struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<Cost>,
     fit: Fit,
+    /// By rank, as `ranks` are.
+    memory: Vec<Memory>,
     /// Whether ranks that do the same were simulated once.
     folded: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,6 +141,7 @@ impl Simulate {
                 devices: DeviceAnswer::all(&cluster),
                 cost,
                 fit,
+                memory: Memory::all(&prediction.memory),
                 folded,
                 buffers,
             });
@@ -156,10 +160,9 @@ impl Simulate {
             terminal
                 .line("Ranks have different numbers of rows, so each was simulated by itself.")?;
         }
-        match fit {
-            Fit::Fits => Ok(()),
-            Fit::Close => terminal.line("It fits, but with less than 5% of the memory to spare."),
-            Fit::Exceeds => terminal.line("It does not fit in memory."),
+        match MemoryFit::fullest(&prediction.memory) {
+            Some(it) => terminal.line(format_args!("Memory: {}", Memory::of(it).described())),
+            None => Ok(()),
         }
     }
 }

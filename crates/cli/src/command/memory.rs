@@ -1,0 +1,113 @@
+//! Whether a plan fits into memory, and what it is that fills it.
+
+use serde::Serialize;
+use shardloom::program::quantity::{bytes, percent};
+use shardloom::sim::{Fit, MemoryFit};
+
+/// The memory of a rank, or of a folded class of ranks the first.
+#[derive(Serialize)]
+pub struct Memory {
+    rank: u32,
+    /// The most that is held at once, and what the device has.
+    peak_bytes: u64,
+    memory_bytes: u64,
+    /// What that leaves; below 0 where it does not fit.
+    margin_bytes: i64,
+    fit: Fit,
+    /// Of the peak, what is there all the time.
+    weight_bytes: u64,
+    gradient_bytes: u64,
+    state_bytes: u64,
+    other_bytes: u64,
+    /// Activations and their gradients.
+    activation_bytes: u64,
+    /// The rest: what is gathered, reduced or worked with for a time.
+    buffer_bytes: u64,
+}
+
+impl Memory {
+    /// Of one rank.
+    pub fn of(it: &MemoryFit) -> Memory {
+        Memory {
+            rank: it.rank,
+            peak_bytes: it.peak_bytes,
+            memory_bytes: it.memory_bytes,
+            margin_bytes: it.margin_bytes(),
+            fit: it.fit(),
+            weight_bytes: it.persistent.weights,
+            gradient_bytes: it.persistent.gradients,
+            state_bytes: it.persistent.state,
+            other_bytes: it.persistent.other,
+            activation_bytes: it.activation_bytes,
+            buffer_bytes: it.buffer_bytes(),
+        }
+    }
+
+    /// Of all ranks.
+    pub fn all(ranks: &[MemoryFit]) -> Vec<Memory> {
+        ranks.iter().map(Memory::of).collect()
+    }
+
+    /// The verdict with its margin, and what the peak is made of.
+    pub fn described(&self) -> String {
+        let margin = self.margin_bytes.unsigned_abs();
+        let share = percent(margin as f64 / self.memory_bytes.max(1) as f64);
+        let margin = bytes(margin);
+        let verdict = match self.fit {
+            Fit::Fits => format!("fits, {margin} ({share}) to spare"),
+            Fit::Close => format!("close, {margin} ({share}) to spare"),
+            Fit::Exceeds => format!("does not fit, {margin} ({share}) too much"),
+        };
+        let parts = [
+            ("weights", self.weight_bytes),
+            ("gradients", self.gradient_bytes),
+            ("optimizer state", self.state_bytes),
+            ("other", self.other_bytes),
+            ("activations", self.activation_bytes),
+            ("buffers", self.buffer_bytes),
+        ];
+        let parts = parts.into_iter().filter(|&(_, size)| size > 0);
+        let parts: Vec<String> =
+            parts.map(|(name, size)| format!("{name} {}", bytes(size))).collect();
+        let (rank, peak, all) = (self.rank, bytes(self.peak_bytes), bytes(self.memory_bytes));
+        format!("{verdict}; rank {rank} holds {peak} of {all}: {}", parts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom::program::PersistentBytes;
+
+    use super::*;
+
+    #[test]
+    fn verdicts_have_margins_and_parts() {
+        let gib = 1 << 30;
+        let said = |peak: u64| {
+            let persistent = PersistentBytes {
+                weights: 10 * gib,
+                gradients: 20 * gib,
+                state: 30 * gib,
+                other: 0,
+            };
+            let memory_bytes = 80 * gib;
+            let peak_bytes = peak * gib;
+            let activation_bytes = 5 * gib;
+            Memory::of(&MemoryFit {
+                rank: 3,
+                peak_bytes,
+                memory_bytes,
+                persistent,
+                activation_bytes,
+            })
+            .described()
+        };
+        assert_eq!(
+            said(70),
+            "fits, 10.0 GiB (12.5%) to spare; rank 3 holds 70.0 GiB of 80.0 GiB: weights 10.0 GiB, \
+             gradients 20.0 GiB, optimizer state 30.0 GiB, activations 5.00 GiB, buffers 5.00 GiB"
+        );
+        assert!(said(78).starts_with("close, 2.00 GiB (2.5%) to spare; rank 3 holds 78.0 GiB"));
+        assert!(said(100).starts_with("does not fit, 20.0 GiB (25.0%) too much; rank 3"));
+    }
+}
