@@ -12,6 +12,7 @@ use shardloom_plan::{Optimizer, Plan, Precision, Recompute, ScheduleKind, Sync};
 
 use crate::{ExchangeError, Machines, Project, Transformer, Unsaid};
 
+pub(crate) use of_plan::usual_groups;
 pub(crate) use to_plan::model_of;
 
 /// Bytes of gradients that are more than any stage has: all are reduced together, after the last backward

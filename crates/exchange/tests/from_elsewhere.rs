@@ -102,11 +102,30 @@ fn what_megatron_says_and_plans_do_not_is_refused_with_its_option() {
             "core_attn",
         ),
         ("--num-layers-per-virtual-pipeline-stage 2", "it divides the 3 layers of each rank"),
+        ("--rotary-percent 0.5", "--rotary-percent = another share"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "--cp-comm-type = a2a"),
+        ("--clip-grad nan", "--clip-grad = NaN"),
+        ("--clip-grad -1", "--clip-grad = -1"),
+        ("--micro-batch-size 2305843009213693952", "--global-batch-size = 128"),
     ];
     for (words, message) in refused {
         let error = read("train.sh", &format!("{MEGATRON} {words}"), &NOTHING).expect_err(words);
         assert!(error.to_string().contains(message), "{words}: {error}");
     }
+    let ring = read("train.sh", &format!("{MEGATRON} --context-parallel-size 2"), &NOTHING);
+    let notes = ring.expect("a plan").notes;
+    assert!(notes.iter().any(|note| note.contains("p2p")), "{notes:?}");
+}
+
+#[test]
+fn variables_that_are_made_of_each_other_do_not_fill_the_memory() {
+    let mut script = String::from("A0=xxxxxxxxxxxxxxxx\n");
+    for index in 1..40 {
+        script += &format!("A{index}=$A{0}$A{0}\n", index - 1);
+    }
+    script += "torchrun pretrain_gpt.py --num-layers $A39\n";
+    let error = read("train.sh", &script, &NOTHING).expect_err("too long").to_string();
+    assert!(error.contains("with variables replaced"), "{error}");
 }
 
 #[test]
@@ -132,6 +151,10 @@ fn deepspeed_says_two_of_three_numbers_of_a_batch_and_what_is_auto_is_not_said()
     };
     assert_eq!(*precision, half);
     assert!(imported.notes.iter().any(|note| note == "not part of a plan: steps_per_print"));
+    let scalar =
+        text.replacen(r#"{ "stage": 3, "reduce_bucket_size": 5e7, "overlap_comm": true }"#, "3", 1);
+    let error = read("ds.json", &scalar, &given).expect_err("a table").to_string();
+    assert!(error.contains("zero_optimization = 3: a table of further words is needed"), "{error}");
     for (from, to, message) in [
         (
             "\"overlap_comm\": true",
@@ -249,6 +272,10 @@ fn a_table_that_is_no_known_schedule_is_read_as_a_table() {
         let error = read("plan.json", &text, &with(&wrong)).expect_err(to);
         assert!(error.to_string().contains(message), "{error}");
     }
+    // The last rank first.
+    let reversed: Vec<&str> = table.lines().rev().collect();
+    let error = read("plan.json", &text, &with(&reversed.join("\n"))).expect_err("another order");
+    assert!(error.to_string().contains("stages are on ranks 0, 1 and so on"), "{error}");
 }
 
 #[test]
@@ -270,11 +297,29 @@ num_processes: 16
     assert_eq!((plan.sync.zero, plan.recompute), (2, Recompute::Block));
     assert_eq!((plan.global_batch, plan.microbatches), (64, 2));
     assert_eq!(plan.precision, Precision::MIXED);
+    for (strategy, zero) in [
+        ("fsdp_sharding_strategy: 1", 3),
+        ("fsdp_sharding_strategy: 2", 2),
+        ("fsdp_sharding_strategy: NO_SHARD", 0),
+        ("fsdp_reshard_after_forward: NO_SHARD", 0),
+        ("fsdp_reshard_after_forward: false", 2),
+        ("fsdp_reshard_after_forward: true", 3),
+        ("fsdp_state_dict_type: FULL_STATE_DICT", 3),
+    ] {
+        let text = text.replace("fsdp_sharding_strategy: SHARD_GRAD_OP", strategy);
+        let plan = read("accelerate.yaml", &text, &given).expect(strategy).plan;
+        assert_eq!(plan.sync.zero, zero, "{strategy}");
+    }
     let deepspeed = text.replace("FSDP", "DEEPSPEED") + "deepspeed_config:\n  zero_stage: 3\n";
     assert_eq!(read("accelerate.yaml", &deepspeed, &given).expect("a plan").plan.sync.zero, 3);
     for (from, to, message) in [
         ("num_processes: 16", "num_processes: 8", "num_processes = 8"),
         ("SHARD_GRAD_OP", "HYBRID_SHARD", "fsdp_sharding_strategy = HYBRID_SHARD"),
+        (
+            "fsdp_sharding_strategy: SHARD_GRAD_OP",
+            "fsdp_reshard_after_forward: banana",
+            "fsdp_reshard_after_forward = banana",
+        ),
         ("FSDP", "MEGATRON_LM", "distributed_type = MEGATRON_LM"),
         ("bf16", "fp8", "mixed_precision = fp8"),
         ("fsdp_version: 1", "fsdp_offload_params: true", "fsdp_offload_params = true"),
@@ -395,4 +440,24 @@ fn ranks_are_numbered_among_the_devices_that_take_part() {
     assert_eq!((unsaid.key.as_str(), unsaid.value.as_str()), ("pipeline.stage.devices", "4..8"));
     let line = format!("# - {} = {}: {}\n", unsaid.key, unsaid.value, unsaid.reason);
     assert_eq!(some.files[0].text.replace(&line, ""), all.files[0].text);
+}
+
+#[test]
+fn accelerate_has_tensor_parallelism_with_shards_only() {
+    let exported = |zero: u8| {
+        let sync = Sync { zero, ..Sync::default() };
+        let plan = plan(LLAMA, &Uniform { mesh: Mesh::of(2, 1, 4), sync, ..numbers() }, 1);
+        let mut case = Case::of("tensor parallelism", plan);
+        case.plan.layout.0.retain(|rule| rule.dim != "seq");
+        let machines = case.machines();
+        export(Project::Accelerate, &case.plan, &case.spec, &case.graph, machines)
+    };
+    let error = exported(0).expect_err("replicas beside tensor parallelism").to_string();
+    assert!(error.contains("sync.zero = 0"), "{error}");
+    for zero in [2, 3] {
+        let files = exported(zero).expect("FSDP").files;
+        for line in ["dp_shard_size: 2", "dp_replicate_size: 1", "tp_size: 4"] {
+            assert!(files[0].text.contains(line), "{line}: {}", files[0].text);
+        }
+    }
 }

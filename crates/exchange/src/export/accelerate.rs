@@ -4,15 +4,11 @@ use shardloom_plan::{Number, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
-use crate::recipe::{Leaving, RankOrder};
+use crate::recipe::Leaving;
 
 pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_no_pipeline("there are no stages; Megatron-LM and torchtitan take them")?;
     leaving.require_accumulation()?;
-    if leaving.recipe.rank_order != RankOrder::PipelineSlowest {
-        let reason = "ranks are numbered with data parallelism outside of tensor parallelism";
-        return leaving.refuse("pipeline.stage.devices", "another order", reason);
-    }
     if leaving.recipe.sequence_parallel {
         let reason = "tensor parallelism leaves norms and residuals whole: leave out \"seq:tp\"";
         return leaving.refuse("layout", "\"seq:tp\"", reason);
@@ -70,19 +66,14 @@ fn replicas(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
             }
             return Ok(format!("distributed_type: {way}\n"));
         }
-        0 if recipe.cp == 1 => true,
         2 => false,
         3 => true,
         stage => {
             let reason = "parameters are replicated (0), or sharded by FSDP and kept between forward and \
-                          backward pass (2) or not (3); over context-parallel ranks they are sharded. \
-                          DeepSpeed has stage 1";
+                          backward pass (2) or not (3); beside tensor or context parallelism they are \
+                          sharded. DeepSpeed has stage 1";
             return leaving.refuse("sync.zero", stage, reason);
         }
-    };
-    let (replicate, shard) = match recipe.zero {
-        0 => (recipe.dp, 1),
-        _ => (1, recipe.dp),
     };
     let mut text = format!(
         "distributed_type: FSDP\n\
@@ -96,12 +87,18 @@ fn replicas(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
         _ => "  parallelism_config_cp_comm_strategy: allgather\n",
     };
     text += &format!(
-        "parallelism_config:\n  parallelism_config_dp_replicate_size: {replicate}\n  \
-         parallelism_config_dp_shard_size: {shard}\n  parallelism_config_tp_size: {}\n  \
+        "parallelism_config:\n  parallelism_config_dp_replicate_size: 1\n  \
+         parallelism_config_dp_shard_size: {}\n  parallelism_config_tp_size: {}\n  \
          parallelism_config_cp_size: {}\n{with_context}",
-        recipe.tp, recipe.cp
+        recipe.dp, recipe.tp, recipe.cp
     );
-    if recipe.recompute == Recompute::Full {
+    let (recompute, compute) = (recipe.recompute, recipe.precision.compute);
+    if compute != Number::Fp32 {
+        let reason = "FSDP reduces gradients in the format of the weights in use, unless the training script \
+                      gives it a mixed_precision_policy with reduce_dtype=torch.float32";
+        leaving.leave_out("precision.gradients", "fp32", reason);
+    }
+    if recompute == Recompute::Full {
         let reason = "whole layers are computed twice, also what no gradient needs (\"block\")";
         leaving.leave_out("recompute", "full", reason);
     }

@@ -5,7 +5,7 @@ use shardloom_plan::{Number, Optimizer, Recompute};
 
 use super::{Exported, File};
 use crate::ExchangeError;
-use crate::recipe::{Leaving, RankOrder};
+use crate::recipe::Leaving;
 
 pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError> {
     leaving.require_no_pipeline(
@@ -25,10 +25,6 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     if leaving.recipe.tp > 1 && leaving.recipe.zero == 3 {
         let reason = "automatic tensor parallelism goes with ZeRO stages 0 to 2";
         return leaving.refuse("sync.zero", 3, reason);
-    }
-    if leaving.recipe.rank_order != RankOrder::PipelineSlowest {
-        let reason = "ranks are numbered with data parallelism outside of tensor parallelism";
-        return leaving.refuse("pipeline.stage.devices", "another order", reason);
     }
     let mut settings = Map::new();
     batch(&leaving, &mut settings);

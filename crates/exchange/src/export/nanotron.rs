@@ -12,9 +12,13 @@ pub(super) fn export(mut leaving: Leaving<'_>) -> Result<Exported, ExchangeError
     let parallelism = parallelism(&mut leaving)?;
     let (dtype, accumulate) = precision(&leaving)?;
     let optimizer = optimizer(&leaving, accumulate)?;
+    let bucket_bytes = leaving.recipe.bucket_bytes;
+    let bucket = (bucket_bytes >> 20).max(1);
+    if bucket << 20 != bucket_bytes {
+        let reason = format!("buckets have whole mebibytes: {bucket}");
+        leaving.leave_out("sync.bucket_bytes", bucket_bytes, &reason);
+    }
     let recipe = &leaving.recipe;
-    // Not said there: gradients of no more than so many MiB share a collective.
-    let bucket = (recipe.bucket_bytes >> 20).max(1);
     let text = format!(
         "{comments}#\n\
          # Launch it with torchrun --nnodes {nodes} --nproc-per-node {devices} run_train.py --config-file \

@@ -66,7 +66,14 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         "optimizer and clipping are the training script's: AdamW and no clipping are assumed"
             .to_owned(),
     ];
-    notes.extend(unread_note(&words.unread()));
+    if way == "FSDP" && precision.compute != Number::Fp32 {
+        notes.push(
+            "FSDP reduces gradients in the format of the weights in use, unless the script says otherwise: \
+             fp32 is assumed"
+                .into(),
+        );
+    }
+    notes.extend(unread_note(&words.unread()?));
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
 }
 
@@ -90,32 +97,9 @@ fn sharding_of_fsdp(words: &Words) -> Result<Sharding, ExchangeError> {
     if words.flag(&at("offload_params"))? {
         return words.error(&at("offload_params"), true, "plans keep parameters on devices");
     }
-    // FSDP 1 has a strategy; in FSDP 2 it is whether parameters stay after the forward pass.
-    let strategy = words.text(&at("sharding_strategy"))?;
-    let reshard = match words.get(&at("reshard_after_forward")) {
-        None => true,
-        Some(serde_json::Value::String(_)) => {
-            let text = words.text(&at("reshard_after_forward"))?.unwrap_or("true");
-            !matches!(text.to_ascii_uppercase().as_str(), "FALSE" | "SHARD_GRAD_OP")
-        }
-        Some(_) => words.flag(&at("reshard_after_forward"))?,
-    };
-    let zero = match strategy {
-        None => {
-            if reshard {
-                3
-            } else {
-                2
-            }
-        }
-        Some("FULL_SHARD" | "1") => 3,
-        Some("SHARD_GRAD_OP" | "2") => 2,
-        Some("NO_SHARD" | "3") => 0,
-        Some(other) => {
-            let rule = "FULL_SHARD, SHARD_GRAD_OP and NO_SHARD are known here: parameters are sharded over \
-                        all replicas or none";
-            return words.error(&at("sharding_strategy"), other, rule);
-        }
+    let zero = match stage_of(words, &at("sharding_strategy"))? {
+        Some(stage) => stage,
+        None => stage_of(words, &at("reshard_after_forward"))?.unwrap_or(3),
     };
     let recompute = match words.flag(&at("activation_checkpointing"))? {
         true => Recompute::Block,
@@ -132,6 +116,23 @@ fn sharding_of_fsdp(words: &Words) -> Result<Sharding, ExchangeError> {
         words.only(strategy, &["allgather"], "plans gather keys and values before attention")?;
     }
     Ok(Sharding { zero, tp: width("tp")?, cp: width("cp")?, recompute, microbatches: None })
+}
+
+/// The ZeRO stage that a strategy is, by FSDP 1's name or number, or by whether parameters are freed after the
+/// forward pass, as FSDP 2 has it.
+fn stage_of(words: &Words, path: &str) -> Result<Option<u8>, ExchangeError> {
+    let Some(value) = words.get(path) else { return Ok(None) };
+    let name = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    match name.to_ascii_uppercase().as_str() {
+        "FULL_SHARD" | "1" | "TRUE" => Ok(Some(3)),
+        "SHARD_GRAD_OP" | "2" | "FALSE" => Ok(Some(2)),
+        "NO_SHARD" | "3" => Ok(Some(0)),
+        _ => {
+            let rule = "FULL_SHARD (true), SHARD_GRAD_OP (false) and NO_SHARD are known here: parameters are \
+                        sharded over all replicas or none";
+            words.error(path, name, rule)
+        }
+    }
 }
 
 fn sharding_of_deepspeed(words: &Words) -> Result<Sharding, ExchangeError> {

@@ -19,10 +19,14 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    pub fn of(text: &str, place: &str) -> Arguments {
+    /// Reads `text`.
+    ///
+    /// # Errors
+    /// If its variables are made of each other until they are too long.
+    pub fn of(text: &str, place: &str) -> Result<Arguments, ExchangeError> {
         let mut options: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut current: Option<String> = None;
-        for word in words(text) {
+        for word in words(text, place)? {
             let Some(option) = word.strip_prefix("--").filter(|name| !name.is_empty()) else {
                 if let Some(values) = current.as_ref().and_then(|name| options.get_mut(name)) {
                     values.push(word);
@@ -38,7 +42,7 @@ impl Arguments {
             options.insert(name.clone(), value);
             current = Some(name);
         }
-        Arguments { place: place.into(), options, read: RefCell::default() }
+        Ok(Arguments { place: place.into(), options, read: RefCell::default() })
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -100,13 +104,22 @@ impl Arguments {
     }
 }
 
+/// How many bytes a script's words may have, with variables replaced.
+const MOST: usize = 1 << 22;
+
 /// The words of a script, with variables of the script replaced. The elements of an array are words where it
 /// is written.
-fn words(text: &str) -> Vec<String> {
+fn words(text: &str, place: &str) -> Result<Vec<String>, ExchangeError> {
     let mut variables: BTreeMap<String, String> = BTreeMap::new();
     let mut words = vec![];
+    let mut bytes = 0;
     for word in split(text) {
-        let word = replaced(&word, &variables);
+        let word = replaced(&word, &variables, MOST - bytes);
+        let Some(word) = word.filter(|word| bytes + word.len() <= MOST) else {
+            let message = format!("its words have more than {MOST} bytes, with variables replaced");
+            return Err(ExchangeError::Text { place: place.into(), message });
+        };
+        bytes += word.len();
         let assigned = word.split_once('=').filter(|(name, _)| is_name(name));
         match assigned {
             Some((name, value)) => {
@@ -119,7 +132,7 @@ fn words(text: &str) -> Vec<String> {
             None => words.push(word),
         }
     }
-    words
+    Ok(words)
 }
 
 fn is_name(name: &str) -> bool {
@@ -129,8 +142,8 @@ fn is_name(name: &str) -> bool {
         && !name.starts_with(|first: char| first.is_ascii_digit())
 }
 
-/// `word` with the values of variables that are known.
-fn replaced(word: &str, variables: &BTreeMap<String, String>) -> String {
+/// `word` with the values of variables that are known; none if that has more than `most` bytes.
+fn replaced(word: &str, variables: &BTreeMap<String, String>, most: usize) -> Option<String> {
     let mut text = String::new();
     let mut rest = word;
     while let Some(at) = rest.find('$') {
@@ -155,9 +168,12 @@ fn replaced(word: &str, variables: &BTreeMap<String, String>) -> String {
             Some(value) => text += value,
             None => text += &rest[at..at + 1 + length],
         }
+        if text.len() > most {
+            return None;
+        }
         rest = &after[length..];
     }
-    text + rest
+    Some(text + rest)
 }
 
 /// Words apart by white space, `;` and parentheses, without quotes and comments.
@@ -212,7 +228,7 @@ mod tests {
             torchrun --nproc_per_node ${GPUS:-8} pretrain_gpt.py ${ARGS[@]} $MORE \
                 --pipeline-model-parallel-size ${PP} --data-path $DATA "#;
         let script = script.replace("\\\\", "\\");
-        let arguments = Arguments::of(&script, "run.sh");
+        let arguments = Arguments::of(&script, "run.sh").expect("it can be read");
         let text = |name| arguments.text(name).expect("a value").unwrap_or("none").to_owned();
         assert_eq!(text("tensor-model-parallel-size"), "4");
         assert_eq!(text("pipeline-model-parallel-layout"), "Et*2|(tt|)*2L");
@@ -228,7 +244,8 @@ mod tests {
 
     #[test]
     fn of_an_option_that_is_given_twice_the_last_counts_and_unread_ones_are_known() {
-        let arguments = Arguments::of("--lr 1 --seed 3 --lr 2", "arguments");
+        let arguments =
+            Arguments::of("--lr 1 --seed 3 --lr 2", "arguments").expect("it can be read");
         assert_eq!(arguments.number::<f64>("lr").expect("a number"), Some(2.0));
         assert_eq!(arguments.unread(), ["--seed"]);
     }

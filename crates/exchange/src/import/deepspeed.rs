@@ -43,7 +43,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         clip_norm: words.real("gradient_clipping")?.filter(|&norm| norm > 0.0),
         ..Recipe::in_one_stage(model)
     };
-    notes.extend(unread_note(&words.unread()));
+    notes.extend(unread_note(&words.unread()?));
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
 }
 

@@ -14,7 +14,7 @@ pub(super) fn import(
     place: &str,
     given: &Given<'_>,
 ) -> Result<Imported, ExchangeError> {
-    let arguments = Arguments::of(text, place);
+    let arguments = Arguments::of(text, place)?;
     refuse_what_plans_have_not(&arguments)?;
     let width = |name| Ok::<usize, ExchangeError>(arguments.size(name)?.unwrap_or(1));
     let tp = width("tensor-model-parallel-size")?;
@@ -38,8 +38,9 @@ pub(super) fn import(
     let Some(microbatch) = arguments.size("micro-batch-size")? else {
         return arguments.error("micro-batch-size", "nothing", "a number from 1 up is needed");
     };
-    let global_batch = arguments.size("global-batch-size")?.unwrap_or(microbatch * dp);
-    if !global_batch.is_multiple_of(microbatch * dp) {
+    let global_batch =
+        arguments.size("global-batch-size")?.unwrap_or(microbatch.saturating_mul(dp));
+    if !global_batch.is_multiple_of(microbatch.saturating_mul(dp)) {
         let rule = format!("{dp} replicas with micro-batches of {microbatch} divide it");
         return arguments.error("global-batch-size", global_batch, rule);
     }
@@ -66,7 +67,7 @@ pub(super) fn import(
         bucket_bytes,
         precision,
         optimizer: optimizer(&arguments)?,
-        clip_norm: Some(arguments.number("clip-grad")?.unwrap_or(1.0)).filter(|&norm| norm > 0.0),
+        clip_norm: clip_norm(&arguments)?,
     };
     let cuts = cuts(&arguments, &recipe)?;
     if cuts.len() - 1 > pp {
@@ -79,13 +80,36 @@ pub(super) fn import(
     recipe.stages = stages;
     recipe.recompute = recompute(&arguments, &recipe)?;
     // What a plan's arguments have that nothing depends on here.
-    for read in
-        ["overlap-param-gather", "no-gradient-accumulation-fusion", "ckpt-format", "cp-comm-type"]
-    {
+    for read in ["overlap-param-gather", "no-gradient-accumulation-fusion", "ckpt-format"] {
         arguments.has(read);
     }
-    let notes = unread_note(&arguments.unread()).into_iter().collect();
+    let mut notes = vec![];
+    notes.extend(context(&arguments, cp)?);
+    notes.extend(unread_note(&arguments.unread()));
     recipe.plan(spec, given.cluster, given.devices, place, notes)
+}
+
+/// The norm to which gradients are clipped; 0 is none.
+fn clip_norm(arguments: &Arguments) -> Result<Option<f64>, ExchangeError> {
+    match arguments.number("clip-grad")?.unwrap_or(1.0) {
+        norm if norm > 0.0 => Ok(Some(norm)),
+        0.0 => Ok(None),
+        norm => arguments.error("clip-grad", norm, "a norm from 0 up is needed"),
+    }
+}
+
+/// A note where keys and values go from rank to rank, which is the default; the plan gathers them.
+fn context(arguments: &Arguments, cp: usize) -> Result<Option<String>, ExchangeError> {
+    let ways = arguments.text("cp-comm-type")?.unwrap_or("p2p");
+    match ways {
+        _ if cp == 1 => Ok(None),
+        "all_gather" | "allgather" => Ok(None),
+        "p2p" => Ok(Some(
+            "keys and values go from rank to rank there (--cp-comm-type p2p), and are gathered in the plan"
+                .into(),
+        )),
+        other => arguments.error("cp-comm-type", other, "plans gather keys and values: all_gather"),
+    }
 }
 
 fn refuse_what_plans_have_not(arguments: &Arguments) -> Result<(), ExchangeError> {
@@ -157,7 +181,10 @@ fn kind(arguments: &Arguments, gated: bool) -> Result<Kind, ExchangeError> {
     let root = arguments.text("normalization")? == Some("RMSNorm");
     let unbiased = arguments.has("disable-bias-linear");
     let positions_max = arguments.size("max-position-embeddings")?;
-    arguments.has("rotary-percent");
+    if arguments.number::<f64>("rotary-percent")?.is_some_and(|share| share != 1.0) {
+        let rule = "all of a head is rotated: 1";
+        return arguments.error("rotary-percent", "another share", rule);
+    }
     match [rotary, root, gated, unbiased] {
         [true, true, true, true] => {
             if dropouts != [0.0; 2] {

@@ -75,7 +75,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         return words.error("parallelism.pp", pp, "there are no such stages");
     };
     recipe.stages = stages;
-    let notes = unread_note(&words.unread()).into_iter().collect();
+    let notes = unread_note(&words.unread()?).into_iter().collect();
     recipe.plan(spec, given.cluster, given.devices, &words.place, notes)
 }
 

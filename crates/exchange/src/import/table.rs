@@ -36,13 +36,13 @@ impl Table {
         let passes = || orders.iter().flatten().flat_map(|action: &Action| action.passes());
         let stages = passes().map(|pass| usize::from(pass.instance.stage) + 1).max().unwrap_or(0);
         let microbatches = passes().map(|pass| pass.microbatch as usize + 1).max().unwrap_or(0);
-        let rank_of = |stage: usize| {
-            orders.iter().position(|order| {
-                let mut passes = order.iter().flat_map(|action| action.passes());
-                passes.any(|pass| usize::from(pass.instance.stage) == stage)
-            })
-        };
-        let groups: Option<Vec<usize>> = (0..stages).map(rank_of).collect();
+        let mut groups = vec![None; stages];
+        for (rank, order) in orders.iter().enumerate() {
+            for pass in order.iter().flat_map(|action| action.passes()) {
+                groups[usize::from(pass.instance.stage)].get_or_insert(rank);
+            }
+        }
+        let groups: Option<Vec<usize>> = groups.into_iter().collect();
         match groups.filter(|groups| !groups.is_empty()) {
             Some(groups) => Ok(Table { groups, microbatches, orders }),
             None => Err(ExchangeError::Text {
@@ -57,14 +57,13 @@ impl Table {
         let map = || StageMap::new(vec![self.groups.clone()], self.microbatches);
         let times = PassTimes::default();
         let actions: usize = self.orders.iter().map(Vec::len).sum();
+        let succession = if plan.looks_at_norm() { Succession::Common } else { Succession::Own };
+        let named = |kind: &ScheduleKind| kind.flushes() && *kind != ScheduleKind::Table;
         let kinds = if actions > MOST_COMPARED { &[][..] } else { &ScheduleKind::ALL[..] };
-        for &kind in kinds {
-            let flushes = kind.usual_weights() == shardloom_plan::Weights::Flush;
-            let succession =
-                if plan.looks_at_norm() { Succession::Common } else { Succession::Own };
+        for kind in kinds.iter().copied().filter(named) {
             let same = Schedule::build_for(kind, map()?, &times, succession)
                 .is_ok_and(|schedule| schedule.orders == self.orders);
-            if flushes && kind != ScheduleKind::Table && same {
+            if same {
                 plan.schedule = kind;
                 return Ok(());
             }

@@ -8,7 +8,7 @@ use shardloom_plan::{Number, Optimizer, Precision, Recompute, ScheduleKind, Sync
 use super::table::Table;
 use super::words::Words;
 use super::{Given, Imported, replicas, unread_note};
-use crate::recipe::{StagePlace, model_of};
+use crate::recipe::{StagePlace, model_of, usual_groups};
 use crate::transformer::{Kind, RotaryScaling, Transformer};
 use crate::{ExchangeError, RankOrder, Recipe};
 
@@ -84,6 +84,14 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
                 );
                 return words.error("parallelism.pipeline_parallel_schedule_csv", "a table", rule);
             }
+            let kinds = [ScheduleKind::Afab, ScheduleKind::Interleaved, ScheduleKind::ZeroBubbleV];
+            let arranged = kinds.map(|kind| {
+                usual_groups(kind, pp, table.groups.len() / pp) == Some(table.groups.clone())
+            });
+            if !arranged.contains(&true) {
+                let rule = "stages are on ranks 0, 1 and so on in rounds, or down and back up once";
+                return words.error("parallelism.pipeline_parallel_schedule_csv", "a table", rule);
+            }
             stages.map(place).collect()
         }
         _ => match recipe.stages_at(&cuts) {
@@ -100,7 +108,7 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     for read in ["module_fqns_per_model_part", "context_parallel_load_balancer", "spmd_backend"] {
         words.get(&format!("parallelism.{read}"));
     }
-    notes.extend(unread_note(&words.unread()));
+    notes.extend(unread_note(&words.unread()?));
     let mut imported = recipe.plan(spec, given.cluster, given.devices, &words.place, notes)?;
     if let Some(table) = table.filter(|_| pp > 1) {
         table.apply(&mut imported.plan)?;

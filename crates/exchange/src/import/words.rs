@@ -127,15 +127,27 @@ impl Words {
     }
 
     /// The paths that hold a value and were not read, `_comment` aside.
-    pub fn unread(&self) -> Vec<String> {
+    ///
+    /// # Errors
+    /// If a value is where further words were looked for.
+    pub fn unread(&self) -> Result<Vec<String>, ExchangeError> {
         let mut unread = vec![];
-        self.collect(&self.root, "", &mut unread);
+        self.collect(&self.root, "", &mut unread)?;
         unread.retain(|path| path != "_comment");
-        unread
+        Ok(unread)
     }
 
-    fn collect(&self, value: &Value, prefix: &str, unread: &mut Vec<String>) {
-        let Value::Object(map) = value else { return };
+    fn collect(
+        &self,
+        value: &Value,
+        prefix: &str,
+        unread: &mut Vec<String>,
+    ) -> Result<(), ExchangeError> {
+        let map = match value {
+            Value::Object(map) => map,
+            Value::Null => return Ok(()),
+            other => return self.error(prefix, other, "a table of further words is needed"),
+        };
         for (word, value) in map {
             let path = if prefix.is_empty() { word.clone() } else { format!("{prefix}.{word}") };
             let read = self.read.borrow();
@@ -145,11 +157,12 @@ impl Words {
                 // Something of it was read.
                 false if read.iter().any(|it| it.starts_with(&within)) => {
                     drop(read);
-                    self.collect(value, &path, unread);
+                    self.collect(value, &path, unread)?;
                 }
                 false => unread.push(path),
             }
         }
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use shardloom_graph::ModelSpec;
 use shardloom_plan::{DeviceList, Mesh, Pipeline, Stage, Sync, Uniform};
 
 use super::Recipe;
-use super::of_plan::usual_groups;
+use super::usual_groups;
 use crate::{ExchangeError, Imported, StagePlace, Transformer};
 
 impl Recipe {
