@@ -19,8 +19,8 @@ pub use error::ExchangeError;
 pub use export::{Exported, File, Machines, export};
 pub use import::{Given, Imported, import, project_of};
 pub use project::Project;
-pub use recipe::{RankOrder, Recipe, StagePlace};
-pub use transformer::{Kind, RotaryScaling, Transformer};
+pub(crate) use recipe::{RankOrder, Recipe, StagePlace};
+pub(crate) use transformer::Transformer;
 
 /// Something that a plan says and an exported configuration does not.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
-use shardloom_sim::Simulation;
+use shardloom_sim::{MemoryFit, Simulation};
 
 use crate::experiment::{Bench, Traffic, changed};
 use crate::search::Search;
-use crate::{Request, SearchError, judge};
+use crate::{Request, SearchError, edits, judge};
 
 /// What a fact is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,8 @@ pub enum Topic {
     Machine,
     /// What another batch would do to the plan.
     Batch,
+    /// What another value of one of its keys would do.
+    Change,
     /// Another plan.
     Rival,
 }
@@ -86,6 +88,7 @@ pub fn explain(
     facts.extend(machines(&bench, step_seconds)?);
     facts.extend(batches(graph, cluster, plan, step_seconds)?);
     facts.extend(roomier(graph, cluster, plan, step_seconds)?);
+    facts.extend(edits::facts(graph, cluster, plan, step_seconds)?);
     for (name, rival) in rivals {
         facts.push(match **rival == *plan {
             true => Fact {
@@ -149,24 +152,22 @@ fn shares(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
 
 fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchError> {
     let fits = measured.memory_fits(&bench.program, bench.cluster)?;
-    let filled = |it: &shardloom_sim::MemoryFit| it.peak_bytes as f64 / it.memory_bytes as f64;
-    let Some(fullest) = fits.iter().max_by(|a, b| filled(a).total_cmp(&filled(b))) else {
+    let Some(fullest) = MemoryFit::fullest(&fits) else {
         return Ok(vec![]);
     };
-    let (class, position) = bench.program.locate(shardloom_program::Rank(fullest.rank));
+    let (class, _) = bench.program.locate(shardloom_program::Rank(fullest.rank));
     let class = bench.program.class(class);
-    let held = class.persistent_bytes(position);
-    let share = filled(fullest);
+    let held = fullest.persistent;
+    let share = fullest.peak_bytes as f64 / fullest.memory_bytes as f64;
     let verdict = match share {
         share if share > 1.0 => "does not fit",
         share if share > 0.95 => "is close to the limit",
         share if share > 0.8 => "uses memory well",
         _ => "leaves room for larger micro-batches or less recomputation",
     };
-    let activations = fullest.peak_bytes - held.total().min(fullest.peak_bytes);
     let sentence = format!(
         "fullest: {}, with {} of {} ({}), which {verdict}: weights {}, gradients {}, optimizer \
-         state {}, activations and buffers {}",
+         state {}, activations {}, buffers {}",
         class.place(),
         bytes(fullest.peak_bytes),
         bytes(fullest.memory_bytes),
@@ -174,7 +175,8 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
         bytes(held.weights),
         bytes(held.gradients),
         bytes(held.state),
-        bytes(activations),
+        bytes(fullest.activation_bytes),
+        bytes(fullest.buffer_bytes()),
     );
     Ok(vec![Fact { topic: Topic::Memory, sentence, number: share }])
 }
@@ -214,16 +216,12 @@ fn batches(
     step_seconds: f64,
 ) -> Result<Vec<Fact>, SearchError> {
     let per_sample = step_seconds / plan.global_batch as f64;
-    let finer = Plan { microbatches: 2 * plan.microbatches, ..plan.clone() };
     let mut half = Plan { global_batch: plan.global_batch / 2, ..plan.clone() };
     half.microbatches = plan.microbatches / 2;
     let mut double = Plan { global_batch: plan.global_batch * 2, ..plan.clone() };
     double.microbatches = plan.microbatches * 2;
-    let experiments = [
-        ("with twice as many micro-batches of half the size", finer),
-        ("with half the global batch", half),
-        ("with twice the global batch", double),
-    ];
+    let experiments =
+        [("with half the global batch", half), ("with twice the global batch", double)];
     let mut facts = vec![];
     for (condition, other) in experiments {
         let odd = other.global_batch * 2 == plan.global_batch && plan.microbatches % 2 == 1;

@@ -24,6 +24,7 @@
 mod auto;
 mod baseline;
 mod closest;
+mod edits;
 mod error;
 mod experiment;
 mod explain;

@@ -130,6 +130,7 @@ fn topic(topic: Topic) -> &'static str {
     match topic {
         Topic::Share => "share",
         Topic::Bottleneck => "bottleneck",
+        Topic::Change => "change",
         Topic::Memory => "memory",
         Topic::Machine => "machine",
         Topic::Batch => "batch",

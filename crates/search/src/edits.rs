@@ -1,0 +1,111 @@
+//! What small changes of a plan would bring, each simulated.
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::Graph;
+use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind};
+use shardloom_program::quantity::{bytes, percent};
+use shardloom_sim::Fit;
+
+use crate::explain::{Fact, Topic};
+use crate::{Judgement, SearchError, judge};
+
+/// The most changes that are told.
+const MOST: usize = 10;
+
+/// What each change of one key of `plan` would bring, the best first. Those that cannot be are left out.
+///
+/// # Errors
+/// If the cluster lacks a device or a rate.
+pub(crate) fn facts(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+    step_seconds: f64,
+) -> Result<Vec<Fact>, SearchError> {
+    let mut facts = vec![];
+    for (what, other) in changed(plan) {
+        let judgement = match judge(graph, cluster, &other) {
+            // The model, the batch or another key of the plan does not go with it.
+            Err(SearchError::Program(_)) => continue,
+            judgement => judgement?,
+        };
+        facts.push(fact(&what, &judgement, step_seconds));
+    }
+    facts.sort_by(|a, b| b.number.total_cmp(&a.number));
+    facts.truncate(MOST);
+    Ok(facts)
+}
+
+fn fact(what: &str, judgement: &Judgement, step_seconds: f64) -> Fact {
+    let saved = 1.0 - judgement.step_seconds / step_seconds;
+    let time = match saved {
+        saved if saved >= 0.0005 => format!("{} less", percent(saved)),
+        saved if saved <= -0.0005 => format!("{} more", percent(-saved)),
+        _ => "as long".to_owned(),
+    };
+    let verdict = judgement.fullest().map(|it| {
+        let margin = bytes(it.margin_bytes().unsigned_abs());
+        match it.fit() {
+            Fit::Fits => format!(", with {margin} of memory to spare"),
+            Fit::Close => format!(", close to the limit of memory, with {margin} to spare"),
+            Fit::Exceeds => format!(", but not fit in memory: {margin} too much"),
+        }
+    });
+    let sentence = format!("with {what}, a step would take {time}{}", verdict.unwrap_or_default());
+    Fact { topic: Topic::Change, sentence, number: saved }
+}
+
+/// `plan` with one key changed, and what that is.
+fn changed(plan: &Plan) -> Vec<(String, Plan)> {
+    let mut found = vec![];
+    let policies = [Recompute::None, Recompute::Selective, Recompute::Block];
+    let by_stage = plan.stages().any(|(_, stage)| stage.recompute.is_some());
+    for recompute in policies.into_iter().filter(|&it| it != plan.recompute && !by_stage) {
+        let what = format!("recompute = {:?}", recompute.name());
+        found.push((what, Plan { recompute, ..plan.clone() }));
+    }
+    let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
+    let own = plan.sync.shard_over.is_none() && plan.sync.servers.is_none();
+    for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && own) {
+        let mut other = plan.clone();
+        other.sync.zero = zero;
+        found.push((format!("sync.zero = {zero}"), other));
+    }
+    for schedule in schedules(plan) {
+        let what = format!("schedule = {:?}", schedule.name());
+        found.push((what, Plan { schedule, ..plan.clone() }));
+    }
+    for microbatches in [2 * plan.microbatches, plan.microbatches / 2] {
+        let divides = microbatches > 0 && plan.global_batch.is_multiple_of(microbatches);
+        if divides && microbatches != plan.microbatches {
+            let what = format!("microbatches = {microbatches}");
+            found.push((what, Plan { microbatches, ..plan.clone() }));
+        }
+    }
+    let splits = |dim: &str| plan.layout.splits(dim, Axis::TP);
+    let is_tensor_parallel = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::TP) > 1);
+    if is_tensor_parallel && !splits("seq") {
+        let mut other = plan.clone();
+        other.layout.0.push(LayoutRule { dim: "seq".into(), axis: Axis::TP });
+        found.push(("sequence parallelism (layout \"seq:tp\")".into(), other));
+    }
+    if plan.clip_norm.is_some() && plan.stages().count() > 1 && !plan.post_validation {
+        let other = Plan { post_validation: true, ..plan.clone() };
+        found.push(("post_validation = true".into(), other));
+    }
+    found
+}
+
+/// Other schedules of a pipeline with a stage on each device.
+fn schedules(plan: &Plan) -> impl Iterator<Item = ScheduleKind> + use<'_> {
+    let is_chain = |kind: ScheduleKind| {
+        let chains = [None, Some(Arrangement::Chain), Some(Arrangement::TakingTurns)];
+        chains.contains(&kind.arrangement())
+    };
+    let goes = plan.pipeline.len() == 1
+        && plan.pipeline[0].stage.len() > 1
+        && plan.flushes()
+        && is_chain(plan.schedule);
+    let others = ScheduleKind::SEARCHED.into_iter();
+    others.filter(move |&kind| goes && is_chain(kind) && kind != plan.schedule)
+}
