@@ -13,7 +13,7 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::search::Search;
 use crate::subset::Subset;
-use crate::{Judgement, Request, SearchError, closest, judge, nearby};
+use crate::{Judgement, Only, Request, SearchError, closest, judge, nearby};
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -112,6 +112,10 @@ pub fn auto(
 ) -> Result<Outcome, SearchError> {
     let begun = Instant::now();
     require_estimate(request)?;
+    // What people use without a search has no constraints.
+    let baselines = |machines: &Cluster, request: &Request| {
+        baselines(machines, &Request { only: Only::default(), ..request.clone() })
+    };
     let (whole, of_whole) = std::thread::scope(|scope| {
         let of_whole = scope.spawn(|| baselines(cluster, request));
         let whole = Search::of(graph, cluster, request);
@@ -170,6 +174,7 @@ pub(crate) fn fastest(
     baselines: &[Baseline],
 ) -> Option<Finalist> {
     let fitting = finalists.iter().filter(|it| it.judgement.fits(request.memory_share)).cloned();
+    let baselines = if request.takes_baselines() { baselines } else { &[] };
     let rivals = baselines.iter().filter_map(|it| it.rival(request.memory_share));
     let rivals = rivals.map(|(plan, judgement)| Finalist {
         plan: plan.clone(),
@@ -244,12 +249,13 @@ pub fn single_device_seconds(
     request: &Request,
 ) -> Result<Option<f64>, SearchError> {
     let mut least: Option<f64> = None;
+    let free = Request { only: Only::default(), ..request.clone() };
     let format = matmul_precision(request.precision.compute);
     let computes = |group: &&NodeGroup| group.profile.device.peak_flops(format).is_ok();
     for group in cluster.groups().iter().filter(computes) {
         let one = NodeGroup { nodes: 1, devices_per_node: 1, ..group.clone() };
         let one = cluster.with_groups(vec![one])?;
-        let search = Search::without_limit(graph, &one, request)?;
+        let search = Search::without_limit(graph, &one, &free)?;
         let seconds = search.scan.ranking.first().map(|(_, estimate)| estimate.step_seconds);
         least = [least, seconds].into_iter().flatten().reduce(f64::min);
     }
@@ -259,6 +265,9 @@ pub fn single_device_seconds(
 /// What `search` did not look at on one node or several.
 fn not_searched(request: &Request, search: &Search<'_>, several_nodes: bool) -> Vec<String> {
     let mut found = vec![];
+    if !request.only.is_free() {
+        found.push("other widths and policies than those asked for".into());
+    }
     let names = |kinds: &mut dyn Iterator<Item = ScheduleKind>| {
         kinds.map(ScheduleKind::name).collect::<Vec<_>>().join(", ")
     };

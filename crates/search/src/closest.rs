@@ -24,7 +24,15 @@ pub(crate) fn error(
         found = least(space, &mut estimator, found)?;
     }
     let Some((candidate, needed)) = found else {
-        return Ok(SearchError::NoLayout { model: graph.name().to_owned() });
+        return Ok(match request.only.is_free() {
+            true => SearchError::NoLayout { model: graph.name().to_owned() },
+            false => SearchError::Request {
+                key: "plans with",
+                value: request.only.to_string(),
+                rule: "there are none: widths divide the devices, the batch and what they split"
+                    .into(),
+            },
+        });
     };
     let device_gigabytes = needed / request.memory_share / 1e9;
     let larger = enough_nodes(graph, cluster, request)?;
@@ -56,7 +64,7 @@ fn least(
     estimator: &mut Estimator<'_>,
     mut least: Option<(Candidate, f64)>,
 ) -> Result<Option<(Candidate, f64)>, SearchError> {
-    for candidate in space.candidates().filter(|it| it.microbatch == 1) {
+    for candidate in space.candidates().filter(|it| it.microbatch == space.least_microbatch()) {
         let bound = estimator.least_bytes(&candidate)?;
         if bound.is_none_or(|bound| least.is_some_and(|(_, known)| bound >= known)) {
             continue;

@@ -3,10 +3,12 @@
 use shardloom_cluster::{Cluster, Habits, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
-use shardloom_plan::{Number, Optimizer, PassTimes, Plan, Precision, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{
+    Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
-use crate::SearchError;
+use crate::{Only, SearchError};
 
 /// What all plans of a search have in common, and how far it goes.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +39,8 @@ pub struct Request {
     pub habits: Habits,
     /// Schedules to choose from.
     pub schedules: Vec<ScheduleKind>,
+    /// What plans must have.
+    pub only: Only,
     /// The most candidates that are lowered and simulated.
     pub finalists: usize,
     /// Share of a device's memory that a plan may fill; the rest is left for fragmentation and what the
@@ -78,6 +82,7 @@ impl Request {
             algorithm,
             bucket_bytes,
             schedules: ScheduleKind::SEARCHED.to_vec(),
+            only: Only::default(),
             habits: Habits::default(),
             finalists: 16,
             memory_share: 0.95,
@@ -122,6 +127,13 @@ impl Request {
         if self.schedules.is_empty() {
             return wrong("schedules", "[]".into(), "at least one to choose from");
         }
+        if let Some(recompute @ Recompute::Stage) = self.only.recompute {
+            let rule = "recomputation by stage has no estimate; take a method that has it by name";
+            return wrong("recompute", recompute.name().into(), rule);
+        }
+        if let Some(zero @ 4..) = self.only.zero {
+            return wrong("zero", zero.to_string(), "0 to 3");
+        }
         if self.finalists == 0 {
             return wrong("finalists", "0".into(), "at least one plan must be simulated");
         }
@@ -130,6 +142,11 @@ impl Request {
             return wrong("memory_share", value, "above 0, and at most 1 for all memory");
         }
         Ok(())
+    }
+
+    /// Whether a plan made without these constraints may be the answer.
+    pub fn takes_baselines(&self) -> bool {
+        self.only.is_free() && self.schedules == ScheduleKind::SEARCHED
     }
 
     /// Whether shards can be scattered and gathered.
@@ -211,7 +228,6 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use shardloom_graph::ModelSpec;
-    use shardloom_plan::Recompute;
     use shardloom_sim::estimate::Cut;
 
     use super::*;

@@ -5,6 +5,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Recompute, ScheduleKind};
 use shardloom_sim::estimate::{Candidate, Cut};
 
+use crate::only::{Only, allows};
 use crate::{Request, SearchError};
 
 /// All uniform plans whose sizes divide: tensor-parallel groups that divide what they split; numbers of
@@ -30,6 +31,7 @@ pub struct Space {
     seq: Option<u32>,
     /// What the cluster's software stack can compute again.
     recompute: Vec<Recompute>,
+    only: Only,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,18 +82,28 @@ impl Space {
         let blocks = graph.blocks().len() as u32;
         let seq = graph.dim_named("seq").map(|dim| graph.dim(dim).size as u32);
         let mut shapes = vec![];
-        for tp in (1..=devices).filter(|&tp| allowed(tp) && divides(graph, 1, tp)) {
-            for pp in divisors(devices / tp).filter(|&pp| pp <= blocks) {
+        let only = &request.only;
+        let widths = (1..=devices).filter(|&tp| allows(only.tp, tp) && allowed(tp));
+        for tp in widths.filter(|&tp| divides(graph, 1, tp)) {
+            let depths = divisors(devices / tp).filter(|&pp| allows(only.pp, pp));
+            for pp in depths.filter(|&pp| pp <= blocks) {
                 let room = devices / tp / pp;
-                let contexts = contexts(seq, room, global_batch);
+                let contexts = match only.cp {
+                    Some(cp) => divisors(room).filter(|&it| it == cp).collect(),
+                    None => contexts(seq, room, global_batch),
+                };
                 for cp in contexts.into_iter().filter(|&cp| divides(graph, cp, tp)) {
-                    let dp = divisors(global_batch).filter(|&dp| dp <= room / cp).last();
+                    let dealt = divisors(global_batch).filter(|&dp| dp <= room / cp);
+                    let dp = dealt.filter(|&dp| allows(only.dp, dp)).last();
                     shapes.extend(dp.map(|dp| Shape { pp, dp, cp, tp }));
                 }
             }
         }
         let schedules = request.schedules.clone();
-        let recompute = Recompute::by_block_under(cluster.stack());
+        let recompute = match only.recompute {
+            Some(recompute) => vec![recompute],
+            None => Recompute::by_block_under(cluster.stack()),
+        };
         Ok(Space {
             node: node_devices(cluster),
             shapes,
@@ -101,13 +113,14 @@ impl Space {
             global_batch,
             shards: request.shards(),
             seq,
+            only: only.clone(),
         })
     }
 
     /// How many candidates there are.
     pub fn count(&self) -> usize {
         let of_shape = |shape: &Shape| {
-            let microbatches = divisors(self.global_batch / shape.dp).count();
+            let microbatches = self.microbatches_of(shape).count();
             let orders = self.orders_of(shape).len() * self.cuts_of(shape).len();
             let zeros = self.zeros_of(shape).len();
             let sequences = self.sequences_of(shape).len();
@@ -129,7 +142,7 @@ impl Space {
         let (orders, sequences) = (self.orders_of(shape), self.sequences_of(shape));
         let mut candidates = vec![];
         for &sequence_parallel in sequences {
-            for microbatch in divisors(share) {
+            for microbatch in self.microbatches_of(shape) {
                 for &recompute in &self.recompute {
                     for &(schedule, chunks) in &orders {
                         for &cut in cuts {
@@ -156,6 +169,17 @@ impl Space {
         candidates.into_iter()
     }
 
+    /// Samples of micro-batches.
+    fn microbatches_of(&self, shape: &Shape) -> impl Iterator<Item = u32> + use<> {
+        let asked = self.only.microbatch;
+        divisors(self.global_batch / shape.dp).filter(move |&it| allows(asked, it))
+    }
+
+    /// The smallest micro-batch that there may be.
+    pub(crate) fn least_microbatch(&self) -> u32 {
+        self.only.microbatch.unwrap_or(1)
+    }
+
     /// ZeRO stages, each with how many replicas share: all, or those within a node where there are others.
     fn zeros_of(&self, shape: &Shape) -> Vec<(u8, u32)> {
         let Shape { dp, cp, tp, .. } = *shape;
@@ -167,6 +191,7 @@ impl Space {
                 zeros.extend([1, 2, 3].map(|zero| (zero, within)));
             }
         }
+        zeros.retain(|&(zero, _)| allows(self.only.zero, zero));
         zeros
     }
 

@@ -7,7 +7,7 @@ use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_methods::baselines;
 use shardloom_plan::{Axis, Precision, Recompute, ScheduleKind};
-use shardloom_search::{Outcome, Request, SearchError, Space, auto, judge};
+use shardloom_search::{Only, Outcome, Request, SearchError, Space, auto, judge};
 use shardloom_sim::estimate::{Cut, Estimator};
 
 const PLENTY: u64 = 80_000_000_000;
@@ -422,4 +422,48 @@ fn machines_without_others_compute_in_their_own_format_where_none_was_asked_for(
     let alone = Cluster::parse("h100-80g:1x4").expect("a preset");
     let alone = search(&graph, &alone, &Request::new(LARGER, "c", 32)).expect("a plan");
     assert_eq!(bf16.judgement.step_seconds, alone.judgement.step_seconds);
+}
+
+#[test]
+fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
+    let graph = model(LARGER);
+    let cluster = h100(2, 4, PLENTY);
+    let free = Request::new(LARGER, "c", 32);
+    for only in [
+        Only { tp: Some(4), pp: Some(2), ..Only::default() },
+        Only { zero: Some(3), microbatch: Some(2), ..Only::default() },
+        Only { dp: Some(2), recompute: Some(Recompute::Block), ..Only::default() },
+        Only { cp: Some(2), ..Only::default() },
+        // Wider than a node.
+        Only { tp: Some(8), ..Only::default() },
+    ] {
+        let request = Request { only: only.clone(), ..free.clone() };
+        let space = Space::new(&graph, &cluster, &request).expect("a space");
+        assert_eq!(space.candidates().count(), space.count(), "{only:?}");
+        let found = search(&graph, &cluster, &request).expect("a plan");
+        let (_, stage) = found.plan.stages().next().expect("a stage");
+        let [tp, cp] = [Axis::TP, Axis::CP].map(|axis| stage.mesh.width(axis) as u32);
+        // Also those that do not share what ZeRO shards.
+        let dp = stage.mesh.size() as u32 / tp / cp;
+        let widths = [tp, dp, cp];
+        for (asked, width) in [only.tp, only.dp, only.cp].into_iter().zip(widths) {
+            assert!(asked.is_none_or(|asked| asked == width), "{only:?}: {widths:?}");
+        }
+        let meshes: std::collections::BTreeSet<_> =
+            found.plan.stages().map(|(_, it)| it.devices.0.clone()).collect();
+        assert!(only.pp.is_none_or(|pp| pp as usize == meshes.len()), "{only:?}");
+        assert!(only.zero.is_none_or(|zero| zero == found.plan.sync.zero), "{only:?}");
+        assert!(only.recompute.is_none_or(|it| it == found.plan.recompute), "{only:?}");
+        let samples = 32 / found.plan.microbatches / dp as usize;
+        assert!(only.microbatch.is_none_or(|it| it as usize == samples), "{only:?}");
+        assert!(found.not_searched[0].contains("asked for"), "{:?}", found.not_searched);
+        let faster = search(&graph, &cluster, &free).expect("a plan").judgement.step_seconds;
+        assert!(found.judgement.step_seconds >= faster, "{only:?}");
+    }
+    let request = Request { only: Only { tp: Some(3), ..Only::default() }, ..free.clone() };
+    let error = search(&graph, &cluster, &request).expect_err("heads are not divided by 3");
+    assert!(error.to_string().contains("plans with = tp 3: there are none"), "{error}");
+    let only = Only { recompute: Some(Recompute::Stage), ..Only::default() };
+    let error = search(&graph, &cluster, &Request { only, ..free }).expect_err("no estimate");
+    assert!(error.to_string().contains("by stage"), "{error}");
 }

@@ -1,6 +1,7 @@
 //! `shardloom plan`: finds a plan.
 
 mod clusters;
+mod constraints;
 
 use std::path::PathBuf;
 
@@ -24,6 +25,7 @@ use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
+use constraints::Constraints;
 
 /// Find the fastest plan for a model on a cluster that fits in memory
 ///
@@ -101,6 +103,9 @@ pub struct Plan {
 
     #[command(flatten)]
     profile: ProfileFile,
+
+    #[command(flatten)]
+    constraints: Constraints,
 }
 
 #[derive(Serialize)]
@@ -220,6 +225,7 @@ impl Plan {
             request.precision.fp8_products = true;
             request.formats_by_machines = false;
         }
+        self.constraints.restrict(&mut request);
         let spinner = terminal.spinner("searching");
         let planned = match method {
             Some(method) => plan_by_method(model, &cluster, &request, method),

@@ -1,0 +1,65 @@
+//! What a plan must have, by option.
+
+use clap::Args;
+use shardloom::plan::{Recompute, ScheduleKind};
+use shardloom::search::{Only, Request};
+
+use crate::command::recompute;
+use crate::number::whole;
+
+/// What the search is restricted to; it chooses what is not given.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Constraints")]
+pub struct Constraints {
+    /// Tensor-parallel width
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    tp: Option<u32>,
+
+    /// Groups of devices that a pipeline goes through
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    pp: Option<u32>,
+
+    /// Data-parallel width
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    dp: Option<u32>,
+
+    /// Context-parallel width
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    cp: Option<u32>,
+
+    /// ZeRO stage, 0 to 3
+    #[arg(long, value_name = "STAGE", conflicts_with = "method",
+          value_parser = clap::value_parser!(u8).range(0..=3))]
+    zero: Option<u8>,
+
+    /// Samples of a micro-batch on one replica
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
+    micro_batch: Option<u32>,
+
+    /// Which activations are computed twice: none, selective, full or block
+    #[arg(long, value_name = "POLICY", value_parser = recompute, conflicts_with = "method")]
+    recompute: Option<Recompute>,
+
+    /// Order of passes, such as 1f1b, interleaved or zb-v
+    #[arg(long, value_name = "SCHEDULE", value_parser = searched, conflicts_with = "method")]
+    schedule: Option<ScheduleKind>,
+}
+
+fn searched(name: &str) -> Result<ScheduleKind, String> {
+    let found = ScheduleKind::SEARCHED.into_iter().find(|kind| kind.name() == name);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = ScheduleKind::SEARCHED.iter().map(|kind| kind.name()).collect();
+        format!("searched are {}; --method has others", names.join(", "))
+    })
+}
+
+impl Constraints {
+    /// Restricts `request` to what was given.
+    pub fn restrict(&self, request: &mut Request) {
+        let Constraints { tp, pp, dp, cp, zero, micro_batch, recompute, schedule } = *self;
+        request.only = Only { pp, dp, cp, tp, zero, microbatch: micro_batch, recompute };
+        if let Some(schedule) = schedule {
+            request.schedules = vec![schedule];
+        }
+    }
+}
