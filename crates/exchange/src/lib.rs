@@ -1,7 +1,7 @@
 //! Plans as configuration of other projects, and back.
 //!
 //! [`export`] writes what a plan says as another project takes it; [`import`] reads what another project
-//! trains under as a plan. Between them lies a [`Recipe`]: what the configurations of frameworks have in
+//! trains under as a plan. Between them lies a `Recipe`: what the configurations of frameworks have in
 //! common. A project is one file of `export` and one of `import`, which know its words and nothing else.
 //!
 //! What makes a plan what it is, and cannot be said elsewhere, is refused; what does not, is returned as
