@@ -160,8 +160,9 @@ fn parallelism(leaving: &mut Leaving<'_>) -> Result<String, ExchangeError> {
     Ok(text)
 }
 
-/// The first block of each stage, then the number of blocks, as nanotron cuts a Llama: block by block, a stage
-/// ends with the block that makes the sum of costs larger than its share. None if that leaves a stage empty.
+/// The first block of each stage, then the number of blocks, as nanotron cuts a Llama (`build_model` in
+/// `models/base.py`): block by block, a stage ends with the block that makes the sum of costs larger than its
+/// share. None if that leaves a stage empty.
 pub(crate) fn own_cut(model: &Transformer, stages: usize) -> Option<Vec<usize>> {
     let layer = (4 * model.hidden + 3 * model.ffn) * model.hidden;
     let head = model.vocab * model.hidden;
@@ -172,8 +173,9 @@ pub(crate) fn own_cut(model: &Transformer, stages: usize) -> Option<Vec<usize>> 
     for cost in costs {
         stage_of.push(stage);
         sum += cost;
-        // sum > total * (stage + 1) / stages, in whole numbers.
-        if stage < stages && sum * stages > total * (stage + 1) {
+        // In floating point, as there: what is equal in whole numbers may come out larger.
+        let share = (stage + 1) as f64 / stages as f64;
+        if stage < stages && sum as f64 > total as f64 * share {
             stage += 1;
         }
     }
@@ -229,4 +231,25 @@ fn optimizer(leaving: &Leaving<'_>, accumulate: bool) -> Result<String, Exchange
         yaml_real(epsilon, real(epsilon)),
         decay = real(weight_decay),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+
+    use super::*;
+
+    #[test]
+    fn stages_are_cut_as_nanotron_cuts_them() {
+        // What its own lines give for these numbers; the second model's shares end on whole blocks.
+        let tied = "llama:layers=54,hidden=64,heads=4,ffn=256,seq=64,vocab=1024";
+        for (model, stages, expected) in [
+            ("llama-3-8b", 4, vec![0, 10, 19, 27, 34]),
+            (tied, 11, vec![0, 7, 12, 16, 22, 27, 31, 37, 42, 47, 52, 56]),
+        ] {
+            let spec = ModelSpec::parse(model).expect("a model");
+            let model = Transformer::of(&spec).expect("a Llama");
+            assert_eq!(own_cut(&model, stages), Some(expected));
+        }
+    }
 }
