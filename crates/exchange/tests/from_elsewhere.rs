@@ -90,6 +90,9 @@ fn what_megatron_says_and_plans_do_not_is_refused_with_its_option() {
     let refused = [
         ("--num-experts 8", "--num-experts = given"),
         ("--fp8-format hybrid", "--fp8-format = given"),
+        ("--cpu-offloading", "--cpu-offloading = given"),
+        ("--qk-layernorm", "--qk-layernorm = given"),
+        ("--window-size 8,0", "--window-size = given"),
         ("--optimizer muon", "--optimizer = muon"),
         ("--micro-batch-size 3", "--global-batch-size = 128"),
         ("--tensor-model-parallel-size 3", "has 16 devices"),
@@ -151,6 +154,17 @@ fn deepspeed_says_two_of_three_numbers_of_a_batch_and_what_is_auto_is_not_said()
     };
     assert_eq!(*precision, half);
     assert!(imported.notes.iter().any(|note| note == "not part of a plan: steps_per_print"));
+    for (word, message) in [
+        (r#""fp8": { "enabled": true }"#, "fp8.enabled = true"),
+        (
+            r#""activation_checkpointing": { "cpu_checkpointing": true }"#,
+            "activation_checkpointing.cpu_checkpointing = true",
+        ),
+    ] {
+        let asked = text.replacen(r#""steps_per_print": 10"#, word, 1);
+        let error = read("ds.json", &asked, &given).expect_err(word).to_string();
+        assert!(error.contains(message), "{error}");
+    }
     let scalar =
         text.replacen(r#"{ "stage": 3, "reduce_bucket_size": 5e7, "overlap_comm": true }"#, "3", 1);
     let error = read("ds.json", &scalar, &given).expect_err("a table").to_string();

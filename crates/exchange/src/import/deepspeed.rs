@@ -8,11 +8,20 @@ use crate::recipe::{ONE_BUCKET, model_of};
 use crate::{ExchangeError, Recipe};
 
 pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, ExchangeError> {
-    for path in
-        ["zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"]
-    {
+    for path in [
+        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_param.device",
+        "zero_optimization.cpu_offload",
+        "zero_optimization.cpu_offload_params",
+    ] {
         words.only(path, &["none"], "plans keep weights and optimizer states on devices")?;
     }
+    let activations = "activation_checkpointing.cpu_checkpointing";
+    words.only(activations, &[], "plans keep activations on devices")?;
+    words.only("fp8.enabled", &[], "plans compute in fp32, bf16 or fp16")?;
+    let shards = "states are shared by all replicas";
+    words.only("zero_optimization.mics_shard_size", &["-1"], shards)?;
+    words.only("zero_optimization.zero_hpz_partition_size", &["1"], shards)?;
     words.only(
         "sequence_parallel_size",
         &["1"],

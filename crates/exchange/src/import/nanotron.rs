@@ -32,9 +32,14 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
     let Some(cuts) = nanotron_cut(&model, pp) else {
         return words.error("parallelism.pp", pp, "nanotron would leave a stage without a block");
     };
-    let sequence_parallel = words
-        .text("parallelism.tp_mode")?
-        .is_some_and(|mode| mode.eq_ignore_ascii_case("reduce_scatter"));
+    let sequence_parallel = words.text("parallelism.tp_mode")?.map(str::to_ascii_lowercase);
+    let sequence_parallel = match sequence_parallel.as_deref() {
+        Some("reduce_scatter") => true,
+        None | Some("all_reduce") => false,
+        Some(other) => {
+            return words.error("parallelism.tp_mode", other, "REDUCE_SCATTER or ALL_REDUCE");
+        }
+    };
     words.get("parallelism.tp_linear_async_communication");
     let again = "parallelism.tp_recompute_allgather";
     // Gathered again where it is not said.
@@ -84,6 +89,8 @@ fn described(words: &Words) -> Result<Transformer, ExchangeError> {
     let size = |name: &str| words.needed(&at(name));
     words.only(&at("hidden_act"), &["silu"], "a Llama's activation is silu")?;
     words.only(&at("rope_scaling"), &[], "rotary frequencies are not scaled")?;
+    words.only(&at("attention_bias"), &[], "a Llama's products have no bias")?;
+    words.only(&at("sliding_window_size"), &[], "attention sees all positions before")?;
     let real = |name: &str, usual: f32| {
         Ok::<f32, ExchangeError>(words.real(&at(name))?.map_or(usual, |real| real as f32))
     };

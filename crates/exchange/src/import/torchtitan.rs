@@ -21,6 +21,10 @@ pub(super) fn import(words: &Words, given: &Given<'_>) -> Result<Imported, Excha
         &["false"],
         "operators are not cut to overlap",
     )?;
+    let converters = words.get("model.converters").map(Value::to_string).unwrap_or_default();
+    if ["float8", "mx"].iter().any(|format| converters.contains(format)) {
+        return words.error("model.converters", converters, "plans compute in fp32, bf16 or fp16");
+    }
     let width = |name: &str| {
         Ok::<usize, ExchangeError>(words.size(&format!("parallelism.{name}_degree"))?.unwrap_or(1))
     };
