@@ -1,5 +1,6 @@
-//! What is in 8 bits where a plan computes products from operands of 8 bits (NVIDIA, Transformer Engine,
-//! `pytorch/module/layernorm_mlp.py`).
+//! What is in 8 bits where a plan computes products from operands of 8 bits, as NVIDIA's Transformer Engine has it
+//! (read at d0067d0, `pytorch/module/layernorm_mlp.py`): norms' and activations' outputs are quantized, gathered
+//! and saved so, what norms and activations read is saved as it is.
 
 use shardloom_graph::gradient::{self, Operand};
 use shardloom_graph::{DType, Graph, OpId, OpKind, ValueId};

@@ -31,7 +31,7 @@ pub enum Format {
     U32,
     /// Bytes: dropout masks.
     U8,
-    /// 8-bit floating point, of which a tensor has one scale.
+    /// 8-bit floating point with scales, which are not counted.
     F8,
 }
 

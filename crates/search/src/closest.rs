@@ -26,11 +26,10 @@ pub(crate) fn error(
     let Some((candidate, needed)) = found else {
         return Ok(match request.only.is_free() {
             true => SearchError::NoLayout { model: graph.name().to_owned() },
-            false => SearchError::Request {
-                key: "plans with",
-                value: request.only.to_string(),
-                rule: "there are none: widths divide the devices, the batch and what they split"
-                    .into(),
+            false => SearchError::NoneWith {
+                model: graph.name().to_owned(),
+                cluster: request.cluster.clone(),
+                only: request.only.to_string(),
             },
         });
     };

@@ -1,10 +1,9 @@
 //! What small changes of a plan would bring, each simulated.
 
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
 use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind};
-use shardloom_program::quantity::{bytes, percent};
-use shardloom_sim::Fit;
+use shardloom_program::quantity::percent;
 
 use crate::explain::{Fact, Topic};
 use crate::{Judgement, SearchError, judge};
@@ -23,7 +22,7 @@ pub(crate) fn facts(
     step_seconds: f64,
 ) -> Result<Vec<Fact>, SearchError> {
     let mut facts = vec![];
-    for (what, other) in changed(plan) {
+    for (what, other) in changed(plan, cluster.stack()) {
         let judgement = match judge(graph, cluster, &other) {
             // The model, the batch or another key of the plan does not go with it.
             Err(SearchError::Program(_)) => continue,
@@ -43,22 +42,15 @@ fn fact(what: &str, judgement: &Judgement, step_seconds: f64) -> Fact {
         saved if saved <= -0.0005 => format!("{} more", percent(-saved)),
         _ => "as long".to_owned(),
     };
-    let verdict = judgement.fullest().map(|it| {
-        let margin = bytes(it.margin_bytes().unsigned_abs());
-        match it.fit() {
-            Fit::Fits => format!(", with {margin} of memory to spare"),
-            Fit::Close => format!(", close to the limit of memory, with {margin} to spare"),
-            Fit::Exceeds => format!(", but not fit in memory: {margin} too much"),
-        }
-    });
+    let verdict = judgement.fullest().map(|it| format!("; memory: {}", it.verdict()));
     let sentence = format!("with {what}, a step would take {time}{}", verdict.unwrap_or_default());
     Fact { topic: Topic::Change, sentence, number: saved }
 }
 
 /// `plan` with one key changed, and what that is.
-fn changed(plan: &Plan) -> Vec<(String, Plan)> {
+fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
     let mut found = vec![];
-    let policies = [Recompute::None, Recompute::Selective, Recompute::Block];
+    let policies = Recompute::by_block_under(stack);
     let by_stage = plan.stages().any(|(_, stage)| stage.recompute.is_some());
     for recompute in policies.into_iter().filter(|&it| it != plan.recompute && !by_stage) {
         let what = format!("recompute = {:?}", recompute.name());
@@ -82,9 +74,8 @@ fn changed(plan: &Plan) -> Vec<(String, Plan)> {
             found.push((what, Plan { microbatches, ..plan.clone() }));
         }
     }
-    let splits = |dim: &str| plan.layout.splits(dim, Axis::TP);
     let is_tensor_parallel = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::TP) > 1);
-    if is_tensor_parallel && !splits("seq") {
+    if is_tensor_parallel && !plan.layout.splits("seq", Axis::TP) {
         let mut other = plan.clone();
         other.layout.0.push(LayoutRule { dim: "seq".into(), axis: Axis::TP });
         found.push(("sequence parallelism (layout \"seq:tp\")".into(), other));

@@ -25,6 +25,18 @@ pub enum SearchError {
         /// The model's name.
         model: String,
     },
+    /// No plan has what was asked for.
+    #[error(
+        "no plan of {model} on {cluster} has {only}: widths divide the devices, the batch and what they split"
+    )]
+    NoneWith {
+        /// The model's name.
+        model: String,
+        /// The cluster.
+        cluster: String,
+        /// What was asked for.
+        only: String,
+    },
     /// No plan fits in memory.
     #[error(
         "{model} fits on {cluster} in none of {space} plans; closest comes {closest}, which needs \

@@ -6,7 +6,7 @@ use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
-use shardloom_sim::{MemoryFit, Simulation};
+use shardloom_sim::{Fit, MemoryFit, Simulation};
 
 use crate::experiment::{Bench, Traffic, changed};
 use crate::search::Search;
@@ -159,11 +159,11 @@ fn memory(bench: &Bench<'_>, measured: &Simulation) -> Result<Vec<Fact>, SearchE
     let class = bench.program.class(class);
     let held = fullest.persistent;
     let share = fullest.peak_bytes as f64 / fullest.memory_bytes as f64;
-    let verdict = match share {
-        share if share > 1.0 => "does not fit",
-        share if share > 0.95 => "is close to the limit",
-        share if share > 0.8 => "uses memory well",
-        _ => "leaves room for larger micro-batches or less recomputation",
+    let verdict = match fullest.fit() {
+        Fit::Exceeds => "does not fit",
+        Fit::Close => "is close to the limit",
+        Fit::Fits if share > 0.8 => "uses memory well",
+        Fit::Fits => "leaves room for larger micro-batches or less recomputation",
     };
     let sentence = format!(
         "fullest: {}, with {} of {} ({}), which {verdict}: weights {}, gradients {}, optimizer \

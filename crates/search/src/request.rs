@@ -144,8 +144,8 @@ impl Request {
         Ok(())
     }
 
-    /// Whether a plan made without these constraints may be the answer.
-    pub fn takes_baselines(&self) -> bool {
+    /// Whether a plan made without its constraints may be the answer.
+    pub(crate) fn takes_baselines(&self) -> bool {
         self.only.is_free() && self.schedules == ScheduleKind::SEARCHED
     }
 

@@ -462,7 +462,7 @@ fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
     }
     let request = Request { only: Only { tp: Some(3), ..Only::default() }, ..free.clone() };
     let error = search(&graph, &cluster, &request).expect_err("heads are not divided by 3");
-    assert!(error.to_string().contains("plans with = tp 3: there are none"), "{error}");
+    assert!(error.to_string().contains("no plan of gpt on c has tp 3: widths divide"), "{error}");
     let only = Only { recompute: Some(Recompute::Stage), ..Only::default() };
     let error = search(&graph, &cluster, &Request { only, ..free }).expect_err("no estimate");
     assert!(error.to_string().contains("by stage"), "{error}");

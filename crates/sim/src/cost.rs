@@ -477,7 +477,8 @@ impl<'a> CostModel<'a> {
             }
             // What a pass has first is read, and written in 8 bits as it is and transposed: activations for
             // the products forward and of weights, their gradients for those backward. So it is also with what is
-            // stored in 8 bits: a scale is known only when all of a tensor is.
+            // stored in 8 bits, as where a scale is that of the tensor itself; with scales of earlier steps norms
+            // write 8 bits by themselves, which is not counted.
             OpKind::Contract { .. } if self.product_format(op) == Precision::Fp8 => match pass {
                 Pass::Forward => (real_bytes + 2) * elements(node.inputs[0]),
                 Pass::Input => (real_bytes + 2) * elements(node.outputs[0]),

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use shardloom_cluster::Cluster;
+use shardloom_program::quantity::{bytes, percent};
 use shardloom_program::timeline::Track;
 use shardloom_program::{PersistentBytes, Program, Rank};
 
@@ -88,6 +89,18 @@ impl MemoryFit {
     pub fn margin_bytes(&self) -> i64 {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         signed(self.memory_bytes).saturating_sub(signed(self.peak_bytes))
+    }
+
+    /// Whether it fits, in words, with the margin: `fits, 12.3 GiB (15.4%) to spare`.
+    pub fn verdict(&self) -> String {
+        let margin = self.margin_bytes().unsigned_abs();
+        let share = percent(margin as f64 / self.memory_bytes.max(1) as f64);
+        let margin = bytes(margin);
+        match self.fit() {
+            Fit::Fits => format!("fits, {margin} ({share}) to spare"),
+            Fit::Close => format!("close, {margin} ({share}) to spare"),
+            Fit::Exceeds => format!("does not fit, {margin} ({share}) too much"),
+        }
     }
 
     /// Whether it fits.

@@ -3,7 +3,7 @@
 mod scenario;
 
 use scenario::{gpt, h100, lowered, uniform};
-use shardloom_cluster::ClusterError;
+use shardloom_cluster::{ClusterError, Stack};
 use shardloom_plan::Plan;
 use shardloom_program::{Action, BodyKind, PersistentBytes, lower};
 use shardloom_sim::{
@@ -148,4 +148,13 @@ fn the_summary_has_the_contract_s_keys() {
         program.sent_bytes(shardloom_program::ClassId(1), 0)
     );
     assert_eq!(folded["step_seconds"], unfolded["step_seconds"]);
+}
+
+#[test]
+fn steps_that_take_longer_than_can_be_counted_are_refused() {
+    let graph = gpt(2, false);
+    let program = lowered(&graph, &uniform(1, 2, 1, 2));
+    let slow = Stack { memory_time: 1e15, ..Stack::default() };
+    let error = simulate(&graph, &h100(2).under(slow), &program, ONE).expect_err("too long");
+    assert!(error.to_string().contains("213 days"), "{error}");
 }

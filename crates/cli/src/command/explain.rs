@@ -45,7 +45,7 @@ pub struct Explain {
 #[derive(Serialize)]
 struct Answer {
     step_seconds: f64,
-    /// Between which four of five published steps like it were, as the stack has them; null where it has none.
+    /// The times between which four of five published steps like it were measured; null where the stack has none.
     step_seconds_interval: Option<[f64; 2]>,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,

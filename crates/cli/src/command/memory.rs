@@ -1,7 +1,7 @@
 //! Whether a plan fits into memory, and what it is that fills it.
 
 use serde::Serialize;
-use shardloom::program::quantity::{bytes, percent};
+use shardloom::program::quantity::bytes;
 use shardloom::sim::{Fit, MemoryFit};
 
 /// The memory of a rank, or of a folded class of ranks the first.
@@ -27,7 +27,7 @@ pub struct Memory {
 
 impl Memory {
     /// Of one rank.
-    pub fn of(it: &MemoryFit) -> Memory {
+    fn of(it: &MemoryFit) -> Memory {
         Memory {
             rank: it.rank,
             peak_bytes: it.peak_bytes,
@@ -47,31 +47,23 @@ impl Memory {
     pub fn all(ranks: &[MemoryFit]) -> Vec<Memory> {
         ranks.iter().map(Memory::of).collect()
     }
+}
 
-    /// The verdict with its margin, and what the peak is made of.
-    pub fn described(&self) -> String {
-        let margin = self.margin_bytes.unsigned_abs();
-        let share = percent(margin as f64 / self.memory_bytes.max(1) as f64);
-        let margin = bytes(margin);
-        let verdict = match self.fit {
-            Fit::Fits => format!("fits, {margin} ({share}) to spare"),
-            Fit::Close => format!("close, {margin} ({share}) to spare"),
-            Fit::Exceeds => format!("does not fit, {margin} ({share}) too much"),
-        };
-        let parts = [
-            ("weights", self.weight_bytes),
-            ("gradients", self.gradient_bytes),
-            ("optimizer state", self.state_bytes),
-            ("other", self.other_bytes),
-            ("activations", self.activation_bytes),
-            ("buffers", self.buffer_bytes),
-        ];
-        let parts = parts.into_iter().filter(|&(_, size)| size > 0);
-        let parts: Vec<String> =
-            parts.map(|(name, size)| format!("{name} {}", bytes(size))).collect();
-        let (rank, peak, all) = (self.rank, bytes(self.peak_bytes), bytes(self.memory_bytes));
-        format!("{verdict}; rank {rank} holds {peak} of {all}: {}", parts.join(", "))
-    }
+/// The verdict on a rank with its margin, and what its peak is made of.
+pub fn described(it: &MemoryFit) -> String {
+    let parts = [
+        ("weights", it.persistent.weights),
+        ("gradients", it.persistent.gradients),
+        ("optimizer state", it.persistent.state),
+        ("other", it.persistent.other),
+        ("activations", it.activation_bytes),
+        ("buffers", it.buffer_bytes()),
+    ];
+    let parts = parts.into_iter().filter(|&(_, size)| size > 0);
+    let parts: Vec<String> = parts.map(|(name, size)| format!("{name} {}", bytes(size))).collect();
+    let (verdict, rank) = (it.verdict(), it.rank);
+    let (peak, all) = (bytes(it.peak_bytes), bytes(it.memory_bytes));
+    format!("{verdict}; rank {rank} holds {peak} of {all}: {}", parts.join(", "))
 }
 
 #[cfg(test)]
@@ -93,14 +85,13 @@ mod tests {
             let memory_bytes = 80 * gib;
             let peak_bytes = peak * gib;
             let activation_bytes = 5 * gib;
-            Memory::of(&MemoryFit {
+            described(&MemoryFit {
                 rank: 3,
                 peak_bytes,
                 memory_bytes,
                 persistent,
                 activation_bytes,
             })
-            .described()
         };
         assert_eq!(
             said(70),

@@ -16,7 +16,7 @@ use shardloom::{
 
 use super::cost::Cost;
 use super::interval::Interval;
-use super::memory::Memory;
+use super::memory::{self, Memory};
 use super::plan_line::plan_line;
 use super::uplink::Network;
 use super::{DeviceAnswer, ProfileFile, StackAnswer, StackName, devices_described};
@@ -129,7 +129,7 @@ struct Answer<'a> {
 #[derive(Serialize)]
 struct Predicted<'a> {
     step_seconds: f64,
-    /// Between which four of five published steps like it were, as the stack has them; null where it has none.
+    /// The times between which four of five published steps like it were measured; null where the stack has none.
     step_seconds_interval: Option<[f64; 2]>,
     tokens_per_second: f64,
     mfu: Option<f64>,
@@ -318,7 +318,7 @@ impl Plan {
             percent(outcome.judgement.bubble_fraction)
         ))?;
         if let Some(fullest) = outcome.judgement.fullest() {
-            terminal.line(format_args!("Memory: {}", Memory::of(fullest).described()))?;
+            terminal.line(format_args!("Memory: {}", memory::described(fullest)))?;
         }
         if let Some(line) = speedup(planned, cluster) {
             terminal.line(line)?;

@@ -12,7 +12,7 @@ use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
 use super::cost::Cost;
 use super::interval::Interval;
-use super::memory::Memory;
+use super::memory::{self, Memory};
 use super::plan_or_model::{PlanOrModel, Planned, Shape};
 use super::{DeviceAnswer, ProfileFile, StackAnswer, devices_described};
 use crate::failure::Failure;
@@ -68,7 +68,7 @@ pub struct Simulate {
 struct Answer<'a> {
     #[serde(flatten)]
     summary: &'a Summary,
-    /// Between which four of five published steps like it were, as the stack has them; null where it has none.
+    /// The times between which four of five published steps like it were measured; null where the stack has none.
     step_seconds_interval: Option<[f64; 2]>,
     stack: StackAnswer,
     devices: Vec<DeviceAnswer>,
@@ -161,7 +161,7 @@ impl Simulate {
                 .line("Ranks have different numbers of rows, so each was simulated by itself.")?;
         }
         match MemoryFit::fullest(&prediction.memory) {
-            Some(it) => terminal.line(format_args!("Memory: {}", Memory::of(it).described())),
+            Some(it) => terminal.line(format_args!("Memory: {}", memory::described(it))),
             None => Ok(()),
         }
     }

@@ -101,10 +101,11 @@ impl Site<'_> {
             };
             let queues = run(0.0);
             let seconds = queues.end();
-            // What comes when the pass would be over holds up all but what does not need it.
-            let early_seconds = match self.overlaps {
+            let receives = |it: &Instruction| matches!(it.action, Action::Receive { .. });
+            // What comes when the pass would be over holds up all but what does not need it. In one lane a
+            // message is waited for first.
+            let early_seconds = match self.overlaps && pass.iter().any(|(it, ..)| receives(it)) {
                 true => 2.0 * seconds - run(seconds).end(),
-                // In one lane a message is waited for first.
                 false => 0.0,
             };
             PassCost { seconds, exposed_seconds: seconds - queues.computed, early_seconds }

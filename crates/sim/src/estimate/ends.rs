@@ -16,8 +16,8 @@ pub(super) struct Ends {
     /// Between the last gradient and the first update, where all ranks wait for each other; none if they
     /// do not.
     pub norm: Option<Norm>,
-    /// Parameters that live on several meshes.
-    pub homes: Vec<Homes>,
+    /// Parameters that several meshes have.
+    pub shared: Vec<SharedSum>,
     /// Whether communication runs beside computation.
     pub overlaps: bool,
     /// Whether gradients are reduced after every backward pass and not only the last.
@@ -33,10 +33,10 @@ pub(super) struct Norm {
     pub sum_seconds: f64,
 }
 
-/// Where a parameter lives.
+/// A parameter that several meshes have.
 #[derive(Clone, Debug)]
-pub(super) struct Homes {
-    /// Those that have it.
+pub(super) struct SharedSum {
+    /// Those meshes.
     pub meshes: BTreeSet<usize>,
     /// Adding up its gradients over them.
     pub sum_seconds: f64,
@@ -53,10 +53,10 @@ impl Ends {
         shared: &[Shared],
     ) -> Ends {
         let norm = || Norm::of(settings, place, candidate, pipelines);
-        let homes = shared.iter().map(|it| Homes::of(settings, place, candidate, pipelines, it));
+        let sum = |it: &Shared| SharedSum::of(settings, place, candidate, pipelines, it);
         Ends {
             norm: settings.norm.then(norm),
-            homes: homes.filter(|it| it.meshes.len() > 1).collect(),
+            shared: shared.iter().map(sum).filter(|it| it.meshes.len() > 1).collect(),
             overlaps: place.overlaps(),
             reduces_each: candidate.zero == 2 && candidate.sharers() > 1,
         }
@@ -85,14 +85,14 @@ impl Norm {
     }
 }
 
-impl Homes {
+impl SharedSum {
     fn of(
         settings: &Settings,
         place: &Place<'_>,
         candidate: &Candidate,
         pipelines: &[Vec<Instance>],
         shared: &Shared,
-    ) -> Homes {
+    ) -> SharedSum {
         let holders = pipelines.iter().flatten().filter(|it| it.cost.has_one_of(&shared.blocks));
         let meshes: BTreeSet<usize> = holders.map(|it| it.device).collect();
         let (size, devices) = (candidate.mesh().size() as u32, candidate.devices());
@@ -101,6 +101,6 @@ impl Homes {
         let bytes = precision.gradients.bytes();
         let sum = Collective::new(place, Kind::AllReduce, algorithm, shape, bytes);
         let shards = if candidate.zero >= 1 { f64::from(candidate.sharers()) } else { 1.0 };
-        Homes { meshes, sum_seconds: sum.seconds(shared.parameters.total() / shards) }
+        SharedSum { meshes, sum_seconds: sum.seconds(shared.parameters.total() / shards) }
     }
 }

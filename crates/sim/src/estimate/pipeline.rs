@@ -126,6 +126,14 @@ fn pass_seconds(kind: PassKind, cost: &StageCost) -> (f64, f64) {
     }
 }
 
+/// How long a pass runs before it needs what it receives.
+fn early_seconds(kind: PassKind, cost: &StageCost) -> f64 {
+    match kind {
+        PassKind::Backward | PassKind::BackwardInput => cost.early_seconds,
+        PassKind::Forward | PassKind::BackwardWeight => 0.0,
+    }
+}
+
 /// What a pass needs beyond what its device holds before it.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
@@ -133,14 +141,6 @@ struct Memory {
     most: f64,
     /// What is there behind it, below 0 where it frees more than it leaves.
     change: f64,
-}
-
-/// How long a pass runs before it needs what it receives.
-fn early_seconds(kind: PassKind, cost: &StageCost) -> f64 {
-    match kind {
-        PassKind::Backward | PassKind::BackwardInput => cost.early_seconds,
-        PassKind::Forward | PassKind::BackwardWeight => 0.0,
-    }
 }
 
 impl Memory {
@@ -251,9 +251,9 @@ fn with_ends(devices: &mut [Device], instances: &[Instance], starts: &[f64], end
     }
     let makespan = devices.iter().map(|it| it.clock).fold(0.0, f64::max);
     let last = |it: &Device| it.clock.max(it.reducing);
-    for homes in &ends.homes {
-        let ready = homes.meshes.iter().map(|&mesh| last(&devices[mesh])).fold(0.0, f64::max);
-        homes.meshes.iter().for_each(|&mesh| devices[mesh].reducing = ready + homes.sum_seconds);
+    for shared in &ends.shared {
+        let ready = shared.meshes.iter().map(|&mesh| last(&devices[mesh])).fold(0.0, f64::max);
+        shared.meshes.iter().for_each(|&mesh| devices[mesh].reducing = ready + shared.sum_seconds);
     }
     match &ends.norm {
         Some(norm) => {
@@ -303,8 +303,8 @@ pub(super) fn bound_seconds(
             behind += cost.backward_seconds - exposed[1] - cost.early_seconds + it.send_seconds[0];
         }
     }
-    for homes in &ends.homes {
-        homes.meshes.iter().for_each(|&mesh| meshes[mesh].end += homes.sum_seconds);
+    for shared in &ends.shared {
+        shared.meshes.iter().for_each(|&mesh| meshes[mesh].end += shared.sum_seconds);
     }
     match &ends.norm {
         Some(norm) => {
