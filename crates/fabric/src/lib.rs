@@ -61,11 +61,14 @@
 #![deny(unsafe_code)]
 
 mod apply;
+mod by_messages;
+mod channel;
 mod collective;
 mod contents;
 mod counters;
 mod engine;
 mod error;
+mod in_line;
 mod in_process;
 mod message;
 mod operation;

@@ -2,7 +2,7 @@ use std::fmt;
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
 
-use crate::Format;
+use crate::{FabricError, Format};
 
 /// What a rank was doing, for errors to name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +76,34 @@ pub enum Call {
         /// How elements are stored.
         format: Format,
     },
+}
+
+impl Call {
+    /// Exchanging buffers; what reducing means is passed over where nothing is reduced.
+    pub(crate) fn exchange(
+        kind: Kind,
+        algorithm: Algorithm,
+        reduction: Reduction,
+        (elements, format): (usize, Format),
+    ) -> Call {
+        let reduction = match kind {
+            Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce { .. } => reduction,
+            Kind::AllGather | Kind::AllToAll | Kind::Broadcast { .. } => Reduction::Sum,
+        };
+        Call::Exchange { kind, algorithm, reduction, elements, format }
+    }
+}
+
+/// What is wrong with the calls of a group's members, by position, if they differ.
+pub(crate) fn disagreement(
+    members: &[u32],
+    calls: impl IntoIterator<Item = Call>,
+) -> Option<FabricError> {
+    let mut calls = calls.into_iter().zip(members);
+    let (call, _) = calls.next()?;
+    let (other_call, &other_rank) = calls.find(|&(other, _)| other != call)?;
+    let (members, rank) = (members.to_vec(), members[0]);
+    Some(FabricError::Mismatch { members, rank, call, other_rank, other_call })
 }
 
 impl fmt::Display for Call {

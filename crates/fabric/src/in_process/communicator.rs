@@ -1,26 +1,23 @@
 #![expect(unsafe_code, reason = "a buffer is lent to the members of the group")]
 
-use std::{collections::HashMap, fmt, ptr, sync::Arc};
+use std::{fmt, ptr, sync::Arc};
 
-use shardloom_collectives::{Algorithm, CollectiveError, Kind, Reduction, plan};
+use shardloom_collectives::{Algorithm, CollectiveError, Kind, Reduction};
 
 use super::{
-    counted::Counts,
     messaging::Messaging,
     registry::Seat,
     rendezvous::Published,
     shared_memory::{LentBuffers, NoUnwinding},
-    stepwise::Script,
-    stock::Stock,
 };
 use crate::{
-    Call, Collective, FabricError, Format, Lent, Reduce, ViewMut, counters::LiveCounters,
+    Call, Collective, FabricError, Format, Reduce,
+    by_messages::{Counts, Script, Scripts, Stock},
+    counters::LiveCounters,
+    in_line,
+    operation::disagreement,
     view::Element,
 };
-
-/// Scripts a group keeps. Callers mostly use a few sizes again and again; those that
-/// do not must not fill the memory.
-const CACHED_SCRIPTS: usize = 256;
 
 /// What carries out the collectives of one member of a group.
 ///
@@ -30,8 +27,7 @@ pub(super) struct Communicator {
     seat: Seat,
     counters: Arc<LiveCounters>,
     arithmetic: Arc<dyn Reduce>,
-    /// By kind, algorithm, elements and the bytes of one.
-    scripts: HashMap<(Kind, Algorithm, usize, usize), Arc<Script>>,
+    scripts: Scripts,
     /// What there is to send messages in, by the position that they go to.
     stocked: Vec<Stock>,
 }
@@ -43,71 +39,7 @@ impl Communicator {
         arithmetic: Arc<dyn Reduce>,
     ) -> Self {
         let stocked = vec![Stock::default(); seat.participant.members().len()];
-        Self { seat, counters, arithmetic, scripts: HashMap::new(), stocked }
-    }
-
-    pub(super) fn members(&self) -> &[u32] {
-        self.seat.participant.members()
-    }
-
-    pub(super) fn position(&self) -> u32 {
-        self.seat.participant.position() as u32
-    }
-
-    /// Carries out a collective on the buffers that members lend, in place.
-    pub(super) fn carry_out(
-        &mut self,
-        collective: Collective<'_>,
-        lent: &mut impl Lent,
-    ) -> Result<(), FabricError> {
-        let mut outcome = None;
-        lent.lend(&mut |buffer| outcome = Some(self.carry_out_in(collective, buffer)));
-        outcome.expect("what is lent is worked on once")
-    }
-
-    fn carry_out_in(
-        &mut self,
-        collective: Collective<'_>,
-        buffer: ViewMut<'_>,
-    ) -> Result<(), FabricError> {
-        match buffer {
-            ViewMut::F32(buffer) => self.carry_out_on(collective, Format::F32, buffer),
-            ViewMut::F64(buffer) => self.carry_out_on(collective, Format::F64, buffer),
-            ViewMut::Bf16(buffer) => self.carry_out_on(collective, Format::Bf16, buffer),
-            ViewMut::F16(buffer) => self.carry_out_on(collective, Format::F16, buffer),
-            ViewMut::U32(buffer) => self.carry_out_on(collective, Format::U32, buffer),
-            ViewMut::U8(buffer) => self.carry_out_on(collective, Format::U8, buffer),
-        }
-    }
-
-    fn carry_out_on<T: Element>(
-        &mut self,
-        collective: Collective<'_>,
-        format: Format,
-        buffer: &mut [T],
-    ) -> Result<(), FabricError> {
-        let (kind, algorithm, reduction) = match collective {
-            Collective::Equal { kind, algorithm, reduction } => (kind, algorithm, reduction),
-            Collective::AllToAllV { sent, received } => {
-                return self.exchange_counted(Counts { sent, received }, format, buffer);
-            }
-        };
-        let reduction = match kind {
-            Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce { .. } => reduction,
-            Kind::AllGather | Kind::AllToAll | Kind::Broadcast { .. } => Reduction::Sum,
-        };
-        if algorithm == Algorithm::Direct {
-            self.exchange_directly(kind, reduction, format, buffer)
-        } else {
-            self.exchange_by_messages(kind, algorithm, reduction, format, buffer)
-        }
-    }
-
-    /// Waits until all members have called it.
-    pub(super) fn barrier(&mut self) -> Result<(), FabricError> {
-        self.agree(Call::Barrier, ptr::null_mut())?;
-        self.counters.count_collective(0);
-        Ok(())
+        Self { seat, counters, arithmetic, scripts: Scripts::default(), stocked }
     }
 
     fn exchange_counted<T: Element>(
@@ -134,7 +66,7 @@ impl Communicator {
         format: Format,
         buffer: &mut [T],
     ) -> Result<(), FabricError> {
-        let call = Call::Exchange { kind, algorithm, reduction, elements: buffer.len(), format };
+        let call = Call::exchange(kind, algorithm, reduction, (buffer.len(), format));
         let script = self.script(kind, algorithm, buffer.len(), size_of::<T>());
         self.agree(call, ptr::null_mut())?;
         let script = script?;
@@ -154,7 +86,7 @@ impl Communicator {
         buffer: &mut [T],
     ) -> Result<(), FabricError> {
         let (algorithm, elements) = (Algorithm::Direct, buffer.len());
-        let call = Call::Exchange { kind, algorithm, reduction, elements, format };
+        let call = Call::exchange(kind, algorithm, reduction, (elements, format));
         let script = self.script(kind, algorithm, elements, size_of::<T>());
         let no_unwinding = NoUnwinding::from_here_on();
         self.agree(call, buffer.as_mut_ptr().cast())?;
@@ -181,20 +113,10 @@ impl Communicator {
         let participant = &mut self.seat.participant;
         participant.meet(Published { call, buffer })?;
         let members = participant.members();
-        let first = participant.published(0).call;
-        let differing = members.iter().enumerate().find_map(|(position, &rank)| {
-            let other = participant.published(position).call;
-            (other != first).then_some((rank, other))
-        });
-        match differing {
+        let calls = (0..members.len()).map(|position| participant.published(position).call);
+        match disagreement(members, calls) {
             None => Ok(()),
-            Some((other_rank, other_call)) => Err(participant.break_off(FabricError::Mismatch {
-                members: members.to_vec(),
-                rank: members[0],
-                call: first,
-                other_rank,
-                other_call,
-            })),
+            Some(mismatch) => Err(participant.break_off(mismatch)),
         }
     }
 
@@ -205,22 +127,48 @@ impl Communicator {
         elements: usize,
         element_bytes: usize,
     ) -> Result<Arc<Script>, CollectiveError> {
-        let key = (kind, algorithm, elements, element_bytes);
-        if let Some(script) = self.scripts.get(&key) {
-            return Ok(Arc::clone(script));
-        }
         let participant = &self.seat.participant;
-        let list = plan(kind, algorithm, participant.members().len() as u32, elements)?;
-        let script = match algorithm {
-            Algorithm::Direct => Script::new(&list, participant.position()),
-            _ => Script::for_messages(&list, participant.position(), element_bytes),
+        let (members, position) = (participant.members().len(), participant.position());
+        let key = (kind, algorithm, elements, element_bytes);
+        self.scripts.get(key, members, |list| match algorithm {
+            Algorithm::Direct => Script::new(list, position),
+            _ => Script::for_messages(list, position, element_bytes),
+        })
+    }
+}
+
+impl in_line::Communicator for Communicator {
+    fn members(&self) -> &[u32] {
+        self.seat.participant.members()
+    }
+
+    fn position(&self) -> usize {
+        self.seat.participant.position()
+    }
+
+    fn carry_out<T: Element>(
+        &mut self,
+        collective: Collective<'_>,
+        format: Format,
+        buffer: &mut [T],
+    ) -> Result<(), FabricError> {
+        let (kind, algorithm, reduction) = match collective {
+            Collective::Equal { kind, algorithm, reduction } => (kind, algorithm, reduction),
+            Collective::AllToAllV { sent, received } => {
+                return self.exchange_counted(Counts { sent, received }, format, buffer);
+            }
         };
-        let script = Arc::new(script);
-        if self.scripts.len() >= CACHED_SCRIPTS {
-            self.scripts.clear();
+        if algorithm == Algorithm::Direct {
+            self.exchange_directly(kind, reduction, format, buffer)
+        } else {
+            self.exchange_by_messages(kind, algorithm, reduction, format, buffer)
         }
-        self.scripts.insert(key, Arc::clone(&script));
-        Ok(script)
+    }
+
+    fn barrier(&mut self) -> Result<(), FabricError> {
+        self.agree(Call::Barrier, ptr::null_mut())?;
+        self.counters.count_collective(0);
+        Ok(())
     }
 }
 

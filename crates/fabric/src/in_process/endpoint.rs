@@ -1,16 +1,12 @@
 use std::{sync::Arc, thread};
 
-use super::{
-    channel::{Channels, Looked},
-    communicator::Communicator,
-    group::InLine,
-    pool::SendPool,
-    registry::Registry,
-    roster::Roster,
-};
+use super::{communicator::Communicator, pool::SendPool, registry::Registry, roster::Roster};
 use crate::{
     Counters, Endpoint, Engine, FabricError, Group, Lent, Message, Operation, Pool, PoolId, Reduce,
-    Settings, counters::LiveCounters,
+    Settings,
+    channel::{Channels, Looked},
+    counters::LiveCounters,
+    in_line::InLine,
 };
 
 /// The engine whose ranks are threads of this process: messages are moved, collectives done by the

@@ -2,25 +2,19 @@
 //!
 //! - `roster`: which ranks there are, where each waits (`doorbell`), which are gone.
 //! - `endpoint` over `channel`: point-to-point messages, in buffers of a `pool`.
-//! - `group` over `communicator`: collectives; `registry` matches members up.
+//! - `communicator`: collectives; `registry` matches members up.
 //! - `rendezvous`: how members agree that a collective starts and ends.
-//! - `shared_memory`: Direct collectives; all others over `channel` by `messaging`: `stepwise` those that
-//!   have a step list, `counted` all-to-all with counts.
+//! - `shared_memory`: Direct collectives; all others over `channel` by `messaging`.
 
-mod channel;
 mod communicator;
-mod counted;
 mod doorbell;
 mod endpoint;
-mod group;
 mod messaging;
 mod pool;
 mod registry;
 mod rendezvous;
 mod roster;
 mod shared_memory;
-mod stepwise;
-mod stock;
 
 /// The most ranks that one process can be asked for: between every two is a channel.
 pub const MOST_RANKS: u32 = 4096;

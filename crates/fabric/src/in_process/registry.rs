@@ -4,11 +4,10 @@ use std::{
 };
 
 use super::{
-    channel::Channels,
     rendezvous::{Participant, rendezvous},
     roster::Roster,
 };
-use crate::contents::Storage;
+use crate::{channel::Channels, contents::Storage};
 
 /// Matches the members of a group up, however far apart in time they build it.
 #[derive(Debug, Default)]

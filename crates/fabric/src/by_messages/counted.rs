@@ -1,13 +1,13 @@
 //! All-to-all with counts of each member's own.
 
-use super::{messaging::Messaging, stock::Stock};
+use super::{Exchange, Stock};
 use crate::{FabricError, view::Element};
 
 /// What one member counts: elements that go to each member and come from each.
 #[derive(Clone, Copy)]
-pub(super) struct Counts<'a> {
-    pub(super) sent: &'a [usize],
-    pub(super) received: &'a [usize],
+pub(crate) struct Counts<'a> {
+    pub(crate) sent: &'a [usize],
+    pub(crate) received: &'a [usize],
 }
 
 impl Counts<'_> {
@@ -25,19 +25,19 @@ impl Counts<'_> {
     }
 
     /// Elements that go to other members.
-    pub(super) fn sent_to_others(self, own: usize) -> usize {
+    pub(crate) fn sent_to_others(self, own: usize) -> usize {
         let others = self.sent.iter().enumerate().filter(|&(member, _)| member != own);
         others.map(|(_, count)| count).sum()
     }
 
     /// Sends and receives all parts, once all members are through with what they did before.
-    pub(super) fn exchange<T: Element>(
+    pub(crate) fn exchange<T: Element>(
         self,
-        members: &Messaging<'_>,
+        members: &impl Exchange,
         stocked: &mut [Stock],
         buffer: &mut [T],
     ) -> Result<(), FabricError> {
-        let count = members.participant.members().len();
+        let count = members.members().len();
         if let Some(reason) = self.misfit(count, buffer.len()) {
             return Err(members.counts_differ(reason));
         }
@@ -56,7 +56,7 @@ impl Counts<'_> {
             let message = members.receive(from)?;
             let arrived = message.elements::<T>();
             if arrived.len() != elements {
-                let peer = members.participant.members()[from];
+                let peer = members.members()[from];
                 let arrived = arrived.len();
                 return Err(members.counts_differ(format!(
                     "rank {peer} sends {arrived} elements where {elements} are expected"

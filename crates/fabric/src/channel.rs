@@ -11,7 +11,7 @@ use std::{
 ///
 /// It never waits and wakes no one: the receiver polls it, and the sender rings the receiver's bell.
 #[derive(Debug)]
-pub(super) struct Channel<T> {
+pub(crate) struct Channel<T> {
     /// Messages ever accepted; lets a waiting receiver poll without the lock.
     accepted: AtomicU64,
     contents: Mutex<Contents<T>>,
@@ -29,16 +29,16 @@ struct Contents<T> {
 
 /// What a receiver remembers between two polls: the messages it has looked at.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Looked(Option<u64>);
+pub(crate) struct Looked(Option<u64>);
 
 impl<T> Channel<T> {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [queue, aside] = [(), ()].map(|()| VecDeque::new());
         Self { accepted: AtomicU64::new(0), contents: Mutex::new(Contents { queue, aside }) }
     }
 
     /// Makes room for so many messages, so that nothing is allocated up to there.
-    pub(super) fn make_room(&self, messages: usize) {
+    pub(crate) fn make_room(&self, messages: usize) {
         let Contents { queue, aside } = &mut *self.lock();
         for list in [queue, aside] {
             list.reserve(messages.saturating_sub(list.len()));
@@ -50,19 +50,19 @@ impl<T> Channel<T> {
     }
 
     /// Puts a message in.
-    pub(super) fn put(&self, tag: u64, message: T) {
+    pub(crate) fn put(&self, tag: u64, message: T) {
         self.lock().queue.push_back((tag, message));
         self.accepted.fetch_add(1, Ordering::Release);
     }
 
     /// The message in the queue that was put in last, whatever its tag: the one most likely to be in a
     /// cache, where messages are only what others are put in.
-    pub(super) fn take_newest(&self) -> Option<T> {
+    pub(crate) fn take_newest(&self) -> Option<T> {
         self.lock().queue.pop_back().map(|(_, message)| message)
     }
 
     /// The oldest message of this tag. Messages of other tags before it are set aside.
-    pub(super) fn take(&self, tag: u64, looked: &mut Looked) -> Option<T> {
+    pub(crate) fn take(&self, tag: u64, looked: &mut Looked) -> Option<T> {
         if looked.0 == Some(self.accepted.load(Ordering::Acquire)) {
             return None;
         }
@@ -91,17 +91,17 @@ impl<T> Contents<T> {
 
 /// The channels between all pairs, each made when first used.
 #[derive(Debug)]
-pub(super) struct Channels<T> {
+pub(crate) struct Channels<T> {
     ends: usize,
     between: Box<[OnceLock<Box<Channel<T>>>]>,
 }
 
 impl<T> Channels<T> {
-    pub(super) fn new(ends: usize) -> Self {
+    pub(crate) fn new(ends: usize) -> Self {
         Self { ends, between: (0..ends * ends).map(|_| OnceLock::new()).collect() }
     }
 
-    pub(super) fn between(&self, from: usize, to: usize) -> &Channel<T> {
+    pub(crate) fn between(&self, from: usize, to: usize) -> &Channel<T> {
         self.between[from * self.ends + to].get_or_init(|| Box::new(Channel::new()))
     }
 }

@@ -6,16 +6,16 @@ use shardloom_collectives::{Member, StepList};
 
 /// What messages from one member to another are sent in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Stock {
+pub(crate) struct Stock {
     /// How many can be under way at once: sent, and not yet given back.
-    pub(super) messages: usize,
+    pub(crate) messages: usize,
     /// Bytes of the longest.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Stock {
     /// The least that is enough for either.
-    pub(super) fn or(self, other: Stock) -> Stock {
+    pub(crate) fn or(self, other: Stock) -> Stock {
         Stock { messages: self.messages.max(other.messages), bytes: self.bytes.max(other.bytes) }
     }
 }
@@ -29,7 +29,7 @@ const MOST_FOLLOWED: usize = 64;
 /// A message is back once its receiver has completed the step it was sent in. How far others are at
 /// least, a member knows from those it has received from, directly or by way of others: vector clocks.
 /// Of [many](MOST_FOLLOWED) members that is more work than it saves memory, and no message counts as back.
-pub(super) fn stock(list: &StepList, own: Member, element_bytes: usize) -> BTreeMap<usize, Stock> {
+pub(crate) fn stock(list: &StepList, own: Member, element_bytes: usize) -> BTreeMap<usize, Stock> {
     let members = list.members as usize;
     let follows = members <= MOST_FOLLOWED;
     // By member: how many steps each has completed at least, as this one begins its next.
