@@ -1,7 +1,9 @@
+use serde::{Deserialize, Serialize};
+
 use crate::{CollectiveError, Combine, StepList};
 
 /// What reducing two elements means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduction {
     /// Addition.
     Sum,

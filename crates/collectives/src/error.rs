@@ -1,7 +1,7 @@
 use crate::{Algorithm, Kind, Member};
 
 /// Why a collective cannot be planned, parsed or applied.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum CollectiveError {
     /// No step list exists for this pair.
     #[error("{kind} has no {algorithm} algorithm; it has {}", .kind.algorithm_names().join(", "))]

@@ -42,9 +42,36 @@ impl Contents {
         }
     }
 
+    /// The bytes that they are stored in, as this machine orders them.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.storage.elements()
+    }
+
+    /// Likewise, to be written.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.storage.elements_mut()
+    }
+
+    /// The same bytes as elements of another format: as many as there are whole ones.
+    pub fn relabelled(self, format: Format) -> Contents {
+        Contents { format, ..self }
+    }
+
+    /// What they are stored in.
+    pub(crate) fn into_storage(self) -> Storage {
+        self.storage
+    }
+
     /// Their size.
     pub fn bytes(&self) -> u64 {
         self.storage.bytes as u64
+    }
+}
+
+impl From<Storage> for Contents {
+    /// The bytes.
+    fn from(storage: Storage) -> Self {
+        Self { storage, format: Format::U8 }
     }
 }
 

@@ -2,12 +2,27 @@ use crate::{
     Collective, Completed, Counters, FabricError, Handle, Lent, Message, Pool, PoolId, Settings,
 };
 
+/// One of the processes that the ranks of an engine live in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// From 0.
+    pub number: u32,
+    /// How many there are.
+    pub of: u32,
+}
+
 /// A way for ranks to communicate. `B` is what they lend to collectives.
 ///
 /// Whatever the engine, ranks see the same: what is sent arrives in order, collectives reduce in the
 /// order of their step lists, nothing waits for ever, and counters count what was sent.
 pub trait Engine<B: Lent>: Send + Sync {
-    /// The endpoints of ranks `0..ranks`, in order, each to be moved to where its rank lives.
+    /// This process, among those that the ranks live in.
+    fn process(&self) -> Process {
+        Process { number: 0, of: 1 }
+    }
+
+    /// The endpoints of those of ranks `0..ranks` that live in this process, in order, each to be moved to
+    /// where its rank lives.
     ///
     /// Endpoints share nothing with those of another call, so a changed set of ranks starts with a
     /// clean slate.

@@ -9,7 +9,7 @@ use crate::{Call, Operation};
 /// An error in a collective other than [`FabricError::Collective`] breaks the group:
 /// all members get the same error, now or at their next call, and so does every later
 /// call.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum FabricError {
     /// Other ranks took longer than the timeout in [`Settings`](crate::Settings).
     #[error(

@@ -4,7 +4,8 @@
 //! and builds [`Group`]s, whose members carry out collectives together. [`InProcess`] is the engine whose
 //! ranks are threads of one process; it works in shared memory
 //! ([`Algorithm::Direct`](shardloom_collectives::Algorithm::Direct)) or follows the step list of any other
-//! algorithm over real messages. [`Overlapped`] gives the ranks of any engine a thread each, on which
+//! algorithm over real messages. [`MessagePassing`] is the engine whose ranks live in several processes, over
+//! whatever carries packets between these ([`Transport`]). [`Overlapped`] gives the ranks of any engine a thread each, on which
 //! collectives proceed while ranks compute.
 //!
 //! ```
@@ -71,6 +72,7 @@ mod error;
 mod in_line;
 mod in_process;
 mod message;
+mod message_passing;
 mod operation;
 mod overlapped;
 mod reduce;
@@ -81,10 +83,11 @@ pub use apply::apply;
 pub use collective::{Collective, Completed, Handle, Lent};
 pub use contents::Contents;
 pub use counters::Counters;
-pub use engine::{Endpoint, Engine, Group};
+pub use engine::{Endpoint, Engine, Group, Process};
 pub use error::FabricError;
 pub use in_process::{InProcess, MOST_RANKS};
 pub use message::{Message, Pool, PoolId, Returns};
+pub use message_passing::{Arrived, MessagePassing, Packet, Transport};
 pub use operation::{Call, Operation};
 pub use overlapped::Overlapped;
 pub use reduce::Reduce;

@@ -67,10 +67,28 @@ impl Message {
         self.contents.view_mut()
     }
 
+    /// Where its buffer goes back to.
+    pub(crate) fn origin(&self) -> &Arc<dyn Returns> {
+        &self.origin
+    }
+
+    /// What is in it, without giving it back to where it came from.
+    pub(crate) fn take(mut self) -> Contents {
+        self.origin = Arc::new(Taken);
+        std::mem::take(&mut self.contents)
+    }
+
     /// Its size.
     pub fn bytes(&self) -> u64 {
         self.contents.bytes()
     }
+}
+
+/// Where nothing is given back to.
+struct Taken;
+
+impl Returns for Taken {
+    fn take_back(&self, _: Contents) {}
 }
 
 impl Drop for Message {

@@ -5,7 +5,7 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 use crate::{FabricError, Format};
 
 /// What a rank was doing, for errors to name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Operation {
     /// Sending a message.
     Send {
@@ -54,7 +54,7 @@ impl fmt::Display for Operation {
 }
 
 /// A collective as called; all members of a group must make equal calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Call {
     /// Waiting for all members.
     Barrier,

@@ -1,7 +1,7 @@
 use std::fmt;
 
 /// How one element of a buffer is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Format {
     /// Single precision.
     F32,

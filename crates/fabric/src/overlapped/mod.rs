@@ -14,7 +14,7 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 
 use crate::{
     Collective, Completed, Counters, Endpoint, Engine, FabricError, Group, Handle, Lent, Message,
-    Pool, PoolId, Settings,
+    Pool, PoolId, Process, Settings,
 };
 
 /// Collectives for which there is room from the start: as many may be waiting without the heap being asked
@@ -32,6 +32,10 @@ const ROOM: usize = 64;
 pub struct Overlapped<E>(pub E);
 
 impl<B: Lent, E: Engine<B>> Engine<B> for Overlapped<E> {
+    fn process(&self) -> Process {
+        self.0.process()
+    }
+
     fn connect(
         &self,
         ranks: u32,

@@ -10,6 +10,7 @@ mod groups;
 mod handles;
 mod messages;
 mod ranks;
+mod separate;
 
 /// One test for each fact and engine.
 macro_rules! facts {
@@ -26,6 +27,35 @@ macro_rules! engines {
             $(#[test]
             fn $fact() {
                 crate::$module::$fact(&InProcess);
+            })+
+        }
+
+        mod a_process_each {
+            use crate::separate::Separate;
+
+            $(#[test]
+            fn $fact() {
+                crate::$module::$fact(&Separate { ranks_each: 1 });
+            })+
+        }
+
+        mod two_in_a_process {
+            use crate::separate::Separate;
+
+            $(#[test]
+            fn $fact() {
+                crate::$module::$fact(&Separate { ranks_each: 2 });
+            })+
+        }
+
+        mod overlapped_processes {
+            use shardloom_fabric::Overlapped;
+
+            use crate::separate::Separate;
+
+            $(#[test]
+            fn $fact() {
+                crate::$module::$fact(&Overlapped(Separate { ranks_each: 1 }));
             })+
         }
 
@@ -104,4 +134,9 @@ facts! {
 #[test]
 fn a_message_in_one_process_is_moved_and_not_copied() {
     messages::a_message_is_moved_and_not_copied(&shardloom_fabric::InProcess);
+}
+
+#[test]
+fn buffers_that_are_under_way_in_one_process_are_made_anew() {
+    messages::buffers_that_are_under_way_are_made_anew(&shardloom_fabric::InProcess);
 }

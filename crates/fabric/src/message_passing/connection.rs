@@ -1,0 +1,111 @@
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use super::frame::Seat;
+use crate::{
+    Call, Contents, FabricError, Message, Reduce, Settings, channel::Channel,
+    message_passing::pool::Credits,
+};
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the ranks of one connection that live in this process have been sent.
+pub(super) struct Connection {
+    /// The n-th of its process.
+    pub number: u32,
+    pub ranks: u32,
+    /// The ranks that live here.
+    pub own: Range<u32>,
+    pub timeout: Duration,
+    pub arithmetic: Arc<dyn Reduce>,
+    /// By rank, why it is gone.
+    gone: Box<[OnceLock<String>]>,
+    /// By rank that lives here.
+    inboxes: Box<[Inbox]>,
+    groups: Mutex<HashMap<Seat, Arc<Mutex<GroupInbox>>>>,
+}
+
+/// What one rank has been sent, but for collectives.
+struct Inbox {
+    /// By sender.
+    messages: Box<[Channel<Message>]>,
+    /// By pool of the rank.
+    pools: Mutex<Vec<Arc<Credits>>>,
+}
+
+/// What one member of a group has been sent.
+#[derive(Debug, Default)]
+pub(super) struct GroupInbox {
+    /// By member: collectives that it called and this one has not.
+    pub called: HashMap<u32, VecDeque<Call>>,
+    /// By member: what it sent.
+    pub parts: HashMap<u32, VecDeque<Contents>>,
+    pub broken: Option<FabricError>,
+}
+
+impl GroupInbox {
+    /// Breaks the group with this error, if it was whole; the error that did.
+    pub fn break_off(&mut self, error: FabricError) -> FabricError {
+        self.broken.get_or_insert(error).clone()
+    }
+}
+
+impl Connection {
+    pub fn new(number: u32, ranks: u32, own: Range<u32>, settings: &Settings) -> Self {
+        let inbox = |_| Inbox {
+            messages: (0..ranks).map(|_| Channel::new()).collect(),
+            pools: Mutex::default(),
+        };
+        Self {
+            number,
+            ranks,
+            timeout: settings.timeout,
+            arithmetic: Arc::clone(&settings.arithmetic),
+            gone: (0..ranks).map(|_| OnceLock::new()).collect(),
+            inboxes: own.clone().map(inbox).collect(),
+            own,
+            groups: Mutex::default(),
+        }
+    }
+
+    /// The process that a rank lives in: each has as many.
+    pub fn process_of(&self, rank: u32) -> u32 {
+        rank / (self.own.end - self.own.start)
+    }
+
+    /// Why a rank is gone, if it is.
+    pub fn gone(&self, rank: u32) -> Option<&str> {
+        self.gone[rank as usize].get().map(String::as_str)
+    }
+
+    /// Notes that a rank is gone; the first reason stays.
+    pub fn leave(&self, rank: u32, reason: String) {
+        // A later reason is of no interest.
+        let _ = self.gone[rank as usize].set(reason);
+    }
+
+    fn inbox(&self, rank: u32) -> &Inbox {
+        &self.inboxes[(rank - self.own.start) as usize]
+    }
+
+    /// What one rank has sent another, which lives here.
+    pub fn messages(&self, from: u32, to: u32) -> &Channel<Message> {
+        &self.inbox(to).messages[from as usize]
+    }
+
+    /// The pools of a rank that lives here.
+    pub fn pools(&self, rank: u32) -> MutexGuard<'_, Vec<Arc<Credits>>> {
+        lock(&self.inbox(rank).pools)
+    }
+
+    /// What a member that lives here has been sent, before it builds the group or after.
+    pub fn group(&self, at: Seat) -> Arc<Mutex<GroupInbox>> {
+        Arc::clone(lock(&self.groups).entry(at).or_default())
+    }
+}

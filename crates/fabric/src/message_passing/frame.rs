@@ -1,0 +1,93 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Call, FabricError, Format};
+
+/// What a packet is. Ranks and groups are those of a connection, by its number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Frame {
+    /// The n-th that its process made.
+    pub connection: u32,
+    pub what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) enum What {
+    /// A message; the body has its elements.
+    Message { from: u32, to: u32, pool: u32, tag: u64, format: Format },
+    /// The receiver of a message has dropped it: the sender's pool may send one more.
+    Credit { to: u32, pool: u32 },
+    /// A rank is gone, and why.
+    Gone { rank: u32, reason: String },
+    /// A member calls a collective.
+    Called { from: u32, at: Seat, call: Call },
+    /// Elements of a collective, in the body.
+    Part { from: u32, at: Seat },
+    /// A member gives a group up, and asks for one reason for all.
+    Complaint { at: Seat, members: Vec<u32>, error: FabricError },
+    /// A group is broken, and why.
+    Broken { at: Seat, error: FabricError },
+    /// The process is gone, with all its ranks.
+    Left { reason: String },
+}
+
+/// A rank's part of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Seat {
+    pub rank: u32,
+    /// Made of the list of members and of how many groups of that list there were before.
+    pub group: u64,
+}
+
+impl Frame {
+    pub(super) fn header(&self) -> Vec<u8> {
+        rmp_serde::to_vec(self).expect("a frame is plain data")
+    }
+
+    /// What a header says, if it is one.
+    pub(super) fn parse(header: &[u8]) -> Option<Frame> {
+        rmp_serde::from_slice(header).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use shardloom_collectives::{Algorithm, Kind, Member, Reduction};
+
+    use super::*;
+    use crate::Operation;
+
+    #[test]
+    fn every_frame_is_read_as_it_was_written() {
+        let at = Seat { rank: 3, group: u64::MAX };
+        let kind = Kind::Broadcast { root: Member(1) };
+        let algorithm = Algorithm::Hierarchical { inner: 2 };
+        let call = Call::exchange(kind, algorithm, Reduction::Max, (7, Format::Bf16));
+        let operation = Operation::Collective { call, members: vec![3, 1] };
+        let (rank, waiting_for) = (3, vec![1, 2]);
+        let after = Duration::from_micros(1_500);
+        let late = FabricError::Timeout { rank, operation: operation.clone(), waiting_for, after };
+        let reason = "loss is NaN".to_owned();
+        let gone = FabricError::PeerGone { rank, operation, peer: 1, reason: reason.clone() };
+        let counts = FabricError::Counts { members: vec![3], rank, reason: reason.clone() };
+        let all = [
+            What::Message { from: 1, to: 2, pool: 3, tag: u64::MAX, format: Format::F64 },
+            What::Credit { to: 2, pool: 9 },
+            What::Gone { rank: 4, reason: reason.clone() },
+            What::Called { from: 1, at, call: Call::Barrier },
+            What::Called { from: 1, at, call },
+            What::Called { from: 1, at, call: Call::AllToAllV { format: Format::U8 } },
+            What::Part { from: 1, at },
+            What::Complaint { at, members: vec![3, 1], error: late },
+            What::Broken { at, error: gone },
+            What::Broken { at, error: counts },
+            What::Left { reason },
+        ];
+        for what in all {
+            let frame = Frame { connection: 5, what };
+            assert_eq!(Frame::parse(&frame.header()), Some(frame));
+        }
+        assert_eq!(Frame::parse(b"something else"), None);
+    }
+}
