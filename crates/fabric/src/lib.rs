@@ -5,7 +5,7 @@
 //! ranks are threads of one process; it works in shared memory
 //! ([`Algorithm::Direct`](shardloom_collectives::Algorithm::Direct)) or follows the step list of any other
 //! algorithm over real messages. [`MessagePassing`] is the engine whose ranks live in several processes, over
-//! whatever carries packets between these ([`Transport`]). [`Overlapped`] gives the ranks of any engine a thread each, on which
+//! whatever carries packets between these ([`Transport`]); MPI does with the feature `mpi`. [`Overlapped`] gives the ranks of any engine a thread each, on which
 //! collectives proceed while ranks compute.
 //!
 //! ```
@@ -73,6 +73,8 @@ mod in_line;
 mod in_process;
 mod message;
 mod message_passing;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod operation;
 mod overlapped;
 mod reduce;
@@ -88,6 +90,8 @@ pub use error::FabricError;
 pub use in_process::{InProcess, MOST_RANKS};
 pub use message::{Message, Pool, PoolId, Returns};
 pub use message_passing::{Arrived, MessagePassing, Packet, Transport};
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use operation::{Call, Operation};
 pub use overlapped::Overlapped;
 pub use reduce::Reduce;

@@ -8,6 +8,8 @@ mod counts;
 mod failures;
 mod groups;
 mod handles;
+#[cfg(feature = "mpi")]
+mod job;
 mod messages;
 mod ranks;
 mod separate;
@@ -45,6 +47,14 @@ macro_rules! engines {
             $(#[test]
             fn $fact() {
                 crate::$module::$fact(&Separate { ranks_each: 2 });
+            })+
+        }
+
+        #[cfg(feature = "mpi")]
+        mod mpi {
+            $(#[test]
+            fn $fact() {
+                crate::$module::$fact(crate::job::engine());
             })+
         }
 
