@@ -15,6 +15,8 @@ pub enum Failure {
     OutputClosed,
     /// The user asked to stop; everything has been said.
     Interrupted,
+    /// Another process says why.
+    SaidElsewhere,
 }
 
 /// What went wrong.
@@ -73,6 +75,16 @@ impl Failure {
         })
     }
 
+    /// Why, in a sentence.
+    pub fn text(&self) -> &str {
+        match self {
+            Failure::Message(message) => message.message.trim_end(),
+            Failure::OutputClosed => "its output was closed",
+            Failure::Interrupted => "it was interrupted",
+            Failure::SaidElsewhere => "another process failed",
+        }
+    }
+
     /// What is wrong with the input, if that is why.
     pub fn refusal(&self) -> Option<&str> {
         match self {
@@ -98,6 +110,7 @@ impl Failure {
         match self {
             Failure::OutputClosed => ExitCode::SUCCESS,
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
+            Failure::SaidElsewhere => ExitCode::from(RUN),
             Failure::Message(message) => {
                 match serde_json::to_string(&Line { error: message }) {
                     Ok(line) if json => eprintln!("{line}"),

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use crate::{
     Collective, Completed, Counters, FabricError, Handle, Lent, Message, Pool, PoolId, Settings,
 };
@@ -35,6 +37,20 @@ pub trait Engine<B: Lent>: Send + Sync {
         ranks: u32,
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError>;
+}
+
+impl<B: Lent, E: Engine<B> + ?Sized> Engine<B> for Arc<E> {
+    fn process(&self) -> Process {
+        E::process(self)
+    }
+
+    fn connect(
+        &self,
+        ranks: u32,
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
+        E::connect(self, ranks, settings)
+    }
 }
 
 /// One rank's access to all others.

@@ -89,7 +89,7 @@ pub use engine::{Endpoint, Engine, Group, Process};
 pub use error::FabricError;
 pub use in_process::{InProcess, MOST_RANKS};
 pub use message::{Message, Pool, PoolId, Returns};
-pub use message_passing::{Arrived, MessagePassing, Packet, Transport};
+pub use message_passing::{Arrived, MessagePassing, Packet, Queues, Transport};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 pub use operation::{Call, Operation};

@@ -235,6 +235,24 @@ pub enum Error {
         /// What there is.
         available_bytes: u64,
     },
+    /// Processes that a launcher started, and that do not find each other.
+    #[error("{started} processes were started ({variable}), {reason}")]
+    Launched {
+        /// Where the launcher says how many.
+        variable: String,
+        /// How many.
+        started: u32,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// A process of a run has another part of what all share.
+    #[error("{what} of process {process} differs from that of process 0; all read the same files")]
+    OtherProcess {
+        /// The process.
+        process: u32,
+        /// What differs.
+        what: &'static str,
+    },
     /// A checkpoint is of something else.
     #[error("{}: the checkpoint was written with {what} {recorded}, but this run has {found}; {rule}", path.display())]
     OtherRun {
@@ -295,6 +313,7 @@ impl Error {
             Error::Optimizer { .. } => "optimizer",
             Error::Drawing { .. } | Error::NoSuchRank { .. } => "usage",
             Error::Memory { .. } => "memory",
+            Error::Launched { .. } | Error::OtherProcess { .. } => "processes",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
                 Train::Program(_)
@@ -405,7 +424,9 @@ impl Error {
             | Error::Program(_)
             | Error::Sim(_)
             | Error::NoProfilePlace
-            | Error::Memory { .. } => None,
+            | Error::Memory { .. }
+            | Error::Launched { .. }
+            | Error::OtherProcess { .. } => None,
         }
     }
 

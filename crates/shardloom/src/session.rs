@@ -3,7 +3,9 @@
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
 use shardloom_data::DataError;
 use shardloom_interop::weights::{self, Tensor};
@@ -11,7 +13,7 @@ use shardloom_plan::{Difference, Plan, diff};
 use shardloom_profile::SystemMemory;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::learning_rate::LearningRate;
-use shardloom_train::{Blueprint, OnNonFinite, Settings, Step, Trainer};
+use shardloom_train::{Blueprint, OnNonFinite, Processes, Settings, Step, Trainer};
 
 use crate::lowering::require_sizes;
 use crate::{Data, Error, Model, Result};
@@ -95,30 +97,69 @@ impl Session {
     /// If the plan does not fit the model, it has more than 1024 ranks, or they need more memory than
     /// there is.
     pub fn start(model: &Model, plan: &Plan, data: Data, settings: Settings) -> Result<Session> {
-        let plan = &guarded(plan, settings.on_non_finite);
-        let devices = plan.least_devices();
-        if devices > MOST_RANKS {
-            return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
+        Session::made(model, plan, data, settings, None)
+    }
+
+    /// The same with ranks in several processes, which this one leads: each of the others
+    /// [follows](Session::follow).
+    ///
+    /// # Errors
+    /// As [`Session::start`]; if ranks cannot be shared out equally, or a process is gone.
+    pub fn lead(
+        model: &Model,
+        plan: &Plan,
+        data: Data,
+        settings: Settings,
+        processes: &Arc<Processes>,
+    ) -> Result<Session> {
+        processes.tell(&Run::of(model, plan, &data, &settings))?;
+        Session::made(model, plan, data, settings, Some(processes))
+    }
+
+    /// Has the ranks of this process do what the process that leads the run says, until it ends. The plan is
+    /// the leader's; model, data and settings are read here and must be the same.
+    ///
+    /// # Errors
+    /// As [`Session::lead`]; if something differs from what the leader has.
+    pub fn follow(
+        model: &Model,
+        data: Data,
+        settings: Settings,
+        processes: &Arc<Processes>,
+    ) -> Result<()> {
+        let leader: Run = processes.hear(0)?;
+        let plan = Plan::from_toml(&leader.plan, "the plan of process 0")?;
+        let own = Run::of(model, &plan, &data, &settings);
+        if let Some(what) = own.difference(&leader) {
+            return Err(Error::OtherProcess { process: processes.process().number, what });
         }
-        require_sizes(model, plan)?;
+        let blueprint = blueprint(model, &plan, settings, Some(processes))?;
+        Ok(Trainer::follow(blueprint, data.source)?)
+    }
+
+    fn made(
+        model: &Model,
+        plan: &Plan,
+        data: Data,
+        settings: Settings,
+        processes: Option<&Arc<Processes>>,
+    ) -> Result<Session> {
+        let plan = &guarded(plan, settings.on_non_finite);
         let mut meta = Meta {
             sample_position: 0,
             seed: settings.seed,
-            corpus_digest: data.digest,
+            corpus_digest: data.digest.clone(),
             model: model.text(),
             plan: plan.to_toml(),
             // Its settings may change in the middle of a run.
             optimizer: plan.optimizer.name().to_owned(),
             ..Meta::default()
         };
-        let learning_rate = toml::to_string(&settings.learning_rate)
-            .expect("a learning rate is a table of a string and numbers");
-        meta.extra.insert(LEARNING_RATE.into(), learning_rate);
+        meta.extra.insert(LEARNING_RATE.into(), as_text(&settings.learning_rate));
         if let Some(tokenizer) = data.tokenizer {
             meta.extra.insert(TOKENIZER.into(), tokenizer);
         }
-        let blueprint = Blueprint::new(model.graph().clone(), plan, devices, settings)?;
-        require_memory(&blueprint)?;
+        let blueprint = blueprint(model, plan, settings, processes)?;
         let trainer = Trainer::start(blueprint, data.source)?;
         Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta })
     }
@@ -265,6 +306,69 @@ impl Session {
     }
 }
 
+/// What the processes of a run must have in common.
+#[derive(Debug, Serialize, Deserialize)]
+struct Run {
+    model: String,
+    plan: String,
+    corpus_digest: String,
+    seed: u64,
+    learning_rate: String,
+    on_non_finite: String,
+}
+
+impl Run {
+    fn of(model: &Model, plan: &Plan, data: &Data, settings: &Settings) -> Run {
+        Run {
+            model: model.text(),
+            plan: guarded(plan, settings.on_non_finite).to_toml(),
+            corpus_digest: data.digest.clone(),
+            seed: settings.seed,
+            learning_rate: as_text(&settings.learning_rate),
+            on_non_finite: format!("{:?}", settings.on_non_finite),
+        }
+    }
+
+    /// What differs, besides the plan, which is the leader's.
+    fn difference(&self, leader: &Run) -> Option<&'static str> {
+        let differs = [
+            ("the model", self.model != leader.model),
+            ("the data", self.corpus_digest != leader.corpus_digest),
+            ("the seed", self.seed != leader.seed),
+            ("the learning rate", self.learning_rate != leader.learning_rate),
+            ("what is done about numbers that are not finite", {
+                self.on_non_finite != leader.on_non_finite
+            }),
+        ];
+        differs.into_iter().find_map(|(what, differs)| differs.then_some(what))
+    }
+}
+
+fn as_text(learning_rate: &LearningRate) -> String {
+    toml::to_string(learning_rate).expect("a learning rate is a table of a string and numbers")
+}
+
+/// What a run is made of, if this machine has room for what of it is here.
+fn blueprint(
+    model: &Model,
+    plan: &Plan,
+    settings: Settings,
+    processes: Option<&Arc<Processes>>,
+) -> Result<Blueprint> {
+    let devices = plan.least_devices();
+    if devices > MOST_RANKS {
+        return Err(Error::Ranks { ranks: devices, most: MOST_RANKS });
+    }
+    require_sizes(model, plan)?;
+    let blueprint = Blueprint::new(model.graph().clone(), plan, devices, settings)?;
+    let here = processes.map_or(1.0, |processes| processes.share_here());
+    require_memory(&blueprint, here)?;
+    Ok(match processes {
+        Some(processes) => blueprint.over(Arc::clone(processes)),
+        None => blueprint,
+    })
+}
+
 /// `plan` with what `on_non_finite` asks of its program: all ranks look at the gradient before they update
 /// with it. Without a flush, and with servers, that would have them wait for each other every step, so there
 /// a run that is to stop looks at its losses only.
@@ -301,14 +405,14 @@ fn latest_step(folder: &Path) -> Result<Option<u64>> {
     Ok(Store::open(folder)?.list()?.last().map(|&(step, _)| step))
 }
 
-/// Errors if all ranks together need more memory than this machine has left, where it says so.
-fn require_memory(blueprint: &Blueprint) -> Result<()> {
+/// Errors if a share of all ranks together needs more memory than this machine has left, where it says so.
+fn require_memory(blueprint: &Blueprint, share: f64) -> Result<()> {
     let Some(SystemMemory { available_bytes, .. }) = SystemMemory::of_this_process() else {
         return Ok(());
     };
-    let needed_bytes = blueprint.needed_bytes();
+    let needed_bytes = (blueprint.needed_bytes() as f64 * share).ceil() as u64;
     if needed_bytes > available_bytes {
-        let ranks = blueprint.program().ranks();
+        let ranks = (blueprint.program().ranks() as f64 * share).ceil() as usize;
         return Err(Error::Memory { needed_bytes, ranks, available_bytes });
     }
     Ok(())

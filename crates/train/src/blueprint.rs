@@ -10,7 +10,7 @@ use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
 use shardloom_program::{Program, lower, lower_with};
 
-use crate::{Contribution, Error, OnNonFinite, Result, Settings};
+use crate::{Contribution, Error, OnNonFinite, Processes, Result, Settings};
 
 /// A way of keeping replicas equal that a run keeps for as long as it lasts.
 pub(crate) type Way = dyn Synchronisation + Send + Sync;
@@ -28,8 +28,19 @@ pub struct Blueprint {
     pub(crate) settings: Settings,
     /// How replicas are kept equal, if not as the plan's `sync` says.
     pub(crate) way: Option<Arc<Way>>,
-    /// What connects the ranks, if not the engine of one process.
-    pub(crate) engine: Option<Arc<dyn Engine<Contribution>>>,
+    pub(crate) connected: Connected,
+}
+
+/// What connects the ranks.
+#[derive(Clone, Default)]
+pub(crate) enum Connected {
+    /// The engine of one process.
+    #[default]
+    Here,
+    /// Another.
+    By(Arc<dyn Engine<Contribution>>),
+    /// That of several processes.
+    Over(Arc<Processes>),
 }
 
 impl Blueprint {
@@ -77,7 +88,7 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
-        let (device, engine) = (processor(), None);
+        let (device, connected) = (processor(), Connected::Here);
         Ok(Blueprint {
             graph,
             program,
@@ -87,7 +98,7 @@ impl Blueprint {
             skip_non_finite,
             settings,
             way,
-            engine,
+            connected,
         })
     }
 
@@ -97,7 +108,13 @@ impl Blueprint {
     /// communication is modelled, and no engine is asked.
     #[must_use]
     pub fn with_engine(self, engine: Arc<dyn Engine<Contribution>>) -> Blueprint {
-        Blueprint { engine: Some(engine), ..self }
+        Blueprint { connected: Connected::By(engine), ..self }
+    }
+
+    /// The same with ranks in several processes, each of which has its share of them.
+    #[must_use]
+    pub fn over(self, processes: Arc<Processes>) -> Blueprint {
+        Blueprint { connected: Connected::Over(processes), ..self }
     }
 
     /// The same on another device than the processor.

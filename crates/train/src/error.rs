@@ -84,6 +84,24 @@ pub enum Error {
         reason: String,
     },
 
+    /// A process of the run is gone.
+    #[error("process {process}{host} of the run is gone: {reason}")]
+    ProcessGone {
+        /// The process.
+        process: u32,
+        /// The machine that it ran on, as " (on NAME)", where that is known.
+        host: String,
+        /// Why, as far as it said.
+        reason: String,
+    },
+
+    /// The processes of a run do not fit together.
+    #[error("the processes of the run: {reason}")]
+    Processes {
+        /// In what.
+        reason: String,
+    },
+
     /// A rank broke one of its own rules.
     #[error("rank {rank} stopped: {reason}; this is a defect of the program, please report it")]
     RankPanicked {

@@ -5,12 +5,15 @@ pub mod error;
 mod executor;
 pub mod learning_rate;
 mod optimizer;
+mod processes;
 mod rank;
 mod sampler;
 mod trainer;
 
 pub use blueprint::Blueprint;
+pub(crate) use blueprint::Connected;
 pub use error::{Error, Result};
+pub use processes::Processes;
 pub use rank::{Contribution, RowExchange};
 pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use shardloom_checkpoint::{Checkpoint, Meta, Snapshot, Writer};
 use shardloom_cluster::Cluster;
 use shardloom_data::Source;
-use shardloom_fabric::Engine;
 use shardloom_graph::Graph;
 use shardloom_kernels::Tier;
 use shardloom_plan::Plan;
@@ -17,12 +16,12 @@ use shardloom_program::timeline::{Clock, Timeline};
 use shardloom_program::{Group, MeasuredRows, Program};
 use shardloom_sim::Recording;
 
-use crate::blueprint::{Blueprint, Way};
+use crate::blueprint::{Blueprint, Connected, Way};
 use crate::executor::{
     self, Answer, Answers, Command, Done, RunningRanks, SavedState, StateCommand, Updates,
 };
 use crate::learning_rate::LearningRate;
-use crate::rank::{Contribution, OwnedPiece, Shared, StepOutcome};
+use crate::rank::{OwnedPiece, Shared, StepOutcome};
 use crate::{Error, Result};
 
 /// What to do about a loss or gradient that is not finite.
@@ -91,8 +90,7 @@ pub struct Trainer {
     settings: Settings,
     /// As the plan's `sync` says, if none.
     way: Option<Arc<Way>>,
-    /// That of one process, if none.
-    engine: Option<Arc<dyn Engine<Contribution>>>,
+    connected: Connected,
     next_step: u64,
     sent_bytes: Vec<u64>,
     peak_bytes: Vec<u64>,
@@ -128,6 +126,22 @@ impl Trainer {
         Trainer::started(blueprint, Arc::from(source))
     }
 
+    /// Has the ranks of this process do what the process that leads has all ranks do, until it ends the run.
+    /// The blueprint and the data are the same there.
+    ///
+    /// # Errors
+    /// As [`Trainer::start`]; or if the process that leads is gone. A rank that fails is its matter.
+    pub fn follow(blueprint: Blueprint, source: Box<dyn Source + Send>) -> Result<()> {
+        let Connected::Over(processes) = blueprint.connected.clone() else {
+            let reason = "there is no process to follow".into();
+            return Err(Error::Unsupported { reason });
+        };
+        match Trainer::started(blueprint, Arc::from(source))?.running {
+            RunningRanks::Threads(threads) => threads.follow(&processes),
+            RunningRanks::Virtual(_) => unreachable!("the virtual clock has one process"),
+        }
+    }
+
     fn started(blueprint: Blueprint, source: Arc<dyn Source + Send>) -> Result<Trainer> {
         // Asked here, as kernels have no way to report it.
         Tier::selected()?;
@@ -140,8 +154,16 @@ impl Trainer {
             skip_non_finite,
             settings,
             way,
-            engine,
+            connected,
         } = blueprint;
+        if let Connected::Over(processes) = &connected {
+            if matches!(settings.clock, RunClock::Virtual(_)) {
+                let reason = "the virtual clock is one process's; start it once".into();
+                return Err(Error::Unsupported { reason });
+            }
+            // Times of all ranks count from here.
+            processes.meet()?;
+        }
         let shared = Arc::new(Shared {
             buffers,
             messages,
@@ -156,9 +178,7 @@ impl Trainer {
             stops: settings.on_non_finite == OnNonFinite::Stop,
         });
         let running = match settings.clock.clone() {
-            RunClock::Wall => {
-                executor::start_threads(&shared, engine.as_deref(), settings.timeout)?
-            }
+            RunClock::Wall => executor::start_threads(&shared, &connected, settings.timeout)?,
             RunClock::Virtual(cluster) => executor::start_virtual(&shared, cluster)?,
         };
         let ranks = shared.program.ranks();
@@ -168,7 +188,7 @@ impl Trainer {
             on_non_finite: settings.on_non_finite,
             settings,
             way,
-            engine,
+            connected,
             next_step: 0,
             sent_bytes: vec![0; ranks],
             peak_bytes: vec![0; ranks],
@@ -439,14 +459,21 @@ impl Trainer {
     /// counted anew.
     ///
     /// # Errors
-    /// If the plan does not fit the model, or asks for number formats that are not trained in, or there are more
+    /// If ranks live in several processes; if the plan does not fit the model, or asks for number formats that are not trained in, or there are more
     /// ranks than the system has threads: the run is as before then. If a rank fails.
     pub fn replan(&mut self, plan: &Plan, devices: usize) -> Result<()> {
+        if matches!(self.connected, Connected::Over(_)) {
+            let reason =
+                "several processes go on under the plan that they started with; save, and \
+                          resume under the other plan"
+                    .into();
+            return Err(Error::Unsupported { reason });
+        }
         let graph = self.shared.graph.clone();
         let settings = self.settings.clone();
         let mut blueprint = Blueprint::lowered(graph, plan, devices, settings, self.way.clone())?
             .on(Arc::clone(&self.shared.device));
-        blueprint.engine.clone_from(&self.engine);
+        blueprint.connected = self.connected.clone();
         let updates = self.updates()?;
         let mut snapshot = Snapshot::default();
         for piece in self.bring(StateCommand::BringAll)? {

@@ -117,7 +117,7 @@ impl Demo {
             trace: None,
             drain_every: super::train::DRAIN_EVERY,
         };
-        job.run(data, settings, terminal)?;
+        job.run(data, settings, None, terminal)?;
         if terminal.json() {
             return Ok(());
         }

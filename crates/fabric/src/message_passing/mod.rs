@@ -1,7 +1,7 @@
 //! The engine whose ranks live in processes that share no memory, over whatever carries packets between
 //! them.
 //!
-//! - `transport`: what carries packets; `frame`: what they say.
+//! - `transport`: what carries packets, within one process `queues`; `frame`: what they say.
 //! - `router`: hands packets out to the `connection` that they are for, and breaks groups with one error.
 //! - `endpoint`: point-to-point messages, in buffers of a `pool`.
 //! - `group`: collectives.
@@ -11,6 +11,7 @@ mod endpoint;
 mod frame;
 mod group;
 mod pool;
+mod queues;
 mod router;
 mod transport;
 
@@ -25,6 +26,8 @@ use std::{
 
 use endpoint::MessagePassingEndpoint;
 use router::Router;
+
+pub use queues::Queues;
 pub use transport::{Arrived, Packet, Transport};
 
 use crate::{Endpoint, Engine, FabricError, Lent, Process, Settings};

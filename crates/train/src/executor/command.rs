@@ -8,8 +8,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use shardloom_program::timeline::Track;
 
+use shardloom_fabric::FabricError;
+
 use shardloom_checkpoint::{Checkpoint, Saved, Shard, Shards, Snapshot};
 
+use crate::Error;
 use crate::rank::{NotedRows, OwnedPiece, StepOutcome};
 
 /// What all ranks are told to do, in the same order.
@@ -135,7 +138,31 @@ pub(crate) enum Answer {
 pub(crate) struct Report {
     pub rank: u32,
     /// What the command came to, or why the rank failed.
-    pub outcome: Result<Done, String>,
+    pub outcome: Result<Done, RankFailure>,
+}
+
+/// Why a rank failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RankFailure {
+    pub reason: String,
+    /// Whether only because another is gone.
+    pub by_another: bool,
+}
+
+impl From<&Error> for RankFailure {
+    fn from(error: &Error) -> RankFailure {
+        let by_another = matches!(error, Error::Fabric(FabricError::PeerGone { .. }));
+        RankFailure { reason: error.to_string(), by_another }
+    }
+}
+
+/// What a process that leads tells one that follows.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// What all ranks are to do; their reports are the answer.
+    Carry(Command),
+    /// The run is over.
+    End,
 }
 
 /// What ranks of one process read in one place is a copy of its own in another.
@@ -189,8 +216,8 @@ mod tests {
     use super::*;
 
     fn assert_crosses<T: Serialize + DeserializeOwned + Debug>(sent: &T) {
-        let bytes = serde_json::to_vec(sent).expect("data");
-        let received: T = serde_json::from_slice(&bytes).expect("the same data");
+        let bytes = rmp_serde::to_vec_named(sent).expect("data");
+        let received: T = rmp_serde::from_slice(&bytes).expect("the same data");
         assert_eq!(format!("{received:?}"), format!("{sent:?}"));
     }
 
@@ -226,7 +253,9 @@ mod tests {
         ];
         let record = Some(Duration::from_nanos(1_234_567_891));
         for answers in [None, Some(Arc::new(vec![vec![], vec![0, 1, 1, 0]]))] {
-            assert_crosses(&Command::Train { first_step: 7, steps: 3, record, answers });
+            let train = Command::Train { first_step: 7, steps: 3, record, answers };
+            assert_crosses(&train);
+            assert_crosses(&Order::Carry(train));
         }
         assert_crosses(&Command::Evaluate { microbatches: 2 });
         for command in of_state {
@@ -268,6 +297,8 @@ mod tests {
             };
             assert_crosses(&Report { rank: 1, outcome: Ok(done) });
         }
-        assert_crosses(&Report { rank: 1, outcome: Err("no tensor `w`".to_owned()) });
+        let reason = "no tensor `w`".to_owned();
+        let failure = RankFailure { reason, by_another: true };
+        assert_crosses(&Report { rank: 1, outcome: Err(failure) });
     }
 }

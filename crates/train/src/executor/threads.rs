@@ -12,7 +12,7 @@ use shardloom_kernels::Arithmetic;
 use shardloom_plan::Communication;
 use shardloom_program::{Cursor, Entry, Next, Outstanding, Rank as RankId, Run};
 
-use super::command::Report;
+use super::command::{Order, RankFailure, Report};
 use super::communicators::{Communicators, Started};
 use super::messages::{Messages, tag};
 use super::recorder::Recorder;
@@ -21,31 +21,47 @@ use crate::rank::{
     At, Begun, Collective, Contribution, LinkedInstruction, MOST_RESERVED, Rank, Shared,
     StepOutcome, Work,
 };
-use crate::{Error, Result};
+use crate::{Connected, Error, Processes, Result};
 
-/// The threads of a run.
+/// The threads of a run: those of this process, and the way to other processes' if there are any.
 pub(crate) struct Threads {
     commands: Vec<Sender<Command>>,
     reports: Receiver<Report>,
     threads: Vec<JoinHandle<()>>,
+    /// Ranks in all.
+    ranks: u32,
+    /// Which this process leads.
+    processes: Option<Arc<Processes>>,
 }
 
 /// Starts one thread per rank, each pinned to a core where there are enough and the system allows, connected
 /// by an engine of choice or else by that of one process, which carries collectives out on threads of their
-/// own where the program says so.
+/// own where the program says so. With several processes, the ranks of this one.
 ///
 /// # Errors
 /// If the system has no room for so many threads, or the engine cannot connect them.
 pub(crate) fn start(
     shared: &Arc<Shared>,
-    engine: Option<&dyn Engine<Contribution>>,
+    connected: &Connected,
     timeout: Duration,
 ) -> Result<RunningRanks> {
-    let usual: &dyn Engine<Contribution> = match shared.program.communication {
-        Communication::InLine => &InProcess,
-        Communication::Thread => &Overlapped(InProcess),
+    let threads = match (connected, shared.program.communication) {
+        (Connected::By(engine), _) => Threads::start(shared, engine, timeout),
+        (Connected::Here, Communication::InLine) => Threads::start(shared, &InProcess, timeout),
+        (Connected::Here, Communication::Thread) => {
+            Threads::start(shared, &Overlapped(InProcess), timeout)
+        }
+        (Connected::Over(processes), communication) => {
+            let engine = Arc::clone(processes.engine());
+            let mut threads = match communication {
+                Communication::InLine => Threads::start(shared, &engine, timeout),
+                Communication::Thread => Threads::start(shared, &Overlapped(engine), timeout),
+            }?;
+            threads.processes = Some(Arc::clone(processes));
+            Ok(threads)
+        }
     };
-    Threads::start(shared, engine.unwrap_or(usual), timeout).map(RunningRanks::Threads)
+    threads.map(RunningRanks::Threads)
 }
 
 impl Threads {
@@ -61,21 +77,24 @@ impl Threads {
         let settings = Settings { timeout, arithmetic: Arc::new(Arithmetic) };
         let endpoints = engine.connect(ranks, &settings)?;
         let cores = core_affinity::get_core_ids().unwrap_or_default();
+        // Processes have the cores that whatever started them gave them, perhaps the same.
+        let pins = cores.len() >= ranks as usize && engine.process().of == 1;
         let (report, reports) = channel();
         // Whole at every moment, so that giving up ends the threads there are.
-        let mut running = Threads { commands: vec![], reports, threads: vec![] };
+        let mut running =
+            Threads { commands: vec![], reports, threads: vec![], ranks, processes: None };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let (command, inbox) = channel();
             let (shared, report) = (Arc::clone(shared), report.clone());
-            let core = (cores.len() >= ranks as usize).then(|| cores[index]);
+            let core = pins.then(|| cores[index]);
+            let rank = endpoint.rank();
             let body = move || {
                 if let Some(core) = core {
                     core_affinity::set_for_current(core);
                 }
                 serve(&shared, endpoint, &inbox, &report);
             };
-            let builder = std::thread::Builder::new().name(format!("rank {index}"));
-            let rank = index as u32;
+            let builder = std::thread::Builder::new().name(format!("rank {rank}"));
             let thread =
                 builder.spawn(body).map_err(|error| Error::Thread { rank, ranks, error })?;
             running.threads.push(thread);
@@ -84,43 +103,80 @@ impl Threads {
         Ok(running)
     }
 
-    /// Has every rank carry out `command`; their answers in order of rank.
+    /// Has every rank carry out `command`, those of other processes too; their answers in order of rank.
     ///
     /// # Errors
-    /// The first rank's error, where some failed.
+    /// The first rank's error that is no consequence of another's, where some failed.
     pub fn run(&self, command: &Command) -> Result<Vec<Done>> {
-        for rank in &self.commands {
-            // A rank that is gone has said why, or shows as missing below.
-            let _ = rank.send(command.clone());
+        let mut answers: Vec<Option<Done>> = (0..self.ranks).map(|_| None).collect();
+        let mut gone = None;
+        if let Some(processes) = &self.processes {
+            // Some may be gone before they have heard of it; what they wait for then fails.
+            gone = processes.tell(&Order::Carry(command.clone())).err();
         }
-        let mut answers: Vec<Option<Done>> = self.commands.iter().map(|_| None).collect();
-        let mut failure: Option<(u32, String)> = None;
-        for _ in &self.commands {
-            let Ok(report) = self.reports.recv() else { break };
-            match report.outcome {
-                Ok(done) => answers[report.rank as usize] = Some(done),
-                // Others fail because one did; the first to say so is the cause.
-                Err(reason) => {
-                    failure.get_or_insert((report.rank, reason));
+        let mut failures = vec![];
+        let mut take = |report: Report| match report.outcome {
+            Ok(done) => answers[report.rank as usize] = Some(done),
+            Err(failure) => failures.push((report.rank, failure)),
+        };
+        self.carry(command).into_iter().for_each(&mut take);
+        if let Some(processes) = &self.processes {
+            for process in processes.others() {
+                match processes.hear::<Vec<Report>>(process) {
+                    Ok(reports) => reports.into_iter().for_each(&mut take),
+                    Err(error) => {
+                        gone.get_or_insert(error);
+                    }
                 }
             }
         }
-        match failure {
-            Some((rank, reason)) => Err(Error::Rank { rank, reason }),
-            None => answers
-                .into_iter()
-                .enumerate()
-                .map(|(rank, done)| {
-                    let reason = "its thread ended".to_owned();
-                    done.ok_or(Error::RankPanicked { rank: rank as u32, reason })
-                })
-                .collect(),
+        // Of one process the first to say so is the cause, but another process's may be heard of late.
+        let cause = failures.iter().position(|(_, failure)| !failure.by_another);
+        match (cause, gone) {
+            (None, Some(gone)) => return Err(gone),
+            (cause, _) if !failures.is_empty() => {
+                let (rank, failure) = failures.swap_remove(cause.unwrap_or(0));
+                return Err(Error::Rank { rank, reason: failure.reason });
+            }
+            _ => {}
         }
+        answers
+            .into_iter()
+            .enumerate()
+            .map(|(rank, done)| {
+                let reason = "its thread ended".to_owned();
+                done.ok_or(Error::RankPanicked { rank: rank as u32, reason })
+            })
+            .collect()
+    }
+
+    /// Has the ranks of this process carry out `command`: what they report, in the order in which they do.
+    fn carry(&self, command: &Command) -> Vec<Report> {
+        for rank in &self.commands {
+            // A rank that is gone has said why, or shows as missing.
+            let _ = rank.send(command.clone());
+        }
+        self.commands.iter().map_while(|_| self.reports.recv().ok()).collect()
+    }
+
+    /// Has the ranks of this process carry out what the process that leads says, until it ends the run.
+    ///
+    /// # Errors
+    /// If that process is gone.
+    pub fn follow(&self, processes: &Processes) -> Result<()> {
+        while let Order::Carry(command) = processes.hear(0)? {
+            processes.tell(&self.carry(&command))?;
+        }
+        Ok(())
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
+        if let Some(processes) = self.processes.take_if(|it| it.leads()) {
+            // Who is gone needs not be told.
+            let _ = processes.tell(&Order::End);
+        }
         self.commands.clear();
         for thread in self.threads.drain(..) {
             // A panic was reported when it happened.
@@ -185,8 +241,8 @@ fn serve(
         };
         // Whoever hears of the outcome may rely on nothing of the command being in use any more.
         drop(command);
-        let outcome = outcome.map_err(|error| error.to_string());
-        let reason = outcome.as_ref().err().cloned();
+        let outcome = outcome.map_err(|error| RankFailure::from(&error));
+        let reason = outcome.as_ref().err().map(|failure| failure.reason.clone());
         let told = reports.send(Report { rank, outcome });
         // Only then, since others fail by it, and the first to say so is the cause.
         if let (Some(reason), Ok(failed)) = (reason, &worker) {

@@ -9,7 +9,7 @@ use crate::words::{Combination, Words};
 const ROWS: [u32; 3] = [3, 1, 2];
 
 /// What all steps came to, to the bit: losses may be no numbers.
-fn train(trainer: &mut Trainer, steps: u32, of: &Combination<'_>) -> Vec<(u64, u64, bool)> {
+pub fn train(trainer: &mut Trainer, steps: u32, of: &Combination<'_>) -> Vec<(u64, u64, bool)> {
     let trained = trainer.train_steps(steps).unwrap_or_else(|error| panic!("{error} in {of}"));
     trained.iter().map(|step| (step.step, step.loss.to_bits(), step.skipped)).collect()
 }
@@ -22,7 +22,7 @@ pub fn saved(trainer: &mut Trainer, of: &Combination<'_>) -> (tempfile::TempDir,
     (folder, latest.unwrap_or_else(|error| panic!("{error} in {of}")).0)
 }
 
-fn digest(trainer: &mut Trainer) -> String {
+pub fn digest(trainer: &mut Trainer) -> String {
     trainer.weights_digest().unwrap_or_else(|error| panic!("{error}"))
 }
 

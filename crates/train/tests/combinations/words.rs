@@ -8,7 +8,7 @@ use shardloom_plan::{
     Plan, Prediction, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
-use shardloom_train::{OnNonFinite, Settings, Trainer};
+use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
 
 use crate::pairs::{Covering, Pair, Row, all_pairs, covering};
 use crate::support::{self, Samples, mesh, serial, trainer_with};
@@ -383,14 +383,27 @@ impl Combination<'_> {
 
     /// Likewise, with another learning rate.
     pub fn start_with(&self, curve: Curve) -> Trainer {
+        trainer_with(self.graph, &self.plan, self.data(), self.settings(curve))
+    }
+
+    /// What each of several processes makes its part of a run of, and the data.
+    pub fn blueprint(&self) -> (Blueprint, Data) {
+        let (graph, settings) = (self.graph.clone(), self.settings(self.curve));
+        let made = Blueprint::new(graph, &self.plan, self.plan.device_count(), settings);
+        (made.unwrap_or_else(|error| panic!("{error} in {self}")), self.data())
+    }
+
+    fn data(&self) -> Data {
+        Data::new(self.graph, self.plan.skip_non_finite)
+    }
+
+    fn settings(&self, curve: Curve) -> Settings {
         let on_non_finite = match self.plan.skip_non_finite {
             true => OnNonFinite::Skip,
             false => OnNonFinite::Stop,
         };
         let learning_rate = LearningRate::new(curve).expect("a positive rate");
-        let settings = Settings { on_non_finite, learning_rate, ..support::settings(curve) };
-        let data = Data::new(self.graph, self.plan.skip_non_finite);
-        trainer_with(self.graph, &self.plan, data, settings)
+        Settings { on_non_finite, learning_rate, ..support::settings(curve) }
     }
 }
 

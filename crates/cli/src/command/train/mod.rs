@@ -7,19 +7,21 @@ mod shape;
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
-use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::train::{OnNonFinite, Processes, RunClock, Settings};
 use shardloom::{
-    Data, Defaults, LocalProfile, Model, Prediction, Sampling, TextTokenizer, guarded,
+    Data, Defaults, LocalProfile, Model, Prediction, Sampling, Session, TextTokenizer, guarded,
     predict_here, read_plan_and_model, simulate,
 };
 
 use super::{ProfileFile, is_plan, require_no_option};
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::number::{decimal, whole};
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
@@ -27,7 +29,7 @@ use rate::Rate;
 use run::{Checkpoints, Job, Validation};
 use shape::Shape;
 
-/// Train a model on this machine, every rank a thread
+/// Train a model on this machine, every rank a thread; under mpirun or srun, in all processes they start
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200
@@ -35,6 +37,7 @@ use shape::Shape;
       --pp 2 --microbatches 4 --checkpoint run --checkpoint-every 50
   shardloom train plan.toml --data text.txt --steps 1000 --checkpoint run --resume
   shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data iris.csv --steps 500 --dp 2
+  mpirun -n 4 shardloom train plan.toml --data text.txt --steps 1000
 
 MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters \
 (gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt, llama and u-transformer, \
@@ -156,6 +159,16 @@ enum OnNan {
     Continue,
 }
 
+impl From<OnNan> for OnNonFinite {
+    fn from(what: OnNan) -> OnNonFinite {
+        match what {
+            OnNan::Stop => OnNonFinite::Stop,
+            OnNan::Skip => OnNonFinite::Skip,
+            OnNan::Continue => OnNonFinite::Continue,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Clock {
     /// Every rank is a thread that goes on as fast as it can
@@ -174,36 +187,60 @@ pub const VALIDATION_FRACTION: f64 = 0.05;
 pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 impl Train {
-    /// Trains.
+    /// Trains; where `mpirun` or `srun` started several processes, with ranks in all of them.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        match shardloom::launched()? {
+            None => self.lead(None, terminal),
+            Some(processes) if processes.leads() => self.lead(Some(&processes), terminal),
+            Some(processes) => self.follow(&processes).map_err(|failure| {
+                // Process 0 says it.
+                processes.leave(failure.text());
+                Failure::SaidElsewhere
+            }),
+        }
+    }
+
+    /// Does what this process is told by the one that leads.
+    fn follow(&self, processes: &Arc<Processes>) -> Result<(), Failure> {
+        let (validation_fraction, _) = self.validation()?;
+        let tokenizer = TextTokenizer::open(&self.tokenizer)?;
+        let (model, _) = self.model_and_plan_file(&tokenizer)?;
+        let data = self.data(&model, &tokenizer, validation_fraction)?;
+        let settings = self.settings(RunClock::Wall)?;
+        // A request to stop goes to all processes; the one that leads heeds it.
+        interrupt::listen()?;
+        Ok(Session::follow(&model, data, settings, processes)?)
+    }
+
+    fn lead(&self, processes: Option<&Arc<Processes>>, terminal: Terminal) -> Result<(), Failure> {
         let html = OutputFile::optional(self.files.html.as_ref(), self.files.force)?;
         let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
         OutputFile::require_distinct([&html, &trace])?;
         let (validation_fraction, validation) = self.validation()?;
-        let learning_rate = self.rate.learning_rate(self.steps.get())?;
         let tokenizer = TextTokenizer::open(&self.tokenizer)?;
         let local = self.profile.local()?;
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
-        let sampling = Sampling { seed: self.seed, validation_fraction };
-        let data = super::open_data(&model, &self.data, &tokenizer, sampling)?;
+        let data = self.data(&model, &tokenizer, validation_fraction)?;
         let plan = match plan_file {
             Some(plan) => plan,
             None => self.shape.plan(&model, &local, terminal)?,
         };
-        let on_non_finite = match self.on_nan {
-            OnNan::Stop => OnNonFinite::Stop,
-            OnNan::Skip => OnNonFinite::Skip,
-            OnNan::Continue => OnNonFinite::Continue,
-        };
         // What is predicted is what will run.
-        let plan = guarded(&plan, on_non_finite);
+        let plan = guarded(&plan, self.on_nan.into());
         if validation.is_some() {
             require_microbatch(&data, &plan, validation_fraction)?;
         }
-        let (clock, prediction) = self.clock(&model, &plan, &local, terminal)?;
-        let settings =
-            Settings { seed: self.seed, learning_rate, on_non_finite, timeout: TIMEOUT, clock };
+        let (clock, prediction) = match processes {
+            None => self.clock(&model, &plan, &local, terminal)?,
+            Some(_) if self.clock == Clock::Virtual => {
+                let message = "--clock virtual: all ranks are in one process there; start it once";
+                return Err(Failure::usage("--clock", message));
+            }
+            // What their links can do nobody has measured.
+            Some(_) => (RunClock::Wall, None),
+        };
+        let settings = self.settings(clock)?;
         let checkpoints = self.files.checkpoint.as_ref().map(|folder| Checkpoints {
             folder: folder.clone(),
             every: self.files.checkpoint_every,
@@ -224,7 +261,23 @@ impl Train {
             trace,
             drain_every: self.drain_every,
         };
-        job.run(data, settings, terminal)
+        job.run(data, settings, processes, terminal)
+    }
+
+    fn data(
+        &self,
+        model: &Model,
+        tokenizer: &TextTokenizer,
+        validation_fraction: f64,
+    ) -> Result<Data, Failure> {
+        let sampling = Sampling { seed: self.seed, validation_fraction };
+        super::open_data(model, &self.data, tokenizer, sampling)
+    }
+
+    fn settings(&self, clock: RunClock) -> Result<Settings, Failure> {
+        let learning_rate = self.rate.learning_rate(self.steps.get())?;
+        let (seed, on_non_finite) = (self.seed, self.on_nan.into());
+        Ok(Settings { seed, learning_rate, on_non_finite, timeout: TIMEOUT, clock })
     }
 
     /// The share of the data that is kept for validation, and how it is validated on.

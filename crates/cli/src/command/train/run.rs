@@ -3,13 +3,14 @@
 use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use serde::Serialize;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{Settings, Step};
+use shardloom::train::{Processes, Settings, Step};
 use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
 use shardloom_report::LossPoint;
 
@@ -105,9 +106,19 @@ struct StepLine {
 const LINES: u64 = 20;
 
 impl Job {
-    /// Trains.
-    pub fn run(self, data: Data, settings: Settings, terminal: Terminal) -> Result<(), Failure> {
-        let mut session = Session::start(&self.model, &self.plan, data, settings)?;
+    /// Trains; with ranks in several processes, if this one leads some.
+    pub fn run(
+        self,
+        data: Data,
+        settings: Settings,
+        processes: Option<&Arc<Processes>>,
+        terminal: Terminal,
+    ) -> Result<(), Failure> {
+        let (model, plan) = (&self.model, &self.plan);
+        let mut session = match processes {
+            None => Session::start(model, plan, data, settings),
+            Some(processes) => Session::lead(model, plan, data, settings, processes),
+        }?;
         let mut history = History::default();
         self.begin(&mut session, terminal)?;
         interrupt::listen()?;

@@ -1,0 +1,216 @@
+//! Several processes that share the ranks of a run: the first leads, the others follow.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use shardloom_fabric::{
+    Endpoint, Engine, FabricError, Format, Pool, PoolId, Process, Settings, View, ViewMut,
+};
+use shardloom_kernels::Arithmetic;
+
+use crate::{Contribution, Error, Result};
+
+/// Bytes of the first message of a text, and of those that follow where it is longer.
+const FIRST: usize = 4 << 10;
+const NEXT: usize = 64 << 10;
+/// Messages of each kind to one process that may be under way.
+const MOST: usize = 4;
+/// Tags of the two.
+const FIRST_TAG: u64 = 0;
+const NEXT_TAG: u64 = 1;
+/// The leader may take as long as it likes between two commands.
+const FOR_EVER: Duration = Duration::MAX;
+
+/// The processes of a run, each with an equal share of its ranks, as one of them sees the others.
+///
+/// Process 0 leads: it decides what is done ([`Processes::tell`]), and the others do it with their ranks
+/// ([`Trainer::follow`](crate::Trainer::follow)). All run the same program on the same model and data.
+pub struct Processes {
+    engine: Arc<dyn Engine<Contribution>>,
+    process: Process,
+    link: Mutex<Link>,
+    /// By process: the name of the machine that it runs on.
+    hosts: Vec<String>,
+}
+
+/// How the leader and the others talk.
+struct Link {
+    endpoint: Box<dyn Endpoint<Contribution>>,
+    /// By process; of those that this one talks to.
+    pools: Vec<Option<[PoolId; 2]>>,
+}
+
+impl Processes {
+    /// Joins the processes that an engine connects, once all have come.
+    ///
+    /// # Errors
+    /// If the engine cannot connect them, or one is gone.
+    pub fn join(engine: Arc<dyn Engine<Contribution>>) -> Result<Processes> {
+        let process = engine.process();
+        let settings = Settings { timeout: FOR_EVER, arithmetic: Arc::new(Arithmetic) };
+        let mut endpoints = engine.connect(process.of, &settings)?;
+        let mut endpoint = endpoints.pop().expect("each process has its part of a connection");
+        let mut pools = vec![];
+        for to in 0..process.of {
+            let talks = (process.number == 0) != (to == 0);
+            let mut pool = |elements| {
+                endpoint.pool(Pool { to, format: Format::U8, elements, ready: 0, most: MOST })
+            };
+            pools.push(if talks { Some([pool(FIRST)?, pool(NEXT)?]) } else { None });
+        }
+        let (link, host) = (Mutex::new(Link { endpoint, pools }), host());
+        let mut processes = Processes { engine, process, link, hosts: vec![] };
+        if processes.leads() {
+            let others = processes.others().map(|other| processes.hear(other));
+            let hosts: Vec<String> = [Ok(host)].into_iter().chain(others).collect::<Result<_>>()?;
+            processes.tell(&hosts)?;
+            processes.hosts = hosts;
+        } else {
+            processes.tell(&host)?;
+            processes.hosts = processes.hear(0)?;
+        }
+        Ok(processes)
+    }
+
+    /// By process: the name of the machine that it runs on.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// The share of the processes, and so of the ranks, that run on this machine.
+    pub fn share_here(&self) -> f64 {
+        let own = &self.hosts[self.process.number as usize];
+        let here = self.hosts.iter().filter(|&host| host == own).count();
+        here as f64 / f64::from(self.process.of)
+    }
+
+    /// This process.
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Whether this process leads.
+    pub fn leads(&self) -> bool {
+        self.process.number == 0
+    }
+
+    /// What connects them.
+    pub(crate) fn engine(&self) -> &Arc<dyn Engine<Contribution>> {
+        &self.engine
+    }
+
+    /// The processes that this one talks to.
+    pub(crate) fn others(&self) -> std::ops::Range<u32> {
+        match self.process.number {
+            0 => 1..self.process.of,
+            _ => 0..1,
+        }
+    }
+
+    /// Says something to all processes that this one talks to: the leader to all others, each of them to the
+    /// leader.
+    ///
+    /// # Errors
+    /// If one is gone.
+    pub fn tell(&self, what: &impl Serialize) -> Result<()> {
+        let bytes = rmp_serde::to_vec_named(what).map_err(|error| Error::Processes {
+            reason: format!("what one tells the others cannot be written: {error}"),
+        })?;
+        let sent = |to| self.link().send(to, &bytes).map_err(|error| self.gone(to, error));
+        // All that can hear it do.
+        let outcomes: Vec<Result<()>> = self.others().map(sent).collect();
+        outcomes.into_iter().collect()
+    }
+
+    /// What a process says next.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn hear<T: DeserializeOwned>(&self, from: u32) -> Result<T> {
+        let received = self.link().receive(from);
+        let bytes = received.map_err(|error| self.gone(from, error))?;
+        rmp_serde::from_slice(&bytes).map_err(|error| Error::Processes {
+            reason: format!("process {from} does not run the same program: {error}"),
+        })
+    }
+
+    /// Waits until all processes have called it.
+    ///
+    /// # Errors
+    /// If one is gone.
+    pub(crate) fn meet(&self) -> Result<()> {
+        if !self.leads() {
+            self.tell(&())?;
+        }
+        self.others().try_for_each(|from| self.hear::<()>(from))?;
+        if self.leads() { self.tell(&()) } else { Ok(()) }
+    }
+
+    /// Tells the others that this process is gone, and why.
+    pub fn leave(&self, reason: &str) {
+        self.link().endpoint.fail(reason);
+    }
+
+    fn gone(&self, process: u32, error: FabricError) -> Error {
+        let host = self.hosts.get(process as usize);
+        let host = host.map_or_else(String::new, |host| format!(" (on {host})"));
+        let reason = match error {
+            FabricError::PeerGone { reason, .. } => reason,
+            other => other.to_string(),
+        };
+        Error::ProcessGone { process, host, reason }
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Processes").field("process", &self.process).finish_non_exhaustive()
+    }
+}
+
+/// The name of this machine.
+fn host() -> String {
+    gethostname::gethostname().to_string_lossy().into_owned()
+}
+
+impl Link {
+    /// The first message begins with the length of all.
+    fn send(&mut self, to: u32, bytes: &[u8]) -> std::result::Result<(), FabricError> {
+        let [first, next] = self.pools[to as usize].expect("processes talk to the leader");
+        let length = (bytes.len() as u64).to_le_bytes();
+        let (along, rest) = bytes.split_at(bytes.len().min(FIRST - length.len()));
+        let pieces = rest.chunks(NEXT).map(|piece| (next, NEXT_TAG, [&[], piece]));
+        for (pool, tag, parts) in
+            [(first, FIRST_TAG, [&length[..], along])].into_iter().chain(pieces)
+        {
+            let mut message = self.endpoint.message(pool, tag)?;
+            let ViewMut::U8(buffer) = message.view_mut() else { unreachable!("it is bytes") };
+            let (head, tail) = buffer.split_at_mut(parts[0].len());
+            head.copy_from_slice(parts[0]);
+            tail[..parts[1].len()].copy_from_slice(parts[1]);
+            self.endpoint.send(message)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, from: u32) -> std::result::Result<Vec<u8>, FabricError> {
+        let message = self.endpoint.receive(from, FIRST_TAG)?;
+        let View::U8(first) = message.view() else { unreachable!("it is bytes") };
+        let (length, along) = first.split_at(size_of::<u64>());
+        let length = u64::from_le_bytes(length.try_into().expect("eight bytes")) as usize;
+        let mut bytes = along[..along.len().min(length)].to_vec();
+        while bytes.len() < length {
+            let message = self.endpoint.receive(from, NEXT_TAG)?;
+            let View::U8(piece) = message.view() else { unreachable!("it is bytes") };
+            bytes.extend(&piece[..piece.len().min(length - bytes.len())]);
+        }
+        Ok(bytes)
+    }
+}

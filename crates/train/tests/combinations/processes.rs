@@ -1,0 +1,73 @@
+//! Ranks in processes that share no memory.
+
+use std::sync::Arc;
+use std::thread;
+
+use shardloom_fabric::{MessagePassing, Queues};
+use shardloom_train::{Processes, Trainer};
+
+use crate::interruption::{digest, saved, train};
+use crate::words::{Combination, Words};
+
+/// Every so many combinations are tried: those of interrupted runs are all.
+const OF: usize = 4;
+
+const ROWS: [u32; 2] = [2, 1];
+
+/// Has `lead` lead the ranks of a combination, each of which is a process.
+fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) -> R {
+    let ranks = of.blueprint().0.program().ranks() as u32;
+    thread::scope(|scope| {
+        let mut transports = Queues::between(ranks).into_iter();
+        let join = |transport| {
+            let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
+            Arc::new(Processes::join(Arc::new(engine)).unwrap_or_else(|error| panic!("{error}")))
+        };
+        let first = transports.next().expect("a rank");
+        let followers = transports.map(|transport| {
+            scope.spawn(move || {
+                let (blueprint, data) = of.blueprint();
+                let followed = Trainer::follow(blueprint.over(join(transport)), Box::new(data));
+                followed.unwrap_or_else(|error| panic!("{error} in {of}"));
+            })
+        });
+        let followers: Vec<_> = followers.collect();
+        let (blueprint, data) = of.blueprint();
+        let leader = Trainer::start(blueprint.over(join(first)), Box::new(data));
+        let outcome = lead(leader.unwrap_or_else(|error| panic!("{error} in {of}")));
+        for follower in followers {
+            assert!(follower.join().is_ok(), "of {of}");
+        }
+        outcome
+    })
+}
+
+#[test]
+fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() {
+    let words = Words::new();
+    let (combinations, _) = words.covering();
+    let several = combinations.iter().step_by(OF).filter(|it| it.plan.device_count() > 1);
+    let mut tried = 0;
+    for of in several {
+        tried += 1;
+        let mut threads = of.start();
+        let before = train(&mut threads, ROWS[0], of);
+        let (_folder, saved_by_threads) = saved(&mut threads, of);
+        let after = train(&mut threads, ROWS[1], of);
+        let (sent, last) = (threads.sent_bytes_per_rank().to_vec(), digest(&mut threads));
+        led(of, |mut processes| {
+            assert_eq!(train(&mut processes, ROWS[0], of), before, "in {of}");
+            let (_folder, saved_by_processes) = saved(&mut processes, of);
+            assert_eq!(train(&mut processes, ROWS[1], of), after, "in {of}");
+            assert_eq!(processes.sent_bytes_per_rank(), sent, "in {of}");
+            assert_eq!(digest(&mut processes), last, "in {of}");
+            // What the one saved the other goes on from.
+            processes.resume(saved_by_threads).unwrap_or_else(|error| panic!("{error} in {of}"));
+            assert_eq!(train(&mut processes, ROWS[1], of), after, "in {of}");
+            let mut threads = of.start();
+            threads.resume(saved_by_processes).unwrap_or_else(|error| panic!("{error} in {of}"));
+            assert_eq!(train(&mut threads, ROWS[1], of), after, "in {of}");
+        });
+    }
+    assert!(tried > 20, "{tried}");
+}
