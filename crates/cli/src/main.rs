@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    Compare, Demo, Explain, Export, Generate, Import, Methods, Plan, Profile, Program, Schedule,
-    Simulate, Train, Validate,
+    Compare, Demo, Explain, Export, Generate, Import, Launch, Methods, Plan, Profile, Program,
+    Schedule, Simulate, Train, Validate,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -39,6 +39,7 @@ enum Command {
     Simulate(Box<Simulate>),
     Program(Box<Program>),
     Train(Box<Train>),
+    Launch(Launch),
     Generate(Generate),
     Export(Export),
     Import(Import),
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
         Command::Simulate(simulate) => simulate.run(terminal),
         Command::Program(program) => program.run(terminal),
         Command::Train(train) => train.run(terminal),
+        Command::Launch(launch) => launch.run(terminal),
         Command::Generate(generate) => generate.run(terminal),
         Command::Export(export) => export.run(terminal),
         Command::Import(import) => import.run(terminal),

@@ -28,7 +28,8 @@ fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
     use shardloom_train::Contribution;
 
     let engine = Mpi::start().and_then(|mpi| MessagePassing::over(Box::new(mpi)));
-    let engine: Arc<dyn Engine<Contribution>> = Arc::new(engine.map_err(shardloom_train::Error::from)?);
+    let engine: Arc<dyn Engine<Contribution>> =
+        Arc::new(engine.map_err(shardloom_train::Error::from)?);
     let seen = engine.process().of;
     if seen != started {
         let reason = format!(
@@ -42,8 +43,9 @@ fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
 
 #[cfg(not(feature = "mpi"))]
 fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
-    let reason = "but this program was built without MPI; build it with --features mpi, or start it \
+    let reason =
+        "but this program was built without MPI; build it with --features mpi, or start it \
                   once: ranks are threads then"
-        .to_owned();
+            .to_owned();
     Err(Error::Launched { variable: variable.to_owned(), started, reason })
 }

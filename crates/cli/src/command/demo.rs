@@ -113,6 +113,7 @@ impl Demo {
             }),
             validation: Some(Validation { every: None, microbatches: 16 }),
             prediction,
+            in_processes: false,
             html: Some(OutputFile::new(&folder.join("report.html"), true)?),
             trace: None,
             drain_every: super::train::DRAIN_EVERY,

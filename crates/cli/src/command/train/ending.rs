@@ -92,11 +92,17 @@ pub fn conclude(
             terminal.line(format_args!("Report: {}", file.path().display()))?;
         }
         if job.prediction.is_none() {
-            terminal.line(
-                "No step time was predicted: this machine has not been measured as it is now \
-                 (`shardloom profile` does) or not in the plan's number format (profiles are of fp32), \
-                 or has fewer cores than there are ranks.",
-            )?;
+            terminal.line(match job.in_processes {
+                true => {
+                    "No step time was predicted: nobody has measured what the links between these \
+                     processes can do."
+                }
+                false => {
+                    "No step time was predicted: this machine has not been measured as it is now \
+                     (`shardloom profile` does) or not in the plan's number format (profiles are of \
+                     fp32), or has fewer cores than there are ranks."
+                }
+            })?;
         }
     }
     if history.interrupted {

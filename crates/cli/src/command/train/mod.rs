@@ -257,6 +257,7 @@ impl Train {
             checkpoints,
             validation,
             prediction,
+            in_processes: processes.is_some(),
             html,
             trace,
             drain_every: self.drain_every,

@@ -36,6 +36,8 @@ pub struct Job {
     pub validation: Option<Validation>,
     /// What a step is predicted to be.
     pub prediction: Option<Prediction>,
+    /// Whether ranks are in several processes.
+    pub in_processes: bool,
     /// Where a report goes.
     pub html: Option<OutputFile>,
     /// Where a trace goes.

@@ -1,0 +1,103 @@
+//! `shardloom launch`: starts a command in processes on several machines.
+
+mod hosts;
+mod manifest;
+
+use std::env;
+use std::ffi::OsString;
+use std::process::{Command, ExitStatus};
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::terminal::Terminal;
+use hosts::Hosts;
+
+/// Train in processes on several machines: runs mpirun, or prints what Slurm or Kubernetes is to run
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom launch --hosts node1:8,node2:8 -- train plan.toml --data text.txt --steps 1000
+  shardloom launch --hosts node1:8,node2:8 --slurm -- train plan.toml --data text.txt --steps 1000 > job.sh
+  shardloom launch --hosts a:4,b:4 --kubernetes registry/image:tag -- train plan.toml --data /data --steps 1000
+
+Each process has as many of the plan's ranks as any other. The program, the plan and the data lie under the \
+same paths on all machines, and checkpoints in a folder that all of them see.")]
+pub struct Launch {
+    /// Machines, each with the number of its processes
+    #[arg(long, value_name = "HOST:N,...", required = true)]
+    hosts: Hosts,
+
+    /// Print the line instead of running it
+    #[arg(long, conflicts_with_all = ["slurm", "kubernetes"])]
+    print: bool,
+
+    /// Print a batch script for Slurm's sbatch
+    #[arg(long, conflicts_with = "kubernetes")]
+    slurm: bool,
+
+    /// Print a manifest for Kubernetes with the MPI operator (kubeflow.org/v2beta1), whose containers run
+    /// this image; its machines are Kubernetes' choice
+    #[arg(long, value_name = "IMAGE")]
+    kubernetes: Option<String>,
+
+    /// `train` and its arguments
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    command: Vec<OsString>,
+}
+
+impl Launch {
+    /// Runs or prints.
+    pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        let command = self.command()?;
+        if let Some(image) = &self.kubernetes {
+            return terminal.text(manifest::kubernetes(&self.hosts, image, &command)?);
+        }
+        if self.slurm {
+            return terminal.text(manifest::slurm(&self.hosts, &command)?);
+        }
+        let program = env::current_exe().map_err(|error| {
+            Failure::usage("program", format!("cannot find this program's own file: {error}"))
+        })?;
+        let line = manifest::mpirun(&self.hosts, &program.to_string_lossy(), &command);
+        match self.print {
+            true => terminal.line(manifest::quoted(&line)),
+            false => start(&line),
+        }
+    }
+
+    /// What each process runs, after the program's name.
+    fn command(&self) -> Result<Vec<String>, Failure> {
+        let text = |word: &OsString| {
+            word.to_str().map(str::to_owned).ok_or_else(|| {
+                let word = word.to_string_lossy();
+                Failure::usage("COMMAND", format!("`{word}` is not UTF-8; rename that file"))
+            })
+        };
+        let command: Vec<String> = self.command.iter().map(text).collect::<Result<_, _>>()?;
+        match command.first().map(String::as_str) {
+            Some("train") => Ok(command),
+            other => {
+                let message = format!(
+                    "`{}` runs in one process; after `--`, give `train` and its arguments",
+                    other.unwrap_or_default()
+                );
+                Err(Failure::usage("COMMAND", message))
+            }
+        }
+    }
+}
+
+/// Runs a line to its end; it says itself what goes wrong there.
+fn start(line: &[String]) -> Result<(), Failure> {
+    if !cfg!(feature = "mpi") {
+        let message = "this program was built without MPI, so its processes would not find each other; \
+                       build it with --features mpi, or see --print";
+        return Err(Failure::usage("launch", message));
+    }
+    let (program, arguments) = line.split_first().expect("the line has a program");
+    let ended: ExitStatus = Command::new(program).args(arguments).status().map_err(|error| {
+        let message = format!("cannot run {program}: {error}; install Open MPI, or see --print");
+        Failure::usage("launch", message)
+    })?;
+    if ended.success() { Ok(()) } else { Err(Failure::SaidElsewhere) }
+}

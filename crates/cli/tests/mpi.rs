@@ -1,0 +1,161 @@
+//! Training in the processes that `mpirun` starts.
+#![cfg(feature = "mpi")]
+
+mod invocation;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use invocation::{Outcome, Place, TINY};
+
+/// The program, about to run here in so many processes.
+fn mpirun(place: &Place, processes: u32, arguments: &str) -> Command {
+    let alone = place.command(arguments);
+    let mut command = Command::new("mpirun");
+    command.args(["-n", &processes.to_string()]);
+    command.arg(alone.get_program()).args(alone.get_args());
+    command.current_dir(alone.get_current_dir().expect("the place"));
+    for (name, value) in alone.get_envs() {
+        command.env(name, value.expect("no variable is removed"));
+    }
+    // Containers know no other user, and machines may have fewer cores.
+    let variables = [
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+    ];
+    command.envs(variables).stdin(Stdio::null());
+    command
+}
+
+fn run(place: &Place, processes: u32, arguments: &str) -> Outcome {
+    let output = mpirun(place, processes, arguments).output().expect("mpirun is installed");
+    let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    place.outcome(arguments, output.status.code(), stdout, stderr)
+}
+
+fn digest(outcome: &Outcome) -> String {
+    outcome.summary()["weights_digest"].to_string()
+}
+
+/// Holds a run in processes to the same in one: losses, weights and bytes, to the bit.
+fn assert_as_in_one_process(processes: u32, shape: &str) {
+    let place = Place::new();
+    let arguments = format!("train {TINY} {shape} --steps 4 --validate-every 2 --json");
+    let one = place.run(&arguments).succeeds();
+    let several = run(&place, processes, &arguments).succeeds();
+    several.check(several.losses() == one.losses(), &format!("other losses: {:?}", one.losses()));
+    several.check(digest(&several) == digest(&one), "other weights");
+    for key in ["sent_bytes_per_rank", "peak_bytes_per_rank", "final_validation_loss"] {
+        let (found, expected) = (&several.summary()[key], &one.summary()[key]);
+        several.check(found == expected, &format!("{key} is {expected} in one process"));
+    }
+}
+
+#[test]
+fn two_processes_come_to_what_two_threads_come_to() {
+    for shape in [
+        "--dp 2",
+        "--dp 2 --zero 3",
+        "--tp 2 --sequence-parallel",
+        "--cp 2",
+        "--pp 2 --microbatches 4",
+        "--pp 2 --microbatches 4 --schedule zb-h1",
+        "--pp 2 --microbatches 4 --schedule pipedream",
+    ] {
+        assert_as_in_one_process(2, shape);
+    }
+}
+
+#[test]
+fn four_processes_come_to_what_four_threads_come_to() {
+    for shape in ["--dp 2 --tp 2 --zero 1", "--pp 2 --dp 2 --microbatches 2", "--dp 4"] {
+        assert_as_in_one_process(4, shape);
+    }
+}
+
+#[test]
+fn a_process_may_have_several_ranks() {
+    assert_as_in_one_process(2, "--dp 2 --pp 2 --microbatches 2");
+}
+
+#[test]
+fn what_processes_saved_one_goes_on_from_and_back() {
+    let place = Place::new();
+    let shape = "--dp 2 --zero 1 --json";
+    let whole = place.run(&format!("train {TINY} {shape} --steps 6")).succeeds();
+    let part =
+        |steps: u32| format!("train {TINY} {shape} --steps {steps} --checkpoint run --resume");
+    run(&place, 2, &part(2)).succeeds();
+    place.run(&part(4)).succeeds();
+    let last = run(&place, 2, &part(6)).succeeds();
+    last.check(last.losses() == whole.losses()[4..], &format!("not as in {:?}", whole.losses()));
+    last.check(digest(&last) == digest(&whole), "other weights");
+}
+
+#[test]
+fn ranks_that_processes_cannot_share_equally_are_refused_with_both_numbers() {
+    let refused = run(&Place::new(), 3, &format!("train {TINY} --dp 2 --steps 2"));
+    let text = "2 ranks do not spread evenly over 3 processes";
+    refused.check(refused.status != Some(0), "it went on");
+    refused.check(refused.stderr.matches(text).count() == 1, &format!("not once: {text}"));
+}
+
+#[test]
+fn a_process_that_has_other_data_is_named() {
+    let place = Place::new();
+    let tiny = TINY.replace("text.txt", "part");
+    let script = "mkdir -p $OMPI_COMM_WORLD_RANK && cd $OMPI_COMM_WORLD_RANK && \
+                  echo \"The data of process $OMPI_COMM_WORLD_RANK, long enough to train on.\" > part && \
+                  exec \"$0\" \"$@\"";
+    let whole = mpirun(&place, 2, &format!("train {tiny} --dp 2 --steps 2"));
+    let mut command = Command::new("mpirun");
+    command.args(["-n", "2", "sh", "-c", script]).args(whole.get_args().skip(2));
+    command.current_dir(place.path(""));
+    let variables = whole.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    command.envs(variables).stdin(Stdio::null());
+    let output = command.output().expect("mpirun is installed");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    let expected = "the data of process 1 differs from that of process 0";
+    assert!(stderr.contains(expected), "{stderr}");
+}
+
+#[test]
+fn of_a_process_that_is_killed_the_run_ends_and_its_checkpoints_are_gone_on_from() {
+    let place = Place::new();
+    let options = "--dp 2 --checkpoint run --checkpoint-every 2 --keep 2 --resume --json";
+    let arguments = format!("train {TINY} {options} --steps 1000000");
+    let mut command = mpirun(&place, 2, &arguments);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    for _ in 0..7 {
+        reader.read_line(&mut line).expect("a line");
+    }
+    // Not the one that leads: it was started first.
+    let killed =
+        Command::new("pkill").args(["-KILL", "-n", "-P", &child.id().to_string()]).status();
+    assert!(killed.expect("pkill starts").success(), "nobody is there: {line}");
+    reader.read_to_string(&mut line).expect("UTF-8");
+    let mut stderr = String::new();
+    child.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("UTF-8");
+    assert!(!child.wait().expect("mpirun ends").success(), "{stderr}");
+    assert!(stderr.contains("process rank 1"), "{stderr}");
+    let done = line.lines().filter(|line| line.contains("\"loss\"")).count();
+    let whole = place.run(&format!("train {TINY} --dp 2 --steps {} --json", done + 4)).succeeds();
+    let rest = place.run(&format!("train {TINY} {options} --steps {}", done + 4)).succeeds();
+    let from = rest.losses()[0].0 as usize;
+    rest.check(from >= 6, &format!("it went on from step {from}"));
+    rest.check(rest.losses() == whole.losses()[from..], "other losses");
+}
+
+#[test]
+fn the_virtual_clock_is_one_processs() {
+    let arguments = format!("train {TINY} --dp 2 --steps 2 --clock virtual --cluster h100:2");
+    let refused = run(&Place::new(), 2, &arguments);
+    refused.check(refused.stderr.contains("--clock virtual"), "it does not say why");
+}
