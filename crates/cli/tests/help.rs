@@ -9,7 +9,7 @@ fn help_of_every_command_is_as_recorded() {
     let place = Place::new();
     for command in [
         "", "plan", "explain", "simulate", "program", "train", "generate", "export", "import",
-        "schedule", "compare", "methods", "profile", "validate", "demo",
+        "schedule", "compare", "methods", "profile", "validate", "demo", "launch",
     ] {
         let outcome = place.run(&format!("{command} --help")).succeeds();
         outcome.check(command.is_empty() || outcome.stdout.contains("Examples:"), "no examples");

@@ -3,10 +3,24 @@
 
 mod invocation;
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use invocation::{Outcome, Place, TINY};
+
+/// What a program of a place is told, and `mpirun`: containers know no other user than root, and machines may
+/// have fewer cores.
+fn variables(alone: &Command) -> Vec<(OsString, OsString)> {
+    let own = alone.get_envs().filter_map(|(name, value)| Some((name.into(), value?.into())));
+    let of_mpirun = [
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
+    ];
+    own.chain(of_mpirun.map(|(name, value)| (name.into(), value.into()))).collect()
+}
 
 /// The program, about to run here in so many processes.
 fn mpirun(place: &Place, processes: u32, arguments: &str) -> Command {
@@ -14,18 +28,7 @@ fn mpirun(place: &Place, processes: u32, arguments: &str) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["-n", &processes.to_string()]);
     command.arg(alone.get_program()).args(alone.get_args());
-    command.current_dir(alone.get_current_dir().expect("the place"));
-    for (name, value) in alone.get_envs() {
-        command.env(name, value.expect("no variable is removed"));
-    }
-    // Containers know no other user, and machines may have fewer cores.
-    let variables = [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_hwloc_base_binding_policy", "none"),
-    ];
-    command.envs(variables).stdin(Stdio::null());
+    command.current_dir(place.path("")).envs(variables(&alone)).stdin(Stdio::null());
     command
 }
 
@@ -110,12 +113,11 @@ fn a_process_that_has_other_data_is_named() {
     let script = "mkdir -p $OMPI_COMM_WORLD_RANK && cd $OMPI_COMM_WORLD_RANK && \
                   echo \"The data of process $OMPI_COMM_WORLD_RANK, long enough to train on.\" > part && \
                   exec \"$0\" \"$@\"";
-    let whole = mpirun(&place, 2, &format!("train {tiny} --dp 2 --steps 2"));
+    let alone = place.command(&format!("train {tiny} --dp 2 --steps 2"));
     let mut command = Command::new("mpirun");
-    command.args(["-n", "2", "sh", "-c", script]).args(whole.get_args().skip(2));
-    command.current_dir(place.path(""));
-    let variables = whole.get_envs().filter_map(|(name, value)| Some((name, value?)));
-    command.envs(variables).stdin(Stdio::null());
+    command.args(["-n", "2", "sh", "-c", script]);
+    command.arg(alone.get_program()).args(alone.get_args());
+    command.current_dir(place.path("")).envs(variables(&alone)).stdin(Stdio::null());
     let output = command.output().expect("mpirun is installed");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
@@ -158,4 +160,20 @@ fn the_virtual_clock_is_one_processs() {
     let arguments = format!("train {TINY} --dp 2 --steps 2 --clock virtual --cluster h100:2");
     let refused = run(&Place::new(), 2, &arguments);
     refused.check(refused.stderr.contains("--clock virtual"), "it does not say why");
+}
+
+#[test]
+fn launch_starts_the_processes() {
+    let place = Place::new();
+    let train = format!("train {TINY} --dp 2 --steps 3 --json");
+    let one = place.run(&train).succeeds();
+    let arguments = format!("launch --hosts localhost:2 -- {train}");
+    let alone = place.command(&arguments);
+    let mut command = Command::new(alone.get_program());
+    command.args(alone.get_args()).current_dir(place.path("")).envs(variables(&alone));
+    let output = command.output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    let launched = place.outcome(&arguments, output.status.code(), stdout, stderr).succeeds();
+    launched.check(digest(&launched) == digest(&one), "other weights");
 }

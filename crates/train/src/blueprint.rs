@@ -8,7 +8,7 @@ use shardloom_kernels::{Device, processor};
 use shardloom_plan::{Number, Plan, Precision};
 use shardloom_program::buffers::{BufferPlan, MessagePlan};
 use shardloom_program::sync::Synchronisation;
-use shardloom_program::{Program, lower, lower_with};
+use shardloom_program::{Group, Program, Rank, lower, lower_with};
 
 use crate::{Contribution, Error, OnNonFinite, Processes, Result, Settings};
 
@@ -29,6 +29,8 @@ pub struct Blueprint {
     /// How replicas are kept equal, if not as the plan's `sync` says.
     pub(crate) way: Option<Arc<Way>>,
     pub(crate) connected: Connected,
+    /// By rank: the others that do as much, on other samples.
+    pub(crate) alike: Vec<Vec<usize>>,
 }
 
 /// What connects the ranks.
@@ -88,6 +90,7 @@ impl Blueprint {
             program.classes.iter().map(|class| BufferPlan::new(&program, class)).collect();
         let messages = MessagePlan::new(&program);
         let skip_non_finite = plan.skip_non_finite;
+        let alike = alike(&program, &Group::Mesh(plan.batch_axes(&graph)));
         let (device, connected) = (processor(), Connected::Here);
         Ok(Blueprint {
             graph,
@@ -99,6 +102,7 @@ impl Blueprint {
             settings,
             way,
             connected,
+            alike,
         })
     }
 
@@ -138,6 +142,16 @@ impl Blueprint {
         });
         classes.fold(self.messages.bytes(&self.program), u64::saturating_add)
     }
+}
+
+/// By rank: the other members of its group.
+fn alike(program: &Program, group: &Group) -> Vec<Vec<usize>> {
+    let others = |rank: u32| {
+        let (class, position) = program.locate(Rank(rank));
+        let members = program.members(class, position, group).into_iter();
+        members.filter(|member| member.0 != rank).map(|member| member.0 as usize).collect()
+    };
+    (0..program.ranks() as u32).map(others).collect()
 }
 
 /// Why numbers of the plan's formats are not trained with, if they are not.

@@ -8,6 +8,7 @@ mod optimizer;
 mod processes;
 mod rank;
 mod sampler;
+mod stragglers;
 mod trainer;
 
 pub use blueprint::Blueprint;
@@ -18,4 +19,5 @@ pub use rank::{Contribution, RowExchange};
 pub use sampler::Sampler;
 /// The environment variable that chooses the instructions of the kernels.
 pub use shardloom_kernels::tier::VARIABLE as KERNELS_VARIABLE;
+pub use stragglers::Straggler;
 pub use trainer::{OnNonFinite, RunClock, Settings, Step, Trainer};

@@ -22,6 +22,7 @@ use crate::executor::{
 };
 use crate::learning_rate::LearningRate;
 use crate::rank::{OwnedPiece, Shared, StepOutcome};
+use crate::stragglers::{Straggler, Watch};
 use crate::{Error, Result};
 
 /// What to do about a loss or gradient that is not finite.
@@ -99,6 +100,7 @@ pub struct Trainer {
     /// Whom servers have answered in the last row, by rank, and whom they are to answer in the next.
     answers: Answers,
     repeated: Option<Arc<Answers>>,
+    watch: Watch,
 }
 
 impl Trainer {
@@ -155,6 +157,7 @@ impl Trainer {
             settings,
             way,
             connected,
+            alike,
         } = blueprint;
         if let Connected::Over(processes) = &connected {
             if matches!(settings.clock, RunClock::Virtual(_)) {
@@ -196,6 +199,7 @@ impl Trainer {
             system_allocations: 0,
             answers: vec![],
             repeated: None,
+            watch: Watch::new(alike),
         })
     }
 
@@ -313,6 +317,8 @@ impl Trainer {
             let mut done = self.running.run(&command)?;
             let elapsed = start.elapsed().as_secs_f64();
             self.note(&done);
+            let computing = done.iter().map(|done| done.computing.as_secs_f64());
+            self.watch.note(first_step, computing.collect());
             let tracks = done.iter_mut().filter_map(|done| done.track.take()).collect();
             self.answers = done.iter_mut().map(|done| std::mem::take(&mut done.answers)).collect();
             timeline = Timeline { clock, tracks };
@@ -344,6 +350,12 @@ impl Trainer {
         }
         self.next_step += 1;
         Ok(Step { step, loss, seconds, tokens, gradient_norm, skipped })
+    }
+
+    /// The ranks that take longer now than others that do as much; none under the virtual clock, where time is
+    /// modelled.
+    pub fn stragglers(&self) -> Vec<Straggler> {
+        self.watch.stragglers()
     }
 
     /// By rank: the clients that a server has answered in the last row of steps, in order, by their number

@@ -106,6 +106,9 @@ pub(crate) struct Done {
     pub answers: Vec<u32>,
     /// What was asked for of the rank's state.
     pub answer: Option<Answer>,
+    /// What it took for its own part, waiting for others and communication left out; nothing under the
+    /// virtual clock.
+    pub computing: Duration,
     /// Bytes sent to other ranks since the start of the run.
     pub sent_bytes: u64,
     pub peak_bytes: u64,
@@ -290,6 +293,7 @@ mod tests {
                 track: Some(Track::default()),
                 answers: vec![1, 0],
                 answer,
+                computing: Duration::from_nanos(1_234_567),
                 sent_bytes: 1,
                 peak_bytes: 2,
                 peak_under_way_bytes: 3,

@@ -198,6 +198,8 @@ struct Worker {
     /// The clients that a server may hear of first, and what comes from each, to be filled each time.
     open: Vec<usize>,
     asked: Vec<(u32, u64)>,
+    /// What the rank took for its own part of the command.
+    computing: Duration,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
@@ -228,6 +230,7 @@ fn serve(
             request: None,
             open: vec![],
             asked: vec![],
+            computing: Duration::ZERO,
         }),
         Err(error) => {
             endpoint.fail(&error.to_string());
@@ -352,6 +355,7 @@ impl Worker {
         }
         let counters = self.endpoint.counters();
         Ok(Done {
+            computing: std::mem::take(&mut self.computing),
             steps,
             track,
             answers: answered,
@@ -408,9 +412,12 @@ impl Worker {
                 self.start(collective, at)?;
                 continue;
             }
-            let start = recorder.as_ref().map(|_| Instant::now());
+            let start = Instant::now();
             self.execute(instruction, at)?;
-            if let (Some(recorder), Some(start)) = (recorder.as_mut(), start) {
+            if matches!(instruction.work, Work::Local(_)) {
+                self.computing += start.elapsed();
+            }
+            if let Some(recorder) = recorder.as_mut() {
                 let live = self.rank.memory().live_bytes() as u64;
                 let end = Instant::now();
                 recorder.note(class, at.issued, (start, end), (end, live));

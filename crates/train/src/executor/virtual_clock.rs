@@ -176,6 +176,7 @@ impl VirtualRanks {
             let ((steps, track), (answers, answer)) = came_to;
             let counters = link.endpoint.counters();
             Done {
+                computing: Duration::ZERO,
                 steps,
                 track,
                 answers,

@@ -4,9 +4,10 @@ use serde::Serialize;
 use shardloom::Session;
 use shardloom::program::quantity::{bytes, digits, percent, seconds, signed_percent};
 use shardloom::program::timeline::Timeline;
+use shardloom::train::Straggler;
 use shardloom_report::{Report, Table, perfetto_trace, swimlane};
 
-use super::run::{History, Job};
+use super::run::{History, Job, straggling};
 use crate::failure::Failure;
 use crate::table::table;
 use crate::terminal::Terminal;
@@ -30,6 +31,16 @@ struct Summary {
     final_validation_loss: Option<f64>,
     interrupted: bool,
     checkpoint: Option<String>,
+    /// Ranks that were slow at the end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    stragglers: Vec<Slow>,
+}
+
+#[derive(Serialize)]
+struct Slow {
+    rank: u32,
+    since_step: u64,
+    times: f64,
 }
 
 /// Writes the report and the trace, and says what the run came to.
@@ -56,7 +67,7 @@ pub fn conclude(
             losses: history.losses.clone(),
             predicted: predicted.cloned(),
             measured: history.measured.clone(),
-            notes: vec![],
+            notes: history.stragglers.iter().map(straggling).collect(),
             tables: vec![
                 Table {
                     title: "Memory and bytes sent".into(),
@@ -119,6 +130,12 @@ pub fn conclude(
     Ok(())
 }
 
+impl From<&Straggler> for Slow {
+    fn from(&Straggler { rank, since_step, times }: &Straggler) -> Slow {
+        Slow { rank, since_step, times }
+    }
+}
+
 fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summary, Failure> {
     let median_step_seconds = history.median_step_seconds();
     let trainer = session.trainer();
@@ -135,6 +152,7 @@ fn summary(job: &Job, session: &mut Session, history: &History) -> Result<Summar
         final_validation_loss: history.losses.iter().rev().find_map(|point| point.validation),
         interrupted: history.interrupted,
         checkpoint: history.checkpoint.as_ref().map(|path| path.display().to_string()),
+        stragglers: history.stragglers.iter().map(Slow::from).collect(),
     })
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{Processes, Settings, Step};
+use shardloom::train::{Processes, Settings, Step, Straggler};
 use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
 use shardloom_report::LossPoint;
 
@@ -85,6 +85,8 @@ pub struct History {
     pub measured: Option<Timeline>,
     /// The last checkpoint.
     pub checkpoint: Option<PathBuf>,
+    /// Ranks that are slow, as far as was said.
+    pub stragglers: Vec<Straggler>,
     /// Whether the user stopped it.
     pub interrupted: bool,
 }
@@ -228,6 +230,8 @@ impl Job {
                 }
             };
             let step = trained.pop().expect("a row has a step");
+            let stragglers = session.trainer().stragglers();
+            bar.suspend(|| history.note_stragglers(stragglers, terminal));
             for step in trained {
                 self.note(&step, None, history, terminal)?;
             }
@@ -297,6 +301,18 @@ impl History {
         self.tokens = step.tokens;
     }
 
+    /// Says which ranks have become slow, and which are so no longer.
+    fn note_stragglers(&mut self, now: Vec<Straggler>, terminal: Terminal) {
+        let is_in = |all: &[Straggler], rank: u32| all.iter().any(|it| it.rank == rank);
+        for slow in now.iter().filter(|it| !is_in(&self.stragglers, it.rank)) {
+            terminal.note(straggling(slow));
+        }
+        for fast in self.stragglers.iter().filter(|it| !is_in(&now, it.rank)) {
+            terminal.note(format_args!("rank {} keeps up again", fast.rank));
+        }
+        self.stragglers = now;
+    }
+
     /// The step time that half of the steps undercut.
     pub fn median_step_seconds(&self) -> Option<f64> {
         let mut sorted = self.step_seconds.clone();
@@ -308,6 +324,14 @@ impl History {
             _ => Some(sorted[middle]),
         }
     }
+}
+
+/// What is said of a rank that is slow.
+pub fn straggling(Straggler { rank, since_step, times }: &Straggler) -> String {
+    format!(
+        "rank {rank} takes {times:.2} times as long for its own part as ranks that have as much to do, since \
+         step {since_step}"
+    )
 }
 
 /// Whoever reads the losses may stop reading: the run goes on to its checkpoint.
