@@ -309,6 +309,12 @@ fn times_of_stages_are_a_stage_s_own_and_times_of_devices_are_shared_by_its_stag
     assert_eq!(makespan(&format!("{chunks} --forward 0.5,0.5,0.5,0.5 --backward 2")), whole);
     let mixed = format!("{chunks} --forward 0.5,0.5,0.5,0.5 --input 0.5,0.5,0.5,0.5 --weight 1");
     assert_eq!(makespan(&mixed), whole);
+    // The order is made for the same times, too.
+    let order = |forward: &str| {
+        let passes = format!("--forward {forward} --input 1 --weight 1");
+        drawn(&format!("zb-v --stages 4 --microbatches 8 {passes}"))["order"].clone()
+    };
+    assert_eq!(order("1,1,1,1,1,1,1,1"), order("2"));
 }
 
 #[test]

@@ -86,6 +86,16 @@ fn a_script_of_megatron_is_a_plan_with_megatrons_defaults() {
 }
 
 #[test]
+fn a_gated_width_that_is_not_said_is_rounded_down_as_in_megatron() {
+    let llama = "--swiglu --normalization RMSNorm --position-embedding-type rope \
+                 --disable-bias-linear --attention-dropout 0 --hidden-dropout 0";
+    let imported = read("train.sh", &format!("{MEGATRON} {llama}"), &NOTHING).expect("a plan");
+    // Two thirds of 4 x 512 are 1365, and 21 x 64 are 1344.
+    let model = &imported.plan.model;
+    assert!(model.starts_with("llama:") && model.contains(",ffn=1344,"), "{model}");
+}
+
+#[test]
 fn what_megatron_says_and_plans_do_not_is_refused_with_its_option() {
     let refused = [
         ("--num-experts 8", "--num-experts = given"),
@@ -207,6 +217,12 @@ fn torchtitans_toml_is_a_plan_with_torchtitans_defaults() {
         ..numbers()
     };
     assert_eq!(imported.plan.to_toml(), plan("llama-3-8b:seq=8192", &numbers, 1).to_toml());
+    // Without a word torchtitan clips to a norm of 1, and with 0 not at all.
+    for (said, norm) in [("", Some(1.0)), ("max_norm = 0.5", Some(0.5)), ("max_norm = 0", None)] {
+        let text = text.replace("max_norm = 1.0", said);
+        let imported = read("llama3_8b.toml", &text, &NOTHING).expect("a plan");
+        assert_eq!(imported.plan.clip_norm, norm, "{said:?}");
+    }
 }
 
 #[test]

@@ -62,8 +62,10 @@ fn a_preset_takes_changes_and_keeps_its_name_only_where_it_is_still_that_model()
     let longer = ModelSpec::parse("llama-3-405b:seq=131072").unwrap();
     assert_eq!(longer, ModelSpec::preset("llama-3-405b").unwrap().with_seq(131_072).unwrap());
     assert_eq!(longer.name(), "llama-3-405b");
-    let cut = ModelSpec::parse("llama-3-405b:layers=4").unwrap();
-    assert_eq!(cut.name(), "llama-3-405b-variant");
+    for change in ["layers=4", "vocab=128512", "rope_theta=10000"] {
+        let other = ModelSpec::parse(&format!("llama-3-405b:{change}")).unwrap();
+        assert_eq!(other.name(), "llama-3-405b-variant", "{change}");
+    }
     assert_eq!(ModelSpec::parse("gpt-2:layers=4,name=short").unwrap().name(), "short");
 }
 

@@ -83,6 +83,18 @@ mod tests {
     }
 
     #[test]
+    fn an_oversubscribed_network_carries_less_between_nodes() {
+        let cluster = Cluster::parse("v100-16g:8x8").expect("a preset");
+        let mut groups = cluster.groups().to_vec();
+        groups[0].profile.node.oversubscription = 8.0;
+        let links = Interconnect::of(&cluster.with_groups(groups).expect("a cluster"));
+        // An eighth of four cards of 12.5 GB/s, of eight devices together or of one.
+        assert_eq!(links.across.bytes_per_second, 0.78125e9);
+        assert_eq!(links.between.bytes_per_second, 6.25e9);
+        assert_eq!(links.within, Interconnect::of(&cluster).within);
+    }
+
+    #[test]
     fn replicas_that_lie_on_two_nodes_talk_across() {
         let links = Interconnect::of(&Cluster::parse("v100-16g:8x8").expect("a preset"));
         for (width, stage) in (1..=64).flat_map(|width| (0..64 / width).map(move |it| (width, it)))

@@ -173,6 +173,15 @@ fn what_does_not_fit_is_refused_with_what_comes_closest() {
 }
 
 #[test]
+fn what_does_not_fit_is_compared_with_the_memory_that_a_plan_may_take() {
+    let large = "gpt:layers=8,hidden=4096,heads=32,seq=64,vocab=512";
+    // 95 of 100 parts may be taken.
+    for method in ["gpipe", "zb-h1"] {
+        refuses(ask(method, large, &h100(2, 2_000_000_000), 8), &["of the 1.9 GB that"]);
+    }
+}
+
+#[test]
 fn zero_wants_an_algorithm_that_scatters() {
     let request = Request { algorithm: Algorithm::BinaryTree, ..Request::new(GPT, "cluster", 8) };
     let method = named("zero").expect("registered");

@@ -1,7 +1,7 @@
 //! Text from a checkpoint, by the tokenizer that the model was trained with or by another.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use shardloom::plan::Uniform;
@@ -34,15 +34,13 @@ fn words(folder: &Path, name: &str, words: &[&str]) -> String {
     path.display().to_string()
 }
 
-#[test]
-fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_with() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let trained = words(folder.path(), "trained.json", &["one", "two", "three"]);
-    let other = words(folder.path(), "other.json", &["eins", "zwei"]);
+/// Checkpoints of a model with a vocabulary of 8, after a step on three words.
+fn trained(folder: &Path) -> PathBuf {
+    let trained = words(folder, "trained.json", &["one", "two", "three"]);
     let model = Model::load("gpt:layers=1,hidden=8,heads=2,seq=4,vocab=8").expect("a model");
     let plan = Uniform { global_batch: 2, ..Uniform::default() };
     let plan = plan.plan(model.graph(), &model.text(), "local");
-    let text = folder.path().join("text.txt");
+    let text = folder.join("text.txt");
     fs::write(&text, "one two three two ".repeat(20)).expect("written");
     let tokenizer = TextTokenizer::open(&trained).expect("a tokenizer");
     let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
@@ -56,9 +54,16 @@ fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_wi
     };
     let mut session = Session::start(&model, &plan, data, settings).expect("a session");
     session.step().expect("a step");
-    let checkpoints = folder.path().join("run");
+    let checkpoints = folder.join("run");
     session.save(&checkpoints, None).expect("saved");
+    checkpoints
+}
 
+#[test]
+fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_with() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let checkpoints = trained(folder.path());
+    let other = words(folder.path(), "other.json", &["eins", "zwei"]);
     let vocabulary = |tokenizer: Option<&str>| {
         let generator = Generator::open(&checkpoints, tokenizer, DRAWING).expect("a generator");
         generator.tokenizer().vocabulary_size()
@@ -66,4 +71,17 @@ fn a_tokenizer_that_is_given_takes_the_place_of_the_one_the_model_was_trained_wi
     assert_eq!(vocabulary(None), 3);
     assert_eq!(vocabulary(Some(&other)), 2);
     assert_eq!(vocabulary(Some("bytes")), 256);
+}
+
+#[test]
+fn only_tokens_that_have_a_text_are_drawn() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let drawing = Drawing { temperature: 1.0, ..DRAWING };
+    let mut generator =
+        Generator::open(&trained(folder.path()), None, drawing).expect("a generator");
+    generator.prompt("one two").expect("known words");
+    // After one step all 8 are about as likely.
+    let drawn: Vec<u32> = (0..50).map(|_| generator.next_token().expect("a token")).collect();
+    assert!(drawn.iter().all(|&token| token < 3), "{drawn:?}");
+    assert_eq!(generator.text().expect("words").split_whitespace().count(), 52);
 }

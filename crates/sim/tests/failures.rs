@@ -86,6 +86,17 @@ fn memory_is_close_within_a_twentieth_of_all() {
 }
 
 #[test]
+fn the_fullest_rank_has_the_largest_share_of_its_own_memory() {
+    let with = |rank, peak_bytes, memory_bytes| {
+        let persistent = PersistentBytes::default();
+        MemoryFit { rank, peak_bytes, memory_bytes, persistent, activation_bytes: 0 }
+    };
+    let ranks = [with(0, 60, 80), with(1, 14, 16), with(2, 10, 40)];
+    assert_eq!(MemoryFit::fullest(&ranks).map(|it| it.rank), Some(1));
+    assert_eq!(MemoryFit::fullest(&[]), None);
+}
+
+#[test]
 fn each_class_is_held_against_its_device() {
     let graph = gpt(2, false);
     let program = lowered(&graph, &uniform(2, 2, 1, 2));

@@ -282,6 +282,31 @@ fn products_in_8_bits_take_the_devices_rate_for_them_and_casts() {
 }
 
 #[test]
+fn casts_to_8_bits_are_of_what_a_pass_has_first_activations_or_their_gradients() {
+    let graph = gpt(1, false);
+    let mut plan = uniform(1, 1, 1, 1);
+    plan.precision.fp8_products = true;
+    let program = lowered(&graph, &plan);
+    let cluster = h100(1);
+    let costs = CostModel::new(&graph, &cluster, &program);
+    let class = program.classes().next().expect("a class").0;
+    let seconds = |name: &str, pass: Pass| {
+        let is_it = |it: &&Instruction| match &it.action {
+            Action::Kernel { op, pass: of, again: false, .. } => {
+                graph.op(*op).name == name && *of == pass
+            }
+            _ => false,
+        };
+        let found = instructions(&program).find(is_it).expect("a product");
+        costs.local_seconds(class, 0, found).expect("a device")
+    };
+    // Widened going forward and narrowed going back, or the other way round: the same product of the same casts.
+    let (up, down) = ("block.0.ffn.up", "block.0.ffn.down");
+    assert_eq!(seconds(up, Pass::Input), seconds(down, Pass::Forward));
+    assert_eq!(seconds(down, Pass::Input), seconds(up, Pass::Forward));
+}
+
+#[test]
 fn memory_that_the_software_keeps_for_itself_is_not_there_for_tensors() {
     let graph = gpt(1, false);
     let program = lowered(&graph, &uniform(1, 1, 1, 1));

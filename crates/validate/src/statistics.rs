@@ -199,4 +199,14 @@ mod tests {
         assert!(close(found.mean, 0.1) && close(found.max, 0.2), "{found:?}");
         assert_eq!(Regret::of([("a", Pair { predicted: 1.0, measured: 1.0 })]), None);
     }
+
+    #[test]
+    fn of_plans_predicted_to_take_equally_long_the_first_is_chosen() {
+        let regret = |numbers: &[(f64, f64)]| {
+            let found = Regret::of(pairs(numbers).into_iter().map(|pair| ((), pair)));
+            found.expect("a group").max
+        };
+        assert!(close(regret(&[(5.0, 12.0), (5.0, 10.0)]), 0.2));
+        assert!(close(regret(&[(5.0, 10.0), (5.0, 12.0)]), 0.0));
+    }
 }

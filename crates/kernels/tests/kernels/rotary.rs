@@ -65,14 +65,41 @@ fn turns(scaling: Option<Llama3Scaling>) -> Vec<f64> {
     (0..64).map(|j| f64::from(y[j + 64]).atan2(f64::from(y[j]))).collect()
 }
 
-#[test]
-fn llama_3_scaling_keeps_high_frequencies_and_divides_low_ones() {
-    let scaling = Llama3Scaling {
-        factor: 8.0,
+fn llama_3_scaling(factor: f64) -> Llama3Scaling {
+    Llama3Scaling {
+        factor,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_position: 8192,
-    };
+    }
+}
+
+#[test]
+fn a_shared_table_turns_by_its_own_arguments_whatever_was_asked_for_before() {
+    let x = numbers(1, 3 * 64);
+    let [some, more] = [8.0, 32.0].map(|factor| Some(llama_3_scaling(factor)));
+    for (theta, scaling, first) in [
+        (THETA, None, 1),
+        (THETA, some, 1),
+        (THETA, more, 1),
+        (500_000.0, more, 1),
+        (THETA, None, 7),
+        (THETA, None, 1),
+    ] {
+        let turned = |table: &RotaryTable| {
+            let mut y = vec![0.0; x.len()];
+            rotate(&x, 1, table, &mut y);
+            y
+        };
+        let own = RotaryTable::new(64, theta, scaling, first, 3);
+        let shared = RotaryTable::shared(64, theta, scaling, first, 3);
+        assert_eq!(turned(&shared), turned(&own), "{theta}, {scaling:?}, from {first}");
+    }
+}
+
+#[test]
+fn llama_3_scaling_keeps_high_frequencies_and_divides_low_ones() {
+    let scaling = llama_3_scaling(8.0);
     let (plain, scaled) = (turns(None), turns(Some(scaling)));
     for (&plain, &scaled) in plain.iter().zip(&scaled) {
         let turns = 8192.0 * plain / std::f64::consts::TAU;

@@ -3,7 +3,7 @@
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
 use shardloom_plan::{
-    Axis, DeviceList, Mesh, Number, ParameterGroup, Plan, Recompute, Sync, Uniform,
+    Axis, DeviceList, Mesh, Number, ParameterGroup, Plan, Precision, Recompute, Sync, Uniform,
 };
 use shardloom_program::{
     Action, BodyKind, Bucket, BucketId, Class, ClassId, Collective, Content, Extent, Format, Group,
@@ -228,11 +228,15 @@ fn tied_neighbours() -> Result<Graph, GraphError> {
 #[test]
 fn blocks_share_a_bucket_that_their_gradients_just_fill() {
     let graph = two_tables().expect("a valid model");
-    let gradients = 2 * TABLE * single().precision.gradients.bytes();
-    for (bucket_bytes, buckets) in [(gradients, 1), (gradients - 1, 2)] {
-        let uniform = Uniform { sync: Sync { bucket_bytes, ..single().sync }, ..single() };
-        let program = program(&graph, &uniform);
-        assert_eq!(program.classes[0].buckets.len(), buckets, "{bucket_bytes} bytes");
+    for number in [Number::Fp32, Number::Bf16] {
+        let precision = Precision { gradients: number, ..single().precision };
+        let gradients = 2 * TABLE * number.bytes();
+        for (bucket_bytes, buckets) in [(gradients, 1), (gradients - 1, 2)] {
+            let sync = Sync { bucket_bytes, ..single().sync };
+            let program = program(&graph, &Uniform { sync, precision, ..single() });
+            let found = program.classes[0].buckets.len();
+            assert_eq!(found, buckets, "{bucket_bytes} bytes of {number:?}");
+        }
     }
 }
 

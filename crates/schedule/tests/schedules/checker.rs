@@ -33,8 +33,10 @@ fn refusal(schedule: &Schedule, buffers: usize) -> String {
 fn a_pass_that_runs_twice_or_where_it_does_not_belong_is_refused() {
     let twice = written(&[0], 1, &["F0 F0 B0"]);
     assert_eq!(refusal(&twice, 1), "device 0 runs, twice or where it does not belong, F0");
-    let both = written(&[0], 1, &["F0 B0 I0 W0"]);
-    assert_eq!(refusal(&both, 1), "device 0 runs, twice or where it does not belong, I0");
+    for (both, pass) in [("F0 B0 I0 W0", "I0"), ("F0 B0 W0", "W0"), ("F0 I0 B0", "B0")] {
+        let message = format!("device 0 runs, twice or where it does not belong, {pass}");
+        assert_eq!(refusal(&written(&[0], 1, &[both]), 1), message);
+    }
     let mut elsewhere = written(&[0, 1], 1, &["F0 B0", "F0 B0"]);
     elsewhere.orders[0] = elsewhere.orders[1].clone();
     assert_eq!(refusal(&elsewhere, 1), "device 0 runs, twice or where it does not belong, F0");
