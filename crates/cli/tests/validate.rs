@@ -125,3 +125,39 @@ fn residuals_are_printed_as_stacks_have_them() {
     let said = "# mine, all: too few rows, 14 of at least 15";
     outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
 }
+
+#[test]
+fn a_page_has_every_predicted_row_and_escapes_what_files_say() {
+    let place = place(SMALL);
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/data/korthikanti22_table5.csv");
+    let published =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/data/nanotron_ultrascale_h100.csv");
+    let text = fs::read_to_string(published).expect("the project's data");
+    let lines: Vec<&str> = text.lines().take(2).collect();
+    // A row whose model is markup.
+    place.write("evil.csv", lines.join("\n").replace("nanotron-1.34B", "<b onload=x>"));
+    let files = format!("{data} small.csv evil.csv");
+    place.run(&format!("validate {files} --html page.html")).succeeds();
+    let page = fs::read_to_string(place.path("page.html")).expect("a page");
+    // Four measurements, two, and one whose time is not compared but its memory is.
+    let rows = page.matches("<tr id=\"row-").count();
+    assert_eq!(rows, 7, "rows of the page");
+    assert!(page.contains("&lt;b onload=x&gt;") && !page.contains("<b onload"));
+    assert!(page.contains("computing "), "nothing says what takes the time");
+    assert!(page.contains("numbers do not fit together"), "a refused row is not told of");
+    let outcome = place.run(&format!("validate {files} --html page.html"));
+    outcome.check(outcome.status == Some(2), "exit status is not 2");
+    outcome.check(outcome.stderr.contains("page.html exists"), "not why");
+    place.run(&format!("validate {files} --html page.html --force")).succeeds();
+}
+
+#[test]
+fn rows_say_what_the_predicted_time_goes_to() {
+    let place = place(SMALL);
+    let outcome = place.run("validate small.csv --rows --json").succeeds();
+    let answer = outcome.object();
+    let shares = answer["files"][0]["lines"][0]["shares"].as_object().expect("shares").clone();
+    let sum: f64 = shares.values().filter_map(|it| it.as_f64()).sum();
+    outcome.check(shares.len() == 4 && (sum - 1.0).abs() < 1e-9, "they do not add up to 1");
+    outcome.check(answer["files"][0]["lines"][2]["shares"].is_null(), "of a row that is refused");
+}

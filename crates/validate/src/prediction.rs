@@ -4,7 +4,7 @@ use shardloom_cluster::{Cluster, Residuals, Stack, StepKind};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::lower;
-use shardloom_sim::{Fit, Options, simulate, step_kind};
+use shardloom_sim::{Fit, Options, StepShares, simulate, step_kind};
 
 use crate::hardware::plan;
 use crate::{Case, Refusal};
@@ -20,6 +20,8 @@ pub struct Prediction {
     pub exceeds: bool,
     /// Samples of a micro-batch on one replica.
     pub micro_batch: usize,
+    /// What its devices do with its time.
+    pub shares: StepShares,
     /// What decides which published rows it is like.
     pub step_kind: StepKind,
     /// Their residuals under the stack of the prediction, if it has any.
@@ -67,6 +69,7 @@ fn simulated(
         peak_bytes: memory.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
         exceeds: memory.iter().any(|rank| rank.fit() == Fit::Exceeds),
         micro_batch,
+        shares: simulation.shares(),
         residuals: cluster.stack().residuals_of(&step_kind).cloned(),
         step_kind,
     })
