@@ -2,5 +2,6 @@
 
 mod files;
 mod intervals;
+mod logs;
 mod refusals;
 mod schemas;

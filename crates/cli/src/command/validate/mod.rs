@@ -1,6 +1,7 @@
 //! `shardloom validate`: predictions beside published measurements.
 
 mod figures;
+mod log;
 mod page;
 
 use std::path::PathBuf;
@@ -17,8 +18,9 @@ use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 use figures::{coverage, group_toml, print};
+use log::LogOptions;
 
-/// Predict published measurements of training, and say how far off the predictions are
+/// Predict published measurements of training, or a run of one's own, and say how far off the predictions are
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom validate crates/validate/data/a100_multinode.csv
@@ -26,21 +28,22 @@ use figures::{coverage, group_toml, print};
   shardloom validate crates/validate/data/*.csv --json
   shardloom validate crates/validate/data/*.csv --html errors.html
   shardloom validate crates/validate/data/*.csv --stack mine.toml --residuals
+  shardloom validate --log train.log --plan plan.toml --cluster h100-80g:8x8
 
 An error is predicted over measured, less 1. A regret is what the plan predicted fastest takes over the \
 least that was measured, less 1, among rows of equal hardware, devices, model, sequence length and global \
 batch. An 80% interval is between the quantiles of residuals in the stack's file. docs/accuracy.md says what files hold, and what they came to.")]
 pub struct Validate {
     /// Files of measurements, whose columns say what they are
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "log", conflicts_with = "log", value_name = "FILE")]
     files: Vec<PathBuf>,
 
     /// Predict only rows whose source, hardware or model has this text in it
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
-    /// Predict all rows under this software stack, one of the known or a TOML file [default: the one that
-    /// each ran under]
+    /// Predict under this software stack, one of the known or a TOML file [default: the one that each row
+    /// ran under, or that runs of the log's framework do]
     #[arg(long, value_name = "STACK")]
     stack: Option<String>,
 
@@ -60,6 +63,9 @@ pub struct Validate {
     /// Overwrite a file that exists
     #[arg(long)]
     force: bool,
+
+    #[command(flatten)]
+    log: LogOptions,
 }
 
 #[derive(Serialize)]
@@ -74,6 +80,9 @@ struct Answer<'a> {
 impl Validate {
     /// Predicts.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        if self.log.log.is_some() {
+            return self.log.run(self.stack.as_deref(), terminal);
+        }
         let html = OutputFile::optional(self.html.as_ref(), self.force)?;
         let stack = self.stack.as_deref().map(Stack::parse).transpose();
         let stack = stack.map_err(|error| Failure::usage("--stack", error.to_string()))?;
