@@ -6,6 +6,8 @@
 //!
 //! [`read_log`] reads the steps that a log of somebody's own run tells of, and [`Pace`] says how long they take.
 //!
+//! [`fit`] fits constants of a software stack anew to the rows that ran under it.
+//!
 //! What a source leaves unsaid for all of its rows (is the embedding tied, what leaves a node in a second) is
 //! in `convention.rs`; the files that are part of the project, and where they are from, in `data/README.md`.
 //!
@@ -27,10 +29,12 @@ mod convention;
 mod cut;
 mod error;
 mod feature;
+mod fit;
 mod hardware;
 mod interval;
 mod log;
 mod prediction;
+mod prepared;
 mod refusal;
 mod report;
 mod row;
@@ -43,6 +47,7 @@ pub use case::{Case, MicroBatch, Split};
 pub use cut::Cut;
 pub use error::ValidateError;
 pub use feature::{Feature, FeatureValue, features};
+pub use fit::{FitError, Fitted, FittedConstant, HeldOutGroup, HeldOutGroups, constant_named, fit};
 pub use hardware::{Hardware, cluster, preset_of};
 pub use interval::{Coverage, GroupResiduals, HeldOut, residuals};
 pub use log::{

@@ -1,6 +1,7 @@
 //! `shardloom validate`: predictions beside published measurements.
 
 mod figures;
+mod fit;
 mod log;
 mod page;
 
@@ -18,6 +19,7 @@ use crate::failure::Failure;
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 use figures::{coverage, group_toml, print};
+use fit::FitOptions;
 use log::LogOptions;
 
 /// Predict published measurements of training, or a run of one's own, and say how far off the predictions are
@@ -28,6 +30,7 @@ use log::LogOptions;
   shardloom validate crates/validate/data/*.csv --json
   shardloom validate crates/validate/data/*.csv --html errors.html
   shardloom validate crates/validate/data/*.csv --stack mine.toml --residuals
+  shardloom validate measurements.csv --fit memory_time,host.kernel_seconds -o mine.toml
   shardloom validate --log train.log --plan plan.toml --cluster h100-80g:8x8
 
 An error is predicted over measured, less 1. A regret is what the plan predicted fastest takes over the \
@@ -65,6 +68,9 @@ pub struct Validate {
     force: bool,
 
     #[command(flatten)]
+    fit: FitOptions,
+
+    #[command(flatten)]
     log: LogOptions,
 }
 
@@ -95,6 +101,9 @@ impl Validate {
         }
         if files.iter().all(|file| file.rows.is_empty()) {
             return Err(self.nothing(&files));
+        }
+        if !self.fit.fit.is_empty() {
+            return self.fit.run(&files, stack.as_ref(), self.force, terminal);
         }
         let rows: usize = files.iter().map(|file| file.rows.len()).sum();
         let bar = terminal.progress(rows as u64);
