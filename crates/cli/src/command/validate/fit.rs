@@ -128,7 +128,7 @@ fn described(fitted: &Fitted) -> Stack {
 fn print(stack: &Stack, fitted: &Fitted, terminal: Terminal) -> Result<(), Failure> {
     let (rows, range) = (fitted.rows, fitted.range);
     terminal.line(format_args!(
-        "{}: fitted to {} rows, each constant from a {range:.0}th to {range:.0} times its value; {}",
+        "{}: fitted to {} rows, each constant from its value over {range:.0} to {range:.0} times it; {}",
         stack.name,
         rows,
         counted(fitted.simulations, "simulation"),
