@@ -125,3 +125,100 @@ fn residuals_are_printed_as_stacks_have_them() {
     let said = "# mine, all: too few rows, 14 of at least 15";
     outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
 }
+
+#[test]
+fn a_page_has_every_predicted_row_and_escapes_what_files_say() {
+    let place = place(SMALL);
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/data/korthikanti22_table5.csv");
+    let published =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/data/nanotron_ultrascale_h100.csv");
+    let text = fs::read_to_string(published).expect("the project's data");
+    let lines: Vec<&str> = text.lines().take(2).collect();
+    // A row whose model is markup.
+    place.write("evil.csv", lines.join("\n").replace("nanotron-1.34B", "<b onload=x>"));
+    let files = format!("{data} small.csv evil.csv");
+    place.run(&format!("validate {files} --html page.html")).succeeds();
+    let page = fs::read_to_string(place.path("page.html")).expect("a page");
+    // Four measurements, two, and one whose time is not compared but its memory is.
+    let rows = page.matches("<tr id=\"row-").count();
+    assert_eq!(rows, 7, "rows of the page");
+    assert!(page.contains("&lt;b onload=x&gt;") && !page.contains("<b onload"));
+    assert!(page.contains("computing "), "nothing says what takes the time");
+    assert!(page.contains("numbers do not fit together"), "a refused row is not told of");
+    let outcome = place.run(&format!("validate {files} --html page.html"));
+    outcome.check(outcome.status == Some(2), "exit status is not 2");
+    outcome.check(outcome.stderr.contains("page.html exists"), "not why");
+    place.run(&format!("validate {files} --html page.html --force")).succeeds();
+}
+
+#[test]
+fn rows_say_what_the_predicted_time_goes_to() {
+    let place = place(SMALL);
+    let outcome = place.run("validate small.csv --rows --json").succeeds();
+    let answer = outcome.object();
+    let shares = answer["files"][0]["lines"][0]["shares"].as_object().expect("shares").clone();
+    let sum: f64 = shares.values().filter_map(|it| it.as_f64()).sum();
+    outcome.check(shares.len() == 4 && (sum - 1.0).abs() < 1e-9, "they do not add up to 1");
+    outcome.check(answer["files"][0]["lines"][2]["shares"].is_null(), "of a row that is refused");
+}
+
+/// Rows of one model, each measured to take what a stack with twice the memory time is predicted to.
+#[test]
+fn a_fitted_stack_is_written_and_read_again() {
+    let place = place(&SMALL.lines().take(3).map(|it| it.to_owned() + "\n").collect::<String>());
+    let own = |memory_time: f64| {
+        format!("name = \"mine\"\nsource = \"made up\"\nmemory_time = {memory_time:?}\n")
+    };
+    place.write("mine.toml", own(2.0));
+    let answer =
+        place.run("validate small.csv --stack mine.toml --rows --json").succeeds().object();
+    let milliseconds = |line: usize| {
+        1e3 * answer["files"][0]["lines"][line]["predicted_seconds"].as_f64().expect("a time")
+    };
+    let lines: Vec<&str> = SMALL.lines().collect();
+    let [first, second] = [(1, milliseconds(0)), (2, milliseconds(1))].map(|(line, time)| {
+        let (row, _) = lines[line].rsplit_once(',').expect("a time");
+        format!("{row},{time}\n")
+    });
+    place.write("small.csv", format!("{}\n{first}{second}", lines[0]));
+    place.write("mine.toml", own(1.5));
+    let fit = "validate small.csv --stack mine.toml --fit memory_time -o fitted.toml";
+    let outcome = place.run(&format!("{fit} --json")).succeeds();
+    let found = outcome.object();
+    let constant = &found["constants"][0];
+    outcome.check(constant["before"] == 1.5 && constant["rows"] == 2, "another constant");
+    let after = constant["after"].as_f64().expect("a value");
+    outcome.check((after / 2.0 - 1.0).abs() < 0.02, "not the one that rows were made with");
+    outcome.check(found["error_after"].as_f64() < Some(0.01), "an error is left");
+    let answer = place.run("validate small.csv --stack fitted.toml --json").succeeds().object();
+    let error = answer["files"][0]["all"]["step"]["mean_absolute"].as_f64().expect("an error");
+    assert_eq!(Some(error), found["error_after"].as_f64(), "the file is another stack");
+    // Not over the file, and for people.
+    let outcome = place.run(fit);
+    outcome.check(outcome.status == Some(2), "exit status is not 2");
+    outcome.check(outcome.stderr.contains("fitted.toml exists"), "not why");
+    let outcome = place.run(&format!("{fit} --force")).succeeds();
+    for said in ["memory_time  1.5000", "mean error: ", "all rows are of one source and one model"]
+    {
+        outcome.check(outcome.stdout.contains(said), &format!("no {said:?}"));
+    }
+}
+
+#[test]
+fn what_cannot_be_fitted_is_refused() {
+    let place = place(SMALL);
+    let refuses = |arguments: &str, hint: &str| {
+        place.run(&format!("validate {arguments} --json")).refuses("usage", hint);
+    };
+    refuses(
+        "small.csv --fit kernel_second",
+        "kernel_second is no constant of the stack megatron-2021",
+    );
+    refuses("small.csv --fit kernel_second", "host.kernel_seconds");
+    refuses("small.csv --fit host.share_seconds", "is 0 under the stack megatron-2021");
+    refuses("small.csv --fit memory_time,memory_time", "is there twice");
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../validate/data/internevo.csv");
+    refuses(&format!("small.csv {data} --fit memory_time"), "internevo, megatron-2021");
+    refuses("small.csv -o mine.toml", "--fit");
+    refuses("small.csv --fit memory_time --html page.html", "--html");
+}

@@ -56,6 +56,14 @@ pub enum ClusterError {
         /// All known names.
         known: String,
     },
+    /// A software stack has no constant of that name.
+    #[error("no constant `{name}`; known: {known}")]
+    Constant {
+        /// The name asked for.
+        name: String,
+        /// All names.
+        known: String,
+    },
     /// `local` was asked for, but this machine has not been measured.
     #[error(
         "`local` needs a measured profile of this machine: measure one with `shardloom profile`"

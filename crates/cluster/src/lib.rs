@@ -34,6 +34,7 @@
 mod checked;
 mod cluster;
 mod collective_time;
+mod constant;
 mod curve;
 mod device;
 mod error;

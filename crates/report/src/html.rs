@@ -10,7 +10,7 @@ use crate::shade::{Part, Parts};
 use crate::tables::{capitalised, comparison, ranks, table};
 use crate::totals::clock_words;
 
-const STYLE: &str = include_str!("../html/report.css");
+pub(crate) const STYLE: &str = include_str!("../html/report.css");
 const SCRIPTS: [&str; 4] = [
     include_str!("../html/time_view.js"),
     include_str!("../html/swimlane.js"),
@@ -102,7 +102,7 @@ impl Report {
                     (self.header(&timelines))
                     main {
                         noscript { p.notice { "The charts need JavaScript; the tables do not." } }
-                        (self.figures())
+                        (figures(&self.summary))
                         (notes(&self.notes))
                         (comparison(&timelines))
                         (swimlanes(&timelines))
@@ -141,18 +141,19 @@ impl Report {
             }
         }
     }
+}
 
-    fn figures(&self) -> Markup {
-        let count = self.summary.len();
-        let halved = count.div_ceil(2);
-        let wide = if count > 8 { halved } else { count };
-        let narrow = if count > 4 { halved } else { count };
-        html! {
-            @if !self.summary.is_empty() {
-                section aria-label="Summary" {
-                    dl.figures style={ "--wide:" (wide) ";--narrow:" (narrow) } {
-                        @for (name, value) in &self.summary { div { dt { (name) } dd { (value) } } }
-                    }
+/// Names and values in boxes.
+pub(crate) fn figures(summary: &[(String, String)]) -> Markup {
+    let count = summary.len();
+    let halved = count.div_ceil(2);
+    let wide = if count > 8 { halved } else { count };
+    let narrow = if count > 4 { halved } else { count };
+    html! {
+        @if !summary.is_empty() {
+            section aria-label="Summary" {
+                dl.figures style={ "--wide:" (wide) ";--narrow:" (narrow) } {
+                    @for (name, value) in summary { div { dt { (name) } dd { (value) } } }
                 }
             }
         }

@@ -1,10 +1,11 @@
 //! Timelines made visible: in the terminal, as a web page, and as a Perfetto trace.
 //!
-//! Everything here turns a [`Timeline`](shardloom_program::timeline::Timeline), predicted or
+//! Nearly everything here turns a [`Timeline`](shardloom_program::timeline::Timeline), predicted or
 //! measured alike, into text or bytes; nothing is printed or written to disk, and nothing can fail.
 //!
 //! - [`swimlane`], [`schedule_table`] and [`schedule_legend`] give text for a terminal.
 //! - [`Report::html`] gives one self-contained page that works from a file, without a network.
+//! - [`ValidationPage::html`] gives one of predictions beside measurements.
 //! - [`perfetto_trace`] gives bytes that <https://ui.perfetto.dev> and `trace_processor` open.
 
 mod html;
@@ -19,6 +20,7 @@ mod stacking;
 mod swimlane;
 mod tables;
 mod totals;
+mod validation;
 mod visible;
 
 pub use html::{LossPoint, Report, Table};
@@ -26,3 +28,4 @@ pub use palette::Colour;
 pub use perfetto::perfetto_trace;
 pub use schedule_table::{schedule_legend, schedule_table};
 pub use swimlane::swimlane;
+pub use validation::{Compared, ComparedRow, Property, ValidationPage};

@@ -48,7 +48,7 @@ fn fact(what: &str, judgement: &Judgement, step_seconds: f64) -> Fact {
 }
 
 /// `plan` with one key changed, and what that is.
-fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
+pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
     let mut found = vec![];
     let policies = Recompute::by_block_under(stack);
     let by_stage = plan.stages().any(|(_, stage)| stage.recompute.is_some());

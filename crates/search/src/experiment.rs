@@ -1,11 +1,11 @@
-//! Experiments in the simulator: the same program with some of its communication for nothing, or on
-//! another cluster.
+//! Experiments in the simulator: the same program with some of its communication for nothing, with parts of
+//! it faster or slower, or on another cluster.
 
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Class, Instruction, Program};
+use shardloom_program::{Action, Class, ClassId, Instruction, Program};
 use shardloom_sim::{Call, Driver, Modelled, Options, SimError, Simulation, run};
 
 use crate::SearchError;
@@ -38,21 +38,49 @@ impl Traffic {
     }
 }
 
-/// Durations from the cost model, but none for some traffic.
-struct Without<'d, 'a> {
-    program: &'d Program,
-    modelled: &'d mut Modelled<'a>,
-    free: &'d [Traffic],
+/// How many times as long as the cost model says parts of a step take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Scales {
+    /// What devices compute, all of them or those of one class.
+    pub compute: (f64, Option<ClassId>),
+    /// Communication, in the order of [`Traffic::ALL`].
+    pub traffic: [f64; 3],
 }
 
-impl Without<'_, '_> {
-    fn is_free(&self, call: &Call<'_>) -> bool {
-        let class = self.program.class(call.actor.class);
-        Traffic::of(class, call.instruction).is_some_and(|it| self.free.contains(&it))
+impl Scales {
+    /// As the cost model says.
+    pub const NONE: Scales = Scales { compute: (1.0, None), traffic: [1.0; 3] };
+
+    /// Where some traffic takes no time.
+    pub fn without(free: &[Traffic]) -> Scales {
+        let share = |it: Traffic| if free.contains(&it) { 0.0 } else { 1.0 };
+        Scales { traffic: Traffic::ALL.map(share), ..Scales::NONE }
     }
 }
 
-impl Driver for Without<'_, '_> {
+/// Durations from the cost model, scaled. What takes no time need not be launched either.
+struct Scaled<'d, 'a> {
+    program: &'d Program,
+    modelled: &'d mut Modelled<'a>,
+    scales: &'d Scales,
+}
+
+impl Scaled<'_, '_> {
+    /// How many times as long a communication takes.
+    fn traffic(&self, call: &Call<'_>) -> f64 {
+        let class = self.program.class(call.actor.class);
+        let traffic = Traffic::of(class, call.instruction);
+        let index = traffic.and_then(|it| Traffic::ALL.iter().position(|known| *known == it));
+        index.map_or(1.0, |index| self.scales.traffic[index])
+    }
+}
+
+fn times(picos: Picos, factor: f64) -> Picos {
+    // Most are not scaled, and are to stay as they are to the last digit.
+    if factor == 1.0 { picos } else { Picos((picos.0 as f64 * factor).round() as u64) }
+}
+
+impl Driver for Scaled<'_, '_> {
     type Error = SimError;
 
     fn clock(&self) -> Clock {
@@ -64,21 +92,22 @@ impl Driver for Without<'_, '_> {
     }
 
     fn launch(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        match self.is_free(call) {
+        match self.traffic(call) == 0.0 {
             true => Ok(Picos::ZERO),
             false => self.modelled.launch(call),
         }
     }
 
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
-        self.modelled.local(call)
+        let (factor, class) = self.scales.compute;
+        let concerns = class.is_none_or(|class| class == call.actor.class);
+        Ok(times(self.modelled.local(call)?, if concerns { factor } else { 1.0 }))
     }
 
     fn send(&mut self, call: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
         self.modelled.send(call, durations)?;
-        if self.is_free(call) {
-            durations.fill(Picos::ZERO);
-        }
+        let factor = self.traffic(call);
+        durations.iter_mut().for_each(|it| *it = times(*it, factor));
         Ok(())
     }
 
@@ -87,10 +116,8 @@ impl Driver for Without<'_, '_> {
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
-        match members.first().is_some_and(|call| self.is_free(call)) {
-            true => Ok(Picos::ZERO),
-            false => self.modelled.collective(members),
-        }
+        let factor = members.first().map_or(1.0, |call| self.traffic(call));
+        Ok(times(self.modelled.collective(members)?, factor))
     }
 }
 
@@ -123,13 +150,39 @@ impl<'a> Bench<'a> {
         self.on(self.cluster, free)
     }
 
+    /// Simulates it with parts faster or slower.
+    ///
+    /// # Errors
+    /// As [`shardloom_sim::simulate`].
+    pub fn scaled(&self, scales: &Scales) -> Result<Simulation, SearchError> {
+        self.simulate([self.cluster; 2], scales)
+    }
+
     /// Simulates it on another cluster of as many devices.
     ///
     /// # Errors
     /// As [`shardloom_sim::simulate`].
     pub fn on(&self, cluster: &Cluster, free: &[Traffic]) -> Result<Simulation, SearchError> {
-        let mut modelled = Modelled::new(self.graph, cluster, &self.program)?;
-        let mut driver = Without { program: &self.program, modelled: &mut modelled, free };
+        self.simulate([cluster, cluster], &Scales::without(free))
+    }
+
+    /// Simulates it where everything takes as long as ever, but no device communicates while it computes.
+    ///
+    /// # Errors
+    /// As [`shardloom_sim::simulate`].
+    pub fn without_overlap(&self) -> Result<Simulation, SearchError> {
+        let one_lane = changed(self.cluster, |group| group.profile.device.lanes_overlap = false)?;
+        self.simulate([self.cluster, &one_lane], &Scales::NONE)
+    }
+
+    /// With durations of the first cluster, in an order that the second one's devices allow.
+    fn simulate(
+        &self,
+        [durations, cluster]: [&Cluster; 2],
+        scales: &Scales,
+    ) -> Result<Simulation, SearchError> {
+        let mut modelled = Modelled::new(self.graph, durations, &self.program)?;
+        let mut driver = Scaled { program: &self.program, modelled: &mut modelled, scales };
         let options = Options::default().filled(&self.program);
         Ok(run(&self.program, cluster, options, &mut driver)?)
     }

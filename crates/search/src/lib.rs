@@ -3,7 +3,8 @@
 //! [`auto`] enumerates a [`Space`] of 3D plans, scores each with the analytic
 //! [estimate](shardloom_sim::estimate), lowers and simulates the best, and gives the fastest simulated one
 //! that is no slower than any [`Baseline`] that it is given. [`explain`] finds out by experiments in the
-//! simulator what limits a plan and what would change that. How published systems choose plans is not
+//! simulator what limits a plan and what would change that; [`step_parts`] and [`circumstances`] what would
+//! make a step take as long as was measured. How published systems choose plans is not
 //! known here.
 //!
 //! ```
@@ -23,6 +24,7 @@
 
 mod auto;
 mod baseline;
+mod circumstance;
 mod closest;
 mod edits;
 mod error;
@@ -36,13 +38,16 @@ mod request;
 mod scan;
 mod search;
 mod space;
+mod step_part;
 mod subset;
 
 pub use auto::{Finalist, Outcome, SearchCounts, auto, single_device_seconds};
 pub use baseline::Baseline;
+pub use circumstance::{Circumstance, circumstances};
 pub use error::SearchError;
 pub use explain::{Explanation, Fact, Topic, explain};
 pub use judge::{Judgement, judge};
 pub use only::Only;
 pub use request::{Request, usual_precision};
 pub use space::{Space, divisors};
+pub use step_part::{Needed, StepPart, step_parts};

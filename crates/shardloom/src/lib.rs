@@ -51,7 +51,9 @@ pub use lowering::{
 pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;
-pub use planning::{Planned, explain, find_plan, plan_by_method, usual_request};
+pub use planning::{
+    Planned, circumstances, explain, find_plan, plan_by_method, step_parts, usual_request,
+};
 pub use prediction::{Prediction, predict_here, simulate, simulate_rows};
 pub use processes::launched;
 pub use program_text::{RankText, program_text};

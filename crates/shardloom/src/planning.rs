@@ -7,7 +7,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_methods::Method;
 use shardloom_plan::{Axis, LayoutRule, Plan};
 use shardloom_program::quantity::percent;
-use shardloom_search::{Explanation, Outcome, Request, SearchCounts, usual_precision};
+use shardloom_search::{
+    Circumstance, Explanation, Outcome, Request, SearchCounts, StepPart, usual_precision,
+};
 
 use crate::arithmetic::sample_flops;
 use crate::{Model, Result};
@@ -203,6 +205,27 @@ pub fn explain(
     rivals: &[(&str, &Plan)],
 ) -> Result<Explanation> {
     Ok(shardloom_search::explain(model.graph(), cluster, plan, rivals)?)
+}
+
+/// Which part of a step of `plan` on `cluster` would have to be how much slower for a step of `target_seconds`.
+///
+/// # Errors
+/// If the plan does not fit the model or the cluster.
+pub fn step_parts(
+    model: &Model,
+    cluster: &Cluster,
+    plan: &Plan,
+    target_seconds: f64,
+) -> Result<Vec<StepPart>> {
+    Ok(shardloom_search::step_parts(model.graph(), cluster, plan, target_seconds)?)
+}
+
+/// What a step of `plan` on `cluster` would take if one thing were otherwise.
+///
+/// # Errors
+/// If the plan does not fit the model or the cluster.
+pub fn circumstances(model: &Model, cluster: &Cluster, plan: &Plan) -> Result<Vec<Circumstance>> {
+    Ok(shardloom_search::circumstances(model.graph(), cluster, plan)?)
 }
 
 /// What the devices of `plan` can do together in its precision.

@@ -4,6 +4,10 @@
 //! and a plan. [`predict`] lowers and simulates them, and a [`FileReport`] says how far the times and the peak
 //! memory are from what was measured. Rows that cannot be told as a plan are refused, with a [`Refusal`].
 //!
+//! [`read_log`] reads the steps that a log of somebody's own run tells of, and [`Pace`] says how long they take.
+//!
+//! [`fit`] fits constants of a software stack anew to the rows that ran under it.
+//!
 //! What a source leaves unsaid for all of its rows (is the embedding tied, what leaves a node in a second) is
 //! in `convention.rs`; the files that are part of the project, and where they are from, in `data/README.md`.
 //!
@@ -24,9 +28,13 @@ mod case;
 mod convention;
 mod cut;
 mod error;
+mod feature;
+mod fit;
 mod hardware;
 mod interval;
+mod log;
 mod prediction;
+mod prepared;
 mod refusal;
 mod report;
 mod row;
@@ -38,8 +46,14 @@ mod statistics;
 pub use case::{Case, MicroBatch, Split};
 pub use cut::Cut;
 pub use error::ValidateError;
+pub use feature::{Feature, FeatureValue, features};
+pub use fit::{FitError, Fitted, FittedConstant, HeldOutGroup, HeldOutGroups, constant_named, fit};
 pub use hardware::{Hardware, cluster, preset_of};
 pub use interval::{Coverage, GroupResiduals, HeldOut, residuals};
+pub use log::{
+    Argument, Batch, LogError, LogFormat, LoggedPeak, LoggedStep, Pace, Rate, StepSize,
+    TrainingLog, read_log,
+};
 pub use prediction::Prediction;
 pub use refusal::Refusal;
 pub use report::{Exceeding, Figures, FileReport, LineReport, Part, RefusedRows, WorstRow};

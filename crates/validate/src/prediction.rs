@@ -3,10 +3,11 @@
 use shardloom_cluster::{Cluster, Residuals, Stack, StepKind};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
-use shardloom_program::lower;
-use shardloom_sim::{Fit, Options, simulate, step_kind};
+use shardloom_program::Program;
+use shardloom_sim::{Fit, Options, StepShares, simulate, step_kind};
 
 use crate::hardware::plan;
+use crate::prepared::Prepared;
 use crate::{Case, Refusal};
 
 /// What a step is predicted to be.
@@ -20,6 +21,8 @@ pub struct Prediction {
     pub exceeds: bool,
     /// Samples of a micro-batch on one replica.
     pub micro_batch: usize,
+    /// What its devices do with its time.
+    pub shares: StepShares,
     /// What decides which published rows it is like.
     pub step_kind: StepKind,
     /// Their residuals under the stack of the prediction, if it has any.
@@ -32,41 +35,28 @@ impl Case {
     /// # Errors
     /// If there is no such model, cluster or plan.
     pub fn predict(&self, stack: Option<&Stack>) -> Result<Prediction, Refusal> {
-        let spec = self.spec()?;
-        let graph = spec.graph().map_err(|error| plan(&error))?;
-        let cluster = self.cluster(stack)?;
-        let mut found = None;
-        for micro_batch in self.micro_batches()? {
-            for recompute in self.recomputations() {
-                let made = self.plan(&spec, &graph, &cluster, micro_batch, recompute)?;
-                let prediction = simulated(&graph, &cluster, &made, micro_batch)?;
-                if !prediction.exceeds {
-                    return Ok(prediction);
-                }
-                found = Some(prediction);
-            }
-        }
-        found.ok_or(Refusal::NotGiven("the micro-batch"))
+        Prepared::new(self, stack)?.predict(None)
     }
 }
 
-fn simulated(
+/// Simulates the program of `made`.
+pub(crate) fn simulated(
     graph: &Graph,
     cluster: &Cluster,
     made: &Plan,
+    program: &Program,
     micro_batch: usize,
 ) -> Result<Prediction, Refusal> {
-    let devices = cluster.device_count() as usize;
-    let program = lower(graph, made, devices).map_err(|error| plan(&error))?;
     let simulation =
-        simulate(graph, cluster, &program, Options::default()).map_err(|error| plan(&error))?;
-    let memory = simulation.memory_fits(&program, cluster).map_err(|error| plan(&error))?;
+        simulate(graph, cluster, program, Options::default()).map_err(|error| plan(&error))?;
+    let memory = simulation.memory_fits(program, cluster).map_err(|error| plan(&error))?;
     let step_kind = step_kind(made, cluster);
     Ok(Prediction {
         step_seconds: simulation.step_time().seconds(),
         peak_bytes: memory.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0),
         exceeds: memory.iter().any(|rank| rank.fit() == Fit::Exceeds),
         micro_batch,
+        shares: simulation.shares(),
         residuals: cluster.stack().residuals_of(&step_kind).cloned(),
         step_kind,
     })

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use shardloom_sim::StepShares;
 
 use crate::interval::Coverage;
 use crate::statistics::{Errors, Pair, Regret};
@@ -118,6 +119,8 @@ pub struct LineReport {
     pub predicted_seconds_interval: Option<[f64; 2]>,
     /// Predicted over measured time, less 1, where that counts.
     pub error: Option<f64>,
+    /// What devices do with the predicted time.
+    pub shares: Option<StepShares>,
     /// Measured peak memory of a device.
     pub measured_peak_bytes: Option<f64>,
     /// Predicted peak memory of a device.
@@ -210,6 +213,7 @@ impl Found<'_> {
             predicted_seconds_interval: prediction
                 .and_then(|it| Some(it.residuals.as_ref()?.interval(it.step_seconds))),
             error: self.compared_step().map(|pair| pair.error()),
+            shares: prediction.map(|it| it.shares),
             measured_peak_bytes: row.measured.peak_bytes,
             predicted_peak_bytes: prediction.map(|it| it.peak_bytes),
             crashed: row.measured.crashed,

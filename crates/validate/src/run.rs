@@ -22,26 +22,35 @@ pub struct Outcome {
 /// Predicts `rows` on all cores, each under the software stack that it ran under or all under `stack`; the outcomes are in the order of the rows. `hear` is called after each row,
 /// from any thread.
 pub fn predict(rows: &[Row], stack: Option<&Stack>, hear: &(dyn Fn() + Sync)) -> Vec<Outcome> {
+    on_all_cores(rows.len(), |index| {
+        let begin = Instant::now();
+        let case = rows[index].case.as_ref().map_err(Clone::clone);
+        let prediction = case.and_then(|case| case.predict(stack));
+        hear();
+        Outcome { prediction, elapsed: begin.elapsed() }
+    })
+}
+
+/// What `work` comes to for every number below `count`, in their order, computed on all cores.
+pub(crate) fn on_all_cores<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(vec![]);
-    let work = || {
+    let run = || {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(row) = rows.get(index) else { break };
-            let begin = Instant::now();
-            let prediction =
-                row.case.as_ref().map_err(Clone::clone).and_then(|case| case.predict(stack));
-            let outcome = Outcome { prediction, elapsed: begin.elapsed() };
-            done.lock().expect("no thread panics with the lock").push((index, outcome));
-            hear();
+            if index >= count {
+                break;
+            }
+            let found = work(index);
+            done.lock().expect("no thread panics with the lock").push((index, found));
         }
     };
     thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
-            scope.spawn(work);
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get).min(count) {
+            scope.spawn(run);
         }
     });
     let mut done = done.into_inner().expect("no thread panics with the lock");
     done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, outcome)| outcome).collect()
+    done.into_iter().map(|(_, found)| found).collect()
 }

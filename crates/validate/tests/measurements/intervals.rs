@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::files::shipped;
 use shardloom_cluster::{Residuals, Stack, StepGroup, StepKind};
+use shardloom_sim::StepShares;
 use shardloom_validate::{
     Coverage, FileReport, HeldOut, Measurements, Outcome, Prediction, Row, predict, read, residuals,
 };
@@ -17,6 +18,7 @@ fn outcome(layers: usize, ratio: f64, residuals: Option<Residuals>) -> (Row, Out
     row.case.as_mut().expect("it can be predicted").shape.layers = layers;
     let step_kind = StepKind { several_nodes: false, devices: ["a100-80g".to_owned()].into() };
     let prediction = Prediction {
+        shares: StepShares::default(),
         step_seconds: 2.0,
         peak_bytes: 0,
         exceeds: false,

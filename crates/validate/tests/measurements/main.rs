@@ -1,6 +1,8 @@
 //! Files of measurements: what is read of them, and what is refused.
 
 mod files;
+mod fits;
 mod intervals;
+mod logs;
 mod refusals;
 mod schemas;

@@ -1,0 +1,119 @@
+//! What the ranks of a simulation do with a step's time.
+
+use serde::Serialize;
+use shardloom_program::timeline::{Activity, Interval, Lane};
+
+use crate::Simulation;
+
+/// Shares of a step's time on average over all ranks; they add up to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StepShares {
+    /// Computing, whether there is communication meanwhile or not.
+    pub computing: f64,
+    /// In collectives, beside which nothing is computed.
+    pub exposed_collectives: f64,
+    /// In messages between stages, beside which there is neither computation nor a collective.
+    pub exposed_messages: f64,
+    /// In nothing: waiting for other stages, or for the host to launch something.
+    pub waiting: f64,
+}
+
+impl StepShares {
+    /// The parts by name, the largest first.
+    pub fn parts(&self) -> [(&'static str, f64); 4] {
+        let mut parts = [
+            ("computing", self.computing),
+            ("collectives not hidden", self.exposed_collectives),
+            ("messages not hidden", self.exposed_messages),
+            ("waiting", self.waiting),
+        ];
+        parts.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        parts
+    }
+}
+
+impl Simulation {
+    /// What the ranks do with a step's time, once steps follow each other.
+    pub fn shares(&self) -> StepShares {
+        let step_seconds = self.step_time().seconds();
+        let mut ranks = 0.0;
+        let mut seconds = [0.0; 3];
+        for (index, track) in self.timeline.tracks.iter().enumerate() {
+            let covered = |counts: &dyn Fn(&Interval) -> bool| {
+                track.covered_in(self.last_step(index), counts).seconds()
+            };
+            let computes = |it: &Interval| it.lane == Lane::Compute;
+            let collective = |it: &Interval| it.activity == Activity::Collective;
+            let computing = covered(&computes);
+            let or_collectives = covered(&|it| computes(it) || collective(it));
+            let anything = covered(&|_| true);
+            let weight = track.multiplicity as f64;
+            ranks += weight;
+            seconds[0] += weight * computing;
+            seconds[1] += weight * (or_collectives - computing);
+            seconds[2] += weight * (anything - or_collectives);
+        }
+        let all = ranks * step_seconds;
+        if all <= 0.0 {
+            return StepShares::default();
+        }
+        let [computing, exposed_collectives, exposed_messages] = seconds.map(|it| it / all);
+        let waiting = (1.0 - computing - exposed_collectives - exposed_messages).max(0.0);
+        StepShares { computing, exposed_collectives, exposed_messages, waiting }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shardloom_program::timeline::{Clock, Picos, Timeline, Track};
+
+    use super::*;
+
+    fn interval(lane: Lane, activity: Activity, start: u64, end: u64) -> Interval {
+        Interval {
+            lane,
+            activity,
+            label: String::new(),
+            microbatch: None,
+            chunk: None,
+            start: Picos(start),
+            end: Picos(end),
+        }
+    }
+
+    fn track(multiplicity: u64, intervals: Vec<Interval>) -> Track {
+        Track { multiplicity, intervals, ..Track::default() }
+    }
+
+    #[test]
+    fn shares_are_those_counted_by_hand() {
+        let (compute, comes) = (Lane::Compute, Lane::CommunicationIn);
+        // Of 100: 40 computing, then 20 of a collective of 30, then 10 of a message of 20, and 30 of nothing.
+        let busy = vec![
+            interval(compute, Activity::Forward, 0, 40),
+            interval(comes, Activity::Collective, 30, 60),
+            interval(comes, Activity::Receive, 50, 70),
+        ];
+        let idle = vec![interval(compute, Activity::Forward, 0, 100)];
+        let simulation = Simulation {
+            timeline: Timeline {
+                clock: Clock::Simulated,
+                tracks: vec![track(3, busy), track(1, idle)],
+            },
+            step_ends: vec![vec![Picos(100)]; 2],
+            draining: 0,
+            folded: true,
+        };
+        let found = simulation.shares();
+        let right = StepShares {
+            computing: (3.0 * 0.4 + 1.0) / 4.0,
+            exposed_collectives: 3.0 * 0.2 / 4.0,
+            exposed_messages: 3.0 * 0.1 / 4.0,
+            waiting: 3.0 * 0.3 / 4.0,
+        };
+        for ((name, found), (_, right)) in found.parts().into_iter().zip(right.parts()) {
+            assert!((found - right).abs() < 1e-12, "{name}: {found} and {right}");
+        }
+        assert_eq!(found.parts()[0].0, "computing");
+    }
+}

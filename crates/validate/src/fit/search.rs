@@ -1,0 +1,202 @@
+//! A search for the least error of predictions over some constants, without derivatives: pattern search (Hooke and
+//! Jeeves 1961) on a grid of equal ratios, so that points are met again and need not be computed twice.
+
+/// How far from its present value a constant is searched, either way.
+pub(crate) const RANGE: f64 = 4.0;
+
+/// How many steps of the grid that is.
+const STEPS: i32 = 128;
+
+/// The first step tried: a factor of about 1.4. Every further one is half of the one before, to a factor of 1.01.
+const FIRST: i32 = 32;
+
+/// A point of the grid: for each constant, how many steps it is above its present value.
+pub(crate) type Point = Vec<i32>;
+
+/// What a constant is multiplied with at so many steps.
+pub(crate) fn factor(steps: i32) -> f64 {
+    RANGE.powf(f64::from(steps) / f64::from(STEPS))
+}
+
+/// Whether a constant is at an end of the range.
+pub(crate) fn is_at_end(steps: i32) -> bool {
+    steps.abs() == STEPS
+}
+
+/// What a point is worth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Value {
+    /// The mean of absolute errors, which is to be the least.
+    pub error: f64,
+    /// The mean of errors.
+    pub bias: f64,
+}
+
+impl Value {
+    /// Of a point at which a constant cannot be.
+    pub const IMPOSSIBLE: Value = Value { error: f64::INFINITY, bias: f64::INFINITY };
+}
+
+/// The point of the least error near the present one, for `count` constants, and that error. Of equal errors
+/// that found first stays, so the present point where nothing is better.
+pub(crate) fn least<E>(
+    count: usize,
+    mut value: impl FnMut(&Point) -> Result<Value, E>,
+) -> Result<(Point, f64), E> {
+    let mut best = vec![0; count];
+    let mut least = value(&best)?;
+    let mut step = FIRST;
+    while step > 0 {
+        let before = least.error;
+        for constant in 0..count {
+            for by in [step, -step] {
+                follow(&mut best, &mut least, &along(count, &[(constant, by)]), &mut value)?;
+            }
+        }
+        if least.error == before {
+            for direction in level(&best, least, step, &mut value)? {
+                follow(&mut best, &mut least, &direction, &mut value)?;
+            }
+        }
+        if least.error == before {
+            step /= 2;
+        }
+    }
+    Ok((best, least.error))
+}
+
+/// Goes on in a direction as long as errors get less.
+fn follow<E>(
+    best: &mut Point,
+    least: &mut Value,
+    direction: &Point,
+    value: &mut impl FnMut(&Point) -> Result<Value, E>,
+) -> Result<(), E> {
+    loop {
+        let next: Point = best.iter().zip(direction).map(|(at, by)| at + by).collect();
+        if next == *best || next.iter().any(|it| it.abs() > STEPS) {
+            return Ok(());
+        }
+        let found = value(&next)?;
+        if found.error >= least.error {
+            return Ok(());
+        }
+        (*best, *least) = (next, found);
+    }
+}
+
+/// Directions along two constants at once in which the mean of errors stays about the same. Absolute errors have
+/// creases, at which no single constant leads down, and these lead along them.
+fn level<E>(
+    best: &Point,
+    least: Value,
+    step: i32,
+    value: &mut impl FnMut(&Point) -> Result<Value, E>,
+) -> Result<Vec<Point>, E> {
+    let count = best.len();
+    let mut slopes = vec![];
+    for constant in 0..count {
+        let mut slope = 0.0;
+        for by in [step, -step] {
+            let mut next = best.clone();
+            next[constant] += by;
+            if slope == 0.0 && next[constant].abs() <= STEPS {
+                let found = value(&next)?;
+                if found.error.is_finite() {
+                    slope = (found.bias - least.bias) / f64::from(by);
+                }
+            }
+        }
+        slopes.push(slope);
+    }
+    let mut found = vec![];
+    for one in 0..count {
+        for other in one + 1..count {
+            let ratio = -slopes[one] / slopes[other];
+            if !ratio.is_finite() || ratio == 0.0 {
+                continue;
+            }
+            // The smaller of the two moves by at least a step of the grid.
+            let size = f64::from(step) / ratio.abs().max(1.0);
+            let size = size.max((1.0 / ratio.abs().min(1.0)).min(f64::from(STEPS)));
+            let [by, other_by] = [size, size * ratio].map(|it| it.round() as i32);
+            for turn in [1, -1] {
+                found.push(along(count, &[(one, turn * by), (other, turn * other_by)]));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn along(count: usize, moves: &[(usize, i32)]) -> Point {
+    let mut direction = vec![0; count];
+    for &(constant, by) in moves {
+        direction[constant] = by;
+    }
+    direction
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn least_of(count: usize, value: impl Fn(&[f64]) -> Value) -> (Vec<f64>, usize) {
+        let mut asked = BTreeSet::new();
+        let Ok((point, _)) = least(count, |point| {
+            asked.insert(point.clone());
+            let factors: Vec<f64> = point.iter().map(|it| factor(*it)).collect();
+            Ok::<Value, Infallible>(value(&factors))
+        });
+        (point.into_iter().map(factor).collect(), asked.len())
+    }
+
+    /// Errors as they are of rows with these relative errors.
+    fn of_rows(errors: &[f64]) -> Value {
+        let count = errors.len() as f64;
+        Value {
+            error: errors.iter().map(|it| it.abs()).sum::<f64>() / count,
+            bias: errors.iter().sum::<f64>() / count,
+        }
+    }
+
+    #[test]
+    fn the_least_is_found_to_a_step_of_the_grid() {
+        for right in [0.3f64, 0.77, 1.0, 1.9, 3.4] {
+            let (found, asked) = least_of(1, |x| of_rows(&[x[0] / right - 1.0]));
+            let found = found[0];
+            assert!((found / right).ln().abs() < 0.011, "{found}, not {right}");
+            assert!(asked < 30, "{asked} points");
+        }
+    }
+
+    #[test]
+    fn creases_of_absolute_errors_are_followed() {
+        // Rows that depend on both constants nearly alike.
+        let shares = [0.1, 0.15, 0.2, 0.25];
+        let value = |x: &[f64]| {
+            let time = |share: f64, x: &[f64]| (1.0 - share) * x[0] + share * x[1];
+            let errors = shares.map(|share| time(share, x) / time(share, &[1.25, 0.75]) - 1.0);
+            of_rows(&errors)
+        };
+        let (found, asked) = least_of(2, value);
+        assert!(
+            (found[0] / 1.25 - 1.0).abs() < 0.03 && (found[1] / 0.75 - 1.0).abs() < 0.12,
+            "{found:?}"
+        );
+        assert!(value(&found).error < 0.01, "{:?}", value(&found));
+        assert!(asked < 160, "{asked} points");
+    }
+
+    #[test]
+    fn ends_of_the_range_and_of_what_can_be_are_kept() {
+        let falling = |x: &[f64]| Value { error: 1.0 / x[0], bias: 0.0 };
+        let (found, _) = least_of(1, falling);
+        assert!((found[0] - RANGE).abs() < 1e-12 && is_at_end(STEPS));
+        let (found, _) = least_of(1, |x| if x[0] > 1.5 { Value::IMPOSSIBLE } else { falling(x) });
+        assert!(found[0] <= 1.5 && found[0] > 1.48, "{found:?}");
+        assert_eq!(least_of(2, |_| Value { error: 7.0, bias: 0.0 }).0, [1.0, 1.0]);
+    }
+}

@@ -1,0 +1,154 @@
+//! Logs of training runs, in every form that is known.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shardloom_validate::{
+    Argument, Batch, LogFormat, LoggedPeak, LoggedStep, Rate, StepSize, TrainingLog, read_log,
+};
+use tempfile::TempDir;
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+fn log(name: &str) -> TrainingLog {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/logs").join(name);
+    read_log(&path).expect("it is a log")
+}
+
+/// A file with this text, which is there as long as the folder is.
+fn written(text: &str) -> (TempDir, PathBuf) {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("log.txt");
+    fs::write(&path, text).expect("written");
+    (folder, path)
+}
+
+fn table(text: &str) -> Result<TrainingLog, String> {
+    let (_folder, path) = written(text);
+    read_log(&path).map_err(|error| error.to_string())
+}
+
+fn steps(log: &TrainingLog) -> Vec<(u64, Rate)> {
+    log.steps.iter().map(|it| (it.step, it.rate)).collect()
+}
+
+#[test]
+fn megatron_says_milliseconds_batches_arguments_and_the_memory_of_ranks() {
+    let log = log("megatron.log");
+    assert_eq!(log.format, LogFormat::Megatron);
+    let seconds = [(1, 19.1388), (2, 2.9361), (3, 2.9781), (4, 2.951)];
+    for (it, (step, seconds)) in log.steps.iter().zip(seconds) {
+        let Rate::StepSeconds(found) = it.rate else { panic!("{it:?}") };
+        assert!((found - seconds).abs() < 1e-9 && it.step == step, "{it:?}");
+        assert_eq!(it.batch, Some(Batch::Samples(128)));
+    }
+    assert_eq!(log.steps.len(), 4);
+    // The fullest rank is the second of its line.
+    assert_eq!(log.peak, Some(LoggedPeak { bytes: 16850.70 * MIB, reserved: false }));
+    let arguments = [
+        (Argument::GlobalBatch, 128),
+        (Argument::MicroBatch, 4),
+        (Argument::PipelineParallel, 2),
+        (Argument::SequenceLength, 2048),
+        (Argument::TensorParallel, 2),
+        (Argument::Devices, 16),
+    ];
+    assert_eq!(log.arguments, arguments);
+}
+
+#[test]
+fn torchtitan_says_tokens_of_a_device_in_colours_and_its_validation_is_no_step() {
+    let log = log("torchtitan.log");
+    assert_eq!(log.format, LogFormat::Torchtitan);
+    let right = [(1, 812.0), (10, 5812.0), (20, 5790.0)];
+    assert_eq!(steps(&log), right.map(|(step, rate)| (step, Rate::TokensOfDevice(rate))));
+    assert_eq!(log.peak, Some(LoggedPeak { bytes: 47.11 * 1024.0 * MIB, reserved: true }));
+}
+
+#[test]
+fn deepspeed_says_samples_a_second_of_the_present_step() {
+    let found = log("deepspeed.log");
+    assert_eq!(found.format, LogFormat::DeepSpeed);
+    assert_eq!(steps(&found), [(10, Rate::Samples(25.6)), (20, Rate::Samples(26.0))]);
+    assert_eq!(found.peak, Some(LoggedPeak { bytes: 38.51 * 1024.0 * MIB, reserved: false }));
+    let arguments =
+        [(Argument::GlobalBatch, 256), (Argument::MicroBatch, 4), (Argument::Devices, 64)];
+    assert_eq!(found.arguments, arguments);
+    let found = log("deepspeed_pipeline.log");
+    let right = [
+        (10, Rate::StepSeconds(0.512)),
+        (20, Rate::StepSeconds(0.502)),
+        (30, Rate::Samples(512.0)),
+    ];
+    assert_eq!(steps(&found), right);
+}
+
+#[test]
+fn nanotron_says_numbers_of_three_digits_and_batches_in_tokens() {
+    let log = log("nanotron.log");
+    assert_eq!(log.format, LogFormat::Nanotron);
+    let right = [(1, 9.12), (2, 5.1), (3, 0.998)];
+    for ((step, rate), (right_step, seconds)) in steps(&log).into_iter().zip(right) {
+        let Rate::StepSeconds(found) = rate else { panic!("{rate:?}") };
+        assert!(step == right_step && (found - seconds).abs() < 1e-9, "{step} {found}");
+    }
+    assert_eq!(log.peak, Some(LoggedPeak { bytes: 43012.0 * MIB, reserved: false }));
+    let size = |samples| StepSize { samples, tokens_per_sample: 4096, devices: 8 };
+    // 256 samples are 1,048,576 tokens, which is written as 1.05M; 260 and 252 are not.
+    let batch = log.steps[0].batch.expect("it says its batch");
+    assert_eq!([252, 256, 260].map(|samples| batch.is_of(size(samples))), [false, true, false]);
+}
+
+#[test]
+fn where_two_frameworks_print_the_line_of_the_step_counts() {
+    let text = "\
+[INFO] [timer.py:260:stop] epoch=0/micro_step=199/global_step=199, RunningAvgSamplesPerSec=58.7, CurrSamplesPerSec=61.3, MemAllocated=6.01GB, MaxMemAllocated=19.52GB
+ iteration      199/  317892 | consumed samples:       152832 | elapsed time per iteration (ms): 14287.5 | global batch size:   768 |
+";
+    let log = table(text).expect("it is a log");
+    assert_eq!(log.format, LogFormat::Megatron);
+    assert_eq!(log.steps.len(), 1);
+}
+
+#[test]
+fn tables_say_times_in_the_unit_of_their_header() {
+    let found = table("step, step_ms, loss\n7, 1500, 2.0\n8, 1400.5, 1.9\n").expect("a table");
+    assert_eq!(found.format, LogFormat::Csv);
+    assert_eq!(steps(&found), [(7, Rate::StepSeconds(1.5)), (8, Rate::StepSeconds(1.4005))]);
+    let found = table("Tokens per second\n\"5,000\"\n4000\n").expect("a table");
+    assert_eq!(steps(&found), [(1, Rate::Tokens(5000.0)), (2, Rate::Tokens(4000.0))]);
+    let text = "samples_per_second,global_batch,peak_memory_gib\n8,16,3\n9,16,4\n";
+    let found = table(text).expect("a table");
+    let batch = Some(Batch::Samples(16));
+    assert_eq!(found.steps[1], LoggedStep { step: 2, rate: Rate::Samples(9.0), batch });
+    let peak = LoggedPeak { bytes: 4.0 * 1024.0 * MIB, reserved: false };
+    assert_eq!(found.peak, Some(peak));
+}
+
+#[test]
+fn what_is_no_log_is_refused_with_what_would_be_one() {
+    let refused = |text: &str, what: &str| {
+        let message = table(text).expect_err("it is refused");
+        assert!(message.contains(what), "{message:?} does not say {what:?}");
+    };
+    refused("", "no line tells of a step");
+    refused("epoch 1 done\n", "Megatron-LM by \"elapsed time per iteration (ms):\"");
+    refused("step,loss\n1,2.0\n", "none of the columns step, loss is a time of steps");
+    refused("step,loss\n1,2.0\n", "step_seconds");
+    refused("step,step_s\n1,2.0\n2,fast\n", "line 3: column step_s: \"fast\" is no number");
+    refused("step,time\n1,2.0\n2,4.0\n3,6.1\n4,8.0\n", "grows from row to row");
+    refused("step,step_s\n1,0\n2,nan\n", "no line tells of a step");
+}
+
+#[test]
+fn rates_become_times_by_the_size_of_a_step() {
+    let size = StepSize { samples: 16, tokens_per_sample: 1000, devices: 4 };
+    for (rate, seconds) in [
+        (Rate::StepSeconds(3.0), 3.0),
+        (Rate::Tokens(8000.0), 2.0),
+        (Rate::TokensOfDevice(2000.0), 2.0),
+        (Rate::Samples(32.0), 0.5),
+    ] {
+        assert_eq!(rate.step_seconds(size), seconds, "{rate:?}");
+    }
+}
