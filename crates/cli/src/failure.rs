@@ -17,6 +17,8 @@ pub enum Failure {
     Interrupted,
     /// Another process says why.
     SaidElsewhere,
+    /// It has been said; this is the exit status.
+    Said(u8),
 }
 
 /// What went wrong.
@@ -81,7 +83,7 @@ impl Failure {
             Failure::Message(message) => message.message.trim_end(),
             Failure::OutputClosed => "its output was closed",
             Failure::Interrupted => "it was interrupted",
-            Failure::SaidElsewhere => "another process failed",
+            Failure::SaidElsewhere | Failure::Said(_) => "another process failed",
         }
     }
 
@@ -105,12 +107,25 @@ impl Failure {
         }
     }
 
+    /// Says now why the command ends, so that nothing is left to be said but its exit status.
+    pub fn said(self, json: bool) -> Failure {
+        match &self {
+            Failure::Message(message) => {
+                let status = message.status;
+                self.report(json);
+                Failure::Said(status)
+            }
+            _ => self,
+        }
+    }
+
     /// Says on standard error why the command ends, and gives its exit status.
     pub fn report(&self, json: bool) -> ExitCode {
         match self {
             Failure::OutputClosed => ExitCode::SUCCESS,
             Failure::Interrupted => ExitCode::from(INTERRUPTED),
             Failure::SaidElsewhere => ExitCode::from(RUN),
+            Failure::Said(status) => ExitCode::from(*status),
             Failure::Message(message) => {
                 match serde_json::to_string(&Line { error: message }) {
                     Ok(line) if json => eprintln!("{line}"),

@@ -11,7 +11,7 @@ fn the_line_is_printed_as_a_shell_reads_it() {
         .succeeds();
     let program = env!("CARGO_BIN_EXE_shardloom");
     let expected = format!(
-        "mpirun --host 'a:2,b:1' -n 3 {program} train plan.toml --data \"it's.txt\" --steps 3\n"
+        "mpirun --host 'a:2,b:1' -n 3 --bind-to none {program} train plan.toml --data \"it's.txt\" --steps 3\n"
     );
     printed.check(printed.stdout == expected, &format!("not {expected}"));
 }

@@ -22,13 +22,26 @@ fn variables(alone: &Command) -> Vec<(OsString, OsString)> {
     own.chain(of_mpirun.map(|(name, value)| (name.into(), value.into()))).collect()
 }
 
-/// The program, about to run here in so many processes.
-fn mpirun(place: &Place, processes: u32, arguments: &str) -> Command {
+/// `mpirun` with `first`, about to run the program in so many processes.
+fn mpirun_with(place: &Place, processes: u32, first: &[&str], arguments: &str) -> Command {
     let alone = place.command(arguments);
     let mut command = Command::new("mpirun");
-    command.args(["-n", &processes.to_string()]);
+    command.args(["-n", &processes.to_string()]).args(first);
     command.arg(alone.get_program()).args(alone.get_args());
     command.current_dir(place.path("")).envs(variables(&alone)).stdin(Stdio::null());
+    command
+}
+
+/// The program, about to run here in so many processes.
+fn mpirun(place: &Place, processes: u32, arguments: &str) -> Command {
+    mpirun_with(place, processes, &[], arguments)
+}
+
+/// The program itself, which launches others.
+fn launch(place: &Place, arguments: &str) -> Command {
+    let mut command = place.command(arguments);
+    let variables = variables(&command);
+    command.envs(variables);
     command
 }
 
@@ -113,11 +126,8 @@ fn a_process_that_has_other_data_is_named() {
     let script = "mkdir -p $OMPI_COMM_WORLD_RANK && cd $OMPI_COMM_WORLD_RANK && \
                   echo \"The data of process $OMPI_COMM_WORLD_RANK, long enough to train on.\" > part && \
                   exec \"$0\" \"$@\"";
-    let alone = place.command(&format!("train {tiny} --dp 2 --steps 2"));
-    let mut command = Command::new("mpirun");
-    command.args(["-n", "2", "sh", "-c", script]);
-    command.arg(alone.get_program()).args(alone.get_args());
-    command.current_dir(place.path("")).envs(variables(&alone)).stdin(Stdio::null());
+    let arguments = format!("train {tiny} --dp 2 --steps 2");
+    let mut command = mpirun_with(&place, 2, &["sh", "-c", script], &arguments);
     let output = command.output().expect("mpirun is installed");
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
@@ -168,12 +178,33 @@ fn launch_starts_the_processes() {
     let train = format!("train {TINY} --dp 2 --steps 3 --json");
     let one = place.run(&train).succeeds();
     let arguments = format!("launch --hosts localhost:2 -- {train}");
-    let alone = place.command(&arguments);
-    let mut command = Command::new(alone.get_program());
-    command.args(alone.get_args()).current_dir(place.path("")).envs(variables(&alone));
-    let output = command.output().expect("the program starts");
+    let output = launch(&place, &arguments).output().expect("the program starts");
     let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
     let launched = place.outcome(&arguments, output.status.code(), stdout, stderr).succeeds();
     launched.check(digest(&launched) == digest(&one), "other weights");
+}
+
+#[test]
+fn processes_in_other_folders_save_where_the_first_is() {
+    let place = Place::new();
+    let tiny = TINY.replace("text.txt", "../text.txt");
+    let arguments = format!("train {tiny} --dp 2 --zero 1 --steps 2 --checkpoint run --json");
+    let script = "mkdir $OMPI_COMM_WORLD_RANK && cd $OMPI_COMM_WORLD_RANK && exec \"$0\" \"$@\"";
+    let mut command = mpirun_with(&place, 2, &["sh", "-c", script], &arguments);
+    let output = command.output().expect("mpirun is installed");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let saved: Vec<_> = std::fs::read_dir(place.path("0/run"))
+        .expect("checkpoints")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect();
+    assert_eq!(saved.iter().filter(|name| name.starts_with("step-")).count(), 1, "{saved:?}");
+    assert!(!saved.iter().any(|name| name.contains("seen")), "{saved:?}");
+    assert!(!place.path("1/run").exists());
+}
+
+#[test]
+fn a_search_for_one_machine_is_refused() {
+    let refused = run(&Place::new(), 2, &format!("train {TINY} --ranks 2 --steps 2"));
+    refused.check(refused.stderr.matches("--ranks: finds a plan").count() == 1, "not once");
 }

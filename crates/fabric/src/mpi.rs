@@ -6,7 +6,7 @@ use std::{
     ffi::c_int,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mpi::{
@@ -26,10 +26,13 @@ const PIECE: usize = 1 << 30;
 /// Tags of headers and of bodies that travel alone.
 const HEADER: c_int = 1;
 const BODY: c_int = 2;
+/// How long a process that has ended waits for the others to end, too.
+const ENDING: Duration = Duration::from_secs(600);
 /// Lengths that a header begins with: its own, and that of the body.
 const LENGTHS: usize = 16;
-/// Bodies that are kept to be used again.
+/// Bodies that are kept to be used again, and their bytes.
 const KEPT: usize = 64;
+const KEPT_BYTES: u64 = 256 << 20;
 
 /// The processes of an MPI job, as `mpirun` or `srun` starts them; a job of one where nothing started this one.
 ///
@@ -51,6 +54,7 @@ struct State {
     /// The sender that is looked at first, next time.
     first: usize,
     free: VecDeque<Contents>,
+    free_bytes: u64,
     /// Processes that have said that they send no more.
     ended: u32,
 }
@@ -101,6 +105,7 @@ impl Mpi {
             arriving,
             first: 0,
             free,
+            free_bytes: 0,
             ended: 0,
         };
         Ok(Self { state: Mutex::new(state), process, processes })
@@ -141,13 +146,16 @@ impl Transport for Mpi {
     }
 
     fn reuse(&self, body: Contents) {
-        if body.bytes() == 0 {
+        // Small ones cost less to make than to look for.
+        if body.bytes() <= SMALL as u64 {
             return;
         }
         let mut state = self.state();
+        state.free_bytes += body.bytes();
         state.free.push_back(body);
-        if state.free.len() > KEPT {
-            state.free.pop_front();
+        while state.free.len() > KEPT || state.free_bytes > KEPT_BYTES {
+            let Some(oldest) = state.free.pop_front() else { break };
+            state.free_bytes -= oldest.bytes();
         }
     }
 }
@@ -291,6 +299,7 @@ impl State {
     fn room(&mut self, bytes: usize) -> Contents {
         let kept = self.free.iter().position(|kept| kept.bytes() == bytes as u64);
         let kept = kept.and_then(|kept| self.free.remove(kept));
+        self.free_bytes -= kept.as_ref().map_or(0, Contents::bytes);
         kept.map_or_else(|| Contents::zeroed(Format::U8, bytes), |it| it.relabelled(Format::U8))
     }
 
@@ -336,7 +345,16 @@ impl Drop for Mpi {
             let last = Packet { header: vec![], body: Contents::default(), origin };
             state.send(process as c_int, last);
         }
+        let began = Instant::now();
         while state.ended < self.processes || !state.sending.is_empty() {
+            if began.elapsed() > ENDING {
+                eprintln!(
+                    "process {}: other processes have not ended for {ENDING:?}; ending all",
+                    self.process
+                );
+                // SAFETY: the communicator is alive.
+                unsafe { ffi::MPI_Abort(state.communicator.as_raw(), 1) };
+            }
             state.accept();
             while state.next().is_some() {}
             drop(state.take_sent());

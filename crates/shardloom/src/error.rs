@@ -245,6 +245,28 @@ pub enum Error {
         /// What is wrong, and what would be right.
         reason: String,
     },
+    /// Ranks that processes cannot share equally.
+    #[error(
+        "{ranks} ranks do not spread evenly over {processes} processes; start as many processes as the plan \
+         has ranks, or a number that divides it"
+    )]
+    Uneven {
+        /// Ranks of the plan.
+        ranks: usize,
+        /// Processes that were started.
+        processes: u32,
+    },
+    /// A folder that not all processes of a run see.
+    #[error(
+        "process {process} does not see {}; checkpoints go to a folder that all processes share",
+        folder.display()
+    )]
+    FolderUnseen {
+        /// The folder.
+        folder: PathBuf,
+        /// The process.
+        process: u32,
+    },
     /// A process of a run has another part of what all share.
     #[error("{what} of process {process} differs from that of process 0; all read the same files")]
     OtherProcess {
@@ -313,7 +335,10 @@ impl Error {
             Error::Optimizer { .. } => "optimizer",
             Error::Drawing { .. } | Error::NoSuchRank { .. } => "usage",
             Error::Memory { .. } => "memory",
-            Error::Launched { .. } | Error::OtherProcess { .. } => "processes",
+            Error::Launched { .. }
+            | Error::OtherProcess { .. }
+            | Error::Uneven { .. }
+            | Error::FolderUnseen { .. } => "processes",
             Error::OtherRun { .. } | Error::CheckpointsExist { .. } => "checkpoint",
             Error::Train(error) => match error {
                 Train::Program(_)
@@ -380,6 +405,7 @@ impl Error {
             | Error::OtherMachine { path: at, .. }
             | Error::Features { path: at, .. }
             | Error::OtherRun { path: at, .. }
+            | Error::FolderUnseen { folder: at, .. }
             | Error::CheckpointsExist { folder: at, .. } => path(at),
             Error::Train(error) => match error {
                 Train::Program(ProgramError::Plan(error)) => plan_place(error),
@@ -426,7 +452,8 @@ impl Error {
             | Error::NoProfilePlace
             | Error::Memory { .. }
             | Error::Launched { .. }
-            | Error::OtherProcess { .. } => None,
+            | Error::OtherProcess { .. }
+            | Error::Uneven { .. } => None,
         }
     }
 

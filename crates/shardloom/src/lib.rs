@@ -55,7 +55,7 @@ pub use planning::{
     Planned, circumstances, explain, find_plan, plan_by_method, step_parts, usual_request,
 };
 pub use prediction::{Prediction, predict_here, simulate, simulate_rows};
-pub use processes::launched;
+pub use processes::{is_first_of_launched, launched};
 pub use program_text::{RankText, program_text};
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints, guarded};

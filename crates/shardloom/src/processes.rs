@@ -10,6 +10,15 @@ use crate::{Error, Result};
 /// those that speak PMI (MPICH, Intel MPI), and Slurm's `srun`.
 const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
 
+/// Variables with the number of a process among these.
+const NUMBERS: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+
+/// Whether a launcher started this process before others, or nothing started it beside others.
+pub fn is_first_of_launched() -> bool {
+    let number = |variable| std::env::var(variable).ok();
+    NUMBERS.into_iter().find_map(number).is_none_or(|number| number == "0")
+}
+
 /// The processes that `mpirun` or `srun` started beside this one, if there are any.
 ///
 /// # Errors

@@ -101,7 +101,7 @@ impl Session {
     }
 
     /// The same with ranks in several processes, which this one leads: each of the others
-    /// [follows](Session::follow).
+    /// [follows](Session::follow). All must see the folder that checkpoints go to, if one is named.
     ///
     /// # Errors
     /// As [`Session::start`]; if ranks cannot be shared out equally, or a process is gone.
@@ -111,8 +111,16 @@ impl Session {
         data: Data,
         settings: Settings,
         processes: &Arc<Processes>,
+        checkpoints: Option<&Path>,
     ) -> Result<Session> {
-        processes.tell(&Run::of(model, plan, &data, &settings))?;
+        let (ranks, of) = (plan.least_devices(), processes.process().of);
+        if !ranks.is_multiple_of(of as usize) {
+            return Err(Error::Uneven { ranks, processes: of });
+        }
+        let probe = checkpoints.map(Probe::new).transpose()?;
+        let folder = probe.as_ref().map(|probe| probe.0.clone());
+        processes.tell(&Run { probe: folder, ..Run::of(model, plan, &data, &settings) })?;
+        // All have looked once they meet, in the making of the trainer.
         Session::made(model, plan, data, settings, Some(processes))
     }
 
@@ -132,6 +140,12 @@ impl Session {
         let own = Run::of(model, &plan, &data, &settings);
         if let Some(what) = own.difference(&leader) {
             return Err(Error::OtherProcess { process: processes.process().number, what });
+        }
+        if let Some(probe) = leader.probe
+            && !probe.try_exists().unwrap_or(false)
+        {
+            let folder = probe.parent().unwrap_or(&probe).to_path_buf();
+            return Err(Error::FolderUnseen { folder, process: processes.process().number });
         }
         let blueprint = blueprint(model, &plan, settings, Some(processes))?;
         Ok(Trainer::follow(blueprint, data.source)?)
@@ -315,6 +329,28 @@ struct Run {
     seed: u64,
     learning_rate: String,
     on_non_finite: String,
+    validation_samples: u64,
+    /// A file that is there where checkpoints go.
+    probe: Option<PathBuf>,
+}
+
+/// A file that is there as long as this is, to be seen by other processes.
+struct Probe(PathBuf);
+
+impl Probe {
+    fn new(folder: &Path) -> Result<Probe> {
+        let folder = folder.canonicalize().map_err(Error::io("look at", folder))?;
+        let path = folder.join(format!(".seen-by-all-{}", std::process::id()));
+        fs::write(&path, "").map_err(Error::io("write", &path))?;
+        Ok(Probe(path))
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // What cannot be deleted is empty.
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 impl Run {
@@ -326,6 +362,8 @@ impl Run {
             seed: settings.seed,
             learning_rate: as_text(&settings.learning_rate),
             on_non_finite: format!("{:?}", settings.on_non_finite),
+            validation_samples: data.validation_samples(),
+            probe: None,
         }
     }
 
@@ -334,6 +372,10 @@ impl Run {
         let differs = [
             ("the model", self.model != leader.model),
             ("the data", self.corpus_digest != leader.corpus_digest),
+            ("the plan, as it is read,", self.plan != leader.plan),
+            ("what is kept for validation", {
+                self.validation_samples != leader.validation_samples
+            }),
             ("the seed", self.seed != leader.seed),
             ("the learning rate", self.learning_rate != leader.learning_rate),
             ("what is done about numbers that are not finite", {

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shardloom_fabric::{
-    Endpoint, Engine, FabricError, Format, Pool, PoolId, Process, Settings, View, ViewMut,
+    Endpoint, Engine, FabricError, Format, Message, Pool, PoolId, Process, Settings, View, ViewMut,
 };
 use shardloom_kernels::Arithmetic;
 
@@ -23,17 +23,21 @@ const FIRST_TAG: u64 = 0;
 const NEXT_TAG: u64 = 1;
 /// The leader may take as long as it likes between two commands.
 const FOR_EVER: Duration = Duration::MAX;
+/// Between two looks at whether somebody has said something, the longer the longer that takes.
+const LEAST_PAUSE: Duration = Duration::from_micros(50);
+const MOST_PAUSE: Duration = Duration::from_millis(10);
 
 /// The processes of a run, each with an equal share of its ranks, as one of them sees the others.
 ///
 /// Process 0 leads: it decides what is done ([`Processes::tell`]), and the others do it with their ranks
 /// ([`Trainer::follow`](crate::Trainer::follow)). All run the same program on the same model and data.
 pub struct Processes {
-    engine: Arc<dyn Engine<Contribution>>,
     process: Process,
+    // Dropped before the engine that it is of.
     link: Mutex<Link>,
     /// By process: the name of the machine that it runs on.
     hosts: Vec<String>,
+    engine: Arc<dyn Engine<Contribution>>,
 }
 
 /// How the leader and the others talk.
@@ -62,7 +66,7 @@ impl Processes {
             pools.push(if talks { Some([pool(FIRST)?, pool(NEXT)?]) } else { None });
         }
         let (link, host) = (Mutex::new(Link { endpoint, pools }), host());
-        let mut processes = Processes { engine, process, link, hosts: vec![] };
+        let mut processes = Processes { process, link, hosts: vec![], engine };
         if processes.leads() {
             let others = processes.others().map(|other| processes.hear(other));
             let hosts: Vec<String> = [Ok(host)].into_iter().chain(others).collect::<Result<_>>()?;
@@ -130,7 +134,31 @@ impl Processes {
     /// # Errors
     /// If it is gone.
     pub fn hear<T: DeserializeOwned>(&self, from: u32) -> Result<T> {
-        let received = self.link().receive(from);
+        self.hear_within(from, FOR_EVER)
+    }
+
+    /// The same, if it begins to say so within some time.
+    ///
+    /// # Errors
+    /// As [`Processes::hear`]; if it says nothing for so long.
+    pub(crate) fn hear_within<T: DeserializeOwned>(&self, from: u32, time: Duration) -> Result<T> {
+        let began = Instant::now();
+        let first = loop {
+            let mut link = self.link();
+            match link.endpoint.try_receive(from, FIRST_TAG) {
+                Ok(Some(first)) => break first,
+                Ok(None) if began.elapsed() > time => {
+                    let reason = format!("it has said nothing for {time:?}");
+                    return Err(self.gone_because(from, reason));
+                }
+                Ok(None) => drop(link),
+                Err(error) => return Err(self.gone(from, error)),
+            }
+            // Who waits long can wait a little longer.
+            std::thread::sleep((began.elapsed() / 100).clamp(LEAST_PAUSE, MOST_PAUSE));
+        };
+        let received = self.link().receive(from, &first);
+        drop(first);
         let bytes = received.map_err(|error| self.gone(from, error))?;
         rmp_serde::from_slice(&bytes).map_err(|error| Error::Processes {
             reason: format!("process {from} does not run the same program: {error}"),
@@ -155,12 +183,18 @@ impl Processes {
     }
 
     fn gone(&self, process: u32, error: FabricError) -> Error {
+        self.gone_because(
+            process,
+            match error {
+                FabricError::PeerGone { reason, .. } => reason,
+                other => other.to_string(),
+            },
+        )
+    }
+
+    fn gone_because(&self, process: u32, reason: String) -> Error {
         let host = self.hosts.get(process as usize);
         let host = host.map_or_else(String::new, |host| format!(" (on {host})"));
-        let reason = match error {
-            FabricError::PeerGone { reason, .. } => reason,
-            other => other.to_string(),
-        };
         Error::ProcessGone { process, host, reason }
     }
 
@@ -200,9 +234,9 @@ impl Link {
         Ok(())
     }
 
-    fn receive(&mut self, from: u32) -> std::result::Result<Vec<u8>, FabricError> {
-        let message = self.endpoint.receive(from, FIRST_TAG)?;
-        let View::U8(first) = message.view() else { unreachable!("it is bytes") };
+    /// What begins with `first`.
+    fn receive(&mut self, from: u32, first: &Message) -> std::result::Result<Vec<u8>, FabricError> {
+        let View::U8(first) = first.view() else { unreachable!("it is bytes") };
         let (length, along) = first.split_at(size_of::<u64>());
         let length = u64::from_le_bytes(length.try_into().expect("eight bytes")) as usize;
         let mut bytes = along[..along.len().min(length)].to_vec();

@@ -527,30 +527,41 @@ impl Trainer {
     /// # Errors
     /// If a rank fails.
     pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
+        self.weights_of(None)
+    }
+
+    /// A digest (BLAKE3) of all weights by name, independent of how they are sharded. One parameter at a time
+    /// is brought together for it.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn weights_digest(&mut self) -> Result<String> {
+        let names = self.shared.graph.parameters().map(|(_, value)| value.name.clone());
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        let mut digest = blake3::Hasher::new();
+        for name in names {
+            for (name, values) in self.weights_of(Some(name))? {
+                digest.update(name.as_bytes());
+                digest.update(&(values.len() as u64).to_le_bytes());
+                for value in values {
+                    digest.update(&value.to_le_bytes());
+                }
+            }
+        }
+        Ok(digest.finalize().to_hex().to_string())
+    }
+
+    /// The weights of one parameter, or of all.
+    fn weights_of(&mut self, of: Option<String>) -> Result<BTreeMap<String, Vec<f32>>> {
         let mut whole: BTreeMap<String, Vec<f32>> = BTreeMap::new();
-        for piece in self.bring(StateCommand::BringWeights)? {
+        for piece in self.bring(StateCommand::BringWeights { of })? {
             let piece = piece.piece();
             let elements = piece.global_shape.iter().product();
             let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
             piece.place(tensor)?;
         }
         Ok(whole)
-    }
-
-    /// A digest (BLAKE3) of all weights by name, independent of how they are sharded.
-    ///
-    /// # Errors
-    /// If a rank fails.
-    pub fn weights_digest(&mut self) -> Result<String> {
-        let mut digest = blake3::Hasher::new();
-        for (name, values) in self.weights()? {
-            digest.update(name.as_bytes());
-            digest.update(&(values.len() as u64).to_le_bytes());
-            for value in values {
-                digest.update(&value.to_le_bytes());
-            }
-        }
-        Ok(digest.finalize().to_hex().to_string())
     }
 
     /// The pieces that all ranks bring.

@@ -18,7 +18,7 @@ use crate::{
     view::Element,
 };
 
-/// How long a member that gives up waits at least to hear why the group is broken.
+/// How long a member that gives up waits to hear why the group is broken.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// What carries out the collectives of one member of a group: all follow their step lists.
@@ -122,8 +122,15 @@ impl Member {
     /// Breaks the group with this error, or the one that another member had first.
     fn break_off(&self, error: FabricError) -> FabricError {
         let Self { router, connection, at, members, .. } = self;
-        let heard = router.settle(connection, *at, members, error.clone()).or_else(|| {
-            router.wait(connection.timeout.max(GRACE), || lock(&self.inbox).broken.clone())
+        let mut asked = None;
+        let heard = router.wait(GRACE, || {
+            // Whoever was asked may be gone since, and another decides.
+            let decides = router.decides(connection, *at, members);
+            if asked != Some(decides) {
+                asked = Some(decides);
+                return router.settle(connection, *at, members, error.clone());
+            }
+            lock(&self.inbox).broken.clone()
         });
         // Where nobody answers, the member's own error is all it knows.
         heard.unwrap_or_else(|| lock(&self.inbox).break_off(error))

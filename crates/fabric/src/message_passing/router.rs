@@ -133,6 +133,12 @@ impl Router {
         }
     }
 
+    /// The member that decides why a group is broken: the first that is not gone.
+    pub fn decides(&self, connection: &Connection, at: Seat, members: &[u32]) -> u32 {
+        let mut alive = members.iter().filter(|&&rank| connection.gone(rank).is_none());
+        alive.next().copied().unwrap_or(at.rank)
+    }
+
     /// Breaks a group with an error, on behalf of one of its members: the first of them that is not gone
     /// decides which of several errors it is, so that all have the same. What it is, if this process decides
     /// or has heard already; otherwise it will be heard.
@@ -147,8 +153,7 @@ impl Router {
             let frame = Frame { connection: connection.number, what };
             self.tell(connection.process_of(rank), &frame);
         };
-        let mut alive = members.iter().filter(|&&rank| connection.gone(rank).is_none());
-        let decides = alive.next().copied().unwrap_or(at.rank);
+        let decides = self.decides(connection, at, members);
         let inbox = connection.group(at);
         let mut inbox = lock(&inbox);
         if inbox.broken.is_some() {
@@ -171,7 +176,10 @@ impl Router {
     pub fn progress(&self) {
         let _handing_out = lock(&self.handing_out);
         while let Some(Arrived { from, header, body }) = self.transport.receive() {
-            let frame = Frame::parse(&header).expect("processes run the same program");
+            let frame = Frame::parse(&header).unwrap_or_else(|| Frame {
+                connection: 0,
+                what: What::Left { reason: "it does not run the same program".to_owned() },
+            });
             self.take(from, frame, body);
         }
     }

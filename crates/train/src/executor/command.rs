@@ -43,8 +43,8 @@ pub(crate) enum StateCommand {
     ReportUpdates,
     /// Say how many rows went to which experts in the last step that was trained.
     ReportRows,
-    /// Bring the weights that the rank owns.
-    BringWeights,
+    /// Bring the weights that the rank owns, of one parameter if it is named.
+    BringWeights { of: Option<String> },
     /// Bring all that the rank owns.
     BringAll,
     /// Write all that the rank owns where it belongs in a checkpoint.
@@ -247,7 +247,7 @@ mod tests {
             StateCommand::FindNonFinite,
             StateCommand::ReportUpdates,
             StateCommand::ReportRows,
-            StateCommand::BringWeights,
+            StateCommand::BringWeights { of: Some("w".to_owned()) },
             StateCommand::BringAll,
             StateCommand::Save(shards),
             restore(SavedState::Files(checkpoint)),

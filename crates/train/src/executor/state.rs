@@ -16,7 +16,10 @@ pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answe
         }
         StateCommand::ReportUpdates => Ok(Answer::Updates(rank.updates())),
         StateCommand::ReportRows => Ok(Answer::Rows(rank.row_counts())),
-        StateCommand::BringWeights => Ok(Answer::Pieces(rank.weight_pieces())),
+        StateCommand::BringWeights { of: None } => Ok(Answer::Pieces(rank.weight_pieces())),
+        StateCommand::BringWeights { of: Some(name) } => {
+            Ok(Answer::Pieces(rank.weight_pieces_of(name)))
+        }
         StateCommand::BringAll => Ok(Answer::Pieces(pieces(rank))),
         StateCommand::Save(shards) => {
             let own = rank.class().first_rank.0 + rank.position() as u32;

@@ -32,6 +32,8 @@ pub(crate) struct Threads {
     ranks: u32,
     /// Which this process leads.
     processes: Option<Arc<Processes>>,
+    /// How long others may take for their answers once those of this process are there.
+    timeout: Duration,
 }
 
 /// Starts one thread per rank, each pinned to a core where there are enough and the system allows, connected
@@ -79,10 +81,11 @@ impl Threads {
         let cores = core_affinity::get_core_ids().unwrap_or_default();
         // Processes have the cores that whatever started them gave them, perhaps the same.
         let pins = cores.len() >= ranks as usize && engine.process().of == 1;
+        let gives_back_at_once = engine.process().of == 1;
         let (report, reports) = channel();
         // Whole at every moment, so that giving up ends the threads there are.
         let mut running =
-            Threads { commands: vec![], reports, threads: vec![], ranks, processes: None };
+            Threads { commands: vec![], reports, threads: vec![], ranks, processes: None, timeout };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let (command, inbox) = channel();
             let (shared, report) = (Arc::clone(shared), report.clone());
@@ -92,7 +95,7 @@ impl Threads {
                 if let Some(core) = core {
                     core_affinity::set_for_current(core);
                 }
-                serve(&shared, endpoint, &inbox, &report);
+                serve(&shared, endpoint, (&inbox, &report), gives_back_at_once);
             };
             let builder = std::thread::Builder::new().name(format!("rank {rank}"));
             let thread =
@@ -122,7 +125,7 @@ impl Threads {
         self.carry(command).into_iter().for_each(&mut take);
         if let Some(processes) = &self.processes {
             for process in processes.others() {
-                match processes.hear::<Vec<Report>>(process) {
+                match processes.hear_within::<Vec<Report>>(process, 2 * self.timeout) {
                     Ok(reports) => reports.into_iter().for_each(&mut take),
                     Err(error) => {
                         gone.get_or_insert(error);
@@ -200,14 +203,16 @@ struct Worker {
     asked: Vec<(u32, u64)>,
     /// What the rank took for its own part of the command.
     computing: Duration,
+    /// Whether a buffer is back as soon as its receiver drops it. From another process that takes a message.
+    gives_back_at_once: bool,
 }
 
 /// Carries out what a rank is told, and answers everything: after a failure, that it failed.
 fn serve(
     shared: &Arc<Shared>,
     mut endpoint: Box<dyn Endpoint<Contribution>>,
-    inbox: &Receiver<Command>,
-    reports: &Sender<Report>,
+    (inbox, reports): (&Receiver<Command>, &Sender<Report>),
+    gives_back_at_once: bool,
 ) {
     let rank = endpoint.rank();
     let built = catching(rank, || {
@@ -231,6 +236,7 @@ fn serve(
             open: vec![],
             asked: vec![],
             computing: Duration::ZERO,
+            gives_back_at_once,
         }),
         Err(error) => {
             endpoint.fail(&error.to_string());
@@ -494,7 +500,8 @@ impl Worker {
             return Ok(free);
         }
         // Nothing is sent back in evaluation, so that a rank may run far ahead there.
-        assert!(!from.is_bounded || self.rank.evaluates(), "{FULL_POOL}");
+        let is_back = from.is_bounded && self.gives_back_at_once && !self.rank.evaluates();
+        assert!(!is_back, "{FULL_POOL}");
         Ok(self.endpoint.message(from.pool, tag)?)
     }
 }

@@ -66,17 +66,26 @@ impl Rank {
 
     /// The weights that this rank owns: in full precision, where it holds them so.
     pub fn weight_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(is_weight)
+        self.pieces(is_weight, |_| true)
+    }
+
+    /// Those of one parameter.
+    pub fn weight_pieces_of(&self, parameter: &str) -> Vec<OwnedPiece> {
+        self.pieces(is_weight, |name| name == parameter)
     }
 
     /// All that lasts from step to step besides the weights and that this rank owns: the optimizer's state
     /// and what corrections keep.
     pub fn state_pieces(&self) -> Vec<OwnedPiece> {
-        self.pieces(|tensor| !is_weight(tensor))
+        self.pieces(|tensor| !is_weight(tensor), |_| true)
     }
 
-    /// What this rank owns of its state tensors that are `wanted`.
-    fn pieces(&self, wanted: impl Fn(&Tensor) -> bool) -> Vec<OwnedPiece> {
+    /// What this rank owns of its state tensors that are `wanted`, where the name is.
+    fn pieces(
+        &self,
+        wanted: impl Fn(&Tensor) -> bool,
+        named: impl Fn(&str) -> bool,
+    ) -> Vec<OwnedPiece> {
         let class = self.class();
         let mut pieces = vec![];
         for (id, tensor) in self.state_tensors().filter(|(_, it)| wanted(it)) {
@@ -90,6 +99,9 @@ impl Rank {
                 let spec = class.param(part.param);
                 let Site { name, global, placement, .. } = self.site(part.param);
                 let name = saved_name(tensor.content, &name);
+                if !named(&name) {
+                    continue;
+                }
                 let own = overlap(&owned, &spec.range());
                 if part.is_whole {
                     // All owners hold the same; the one with the first element of the whole writes.

@@ -8,11 +8,15 @@ use crate::failure::Failure;
 /// Variables that change what a run does, which `mpirun` passes on only if told.
 const PASSED_ON: [&str; 1] = [shardloom::train::KERNELS_VARIABLE];
 
+/// What Open MPI is told for any run: processes have all cores, as each may have several ranks.
+const OPTIONS: [&str; 2] = ["--bind-to", "none"];
+
 /// The line that has Open MPI start all processes, word by word.
 pub fn mpirun(hosts: &Hosts, program: &str, command: &[String]) -> Vec<String> {
     let list: Vec<String> = hosts.0.iter().map(|(name, it)| format!("{name}:{it}")).collect();
     let mut line = vec!["mpirun".to_owned(), "--host".to_owned(), list.join(",")];
     line.extend(["-n".to_owned(), hosts.processes().to_string()]);
+    line.extend(OPTIONS.map(str::to_owned));
     for variable in PASSED_ON.into_iter().filter(|it| std::env::var_os(it).is_some()) {
         line.extend(["-x".to_owned(), variable.to_owned()]);
     }
@@ -59,13 +63,15 @@ pub fn slurm(hosts: &Hosts, command: &[String]) -> Result<String, Failure> {
 pub fn kubernetes(hosts: &Hosts, image: &str, command: &[String]) -> Result<String, Failure> {
     let each = equal(hosts, "--kubernetes")?;
     let processes = hosts.processes().to_string();
-    let mut line = ["mpirun", "-n", &processes, "shardloom"].map(str::to_owned).to_vec();
+    let mut line = ["mpirun", "-n", &processes].map(str::to_owned).to_vec();
+    line.extend([&OPTIONS[..], &["shardloom"]].concat().into_iter().map(str::to_owned));
     line.extend_from_slice(command);
     let workers = hosts.0.len();
     // Texts of JSON are texts of YAML.
     let text = |word: &str| serde_json::Value::from(word).to_string();
     let mut manifest = format!(
-        "apiVersion: kubeflow.org/v2beta1\n\
+        "# Add the volumes that hold plan, data and checkpoints: all containers need the same.\n\
+         apiVersion: kubeflow.org/v2beta1\n\
          kind: MPIJob\n\
          metadata:\n\
          \x20 name: shardloom\n\
@@ -99,7 +105,7 @@ pub fn kubernetes(hosts: &Hosts, image: &str, command: &[String]) -> Result<Stri
 fn equal(hosts: &Hosts, option: &str) -> Result<u32, Failure> {
     hosts.each().map(std::num::NonZeroU32::get).ok_or_else(|| {
         let message = format!(
-            "{option}: all machines need as many processes there; --print has no such rule"
+            "{option}: all machines need as many processes there; give each of them the same number"
         );
         Failure::usage("--hosts", message)
     })
@@ -121,8 +127,7 @@ mod tests {
     fn a_line_starts_as_many_processes_as_there_are_places_and_is_read_back_word_by_word() {
         let command = words("train|plan.toml|--data|my data/it's.txt");
         let line = mpirun(&hosts("a:8,b:4"), "/opt/shardloom", &command);
-        let expected =
-            "mpirun|--host|a:8,b:4|-n|12|/opt/shardloom|train|plan.toml|--data|my data/it's.txt";
+        let expected = "mpirun|--host|a:8,b:4|-n|12|--bind-to|none|/opt/shardloom|train|plan.toml|--data|my data/it's.txt";
         assert_eq!(line, words(expected));
         assert_eq!(shlex::split(&quoted(&line)), Some(line));
     }
@@ -153,6 +158,7 @@ mod tests {
         assert_eq!(container("Worker")["image"].as_str(), Some("reg/im:1"));
         let launched = container("Launcher")["command"].as_vec().expect("a list");
         let launched: Vec<&str> = launched.iter().filter_map(|word| word.as_str()).collect();
-        assert_eq!(launched, ["mpirun", "-n", "12", "shardloom", "train", "a \"b\": c.toml"]);
+        assert_eq!(launched[..3], ["mpirun", "-n", "12"]);
+        assert_eq!(launched[5..], ["shardloom", "train", "a \"b\": c.toml"]);
     }
 }

@@ -5,7 +5,8 @@ mod manifest;
 
 use std::env;
 use std::ffi::OsString;
-use std::process::{Command, ExitStatus};
+use std::io;
+use std::process::Command;
 
 use clap::Args;
 
@@ -95,9 +96,23 @@ fn start(line: &[String]) -> Result<(), Failure> {
         return Err(Failure::usage("launch", message));
     }
     let (program, arguments) = line.split_first().expect("the line has a program");
-    let ended: ExitStatus = Command::new(program).args(arguments).status().map_err(|error| {
-        let message = format!("cannot run {program}: {error}; install Open MPI, or see --print");
-        Failure::usage("launch", message)
-    })?;
-    if ended.success() { Ok(()) } else { Err(Failure::SaidElsewhere) }
+    let mut command = Command::new(program);
+    let error = become_it(command.args(arguments))?;
+    let message = format!("cannot run {program}: {error}; install Open MPI, or see --print");
+    Err(Failure::usage("launch", message))
+}
+
+/// Becomes a command, so that signals and its exit status are its own; why it cannot.
+#[cfg(unix)]
+fn become_it(command: &mut Command) -> Result<io::Error, Failure> {
+    use std::os::unix::process::CommandExt;
+    Ok(command.exec())
+}
+
+#[cfg(not(unix))]
+fn become_it(command: &mut Command) -> Result<io::Error, Failure> {
+    match command.status() {
+        Err(error) => Ok(error),
+        Ok(ended) => std::process::exit(ended.code().unwrap_or(1)),
+    }
 }

@@ -189,10 +189,17 @@ pub const TIMEOUT: Duration = Duration::from_secs(600);
 impl Train {
     /// Trains; where `mpirun` or `srun` started several processes, with ranks in all of them.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        match shardloom::launched()? {
-            None => self.lead(None, terminal),
-            Some(processes) if processes.leads() => self.lead(Some(&processes), terminal),
-            Some(processes) => self.follow(&processes).map_err(|failure| {
+        match shardloom::launched() {
+            // Whoever the launcher started first says it for all.
+            Err(_) if !shardloom::is_first_of_launched() => Err(Failure::SaidElsewhere),
+            Err(error) => Err(error.into()),
+            Ok(None) => self.lead(None, terminal),
+            Ok(Some(processes)) if processes.leads() => {
+                // Said at once: to end, this process waits for the others.
+                self.lead(Some(&processes), terminal)
+                    .map_err(|failure| failure.said(terminal.json()))
+            }
+            Ok(Some(processes)) => self.follow(&processes).map_err(|failure| {
                 // Process 0 says it.
                 processes.leave(failure.text());
                 Failure::SaidElsewhere
@@ -224,7 +231,12 @@ impl Train {
         let data = self.data(&model, &tokenizer, validation_fraction)?;
         let plan = match plan_file {
             Some(plan) => plan,
-            None => self.shape.plan(&model, &local, terminal)?,
+            None => {
+                if processes.is_some() {
+                    self.shape.require_no_search()?;
+                }
+                self.shape.plan(&model, &local, terminal)?
+            }
         };
         // What is predicted is what will run.
         let plan = guarded(&plan, self.on_nan.into());

@@ -112,16 +112,29 @@ const LINES: u64 = 20;
 impl Job {
     /// Trains; with ranks in several processes, if this one leads some.
     pub fn run(
-        self,
+        mut self,
         data: Data,
         settings: Settings,
         processes: Option<&Arc<Processes>>,
         terminal: Terminal,
     ) -> Result<(), Failure> {
+        if let Some(Checkpoints { folder, .. }) = &mut self.checkpoints {
+            // Better now than when there is something to lose.
+            fs::create_dir_all(&folder).map_err(|error| {
+                Failure::file(folder, format!("cannot create {}: {error}", folder.display()))
+            })?;
+            if processes.is_some() {
+                // The others may be in other folders.
+                *folder = folder.canonicalize().map_err(|error| {
+                    Failure::file(folder, format!("cannot look at {}: {error}", folder.display()))
+                })?;
+            }
+        }
         let (model, plan) = (&self.model, &self.plan);
+        let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.folder.as_path());
         let mut session = match processes {
             None => Session::start(model, plan, data, settings),
-            Some(processes) => Session::lead(model, plan, data, settings, processes),
+            Some(processes) => Session::lead(model, plan, data, settings, processes, folder),
         }?;
         let mut history = History::default();
         self.begin(&mut session, terminal)?;
@@ -142,10 +155,6 @@ impl Job {
     /// Weights and checkpoints, before the first step.
     fn begin(&self, session: &mut Session, terminal: Terminal) -> Result<(), Failure> {
         if let Some(Checkpoints { folder, resume, force, .. }) = &self.checkpoints {
-            // Better now than when there is something to lose.
-            fs::create_dir_all(folder).map_err(|error| {
-                Failure::file(folder, format!("cannot create {}: {error}", folder.display()))
-            })?;
             match resume {
                 false => clear_checkpoints(folder, *force).map_err(|error| match error {
                     shardloom::Error::CheckpointsExist { .. } => {

@@ -37,6 +37,16 @@ impl Shape {
         ranks.or(self.order.given()).or(self.dimensions.given())
     }
 
+    /// Errors if a plan is to be found for this machine.
+    pub fn require_no_search(&self) -> Result<(), Failure> {
+        let message = "--ranks: finds a plan for the cores of one machine, not for several processes; give \
+                       a plan, or its widths (--dp, --tp, --pp)";
+        match self.ranks {
+            Some(_) => Err(Failure::usage("--ranks", message)),
+            None => Ok(()),
+        }
+    }
+
     /// The plan for `model`.
     pub fn plan(
         &self,
