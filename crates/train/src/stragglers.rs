@@ -24,55 +24,63 @@ pub struct Straggler {
     pub times: f64,
 }
 
-/// What ranks took in the last rows.
+/// What ranks took in the last rows. Noting another asks the heap for nothing.
 pub(crate) struct Watch {
     /// By rank: the others that have as much to do.
     others: Vec<Vec<usize>>,
+    /// The oldest first, once there were so many.
     rows: VecDeque<Row>,
+    noted: usize,
     /// By rank: since when it has been slow, if it is.
     since: Vec<Option<u64>>,
+    /// For medians.
+    sorted: Vec<f64>,
 }
 
+#[derive(Clone)]
 struct Row {
     first_step: u64,
     /// By rank.
     seconds: Vec<f64>,
-}
-
-impl Row {
-    /// The median of what these ranks took.
-    fn median(&self, ranks: &[usize]) -> Option<f64> {
-        let mut seconds: Vec<f64> = ranks.iter().map(|&rank| self.seconds[rank]).collect();
-        seconds.sort_by(f64::total_cmp);
-        seconds.get(seconds.len() / 2).copied()
-    }
-
-    fn is_slow(&self, rank: usize, others: &[usize]) -> bool {
-        let own = self.seconds[rank];
-        self.median(others).is_some_and(|median| own > TIMES * median && own - median > SECONDS)
-    }
+    /// By rank, whether it was slow.
+    slow: Vec<bool>,
 }
 
 impl Watch {
     pub fn new(others: Vec<Vec<usize>>) -> Watch {
-        let since = vec![None; others.len()];
-        Watch { others, rows: VecDeque::new(), since }
+        let ranks = others.len();
+        let row = Row { first_step: 0, seconds: vec![0.0; ranks], slow: vec![false; ranks] };
+        let rows = vec![row; ROWS].into();
+        Watch {
+            others,
+            rows,
+            noted: 0,
+            since: vec![None; ranks],
+            sorted: Vec::with_capacity(ranks),
+        }
     }
 
     /// Takes note of a row of steps: what each rank took for its own part of it.
-    pub fn note(&mut self, first_step: u64, seconds: Vec<f64>) {
-        self.rows.push_back(Row { first_step, seconds });
-        if self.rows.len() > ROWS {
-            self.rows.pop_front();
+    pub fn note(&mut self, first_step: u64, seconds: impl IntoIterator<Item = f64>) {
+        let Some(mut row) = self.rows.pop_front() else { return };
+        row.first_step = first_step;
+        row.seconds.clear();
+        row.seconds.extend(seconds);
+        row.slow.clear();
+        for (&own, others) in row.seconds.iter().zip(&self.others) {
+            let median = median(&mut self.sorted, others.iter().map(|&other| row.seconds[other]));
+            let is_slow = |median| own > TIMES * median && own - median > SECONDS;
+            row.slow.push(median.is_some_and(is_slow));
         }
+        self.rows.push_back(row);
+        self.noted = (self.noted + 1).min(ROWS);
         for (rank, since) in self.since.iter_mut().enumerate() {
-            let is_slow = |row: &&Row| row.is_slow(rank, &self.others[rank]);
-            let slow = self.rows.iter().filter(is_slow).count();
+            let mut slow = self.rows.iter().rev().take(self.noted).rev().filter(|it| it.slow[rank]);
             match since {
-                None if slow >= SLOW => {
-                    *since = self.rows.iter().find(is_slow).map(|row| row.first_step);
+                None if slow.clone().count() >= SLOW => {
+                    *since = slow.next().map(|row| row.first_step);
                 }
-                Some(_) if slow <= FAST => *since = None,
+                Some(_) if slow.count() <= FAST => *since = None,
                 _ => {}
             }
         }
@@ -80,21 +88,24 @@ impl Watch {
 
     /// The ranks that are slow now.
     pub fn stragglers(&self) -> Vec<Straggler> {
+        let total = |rank: usize| self.rows.iter().map(|row| row.seconds[rank]).sum::<f64>();
         let slow =
             self.since.iter().enumerate().filter_map(|(rank, since)| Some((rank, (*since)?)));
         let straggler = |(rank, since_step): (usize, u64)| {
-            let all = Row {
-                first_step: since_step,
-                seconds: (0..self.since.len())
-                    .map(|rank| self.rows.iter().map(|row| row.seconds[rank]).sum())
-                    .collect(),
-            };
-            let median = all.median(&self.others[rank])?;
-            let times = all.seconds[rank] / median;
+            let others = self.others[rank].iter().map(|&other| total(other));
+            let times = total(rank) / median(&mut vec![], others)?;
             Some(Straggler { rank: rank as u32, since_step, times })
         };
         slow.filter_map(straggler).collect()
     }
+}
+
+/// The median of some numbers, which are sorted in `room`.
+fn median(room: &mut Vec<f64>, of: impl Iterator<Item = f64>) -> Option<f64> {
+    room.clear();
+    room.extend(of);
+    room.sort_unstable_by(f64::total_cmp);
+    room.get(room.len() / 2).copied()
 }
 
 #[cfg(test)]

@@ -318,7 +318,7 @@ impl Trainer {
             let elapsed = start.elapsed().as_secs_f64();
             self.note(&done);
             let computing = done.iter().map(|done| done.computing.as_secs_f64());
-            self.watch.note(first_step, computing.collect());
+            self.watch.note(first_step, computing);
             let tracks = done.iter_mut().filter_map(|done| done.track.take()).collect();
             self.answers = done.iter_mut().map(|done| std::mem::take(&mut done.answers)).collect();
             timeline = Timeline { clock, tracks };

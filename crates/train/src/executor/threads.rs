@@ -122,7 +122,7 @@ impl Threads {
             Ok(done) => answers[report.rank as usize] = Some(done),
             Err(failure) => failures.push((report.rank, failure)),
         };
-        self.carry(command).into_iter().for_each(&mut take);
+        self.carry(command, &mut take);
         if let Some(processes) = &self.processes {
             for process in processes.others() {
                 match processes.hear_within::<Vec<Report>>(process, 2 * self.timeout) {
@@ -153,13 +153,14 @@ impl Threads {
             .collect()
     }
 
-    /// Has the ranks of this process carry out `command`: what they report, in the order in which they do.
-    fn carry(&self, command: &Command) -> Vec<Report> {
+    /// Has the ranks of this process carry out `command`, and takes what they report, in the order in which they
+    /// do.
+    fn carry(&self, command: &Command, take: &mut impl FnMut(Report)) {
         for rank in &self.commands {
             // A rank that is gone has said why, or shows as missing.
             let _ = rank.send(command.clone());
         }
-        self.commands.iter().map_while(|_| self.reports.recv().ok()).collect()
+        self.commands.iter().map_while(|_| self.reports.recv().ok()).for_each(take);
     }
 
     /// Has the ranks of this process carry out what the process that leads says, until it ends the run.
@@ -168,7 +169,9 @@ impl Threads {
     /// If that process is gone.
     pub fn follow(&self, processes: &Processes) -> Result<()> {
         while let Order::Carry(command) = processes.hear(0)? {
-            processes.tell(&self.carry(&command))?;
+            let mut reports = vec![];
+            self.carry(&command, &mut |report| reports.push(report));
+            processes.tell(&reports)?;
         }
         Ok(())
     }
