@@ -71,6 +71,7 @@ mod engine;
 mod error;
 mod in_line;
 mod in_process;
+mod members;
 mod message;
 mod message_passing;
 #[cfg(feature = "mpi")]

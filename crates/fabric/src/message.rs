@@ -74,7 +74,7 @@ impl Message {
 
     /// What is in it, without giving it back to where it came from.
     pub(crate) fn take(mut self) -> Contents {
-        self.origin = Arc::new(Taken);
+        self.origin = Arc::new(Nobody);
         std::mem::take(&mut self.contents)
     }
 
@@ -84,10 +84,10 @@ impl Message {
     }
 }
 
-/// Where nothing is given back to.
-struct Taken;
+/// Whom nothing is given back to.
+pub(crate) struct Nobody;
 
-impl Returns for Taken {
+impl Returns for Nobody {
     fn take_back(&self, _: Contents) {}
 }
 

@@ -17,7 +17,7 @@ use mpi::{
     traits::{AsRaw, Communicator},
 };
 
-use crate::{Arrived, Contents, FabricError, Format, Packet, Returns, Transport};
+use crate::{Arrived, Contents, FabricError, Format, Packet, Returns, Transport, message::Nobody};
 
 /// Bodies up to here travel with their header.
 const SMALL: usize = 4096;
@@ -183,24 +183,13 @@ impl State {
 
     /// Has MPI read `bytes` until the request is complete.
     fn start_to_send(&self, bytes: &[u8], to: c_int, tag: c_int) -> ffi::MPI_Request {
-        // SAFETY: the library says it never changes.
-        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let (start, length) = (bytes.as_ptr().cast(), bytes.len() as c_int);
+        let communicator = self.communicator.as_raw();
         // SAFETY: the bytes lie on the heap and stay there until the request is complete (`Sending`); the
         // count fits, as headers are short and bodies are cut.
-        let code = unsafe {
-            ffi::MPI_Isend(
-                bytes.as_ptr().cast(),
-                bytes.len() as c_int,
-                ffi::RSMPI_UINT8_T,
-                to,
-                tag,
-                self.communicator.as_raw(),
-                &mut request,
-            )
-        };
-        // Errors end the job, unless told otherwise (MPI_ERRORS_ARE_FATAL).
-        assert_eq!(code, ffi::MPI_SUCCESS as c_int, "MPI_Isend");
-        request
+        started("MPI_Isend", |request| unsafe {
+            ffi::MPI_Isend(start, length, ffi::RSMPI_UINT8_T, to, tag, communicator, request)
+        })
     }
 
     /// What MPI is through with reading.
@@ -221,12 +210,8 @@ impl State {
     /// Takes all headers that are there, and has MPI write what goes with them.
     fn accept(&mut self) {
         while let Some((from, message)) = self.next_header() {
-            let length = |at: usize| {
-                let bytes = message[at..at + 8].try_into().expect("eight bytes");
-                u64::from_le_bytes(bytes) as usize
-            };
-            let (header, body) = (length(0), length(8));
-            let (header, along) = message[LENGTHS..].split_at(header);
+            // What does not begin with lengths that are true is handed on as it is: no header of this engine.
+            let (header, body, along) = parts(&message).unwrap_or((&message, 0, &[]));
             let header = header.to_vec();
             let mut arriving = Arriving { header, body: self.room(body), requests: vec![] };
             let bytes = arriving.body.as_bytes_mut();
@@ -276,23 +261,13 @@ impl State {
 
     /// Has MPI write `bytes` until the request is complete.
     fn start_to_receive(&self, bytes: &mut [u8], from: c_int) -> ffi::MPI_Request {
-        // SAFETY: the library says it never changes.
-        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        let (start, length) = (bytes.as_mut_ptr().cast(), bytes.len() as c_int);
+        let communicator = self.communicator.as_raw();
         // SAFETY: as in `start_to_send`, of `Arriving`. Bodies of one sender are asked for in the order of
         // their headers, in which they were sent.
-        let code = unsafe {
-            ffi::MPI_Irecv(
-                bytes.as_mut_ptr().cast(),
-                bytes.len() as c_int,
-                ffi::RSMPI_UINT8_T,
-                from,
-                BODY,
-                self.communicator.as_raw(),
-                &mut request,
-            )
-        };
-        assert_eq!(code, ffi::MPI_SUCCESS as c_int, "MPI_Irecv");
-        request
+        started("MPI_Irecv", |request| unsafe {
+            ffi::MPI_Irecv(start, length, ffi::RSMPI_UINT8_T, from, BODY, communicator, request)
+        })
     }
 
     /// So many bytes, to be written.
@@ -323,6 +298,26 @@ impl State {
     }
 }
 
+/// The header of a message, the bytes of its body, and the body if it travels along.
+fn parts(message: &[u8]) -> Option<(&[u8], usize, &[u8])> {
+    let (header, rest) = message.split_first_chunk::<8>()?;
+    let (body, rest) = rest.split_first_chunk::<8>()?;
+    let (header, along) = rest.split_at_checked(u64::from_le_bytes(*header) as usize)?;
+    let body = u64::from_le_bytes(*body) as usize;
+    let expected = if body <= SMALL { body } else { 0 };
+    (along.len() == expected).then_some((header, body, along))
+}
+
+/// The request that a call of MPI starts.
+fn started(call: &str, start: impl FnOnce(*mut ffi::MPI_Request) -> c_int) -> ffi::MPI_Request {
+    // SAFETY: the library says it never changes.
+    let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+    let code = start(&mut request);
+    // Errors end the job, unless told otherwise (MPI_ERRORS_ARE_FATAL).
+    assert_eq!(code, ffi::MPI_SUCCESS as c_int, "{call}");
+    request
+}
+
 /// Whether all requests are complete; those that are, are forgotten.
 fn complete(requests: &mut Vec<ffi::MPI_Request>) -> bool {
     requests.retain_mut(|request| {
@@ -348,10 +343,7 @@ impl Drop for Mpi {
         let began = Instant::now();
         while state.ended < self.processes || !state.sending.is_empty() {
             if began.elapsed() > ENDING {
-                eprintln!(
-                    "process {}: other processes have not ended for {ENDING:?}; ending all",
-                    self.process
-                );
+                // MPI says which process ended all.
                 // SAFETY: the communicator is alive.
                 unsafe { ffi::MPI_Abort(state.communicator.as_raw(), 1) };
             }
@@ -361,11 +353,4 @@ impl Drop for Mpi {
             thread::sleep(Duration::from_micros(50));
         }
     }
-}
-
-/// Whom nothing is given back to.
-struct Nobody;
-
-impl Returns for Nobody {
-    fn take_back(&self, _: Contents) {}
 }

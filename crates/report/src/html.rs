@@ -1,16 +1,16 @@
 //! One self-contained web page about a plan, a simulation or a training run.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 use serde::{Deserialize, Serialize};
 use shardloom_program::timeline::{Activity, Timeline};
 
+use crate::page::{Page, script};
 use crate::palette::{ACTIVITIES, look};
 use crate::payload::Payload;
 use crate::shade::{Part, Parts};
 use crate::tables::{capitalised, comparison, ranks, table};
 use crate::totals::clock_words;
 
-pub(crate) const STYLE: &str = include_str!("../html/report.css");
 const SCRIPTS: [&str; 4] = [
     include_str!("../html/time_view.js"),
     include_str!("../html/swimlane.js"),
@@ -88,38 +88,25 @@ impl Report {
     pub fn html(&self) -> String {
         let timelines = self.timelines();
         let payload = Payload::new(&self.losses, timelines.iter().copied());
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    title { (self.title) }
-                    style { (PreEscaped(PLOT_STYLE)) (PreEscaped(STYLE)) }
-                }
-                body {
-                    (self.header(&timelines))
-                    main {
-                        noscript { p.notice { "The charts need JavaScript; the tables do not." } }
-                        (figures(&self.summary))
-                        (notes(&self.notes))
-                        (comparison(&timelines))
-                        (swimlanes(&timelines))
-                        (memory(&timelines))
-                        @for (source, timeline) in &timelines { (ranks(source, timeline)) }
-                        (losses(&self.losses))
-                        @for table in &self.tables { (extra(table)) }
-                        (plan(&self.plan_toml))
-                    }
-                    footer { "Made by Shardloom." }
-                    script id="data" type="application/json" { (PreEscaped(payload.script_json())) }
-                    script { "/*\n" (PreEscaped(PLOT_LICENCE)) "*/\n" (PreEscaped(PLOT_SCRIPT)) }
-                    script { (PreEscaped("\"use strict\";\n")) @for part in SCRIPTS { (PreEscaped(part)) } }
-                }
-            }
+        let main = html! {
+            noscript { p.notice { "The charts need JavaScript; the tables do not." } }
+            (figures(&self.summary))
+            (notes(&self.notes))
+            (comparison(&timelines))
+            (swimlanes(&timelines))
+            (memory(&timelines))
+            @for (source, timeline) in &timelines { (ranks(source, timeline)) }
+            (losses(&self.losses))
+            @for table in &self.tables { (extra(table)) }
+            (plan(&self.plan_toml))
         };
-        page.into_string()
+        let scripts = html! {
+            script id="data" type="application/json" { (PreEscaped(payload.script_json())) }
+            script { "/*\n" (PreEscaped(PLOT_LICENCE)) "*/\n" (PreEscaped(PLOT_SCRIPT)) }
+            (script(&SCRIPTS))
+        };
+        let (header, styles) = (self.facts(&timelines), [PLOT_STYLE, ""]);
+        Page { title: &self.title, styles, header, main, scripts }.html()
     }
 
     fn timelines(&self) -> Vec<(&'static str, &Timeline)> {
@@ -127,16 +114,13 @@ impl Report {
         predicted.chain(self.measured.iter().map(|timeline| ("measured", timeline))).collect()
     }
 
-    fn header(&self, timelines: &[(&str, &Timeline)]) -> Markup {
+    fn facts(&self, timelines: &[(&str, &Timeline)]) -> Markup {
         html! {
-            header {
-                h1 { (self.title) }
-                dl.facts {
-                    @if !self.model.is_empty() { div { dt { "Model" } dd { (self.model) } } }
-                    @if !self.cluster.is_empty() { div { dt { "Cluster" } dd { (self.cluster) } } }
-                    @for (source, timeline) in timelines {
-                        div { dt { (capitalised(source)) } dd { (clock_words(timeline.clock)) } }
-                    }
+            dl.facts {
+                @if !self.model.is_empty() { div { dt { "Model" } dd { (self.model) } } }
+                @if !self.cluster.is_empty() { div { dt { "Cluster" } dd { (self.cluster) } } }
+                @for (source, timeline) in timelines {
+                    div { dt { (capitalised(source)) } dd { (clock_words(timeline.clock)) } }
                 }
             }
         }

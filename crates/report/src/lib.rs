@@ -11,6 +11,7 @@
 mod html;
 mod label;
 mod legend;
+mod page;
 mod palette;
 mod payload;
 mod perfetto;

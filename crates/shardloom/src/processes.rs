@@ -52,9 +52,7 @@ fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
 
 #[cfg(not(feature = "mpi"))]
 fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
-    let reason =
-        "but this program was built without MPI; build it with --features mpi, or start it \
-                  once: ranks are threads then"
-            .to_owned();
-    Err(Error::Launched { variable: variable.to_owned(), started, reason })
+    let reason = "but this program was built without MPI; build it with --features mpi, or start it once: \
+                  ranks are threads then";
+    Err(Error::Launched { variable: variable.to_owned(), started, reason: reason.to_owned() })
 }

@@ -7,6 +7,7 @@ use crate::{
     channel::{Channels, Looked},
     counters::LiveCounters,
     in_line::InLine,
+    members::{check, place_among},
 };
 
 /// The engine whose ranks are threads of this process: messages are moved, collectives done by the
@@ -158,15 +159,7 @@ impl<B: Lent> Endpoint<B> for InProcessEndpoint {
     }
 
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
-        for (position, &rank) in members.iter().enumerate() {
-            self.check(rank)?;
-            if members[..position].contains(&rank) {
-                return Err(FabricError::RepeatedMember { members: members.to_vec(), rank });
-            }
-        }
-        let Some(position) = members.iter().position(|&rank| rank == self.rank) else {
-            return Err(FabricError::NotAMember { members: members.to_vec(), rank: self.rank });
-        };
+        let position = place_among(members, self.rank, self.shared.roster.ranks())?;
         let Shared { registry, roster, arithmetic, .. } = &*self.shared;
         let seat = registry.seat(roster, members, position);
         let (counters, arithmetic) = (Arc::clone(&self.counters), Arc::clone(arithmetic));
@@ -205,8 +198,7 @@ impl InProcessEndpoint {
     }
 
     fn check(&self, rank: u32) -> Result<(), FabricError> {
-        let ranks = self.shared.roster.ranks();
-        if rank < ranks { Ok(()) } else { Err(FabricError::NoSuchRank { rank, ranks }) }
+        check(rank, self.shared.roster.ranks())
     }
 
     fn peer_gone(&self, operation: Operation, peer: u32, reason: &str) -> FabricError {

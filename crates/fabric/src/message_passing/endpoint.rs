@@ -14,7 +14,11 @@ use super::{
 };
 use crate::{
     Counters, Endpoint, FabricError, Group, Lent, Message, Operation, Pool, PoolId,
-    by_messages::Scripts, channel::Looked, counters::LiveCounters, in_line::InLine,
+    by_messages::Scripts,
+    channel::Looked,
+    counters::LiveCounters,
+    in_line::InLine,
+    members::{check, place_among},
 };
 
 pub(super) struct MessagePassingEndpoint {
@@ -43,8 +47,7 @@ impl MessagePassingEndpoint {
     }
 
     fn check(&self, rank: u32) -> Result<(), FabricError> {
-        let ranks = self.connection.ranks;
-        if rank < ranks { Ok(()) } else { Err(FabricError::NoSuchRank { rank, ranks }) }
+        check(rank, self.connection.ranks)
     }
 
     /// A message of this tag from a rank, if there is one; why there will be none, if the rank is gone.
@@ -149,15 +152,7 @@ impl<B: Lent> Endpoint<B> for MessagePassingEndpoint {
     }
 
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
-        for (position, &rank) in members.iter().enumerate() {
-            self.check(rank)?;
-            if members[..position].contains(&rank) {
-                return Err(FabricError::RepeatedMember { members: members.to_vec(), rank });
-            }
-        }
-        let Some(position) = members.iter().position(|&rank| rank == self.rank) else {
-            return Err(FabricError::NotAMember { members: members.to_vec(), rank: self.rank });
-        };
+        let position = place_among(members, self.rank, self.connection.ranks)?;
         let built = self.built.entry(members.into()).or_default();
         // All processes run the same program, and so hash alike.
         let mut hasher = DefaultHasher::new();

@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Call, FabricError, Format};
@@ -36,6 +38,26 @@ pub(super) struct Seat {
     pub rank: u32,
     /// Made of the list of members and of how many groups of that list there were before.
     pub group: u64,
+}
+
+impl What {
+    /// Whether its ranks are there, in a connection of so many with these in the receiving process.
+    pub(super) fn fits(&self, ranks: u32, own: &Range<u32>) -> bool {
+        let is_rank = |rank: &u32| *rank < ranks;
+        match self {
+            What::Message { from, to, .. } => is_rank(from) && own.contains(to),
+            What::Credit { to, .. } => own.contains(to),
+            What::Gone { rank, .. } => is_rank(rank),
+            What::Called { from, at, .. } | What::Part { from, at } => {
+                is_rank(from) && own.contains(&at.rank)
+            }
+            What::Complaint { at, members, .. } => {
+                own.contains(&at.rank) && members.iter().all(is_rank)
+            }
+            What::Broken { at, .. } => own.contains(&at.rank),
+            What::Left { .. } => true,
+        }
+    }
 }
 
 impl Frame {
@@ -86,7 +108,12 @@ mod tests {
         ];
         for what in all {
             let frame = Frame { connection: 5, what };
-            assert_eq!(Frame::parse(&frame.header()), Some(frame));
+            assert_eq!(Frame::parse(&frame.header()), Some(frame.clone()));
+            assert!(frame.what.fits(10, &(0..10)), "{frame:?}");
+            let names_ranks = !matches!(frame.what, What::Left { .. });
+            assert_eq!(frame.what.fits(1, &(0..1)), !names_ranks, "{frame:?}");
+            let is_for_a_rank = names_ranks && !matches!(frame.what, What::Gone { .. });
+            assert_eq!(frame.what.fits(10, &(5..10)), !is_for_a_rank, "{frame:?}");
         }
         assert_eq!(Frame::parse(b"something else"), None);
     }

@@ -13,12 +13,14 @@ use super::{
     frame::{Frame, Seat, What},
     transport::{Arrived, Packet, Transport},
 };
-use crate::{Contents, FabricError, Message, Returns, Settings};
+use crate::{Contents, FabricError, Message, Returns, Settings, message::Nobody};
 
 /// Polls of who waits that only give the core to others; then it sleeps between polls.
 const YIELDING: Duration = Duration::from_micros(500);
 /// How long it sleeps then.
 const NAP: Duration = Duration::from_micros(50);
+/// Why a process is gone whose packets are not understood.
+const ANOTHER_PROGRAM: &str = "it does not run the same program";
 
 /// Takes packets to where ranks of this process look for them.
 pub(super) struct Router {
@@ -36,8 +38,8 @@ struct Connections {
     made: HashMap<u32, Weak<Connection>>,
     /// How many there were.
     count: u32,
-    /// What came for those that this process has not made yet.
-    early: HashMap<u32, Vec<(Frame, Contents)>>,
+    /// What came for those that this process has not made yet, and from which process.
+    early: HashMap<u32, Vec<(u32, Frame, Contents)>>,
     /// Processes that are gone, and why.
     left: HashMap<u32, String>,
 }
@@ -80,8 +82,8 @@ impl Router {
             connections.count = connections.count.max(number + 1);
             (connections.early.remove(&number), connections.left.clone())
         };
-        for (frame, body) in early.into_iter().flatten() {
-            self.deliver(&connection, frame.what, body);
+        for (from, frame, body) in early.into_iter().flatten() {
+            self.deliver(&connection, from, frame.what, body);
         }
         for (process, reason) in left {
             leave(&connection, process, &reason);
@@ -178,7 +180,7 @@ impl Router {
         while let Some(Arrived { from, header, body }) = self.transport.receive() {
             let frame = Frame::parse(&header).unwrap_or_else(|| Frame {
                 connection: 0,
-                what: What::Left { reason: "it does not run the same program".to_owned() },
+                what: What::Left { reason: ANOTHER_PROGRAM.to_owned() },
             });
             self.take(from, frame, body);
         }
@@ -195,18 +197,21 @@ impl Router {
                 return;
             }
             if frame.connection >= connections.count {
-                connections.early.entry(frame.connection).or_default().push((frame, body));
+                connections.early.entry(frame.connection).or_default().push((from, frame, body));
                 return;
             }
             connections.made.get(&frame.connection).and_then(Weak::upgrade)
         };
         // Of a connection that nobody here uses any more nothing is missed.
         if let Some(connection) = connection {
-            self.deliver(&connection, frame.what, body);
+            self.deliver(&connection, from, frame.what, body);
         }
     }
 
-    fn deliver(&self, connection: &Arc<Connection>, what: What, body: Contents) {
+    fn deliver(&self, connection: &Arc<Connection>, from: u32, what: What, body: Contents) {
+        if !what.fits(connection.ranks, &connection.own) {
+            return leave(connection, from, ANOTHER_PROGRAM);
+        }
         match what {
             What::Message { from, to, pool, tag, format } => {
                 let what = What::Credit { to: from, pool };
@@ -250,13 +255,6 @@ impl Router {
 fn leave(connection: &Connection, process: u32, reason: &str) {
     let ranks = (0..connection.ranks).filter(|&rank| connection.process_of(rank) == process);
     ranks.for_each(|rank| connection.leave(rank, reason.to_owned()));
-}
-
-/// Nothing was carried, and nothing goes back.
-struct Nobody;
-
-impl Returns for Nobody {
-    fn take_back(&self, _: Contents) {}
 }
 
 /// A message that was received: once dropped, its sender may send one more.

@@ -6,12 +6,13 @@ mod scale;
 mod scatter;
 mod series;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 
 pub use property::Property;
 use series::SeriesList;
 
-use crate::html::{STYLE, Table};
+use crate::html::{Table, figures};
+use crate::page::{Page, script};
 use crate::tables::table;
 
 const OWN_STYLE: &str = include_str!("../../html/validation.css");
@@ -75,35 +76,19 @@ impl ValidationPage {
     /// The page: one HTML document without references to anything outside itself. All text is escaped.
     pub fn html(&self) -> String {
         let series = SeriesList::of(&self.rows);
-        let page = html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    meta name="color-scheme" content="light dark";
-                    title { (self.title) }
-                    style { (PreEscaped(STYLE)) (PreEscaped(OWN_STYLE)) }
-                }
-                body {
-                    header { h1 { (self.title) } }
-                    main {
-                        noscript { p.notice { "Hovering needs JavaScript; the tables do not." } }
-                        (crate::html::figures(&self.summary))
-                        (self.scatters(&series))
-                        (residuals::section(&self.rows, &series))
-                        @for it in &self.tables {
-                            section { h2 { (it.title) } (table(&it.title, &it.columns, &it.rows)) }
-                        }
-                        (self.worst())
-                        (self.all_rows())
-                    }
-                    footer { "Made by Shardloom." }
-                    script { (PreEscaped("\"use strict\";\n")) (PreEscaped(SCRIPT)) }
-                }
+        let main = html! {
+            noscript { p.notice { "Hovering needs JavaScript; the tables do not." } }
+            (figures(&self.summary))
+            (self.scatters(&series))
+            (residuals::section(&self.rows, &series))
+            @for it in &self.tables {
+                section { h2 { (it.title) } (table(&it.title, &it.columns, &it.rows)) }
             }
+            (self.worst())
+            (self.all_rows())
         };
-        page.into_string()
+        let (styles, header) = (["", OWN_STYLE], html! {});
+        Page { title: &self.title, styles, header, main, scripts: script(&[SCRIPT]) }.html()
     }
 
     fn scatters(&self, series: &SeriesList) -> Markup {

@@ -134,14 +134,15 @@ impl Threads {
             }
         }
         // Of one process the first to say so is the cause, but another process's may be heard of late.
-        let cause = failures.iter().position(|(_, failure)| !failure.by_another);
-        match (cause, gone) {
-            (None, Some(gone)) => return Err(gone),
-            (cause, _) if !failures.is_empty() => {
-                let (rank, failure) = failures.swap_remove(cause.unwrap_or(0));
-                return Err(Error::Rank { rank, reason: failure.reason });
-            }
-            _ => {}
+        failures.sort_by_key(|(_, failure)| failure.by_another);
+        let failure = failures.into_iter().next();
+        if let Some(gone) = gone
+            && failure.as_ref().is_none_or(|(_, it)| it.by_another)
+        {
+            return Err(gone);
+        }
+        if let Some((rank, failure)) = failure {
+            return Err(Error::Rank { rank, reason: failure.reason });
         }
         answers
             .into_iter()
