@@ -13,6 +13,18 @@ pub struct Process {
     pub of: u32,
 }
 
+impl Process {
+    /// Ranks in each process that has some: all have as many, or as many processes as there are ranks have one
+    /// and the rest none. Nothing where they cannot be shared out so.
+    pub fn ranks_each(self, ranks: u32) -> Option<u32> {
+        match ranks {
+            0 => None,
+            few if few < self.of => Some(1),
+            many => many.is_multiple_of(self.of).then(|| many / self.of),
+        }
+    }
+}
+
 /// A way for ranks to communicate. `B` is what they lend to collectives.
 ///
 /// Whatever the engine, ranks see the same: what is sent arrives in order, collectives reduce in the

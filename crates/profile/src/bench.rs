@@ -10,8 +10,9 @@ use shardloom_collectives::{Algorithm, Kind, Reduction};
 use shardloom_fabric::{Collective, Endpoint, Engine, Group, Lent, MOST_RANKS, Settings, ViewMut};
 use shardloom_kernels::{Arithmetic, Memory, processor};
 
+use crate::machine::Machine;
 use crate::operand::Operand;
-use crate::{ProfileError, Result};
+use crate::{ProfileError, Result, Sites};
 
 /// How often to repeat.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,8 +85,14 @@ impl Lent for Timed {
 pub(super) struct Bench {
     pub endpoint: Box<dyn Endpoint<Timed>>,
     pub memory: Memory,
+    /// Where all ranks are.
+    pub sites: Sites,
     repeats: Repeats,
     everyone: Box<dyn Group<Timed>>,
+    /// Those on machines of this one's kind.
+    alike: Box<dyn Group<Timed>>,
+    /// Whether ranks take turns on cores.
+    is_crowded: bool,
     progress: Option<Sender<(String, f64)>>,
 }
 
@@ -98,34 +105,36 @@ impl Bench {
         }
     }
 
-    /// What some seconds of each rank come to.
-    fn reduce(&mut self, seconds: f64, reduction: Reduction) -> Result<f64> {
-        let (kind, algorithm) = (Kind::AllReduce, Algorithm::Direct);
-        let collective = Collective::Equal { kind, algorithm, reduction };
-        let (reduced, outcome) = self.everyone.run(collective, Timed(Part::Seconds(seconds)));
-        outcome?;
-        match reduced.0 {
-            Part::Seconds(seconds) => Ok(seconds),
-            Part::Copy(..) => unreachable!("what is lent comes back"),
-        }
-    }
-
-    /// Mean over all ranks of the seconds of one call, all ranks calling at once and equally often;
-    /// `call` is told how many calls went before.
+    /// Mean of the seconds of one call over all ranks on machines of this kind, all ranks calling at once and
+    /// equally often; `call` is told how many calls went before.
     ///
     /// # Errors
     /// Those of `call` and of communication.
     pub fn seconds(
         &mut self,
         clock: Clock,
-        mut call: impl FnMut(&mut dyn Endpoint<Timed>, usize) -> Result<()>,
+        call: impl FnMut(&mut dyn Endpoint<Timed>, usize) -> Result<()>,
     ) -> Result<f64> {
+        Ok(self.seconds_of(true, clock, call)?.expect("this rank counts"))
+    }
+
+    /// The same over those ranks whose time counts, if any does.
+    ///
+    /// # Errors
+    /// As [`Bench::seconds`].
+    pub fn seconds_of(
+        &mut self,
+        counts: bool,
+        clock: Clock,
+        mut call: impl FnMut(&mut dyn Endpoint<Timed>, usize) -> Result<()>,
+    ) -> Result<Option<f64>> {
+        let clock = if self.is_crowded { Clock::Wall } else { clock };
         // The first call pays for memory that was never touched, and tells nothing.
         call(&mut *self.endpoint, 0)?;
         self.everyone.barrier()?;
         let start = clock.start();
         call(&mut *self.endpoint, 1)?;
-        let once = self.reduce(start.seconds(), Reduction::Max)?;
+        let once = reduce(&mut *self.everyone, start.seconds(), Reduction::Max)?;
         let calls = (self.repeats.batch_seconds / once.max(1e-9)).ceil() as usize;
         let calls = calls.clamp(1, self.repeats.most);
         let mut index = 2;
@@ -140,31 +149,52 @@ impl Bench {
             batches.push(start.seconds() / calls as f64);
         }
         batches.sort_by(f64::total_cmp);
-        let share = batches[batches.len() / 4] / self.everyone.members().len() as f64;
+        let own = if counts { batches[batches.len() / 4] } else { 0.0 };
+        let all = reduce(&mut *self.alike, own, Reduction::Sum)?;
+        let number = f64::from(u8::from(counts));
+        let number = reduce(&mut *self.alike, number, Reduction::Sum)?;
         // A clock too coarse for a call still leaves it some time.
-        Ok(self.reduce(share, Reduction::Sum)?.max(1e-12))
+        Ok((number > 0.0).then(|| (all / number).max(1e-12)))
     }
 }
 
-/// Runs `work` on `ranks` threads that `engine` connects, each on a core of its own where there are
-/// enough; what it came to on the first.
+/// What some numbers of the members of a group come to.
+fn reduce(group: &mut dyn Group<Timed>, own: f64, reduction: Reduction) -> Result<f64> {
+    let (kind, algorithm) = (Kind::AllReduce, Algorithm::Direct);
+    let collective = Collective::Equal { kind, algorithm, reduction };
+    let (reduced, outcome) = group.run(collective, Timed(Part::Seconds(own)));
+    outcome?;
+    match reduced.0 {
+        Part::Seconds(seconds) => Ok(seconds),
+        Part::Copy(..) => unreachable!("what is lent comes back"),
+    }
+}
+
+/// Runs `work` on the ranks of a machine and of those measured with it, which `engine` connects, each a thread
+/// on a core of its own where there are enough; what it came to on the first of this process.
 ///
 /// # Errors
 /// The first rank's error, if one fails; or if the system has no room for so many threads.
 pub(crate) fn run<T: Send>(
     engine: &dyn Engine<Timed>,
-    ranks: u32,
+    machine: &Machine,
     repeats: Repeats,
     progress: &mut dyn FnMut(&str, f64),
     work: impl Fn(&mut Bench) -> Result<T> + Sync,
 ) -> Result<T> {
+    let ranks = machine.sites.ranks();
     if ranks > MOST_RANKS {
         return Err(ProfileError::TooManyRanks { ranks, most: MOST_RANKS });
     }
     let timeout = Duration::from_secs(60);
     let settings = Settings { timeout, arithmetic: Arc::new(Arithmetic) };
     let endpoints = engine.connect(ranks, &settings)?;
-    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    // Processes have the cores that whatever started them gave them, perhaps the same.
+    let cores = match engine.process().of {
+        1 => core_affinity::get_core_ids().unwrap_or_default(),
+        _ => vec![],
+    };
+    let is_crowded = machine.ranks > machine.measured_on.cores;
     let all: Vec<u32> = (0..ranks).collect();
     let (sender, reports) = channel();
     std::thread::scope(|scope| {
@@ -180,9 +210,19 @@ pub(crate) fn run<T: Send>(
                 if let Some(core) = core {
                     core_affinity::set_for_current(core);
                 }
-                let everyone = endpoint.group(all)?;
+                let (everyone, sites) = (endpoint.group(all)?, machine.sites.clone());
+                let alike = endpoint.group(&sites.alike(rank))?;
                 let memory = Memory::new(processor());
-                let mut bench = Bench { endpoint, memory, repeats, everyone, progress };
+                let mut bench = Bench {
+                    endpoint,
+                    memory,
+                    sites,
+                    repeats,
+                    everyone,
+                    alike,
+                    is_crowded,
+                    progress,
+                };
                 let outcome = work(&mut bench);
                 if let Err(error) = &outcome {
                     bench.endpoint.fail(&error.to_string());
@@ -190,14 +230,15 @@ pub(crate) fn run<T: Send>(
                 outcome
             });
             // Ranks that have started end because this one is gone.
-            threads.push(thread.map_err(|error| ProfileError::Thread { rank, ranks, error })?);
+            let thread = thread.map_err(|error| ProfileError::Thread { rank, ranks, error })?;
+            threads.push((rank, thread));
         }
         // Ends when the first rank drops its sender.
         for (what, done) in reports {
             progress(&what, done);
         }
         let mut first = None;
-        for (rank, thread) in (0u32..).zip(threads) {
+        for (rank, thread) in threads {
             let outcome = thread.join().unwrap_or_else(|_| {
                 let reason = "a measured kernel panicked".to_owned();
                 Err(ProfileError::RankPanicked { rank, reason })

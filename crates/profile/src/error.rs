@@ -62,6 +62,16 @@ pub enum ProfileError {
         error: Box<ProfileError>,
     },
 
+    /// Ranks of one machine that do not follow each other.
+    #[error(
+        "the ranks of {machine} do not follow each other; start processes machine by machine (mpirun's \
+         default, --map-by slot)"
+    )]
+    Scattered {
+        /// The machine.
+        machine: String,
+    },
+
     /// A rank broke one of its own rules.
     #[error("rank {rank} stopped: {reason}; this is a defect of the program, please report it")]
     RankPanicked {

@@ -22,6 +22,7 @@ mod machine;
 mod measurement;
 mod monotone;
 mod operand;
+mod sites;
 mod streaming;
 mod subject;
 mod system_memory;
@@ -38,6 +39,7 @@ use shardloom_fabric::Engine;
 pub use bench::Timed;
 
 pub use error::{ProfileError, Result};
+pub use sites::Sites;
 pub use system_memory::SystemMemory;
 
 /// What to measure.
@@ -105,6 +107,26 @@ pub fn measure(
 ) -> Result<Profile> {
     let machine = machine::Machine::of(options)?;
     measurement::measure(engine, &machine, &measurement::Plan::of(options.effort), progress)
+}
+
+/// Measures the machines that processes run on, all at once, and the links between them: the profile of the
+/// machine of this process, whose name is `local`. Machines of one kind get the same. All processes of
+/// `engine` call it; each has one rank.
+///
+/// Where a machine has more ranks than cores, all is timed by the wall clock, as ranks then take turns in
+/// training, too.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_among(
+    engine: &dyn Engine<Timed>,
+    sites: &Sites,
+    effort: Effort,
+    progress: &mut dyn FnMut(&str, f64),
+) -> Result<Profile> {
+    let own = sites.beside(engine.process().number).len() as u32;
+    let machine = machine::Machine::among(sites.clone(), own, this_machine()?, None)?;
+    measurement::measure(engine, &machine, &measurement::Plan::of(effort), progress)
 }
 
 /// Measures operators at sizes that [`measure`] leaves out, and compares with what `profile` says:

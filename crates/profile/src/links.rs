@@ -9,9 +9,10 @@ use shardloom_kernels as kernels;
 use crate::Result;
 use crate::bench::{Bench, Clock, Part, Timed};
 use crate::operand::{Operand, Warmth};
+use crate::sites::Pairs;
 
-/// Seconds of a collective over `elements` among groups of `members` ranks, all groups at once; ranks
-/// that no group is left for stand by.
+/// Seconds of a collective over `elements` among groups of `members` ranks of one machine, all groups at
+/// once; ranks that no group is left for stand by.
 ///
 /// # Errors
 /// If communication fails.
@@ -21,18 +22,20 @@ pub(crate) fn collective(
     members: u32,
     elements: usize,
     bench: &mut Bench,
-) -> Result<f64> {
-    let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
-    let first = rank / members * members;
+) -> Result<Option<f64>> {
+    let rank = bench.endpoint.rank();
+    let beside = bench.sites.beside(rank);
+    let first = beside.start + (rank - beside.start) / members * members;
     let own: Vec<u32> = (first..first + members).collect();
-    let mut group = match first + members <= ranks {
+    let mut group = match first + members <= beside.end {
         true => Some(bench.endpoint.group(&own)?),
         false => None,
     };
+    let takes_part = group.is_some();
     let memory = bench.memory.clone();
     let buffer = Operand::new(&memory, kernels::Format::F32, vec![elements], Warmth::Warm, 0);
     let (mut idle, reduction) = (Some(buffer), Reduction::Sum);
-    bench.seconds(Clock::Wall, |_, call| {
+    bench.seconds_of(takes_part, Clock::Wall, |_, call| {
         let Some(group) = &mut group else { return Ok(()) };
         let buffer = idle.take().expect("what is lent comes back");
         let collective = Collective::Equal { kind, algorithm, reduction };
@@ -53,21 +56,36 @@ enum Role {
 }
 
 /// Seconds from the sending of a tensor of `elements` until its receiver has it: copied into the
-/// message's buffer and out of it, as between stages. Ranks play in pairs; one without a partner, with
-/// itself.
+/// message's buffer and out of it, as between stages. Ranks without a partner stand by.
+///
+/// Between machines all at once, messages go one way, and an answer of one number back: pairs that are not in
+/// step would else use both directions of what they share.
 ///
 /// # Errors
 /// If communication fails.
-pub(crate) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
+pub(crate) fn message(elements: usize, pairs: Pairs, bench: &mut Bench) -> Result<Option<f64>> {
+    let partner = bench.sites.partner(bench.endpoint.rank(), pairs);
+    let (back, ways) = if pairs == Pairs::Together { (1, 1.0) } else { (elements, 2.0) };
+    let there_and_back = match partner {
+        Some(partner) => exchange(elements, back, partner, bench),
+        None => bench.seconds_of(false, Clock::Wall, |_, _| Ok(())),
+    }?;
+    Ok(there_and_back.map(|seconds| seconds / ways))
+}
+
+/// Seconds of a message of so many elements from the lower of two ranks to the other and of another one back,
+/// on that rank's clock: the other is done as soon as it has answered.
+fn exchange(there: usize, back: usize, partner: u32, bench: &mut Bench) -> Result<Option<f64>> {
     const TAG: u64 = 0;
-    let (rank, ranks) = (bench.endpoint.rank(), bench.endpoint.ranks());
-    let partner = if rank ^ 1 < ranks { rank ^ 1 } else { rank };
+    let rank = bench.endpoint.rank();
+    let (sent, received) = if rank <= partner { (there, back) } else { (back, there) };
     let memory = bench.memory.clone();
-    let mut tensor = memory.alloc_zeroed(kernels::Format::F32, elements);
+    let [sending, mut receiving] =
+        [sent, received].map(|elements| memory.alloc_zeroed(kernels::Format::F32, elements));
     // One on its way, and one to be filled meanwhile.
-    let pool = Pool { to: partner, format: Format::F32, elements, ready: 2, most: 2 };
+    let pool = Pool { to: partner, format: Format::F32, elements: sent, ready: 2, most: 2 };
     let pool = bench.endpoint.pool(pool)?;
-    let there_and_back = bench.seconds(Clock::Wall, |endpoint, _| {
+    bench.seconds_of(rank <= partner, Clock::Wall, |endpoint, _| {
         let there_and_back = match rank.cmp(&partner) {
             Ordering::Less => [Role::Send, Role::Receive],
             Ordering::Greater => [Role::Receive, Role::Send],
@@ -76,15 +94,14 @@ pub(crate) fn message(elements: usize, bench: &mut Bench) -> Result<f64> {
         for role in there_and_back {
             if role != Role::Receive {
                 let mut message = endpoint.message(pool, TAG)?;
-                memory.device().download(tensor.view(), message.view_mut());
+                memory.device().download(sending.view(), message.view_mut());
                 endpoint.send(message)?;
             }
             if role != Role::Send {
                 let message = endpoint.receive(partner, TAG)?;
-                memory.device().upload(message.view(), tensor.view_mut());
+                memory.device().upload(message.view(), receiving.view_mut());
             }
         }
         Ok(())
-    })?;
-    Ok(there_and_back / 2.0)
+    })
 }

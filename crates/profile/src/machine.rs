@@ -4,11 +4,14 @@ use shardloom_cluster::MeasuredOn;
 use shardloom_kernels::Tier;
 
 use crate::Options;
-use crate::{ProfileError, Result, SystemMemory};
+use crate::{ProfileError, Result, Sites, SystemMemory};
 
 /// The machine measured.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Machine {
+    /// All ranks that measure, this machine's among them.
+    pub sites: Sites,
+    /// Those of this machine.
     pub ranks: u32,
     pub memory_bytes: u64,
     pub measured_on: MeasuredOn,
@@ -26,7 +29,20 @@ impl Machine {
             Some(ranks) => u32::try_from(ranks.get()).unwrap_or(u32::MAX),
             None => measured_on.cores,
         };
-        let memory_bytes = match options.memory_bytes {
+        Machine::among(Sites::one(ranks), ranks, measured_on, options.memory_bytes)
+    }
+
+    /// This machine with so many of the ranks of several.
+    ///
+    /// # Errors
+    /// As [`Machine::of`].
+    pub fn among(
+        sites: Sites,
+        ranks: u32,
+        measured_on: MeasuredOn,
+        memory_bytes: Option<u64>,
+    ) -> Result<Machine> {
+        let memory_bytes = match memory_bytes {
             Some(bytes) => bytes,
             None => {
                 let reason = "the system does not say; give it in bytes".to_owned();
@@ -34,7 +50,7 @@ impl Machine {
                 SystemMemory::of_this_process().ok_or(unknown)?.total_bytes
             }
         };
-        Ok(Machine { ranks, memory_bytes, measured_on })
+        Ok(Machine { sites, ranks, memory_bytes, measured_on })
     }
 }
 

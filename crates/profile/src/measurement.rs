@@ -19,8 +19,9 @@ use crate::examples::{self, Occurrence};
 use crate::fit::{TimedProduct, fit};
 use crate::machine::Machine;
 use crate::monotone::rising;
+use crate::sites::Pairs;
 use crate::streaming::Streaming;
-use crate::task::{COPY, LAUNCH, MESSAGE, Size, Task};
+use crate::task::{COPY, LAUNCH, MESSAGE, MESSAGE_OUT, MESSAGES_OUT, Size, Task};
 use crate::{Effort, Estimate};
 
 /// The sizes to measure at.
@@ -37,8 +38,10 @@ pub(crate) struct Plan {
     pub elements: Vec<usize>,
     /// Elements of collectives.
     pub exchanges: Vec<usize>,
-    /// Elements of messages.
+    /// Elements of messages on one machine.
     pub messages: Vec<usize>,
+    /// Elements of messages between machines.
+    pub messages_out: Vec<usize>,
 }
 
 impl Plan {
@@ -79,6 +82,7 @@ impl Plan {
             elements: vec![1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
             exchanges: vec![1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
             messages: vec![1 << 10, 1 << 20],
+            messages_out: vec![1, 1 << 10, 1 << 14, 1 << 17, 1 << 20],
         };
         match effort {
             Effort::Quick => quick,
@@ -109,6 +113,7 @@ impl Plan {
             elements: vec![1 << 17, 3 << 18],
             exchanges: vec![1 << 14, 3 << 17, 3 << 19],
             messages: vec![1 << 16],
+            messages_out: vec![1 << 15],
         }
     }
 }
@@ -123,7 +128,8 @@ pub(crate) fn measure(
     let examples = examples::examples();
     let tasks = tasks(machine, plan, &examples);
     let seconds = time(engine, machine, plan, &tasks, progress)?;
-    profile(machine, tasks.iter().map(|task| (&*task.name, task.size)).zip(seconds))
+    let named = tasks.iter().map(|task| (&*task.name, task.size)).zip(seconds);
+    profile(machine, named.filter_map(|(task, seconds)| Some((task, seconds?))))
 }
 
 /// See [`crate::check`].
@@ -138,7 +144,8 @@ pub(crate) fn check(
     let plan = Plan::between(plan.repeats);
     let tasks = tasks(machine, &plan, &examples);
     let seconds = time(engine, machine, &plan, &tasks, progress)?;
-    let estimates = tasks.iter().zip(seconds).filter_map(|(task, measured_seconds)| {
+    let estimates = tasks.iter().zip(seconds).filter_map(|(task, seconds)| {
+        let measured_seconds = seconds?;
         let (size, estimated_seconds) = match task.size {
             Size::Elements(elements) => {
                 let seconds = match &*task.name {
@@ -165,8 +172,8 @@ fn time(
     plan: &Plan,
     tasks: &[Task<'_>],
     progress: &mut dyn FnMut(&str, f64),
-) -> Result<Vec<f64>> {
-    bench::run(engine, machine.ranks, plan.repeats, progress, |bench| {
+) -> Result<Vec<Option<f64>>> {
+    bench::run(engine, machine, plan.repeats, progress, |bench| {
         let timed = tasks.iter().enumerate().map(|(index, task)| {
             bench.announce(&task.name, index as f64 / tasks.len() as f64);
             task.seconds(bench)
@@ -201,7 +208,8 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
         let each = |&elements: &usize| Task::streaming(&name, streaming, elements);
         tasks.extend(plan.elements.iter().map(each));
     }
-    for members in group_sizes(machine.ranks) {
+    // All ranks measure the same, also those of machines that have fewer.
+    for members in group_sizes(machine.sites.most()) {
         for algorithm in [Algorithm::Direct, Algorithm::Ring] {
             let kinds = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::AllToAll];
             for kind in kinds.into_iter().filter(|kind| kind.has(algorithm)) {
@@ -215,7 +223,12 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
             }
         }
     }
-    tasks.extend(plan.messages.iter().map(|&elements| Task::message(elements)));
+    let message = |pairs| move |&elements: &usize| Task::message(elements, pairs);
+    tasks.extend(plan.messages.iter().map(message(Pairs::Within)));
+    if machine.sites.are_several() {
+        tasks.extend(plan.messages_out.iter().map(message(Pairs::Alone)));
+        tasks.extend(plan.messages_out.iter().max().map(message(Pairs::Together)));
+    }
     tasks
 }
 
@@ -277,10 +290,8 @@ fn profile<'a>(
         curves.into_iter().map(|(name, points)| (name, rising(&points))).collect();
     let mut take = |name| curves.remove(name).expect("launches and messages are always timed");
     let launch_seconds = take(LAUNCH)[0].1;
-    let messages: Vec<(f64, f64)> = take(MESSAGE)
-        .into_iter()
-        .map(|(elements, seconds)| (elements * size_of::<f32>() as f64, seconds))
-        .collect();
+    let messages = in_bytes(take(MESSAGE));
+    let out = [MESSAGE_OUT, MESSAGES_OUT].map(|name| curves.remove(name).map(in_bytes));
     // Read once, written once.
     let (elements, seconds) = *curves[COPY].last().expect("copies have sizes");
     let memory_bytes_per_second = 2.0 * size_of::<f32>() as f64 * elements / seconds;
@@ -299,6 +310,23 @@ fn profile<'a>(
         reachable: 1.0,
         curve: Some(Curve::new(messages)?),
     };
+    let whole_node = memory_bytes_per_second * f64::from(machine.ranks);
+    let (links, inter, uplink_bytes_per_second) = match out {
+        [Some(alone), Some(together)] => {
+            let inter = link_out(alone)?;
+            let (bytes, seconds) = *together.last().expect("it was measured");
+            let uplink = f64::from(machine.ranks) * bytes / seconds;
+            let nodes = machine.sites.nodes().count();
+            let links =
+                format!("and {nodes} machines, links between them measured in pairs of machines");
+            (links, inter.clone(), uplink.max(inter.bytes_per_second))
+        }
+        _ => {
+            let links = "nothing was measured between machines, and links between nodes are taken to be as \
+                         those within";
+            (links.to_owned(), link.clone(), whole_node)
+        }
+    };
     let rates = curves
         .into_iter()
         .map(|(name, points)| Ok((name.to_owned(), Curve::new(points)?)))
@@ -306,8 +334,7 @@ fn profile<'a>(
     let fits = products.iter().map(|(name, points)| ((*name).to_owned(), fit(points)));
     Ok(Profile {
         source: format!(
-            "measured on {} with {} ranks at once; nothing was measured between machines, and links \
-             between nodes are taken to be as those within",
+            "measured on {} with {} ranks at once; {links}",
             machine.measured_on.processor, machine.ranks
         ),
         calibrated_on: None,
@@ -329,11 +356,30 @@ fn profile<'a>(
         },
         node: NodeKind {
             devices: machine.ranks,
-            uplink_bytes_per_second: memory_bytes_per_second * f64::from(machine.ranks),
+            uplink_bytes_per_second,
             oversubscription: 1.0,
-            intra: link.clone(),
-            inter: link,
+            intra: link,
+            inter,
             torus: None,
         },
+    })
+}
+
+/// Points by elements as points by bytes.
+fn in_bytes(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let in_bytes = |(elements, seconds)| (elements * size_of::<f32>() as f64, seconds);
+    points.into_iter().map(in_bytes).collect()
+}
+
+/// The link that messages between machines took, by bytes and seconds.
+fn link_out(messages: Vec<(f64, f64)>) -> Result<Link> {
+    let (latency_seconds, (bytes, seconds)) = (messages[0].1, messages[messages.len() - 1]);
+    // A message that takes no longer than the smallest tells of its whole time.
+    let streaming = if seconds > latency_seconds { seconds - latency_seconds } else { seconds };
+    Ok(Link {
+        latency_seconds,
+        bytes_per_second: bytes / streaming,
+        reachable: 1.0,
+        curve: Some(Curve::new(messages)?),
     })
 }

@@ -11,11 +11,15 @@ use shardloom_kernels::random::Key;
 use crate::Result;
 use crate::bench::{Bench, Clock};
 use crate::links;
+use crate::sites::Pairs;
 use crate::streaming::Streaming;
 use crate::subject::Subject;
 
-/// The class of messages between two ranks.
+/// The class of messages between two ranks of one machine.
 pub(crate) const MESSAGE: &str = "message";
+/// The class of messages between two machines: of one rank, and of all ranks of both at once.
+pub(crate) const MESSAGE_OUT: &str = "message between machines";
+pub(crate) const MESSAGES_OUT: &str = "messages between machines";
 /// The class of the smallest operator.
 pub(crate) const LAUNCH: &str = "launch";
 /// The class of copies of tensors.
@@ -42,7 +46,7 @@ enum Work<'a> {
     Operator { graph: &'a Graph, op: OpId, pass: Pass, extents: Extents },
     Streaming { streaming: Streaming, elements: usize },
     Collective { algorithm: Algorithm, kind: Kind, members: u32, elements: usize },
-    Message { elements: usize },
+    Message { elements: usize, pairs: Pairs },
     Launch,
 }
 
@@ -84,12 +88,14 @@ impl<'a> Task<'a> {
     }
 
     /// A message of `elements`.
-    pub fn message(elements: usize) -> Task<'a> {
-        Task {
-            name: MESSAGE.into(),
-            size: Size::Elements(elements),
-            work: Work::Message { elements },
-        }
+    pub fn message(elements: usize, pairs: Pairs) -> Task<'a> {
+        let name = match pairs {
+            Pairs::Within => MESSAGE,
+            Pairs::Alone => MESSAGE_OUT,
+            Pairs::Together => MESSAGES_OUT,
+        };
+        let work = Work::Message { elements, pairs };
+        Task { name: name.to_owned(), size: Size::Elements(elements), work }
     }
 
     /// The smallest operator there is.
@@ -97,12 +103,16 @@ impl<'a> Task<'a> {
         Task { name: LAUNCH.into(), size: Size::Elements(1), work: Work::Launch }
     }
 
-    /// Seconds it takes.
+    /// Seconds it takes on machines of this rank's kind, if any of their ranks take part.
     ///
     /// # Errors
     /// If communication fails.
-    pub fn seconds(&self, bench: &mut Bench) -> Result<f64> {
-        let seconds = match &self.work {
+    pub fn seconds(&self, bench: &mut Bench) -> Result<Option<f64>> {
+        let alone = match &self.work {
+            Work::Collective { algorithm, kind, members, elements } => {
+                return links::collective(*algorithm, *kind, *members, *elements, bench);
+            }
+            Work::Message { elements, pairs } => return links::message(*elements, *pairs, bench),
             Work::Operator { graph, op, pass, extents } => {
                 let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
                 bench.seconds(Clock::Processor, |_, call| {
@@ -111,16 +121,12 @@ impl<'a> Task<'a> {
                 })
             }
             Work::Streaming { streaming, elements } => streaming.seconds(*elements, bench),
-            Work::Collective { algorithm, kind, members, elements } => {
-                links::collective(*algorithm, *kind, *members, *elements, bench)
-            }
-            Work::Message { elements } => links::message(*elements, bench),
             Work::Launch => launch_seconds(bench),
         }?;
-        Ok(match self.size {
-            Size::Elements(_) => seconds,
-            Size::Product(shape) => seconds / shape.batch as f64,
-        })
+        Ok(Some(match self.size {
+            Size::Elements(_) => alone,
+            Size::Product(shape) => alone / shape.batch as f64,
+        }))
     }
 }
 

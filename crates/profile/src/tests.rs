@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
+use std::thread;
 
 use shardloom_cluster::{MeasuredOn, Precision, Profile};
-use shardloom_fabric::InProcess;
+use shardloom_fabric::{InProcess, MessagePassing, Queues};
 use shardloom_graph::{Extents, Graph, ModelSpec, work};
 use shardloom_sim::rate_name;
 
 use crate::bench::Repeats;
 use crate::machine::Machine;
 use crate::measurement::{self, Plan};
-use crate::{Effort, examples};
+use crate::{Effort, Sites, examples};
 
 fn machine() -> Machine {
     let measured_on = MeasuredOn {
@@ -20,7 +21,7 @@ fn machine() -> Machine {
         kernels: "portable".into(),
         version: "1.2.3".into(),
     };
-    Machine { ranks: 2, memory_bytes: 8 << 30, measured_on }
+    Machine { sites: Sites::one(2), ranks: 2, memory_bytes: 8 << 30, measured_on }
 }
 
 fn hasty() -> Plan {
@@ -32,6 +33,7 @@ fn hasty() -> Plan {
         elements: vec![256, 512],
         exchanges: vec![2, 64],
         messages: vec![1, 64],
+        messages_out: vec![1, 64],
     }
 }
 
@@ -153,7 +155,7 @@ fn each_rank_is_a_device_with_its_share_of_the_memory() {
 #[test]
 fn the_check_compares_sizes_between_with_the_profile() {
     let plan = Plan { repeats: hasty().repeats, ..Plan::of(Effort::Quick) };
-    let one = Machine { ranks: 1, ..machine() };
+    let one = Machine { sites: Sites::one(1), ranks: 1, ..machine() };
     let mut profile =
         measurement::measure(&InProcess, &one, &hasty(), &mut |_, _| ()).expect("a profile");
     let link = &mut profile.node.intra;
@@ -186,9 +188,60 @@ fn progress_only_rises_and_names_what_is_measured() {
 
 #[test]
 fn more_ranks_than_a_process_can_hold_are_refused() {
-    let machine = Machine { ranks: u32::MAX, ..machine() };
+    let machine = Machine { sites: Sites::one(u32::MAX), ranks: u32::MAX, ..machine() };
     let measured =
         measurement::measure(&InProcess, &machine, &Plan::of(Effort::Quick), &mut |_, _| {});
     let error = measured.expect_err("refused").to_string();
     assert!(error.starts_with("4294967295 ranks are too many"), "{error}");
+}
+
+/// The profiles that ranks on these machines come to, each in a process of its own.
+fn measured_in_processes(ranks: &[(&'static str, u32)]) -> Vec<Profile> {
+    let sites = Sites::of(ranks).expect("in order");
+    let transports = Queues::between(ranks.len() as u32);
+    thread::scope(|scope| {
+        let one = |(rank, transport)| {
+            let sites = sites.clone();
+            scope.spawn(move || {
+                let own = sites.beside(rank).len() as u32;
+                let machine = Machine { sites, ranks: own, ..machine() };
+                let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
+                measurement::measure(&engine, &machine, &hasty(), &mut |_, _| ())
+                    .unwrap_or_else(|error| panic!("{error}"))
+            })
+        };
+        let threads: Vec<_> = (0..).zip(transports).map(one).collect();
+        threads.into_iter().map(|it| it.join().expect("it measures")).collect()
+    })
+}
+
+#[test]
+fn processes_on_machines_of_one_kind_come_to_one_profile_with_links_between_machines() {
+    let profiles = measured_in_processes(&[("a", 1), ("a", 1), ("b", 1), ("b", 1)]);
+    let first = &profiles[0];
+    assert!(profiles.iter().all(|it| it == first), "they differ");
+    assert_eq!((first.node.devices, first.device.memory_bytes), (2, 4 << 30));
+    let [within, out] = [&first.node.intra, &first.node.inter];
+    assert!(within.curve != out.curve, "{within:?}");
+    assert!(first.node.uplink_bytes_per_second >= out.bytes_per_second, "{:?}", first.node);
+    // Collectives are of one machine.
+    let names: BTreeSet<&str> = rates(first).map(|(name, _)| name).collect();
+    assert!(names.contains("ring.all-reduce.2") && !names.contains("ring.all-reduce.4"));
+}
+
+#[test]
+fn what_only_other_machines_have_is_left_out() {
+    let profiles = measured_in_processes(&[("a", 1), ("a", 1), ("b", 2)]);
+    assert!(profiles[0] == profiles[1], "they differ");
+    let alone = &profiles[2];
+    assert_eq!(alone.node.devices, 1);
+    let names: BTreeSet<&str> = rates(alone).map(|(name, _)| name).collect();
+    assert!(alone.device.products.contains_key("contract.forward"));
+    assert!(!names.iter().any(|name| name.contains("all-reduce")), "{names:?}");
+    // The link between the two is measured on the clock of the first.
+    let curves = |it: &Profile| (it.node.intra.curve.clone(), it.node.inter.curve.clone());
+    let (within, out) = curves(&profiles[0]);
+    assert!(within != out);
+    let (within, out) = curves(alone);
+    assert!(within == out);
 }

@@ -54,8 +54,8 @@ pub use optimizer::parse_optimizer;
 pub use planning::{
     Planned, circumstances, explain, find_plan, plan_by_method, step_parts, usual_request,
 };
-pub use prediction::{Prediction, predict_here, simulate, simulate_rows};
-pub use processes::{is_first_of_launched, launched};
+pub use prediction::{Prediction, predict_here, predict_in_processes, simulate, simulate_rows};
+pub use processes::{Launched, is_first_of_launched, launched};
 pub use program_text::{RankText, program_text};
 pub use saved::{Exported, export_weights};
 pub use session::{Resumed, Session, clear_checkpoints, guarded};

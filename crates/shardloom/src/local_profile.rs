@@ -97,15 +97,19 @@ impl LocalProfile {
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Profile> {
         let profile = measure(&InProcess, options, progress)?;
-        if let Some(folder) = self.path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-        }
-        // Whole or not at all, should two runs measure at once or one be killed.
-        let unfinished = self.path.with_added_extension(format!("{}.writing", std::process::id()));
-        fs::write(&unfinished, profile.to_toml()?).map_err(Error::io("write", &unfinished))?;
-        fs::rename(&unfinished, &self.path).map_err(Error::io("write", &self.path))?;
+        write_whole(&self.path, &profile.to_toml()?)?;
         Ok(profile)
     }
+}
+
+/// Writes a file whole or not at all, should two runs measure at once or one be killed.
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<()> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    }
+    let unfinished = path.with_added_extension(format!("{}.writing", std::process::id()));
+    fs::write(&unfinished, text).map_err(Error::io("write", &unfinished))?;
+    fs::rename(&unfinished, path).map_err(Error::io("write", path))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use shardloom_program::Program;
 use shardloom_program::timeline::Timeline;
 use shardloom_sim::{MemoryFit, Options, RowCounts, Summary, matmul_precision};
 
-use crate::{Error, LocalProfile, Model, Result, lower};
+use crate::{Error, Launched, LocalProfile, Model, Result, lower};
 
 /// What a step of a plan is predicted to be.
 #[derive(Clone, Debug)]
@@ -112,5 +112,26 @@ pub fn predict_here(
         return Ok(None);
     }
     let cluster = Cluster::new(vec![NodeGroup { profile, nodes: 1, devices_per_node }])?;
+    simulate(model, plan, &cluster, false).map(Some)
+}
+
+/// Simulates `plan` with its ranks in these processes, at most one in each. Nothing if their machines have not
+/// been measured as they are now, or not in the plan's number format, or there are more ranks.
+///
+/// # Errors
+/// As [`simulate`], and if what was measured cannot be read.
+pub fn predict_in_processes(
+    model: &Model,
+    plan: &Plan,
+    local: &LocalProfile,
+    launched: &Launched,
+) -> Result<Option<Prediction>> {
+    let Some(cluster) = launched.measured_before(local)? else { return Ok(None) };
+    let precision = matmul_precision(plan.precision.compute);
+    let is_measured = cluster.profiles().iter().all(|it| it.device.peak_flops(precision).is_ok());
+    let of = launched.processes().process().of;
+    if plan.least_devices() > of as usize || !is_measured {
+        return Ok(None);
+    }
     simulate(model, plan, &cluster, false).map(Some)
 }

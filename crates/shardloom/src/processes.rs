@@ -1,10 +1,18 @@
 //! Runs that several processes share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use shardloom_train::Processes;
+use serde::{Deserialize, Serialize};
+use shardloom_cluster::{Cluster, MeasuredOn, NodeGroup, Profile};
+use shardloom_fabric::{Engine, MessagePassing, Transport};
+use shardloom_plan::Plan;
+use shardloom_profile::{Effort, Sites, Timed, measure_among, this_machine};
+use shardloom_train::{Contribution, Processes};
 
-use crate::{Error, Result};
+use crate::local_profile::write_whole;
+use crate::session::Run;
+use crate::{Error, LocalProfile, Result, model};
 
 /// Variables that launchers set for each process they start, with the number of these: Open MPI's `mpirun`,
 /// those that speak PMI (MPICH, Intel MPI), and Slurm's `srun`.
@@ -23,7 +31,7 @@ pub fn is_first_of_launched() -> bool {
 ///
 /// # Errors
 /// If there are, and this program was built without MPI, or MPI does not see them or cannot start.
-pub fn launched() -> Result<Option<Arc<Processes>>> {
+pub fn launched() -> Result<Option<Launched>> {
     let size = |variable| Some((variable, std::env::var(variable).ok()?.parse::<u32>().ok()?));
     match SIZES.into_iter().find_map(size) {
         Some((variable, started)) if started > 1 => join(variable, started).map(Some),
@@ -32,14 +40,9 @@ pub fn launched() -> Result<Option<Arc<Processes>>> {
 }
 
 #[cfg(feature = "mpi")]
-fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
-    use shardloom_fabric::{Engine, MessagePassing, Mpi};
-    use shardloom_train::Contribution;
-
-    let engine = Mpi::start().and_then(|mpi| MessagePassing::over(Box::new(mpi)));
-    let engine: Arc<dyn Engine<Contribution>> =
-        Arc::new(engine.map_err(shardloom_train::Error::from)?);
-    let seen = engine.process().of;
+fn join(variable: &str, started: u32) -> Result<Launched> {
+    let mpi = shardloom_fabric::Mpi::start().map_err(shardloom_train::Error::from)?;
+    let seen = mpi.processes();
     if seen != started {
         let reason = format!(
             "but MPI sees {seen}: they were started by a launcher of another MPI library; use that \
@@ -47,12 +50,222 @@ fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
         );
         return Err(Error::Launched { variable: variable.to_owned(), started, reason });
     }
-    Ok(Arc::new(Processes::join(engine)?))
+    Launched::over(Box::new(mpi))
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join(variable: &str, started: u32) -> Result<Arc<Processes>> {
+fn join(variable: &str, started: u32) -> Result<Launched> {
     let reason = "but this program was built without MPI; build it with --features mpi, or start it once: \
                   ranks are threads then";
     Err(Error::Launched { variable: variable.to_owned(), started, reason: reason.to_owned() })
+}
+
+/// Processes that a launcher started, of which the first leads: what it decides, the others
+/// [follow](Launched::follow).
+pub struct Launched {
+    processes: Arc<Processes>,
+    engine: Arc<MessagePassing>,
+    /// By process: what it runs on.
+    measured_on: Vec<MeasuredOn>,
+}
+
+/// What the process that leads has the others do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Measure their machines.
+    Measure { thorough: bool },
+    /// Train.
+    Run(Box<Run>),
+    /// Nothing more.
+    End,
+}
+
+impl Launched {
+    /// Processes that a transport connects, once all have come.
+    ///
+    /// # Errors
+    /// If one is gone, or a system does not say what it runs on.
+    pub fn over(transport: Box<dyn Transport>) -> Result<Launched> {
+        let engine = MessagePassing::over(transport).map_err(shardloom_train::Error::from)?;
+        let engine = Arc::new(engine);
+        let connecting: Arc<dyn Engine<Contribution>> = Arc::clone(&engine) as _;
+        let processes = Arc::new(Processes::join(connecting)?);
+        let measured_on = processes.bring_together(this_machine()?)?;
+        Ok(Launched { processes, engine, measured_on })
+    }
+
+    /// How they talk.
+    pub fn processes(&self) -> &Arc<Processes> {
+        &self.processes
+    }
+
+    /// Whether this process leads.
+    pub fn leads(&self) -> bool {
+        self.processes.leads()
+    }
+
+    /// Refuses a plan whose ranks the processes cannot share equally.
+    ///
+    /// # Errors
+    /// With both numbers.
+    pub fn require_even(&self, plan: &Plan) -> Result<()> {
+        let (ranks, processes) = (plan.least_devices(), self.processes.process().of);
+        match ranks.is_multiple_of(processes as usize) {
+            true => Ok(()),
+            false => Err(Error::Uneven { ranks, processes }),
+        }
+    }
+
+    /// Has all processes measure their machines and the links between these, one device for each process: the
+    /// machines as a cluster, devices in order of the processes. Equal machines are measured as one kind.
+    ///
+    /// # Errors
+    /// If processes of one machine do not follow each other, or measuring fails.
+    pub fn measure(&self, effort: Effort, progress: &mut dyn FnMut(&str, f64)) -> Result<Cluster> {
+        self.processes.tell(&Order::Measure { thorough: effort == Effort::Thorough })?;
+        let profiles = self.measure_together(effort, progress)?;
+        self.machines(&profiles)
+    }
+
+    /// The file that machines measured for this are kept in, beside this machine's profile.
+    pub fn file(&self, local: &LocalProfile) -> PathBuf {
+        let mut digest = blake3::Hasher::new();
+        for host in self.processes.hosts() {
+            digest.update(host.as_bytes()).update(b"\n");
+        }
+        let digest = digest.finalize().to_hex();
+        local.path().with_file_name(format!("machines-{}.toml", &digest[..16]))
+    }
+
+    /// These machines as they were measured before, if they were and are the same.
+    ///
+    /// # Errors
+    /// If the file cannot be read or holds no machines.
+    pub fn measured_before(&self, local: &LocalProfile) -> Result<Option<Cluster>> {
+        let file = self.file(local);
+        if !file.try_exists().map_err(Error::io("look at", &file))? {
+            return Ok(None);
+        }
+        let cluster = Cluster::from_toml(&model::read(&file)?);
+        let cluster =
+            cluster.map_err(|source| Error::Profile { path: file, source: Box::new(source) })?;
+        Ok(Some(cluster).filter(|cluster| self.are(cluster)))
+    }
+
+    /// Measures the machines and keeps what was measured.
+    ///
+    /// # Errors
+    /// As [`Launched::measure`]; if the file cannot be written.
+    pub fn measure_and_keep(
+        &self,
+        local: &LocalProfile,
+        effort: Effort,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<Cluster> {
+        let cluster = self.measure(effort, progress)?;
+        write_whole(&self.file(local), &cluster.to_toml()?)?;
+        Ok(cluster)
+    }
+
+    /// Has the others end, where they were not told to train.
+    ///
+    /// # Errors
+    /// If one is gone.
+    pub fn end(&self) -> Result<()> {
+        Ok(self.processes.tell(&Order::End)?)
+    }
+
+    /// Measures as the process that leads says, until it ends or trains; what to train, then.
+    ///
+    /// # Errors
+    /// As [`Launched::measure`].
+    pub(crate) fn next_run(&self) -> Result<Option<Run>> {
+        loop {
+            match self.processes.hear(0)? {
+                Order::Measure { thorough } => {
+                    let effort = if thorough { Effort::Thorough } else { Effort::Quick };
+                    self.measure_together(effort, &mut |_, _| {})?;
+                }
+                Order::Run(run) => return Ok(Some(*run)),
+                Order::End => return Ok(None),
+            }
+        }
+    }
+
+    /// Measures as the process that leads says, until it ends.
+    ///
+    /// # Errors
+    /// As [`Launched::measure`]; if it trains.
+    pub fn follow(&self) -> Result<()> {
+        match self.next_run()? {
+            None => Ok(()),
+            Some(_) => Err(Error::OtherProcess {
+                process: self.processes.process().number,
+                what: "the command",
+            }),
+        }
+    }
+
+    /// Whether `cluster` was measured on these machines as they are now.
+    pub fn are(&self, cluster: &Cluster) -> bool {
+        let nodes = cluster.groups().iter().flat_map(|group| {
+            (0..group.nodes).map(|_| (group.devices_per_node, &group.profile.measured_on))
+        });
+        self.sites().is_ok_and(|sites| {
+            let own = sites
+                .nodes()
+                .map(|(first, ranks, _)| (ranks, Some(&self.measured_on[first as usize])));
+            own.eq(nodes.map(|(devices, measured_on)| (devices, measured_on.as_ref())))
+        })
+    }
+
+    fn sites(&self) -> Result<Sites> {
+        let hosts = self.processes.hosts().iter().map(String::as_str);
+        let ranks: Vec<(&str, &MeasuredOn)> = hosts.zip(&self.measured_on).collect();
+        Ok(Sites::of(&ranks)?)
+    }
+
+    /// The profile of the machine of each process.
+    fn measure_together(
+        &self,
+        effort: Effort,
+        progress: &mut dyn FnMut(&str, f64),
+    ) -> Result<Vec<Profile>> {
+        let engine: &dyn Engine<Timed> = &*self.engine;
+        let own = measure_among(engine, &self.sites()?, effort, progress)?;
+        Ok(self.processes.bring_together(own)?)
+    }
+
+    /// Machines by the profiles that their processes measured.
+    fn machines(&self, profiles: &[Profile]) -> Result<Cluster> {
+        let sites = self.sites()?;
+        let nodes: Vec<(u32, u32, usize)> = sites.nodes().collect();
+        let kinds = nodes.iter().map(|&(_, _, kind)| kind).max().map_or(0, |last| last + 1);
+        let mut groups: Vec<(usize, NodeGroup)> = vec![];
+        for &(first, devices_per_node, kind) in &nodes {
+            if let Some((last, group)) = groups.last_mut()
+                && *last == kind
+            {
+                group.nodes += 1;
+                continue;
+            }
+            let mut profile = profiles[first as usize].clone();
+            if kinds > 1 {
+                profile.device.name = format!("local-{}", kind + 1);
+            }
+            // Machines are measured in pairs, on the clock of the first of two.
+            let of_kind = |at: usize| nodes.get(at).is_some_and(|&(_, _, other)| other == kind);
+            let has_link = (0..nodes.len().saturating_sub(1)).step_by(2).any(of_kind);
+            if !has_link && nodes.len() > 1 {
+                let own = nodes.iter().position(|&(_, _, other)| other == kind).unwrap_or(0);
+                // The last of an odd number is in no pair.
+                let pair = if own % 2 == 1 { own - 1 } else { 0 };
+                let measured = &profiles[nodes[pair].0 as usize].node;
+                profile.node.inter = measured.inter.clone();
+                profile.node.uplink_bytes_per_second = measured.uplink_bytes_per_second;
+            }
+            groups.push((kind, NodeGroup { profile, nodes: 1, devices_per_node }));
+        }
+        Ok(Cluster::new(groups.into_iter().map(|(_, group)| group).collect())?)
+    }
 }

@@ -16,7 +16,8 @@ use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{Blueprint, OnNonFinite, Processes, Settings, Step, Trainer};
 
 use crate::lowering::require_sizes;
-use crate::{Data, Error, Model, Result};
+use crate::processes::Order;
+use crate::{Data, Error, Launched, Model, Result};
 
 /// A model in training.
 ///
@@ -101,30 +102,28 @@ impl Session {
     }
 
     /// The same with ranks in several processes, which this one leads: each of the others
-    /// [follows](Session::follow). All must see the folder that checkpoints go to, if one is named.
+    /// [follows](Session::follow). All must see the folder that checkpoints go to, if one is named. Where there
+    /// are fewer ranks than processes, the last of these do nothing.
     ///
     /// # Errors
-    /// As [`Session::start`]; if ranks cannot be shared out equally, or a process is gone.
+    /// As [`Session::start`]; if the processes cannot share the ranks out, or one is gone.
     pub fn lead(
         model: &Model,
         plan: &Plan,
         data: Data,
         settings: Settings,
-        processes: &Arc<Processes>,
+        launched: &Launched,
         checkpoints: Option<&Path>,
     ) -> Result<Session> {
-        let (ranks, of) = (plan.least_devices(), processes.process().of);
-        if !ranks.is_multiple_of(of as usize) {
-            return Err(Error::Uneven { ranks, processes: of });
-        }
         let probe = checkpoints.map(Probe::new).transpose()?;
         let folder = probe.as_ref().map(|probe| probe.0.clone());
-        processes.tell(&Run { probe: folder, ..Run::of(model, plan, &data, &settings) })?;
+        let run = Run { probe: folder, ..Run::of(model, plan, &data, &settings) };
+        launched.processes().tell(&Order::Run(Box::new(run)))?;
         // All have looked once they meet, in the making of the trainer.
-        Session::made(model, plan, data, settings, Some(processes))
+        Session::made(model, plan, data, settings, Some(launched.processes()))
     }
 
-    /// Has the ranks of this process do what the process that leads the run says, until it ends. The plan is
+    /// Has this process measure its machine and its ranks train, as the process that leads says, until that ends. The plan is
     /// the leader's; model, data and settings are read here and must be the same.
     ///
     /// # Errors
@@ -133,9 +132,10 @@ impl Session {
         model: &Model,
         data: Data,
         settings: Settings,
-        processes: &Arc<Processes>,
+        launched: &Launched,
     ) -> Result<()> {
-        let leader: Run = processes.hear(0)?;
+        let Some(leader) = launched.next_run()? else { return Ok(()) };
+        let processes = launched.processes();
         let plan = Plan::from_toml(&leader.plan, "the plan of process 0")?;
         let own = Run::of(model, &plan, &data, &settings);
         if let Some(what) = own.difference(&leader) {
@@ -322,7 +322,7 @@ impl Session {
 
 /// What the processes of a run must have in common.
 #[derive(Debug, Serialize, Deserialize)]
-struct Run {
+pub(crate) struct Run {
     model: String,
     plan: String,
     corpus_digest: String,
@@ -403,7 +403,8 @@ fn blueprint(
     }
     require_sizes(model, plan)?;
     let blueprint = Blueprint::new(model.graph().clone(), plan, devices, settings)?;
-    let here = processes.map_or(1.0, |processes| processes.share_here());
+    let ranks = blueprint.program().ranks() as u32;
+    let here = processes.map_or(1.0, |processes| processes.share_here(ranks));
     require_memory(&blueprint, here)?;
     Ok(match processes {
         Some(processes) => blueprint.over(Arc::clone(processes)),

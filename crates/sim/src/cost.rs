@@ -340,7 +340,8 @@ impl<'a> CostModel<'a> {
             return Ok(0.0);
         }
         let device = self.cluster.kind_of(group[0])?;
-        if !device.lanes_overlap {
+        // What cores were measured to do is of one machine.
+        if !device.lanes_overlap && self.is_on_one_node(group)? {
             let rate = collective_rate_name(exchange.algorithm, exchange.kind, group.len());
             if let Some(curve) = device.rates.get(&rate) {
                 return Ok(curve.seconds(exchange.elements as f64, 0.0));
@@ -356,6 +357,16 @@ impl<'a> CostModel<'a> {
             least = least.min(seconds);
         }
         Ok(stack.collective_time * least)
+    }
+
+    fn is_on_one_node(&self, group: &[DeviceId]) -> Result<bool, SimError> {
+        let first = self.cluster.node_of(group[0])?;
+        for &member in &group[1..] {
+            if self.cluster.node_of(member)? != first {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Seconds of a message of `bytes` while `concurrent` messages like it leave (or enter) the same

@@ -27,7 +27,8 @@ const FOR_EVER: Duration = Duration::MAX;
 const LEAST_PAUSE: Duration = Duration::from_micros(50);
 const MOST_PAUSE: Duration = Duration::from_millis(10);
 
-/// The processes of a run, each with an equal share of its ranks, as one of them sees the others.
+/// The processes of a run, each with an equal share of its ranks or, where there are fewer ranks, one or none,
+/// as one of them sees the others.
 ///
 /// Process 0 leads: it decides what is done ([`Processes::tell`]), and the others do it with their ranks
 /// ([`Trainer::follow`](crate::Trainer::follow)). All run the same program on the same model and data.
@@ -67,16 +68,23 @@ impl Processes {
         }
         let (link, host) = (Mutex::new(Link { endpoint, pools }), host());
         let mut processes = Processes { process, link, hosts: vec![], engine };
-        if processes.leads() {
-            let others = processes.others().map(|other| processes.hear(other));
-            let hosts: Vec<String> = [Ok(host)].into_iter().chain(others).collect::<Result<_>>()?;
-            processes.tell(&hosts)?;
-            processes.hosts = hosts;
-        } else {
-            processes.tell(&host)?;
-            processes.hosts = processes.hear(0)?;
-        }
+        processes.hosts = processes.bring_together(host)?;
         Ok(processes)
+    }
+
+    /// What each process has, by process, for all of them, which all call this.
+    ///
+    /// # Errors
+    /// If one is gone.
+    pub fn bring_together<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>> {
+        if !self.leads() {
+            self.tell(&own)?;
+            return self.hear(0);
+        }
+        let others = self.others().map(|other| self.hear(other));
+        let all: Vec<T> = [Ok(own)].into_iter().chain(others).collect::<Result<_>>()?;
+        self.tell(&all)?;
+        Ok(all)
     }
 
     /// By process: the name of the machine that it runs on.
@@ -84,11 +92,13 @@ impl Processes {
         &self.hosts
     }
 
-    /// The share of the processes, and so of the ranks, that run on this machine.
-    pub fn share_here(&self) -> f64 {
+    /// The share of so many ranks that runs on this machine.
+    pub fn share_here(&self, ranks: u32) -> f64 {
         let own = &self.hosts[self.process.number as usize];
-        let here = self.hosts.iter().filter(|&host| host == own).count();
-        here as f64 / f64::from(self.process.of)
+        // The first have ranks, all of them as many.
+        let hosts = &self.hosts[..self.hosts.len().min(ranks as usize)];
+        let here = hosts.iter().filter(|&host| host == own).count();
+        here as f64 / hosts.len() as f64
     }
 
     /// This process.

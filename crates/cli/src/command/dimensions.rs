@@ -233,6 +233,11 @@ impl Dimensions {
         split.given().or(others)
     }
 
+    /// Whether the split is left to a search.
+    pub fn leave_split(&self) -> bool {
+        self.split.given().is_none()
+    }
+
     /// Refuses options that say what `chooser`, an option as well, chooses itself: these or `order`.
     pub fn leave_choice_to(
         &self,

@@ -52,7 +52,8 @@ use shardloom::cluster::Stack;
 use shardloom::collectives::{Algorithm, CollectiveError};
 use shardloom::exchange::Project;
 use shardloom::plan::Recompute;
-use shardloom::{Data, LocalProfile, Model, Sampling, TextTokenizer};
+use shardloom::profile::Effort;
+use shardloom::{Data, Launched, LocalProfile, Model, Sampling, TextTokenizer};
 
 use crate::failure::Failure;
 use crate::terminal::Terminal;
@@ -150,6 +151,53 @@ impl DeviceAnswer {
 fn devices_described(cluster: &shardloom::cluster::Cluster) -> String {
     let kinds: Vec<String> = cluster.profiles().iter().map(|it| it.described()).collect();
     kinds.join("; ")
+}
+
+/// Runs a command: where `mpirun` or `srun` started several processes, in the first of them `lead`, and in the
+/// others `follow`, which does what that one says.
+fn in_processes(
+    terminal: Terminal,
+    lead: impl FnOnce(Option<&Launched>) -> Result<(), Failure>,
+    follow: impl FnOnce(&Launched) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    match shardloom::launched() {
+        // Whoever the launcher started first says it for all.
+        Err(_) if !shardloom::is_first_of_launched() => Err(Failure::SaidElsewhere),
+        Err(error) => Err(error.into()),
+        Ok(None) => lead(None),
+        // Said at once: to end, this process waits for the others.
+        Ok(Some(launched)) if launched.leads() => {
+            lead(Some(&launched)).map_err(|failure| failure.said(terminal.json()))
+        }
+        Ok(Some(launched)) => follow(&launched).map_err(|failure| {
+            // Process 0 says it.
+            launched.processes().leave(failure.text());
+            Failure::SaidElsewhere
+        }),
+    }
+}
+
+/// The machines that processes run on, measured if they were not before, which shows as progress; and the file
+/// that they are kept in.
+fn machines_of(
+    launched: &Launched,
+    local: &LocalProfile,
+    terminal: Terminal,
+) -> Result<(shardloom::cluster::Cluster, PathBuf), Failure> {
+    let file = launched.file(local);
+    if let Some(cluster) = launched.measured_before(local)? {
+        return Ok((cluster, file));
+    }
+    let bar = terminal.share();
+    let mut hear = |what: &str, share: f64| {
+        bar.set_message(format!("measuring all machines: {what}"));
+        bar.set_position((share * 1000.0) as u64);
+    };
+    let measured = launched.measure_and_keep(local, Effort::Quick, &mut hear);
+    bar.finish_and_clear();
+    let cluster = measured?;
+    terminal.note(format_args!("machines measured; kept in {}", file.display()));
+    Ok((cluster, file))
 }
 
 /// A cluster by its text; measuring this machine, where that is needed, shows as progress.

@@ -5,27 +5,32 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
+use indicatif::ProgressBar;
 use serde::Serialize;
+use shardloom::Launched;
 use shardloom::cluster::{Cluster, NodeGroup, Precision, Profile as Machine};
 use shardloom::fabric::InProcess;
 use shardloom::profile::{Effort, Options, check, measure};
 use shardloom::program::quantity::{bytes, digits, seconds, signed_percent};
 
-use super::ProfileFile;
+use super::{ProfileFile, in_processes};
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::output_file::OutputFile;
 use crate::table::table;
 use crate::terminal::Terminal;
 
-/// Measure this machine's operators and links, which predicted step times come from
+/// Measure this machine's operators and links, which predicted step times come from; under mpirun or srun
+/// those of all machines and between them
 ///
-/// Without -o the profile is kept for later runs, where `local` stands for this machine.
+/// Without -o the profile is kept for later runs, where `local` stands for this machine, or which are started
+/// on the same machines.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom profile
   shardloom profile --thorough --check
-  shardloom profile --ranks 4 -o cluster.toml")]
+  shardloom profile --ranks 4 -o cluster.toml
+  shardloom launch --hosts node1:8,node2:8 -- profile -o machines.toml")]
 pub struct Profile {
     /// Write a cluster file instead, for --cluster here or on another machine
     #[arg(short, long, value_name = "FILE", conflicts_with = "profile")]
@@ -60,6 +65,22 @@ struct Answer {
     check: Option<Vec<Row>>,
 }
 
+/// Machines that several processes measured.
+#[derive(Serialize)]
+struct Machines {
+    path: String,
+    seconds: f64,
+    machines: Vec<Nodes>,
+}
+
+/// Equal machines.
+#[derive(Serialize)]
+struct Nodes {
+    nodes: u32,
+    devices_per_node: u32,
+    profile: Machine,
+}
+
 #[derive(Serialize)]
 struct Row {
     operator: String,
@@ -70,17 +91,78 @@ struct Row {
 }
 
 impl Profile {
-    /// Measures.
+    /// Measures; where `mpirun` or `srun` started several processes, the machines of all.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
+        in_processes(
+            terminal,
+            |launched| match launched {
+                None => self.measure_here(terminal),
+                Some(launched) => self.lead(launched, terminal),
+            },
+            |launched| Ok(launched.follow()?),
+        )
+    }
+
+    fn effort(&self) -> Effort {
+        if self.thorough { Effort::Thorough } else { Effort::Quick }
+    }
+
+    /// Has all processes measure.
+    fn lead(&self, launched: &Launched, terminal: Terminal) -> Result<(), Failure> {
+        let output = OutputFile::optional(self.output.as_ref(), self.force)?;
+        let here = [("--ranks", self.ranks.is_some()), ("--check", self.check)];
+        if let Some((option, _)) = here.into_iter().find(|&(_, given)| given) {
+            let message = format!("{option}: is of one machine, without processes on others");
+            return Err(Failure::usage(option, message));
+        }
+        let local = self.profile.local()?;
+        let bar = terminal.share();
+        let mut hear = heard(&bar);
+        let start = Instant::now();
+        let (cluster, path) = match &output {
+            Some(file) => {
+                let cluster = launched.measure(self.effort(), &mut hear)?;
+                file.write(cluster.to_toml().map_err(shardloom::Error::from)?)?;
+                (cluster, file.path().to_path_buf())
+            }
+            None => {
+                let cluster = launched.measure_and_keep(&local, self.effort(), &mut hear)?;
+                (cluster, launched.file(&local))
+            }
+        };
+        let elapsed_seconds = start.elapsed().as_secs_f64();
+        bar.finish_and_clear();
+        launched.end()?;
+        if terminal.json() {
+            let nodes = |group: &NodeGroup| Nodes {
+                nodes: group.nodes,
+                devices_per_node: group.devices_per_node,
+                profile: group.profile.clone(),
+            };
+            let machines = cluster.groups().iter().map(nodes).collect();
+            let path = path.display().to_string();
+            return terminal.object(&Machines { path, seconds: elapsed_seconds, machines });
+        }
+        for group in cluster.groups() {
+            terminal.line(format_args!(
+                "{}, {} nodes of its kind:",
+                group.profile.device.name, group.nodes
+            ))?;
+            show(&group.profile, terminal)?;
+        }
+        if cluster.node_count() > 1 {
+            show_links(&cluster, terminal)?;
+        }
+        let path = path.display();
+        terminal.line(format_args!("Measured in {}; written to {path}", seconds(elapsed_seconds)))
+    }
+
+    fn measure_here(&self, terminal: Terminal) -> Result<(), Failure> {
         let output = OutputFile::optional(self.output.as_ref(), self.force)?;
         self.require_cores()?;
-        let effort = if self.thorough { Effort::Thorough } else { Effort::Quick };
-        let options = Options { ranks: self.ranks, memory_bytes: None, effort };
+        let options = Options { ranks: self.ranks, memory_bytes: None, effort: self.effort() };
         let bar = terminal.share();
-        let mut hear = |what: &str, share: f64| {
-            bar.set_message(what.to_owned());
-            bar.set_position((share * 1000.0) as u64);
-        };
+        let mut hear = heard(&bar);
         let start = Instant::now();
         let (profile, path) = match &output {
             Some(file) => {
@@ -154,6 +236,32 @@ impl Profile {
     }
 }
 
+/// Shows on a bar what is being measured.
+fn heard(bar: &ProgressBar) -> impl FnMut(&str, f64) {
+    |what, share| {
+        bar.set_message(what.to_owned());
+        bar.set_position((share * 1000.0) as u64);
+    }
+}
+
+/// What links between machines do.
+fn show_links(cluster: &Cluster, terminal: Terminal) -> Result<(), Failure> {
+    let mut slowest = cluster.groups().iter().map(|group| &group.profile.node).collect::<Vec<_>>();
+    slowest.sort_by(|one, other| {
+        one.uplink_bytes_per_second.total_cmp(&other.uplink_bytes_per_second)
+    });
+    let Some(node) = slowest.first() else { return Ok(()) };
+    terminal.line(format_args!(
+        "between machines: {} for a small message, {} of 1 MiB; all ranks of a machine together {}/s",
+        seconds(node.inter.latency_seconds),
+        seconds(node.inter.transfer_seconds(MESSAGE_BYTES)),
+        bytes(node.uplink_bytes_per_second as u64)
+    ))
+}
+
+/// A message that tells links apart.
+const MESSAGE_BYTES: f64 = 1048576.0;
+
 /// The machine as a cluster of one node.
 fn cluster_file(profile: &Machine) -> Result<String, Failure> {
     let group =
@@ -179,7 +287,6 @@ fn show(profile: &Machine, terminal: Terminal) -> Result<(), Failure> {
         seconds(product_seconds),
         digits(flops / product_seconds / 1e9)
     ))?;
-    const MESSAGE_BYTES: f64 = 1048576.0;
     let message_seconds = profile.node.intra.transfer_seconds(MESSAGE_BYTES);
     terminal.line(format_args!("message of 1 MiB between ranks: {}", seconds(message_seconds)))
 }

@@ -22,6 +22,8 @@ pub(super) struct Connection {
     pub ranks: u32,
     /// The ranks that live here.
     pub own: Range<u32>,
+    /// How many live in each process that has some.
+    each: u32,
     pub timeout: Duration,
     pub arithmetic: Arc<dyn Reduce>,
     /// By rank, why it is gone.
@@ -57,7 +59,9 @@ impl GroupInbox {
 }
 
 impl Connection {
-    pub fn new(number: u32, ranks: u32, own: Range<u32>, settings: &Settings) -> Self {
+    /// With so many ranks in each process, as this one sees it.
+    pub fn new(number: u32, ranks: u32, (each, process): (u32, u32), settings: &Settings) -> Self {
+        let own = (each * process).min(ranks)..(each * (process + 1)).min(ranks);
         let inbox = |_| Inbox {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
@@ -70,13 +74,14 @@ impl Connection {
             gone: (0..ranks).map(|_| OnceLock::new()).collect(),
             inboxes: own.clone().map(inbox).collect(),
             own,
+            each,
             groups: Mutex::default(),
         }
     }
 
-    /// The process that a rank lives in: each has as many.
+    /// The process that a rank lives in.
     pub fn process_of(&self, rank: u32) -> u32 {
-        rank / (self.own.end - self.own.start)
+        rank / self.each
     }
 
     /// Why a rank is gone, if it is.

@@ -38,7 +38,7 @@ const OFTEN: Duration = Duration::from_micros(100);
 const SELDOM: Duration = Duration::from_millis(1);
 
 /// An engine whose ranks live in several processes, each in its share of them: of n ranks and p processes the
-/// first n / p in process 0, and so on. Every process makes the same connections in the same order.
+/// first n / p in process 0, and so on; fewer ranks than processes are in the first of these. Every process makes the same connections in the same order.
 ///
 /// Collectives follow their step lists over messages, [direct](shardloom_collectives::Algorithm::Direct) ones
 /// too, so they come to the same, to the last bit, as in one process. What a rank has lent or started

@@ -13,7 +13,7 @@ use super::{
     frame::{Frame, Seat, What},
     transport::{Arrived, Packet, Transport},
 };
-use crate::{Contents, FabricError, Message, Returns, Settings, message::Nobody};
+use crate::{Contents, FabricError, Message, Process, Returns, Settings, message::Nobody};
 
 /// Polls of who waits that only give the core to others; then it sleeps between polls.
 const YIELDING: Duration = Duration::from_micros(500);
@@ -59,20 +59,19 @@ impl Router {
         &*self.transport
     }
 
-    /// The next connection of this process, in which each has as many ranks.
+    /// The next connection of this process.
     pub fn connect(&self, ranks: u32, settings: &Settings) -> Result<Arc<Connection>, FabricError> {
         let (process, processes) = (self.transport.process(), self.transport.processes());
-        if ranks == 0 || !ranks.is_multiple_of(processes) {
+        let each = Process { number: process, of: processes }.ranks_each(ranks);
+        let Some(each) = each else {
             let reason = format!(
                 "{ranks} ranks do not spread evenly over {processes} processes; start as many processes \
                  as there are ranks, or a number that divides it"
             );
             return Err(FabricError::Start { reason });
-        }
-        let each = ranks / processes;
+        };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let own = each * process..each * (process + 1);
-        let connection = Arc::new(Connection::new(number, ranks, own, settings));
+        let connection = Arc::new(Connection::new(number, ranks, (each, process), settings));
         // Nothing is handed out meanwhile, so that what came early stays before what comes now.
         let handing_out = lock(&self.handing_out);
         let (early, left) = {

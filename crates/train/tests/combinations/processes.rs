@@ -14,11 +14,12 @@ const OF: usize = 12;
 
 const ROWS: [u32; 2] = [2, 1];
 
-/// Has `lead` lead the ranks of a combination, each of which is a process.
+/// Has `lead` lead the ranks of a combination, each of which is a process; beside an odd number of ranks there is
+/// one without any.
 fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) -> R {
     let ranks = of.blueprint().0.program().ranks() as u32;
     thread::scope(|scope| {
-        let mut transports = Queues::between(ranks).into_iter();
+        let mut transports = Queues::between(ranks.next_multiple_of(2)).into_iter();
         let join = |transport| {
             let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
             Arc::new(Processes::join(Arc::new(engine)).unwrap_or_else(|error| panic!("{error}")))

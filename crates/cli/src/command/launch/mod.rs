@@ -18,10 +18,13 @@ use hosts::Hosts;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom launch --hosts node1:8,node2:8 -- train plan.toml --data text.txt --steps 1000
+  shardloom launch --hosts node1:8,node2:8 -- train gpt-2 --data text.txt --steps 1000
+  shardloom launch --hosts node1:8,node2:8 -- profile -o machines.toml
   shardloom launch --hosts node1:8,node2:8 --slurm -- train plan.toml --data text.txt --steps 1000 > job.sh
   shardloom launch --hosts a:4,b:4 --kubernetes registry/image:tag -- train plan.toml --data /data --steps 1000
 
-Each process has as many of the plan's ranks as any other. The program, the plan and the data lie under the \
+Each process has as many of the plan's ranks as any other. For a model without a plan, machines and links \
+are measured and the fastest plan is found. The program, the plan and the data lie under the \
 same paths on all machines, and checkpoints in a folder that all of them see.")]
 pub struct Launch {
     /// Machines, each with the number of its processes
@@ -41,7 +44,7 @@ pub struct Launch {
     #[arg(long, value_name = "IMAGE")]
     kubernetes: Option<String>,
 
-    /// `train` and its arguments
+    /// `train` or `profile` and its arguments
     #[arg(last = true, value_name = "COMMAND", required = true)]
     command: Vec<OsString>,
 }
@@ -76,10 +79,10 @@ impl Launch {
         };
         let command: Vec<String> = self.command.iter().map(text).collect::<Result<_, _>>()?;
         match command.first().map(String::as_str) {
-            Some("train") => Ok(command),
+            Some("train" | "profile") => Ok(command),
             other => {
                 let message = format!(
-                    "`{}` runs in one process; after `--`, give `train` and its arguments",
+                    "`{}` runs in one process; after `--`, give `train` or `profile` and its arguments",
                     other.unwrap_or_default()
                 );
                 Err(Failure::usage("COMMAND", message))

@@ -105,8 +105,9 @@ pub fn conclude(
         if job.prediction.is_none() {
             terminal.line(match job.in_processes {
                 true => {
-                    "No step time was predicted: nobody has measured what the links between these \
-                     processes can do."
+                    "No step time was predicted: the machines of these processes have not been measured as \
+                     they are now (`shardloom profile` does, started as this was) or not in the plan's number \
+                     format, or there is not one rank for each process."
                 }
                 false => {
                     "No step time was predicted: this machine has not been measured as it is now \

@@ -7,19 +7,18 @@ mod shape;
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use shardloom::cluster::Cluster;
 use shardloom::plan::Plan;
-use shardloom::train::{OnNonFinite, Processes, RunClock, Settings};
+use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Defaults, LocalProfile, Model, Prediction, Sampling, Session, TextTokenizer, guarded,
-    predict_here, read_plan_and_model, simulate,
+    Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session, TextTokenizer,
+    guarded, predict_here, predict_in_processes, read_plan_and_model, simulate,
 };
 
-use super::{ProfileFile, is_plan, require_no_option};
+use super::{ProfileFile, in_processes, is_plan, require_no_option};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::number::{decimal, whole};
@@ -38,6 +37,7 @@ use shape::Shape;
   shardloom train plan.toml --data text.txt --steps 1000 --checkpoint run --resume
   shardloom train mlp:inputs=4,hidden=32,layers=2,classes=3 --data iris.csv --steps 500 --dp 2
   mpirun -n 4 shardloom train plan.toml --data text.txt --steps 1000
+  mpirun -n 4 shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200
 
 MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters \
 (gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt, llama and u-transformer, \
@@ -189,26 +189,15 @@ pub const TIMEOUT: Duration = Duration::from_secs(600);
 impl Train {
     /// Trains; where `mpirun` or `srun` started several processes, with ranks in all of them.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        match shardloom::launched() {
-            // Whoever the launcher started first says it for all.
-            Err(_) if !shardloom::is_first_of_launched() => Err(Failure::SaidElsewhere),
-            Err(error) => Err(error.into()),
-            Ok(None) => self.lead(None, terminal),
-            Ok(Some(processes)) if processes.leads() => {
-                // Said at once: to end, this process waits for the others.
-                self.lead(Some(&processes), terminal)
-                    .map_err(|failure| failure.said(terminal.json()))
-            }
-            Ok(Some(processes)) => self.follow(&processes).map_err(|failure| {
-                // Process 0 says it.
-                processes.leave(failure.text());
-                Failure::SaidElsewhere
-            }),
-        }
+        in_processes(
+            terminal,
+            |launched| self.lead(launched, terminal),
+            |launched| self.follow(launched),
+        )
     }
 
     /// Does what this process is told by the one that leads.
-    fn follow(&self, processes: &Arc<Processes>) -> Result<(), Failure> {
+    fn follow(&self, launched: &Launched) -> Result<(), Failure> {
         let (validation_fraction, _) = self.validation()?;
         let tokenizer = TextTokenizer::open(&self.tokenizer)?;
         let (model, _) = self.model_and_plan_file(&tokenizer)?;
@@ -216,10 +205,10 @@ impl Train {
         let settings = self.settings(RunClock::Wall)?;
         // A request to stop goes to all processes; the one that leads heeds it.
         interrupt::listen()?;
-        Ok(Session::follow(&model, data, settings, processes)?)
+        Ok(Session::follow(&model, data, settings, launched)?)
     }
 
-    fn lead(&self, processes: Option<&Arc<Processes>>, terminal: Terminal) -> Result<(), Failure> {
+    fn lead(&self, launched: Option<&Launched>, terminal: Terminal) -> Result<(), Failure> {
         let html = OutputFile::optional(self.files.html.as_ref(), self.files.force)?;
         let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
         OutputFile::require_distinct([&html, &trace])?;
@@ -230,27 +219,31 @@ impl Train {
         // What is wrong with the data is said before a search, which may measure this machine first.
         let data = self.data(&model, &tokenizer, validation_fraction)?;
         let plan = match plan_file {
-            Some(plan) => plan,
-            None => {
-                if processes.is_some() {
-                    self.shape.require_no_search()?;
-                }
-                self.shape.plan(&model, &local, terminal)?
+            Some(plan) => {
+                launched.map_or(Ok(()), |launched| launched.require_even(&plan))?;
+                plan
             }
+            None => match launched {
+                Some(launched) => {
+                    self.shape.plan_in_processes(&model, &local, launched, terminal)?
+                }
+                None => self.shape.plan(&model, &local, terminal)?,
+            },
         };
         // What is predicted is what will run.
         let plan = guarded(&plan, self.on_nan.into());
         if validation.is_some() {
             require_microbatch(&data, &plan, validation_fraction)?;
         }
-        let (clock, prediction) = match processes {
+        let (clock, prediction) = match launched {
             None => self.clock(&model, &plan, &local, terminal)?,
             Some(_) if self.clock == Clock::Virtual => {
                 let message = "--clock virtual: all ranks are in one process there; start it once";
                 return Err(Failure::usage("--clock", message));
             }
-            // What their links can do nobody has measured.
-            Some(_) => (RunClock::Wall, None),
+            Some(launched) => {
+                (RunClock::Wall, predict_in_processes(&model, &plan, &local, launched)?)
+            }
         };
         let settings = self.settings(clock)?;
         let checkpoints = self.files.checkpoint.as_ref().map(|folder| Checkpoints {
@@ -269,12 +262,12 @@ impl Train {
             checkpoints,
             validation,
             prediction,
-            in_processes: processes.is_some(),
+            in_processes: launched.is_some(),
             html,
             trace,
             drain_every: self.drain_every,
         };
-        job.run(data, settings, processes, terminal)
+        job.run(data, settings, launched, terminal)
     }
 
     fn data(

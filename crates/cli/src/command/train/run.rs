@@ -3,15 +3,14 @@
 use std::fs;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use serde::Serialize;
 use shardloom::plan::Plan;
 use shardloom::program::quantity::{digits, seconds};
 use shardloom::program::timeline::Timeline;
-use shardloom::train::{Processes, Settings, Step, Straggler};
-use shardloom::{Data, Model, Prediction, Resumed, Session, clear_checkpoints};
+use shardloom::train::{Settings, Step, Straggler};
+use shardloom::{Data, Launched, Model, Prediction, Resumed, Session, clear_checkpoints};
 use shardloom_report::LossPoint;
 
 use super::ending;
@@ -115,7 +114,7 @@ impl Job {
         mut self,
         data: Data,
         settings: Settings,
-        processes: Option<&Arc<Processes>>,
+        launched: Option<&Launched>,
         terminal: Terminal,
     ) -> Result<(), Failure> {
         if let Some(Checkpoints { folder, .. }) = &mut self.checkpoints {
@@ -123,7 +122,7 @@ impl Job {
             fs::create_dir_all(&folder).map_err(|error| {
                 Failure::file(folder, format!("cannot create {}: {error}", folder.display()))
             })?;
-            if processes.is_some() {
+            if launched.is_some() {
                 // The others may be in other folders.
                 *folder = folder.canonicalize().map_err(|error| {
                     Failure::file(folder, format!("cannot look at {}: {error}", folder.display()))
@@ -132,9 +131,9 @@ impl Job {
         }
         let (model, plan) = (&self.model, &self.plan);
         let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.folder.as_path());
-        let mut session = match processes {
+        let mut session = match launched {
             None => Session::start(model, plan, data, settings),
-            Some(processes) => Session::lead(model, plan, data, settings, processes, folder),
+            Some(launched) => Session::lead(model, plan, data, settings, launched, folder),
         }?;
         let mut history = History::default();
         self.begin(&mut session, terminal)?;

@@ -3,14 +3,15 @@
 use std::num::NonZeroU32;
 
 use clap::Args;
+use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan, Precision};
 use shardloom::search::Request;
-use shardloom::{LocalProfile, Model, find_plan, usual_request};
+use shardloom::{Launched, LocalProfile, Model, find_plan, usual_request};
 
 use crate::command::dimensions::{Dimensions, Place};
-use crate::command::load_cluster;
 use crate::command::order::OrderOptions;
 use crate::command::plan_line::plan_line;
+use crate::command::{load_cluster, machines_of};
 use crate::failure::Failure;
 use crate::number::whole;
 use crate::terminal::Terminal;
@@ -37,16 +38,6 @@ impl Shape {
         ranks.or(self.order.given()).or(self.dimensions.given())
     }
 
-    /// Errors if a plan is to be found for this machine.
-    pub fn require_no_search(&self) -> Result<(), Failure> {
-        let message = "--ranks: finds a plan for the cores of one machine, not for several processes; give \
-                       a plan, or its widths (--dp, --tp, --pp)";
-        match self.ranks {
-            Some(_) => Err(Failure::usage("--ranks", message)),
-            None => Ok(()),
-        }
-    }
-
     /// The plan for `model`.
     pub fn plan(
         &self,
@@ -55,17 +46,56 @@ impl Shape {
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
         match self.ranks {
-            Some(ranks) => self.found(ranks.get(), model, local, terminal),
-            None => {
-                let order = self.order.order();
-                let microbatches = self.dimensions.microbatches(model, &[order]);
-                let place = Place::here(&self.dimensions);
-                self.dimensions.plan(model, order, microbatches, &place)
-            }
+            Some(ranks) => self.found_here(ranks.get(), model, local, terminal),
+            None => self.said(model),
         }
     }
 
-    fn found(
+    /// The plan for `model` with ranks in several processes: what options say, or, if they say nothing of the
+    /// split, the fastest on the processes' machines, which are measured if they never were.
+    pub fn plan_in_processes(
+        &self,
+        model: &Model,
+        local: &LocalProfile,
+        launched: &Launched,
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        if self.ranks.is_some() {
+            let message = "--ranks: finds a plan for the cores of one machine; of several processes each has \
+                           a rank, and a plan is found for these without --ranks";
+            return Err(Failure::usage("--ranks", message));
+        }
+        if !self.dimensions.leave_split() || self.order.given().is_some() {
+            let plan = self.said(model)?;
+            launched.require_even(&plan)?;
+            return Ok(plan);
+        }
+        self.dimensions.require_in_line("a search for a plan")?;
+        let (cluster, file) = machines_of(launched, local, terminal)?;
+        let plan = self.found(model, &cluster, &file.display().to_string(), terminal)?;
+        let (ranks, processes) = (plan.device_count(), cluster.device_count() as usize);
+        if plan.least_devices() > ranks {
+            let message = "the fastest plan leaves out machines before those it uses; start processes only \
+                           on those, or in another order";
+            return Err(Failure::usage("processes", message));
+        }
+        if ranks < processes {
+            terminal.note(format_args!(
+                "{} of {processes} processes do nothing: the others are faster without them",
+                processes - ranks
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// The plan that options say.
+    fn said(&self, model: &Model) -> Result<Plan, Failure> {
+        let order = self.order.order();
+        let microbatches = self.dimensions.microbatches(model, &[order]);
+        self.dimensions.plan(model, order, microbatches, &Place::here(&self.dimensions))
+    }
+
+    fn found_here(
         &self,
         ranks: u32,
         model: &Model,
@@ -81,9 +111,20 @@ impl Shape {
         }
         let text = format!("local:{ranks}");
         let cluster = load_cluster(&text, local, terminal)?;
-        let usual = usual_request(model, &cluster, &text, self.dimensions.global_batch());
+        self.found(model, &cluster, &text, terminal)
+    }
+
+    /// The fastest plan on cores.
+    fn found(
+        &self,
+        model: &Model,
+        cluster: &Cluster,
+        text: &str,
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        let usual = usual_request(model, cluster, text, self.dimensions.global_batch());
         let request = self.dimensions.request(Request { precision: Precision::FP32, ..usual })?;
-        let plan = find_plan(model, &cluster, &request)?.outcome.plan;
+        let plan = find_plan(model, cluster, &request)?.outcome.plan;
         terminal.note(format_args!("plan: {}", plan_line(&plan)));
         Ok(plan)
     }

@@ -1,0 +1,153 @@
+//! Where ranks are.
+
+use std::ops::Range;
+
+use crate::{ProfileError, Result};
+
+/// The machines of the ranks that measure together: those of one machine follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sites {
+    nodes: Vec<Node>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Node {
+    ranks: Range<u32>,
+    kind: usize,
+}
+
+/// Which ranks exchange messages in pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pairs {
+    /// Neighbours on one machine; one without a neighbour, with itself.
+    Within,
+    /// The first ranks of two machines.
+    Alone,
+    /// All ranks of two machines, as many as the smaller has.
+    Together,
+}
+
+impl Sites {
+    /// So many ranks on one machine.
+    pub fn one(ranks: u32) -> Sites {
+        Sites { nodes: vec![Node { ranks: 0..ranks, kind: 0 }] }
+    }
+
+    /// Machines by rank, by name, and what they are: machines with as many ranks that are the same are of one
+    /// kind, and measured as one.
+    ///
+    /// # Errors
+    /// If ranks of one machine do not follow each other.
+    pub fn of<T: PartialEq>(ranks: &[(&str, T)]) -> Result<Sites> {
+        let (mut names, mut nodes, mut kinds) = (vec![], vec![], vec![]);
+        for of_one in ranks.chunk_by(|(one, _), (other, _)| one == other) {
+            let (name, what) = &of_one[0];
+            if names.contains(name) {
+                return Err(ProfileError::Scattered { machine: (*name).to_owned() });
+            }
+            names.push(*name);
+            let first = nodes.last().map_or(0, |it: &Node| it.ranks.end);
+            let kind = (of_one.len(), what);
+            let known = kinds.iter().position(|other| *other == kind);
+            let number = known.unwrap_or(kinds.len());
+            if known.is_none() {
+                kinds.push(kind);
+            }
+            nodes.push(Node { ranks: first..first + of_one.len() as u32, kind: number });
+        }
+        Ok(Sites { nodes })
+    }
+
+    /// All ranks.
+    pub fn ranks(&self) -> u32 {
+        self.nodes.last().map_or(0, |it| it.ranks.end)
+    }
+
+    /// By machine: its first rank, how many it has, and the number of its kind.
+    pub fn nodes(&self) -> impl Iterator<Item = (u32, u32, usize)> {
+        self.nodes.iter().map(|it| (it.ranks.start, it.ranks.len() as u32, it.kind))
+    }
+
+    /// The most ranks of a machine.
+    pub(crate) fn most(&self) -> u32 {
+        self.nodes.iter().map(|it| it.ranks.len() as u32).max().unwrap_or(0)
+    }
+
+    /// Whether there are several machines.
+    pub(crate) fn are_several(&self) -> bool {
+        self.nodes.len() > 1
+    }
+
+    fn node_of(&self, rank: u32) -> usize {
+        self.nodes.iter().position(|it| it.ranks.contains(&rank)).expect("every rank has a machine")
+    }
+
+    /// The ranks of the machine that a rank is on.
+    pub(crate) fn beside(&self, rank: u32) -> Range<u32> {
+        self.nodes[self.node_of(rank)].ranks.clone()
+    }
+
+    /// The ranks on machines of the kind that a rank is on.
+    pub(crate) fn alike(&self, rank: u32) -> Vec<u32> {
+        let kind = self.nodes[self.node_of(rank)].kind;
+        let alike = self.nodes.iter().filter(|it| it.kind == kind);
+        alike.flat_map(|it| it.ranks.clone()).collect()
+    }
+
+    /// The rank that a rank exchanges messages with, if it does. Of machines the first two are a pair, and so
+    /// on; the last of an odd number stands by.
+    pub(crate) fn partner(&self, rank: u32, pairs: Pairs) -> Option<u32> {
+        let node = self.node_of(rank);
+        let own = &self.nodes[node].ranks;
+        let place = rank - own.start;
+        if pairs == Pairs::Within {
+            let neighbour = own.start + (place ^ 1);
+            return Some(if own.contains(&neighbour) { neighbour } else { rank });
+        }
+        let other = &self.nodes.get(node ^ 1)?.ranks;
+        let plays = pairs == Pairs::Together || place == 0;
+        (plays && place < other.len() as u32).then(|| other.start + place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_that_are_the_same_are_of_one_kind() {
+        let sites = Sites::of(&[
+            ("a", 'x'),
+            ("a", 'x'),
+            ("b", 'x'),
+            ("b", 'x'),
+            ("c", 'y'),
+            ("c", 'y'),
+            ("d", 'x'),
+        ]);
+        let sites = sites.expect("in order");
+        let nodes: Vec<_> = sites.nodes().collect();
+        assert_eq!(nodes, [(0, 2, 0), (2, 2, 0), (4, 2, 1), (6, 1, 2)]);
+        assert_eq!((sites.ranks(), sites.most()), (7, 2));
+        assert_eq!(sites.alike(3), [0, 1, 2, 3]);
+        assert_eq!((sites.alike(4), sites.beside(5)), (vec![4, 5], 4..6));
+    }
+
+    #[test]
+    fn ranks_play_with_their_neighbours_or_with_those_of_the_next_machine() {
+        let sites = Sites::of(&[("a", ()), ("a", ()), ("a", ()), ("b", ()), ("b", ()), ("c", ())]);
+        let sites = sites.expect("in order");
+        let partners = |pairs| (0..6).map(|rank| sites.partner(rank, pairs)).collect::<Vec<_>>();
+        assert_eq!(partners(Pairs::Within), [1, 0, 2, 4, 3, 5].map(Some));
+        assert_eq!(partners(Pairs::Alone), [Some(3), None, None, Some(0), None, None]);
+        let together = [Some(3), Some(4), None, Some(0), Some(1), None];
+        assert_eq!(partners(Pairs::Together), together);
+        assert_eq!(Sites::one(1).partner(0, Pairs::Together), None);
+    }
+
+    #[test]
+    fn ranks_of_a_machine_that_do_not_follow_each_other_are_refused() {
+        let error = Sites::of(&[("a", ()), ("b", ()), ("a", ())]).expect_err("scattered");
+        assert!(error.to_string().contains("a"), "{error}");
+    }
+}
