@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use shardloom_collectives::{Algorithm, Kind, Reduction};
-use shardloom_fabric::{Collective, Format, Pool};
+use shardloom_fabric::{Collective, Format, Group, Pool};
 use shardloom_kernels as kernels;
 
 use crate::Result;
@@ -58,50 +58,65 @@ enum Role {
 /// Seconds from the sending of a tensor of `elements` until its receiver has it: copied into the
 /// message's buffer and out of it, as between stages. Ranks without a partner stand by.
 ///
-/// Between machines all at once, messages go one way, and an answer of one number back: pairs that are not in
+/// All ranks of two machines at once send one way only, until all that was sent is there: pairs that are not in
 /// step would else use both directions of what they share.
 ///
 /// # Errors
 /// If communication fails.
 pub(crate) fn message(elements: usize, pairs: Pairs, bench: &mut Bench) -> Result<Option<f64>> {
-    let partner = bench.sites.partner(bench.endpoint.rank(), pairs);
-    let (back, ways) = if pairs == Pairs::Together { (1, 1.0) } else { (elements, 2.0) };
-    let there_and_back = match partner {
-        Some(partner) => exchange(elements, back, partner, bench),
+    let rank = bench.endpoint.rank();
+    let mut together = match pairs {
+        Pairs::Within | Pairs::Alone => None,
+        Pairs::Together => {
+            let playing: Vec<u32> = bench.sites.playing(pairs).collect();
+            playing.contains(&rank).then(|| bench.endpoint.group(&playing)).transpose()?
+        }
+    };
+    let ways = if pairs == Pairs::Together { 1.0 } else { 2.0 };
+    let there_and_back = match bench.sites.partner(rank, pairs) {
+        Some(partner) => exchange(elements, partner, together.as_deref_mut(), bench),
         None => bench.seconds_of(false, Clock::Wall, |_, _| Ok(())),
     }?;
     Ok(there_and_back.map(|seconds| seconds / ways))
 }
 
-/// Seconds of a message of so many elements from the lower of two ranks to the other and of another one back,
-/// on that rank's clock: the other is done as soon as it has answered.
-fn exchange(there: usize, back: usize, partner: u32, bench: &mut Bench) -> Result<Option<f64>> {
+/// Seconds of a message of so many elements from the lower of two ranks to the other and of one back, on the
+/// lower rank's clock, as the other is done as soon as it has answered. With others, until they all have received,
+/// and no message back.
+fn exchange(
+    elements: usize,
+    partner: u32,
+    mut together: Option<&mut (dyn Group<Timed> + 'static)>,
+    bench: &mut Bench,
+) -> Result<Option<f64>> {
     const TAG: u64 = 0;
     let rank = bench.endpoint.rank();
-    let (sent, received) = if rank <= partner { (there, back) } else { (back, there) };
     let memory = bench.memory.clone();
-    let [sending, mut receiving] =
-        [sent, received].map(|elements| memory.alloc_zeroed(kernels::Format::F32, elements));
+    let mut tensor = memory.alloc_zeroed(kernels::Format::F32, elements);
     // One on its way, and one to be filled meanwhile.
-    let pool = Pool { to: partner, format: Format::F32, elements: sent, ready: 2, most: 2 };
+    let pool = Pool { to: partner, format: Format::F32, elements, ready: 2, most: 2 };
     let pool = bench.endpoint.pool(pool)?;
+    let there_and_back = match rank.cmp(&partner) {
+        Ordering::Less => [Role::Send, Role::Receive],
+        Ordering::Greater => [Role::Receive, Role::Send],
+        Ordering::Equal => [Role::Both; 2],
+    };
+    let roles = if together.is_some() { &there_and_back[..1] } else { &there_and_back };
     bench.seconds_of(rank <= partner, Clock::Wall, |endpoint, _| {
-        let there_and_back = match rank.cmp(&partner) {
-            Ordering::Less => [Role::Send, Role::Receive],
-            Ordering::Greater => [Role::Receive, Role::Send],
-            Ordering::Equal => [Role::Both; 2],
-        };
-        for role in there_and_back {
+        for &role in roles {
             if role != Role::Receive {
                 let mut message = endpoint.message(pool, TAG)?;
-                memory.device().download(sending.view(), message.view_mut());
+                memory.device().download(tensor.view(), message.view_mut());
                 endpoint.send(message)?;
             }
             if role != Role::Send {
                 let message = endpoint.receive(partner, TAG)?;
-                memory.device().upload(message.view(), receiving.view_mut());
+                memory.device().upload(message.view(), tensor.view_mut());
             }
         }
-        Ok(())
+        match &mut together {
+            Some(group) => Ok(group.barrier()?),
+            None => Ok(()),
+        }
     })
 }

@@ -94,6 +94,11 @@ impl Sites {
         alike.flat_map(|it| it.ranks.clone()).collect()
     }
 
+    /// The ranks that exchange messages.
+    pub(crate) fn playing(&self, pairs: Pairs) -> impl Iterator<Item = u32> {
+        (0..self.ranks()).filter(move |&rank| self.partner(rank, pairs).is_some())
+    }
+
     /// The rank that a rank exchanges messages with, if it does. Of machines the first two are a pair, and so
     /// on; the last of an odd number stands by.
     pub(crate) fn partner(&self, rank: u32, pairs: Pairs) -> Option<u32> {
