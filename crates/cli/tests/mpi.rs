@@ -5,7 +5,7 @@ mod invocation;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::{Command, Stdio, id};
 
 use invocation::{Outcome, Place, TINY};
 
@@ -207,4 +207,37 @@ fn processes_in_other_folders_save_where_the_first_is() {
 fn a_search_for_one_machine_is_refused() {
     let refused = run(&Place::new(), 2, &format!("train {TINY} --ranks 2 --steps 2"));
     refused.check(refused.stderr.matches("--ranks: finds a plan").count() == 1, "not once");
+}
+
+#[test]
+fn a_run_that_loses_a_process_goes_on_with_those_that_are_left() {
+    let place = Place::new();
+    let options = format!("--seed {} --dp 2 --checkpoint run --checkpoint-every 2 --keep 2", id());
+    let train = format!("train {TINY} {options} --json --steps");
+    let arguments = format!("launch --hosts localhost:2 --restarts 1 -- {train} 400");
+    let mut command = launch(&place, &arguments);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut stdout = String::new();
+    for _ in 0..7 {
+        reader.read_line(&mut stdout).expect("a line");
+    }
+    // The process that was started last.
+    let pattern = format!("shardloom train .*--seed {}", id());
+    let killed = Command::new("pkill").args(["-KILL", "-n", "-f", &pattern]).status();
+    assert!(killed.expect("pkill starts").success(), "nobody is there: {stdout}");
+    reader.read_to_string(&mut stdout).expect("UTF-8");
+    let mut stderr = String::new();
+    child.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("UTF-8");
+    let status = child.wait().expect("it ends").code();
+    let outcome = place.outcome(&arguments, status, stdout, stderr).succeeds();
+    outcome.check(outcome.stderr.contains("going on with 1 processes"), "it does not say so");
+    // Only steps since the last checkpoint were done twice.
+    let steps: Vec<u64> = outcome.losses().iter().map(|&(step, _)| step).collect();
+    let back = steps.windows(2).filter(|pair| pair[1] != pair[0] + 1).collect::<Vec<_>>();
+    let few = back.len() <= 1 && back.iter().all(|pair| (pair[0] + 1 - pair[1]) <= 3);
+    outcome.check(few && steps.last() == Some(&399), &format!("{back:?}"));
+    let whole = place.run(&format!("train {TINY} --seed {} --dp 2 --steps 400 --json", id()));
+    outcome.check(digest(&outcome) == digest(&whole.succeeds()), "other weights");
 }

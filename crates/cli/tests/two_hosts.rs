@@ -5,9 +5,11 @@
 mod invocation;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio, id};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use invocation::{Outcome, Place};
 
@@ -17,7 +19,11 @@ const BYTES_PER_SECOND: f64 = 25e6;
 /// A model of 13 MB of gradients that computes for little of a step.
 const MODEL: &str = "gpt:layers=4,hidden=256,heads=4 --seq 32 --data text.txt --global-batch 4";
 
+/// Held by the test that has the hosts: one after another, so that times are their own.
+static HOSTS: Mutex<()> = Mutex::new(());
+
 struct TwoHosts {
+    _only: MutexGuard<'static, ()>,
     place: Place,
     names: [String; 2],
     agent: PathBuf,
@@ -40,10 +46,11 @@ fn own_files(host: &str) -> PathBuf {
 
 impl TwoHosts {
     fn new() -> TwoHosts {
+        let only = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
         let place = Place::new();
         let names = ["a", "b"].map(|host| format!("sl{}{host}", id()));
         let agent = place.path("agent");
-        let hosts = TwoHosts { place, names, agent };
+        let hosts = TwoHosts { _only: only, place, names, agent };
         let [a, b] = &hosts.names;
         let known = format!("127.0.0.1 localhost\n10.77.0.1 {a}\n10.77.0.2 {b}\n");
         for host in &hosts.names {
@@ -72,8 +79,13 @@ impl TwoHosts {
 
     /// `shardloom launch` on the first host, with two processes on each.
     fn launch(&self, arguments: &str) -> Outcome {
+        self.launch_with("", arguments, |_| ())
+    }
+
+    /// The same with options for it, and with something done when a line has been printed.
+    fn launch_with(&self, options: &str, arguments: &str, printed: impl FnOnce(&str)) -> Outcome {
         let [a, b] = &self.names;
-        let arguments = format!("launch --hosts {a}:2,{b}:2 -- {arguments}");
+        let arguments = format!("launch --hosts {a}:2,{b}:2 {options} -- {arguments}");
         let own = self.place.command(&arguments);
         let words = [own.get_program()].into_iter().chain(own.get_args());
         let line: Vec<&str> = words.map(|word| word.to_str().expect("UTF-8")).collect();
@@ -86,9 +98,16 @@ impl TwoHosts {
             ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
             ("OMPI_MCA_plm_rsh_agent", self.agent.to_str().expect("UTF-8")),
         ]);
-        let output = command.output().expect("it starts");
-        let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
-        let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+        // Errors are few enough to wait in a pipe.
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut stdout = String::new();
+        reader.read_line(&mut stdout).expect("UTF-8");
+        printed(&stdout);
+        reader.read_to_string(&mut stdout).expect("UTF-8");
+        let output = child.wait_with_output().expect("it ends");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
         self.place.outcome(&arguments, output.status.code(), stdout, stderr)
     }
 
@@ -160,4 +179,30 @@ fn two_hosts_over_a_slow_link_are_measured_planned_for_and_trained_on() {
     planned.check(hosts.sent_bytes() - before < sent / 2.0, "the link was not spared");
     let found = planned.summary()["predicted_step_seconds"].as_f64().expect("a time");
     planned.check(found < predicted / 2.0, &format!("{found} s, replicas {predicted} s"));
+}
+
+#[test]
+#[ignore = "needs root, and a system with network namespaces"]
+fn a_run_that_loses_a_process_on_another_host_goes_on_under_a_plan_for_the_rest() {
+    let hosts = TwoHosts::new();
+    let options = format!("--seed {} --json", id());
+    let saving = "--dp 4 --algorithm ring --checkpoint run --checkpoint-every 1";
+    let train = format!("train {MODEL} {options} {saving} --steps 8");
+    // The process that was started last is on the second host, or the first; either will do.
+    let kill = |first: &str| {
+        let pattern = format!("shardloom train .*--seed {}", id());
+        let killed = Command::new("pkill").args(["-KILL", "-n", "-f", &pattern]).status();
+        assert!(killed.expect("pkill starts").success(), "nobody is there: {first}");
+    };
+    let outcome = hosts.launch_with("--restarts 1", &train, kill).succeeds();
+    outcome.check(outcome.stderr.contains("going on with 3 processes"), "it does not say so");
+    outcome.check(outcome.stderr.contains("plan: "), "no plan was found");
+    let found = outcome.losses();
+    outcome.check(found.last().is_some_and(|&(step, _)| step == 7), "it did not end");
+    let one = hosts.place.run(&format!("train {MODEL} {options} --steps 8")).succeeds();
+    let number = |text: &str| text.parse::<f64>().expect("a loss");
+    for (step, loss) in &found {
+        let (loss, expected) = (number(loss), number(&one.losses()[*step as usize].1));
+        outcome.check((loss / expected - 1.0).abs() < 1e-4, &format!("{expected} in step {step}"));
+    }
 }

@@ -49,6 +49,20 @@ pub trait Engine<B: Lent>: Send + Sync {
         ranks: u32,
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError>;
+
+    /// The same with ranks in processes of choice, at most one in each: `processes` says by rank which. Where
+    /// there is one process, all are in it.
+    ///
+    /// # Errors
+    ///
+    /// [`FabricError::Start`].
+    fn connect_in(
+        &self,
+        processes: &[u32],
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
+        self.connect(processes.len() as u32, settings)
+    }
 }
 
 impl<B: Lent, E: Engine<B> + ?Sized> Engine<B> for Arc<E> {
@@ -62,6 +76,14 @@ impl<B: Lent, E: Engine<B> + ?Sized> Engine<B> for Arc<E> {
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
         E::connect(self, ranks, settings)
+    }
+
+    fn connect_in(
+        &self,
+        processes: &[u32],
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
+        E::connect_in(self, processes, settings)
     }
 }
 

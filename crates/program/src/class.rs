@@ -240,6 +240,15 @@ impl Program {
         self.classes.iter().enumerate().map(|(index, class)| (ClassId(index as u32), class))
     }
 
+    /// The device of each rank.
+    pub fn devices(&self) -> Vec<u32> {
+        let device = |rank| {
+            let (class, position) = self.locate(Rank(rank));
+            self.class(class).devices[position].0
+        };
+        (0..self.ranks() as u32).map(device).collect()
+    }
+
     /// The class of `rank` and its position in the mesh.
     pub fn locate(&self, rank: Rank) -> (ClassId, usize) {
         let index = self.classes.partition_point(|class| class.first_rank <= rank) - 1;

@@ -102,8 +102,8 @@ impl Session {
     }
 
     /// The same with ranks in several processes, which this one leads: each of the others
-    /// [follows](Session::follow). All must see the folder that checkpoints go to, if one is named. Where there
-    /// are fewer ranks than processes, the last of these do nothing.
+    /// [follows](Session::follow). All must see the folder that checkpoints go to, if one is named. Where the plan
+    /// has no more devices than there are processes, these are its devices, by number.
     ///
     /// # Errors
     /// As [`Session::start`]; if the processes cannot share the ranks out, or one is gone.
@@ -403,8 +403,7 @@ fn blueprint(
     }
     require_sizes(model, plan)?;
     let blueprint = Blueprint::new(model.graph().clone(), plan, devices, settings)?;
-    let ranks = blueprint.program().ranks() as u32;
-    let here = processes.map_or(1.0, |processes| processes.share_here(ranks));
+    let here = processes.map_or(1.0, |processes| processes.share_here(blueprint.program()));
     require_memory(&blueprint, here)?;
     Ok(match processes {
         Some(processes) => blueprint.over(Arc::clone(processes)),

@@ -10,6 +10,7 @@ use shardloom_fabric::{
     Endpoint, Engine, FabricError, Format, Message, Pool, PoolId, Process, Settings, View, ViewMut,
 };
 use shardloom_kernels::Arithmetic;
+use shardloom_program::Program;
 
 use crate::{Contribution, Error, Result};
 
@@ -92,13 +93,26 @@ impl Processes {
         &self.hosts
     }
 
-    /// The share of so many ranks that runs on this machine.
-    pub fn share_here(&self, ranks: u32) -> f64 {
+    /// The share of a program's ranks that runs on this machine.
+    pub fn share_here(&self, program: &Program) -> f64 {
         let own = &self.hosts[self.process.number as usize];
-        // The first have ranks, all of them as many.
-        let hosts = &self.hosts[..self.hosts.len().min(ranks as usize)];
-        let here = hosts.iter().filter(|&host| host == own).count();
-        here as f64 / hosts.len() as f64
+        match self.process_of_ranks(program) {
+            Some(processes) => {
+                let here = processes.iter().filter(|&&it| self.hosts[it as usize] == *own).count();
+                here as f64 / processes.len() as f64
+            }
+            None => {
+                let here = self.hosts.iter().filter(|&host| host == own).count();
+                here as f64 / f64::from(self.process.of)
+            }
+        }
+    }
+
+    /// By rank of a program, the process that it lives in where each has one at most: that with the number of its
+    /// device. Otherwise they are dealt in order.
+    pub(crate) fn process_of_ranks(&self, program: &Program) -> Option<Vec<u32>> {
+        let devices = program.devices();
+        devices.iter().all(|&it| it < self.process.of).then_some(devices)
     }
 
     /// This process.

@@ -22,8 +22,8 @@ pub(super) struct Connection {
     pub ranks: u32,
     /// The ranks that live here.
     pub own: Range<u32>,
-    /// How many live in each process that has some.
-    each: u32,
+    /// By rank: the process that it lives in.
+    processes: Box<[u32]>,
     pub timeout: Duration,
     pub arithmetic: Arc<dyn Reduce>,
     /// By rank, why it is gone.
@@ -59,9 +59,12 @@ impl GroupInbox {
 }
 
 impl Connection {
-    /// With so many ranks in each process, as this one sees it.
-    pub fn new(number: u32, ranks: u32, (each, process): (u32, u32), settings: &Settings) -> Self {
-        let own = (each * process).min(ranks)..(each * (process + 1)).min(ranks);
+    /// With the process of each rank, as this one sees it. Ranks of one process follow each other.
+    pub fn new(number: u32, processes: &[u32], process: u32, settings: &Settings) -> Self {
+        let ranks = processes.len() as u32;
+        let first = processes.iter().position(|&it| it == process).unwrap_or(0);
+        let here = processes.iter().filter(|&&it| it == process).count();
+        let own = first as u32..(first + here) as u32;
         let inbox = |_| Inbox {
             messages: (0..ranks).map(|_| Channel::new()).collect(),
             pools: Mutex::default(),
@@ -74,14 +77,14 @@ impl Connection {
             gone: (0..ranks).map(|_| OnceLock::new()).collect(),
             inboxes: own.clone().map(inbox).collect(),
             own,
-            each,
+            processes: processes.into(),
             groups: Mutex::default(),
         }
     }
 
     /// The process that a rank lives in.
     pub fn process_of(&self, rank: u32) -> u32 {
-        rank / self.each
+        self.processes[rank as usize]
     }
 
     /// Why a rank is gone, if it is.

@@ -24,6 +24,7 @@ use std::{
     time::Duration,
 };
 
+use connection::Connection;
 use endpoint::MessagePassingEndpoint;
 use router::Router;
 
@@ -70,6 +71,14 @@ impl MessagePassing {
         Ok(Self { router, done, thread: Some(thread) })
     }
 
+    /// Those of the ranks that live here.
+    fn endpoints<B: Lent>(&self, connection: &Arc<Connection>) -> Vec<Box<dyn Endpoint<B>>> {
+        let endpoint = |rank| -> Box<dyn Endpoint<B>> {
+            Box::new(MessagePassingEndpoint::new(rank, &self.router, connection))
+        };
+        connection.own.clone().map(endpoint).collect()
+    }
+
     /// Tells all other processes that this one is gone, and why: whoever waits for one of its ranks, or will,
     /// gets [`FabricError::PeerGone`].
     pub fn leave(&self, reason: &str) {
@@ -101,10 +110,16 @@ impl<B: Lent> Engine<B> for MessagePassing {
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
         let connection = self.router.connect(ranks, settings)?;
-        let endpoint = |rank| -> Box<dyn Endpoint<B>> {
-            Box::new(MessagePassingEndpoint::new(rank, &self.router, &connection))
-        };
-        Ok(connection.own.clone().map(endpoint).collect())
+        Ok(self.endpoints(&connection))
+    }
+
+    fn connect_in(
+        &self,
+        processes: &[u32],
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
+        let connection = self.router.connect_in(processes, settings)?;
+        Ok(self.endpoints(&connection))
     }
 }
 

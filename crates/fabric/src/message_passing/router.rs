@@ -70,8 +70,23 @@ impl Router {
             );
             return Err(FabricError::Start { reason });
         };
+        self.connect_in(&(0..ranks).map(|rank| rank / each).collect::<Vec<_>>(), settings)
+    }
+
+    /// The same with ranks where `processes` says, by rank; those of one process follow each other.
+    pub fn connect_in(
+        &self,
+        processes: &[u32],
+        settings: &Settings,
+    ) -> Result<Arc<Connection>, FabricError> {
+        let of = self.transport.processes();
+        if let Some(missing) = processes.iter().find(|&&process| process >= of) {
+            let reason = format!("there is no process {missing}: processes are below {of}");
+            return Err(FabricError::Start { reason });
+        }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let connection = Arc::new(Connection::new(number, ranks, (each, process), settings));
+        let process = self.transport.process();
+        let connection = Arc::new(Connection::new(number, processes, process, settings));
         // Nothing is handed out meanwhile, so that what came early stays before what comes now.
         let handing_out = lock(&self.handing_out);
         let (early, left) = {

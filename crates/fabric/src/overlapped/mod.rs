@@ -41,18 +41,28 @@ impl<B: Lent, E: Engine<B>> Engine<B> for Overlapped<E> {
         ranks: u32,
         settings: &Settings,
     ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
-        let overlapped = |inner: Box<dyn Endpoint<B>>| -> Result<Box<dyn Endpoint<B>>, _> {
-            let queue = Arc::new(Queue::default());
-            let (rank, jobs) = (inner.rank(), Arc::clone(&queue));
-            let builder = Builder::new().name(format!("communication of rank {rank}"));
-            let thread = builder.spawn(move || serve(&jobs)).map_err(|error| {
-                let reason = format!("rank {rank} has no communication thread: {error}");
-                FabricError::Start { reason }
-            })?;
-            Ok(Box::new(OverlappedEndpoint { inner: Some(inner), queue, thread: Some(thread) }))
-        };
         self.0.connect(ranks, settings)?.into_iter().map(overlapped).collect()
     }
+
+    fn connect_in(
+        &self,
+        processes: &[u32],
+        settings: &Settings,
+    ) -> Result<Vec<Box<dyn Endpoint<B>>>, FabricError> {
+        self.0.connect_in(processes, settings)?.into_iter().map(overlapped).collect()
+    }
+}
+
+/// The endpoint with a communication thread.
+fn overlapped<B: Lent>(inner: Box<dyn Endpoint<B>>) -> Result<Box<dyn Endpoint<B>>, FabricError> {
+    let queue = Arc::new(Queue::default());
+    let (rank, jobs) = (inner.rank(), Arc::clone(&queue));
+    let builder = Builder::new().name(format!("communication of rank {rank}"));
+    let thread = builder.spawn(move || serve(&jobs)).map_err(|error| {
+        let reason = format!("rank {rank} has no communication thread: {error}");
+        FabricError::Start { reason }
+    })?;
+    Ok(Box::new(OverlappedEndpoint { inner: Some(inner), queue, thread: Some(thread) }))
 }
 
 /// A collective that was started.

@@ -48,19 +48,22 @@ pub(crate) fn start(
     timeout: Duration,
 ) -> Result<RunningRanks> {
     let threads = match (connected, shared.program.communication) {
-        (Connected::By(engine), _) => Threads::start(shared, engine, timeout),
-        (Connected::Here, Communication::InLine) => Threads::start(shared, &InProcess, timeout),
+        (Connected::By(engine), _) => Threads::start(shared, engine, None, timeout),
+        (Connected::Here, Communication::InLine) => {
+            Threads::start(shared, &InProcess, None, timeout)
+        }
         (Connected::Here, Communication::Thread) => {
-            Threads::start(shared, &Overlapped(InProcess), timeout)
+            Threads::start(shared, &Overlapped(InProcess), None, timeout)
         }
         (Connected::Over(processes), communication) => {
             let engine = Arc::clone(processes.engine());
-            let mut threads = match communication {
-                Communication::InLine => Threads::start(shared, &engine, timeout),
-                Communication::Thread => Threads::start(shared, &Overlapped(engine), timeout),
-            }?;
-            threads.processes = Some(Arc::clone(processes));
-            Ok(threads)
+            let processes = Some(processes);
+            match communication {
+                Communication::InLine => Threads::start(shared, &engine, processes, timeout),
+                Communication::Thread => {
+                    Threads::start(shared, &Overlapped(engine), processes, timeout)
+                }
+            }
         }
     };
     threads.map(RunningRanks::Threads)
@@ -70,6 +73,7 @@ impl Threads {
     fn start(
         shared: &Arc<Shared>,
         engine: &dyn Engine<Contribution>,
+        processes: Option<&Arc<Processes>>,
         timeout: Duration,
     ) -> Result<Threads> {
         let ranks = u32::try_from(shared.program.ranks()).unwrap_or(u32::MAX);
@@ -77,15 +81,24 @@ impl Threads {
             return Err(Error::TooManyRanks { ranks, most: MOST_RANKS });
         }
         let settings = Settings { timeout, arithmetic: Arc::new(Arithmetic) };
-        let endpoints = engine.connect(ranks, &settings)?;
+        let endpoints = match processes.and_then(|it| it.process_of_ranks(&shared.program)) {
+            Some(processes) => engine.connect_in(&processes, &settings),
+            None => engine.connect(ranks, &settings),
+        }?;
         let cores = core_affinity::get_core_ids().unwrap_or_default();
         // Processes have the cores that whatever started them gave them, perhaps the same.
         let pins = cores.len() >= ranks as usize && engine.process().of == 1;
         let gives_back_at_once = engine.process().of == 1;
         let (report, reports) = channel();
         // Whole at every moment, so that giving up ends the threads there are.
-        let mut running =
-            Threads { commands: vec![], reports, threads: vec![], ranks, processes: None, timeout };
+        let mut running = Threads {
+            commands: vec![],
+            reports,
+            threads: vec![],
+            ranks,
+            processes: processes.cloned(),
+            timeout,
+        };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let (command, inbox) = channel();
             let (shared, report) = (Arc::clone(shared), report.clone());

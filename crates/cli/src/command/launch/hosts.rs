@@ -1,3 +1,4 @@
+use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
@@ -15,6 +16,16 @@ impl Hosts {
     pub fn each(&self) -> Option<NonZeroU32> {
         let &(_, first) = self.0.first()?;
         self.0.iter().all(|&(_, processes)| processes == first).then_some(first)
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (name, processes)) in self.0.iter().enumerate() {
+            let comma = if number > 0 { "," } else { "" };
+            write!(f, "{comma}{name}:{processes}")?;
+        }
+        Ok(())
     }
 }
 
@@ -60,6 +71,7 @@ mod tests {
             hosts.0.iter().map(|(name, processes)| (name.as_str(), processes.get())).collect();
         assert_eq!(named, [("b.example", 2), ("a", 3)]);
         assert_eq!((hosts.processes(), hosts.each()), (5, None));
+        assert_eq!(hosts.to_string(), "b.example:2,a:3");
         let equal: Hosts = "a:8,b:8".parse().expect("it is right");
         assert_eq!(equal.each().map(NonZeroU32::get), Some(8));
     }

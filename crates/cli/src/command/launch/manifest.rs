@@ -13,8 +13,7 @@ const OPTIONS: [&str; 2] = ["--bind-to", "none"];
 
 /// The line that has Open MPI start all processes, word by word.
 pub fn mpirun(hosts: &Hosts, program: &str, command: &[String]) -> Vec<String> {
-    let list: Vec<String> = hosts.0.iter().map(|(name, it)| format!("{name}:{it}")).collect();
-    let mut line = vec!["mpirun".to_owned(), "--host".to_owned(), list.join(",")];
+    let mut line = vec!["mpirun".to_owned(), "--host".to_owned(), hosts.to_string()];
     line.extend(["-n".to_owned(), hosts.processes().to_string()]);
     line.extend(OPTIONS.map(str::to_owned));
     for variable in PASSED_ON.into_iter().filter(|it| std::env::var_os(it).is_some()) {

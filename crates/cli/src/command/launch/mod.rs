@@ -2,6 +2,7 @@
 
 mod hosts;
 mod manifest;
+mod restart;
 
 use std::env;
 use std::ffi::OsString;
@@ -11,6 +12,7 @@ use std::process::Command;
 use clap::Args;
 
 use crate::failure::Failure;
+use crate::number::whole;
 use crate::terminal::Terminal;
 use hosts::Hosts;
 
@@ -20,6 +22,8 @@ use hosts::Hosts;
   shardloom launch --hosts node1:8,node2:8 -- train plan.toml --data text.txt --steps 1000
   shardloom launch --hosts node1:8,node2:8 -- train gpt-2 --data text.txt --steps 1000
   shardloom launch --hosts node1:8,node2:8 -- profile -o machines.toml
+  shardloom launch --hosts node1:8,node2:8 --restarts 5 -- \\
+      train plan.toml --data text.txt --steps 1000 --checkpoint run --checkpoint-every 50
   shardloom launch --hosts node1:8,node2:8 --slurm -- train plan.toml --data text.txt --steps 1000 > job.sh
   shardloom launch --hosts a:4,b:4 --kubernetes registry/image:tag -- train plan.toml --data /data --steps 1000
 
@@ -30,6 +34,12 @@ pub struct Launch {
     /// Machines, each with the number of its processes
     #[arg(long, value_name = "HOST:N,...", required = true)]
     hosts: Hosts,
+
+    /// Start again, at most so many times, with the processes that are left when some are lost: train goes on
+    /// from its last checkpoint under a plan made for these
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    #[arg(conflicts_with_all = ["print", "slurm", "kubernetes"])]
+    restarts: Option<u32>,
 
     /// Print the line instead of running it
     #[arg(long, conflicts_with_all = ["slurm", "kubernetes"])]
@@ -62,10 +72,18 @@ impl Launch {
         let program = env::current_exe().map_err(|error| {
             Failure::usage("program", format!("cannot find this program's own file: {error}"))
         })?;
-        let line = manifest::mpirun(&self.hosts, &program.to_string_lossy(), &command);
-        match self.print {
-            true => terminal.line(manifest::quoted(&line)),
-            false => start(&line),
+        let program = program.to_string_lossy();
+        let line = |hosts: &Hosts, command: &[String]| manifest::mpirun(hosts, &program, command);
+        if self.print {
+            return terminal.line(manifest::quoted(&line(&self.hosts, &command)));
+        }
+        require_mpi()?;
+        match self.restarts {
+            None => start(&line(&self.hosts, &command)),
+            Some(restarts) => {
+                require_checkpoints(&command)?;
+                restart::run(&self.hosts, restarts, &command, line, terminal)
+            }
         }
     }
 
@@ -91,13 +109,30 @@ impl Launch {
     }
 }
 
-/// Runs a line to its end; it says itself what goes wrong there.
-fn start(line: &[String]) -> Result<(), Failure> {
-    if !cfg!(feature = "mpi") {
-        let message = "this program was built without MPI, so its processes would not find each other; \
-                       build it with --features mpi, or see --print";
-        return Err(Failure::usage("launch", message));
+/// Without checkpoints there is nothing to go on from.
+fn require_checkpoints(command: &[String]) -> Result<(), Failure> {
+    let given = |word: &String| word == "--checkpoint" || word.starts_with("--checkpoint=");
+    match command.first().is_some_and(|it| it == "train") && command.iter().any(given) {
+        true => Ok(()),
+        false => {
+            let message = "--restarts: goes on from checkpoints; give train --checkpoint FOLDER and \
+                           --checkpoint-every STEPS";
+            Err(Failure::usage("--restarts", message))
+        }
     }
+}
+
+fn require_mpi() -> Result<(), Failure> {
+    if cfg!(feature = "mpi") {
+        return Ok(());
+    }
+    let message = "this program was built without MPI, so its processes would not find each other; \
+                   build it with --features mpi, or see --print";
+    Err(Failure::usage("launch", message))
+}
+
+/// Becomes a line; it says itself what goes wrong there.
+fn start(line: &[String]) -> Result<(), Failure> {
     let (program, arguments) = line.split_first().expect("the line has a program");
     let mut command = Command::new(program);
     let error = become_it(command.args(arguments))?;

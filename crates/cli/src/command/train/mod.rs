@@ -64,6 +64,11 @@ pub struct Train {
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     seq: Option<usize>,
 
+    /// Where processes do not have an equal number of the plan's ranks, find another plan for them, with the same
+    /// batch, formats, optimizer and clipping, as after some were lost
+    #[arg(long)]
+    replan: bool,
+
     /// Seed of weights, dropout and the order of samples
     #[arg(long, value_name = "SEED", default_value_t = 0, value_parser = whole::<u64>)]
     seed: u64,
@@ -218,17 +223,11 @@ impl Train {
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
         let data = self.data(&model, &tokenizer, validation_fraction)?;
-        let plan = match plan_file {
-            Some(plan) => {
-                launched.map_or(Ok(()), |launched| launched.require_even(&plan))?;
-                plan
+        let plan = match launched {
+            None => self.plan(&model, plan_file, &local, terminal)?,
+            Some(launched) => {
+                self.plan_for_processes(&model, plan_file, (launched, &local), terminal)?
             }
-            None => match launched {
-                Some(launched) => {
-                    self.shape.plan_in_processes(&model, &local, launched, terminal)?
-                }
-                None => self.shape.plan(&model, &local, terminal)?,
-            },
         };
         // What is predicted is what will run.
         let plan = guarded(&plan, self.on_nan.into());
@@ -268,6 +267,42 @@ impl Train {
             drain_every: self.drain_every,
         };
         job.run(data, settings, launched, terminal)
+    }
+
+    /// The plan that is asked for.
+    fn plan(
+        &self,
+        model: &Model,
+        plan_file: Option<Plan>,
+        local: &LocalProfile,
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        match plan_file {
+            Some(plan) => Ok(plan),
+            None => self.shape.plan(model, local, terminal),
+        }
+    }
+
+    /// The plan that is asked for, where processes can share its ranks; where nothing is said of the split, or
+    /// they cannot and another will do, one that is found for them.
+    fn plan_for_processes(
+        &self,
+        model: &Model,
+        plan_file: Option<Plan>,
+        (launched, local): (&Launched, &LocalProfile),
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        self.shape.require_no_ranks()?;
+        if plan_file.is_none() && self.shape.leaves_split() {
+            return self.shape.found_for(model, (launched, local), terminal);
+        }
+        let plan = self.plan(model, plan_file, local, terminal)?;
+        match launched.require_even(&plan) {
+            Err(_) if self.replan => {
+                self.shape.found_instead(&plan, model, (launched, local), terminal)
+            }
+            checked => Ok(checked.map(|()| plan)?),
+        }
     }
 
     fn data(

@@ -51,41 +51,59 @@ impl Shape {
         }
     }
 
-    /// The plan for `model` with ranks in several processes: what options say, or, if they say nothing of the
-    /// split, the fastest on the processes' machines, which are measured if they never were.
-    pub fn plan_in_processes(
+    /// Errors if a plan is to be found for the cores of one machine.
+    pub fn require_no_ranks(&self) -> Result<(), Failure> {
+        let message = "--ranks: finds a plan for the cores of one machine; of several processes each has \
+                       a rank, and a plan is found for these without --ranks";
+        match self.ranks {
+            Some(_) => Err(Failure::usage("--ranks", message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing is said of how the model is split.
+    pub fn leaves_split(&self) -> bool {
+        self.ranks.is_none() && self.order.given().is_none() && self.dimensions.leave_split()
+    }
+
+    /// The fastest plan on the machines of several processes, which are measured if they never were.
+    pub fn found_for(
         &self,
         model: &Model,
-        local: &LocalProfile,
-        launched: &Launched,
+        on: (&Launched, &LocalProfile),
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
-        if self.ranks.is_some() {
-            let message = "--ranks: finds a plan for the cores of one machine; of several processes each has \
-                           a rank, and a plan is found for these without --ranks";
-            return Err(Failure::usage("--ranks", message));
-        }
-        if !self.dimensions.leave_split() || self.order.given().is_some() {
-            let plan = self.said(model)?;
-            launched.require_even(&plan)?;
-            return Ok(plan);
-        }
         self.dimensions.require_in_line("a search for a plan")?;
-        let (cluster, file) = machines_of(launched, local, terminal)?;
-        let plan = self.found(model, &cluster, &file.display().to_string(), terminal)?;
-        let (ranks, processes) = (plan.device_count(), cluster.device_count() as usize);
-        if plan.least_devices() > ranks {
-            let message = "the fastest plan leaves out machines before those it uses; start processes only \
-                           on those, or in another order";
-            return Err(Failure::usage("processes", message));
+        found_on(on, terminal, |cluster, file| self.found(model, cluster, file, terminal))
+    }
+
+    /// Likewise, to come to the same as `plan` but for the order of additions.
+    ///
+    /// # Errors
+    /// If that is trained with late weights, which depend on the split.
+    pub fn found_instead(
+        &self,
+        plan: &Plan,
+        model: &Model,
+        on: (&Launched, &LocalProfile),
+        terminal: Terminal,
+    ) -> Result<Plan, Failure> {
+        if !plan.flushes() || plan.sync.servers.is_some() {
+            let message = "--replan: what a plan without flush, or with servers, comes to depends on its \
+                           split; start as many processes as it has ranks, or give another plan";
+            return Err(Failure::usage("--replan", message));
         }
-        if ranks < processes {
-            terminal.note(format_args!(
-                "{} of {processes} processes do nothing: the others are faster without them",
-                processes - ranks
-            ));
-        }
-        Ok(plan)
+        found_on(on, terminal, |cluster, file| {
+            let usual = usual_request(model, cluster, file, plan.global_batch);
+            let request = Request {
+                precision: plan.precision,
+                formats_by_machines: false,
+                optimizer: plan.optimizer,
+                clip_norm: plan.clip_norm,
+                ..usual
+            };
+            fastest(model, cluster, &request, terminal)
+        })
     }
 
     /// The plan that options say.
@@ -124,8 +142,35 @@ impl Shape {
     ) -> Result<Plan, Failure> {
         let usual = usual_request(model, cluster, text, self.dimensions.global_batch());
         let request = self.dimensions.request(Request { precision: Precision::FP32, ..usual })?;
-        let plan = find_plan(model, cluster, &request)?.outcome.plan;
-        terminal.note(format_args!("plan: {}", plan_line(&plan)));
-        Ok(plan)
+        fastest(model, cluster, &request, terminal)
     }
+}
+
+fn fastest(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    terminal: Terminal,
+) -> Result<Plan, Failure> {
+    let plan = find_plan(model, cluster, request)?.outcome.plan;
+    terminal.note(format_args!("plan: {}", plan_line(&plan)));
+    Ok(plan)
+}
+
+/// A plan that is found on the machines of several processes; `find` is told these and the file that has them.
+fn found_on(
+    (launched, local): (&Launched, &LocalProfile),
+    terminal: Terminal,
+    find: impl FnOnce(&Cluster, &str) -> Result<Plan, Failure>,
+) -> Result<Plan, Failure> {
+    let (cluster, file) = machines_of(launched, local, terminal)?;
+    let plan = find(&cluster, &file.display().to_string())?;
+    let (ranks, processes) = (plan.device_count(), cluster.device_count() as usize);
+    if ranks < processes {
+        terminal.note(format_args!(
+            "{} of {processes} processes do nothing: the others are faster without them",
+            processes - ranks
+        ));
+    }
+    Ok(plan)
 }
