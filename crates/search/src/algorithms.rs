@@ -6,7 +6,7 @@ use shardloom_cluster::{Algorithms, Cluster, ClusterError, DeviceId};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
-use shardloom_program::quantity::percent;
+use shardloom_program::quantity::{counted, percent};
 use shardloom_sim::collective_rate_name;
 
 use crate::{Judgement, SearchError, judge};
@@ -181,9 +181,8 @@ pub fn with_fastest_algorithms(
     judgement: Judgement,
     memory_share: f64,
 ) -> Result<FastestAlgorithms, SearchError> {
-    let before_seconds = judgement.step_seconds;
+    let (before, before_seconds) = (plan.clone(), judgement.step_seconds);
     let mut found = FastestAlgorithms { plan, judgement, simulated: 0, note: None };
-    let mut replaced = vec![];
     for key in Key::of(&found.plan) {
         let mut others = others(graph, cluster, &found.plan, key)?;
         found.simulated += others.len();
@@ -191,21 +190,22 @@ pub fn with_fastest_algorithms(
         if let Some((algorithm, judgement)) = least(&others)
             && judgement.step_seconds < (1.0 - WORTH) * found.judgement.step_seconds
         {
-            replaced.push(format!("{} = \"{}\"", key.name(), key.algorithm(&found.plan)));
             found.plan = key.with(&found.plan, *algorithm);
             found.judgement = judgement.clone();
         }
     }
+    let others =
+        Key::of(&before).filter(|key| key.algorithm(&before) != key.algorithm(&found.plan));
+    let replaced: Vec<String> =
+        others.map(|key| format!("{} = \"{}\"", key.name(), key.algorithm(&before))).collect();
     if !replaced.is_empty() {
-        let more = before_seconds / found.judgement.step_seconds - 1.0;
+        let chosen: Vec<String> =
+            Key::of(&before).map(|key| key.algorithm(&found.plan).to_string()).collect();
         found.note = Some(format!(
             "collectives are {}: with {} a step would take {} more",
-            Key::of(&found.plan)
-                .map(|key| key.algorithm(&found.plan).to_string())
-                .collect::<Vec<_>>()
-                .join(" and "),
+            chosen.join(" and "),
             replaced.join(" and "),
-            percent(more)
+            percent(before_seconds / found.judgement.step_seconds - 1.0)
         ));
     }
     Ok(found)
@@ -235,9 +235,9 @@ pub(crate) fn compared(
         let present = key.algorithm(plan);
         sentences.push((
             format!(
-                "{} is \"{present}\"; with \"{algorithm}\", the best of {} others, a step would take {time}",
+                "{} is \"{present}\"; with \"{algorithm}\", the best of {}, a step would take {time}",
                 key.name(),
-                others.len()
+                counted(others.len(), "other")
             ),
             saved,
         ));
