@@ -252,7 +252,7 @@ fn plans() {
         ("h100-80g:2", "h200-80g:2", "cluster", "did you mean"),
         ("vocab=256", "vocab=-1", "model", "whole number"),
         ("zero = 0", "zero = 300", "plan", "bad.toml"),
-        ("\"ring\"", "\"hierarchical:2\"", "plan", "inner groups"),
+        ("\"ring\"", "\"hierarchical:0\"", "plan", "per inner group, at least 1"),
     ] {
         let text = PLAN.replacen(before, after, 1);
         assert_ne!(text, PLAN, "{before} is not in the plan");

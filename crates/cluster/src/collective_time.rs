@@ -52,7 +52,8 @@ impl Cluster {
             Kind::Reduce { root } => Kind::Reduce { root: place(root) },
             other => other,
         };
-        let list = plan(kind, algorithm, group.len() as u32, divisible_elements(group.len()))?;
+        let elements = divisible_elements(algorithm, group.len());
+        let list = plan(kind, algorithm, group.len() as u32, elements)?;
         let domains = self.domains(&sorted, concurrent)?;
         Ok(list_seconds(&list, &domains, bytes.max(0.0)))
     }
@@ -167,11 +168,13 @@ fn sorted(group: &[DeviceId]) -> Result<Vec<DeviceId>, ClusterError> {
     }
 }
 
-/// A buffer length every algorithm cuts evenly: into the members, the largest power
-/// of two in them, and twice the segments of a tree (four per level).
-fn divisible_elements(members: usize) -> usize {
+/// A buffer length every algorithm cuts evenly: into the members, the largest power of two in them, and twice
+/// the segments of a tree (four per level), or the segments of a tree of every inner group.
+fn divisible_elements(algorithm: Algorithm, members: usize) -> usize {
     let powers = members.next_power_of_two();
-    members * powers * 8 * (powers.ilog2() as usize).max(1)
+    let trees = algorithm.star_tree(members as u32);
+    let segments = trees.map_or(1, |trees| trees.segments() as usize);
+    members * powers * 8 * (powers.ilog2() as usize).max(1) * segments
 }
 
 /// Elements through one port in one step.

@@ -47,6 +47,7 @@ mod profile;
 mod residuals;
 mod spec;
 mod stack;
+mod star_time;
 mod uplink;
 
 pub use cluster::{Cluster, DeviceId, NodeGroup, NodeId};

@@ -21,16 +21,8 @@ fn kinds(members: u32) -> [Kind; 6] {
 
 fn algorithms(members: u32) -> Vec<Algorithm> {
     let inner = (1..=members).filter(|inner| members.is_multiple_of(*inner));
-    [
-        Algorithm::Direct,
-        Algorithm::Ring,
-        Algorithm::HalvingDoubling,
-        Algorithm::BinaryTree,
-        Algorithm::DoubleBinaryTree,
-    ]
-    .into_iter()
-    .chain(inner.map(|inner| Algorithm::Hierarchical { inner }))
-    .collect()
+    let nested = inner.flat_map(|inner| Algorithm::NESTED.map(|of_inner| of_inner(inner)));
+    Algorithm::FLAT.into_iter().chain(nested).collect()
 }
 
 /// Time by the step list, and by the closed form.
@@ -97,7 +89,12 @@ proptest! {
                     Algorithm::Ring => REDUCING.contains(&kind),
                     Algorithm::HalvingDoubling => powers,
                     Algorithm::BinaryTree | Algorithm::DoubleBinaryTree => false,
-                    Algorithm::Hierarchical { inner } => per_node.is_multiple_of(inner),
+                    Algorithm::Star => true,
+                    Algorithm::Hierarchical { inner }
+                    | Algorithm::TwoLevelStar { inner }
+                    | Algorithm::MultiStar { inner } => per_node.is_multiple_of(inner),
+                    Algorithm::BinaryTreeStar { inner }
+                    | Algorithm::MultiBinaryTreeStar { inner } => per_node == inner,
                 };
                 if exact {
                     let group = group(nodes, per_node);

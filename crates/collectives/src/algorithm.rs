@@ -7,7 +7,7 @@ use crate::CollectiveError;
 /// How a collective is carried out.
 ///
 /// Written as text (and in serde) it is its kebab-case name, `ring` or
-/// `halving-doubling`; hierarchical carries its inner group size: `hierarchical:8`.
+/// `halving-doubling`; those with inner groups carry the size of these: `hierarchical:8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Algorithm {
@@ -35,9 +35,79 @@ pub enum Algorithm {
         /// Members per inner group; must divide the size of the whole group.
         inner: u32,
     },
+    /// All to the first member, which reduces in ascending member order, and from it to all: the fewest
+    /// messages, all of them to or from one member. KungFu's `STAR` (Mai et al., OSDI 2020), as those below are
+    /// its graphs.
+    Star,
+    /// A star within each inner group, and one between the first members of these. KungFu's `TREE`.
+    TwoLevelStar {
+        /// Members per inner group; must divide the size of the whole group.
+        inner: u32,
+    },
+    /// As many two-level stars as there are inner groups, each around the first member of another one and with
+    /// an equal chunk of the buffer. KungFu's `MULTI_STAR`.
+    MultiStar {
+        /// Members per inner group; must divide the size of the whole group.
+        inner: u32,
+    },
+    /// A star within each inner group, and a binary tree between the first members of these, pipelined in
+    /// segments. KungFu's `BINARY_TREE_STAR`.
+    BinaryTreeStar {
+        /// Members per inner group; must divide the size of the whole group.
+        inner: u32,
+    },
+    /// As many such trees as there are inner groups, each rooted in another one and with an equal chunk of the
+    /// buffer. KungFu's `MULTI_BINARY_TREE_STAR`.
+    MultiBinaryTreeStar {
+        /// Members per inner group; must divide the size of the whole group.
+        inner: u32,
+    },
 }
 
+/// An algorithm with inner groups, by their size.
+type OfInner = fn(u32) -> Algorithm;
+
 impl Algorithm {
+    /// Those without inner groups.
+    pub const FLAT: [Algorithm; 6] = [
+        Algorithm::Direct,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::BinaryTree,
+        Algorithm::DoubleBinaryTree,
+        Algorithm::Star,
+    ];
+
+    /// Those with inner groups, by the size of these.
+    pub const NESTED: [OfInner; 5] = [
+        |inner| Algorithm::Hierarchical { inner },
+        |inner| Algorithm::TwoLevelStar { inner },
+        |inner| Algorithm::MultiStar { inner },
+        |inner| Algorithm::BinaryTreeStar { inner },
+        |inner| Algorithm::MultiBinaryTreeStar { inner },
+    ];
+
+    /// Members per inner group, where it has such groups.
+    pub fn inner(self) -> Option<u32> {
+        match self {
+            Algorithm::Hierarchical { inner }
+            | Algorithm::TwoLevelStar { inner }
+            | Algorithm::MultiStar { inner }
+            | Algorithm::BinaryTreeStar { inner }
+            | Algorithm::MultiBinaryTreeStar { inner } => Some(inner),
+            _ => None,
+        }
+    }
+
+    /// What a group of `members` takes where this is asked for: this, or the ring where inner groups do not
+    /// divide the group.
+    pub fn among(self, members: u32) -> Algorithm {
+        match self.inner() {
+            Some(inner) if inner == 0 || !members.is_multiple_of(inner) => Algorithm::Ring,
+            _ => self,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Algorithm::Direct => "direct",
@@ -46,6 +116,11 @@ impl Algorithm {
             Algorithm::BinaryTree => "binary-tree",
             Algorithm::DoubleBinaryTree => "double-binary-tree",
             Algorithm::Hierarchical { .. } => "hierarchical",
+            Algorithm::Star => "star",
+            Algorithm::TwoLevelStar { .. } => "two-level-star",
+            Algorithm::MultiStar { .. } => "multi-star",
+            Algorithm::BinaryTreeStar { .. } => "binary-tree-star",
+            Algorithm::MultiBinaryTreeStar { .. } => "multi-binary-tree-star",
         }
     }
 }
@@ -53,9 +128,9 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        match self {
-            Algorithm::Hierarchical { inner } => write!(f, ":{inner}"),
-            _ => Ok(()),
+        match self.inner() {
+            Some(inner) => write!(f, ":{inner}"),
+            None => Ok(()),
         }
     }
 }
@@ -63,22 +138,16 @@ impl fmt::Display for Algorithm {
 impl FromStr for Algorithm {
     type Err = CollectiveError;
 
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let unknown = || CollectiveError::UnknownAlgorithm { name: name.to_owned() };
-        match name {
-            "direct" => Ok(Algorithm::Direct),
-            "ring" => Ok(Algorithm::Ring),
-            "halving-doubling" => Ok(Algorithm::HalvingDoubling),
-            "binary-tree" => Ok(Algorithm::BinaryTree),
-            "double-binary-tree" => Ok(Algorithm::DoubleBinaryTree),
-            _ => {
-                let inner = name.strip_prefix("hierarchical:").ok_or_else(unknown)?;
-                match inner.parse() {
-                    Ok(inner) if inner > 0 => Ok(Algorithm::Hierarchical { inner }),
-                    _ => Err(unknown()),
-                }
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = match text.split_once(':') {
+            None => Algorithm::FLAT.into_iter().find(|it| it.name() == text),
+            Some((name, inner)) => {
+                inner.parse().ok().filter(|&inner| inner > 0).and_then(|inner| {
+                    Algorithm::NESTED.into_iter().map(|of| of(inner)).find(|it| it.name() == name)
+                })
             }
-        }
+        };
+        found.ok_or_else(|| CollectiveError::UnknownAlgorithm { name: text.to_owned() })
     }
 }
 

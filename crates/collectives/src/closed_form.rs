@@ -5,6 +5,7 @@ use crate::{
     binary_tree::{depth, segments},
     halving_doubling::fold,
     plan::check,
+    star_tree::StarTree,
 };
 
 /// Number of steps of the list [`plan`](crate::plan) would give.
@@ -20,8 +21,11 @@ use crate::{
 /// | binary-tree | 2(5D-1) | | 5D-1 | |
 /// | double-binary-tree | 2(5D-1) | | | |
 /// | hierarchical, I x O = N | 2(I-1) + 2(O-1) | I-1 + O-1 | | 1 per level over 1 |
+/// | star | 2 | | | |
+/// | two-level-star, multi-star | 18; 2 if I or O is 1 | | | |
+/// | binary-tree-star, multi-binary-tree-star | 2(5d-1); 2 if d is 1 | | | |
 ///
-/// A group of one needs none.
+/// with d = floor(log2 O), and 1 more if I > 1. A group of one needs none.
 ///
 /// # Errors
 ///
@@ -51,6 +55,13 @@ pub fn rounds(kind: Kind, algorithm: Algorithm, members: u32) -> Result<u32, Col
                 _ => both_ways * (inner - 1 + outer - 1),
             }
         }
+        Algorithm::Star
+        | Algorithm::TwoLevelStar { .. }
+        | Algorithm::MultiStar { .. }
+        | Algorithm::BinaryTreeStar { .. }
+        | Algorithm::MultiBinaryTreeStar { .. } => {
+            both_ways * star_tree(algorithm, members).steps_per_phase()
+        }
     })
 }
 
@@ -67,6 +78,12 @@ pub fn rounds(kind: Kind, algorithm: Algorithm, members: u32) -> Result<u32, Col
 /// | binary-tree | (1 + c) M | | | c M | M | |
 /// | double-binary-tree | 2 M | | | | | |
 /// | hierarchical, I x O = N | 2(N-1)/N M | (N-1)/N M | (N-1)/N M | | | (I-1)/I M + (O-1)/O M |
+/// | star | (N-1) M | | | | | |
+/// | two-level-star | (I+O-2) M | | | | | |
+/// | binary-tree-star | (I + h) M; (I-1) M for O = 1 | | | | | |
+/// | multi-star, multi-binary-tree-star | (I-1) M + 2(O-1)/O M | | | | | |
+///
+/// h is 0 for O = 2, 1 for 3 and 4, and 2 from 5 on.
 ///
 /// c is 2, the most children of a node, from 4 members on. Smaller trees: c is 1,
 /// an all-reduce of one tree sends 2M (N = 3) or M (N = 2), of two trees 1.5M or M.
@@ -118,6 +135,11 @@ pub fn bytes_sent_per_member(
             Kind::AllToAll => rest(inner) + rest(members / inner),
             _ => scattered(kind, members),
         },
+        Algorithm::Star
+        | Algorithm::TwoLevelStar { .. }
+        | Algorithm::MultiStar { .. }
+        | Algorithm::BinaryTreeStar { .. }
+        | Algorithm::MultiBinaryTreeStar { .. } => busiest_head(&star_tree(algorithm, members)),
     };
     Ok(buffers * bytes)
 }
@@ -129,7 +151,7 @@ pub fn bytes_sent_per_member(
 /// takes `rounds * a + bottleneck_bytes / b` seconds. Exactness as for
 /// [`bytes_sent_per_member`], from which it differs where the busiest member
 /// changes from step to step: folded halving-doubling, pipelined chains and trees,
-/// and a direct reduce, whose root receives from all.
+/// and a direct reduce or a star, whose root receives from all.
 ///
 /// # Errors
 ///
@@ -180,6 +202,14 @@ pub fn bottleneck_bytes(
             };
             both_ways * f64::from(half_segments_moved) / f64::from(2 * segments) * bytes
         }
+        (
+            Algorithm::Star
+            | Algorithm::TwoLevelStar { .. }
+            | Algorithm::MultiStar { .. }
+            | Algorithm::BinaryTreeStar { .. }
+            | Algorithm::MultiBinaryTreeStar { .. },
+            _,
+        ) => both_ways * received_in_a_phase(&star_tree(algorithm, members)) * bytes,
         _ => sent,
     })
 }
@@ -203,4 +233,32 @@ fn folded_spans(members: u32) -> f64 {
     let (survivors, extra) = fold(members);
     let chunks: u32 = (0..survivors.ilog2()).map(|bit| (1 << bit) + extra.min(1 << bit)).sum();
     f64::from(chunks) / f64::from(members)
+}
+
+fn star_tree(algorithm: Algorithm, members: u32) -> StarTree {
+    algorithm.star_tree(members).expect("`check` wants whole inner groups")
+}
+
+/// Buffers that the head with the most to do sends: up to its parent, and down to its children.
+fn busiest_head(trees: &StarTree) -> f64 {
+    let others = f64::from(trees.inner - 1);
+    if trees.trees > 1 {
+        // Every head has each role once.
+        return others + 2.0 * rest(trees.outer);
+    }
+    let root = others + f64::from(trees.most_children(0));
+    let below = others + f64::from(trees.most_children(1)) + 1.0;
+    if trees.outer > 1 { root.max(below) } else { root }
+}
+
+/// Buffers on the critical path of a reduction: heads receive more than anyone sends.
+fn received_in_a_phase(trees: &StarTree) -> f64 {
+    let others = f64::from(trees.inner - 1);
+    if trees.trees > 1 {
+        return others + rest(trees.outer);
+    }
+    let received = |level| others + f64::from(trees.most_children(level));
+    // Those nearest the root have the most to do; while the pipeline fills, they wait.
+    let filling: f64 = (1..trees.depth()).map(received).sum();
+    received(0) + filling / f64::from(trees.segments())
 }

@@ -5,7 +5,7 @@
 //! sizes), so that leaves and inner nodes change places: every member works about
 //! equally, and sends at most twice the buffer.
 
-use crate::{Transfer, binary_tree::Tree, chunk::chunk, step_list::overlay};
+use crate::{Transfer, binary_tree::tree, chunk::chunk, step_list::overlay};
 
 pub(crate) fn steps(members: u32, elements: usize) -> Vec<Vec<Transfer>> {
     let second_member = |role| match members.is_multiple_of(2) {
@@ -13,8 +13,8 @@ pub(crate) fn steps(members: u32, elements: usize) -> Vec<Vec<Transfer>> {
         false => (role + 1) % members,
     };
     let trees = [
-        Tree::new(members, |role| role, chunk(elements, 2, 0)),
-        Tree::new(members, second_member, chunk(elements, 2, 1)),
+        tree(members, |role| role, chunk(elements, 2, 0)),
+        tree(members, second_member, chunk(elements, 2, 1)),
     ];
     let mut steps = Vec::new();
     for tree in &trees {

@@ -32,13 +32,13 @@ pub enum CollectiveError {
         /// Size of the group.
         members: u32,
     },
-    /// A hierarchical algorithm needs a whole number of inner groups.
+    /// An algorithm with inner groups needs a whole number of them.
     #[error(
-        "hierarchical:{inner} cannot cut {members} members into groups of {inner}: inner must divide {members}"
+        "{algorithm} cannot cut {members} members into inner groups of that size, which must divide {members}"
     )]
     InnerDoesNotDivide {
-        /// Size of each inner group.
-        inner: u32,
+        /// The algorithm, with the size of its inner groups.
+        algorithm: Algorithm,
         /// Size of the whole group.
         members: u32,
     },
@@ -57,7 +57,8 @@ pub enum CollectiveError {
     /// A name that stands for no algorithm.
     #[error(
         "unknown collective algorithm `{name}`; known: direct, ring, halving-doubling, binary-tree, \
-         double-binary-tree, hierarchical:N (N members per inner group, at least 1)"
+         double-binary-tree, star; and with N members per inner group, at least 1: hierarchical:N, \
+         two-level-star:N, multi-star:N, binary-tree-star:N, multi-binary-tree-star:N"
     )]
     UnknownAlgorithm {
         /// The name given.

@@ -69,24 +69,20 @@ impl Kind {
             Algorithm::BinaryTree => {
                 matches!(self, Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. })
             }
-            Algorithm::DoubleBinaryTree => self == Kind::AllReduce,
             Algorithm::Hierarchical { .. } => self.root().is_none(),
+            Algorithm::DoubleBinaryTree
+            | Algorithm::Star
+            | Algorithm::TwoLevelStar { .. }
+            | Algorithm::MultiStar { .. }
+            | Algorithm::BinaryTreeStar { .. }
+            | Algorithm::MultiBinaryTreeStar { .. } => self == Kind::AllReduce,
         }
     }
 
     pub(crate) fn algorithm_names(self) -> Vec<&'static str> {
-        [
-            Algorithm::Direct,
-            Algorithm::Ring,
-            Algorithm::HalvingDoubling,
-            Algorithm::BinaryTree,
-            Algorithm::DoubleBinaryTree,
-            Algorithm::Hierarchical { inner: 1 },
-        ]
-        .into_iter()
-        .filter(|&algorithm| self.has(algorithm))
-        .map(Algorithm::name)
-        .collect()
+        let nested = Algorithm::NESTED.into_iter().map(|of| of(1));
+        let all = Algorithm::FLAT.into_iter().chain(nested);
+        all.filter(|&algorithm| self.has(algorithm)).map(Algorithm::name).collect()
     }
 }
 

@@ -24,19 +24,40 @@
 //!
 //! # Which algorithm exists for which kind
 //!
-//! | | direct | ring | halving-doubling | binary-tree | double-binary-tree | hierarchical |
-//! |---|---|---|---|---|---|---|
-//! | all-reduce | yes | yes | yes | yes | yes | yes |
-//! | reduce-scatter | yes | yes | yes | | | yes |
-//! | all-gather | yes | yes | yes | | | yes |
-//! | all-to-all | yes | | | | | yes |
-//! | broadcast, reduce | yes | yes | | yes | | |
+//! | | direct | ring | halving-doubling | binary-tree | double-binary-tree | hierarchical | stars |
+//! |---|---|---|---|---|---|---|---|
+//! | all-reduce | yes | yes | yes | yes | yes | yes | yes |
+//! | reduce-scatter | yes | yes | yes | | | yes | |
+//! | all-gather | yes | yes | yes | | | yes | |
+//! | all-to-all | yes | | | | | yes | |
+//! | broadcast, reduce | yes | yes | | yes | | | |
+//!
+//! Stars are star, two-level-star, multi-star, binary-tree-star and multi-binary-tree-star.
 //!
 //! [`all_to_all_v`] is an all-to-all of unequal parts, whose [`Counts`] are said when it is called.
 //!
-//! Every algorithm takes any number of members; hierarchical needs a whole number
-//! of inner groups. After any all-reduce all members hold bitwise the same
+//! Every algorithm takes any number of members; those that are written with the size of
+//! inner groups need a whole number of these. After any all-reduce all members hold bitwise the same
 //! values, because each element is summed once, in one order, and then copied.
+//!
+//! # KungFu's strategies
+//!
+//! An all-reduce in KungFu (Mai et al., OSDI 2020; `srcs/go/kungfu/session/strategy.go`) is a set of pairs of
+//! graphs, one to reduce and one to broadcast, each with its share of the buffer. With I members in each node:
+//!
+//! | KungFu | here | |
+//! |---|---|---|
+//! | `STAR` | `star` | |
+//! | `CLIQUE` | `direct` | a star around every member, with an equal chunk each |
+//! | `RING` | `ring` | a chain into every member and another out of it |
+//! | `TREE` | `two-level-star:I` | |
+//! | `MULTI_STAR` | `multi-star:I` | |
+//! | `BINARY_TREE` | `binary-tree` | whose tree is at most a level deeper |
+//! | `BINARY_TREE_STAR` | `binary-tree-star:I` | |
+//! | `MULTI_BINARY_TREE_STAR` | `multi-binary-tree-star:I` | |
+//!
+//! `AUTO` is the choice between `STAR` on one node and `BINARY_TREE_STAR` on several, and no graph of its own.
+//! KungFu begins to broadcast a piece of the buffer when that is reduced; lists here reduce all of it first.
 
 mod algorithm;
 mod all_to_all_v;
@@ -52,7 +73,9 @@ mod hierarchical;
 mod kind;
 mod plan;
 mod ring;
+mod star_tree;
 mod step_list;
+mod tree;
 
 pub use algorithm::Algorithm;
 pub use all_to_all_v::{Counts, all_to_all_v};
@@ -62,4 +85,5 @@ pub use closed_form::{bottleneck_bytes, bytes_sent_per_member, rounds};
 pub use error::CollectiveError;
 pub use kind::{Kind, Member};
 pub use plan::{pairs, plan};
+pub use star_tree::StarTree;
 pub use step_list::{Combine, StepList, Transfer};

@@ -33,6 +33,14 @@ pub fn plan(
             Algorithm::Hierarchical { inner } => {
                 hierarchical::steps(kind, inner, members / inner, elements)
             }
+            Algorithm::Star
+            | Algorithm::TwoLevelStar { .. }
+            | Algorithm::MultiStar { .. }
+            | Algorithm::BinaryTreeStar { .. }
+            | Algorithm::MultiBinaryTreeStar { .. } => {
+                let trees = algorithm.star_tree(members);
+                trees.expect("`check` wants whole inner groups").steps(elements)
+            }
         }
     };
     Ok(StepList { members, elements, steps })
@@ -49,14 +57,10 @@ pub fn pairs(members: u32, root: Member) -> Vec<(Kind, Algorithm)> {
         Kind::Broadcast { root },
         Kind::Reduce { root },
     ];
-    let mut algorithms = vec![
-        Algorithm::Direct,
-        Algorithm::Ring,
-        Algorithm::HalvingDoubling,
-        Algorithm::BinaryTree,
-        Algorithm::DoubleBinaryTree,
-    ];
-    algorithms.extend((1..=members).map(|inner| Algorithm::Hierarchical { inner }));
+    let mut algorithms = Algorithm::FLAT.to_vec();
+    for of_inner in Algorithm::NESTED {
+        algorithms.extend((1..=members).map(of_inner));
+    }
     let all = kinds.iter().flat_map(|&kind| algorithms.iter().map(move |&by| (kind, by)));
     all.filter(|&(kind, algorithm)| check(kind, algorithm, members).is_ok()).collect()
 }
@@ -72,10 +76,8 @@ pub(crate) fn check(kind: Kind, algorithm: Algorithm, members: u32) -> Result<()
     if let Some(root) = kind.root().filter(|root| root.0 >= members) {
         return Err(CollectiveError::RootOutside { root, members });
     }
-    match algorithm {
-        Algorithm::Hierarchical { inner } if inner == 0 || !members.is_multiple_of(inner) => {
-            Err(CollectiveError::InnerDoesNotDivide { inner, members })
-        }
-        _ => Ok(()),
+    match algorithm.among(members) == algorithm {
+        true => Ok(()),
+        false => Err(CollectiveError::InnerDoesNotDivide { algorithm, members }),
     }
 }

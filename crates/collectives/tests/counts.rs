@@ -55,7 +55,7 @@ fn closed_forms_equal_the_lists_for_every_pair_and_size() {
 fn a_pair_that_does_not_exist_has_neither_list_nor_closed_form() {
     let all = pairs(12, Member(6));
     // By the table in the crate's documentation, row by row; 12 has six divisors.
-    assert_eq!(all.len(), (5 + 6) + 2 * (3 + 6) + (1 + 6) + 2 * 3);
+    assert_eq!(all.len(), (6 + 5 * 6) + 2 * (3 + 6) + (1 + 6) + 2 * 3);
     for (kind, _) in &all {
         for (_, algorithm) in &all {
             let exists = all.contains(&(*kind, *algorithm));
@@ -127,5 +127,64 @@ fn a_two_level_all_reduce_crosses_nodes_with_a_fraction_of_the_bytes() {
             .map(|t| t.source.len())
             .sum();
         assert_eq!(crossing, 2 * 2 * elements / 12);
+    }
+}
+
+/// Two nodes of two: in one phase heads pass a quarter of the buffer at a time up or down two levels.
+#[test]
+fn a_star_in_each_node_and_a_tree_between_them_send_what_their_graphs_say() {
+    let sent = |algorithm, members, elements| {
+        let list = plan(Kind::AllReduce, algorithm, members, elements).unwrap();
+        let sent = (0..members).map(|member| list.sent_elements(Member(member)));
+        (list.steps.len(), sent.collect::<Vec<_>>())
+    };
+    assert_eq!(sent(Algorithm::Star, 5, 10), (2, vec![40, 10, 10, 10, 10]));
+    let inner = 2;
+    // Node 0 is the parent of nodes 1 and 2, and node 1 that of node 3.
+    let tree = sent(Algorithm::BinaryTreeStar { inner }, 8, 10);
+    assert_eq!(tree, (2 * (4 * 3 + 2), vec![30, 10, 30, 10, 20, 10, 20, 10]));
+    let star = sent(Algorithm::TwoLevelStar { inner }, 8, 10);
+    assert_eq!(star, (2 * (4 * 2 + 1), vec![40, 10, 20, 10, 20, 10, 20, 10]));
+    // Of four trees each head is the root of one, so that all have as much to do.
+    for algorithm in [Algorithm::MultiStar { inner }, Algorithm::MultiBinaryTreeStar { inner }] {
+        let (_, sent) = sent(algorithm, 8, 12 * 16);
+        let head = 12 * 16 + 2 * 3 * (12 * 16) / 4;
+        assert_eq!(sent, [head, 12 * 16].repeat(4), "{algorithm}");
+    }
+}
+
+#[test]
+fn only_first_members_of_inner_groups_talk_to_other_groups() {
+    for of_inner in &Algorithm::NESTED[1..] {
+        for (inner, outer) in [(1, 5), (2, 3), (4, 4), (3, 7)] {
+            let algorithm = of_inner(inner);
+            let list = plan(Kind::AllReduce, algorithm, inner * outer, 420).unwrap();
+            for transfer in list.steps.iter().flatten() {
+                let [from, to] = [transfer.from.0, transfer.to.0];
+                let stays = from / inner == to / inner;
+                let both_first = from % inner == 0 && to % inner == 0;
+                assert!(stays || both_first, "{algorithm}: {from} to {to}");
+            }
+        }
+    }
+}
+
+/// One star around each member is the direct algorithm: KungFu's `CLIQUE`.
+#[test]
+fn a_star_around_every_member_moves_what_the_direct_algorithm_does() {
+    for members in 2..=9 {
+        let elements = 5 * members as usize;
+        let moved = |algorithm| {
+            let mut list = plan(Kind::AllReduce, algorithm, members, elements).unwrap();
+            for step in &mut list.steps {
+                step.retain(|transfer| transfer.from != transfer.to);
+                step.sort_by_key(|it| (it.from, it.to));
+            }
+            let ends = |step: Vec<shardloom_collectives::Transfer>| -> Vec<_> {
+                step.into_iter().map(|it| (it.from, it.to, it.source)).collect()
+            };
+            list.steps.into_iter().map(ends).collect::<Vec<_>>()
+        };
+        assert_eq!(moved(Algorithm::MultiStar { inner: 1 }), moved(Algorithm::Direct));
     }
 }

@@ -10,8 +10,14 @@ fn names_round_trip_through_text_and_serde() {
         (Algorithm::HalvingDoubling, "halving-doubling"),
         (Algorithm::BinaryTree, "binary-tree"),
         (Algorithm::DoubleBinaryTree, "double-binary-tree"),
+        (Algorithm::Star, "star"),
         (Algorithm::Hierarchical { inner: 8 }, "hierarchical:8"),
+        (Algorithm::TwoLevelStar { inner: 2 }, "two-level-star:2"),
+        (Algorithm::MultiStar { inner: 1 }, "multi-star:1"),
+        (Algorithm::BinaryTreeStar { inner: 3 }, "binary-tree-star:3"),
+        (Algorithm::MultiBinaryTreeStar { inner: 4 }, "multi-binary-tree-star:4"),
     ];
+    assert_eq!(algorithms.len(), Algorithm::FLAT.len() + Algorithm::NESTED.len());
     for (algorithm, name) in algorithms {
         assert_eq!(algorithm.to_string(), name);
         assert_eq!(name.parse(), Ok(algorithm));
@@ -37,8 +43,20 @@ fn names_round_trip_through_text_and_serde() {
 
 #[test]
 fn unknown_names_are_refused_with_the_known_ones() {
-    for name in ["", "rings", "Ring", "hierarchical", "hierarchical:0", "hierarchical:x", "ring:2"]
-    {
+    let names = [
+        "",
+        "rings",
+        "Ring",
+        "hierarchical",
+        "hierarchical:0",
+        "hierarchical:x",
+        "ring:2",
+        "star:2",
+        "multi-star",
+        "binary-tree-star:-1",
+        "binary-tree-star:2:2",
+    ];
+    for name in names {
         let error = name.parse::<Algorithm>().unwrap_err().to_string();
         assert!(error.starts_with(&format!("unknown collective algorithm `{name}`")), "{error}");
         assert!(error.contains("halving-doubling"), "{error}");

@@ -171,12 +171,16 @@ fn impossible_groups_are_refused_with_the_reason() {
         refused(Kind::AllToAll, Algorithm::Direct, 4, 10),
         "all-to-all over 4 members needs a buffer divisible by 4, got 10 elements"
     );
-    for inner in [0, 3] {
+    for algorithm in Algorithm::NESTED.into_iter().flat_map(|of_inner| [0, 3].map(of_inner)) {
         assert_eq!(
-            plan(reduce, Algorithm::Hierarchical { inner }, 4, 8),
-            Err(CollectiveError::InnerDoesNotDivide { inner, members: 4 })
+            plan(reduce, algorithm, 4, 8),
+            Err(CollectiveError::InnerDoesNotDivide { algorithm, members: 4 })
         );
     }
+    assert_eq!(
+        refused(reduce, Algorithm::MultiStar { inner: 3 }, 4, 8),
+        "multi-star:3 cannot cut 4 members into inner groups of that size, which must divide 4"
+    );
 }
 
 #[test]

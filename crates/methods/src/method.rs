@@ -3,7 +3,7 @@
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Recompute, Updates, Weights};
-use shardloom_search::Request;
+use shardloom_search::{Request, with_fastest_algorithms};
 
 use crate::choice::Task;
 use crate::{Choice, MethodError};
@@ -97,6 +97,14 @@ impl Method {
                         methods with a flush keep apart";
             return Err(task.impossible("post_validation", true, rule));
         }
-        (self.chooser)(&mut task)
+        let choice = (self.chooser)(&mut task)?;
+        if !request.fastest_algorithm {
+            return Ok(choice);
+        }
+        let Choice { plan, judgement, mut notes, .. } = choice;
+        let share = request.memory_share;
+        let found = with_fastest_algorithms(graph, cluster, plan, judgement, share)?;
+        notes.extend(found.note);
+        Ok(Choice { plan: found.plan, judgement: found.judgement, notes, ..choice })
     }
 }

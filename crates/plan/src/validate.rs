@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom_collectives::{Algorithm, Kind};
+use shardloom_collectives::Kind;
 use shardloom_graph::{Extents, Graph};
 
 use crate::{
@@ -415,15 +415,10 @@ fn check_sync(key: &str, sync: Sync) -> Result<(), PlanError> {
         return refuse("bucket_bytes", "0".into(), "at least 1");
     }
     let algorithm = sync.algorithm;
-    if matches!(algorithm, Algorithm::Hierarchical { .. }) {
-        let rule = "groups along one mesh axis have no inner groups; use ring, direct, \
-                    halving-doubling or a tree";
-        return refuse("algorithm", algorithm.to_string(), rule);
-    }
     let scatters = [Kind::ReduceScatter, Kind::AllGather].iter().all(|kind| kind.has(algorithm));
     if sync.zero > 0 && !scatters {
-        let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct \
-                    and halving-doubling do";
+        let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct, \
+                    halving-doubling and hierarchical do";
         return refuse("algorithm", algorithm.to_string(), rule);
     }
     Ok(())

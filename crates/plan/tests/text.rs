@@ -49,7 +49,9 @@ fn sync() -> impl Strategy<Value = Sync> {
         Algorithm::HalvingDoubling,
         Algorithm::BinaryTree,
         Algorithm::DoubleBinaryTree,
+        Algorithm::Star,
         Algorithm::Hierarchical { inner: 8 },
+        Algorithm::MultiBinaryTreeStar { inner: 3 },
     ]);
     let over = select(vec![
         None,

@@ -6,7 +6,7 @@
 use shardloom_collectives::Algorithm;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, Reduction, ValueId};
-use shardloom_plan::Axis;
+use shardloom_plan::{Axis, Mesh};
 
 use crate::{
     Assignment, Class, ClassId, Content, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write,
@@ -47,6 +47,17 @@ pub enum Group {
     Classes(Vec<ClassId>),
     /// All ranks.
     World,
+}
+
+impl Group {
+    /// How many ranks it has in a class with this mesh, where there are `ranks` in all.
+    pub fn size(&self, mesh: &Mesh, ranks: usize) -> usize {
+        match self {
+            Group::Mesh(axes) => mesh.span(axes),
+            Group::Classes(classes) => classes.len(),
+            Group::World => ranks,
+        }
+    }
 }
 
 /// What an instruction does.

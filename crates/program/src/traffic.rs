@@ -87,11 +87,7 @@ impl Program {
 
     fn exchange_sent_bytes(&self, id: ClassId, position: usize, exchange: &Exchange) -> u64 {
         let class = self.class(id);
-        let members = match &exchange.group {
-            Group::Mesh(axes) => class.mesh.span(axes),
-            Group::Classes(classes) => classes.len(),
-            Group::World => self.ranks(),
-        };
+        let members = exchange.group.size(&class.mesh, self.ranks());
         let member = match &exchange.group {
             Group::Mesh(axes) => class.mesh.index_along(position, axes),
             Group::Classes(classes) => classes.iter().position(|&each| each == id).unwrap_or(0),

@@ -13,7 +13,9 @@ use shardloom_sim::matmul_precision;
 use crate::baseline::Baseline;
 use crate::search::Search;
 use crate::subset::Subset;
-use crate::{Judgement, Only, Request, SearchError, closest, judge, nearby};
+use crate::{
+    Judgement, Only, Request, SearchError, closest, judge, nearby, with_fastest_algorithms,
+};
 
 /// The answer of a search.
 #[derive(Clone, Debug)]
@@ -143,6 +145,15 @@ pub fn auto(
     };
     let devices_left_out = cluster.device_count() - plan.device_count() as u32;
     let mut notes = notes(cluster, &plan, is_of_some.then_some(seconds_of_all));
+    let (plan, judgement) = match request.fastest_algorithm {
+        false => (plan, judgement),
+        true => {
+            let share = request.memory_share;
+            let found = with_fastest_algorithms(graph, cluster, plan, judgement, share)?;
+            notes.extend(found.note);
+            (found.plan, found.judgement)
+        }
+    };
     if plan.precision != request.precision {
         let [used, all] =
             [&plan.precision, &request.precision].map(|it| matmul_precision(it.compute));

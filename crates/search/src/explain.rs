@@ -10,7 +10,7 @@ use shardloom_sim::{Fit, MemoryFit, Simulation};
 
 use crate::experiment::{Bench, Traffic, changed};
 use crate::search::Search;
-use crate::{Request, SearchError, edits, judge};
+use crate::{Request, SearchError, algorithms, edits, judge};
 
 /// What a fact is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +27,8 @@ pub enum Topic {
     Batch,
     /// What another value of one of its keys would do.
     Change,
+    /// How the algorithms of its collectives compare with others.
+    Algorithm,
     /// Another plan.
     Rival,
 }
@@ -89,6 +91,12 @@ pub fn explain(
     facts.extend(batches(graph, cluster, plan, step_seconds)?);
     facts.extend(roomier(graph, cluster, plan, step_seconds)?);
     facts.extend(edits::facts(graph, cluster, plan, step_seconds)?);
+    let algorithms = algorithms::compared(graph, cluster, plan, step_seconds)?.into_iter();
+    facts.extend(algorithms.map(|(sentence, number)| Fact {
+        topic: Topic::Algorithm,
+        sentence,
+        number,
+    }));
     for (name, rival) in rivals {
         facts.push(match **rival == *plan {
             true => Fact {

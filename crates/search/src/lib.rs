@@ -22,6 +22,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod algorithms;
 mod auto;
 mod baseline;
 mod circumstance;
@@ -41,6 +42,7 @@ mod space;
 mod step_part;
 mod subset;
 
+pub use algorithms::{FastestAlgorithms, with_fastest_algorithms};
 pub use auto::{Finalist, Outcome, SearchCounts, auto, single_device_seconds};
 pub use baseline::Baseline;
 pub use circumstance::{Circumstance, circumstances};

@@ -32,6 +32,9 @@ pub struct Request {
     pub post_validation: bool,
     /// The collectives' algorithm.
     pub algorithm: Algorithm,
+    /// Whether the plan that is found then gets [the algorithm with which it is
+    /// fastest](crate::with_fastest_algorithms), as nobody asked for `algorithm`.
+    pub fastest_algorithm: bool,
     /// Bytes of gradient up to which consecutive blocks share a collective, where the software has no habit of
     /// its own.
     pub bucket_bytes: usize,
@@ -80,6 +83,7 @@ impl Request {
             clip_norm: Some(1.0),
             post_validation: false,
             algorithm,
+            fastest_algorithm: false,
             bucket_bytes,
             schedules: ScheduleKind::SEARCHED.to_vec(),
             only: Only::default(),

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use shardloom_cluster::{Cluster, DeviceId, Precision as Format};
+use shardloom_cluster::{Algorithms, Cluster, DeviceId, Precision as Format};
 use shardloom_collectives::Algorithm;
 use shardloom_methods::Method;
 use shardloom_plan::{Axis, LayoutRule, Plan};
@@ -32,8 +32,9 @@ pub struct Planned {
 }
 
 /// What a plan for these machines is usually wanted with: the format [usual](usual_precision) for all of them, or
-/// for some where those are faster by themselves; and collectives straight in memory where ranks are cores
-/// that share it, else rings.
+/// for some where those are faster by themselves; and the algorithm of collectives with which the plan that is
+/// found is fastest, unless the software chooses it itself. It is searched with collectives straight in memory
+/// where ranks are cores that share it, else with rings.
 pub fn usual_request(
     model: &Model,
     cluster: &Cluster,
@@ -50,6 +51,7 @@ pub fn usual_request(
         precision: usual_precision(cluster),
         formats_by_machines: true,
         algorithm,
+        fastest_algorithm: cluster.stack().algorithms == Algorithms::Planned,
         habits: cluster.stack().habits,
         ..request
     }

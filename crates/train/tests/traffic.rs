@@ -125,9 +125,16 @@ fn every_algorithm_and_optimizer_sends_what_the_program_says() {
             weight_decay,
         },
     ];
-    for (algorithm, stages) in
-        [("direct", 4), ("halving-doubling", 4), ("binary-tree", 1), ("double-binary-tree", 1)]
-    {
+    // Groups of three are one inner group here, of replicas; tensor-parallel pairs take rings.
+    for (algorithm, stages) in [
+        ("direct", 4),
+        ("halving-doubling", 4),
+        ("binary-tree", 1),
+        ("double-binary-tree", 1),
+        ("star", 1),
+        ("hierarchical:3", 4),
+        ("multi-binary-tree-star:3", 1),
+    ] {
         for zero in 0..stages {
             for optimizer in optimizers {
                 let algorithm = algorithm.parse().unwrap_or_else(|error| panic!("{error}"));

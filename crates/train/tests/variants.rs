@@ -6,6 +6,7 @@ mod support;
 
 use std::time::Duration;
 
+use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::op::Activation;
 use shardloom_graph::{Graph, GraphBuilder, GraphError, Init};
@@ -160,10 +161,18 @@ fn every_algorithm() {
         ("halving-doubling", 0..4),
         ("binary-tree", 0..1),
         ("double-binary-tree", 0..1),
+        ("star", 0..1),
+        ("hierarchical:2", 0..4),
+        ("two-level-star:2", 0..1),
+        ("multi-star:2", 0..1),
+        ("binary-tree-star:2", 0..1),
+        ("multi-binary-tree-star:2", 0..1),
     ] {
         for stage in stages {
-            let algorithm = name.parse().unwrap_or_else(|error| panic!("{error}"));
-            for mesh in [mesh(2, 1, 2), mesh(3, 1, 1)] {
+            let algorithm: Algorithm = name.parse().unwrap_or_else(|error| panic!("{error}"));
+            let meshes = [mesh(2, 1, 2), mesh(3, 1, 1), mesh(6, 1, 1)];
+            let meshes = meshes.into_iter().filter(|it| algorithm.among(it.dp()) == algorithm);
+            for mesh in meshes {
                 let uniform = Uniform {
                     mesh,
                     sequence_parallel: mesh.tp() > 1,

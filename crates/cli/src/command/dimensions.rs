@@ -26,8 +26,10 @@ pub struct Dimensions {
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     global_batch: Option<usize>,
 
-    /// How collectives are carried out: direct, ring or halving-doubling [default: direct where ranks
-    /// are cores of one machine, else ring]
+    /// How collectives are carried out: ring, direct, halving-doubling, binary-tree, double-binary-tree or
+    /// star, or with the size of inner groups hierarchical:8, binary-tree-star:8 and others (docs/plan.md)
+    /// [default: direct where ranks are cores of one machine, else ring; of a plan that is chosen the
+    /// fastest]
     #[arg(long, value_name = "ALGORITHM", value_parser = algorithm)]
     algorithm: Option<Algorithm>,
 
@@ -267,6 +269,7 @@ impl Dimensions {
         Ok(Request {
             global_batch: self.global_batch(),
             algorithm: self.algorithm.unwrap_or(usual.algorithm),
+            fastest_algorithm: usual.fastest_algorithm && self.algorithm.is_none(),
             optimizer: self.optimizer()?,
             clip_norm: self.clip_norm(),
             post_validation: self.post_validation,

@@ -131,6 +131,7 @@ fn topic(topic: Topic) -> &'static str {
         Topic::Share => "share",
         Topic::Bottleneck => "bottleneck",
         Topic::Change => "change",
+        Topic::Algorithm => "algorithm",
         Topic::Memory => "memory",
         Topic::Machine => "machine",
         Topic::Batch => "batch",

@@ -20,7 +20,8 @@ pub(crate) const METHOD: Method = Method {
     rules: |_| Rules::FLUSH,
     chooser: |task| {
         if !task.request.shards() {
-            let rule = "ZeRO scatters and gathers; ring, direct and halving-doubling do";
+            let rule =
+                "ZeRO scatters and gathers; ring, direct, halving-doubling and hierarchical do";
             return Err(task.impossible("algorithm", task.request.algorithm, rule));
         }
         let (graph, cluster, request) = (task.graph, task.cluster, task.request);

@@ -16,6 +16,7 @@ mod extrapolation;
 mod forward;
 mod halves;
 mod holdings;
+mod inner_groups;
 mod liveness;
 mod order;
 mod overlap;
@@ -132,6 +133,7 @@ pub fn lower_with(
         batch_axes: plan.batch_axes(graph),
         communication: plan.communication,
     };
+    program.fit_inner_groups();
     program.assign_queues();
     Ok(program)
 }

@@ -460,3 +460,24 @@ fn a_group_of_parameters_begins_a_new_bucket_in_every_stage() {
     assert_eq!(layers(1), [1, 2]);
     assert_eq!(layers(2), [1, 1]);
 }
+
+/// Gradients of norms are added up over four replicas, and values over two tensor-parallel ranks.
+#[test]
+fn a_group_that_inner_groups_do_not_divide_takes_a_ring() {
+    let graph = gpt(false);
+    let uniform = Uniform { mesh: mesh(4, 1, 2), global_batch: 8, ..single() };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    plan.sync.algorithm = Algorithm::MultiStar { inner: 4 };
+    let program = lower(&graph, &plan, 8).unwrap_or_else(|error| panic!("{error}"));
+    check_invariants(&program);
+    let mut seen = BTreeMap::new();
+    for instruction in program.classes[0].bodies.iter().flat_map(|body| &body.instructions) {
+        if let Action::Collective { group: Group::Mesh(axes), algorithm, .. } = &instruction.action
+        {
+            *seen.entry((axes.clone(), algorithm.to_string())).or_insert(0) += 1;
+        }
+    }
+    let seen: Vec<(Vec<Axis>, String)> = seen.into_keys().collect();
+    let of = |axis, algorithm: &str| (vec![axis], algorithm.to_owned());
+    assert_eq!(seen, [of(Axis::DP, "multi-star:4"), of(Axis::TP, "ring")]);
+}

@@ -17,7 +17,8 @@ pub(super) struct Collective<'c> {
 }
 
 impl<'c> Collective<'c> {
-    /// `kind` over a group of this shape, on elements of `element_bytes`.
+    /// `kind` over a group of this shape, on elements of `element_bytes`, by what such a group takes where
+    /// `algorithm` is asked for.
     pub fn new(
         place: &Place<'c>,
         kind: Kind,
@@ -25,6 +26,7 @@ impl<'c> Collective<'c> {
         shape: GroupShape<'c>,
         element_bytes: usize,
     ) -> Collective<'c> {
+        let algorithm = algorithm.among(shape.members);
         let measured = place.measured(algorithm, kind, shape.members);
         let element_bytes = element_bytes as f64;
         Collective { kind, algorithm, shape, measured, element_bytes, stack: place.stack }

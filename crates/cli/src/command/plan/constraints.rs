@@ -1,10 +1,11 @@
 //! What a plan must have, by option.
 
 use clap::Args;
+use shardloom::collectives::Algorithm;
 use shardloom::plan::{Recompute, ScheduleKind};
 use shardloom::search::{Only, Request};
 
-use crate::command::recompute;
+use crate::command::{algorithm, recompute};
 use crate::number::whole;
 
 /// What the search is restricted to; it chooses what is not given.
@@ -32,6 +33,11 @@ pub struct Constraints {
           value_parser = clap::value_parser!(u8).range(0..=3))]
     zero: Option<u8>,
 
+    /// How collectives are carried out, such as ring or hierarchical:8 [default: the fastest, unless the
+    /// software chooses it itself]
+    #[arg(long, value_name = "ALGORITHM", value_parser = algorithm)]
+    algorithm: Option<Algorithm>,
+
     /// Samples of a micro-batch on one replica
     #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "method")]
     micro_batch: Option<u32>,
@@ -56,8 +62,12 @@ fn searched(name: &str) -> Result<ScheduleKind, String> {
 impl Constraints {
     /// Restricts `request` to what was given.
     pub fn restrict(&self, request: &mut Request) {
-        let Constraints { tp, pp, dp, cp, zero, micro_batch, recompute, schedule } = *self;
+        let Constraints { tp, pp, dp, cp, zero, algorithm, micro_batch, recompute, schedule } =
+            *self;
         request.only = Only { pp, dp, cp, tp, zero, microbatch: micro_batch, recompute };
+        if let Some(algorithm) = algorithm {
+            (request.algorithm, request.fastest_algorithm) = (algorithm, false);
+        }
         if let Some(schedule) = schedule {
             request.schedules = vec![schedule];
         }

@@ -1,0 +1,246 @@
+//! The algorithms with which a plan's collectives are fastest.
+
+use std::collections::BTreeSet;
+
+use shardloom_cluster::{Algorithms, Cluster, ClusterError, DeviceId};
+use shardloom_collectives::{Algorithm, Kind};
+use shardloom_graph::Graph;
+use shardloom_plan::Plan;
+use shardloom_program::quantity::{counted, percent};
+use shardloom_sim::collective_rate_name;
+
+use crate::{Judgement, SearchError, judge};
+
+/// The share of a step that another algorithm must save to be taken.
+const WORTH: f64 = 0.0005;
+
+/// A plan with the algorithms that are fastest for it.
+#[derive(Clone, Debug)]
+pub struct FastestAlgorithms {
+    /// The plan.
+    pub plan: Plan,
+    /// How it was simulated.
+    pub judgement: Judgement,
+    /// How many algorithms were simulated.
+    pub simulated: usize,
+    /// What a step would take with the algorithms that the plan had before, where these are others.
+    pub note: Option<String>,
+}
+
+/// Where a plan names an algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    /// `sync.algorithm`.
+    Sync,
+    /// That of the parameter group of this index.
+    Group(usize),
+}
+
+impl Key {
+    /// Those of `plan`.
+    fn of(plan: &Plan) -> impl Iterator<Item = Key> + use<> {
+        std::iter::once(Key::Sync).chain((0..plan.parameters.len()).map(Key::Group))
+    }
+
+    fn name(self) -> String {
+        match self {
+            Key::Sync => "sync.algorithm".into(),
+            Key::Group(index) => format!("parameters[{index}].algorithm"),
+        }
+    }
+
+    fn algorithm(self, plan: &Plan) -> Algorithm {
+        match self {
+            Key::Sync => plan.sync.algorithm,
+            Key::Group(index) => plan.parameters[index].sync(plan.sync).algorithm,
+        }
+    }
+
+    fn with(self, plan: &Plan, algorithm: Algorithm) -> Plan {
+        let mut other = plan.clone();
+        match self {
+            Key::Sync => other.sync.algorithm = algorithm,
+            Key::Group(index) => other.parameters[index].algorithm = Some(algorithm),
+        }
+        other
+    }
+}
+
+/// How the devices of a plan's groups lie.
+struct Groups {
+    /// Whether every stage is on one node.
+    within_nodes: bool,
+    /// How many replicas of a stage there are in each node, where there are several and more in other nodes.
+    inner: BTreeSet<u32>,
+    /// Members of groups along mesh axes, and of all replicas.
+    sizes: BTreeSet<usize>,
+}
+
+impl Groups {
+    fn of(graph: &Graph, cluster: &Cluster, plan: &Plan) -> Result<Groups, ClusterError> {
+        let axes = plan.replica_axes(graph);
+        let mut found =
+            Groups { within_nodes: true, inner: BTreeSet::new(), sizes: BTreeSet::new() };
+        for (_, stage) in plan.stages() {
+            let node = |position: usize| cluster.node_of(DeviceId(stage.devices.0[position]));
+            let first = node(0)?;
+            for position in 1..stage.devices.0.len() {
+                found.within_nodes &= node(position)? == first;
+            }
+            let replicas = stage.mesh.members_along(0, &axes);
+            let nodes = replicas.iter().map(|&it| node(it)).collect::<Result<Vec<_>, _>>()?;
+            let together: BTreeSet<usize> = nodes.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
+            match together.first() {
+                Some(&inner) if together.len() == 1 && (2..replicas.len()).contains(&inner) => {
+                    found.inner.insert(inner as u32);
+                }
+                _ => {}
+            }
+            found.sizes.extend(stage.mesh.axes().map(|axis| stage.mesh.width(axis)));
+            found.sizes.insert(replicas.len());
+        }
+        Ok(found)
+    }
+
+    /// Algorithms other than `present` that exist for these groups and that the cost model can compare with it.
+    ///
+    /// It takes messages of many nodes to one at a time as if they did not get into each other's way, so
+    /// algorithms with such steps are left out across nodes. Where `present` was measured over these groups,
+    /// so must others have been.
+    fn algorithms(
+        &self,
+        cluster: &Cluster,
+        plan: &Plan,
+        present: Algorithm,
+    ) -> Result<Vec<Algorithm>, ClusterError> {
+        let Some((_, stage)) = plan.stages().next() else { return Ok(vec![]) };
+        let device = cluster.kind_of(DeviceId(stage.devices.0[0]))?;
+        let measured = |algorithm: Algorithm, members: usize| {
+            let name = collective_rate_name(algorithm, Kind::AllReduce, members);
+            !device.lanes_overlap && device.rates.contains_key(&name)
+        };
+        let comparable = |algorithm: Algorithm| {
+            self.sizes.iter().all(|&it| measured(algorithm, it) || !measured(present, it))
+        };
+        let from_many_to_one = |algorithm: Algorithm| {
+            matches!(
+                algorithm,
+                Algorithm::Direct
+                    | Algorithm::Star
+                    | Algorithm::TwoLevelStar { .. }
+                    | Algorithm::MultiStar { .. }
+                    | Algorithm::MultiBinaryTreeStar { .. }
+            )
+        };
+        let nested = self.inner.iter().flat_map(|&inner| Algorithm::NESTED.map(|of| of(inner)));
+        let all = Algorithm::FLAT.into_iter().chain(nested);
+        let others = all.filter(|&it| it != present && comparable(it));
+        Ok(others.filter(|&it| self.within_nodes || !from_many_to_one(it)).collect())
+    }
+}
+
+/// What other algorithms at `key` make of `plan`, simulated. Nothing where the stack chooses the algorithms,
+/// whatever plans say, or servers hold the weights.
+fn others(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+    key: Key,
+) -> Result<Vec<(Algorithm, Judgement)>, SearchError> {
+    if cluster.stack().algorithms != Algorithms::Planned || plan.sync.servers.is_some() {
+        return Ok(vec![]);
+    }
+    let groups = Groups::of(graph, cluster, plan)?;
+    let mut found = vec![];
+    for algorithm in groups.algorithms(cluster, plan, key.algorithm(plan))? {
+        match judge(graph, cluster, &key.with(plan, algorithm)) {
+            // It does not scatter and gather, which ZeRO does.
+            Err(SearchError::Program(_)) => {}
+            judgement => found.push((algorithm, judgement?)),
+        }
+    }
+    Ok(found)
+}
+
+fn least(found: &[(Algorithm, Judgement)]) -> Option<&(Algorithm, Judgement)> {
+    found.iter().min_by(|(_, a), (_, b)| a.step_seconds.total_cmp(&b.step_seconds))
+}
+
+/// `plan` with the algorithm for `sync`, and then for each of its parameter groups, with which a step takes
+/// least of those that fit into this share of memory. What it has stays where another saves less than a
+/// two-thousandth.
+///
+/// Under a stack that chooses algorithms by size, and with servers, nothing is tried.
+///
+/// # Errors
+/// If the plan does not fit the model or the cluster.
+pub fn with_fastest_algorithms(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: Plan,
+    judgement: Judgement,
+    memory_share: f64,
+) -> Result<FastestAlgorithms, SearchError> {
+    let (before, before_seconds) = (plan.clone(), judgement.step_seconds);
+    let mut found = FastestAlgorithms { plan, judgement, simulated: 0, note: None };
+    for key in Key::of(&found.plan) {
+        let mut others = others(graph, cluster, &found.plan, key)?;
+        found.simulated += others.len();
+        others.retain(|(_, judgement)| judgement.fits(memory_share));
+        if let Some((algorithm, judgement)) = least(&others)
+            && judgement.step_seconds < (1.0 - WORTH) * found.judgement.step_seconds
+        {
+            found.plan = key.with(&found.plan, *algorithm);
+            found.judgement = judgement.clone();
+        }
+    }
+    let others =
+        Key::of(&before).filter(|key| key.algorithm(&before) != key.algorithm(&found.plan));
+    let replaced: Vec<String> =
+        others.map(|key| format!("{} = \"{}\"", key.name(), key.algorithm(&before))).collect();
+    if !replaced.is_empty() {
+        let chosen: Vec<String> =
+            Key::of(&before).map(|key| key.algorithm(&found.plan).to_string()).collect();
+        found.note = Some(format!(
+            "collectives are {}: with {} a step would take {} more",
+            chosen.join(" and "),
+            replaced.join(" and "),
+            percent(before_seconds / found.judgement.step_seconds - 1.0)
+        ));
+    }
+    Ok(found)
+}
+
+/// How the algorithms of `plan`, whose step takes so long, compare with others: for each place where it names
+/// one a sentence, and the share of a step that the best of the others saves.
+///
+/// # Errors
+/// As [`with_fastest_algorithms`].
+pub(crate) fn compared(
+    graph: &Graph,
+    cluster: &Cluster,
+    plan: &Plan,
+    step_seconds: f64,
+) -> Result<Vec<(String, f64)>, SearchError> {
+    let mut sentences = vec![];
+    for key in Key::of(plan) {
+        let others = others(graph, cluster, plan, key)?;
+        let Some((algorithm, judgement)) = least(&others) else { continue };
+        let saved = 1.0 - judgement.step_seconds / step_seconds;
+        let time = match saved {
+            saved if saved >= WORTH => format!("{} less", percent(saved)),
+            saved if saved <= -WORTH => format!("{} more", percent(-saved)),
+            _ => "as long".to_owned(),
+        };
+        let present = key.algorithm(plan);
+        sentences.push((
+            format!(
+                "{} is \"{present}\"; with \"{algorithm}\", the best of {}, a step would take {time}",
+                key.name(),
+                counted(others.len(), "other")
+            ),
+            saved,
+        ));
+    }
+    Ok(sentences)
+}
