@@ -133,7 +133,7 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
     trained.check(trained.objects()[0]["gradient_norm"].is_null(), "a norm of all gradients");
     place
         .run(&format!("{train} {servers} --on-nan skip"))
-        .refuses("plan", "with servers no update waits for the gradients of others");
+        .refuses("plan", "with servers each updates what it holds by itself");
     place.run(&format!("{train} {servers} --clip-norm 1")).refuses("plan", "clip_norm");
     place.run(&format!("{train} {servers} --tp 2")).refuses("plan", "each worker is one device");
     place

@@ -5,7 +5,7 @@ mod scenario;
 use std::collections::BTreeMap;
 
 use scenario::{cores, gpt, h100, uniform};
-use shardloom_plan::{Mesh, Precision, Servers, Sync, Uniform};
+use shardloom_plan::{Mesh, Precision, Servers, Staleness, Sync, Uniform};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Action, BodyKind, ClassId, Program, lower};
 use shardloom_sim::{Call, Driver, Options, Recorded, Recorder, SimError, run, simulate};
@@ -15,7 +15,7 @@ fn program(workers: u32, staleness: u32) -> Program {
     let graph = gpt(2, false);
     let uniform = Uniform {
         sync: Sync {
-            servers: Some(Servers { count: 1, staleness }),
+            servers: Some(Servers { count: 1, staleness: Staleness::Within(staleness) }),
             bucket_bytes: 1 << 30,
             ..Sync::default()
         },
@@ -208,7 +208,7 @@ fn memory_and_bytes_of_a_simulation_are_the_programs() {
 /// What came while the server was busy is there at the same time for it.
 #[test]
 fn of_messages_that_waited_for_a_busy_server_the_first_by_rank_is_answered_first() {
-    let program = program(3, 0);
+    let program = program(3, 1);
     let mut driver = Timed::new(&program, &[10, 30, 20], 3, 100);
     let options = Options { steps: 1, folded: false };
     for cluster in [h100(4), cores(4)] {
@@ -222,4 +222,20 @@ fn of_messages_that_waited_for_a_busy_server_the_first_by_rank_is_answered_first
     run(&program, &h100(4), options, &mut driver).expect("it runs");
     let pushes = driver.served.iter().filter(|it| !it.sends).map(|it| it.client.0);
     assert_eq!(pushes.collect::<Vec<_>>(), [0, 2, 1]);
+}
+
+/// Otherwise sums of gradients would depend on who comes first.
+#[test]
+fn without_staleness_gradients_are_taken_in_in_the_order_of_workers_and_there_is_one_update() {
+    let program = program(3, 0);
+    let mut driver = Timed::new(&program, &[30, 10, 20], 3, 100);
+    let options = Options { steps: 2, folded: false };
+    let found = run(&program, &h100(4), options, &mut driver).expect("it runs");
+    let pushes = driver.served.iter().filter(|it| !it.sends).map(|it| it.client.0);
+    assert_eq!(pushes.collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
+    // The slowest pass and its message, the update, and the weights for all three, one after the other; after
+    // the last step no more than the update.
+    let first = 30 + 3 + 100;
+    let end = found.step_ends.iter().flatten().copied().max().expect("steps");
+    assert_eq!(end, Picos(first + 3 + first));
 }
