@@ -6,8 +6,8 @@ use shardloom_plan::{
 };
 use shardloom_program::verify::{Violation, explore, verify};
 use shardloom_program::{
-    Action, BodyId, Class, ClassId, Client, Content, Control, Instruction, Keep, Point, Program,
-    Serve, When, Write, lower,
+    Action, BodyId, Carried, Class, ClassId, Client, Content, Control, Instruction, Keep, Point,
+    Program, Route, Serve, When, Write, lower,
 };
 
 fn graph(spec: &str) -> Graph {
@@ -310,4 +310,73 @@ fn weights_after_the_last_step_that_lack_gradients_are_rejected() {
     let found = explore(&at_once, 2, Staleness::Within(5))
         .expect_err("a row ends with all gradients applied");
     assert!(matches!(found, Violation::Staleness { bound: 0, .. }), "{found}");
+}
+
+#[test]
+fn parameters_are_cut_between_servers_where_an_update_is_by_element() {
+    let graph = small();
+    for (optimizer, cuts) in [
+        (Optimizer::default(), true),
+        (Optimizer::sgd(0.0), true),
+        (Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 }, false),
+    ] {
+        let servers = Servers { count: 2, staleness: Staleness::Unbounded };
+        let mut plan = plan(&graph, 2, servers);
+        plan.optimizer = optimizer;
+        // Two elements: less than any parameter.
+        plan.sync.bucket_bytes = 8;
+        let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(verify(&program), Ok(()));
+        let params = program.classes[2..].iter().flat_map(|class| &class.params);
+        assert_eq!(params.into_iter().any(|param| !param.is_whole()), cuts, "{optimizer:?}");
+        let held: usize = program.classes[2..].iter().map(elements).sum();
+        assert_eq!(held, elements(&program.classes[0]));
+    }
+}
+
+#[test]
+fn servers_that_hold_other_elements_than_workers_send_are_rejected() {
+    let graph = small();
+    let servers = Servers { count: 2, staleness: Staleness::Within(1) };
+    let mut plan = plan(&graph, 2, servers);
+    plan.sync.bucket_bytes = 8;
+    let good = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+    let rejected = |how: &dyn Fn(&mut Program)| {
+        let mut program = good.clone();
+        how(&mut program);
+        let found = verify(&program).expect_err("elements go astray");
+        assert!(found.iter().any(|it| matches!(it, Violation::Served { .. })), "{found:#?}");
+    };
+    let cut = |class: &Class| class.params.iter().position(|param| param.part.start > 0);
+    let server = good.classes.iter().position(|it| cut(it).is_some()).expect("one is cut");
+    let param = cut(&good.classes[server]).expect("it is cut");
+    // The elements before them.
+    rejected(&|program| {
+        let part = &mut program.classes[server].params[param].part;
+        *part = part.start - 1..part.end - 1;
+    });
+    let moves = |carried: fn(&Carried) -> bool, from_start: bool| {
+        let shifted = |route: &Route| carried(&route.carried) && end(route, from_start) > 0;
+        let at = good.routes.iter().position(shifted).expect("a range that begins later");
+        rejected(&|program| {
+            let message = &mut program.routes[at].messages[0];
+            let end = if from_start { &mut message.source } else { &mut message.target };
+            end.start[0] -= 1;
+        });
+    };
+    moves(|it| matches!(it, Carried::Gradients(_)), true);
+    moves(|it| matches!(it, Carried::Weights(_)), false);
+    // A range that nobody holds, and one that two hold.
+    rejected(&|program| drop(program.classes[0].buckets[0].served.pop()));
+    rejected(&|program| {
+        let served = &mut program.classes[0].buckets[0].served;
+        let again = served[0].clone();
+        served.push(again);
+    });
+}
+
+/// Where a route begins in the worker's bucket.
+fn end(route: &Route, from_start: bool) -> usize {
+    let message = &route.messages[0];
+    if from_start { message.source.start[0] } else { message.target.start[0] }
 }

@@ -128,7 +128,19 @@ fn without_staleness_adamw_is_data_parallelism_that_adds_in_the_order_of_ranks()
 #[test]
 fn one_worker_and_its_servers_train_as_one_rank_bit_for_bit() {
     let graph = gpt();
-    for optimizer in [Optimizer::default(), Optimizer::sgd(0.9)] {
+    // Of the last two a parameter is never cut between servers, since they look at all of it.
+    let optimizers = [
+        Optimizer::default(),
+        Optimizer::sgd(0.9),
+        Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.1 },
+        Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay: 0.1,
+        },
+    ];
+    for optimizer in optimizers {
         let mut alone =
             started(&graph, &unclipped(optimizer).plan(&graph, "m", "c"), RunClock::Wall);
         let expected = (train(&mut alone, STEPS), weights(&mut alone));
@@ -283,6 +295,35 @@ fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted(
         .map(|(_, value)| shardloom_graph::Extents::global(&graph, 1).elements(&value.axes))
         .sum();
     assert_eq!(trainer.program().sent_bytes(ClassId(0), 0), 4 * whole as u64);
+}
+
+#[test]
+fn twice_the_parameters_go_between_each_worker_and_the_servers_in_a_step() {
+    let graph = gpt();
+    let whole = 4 * graph.parameter_count();
+    for staleness in [Staleness::Within(0), Staleness::Within(2), Staleness::Unbounded] {
+        for (workers, count) in [(1, 1), (2, 1), (4, 1), (4, 3)] {
+            for clock in clocks() {
+                let servers = Servers { count, staleness };
+                let plan = served(&graph, workers, servers, Optimizer::sgd(0.0));
+                let mut trainer = started(&graph, &plan, clock);
+                train(&mut trainer, STEPS);
+                let sent = trainer.sent_bytes_per_rank();
+                let (of_workers, of_servers) = sent.split_at(workers as usize);
+                let steps = u64::from(STEPS);
+                assert!(of_workers.iter().all(|&bytes| bytes == steps * whole), "{sent:?}");
+                let pulled: u64 = of_servers.iter().sum();
+                assert_eq!(pulled, steps * u64::from(workers) * whole);
+                let total: u64 = sent.iter().sum();
+                assert_eq!(total, steps * 2 * u64::from(workers) * whole);
+                for (server, &bytes) in of_servers.iter().enumerate() {
+                    let class = trainer.program().class(ClassId(workers + server as u32));
+                    let held: usize = class.buckets.iter().map(|bucket| bucket.elements).sum();
+                    assert_eq!(bytes, steps * u64::from(workers) * 4 * held as u64);
+                }
+            }
+        }
+    }
 }
 
 #[test]
