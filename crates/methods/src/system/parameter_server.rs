@@ -37,7 +37,7 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
         .collect();
     let mut selection = Selection::new(request.memory_share);
     let mut simulated = 0;
-    for &count in &counts {
+    'counts: for &count in &counts {
         let batch = request.global_batch as u32;
         let workers = divisors(batch).filter(|&it| it <= devices - count).max().unwrap_or(1);
         for microbatches in divisors(batch / workers) {
@@ -55,7 +55,12 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
                 ..common
             };
             let plan = uniform.plan(task.graph, &request.model, &request.cluster);
-            let judgement = judge(task.graph, cluster, &plan)?;
+            let judgement = match judge(task.graph, cluster, &plan) {
+                Ok(judgement) => judgement,
+                // There are fewer ranges of parameters than so many servers, or more.
+                Err(_) if count > 1 => break 'counts,
+                Err(error) => return Err(error.into()),
+            };
             simulated += 1;
             if selection.offer(plan, judgement) {
                 break;
