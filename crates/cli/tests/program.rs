@@ -133,13 +133,27 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
     trained.check(trained.objects()[0]["gradient_norm"].is_null(), "a norm of all gradients");
     place
         .run(&format!("{train} {servers} --on-nan skip"))
-        .refuses("plan", "with servers no update waits for the gradients of others");
+        .refuses("plan", "with servers each updates what it holds by itself");
     place.run(&format!("{train} {servers} --clip-norm 1")).refuses("plan", "clip_norm");
     place.run(&format!("{train} {servers} --tp 2")).refuses("plan", "each worker is one device");
     place
         .run(&format!("{train} --ranks 2 --servers 1"))
         .refuses("usage", "--servers cannot be given with --ranks");
     place.run(&format!("{train} --staleness 1")).refuses("usage", "--servers");
+    let unbounded = servers.replace("--staleness 1", "--staleness unbounded");
+    let trained = place.run(&format!("{train} {unbounded}")).succeeds();
+    trained.check(trained.summary()["steps"] == 4, "not all steps");
+    let vague = servers.replace("--staleness 1", "--staleness some");
+    place.run(&format!("{train} {vague}")).refuses("usage", "neither a whole number of steps nor");
+    let planned = place
+        .run(&format!(
+            "plan {MODEL} --cluster h100-80g:4 --method parameter-server --global-batch 4 -o ps.toml"
+        ))
+        .succeeds();
+    planned.check(planned.stdout.contains("staleness 0"), "not synchronous");
+    let plan = std::fs::read_to_string(place.path("ps.toml")).expect("it was written");
+    planned.check(plan.contains("servers"), &plan);
+    place.run("simulate ps.toml --json").succeeds();
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub fn all() -> &'static [Method] {
     &[
         system::data_parallel::METHOD,
         system::zero::METHOD,
+        system::parameter_server::METHOD,
         system::megatron_lm::METHOD,
         system::gpipe::METHOD,
         system::torchgpipe::METHOD,

@@ -146,6 +146,9 @@ fn without_flush_nothing_is_validated_afterwards() {
             Family::AsynchronousPipeline => {
                 refuses(found, &[method.name, "post_validation = true", "flush"]);
             }
+            _ if method.name == "parameter-server" => {
+                refuses(found, &[method.name, "post_validation = true", "norm"]);
+            }
             _ => assert!(found.expect("a plan").plan.post_validation, "{}", method.name),
         }
     }
@@ -427,4 +430,16 @@ fn pipedream_works_with_as_many_devices_of_each_node_as_the_smallest_has() {
     // Those of the second node come after all eight of the first.
     let expected = [0, 1, 2, 3, 8, 9, 10, 11];
     assert_eq!(found.plan.devices().into_iter().collect::<Vec<_>>(), expected);
+}
+
+/// LAMB looks at whole parameters, of which this model has three.
+#[test]
+fn there_are_no_more_servers_than_ranges_of_parameters() {
+    let model = "mlp:inputs=2,hidden=2,layers=1,classes=2";
+    let lamb = Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 };
+    let request = Request { optimizer: lamb, ..Request::new(model, "cluster", 16) };
+    let method = named("parameter-server").expect("registered");
+    let found = method.choose(&graph(model), &h100(8, PLENTY), &request).expect("a plan");
+    assert!(found.plan.sync.servers.is_some_and(|servers| servers.count <= 3));
+    assert_eq!(found.simulated, 2, "with 1 server and with 2");
 }

@@ -10,7 +10,7 @@ use shardloom_graph::{DimId, Graph};
 
 use crate::{
     Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
-    ScheduleKind, Updates, Weights,
+    ScheduleKind, Staleness, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -267,18 +267,28 @@ impl Default for Sync {
     }
 }
 
-/// Parameter servers (Li et al. 2014, OSDI) with bounded staleness (Ho et al. 2013, NIPS): every pipeline is
-/// one stage with the whole model, a worker. It pulls the weights from the servers, which are dealt buckets,
-/// and pushes its gradients of a step, with which servers update at once.
+/// Parameter servers (Li et al. 2014, OSDI): every pipeline is one stage with the whole model, a worker. It
+/// pulls the weights from the servers, each of which holds ranges of the parameters, and pushes its gradients
+/// of a step. Without staleness servers add up what all workers push and update once a step; with some, they
+/// update with a worker's gradients as soon as these come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Servers {
     /// How many there are; they live on the devices after those of the pipelines.
     pub count: u32,
     /// A worker begins step t once all workers' gradients of the first t - `staleness` steps have been
-    /// applied; with 0, of all before it. A row of steps that are trained together ends with all applied, so
-    /// rows of a single step are synchronous whatever this says.
-    pub staleness: u32,
+    /// applied; with 0, of all before it; unbounded, whatever has been. A row of steps that are trained
+    /// together ends with all applied.
+    pub staleness: Staleness,
+}
+
+impl Servers {
+    /// The most bytes of a range of parameters where nobody says it: the size of partitions in BytePS (Jiang
+    /// et al. 2020, OSDI), or of a small model what leaves 64 ranges, so that there is some for every server.
+    pub fn bucket_bytes(self, graph: &Graph) -> usize {
+        const PARTITION: usize = 4_096_000;
+        (4 * graph.parameter_count() as usize / 64).clamp(4, PARTITION)
+    }
 }
 
 impl Plan {

@@ -7,7 +7,7 @@ use shardloom_graph::{Extents, Graph};
 
 use crate::{
     Arrangement, Axis, LayoutRules, Mesh, Optimizer, ParameterGroup, ParameterGroups, Plan,
-    PlanError, Precision, ScheduleKind, Stage, Sync, Updates,
+    PlanError, Precision, ScheduleKind, Stage, Staleness, Sync, Updates,
 };
 
 impl Plan {
@@ -261,8 +261,8 @@ impl Plan {
         }
         if self.looks_at_norm() {
             let key = if self.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
-            let rule = "no update waits for the gradients of others, so none can be made smaller, or left \
-                        out, by what all gradients come to";
+            let rule = "each updates what it holds by itself, so no update can be made smaller, or left out, \
+                        by what all gradients come to";
             return refuse(key, "set".into(), rule);
         }
         if self.precision != Precision::FP32 {
@@ -270,9 +270,12 @@ impl Plan {
                 "everything is in fp32 so far: compute and gradients = \"fp32\", master = false";
             return refuse("precision", format!("{:?}", self.precision), rule);
         }
-        if let Optimizer::Sgd { reference_batch: Some(batch), .. } = self.optimizer {
-            let rule =
-                "an update is made for each worker's part of a step, and none for so many samples";
+        let adds_up = servers.staleness == Staleness::SYNCHRONOUS;
+        if let (false, Optimizer::Sgd { reference_batch: Some(batch), .. }) =
+            (adds_up, self.optimizer)
+        {
+            let rule = "and staleness an update is made for each worker's part of a step, and none for so \
+                        many samples";
             return refuse("optimizer.reference_batch", batch.to_string(), rule);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Plans with servers: what they are in a few numbers, and what they cannot be.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Number, Plan, Servers, Sync, Uniform};
+use shardloom_plan::{Mesh, Number, Plan, Servers, Staleness, Sync, Uniform};
 
 fn graph() -> Graph {
     let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
@@ -15,7 +15,10 @@ fn plan(pp: usize, dp: u32, tp: u32) -> Plan {
         mesh: Mesh::of(dp, 1, tp),
         global_batch: 24,
         microbatches: 2,
-        sync: Sync { servers: Some(Servers { count: 1, staleness: 0 }), ..Sync::default() },
+        sync: Sync {
+            servers: Some(Servers { count: 1, staleness: Staleness::Within(0) }),
+            ..Sync::default()
+        },
         ..Uniform::default()
     };
     uniform.plan(&graph(), "model", "local")
@@ -67,7 +70,8 @@ fn there_is_a_server_and_it_holds_everything_in_32_bits() {
         change(&mut plan);
         plan.validate(&graph(), 8).expect_err("no such servers").to_string()
     };
-    let none = refusal(|it| it.sync.servers = Some(Servers { count: 0, staleness: 0 }));
+    let none =
+        refusal(|it| it.sync.servers = Some(Servers { count: 0, staleness: Staleness::Within(0) }));
     assert_eq!(none, "sync.servers.count = 0: at least 1");
     for change in [
         |it: &mut Plan| it.precision.compute = Number::Bf16,

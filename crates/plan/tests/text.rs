@@ -10,7 +10,7 @@ use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
     Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
-    Recompute, ScheduleKind, Servers, Stage, Sync, Updates, Weights,
+    Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -65,8 +65,15 @@ fn sync() -> impl Strategy<Value = Sync> {
         zero,
         bucket_bytes,
         shard_over,
-        servers: (zero == 0).then_some(Servers { count: 2, staleness: bucket_bytes as u32 % 5 }),
+        servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
     })
+}
+
+fn staleness(number: usize) -> Staleness {
+    match number as u32 % 5 {
+        4 => Staleness::Unbounded,
+        steps => Staleness::Within(steps),
+    }
 }
 
 fn stage() -> impl Strategy<Value = Stage> {

@@ -49,18 +49,40 @@ pub struct WeightParam {
     pub rows: usize,
     /// Columns of the whole parameter seen as a matrix.
     pub columns: usize,
+    /// Which of its local elements lie in the bucket: all of them, but where a server holds a range of them.
+    pub part: Range<usize>,
 }
 
 impl WeightParam {
-    /// Local elements.
+    /// Its elements in the bucket.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.part.len()
+    }
+
+    /// Whether all of its local elements are in the bucket.
+    pub fn is_whole(&self) -> bool {
+        self.part.len() == self.shape.iter().product()
+    }
+
+    /// Which of its local elements those are that lie in a range of its bucket.
+    pub fn local(&self, of_bucket: &Range<usize>) -> Range<usize> {
+        let local = |at| at - self.offset + self.part.start;
+        local(of_bucket.start)..local(of_bucket.end)
     }
 
     /// Where it lies in its bucket.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.elements()
     }
+}
+
+/// A range of a bucket that a server updates and owns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedRange {
+    /// Elements of the bucket.
+    pub range: Range<usize>,
+    /// The class of the server.
+    pub server: ClassId,
 }
 
 /// Parameters that are gathered, reduced and updated together, contiguous in memory.
@@ -87,9 +109,9 @@ pub struct Bucket {
     pub classes: Vec<ClassId>,
     /// Whether ranks of this class own its parameters, where several classes hold it: one does.
     pub owned_here: bool,
-    /// The class of the server that updates it and owns it, where ranks of this class only get its weights
-    /// from there and send their gradients to it.
-    pub server: Option<ClassId>,
+    /// The ranges that make it up, in order, where servers update it and own it, and ranks of this class only
+    /// get its weights from there and send their gradients to them; otherwise none.
+    pub served: Vec<ServedRange>,
     /// The tensors that ranks hold of it.
     pub held: Held,
 }
@@ -268,7 +290,7 @@ impl Program {
         let node = self.class(class);
         let tensor = node.tensor(tensor);
         let Some(bucket) = tensor.bucket.map(|id| node.bucket(id)) else { return true };
-        if bucket.server.is_some() {
+        if !bucket.served.is_empty() {
             return false;
         }
         let value = |class: &Class, bucket: &Bucket| {

@@ -27,6 +27,7 @@ mod memory;
 mod outstanding;
 mod queue;
 mod redistribution;
+mod ring;
 mod route;
 mod row_exchange;
 mod tensor;
@@ -36,7 +37,7 @@ pub use allocation::Allocation;
 pub use assignment::Assignment;
 pub use class::{
     Body, BodyId, BodyKind, Bucket, BucketId, Class, ClassId, HeldStage, ParamId, Part, Program,
-    Rank, WeightParam,
+    Rank, ServedRange, WeightParam,
 };
 pub use control::{Client, Control, Cursor, Entry, Guard, Handler, Next, Run, Serve, When};
 pub use eight_bits::multiplies_in_8_bits;
@@ -48,6 +49,7 @@ pub use measured_rows::MeasuredRows;
 pub use memory::{MemoryTracker, MemoryUse, PersistentBytes};
 pub use outstanding::{Issued, Outstanding};
 pub use queue::{Point, Queue};
+pub use ring::Ring;
 pub use route::{Carried, Message, Route, RouteId};
 pub use row_exchange::RowExchange;
 pub use tensor::{

@@ -31,9 +31,9 @@ pub enum Carried {
     Gradient(ValueId),
     /// The squared norm of gradients, once in a step.
     Norm,
-    /// The weights of the receiver's bucket, from the server that updates them.
+    /// Weights of a range of the receiver's bucket, from the server that updates them.
     Weights(BucketId),
-    /// The gradients of the sender's bucket, to the server.
+    /// Gradients of a range of the sender's bucket, to the server.
     Gradients(BucketId),
 }
 
@@ -123,15 +123,16 @@ impl Route {
         Route { carried: Carried::Norm, from, to, format: Format::F64, messages }
     }
 
-    /// The way of a flat tensor of so many elements between two classes of one rank.
-    pub(crate) fn of_bucket(
+    /// The way of a range of a flat tensor between two classes of one rank, from where it begins in the one's
+    /// to where it begins in the other's.
+    pub(crate) fn of_range(
         carried: Carried,
-        [from, to]: [ClassId; 2],
+        [(from, source), (to, target)]: [(ClassId, usize); 2],
         format: Format,
         elements: usize,
     ) -> Route {
-        let whole = || Placement { start: vec![0], extent: vec![elements] };
-        let messages = vec![Message { from: 0, to: 0, source: whole(), target: whole() }];
+        let part = |start| Placement { start: vec![start], extent: vec![elements] };
+        let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
         Route { carried, from, to, format, messages }
     }
 

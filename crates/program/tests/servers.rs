@@ -1,10 +1,13 @@
 //! Programs of servers and workers: what they hold and send, and every order in which requests may come.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Optimizer, Plan, Precision, Servers, Sync, Uniform, Updates, Weights};
+use shardloom_plan::{
+    Mesh, Optimizer, Plan, Precision, Servers, Staleness, Sync, Uniform, Updates, Weights,
+};
 use shardloom_program::verify::{Violation, explore, verify};
 use shardloom_program::{
-    BodyId, Class, ClassId, Client, Content, Control, Keep, Point, Program, Serve, When, lower,
+    Action, BodyId, Carried, Class, ClassId, Client, Content, Control, Instruction, Keep, Point,
+    Program, Route, Serve, When, Write, lower,
 };
 
 fn graph(spec: &str) -> Graph {
@@ -30,6 +33,10 @@ fn uniform(workers: u32, servers: Servers) -> Uniform {
 }
 
 fn program(workers: u32, count: u32, staleness: u32) -> Program {
+    program_within(workers, count, Staleness::Within(staleness))
+}
+
+fn program_within(workers: u32, count: u32, staleness: Staleness) -> Program {
     let graph = small();
     let plan = plan(&graph, workers, Servers { count, staleness });
     lower(&graph, &plan, plan.device_count()).unwrap_or_else(|error| panic!("{error}"))
@@ -88,7 +95,8 @@ fn in_every_order_of_requests_nobody_waits_for_ever_and_the_bound_holds_and_is_r
         let steps = 3;
         let program = program(workers, count, staleness);
         let bound = i64::from(staleness);
-        let explored = explore(&program, steps, bound).unwrap_or_else(|error| panic!("{error}"));
+        let explored = explore(&program, steps, Staleness::Within(staleness))
+            .unwrap_or_else(|error| panic!("{error}"));
         // Nobody is further ahead than the step before the last, after which all wait for all.
         assert_eq!(explored.staleness, bound.min(i64::from(steps) - 1), "bound {bound}");
         assert!(explored.states > 50, "{explored:?}");
@@ -108,13 +116,75 @@ fn serving(mut program: Program, how: impl FnOnce(&mut Serve)) -> Program {
 #[test]
 fn a_server_that_does_not_wait_for_slow_workers_is_rejected() {
     let program = serving(program(2, 1, 1), |serve| serve.clients[0].handlers[1].when = When::Sent);
-    let found = explore(&program, 3, 1).expect_err("it runs ahead");
+    let found = explore(&program, 3, Staleness::Within(1)).expect_err("it runs ahead");
     assert!(matches!(found, Violation::Staleness { .. }), "{found}");
 }
 
 #[test]
+fn without_a_bound_nobody_waits_for_a_slower_worker_until_the_end_of_a_row() {
+    for (workers, count) in [(2, 1), (2, 2), (3, 1)] {
+        let program = program_within(workers, count, Staleness::Unbounded);
+        assert_eq!(verify(&program), Ok(()));
+        let explored = explore(&program, 3, Staleness::Unbounded);
+        let explored = explored.unwrap_or_else(|violation| panic!("{violation}"));
+        // Before its last step a worker may have had all of the others'.
+        assert_eq!(explored.staleness, 2);
+        let found = explore(&program, 3, Staleness::Within(1)).expect_err("nothing bounds it");
+        assert!(matches!(found, Violation::Staleness { steps: 2, bound: 1, .. }), "{found}");
+    }
+}
+
+#[test]
+fn without_staleness_a_server_adds_gradients_up_and_updates_once_for_all_workers() {
+    for (workers, count) in [(2, 1), (3, 2), (4, 1)] {
+        let program = program(workers, count, 0);
+        assert_eq!(verify(&program), Ok(()));
+        let whole = elements(&program.classes[0]);
+        let of_servers = &program.classes[workers as usize..];
+        // Weights, the sum of gradients, Adam's two moments, and the gradients of one worker.
+        let held: u64 = of_servers.iter().map(|class| class.persistent_bytes(0).total()).sum();
+        assert_eq!(held as usize, 5 * 4 * whole);
+        for class in of_servers {
+            let clients = &class.serves().expect("a server").clients;
+            assert!(clients.iter().all(|it| it.handlers[0].when == When::InTurn));
+            let count = |is: fn(&Action) -> bool| {
+                let all = class.bodies.iter().flat_map(|body| &body.instructions);
+                all.filter(|it| is(&it.action)).count()
+            };
+            let buckets = class.buckets.len();
+            assert_eq!(count(|it| *it == Action::Optimizer), buckets);
+            assert_eq!(count(|it| *it == Action::Add), (workers as usize - 1) * buckets);
+        }
+    }
+}
+
+#[test]
+fn gradients_that_overwrite_those_of_others_or_are_added_twice_are_rejected() {
+    let good = program(3, 1, 0);
+    let server = good.classes.len() - 1;
+    for body in 0..good.classes[server].bodies.len() {
+        let instructions = &good.classes[server].bodies[body].instructions;
+        let adds = |it: &&Instruction| it.action == Action::Add;
+        let Some(at) = instructions.iter().position(|it| adds(&it)) else { continue };
+        let changed = |how: fn(&mut Vec<Instruction>, usize)| {
+            let mut program = good.clone();
+            how(&mut program.classes[server].bodies[body].instructions, at);
+            verify(&program).expect_err("a worker's gradients count once")
+        };
+        let found = changed(|instructions, at| {
+            let sum = instructions[at].writes[0];
+            instructions[0].writes[0] = Write::set(sum.to);
+        });
+        assert!(found.iter().any(|it| matches!(it, Violation::Lost { .. })), "{found:#?}");
+        let found = changed(|instructions, at| instructions.push(instructions[at].clone()));
+        assert!(found.iter().any(|it| matches!(it, Violation::ReducedTwice { .. })), "{found:#?}");
+    }
+}
+
+#[test]
 fn a_looser_bound_than_is_asked_for_is_rejected() {
-    let found = explore(&program(2, 1, 2), 4, 1).expect_err("it allows two steps");
+    let found =
+        explore(&program(2, 1, 2), 4, Staleness::Within(1)).expect_err("it allows two steps");
     assert!(matches!(found, Violation::Staleness { bound: 1, .. }), "{found}");
 }
 
@@ -124,14 +194,15 @@ fn a_server_that_sends_the_weights_before_it_has_updated_is_rejected() {
         let [push, pull] = serve.clients[0].handlers[..] else { panic!("two handlers") };
         serve.clients[0].handlers = vec![pull, push];
     });
-    let found = explore(&swapped, 3, 0).expect_err("its own gradients are missing");
+    let found =
+        explore(&swapped, 3, Staleness::Within(0)).expect_err("its own gradients are missing");
     assert!(matches!(found, Violation::Staleness { steps: 1, bound: 0, .. }), "{found}");
 }
 
 #[test]
 fn a_client_whose_clock_stands_still_is_rejected() {
     let program = serving(program(2, 1, 0), |serve| serve.clients[1].handlers[0].publishes = false);
-    let found = explore(&program, 3, 0).expect_err("the other waits for it");
+    let found = explore(&program, 3, Staleness::Within(0)).expect_err("the other waits for it");
     assert!(matches!(found, Violation::Waits { .. } | Violation::Staleness { .. }), "{found}");
     let found = verify(&program).expect_err("it ends no step");
     assert!(found.iter().any(|it| matches!(it, Violation::Service { .. })), "{found:?}");
@@ -174,15 +245,17 @@ fn an_answer_that_does_not_wait_for_those_of_another_client_is_rejected() {
 #[test]
 fn what_servers_cannot_go_with_is_refused_by_name() {
     let graph = small();
-    let good = plan(&graph, 2, Servers { count: 1, staleness: 0 });
+    let good = plan(&graph, 2, Servers { count: 1, staleness: Staleness::Within(0) });
     let changed = |how: &dyn Fn(&mut Plan)| {
         let mut plan = good.clone();
         how(&mut plan);
         plan
     };
     let scaled = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch: Some(8) };
-    let uniform =
-        Uniform { sync: Sync::default(), ..uniform(2, Servers { count: 1, staleness: 0 }) };
+    let uniform = Uniform {
+        sync: Sync::default(),
+        ..uniform(2, Servers { count: 1, staleness: Staleness::Within(0) })
+    };
     let wide = uniform.plan(&graph, "model", "local");
     let split = Uniform { pp: 2, mesh: Mesh::SINGLE, ..uniform }.plan(&graph, "model", "local");
     for (plan, key) in [
@@ -192,12 +265,33 @@ fn what_servers_cannot_go_with_is_refused_by_name() {
         (changed(&|it| it.updates = Updates::Round), "updates"),
         (changed(&|it| it.weights = Weights::Stash), "weights.rule"),
         (changed(&|it| it.precision = Precision::MIXED), "precision"),
-        (changed(&|it| it.optimizer = scaled), "optimizer.reference_batch"),
-        (changed(&|it| it.sync.servers = Some(Servers { count: 99, staleness: 0 })), "buckets"),
+        (
+            changed(&|it| {
+                it.optimizer = scaled;
+                it.sync.servers = Some(Servers { count: 1, staleness: Staleness::Unbounded });
+            }),
+            "optimizer.reference_batch",
+        ),
+        (
+            changed(&|it| {
+                it.sync.servers = Some(Servers { count: 99, staleness: Staleness::Within(0) })
+            }),
+            "ranges of parameters",
+        ),
         (Plan { pipeline: split.pipeline, ..good.clone() }, "pipeline.stage"),
         (Plan { pipeline: wide.pipeline, ..good.clone() }, "pipeline.stage.mesh"),
-        (changed(&|it| it.sync.servers = Some(Servers { count: 0, staleness: 0 })), "count"),
-        (changed(&|it| it.sync.servers = Some(Servers { count: 99, staleness: 0 })), "count"),
+        (
+            changed(&|it| {
+                it.sync.servers = Some(Servers { count: 0, staleness: Staleness::Within(0) })
+            }),
+            "count",
+        ),
+        (
+            changed(&|it| {
+                it.sync.servers = Some(Servers { count: 99, staleness: Staleness::Within(0) })
+            }),
+            "count",
+        ),
     ] {
         let devices = plan.device_count();
         let error = lower(&graph, &plan, devices).expect_err(key).to_string();
@@ -211,8 +305,78 @@ fn what_servers_cannot_go_with_is_refused_by_name() {
 #[test]
 fn weights_after_the_last_step_that_lack_gradients_are_rejected() {
     let bounded = program(2, 1, 5);
-    explore(&bounded, 2, 5).unwrap_or_else(|violation| panic!("{violation}"));
+    explore(&bounded, 2, Staleness::Within(5)).unwrap_or_else(|violation| panic!("{violation}"));
     let at_once = serving(bounded, |serve| serve.clients[0].handlers[1].when = When::Sent);
-    let found = explore(&at_once, 2, 5).expect_err("a row ends with all gradients applied");
+    let found = explore(&at_once, 2, Staleness::Within(5))
+        .expect_err("a row ends with all gradients applied");
     assert!(matches!(found, Violation::Staleness { bound: 0, .. }), "{found}");
+}
+
+#[test]
+fn parameters_are_cut_between_servers_where_an_update_is_by_element() {
+    let graph = small();
+    for (optimizer, cuts) in [
+        (Optimizer::default(), true),
+        (Optimizer::sgd(0.0), true),
+        (Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 }, false),
+    ] {
+        let servers = Servers { count: 2, staleness: Staleness::Unbounded };
+        let mut plan = plan(&graph, 2, servers);
+        plan.optimizer = optimizer;
+        // Two elements: less than any parameter.
+        plan.sync.bucket_bytes = 8;
+        let program = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(verify(&program), Ok(()));
+        let params = program.classes[2..].iter().flat_map(|class| &class.params);
+        assert_eq!(params.into_iter().any(|param| !param.is_whole()), cuts, "{optimizer:?}");
+        let held: usize = program.classes[2..].iter().map(elements).sum();
+        assert_eq!(held, elements(&program.classes[0]));
+    }
+}
+
+#[test]
+fn servers_that_hold_other_elements_than_workers_send_are_rejected() {
+    let graph = small();
+    let servers = Servers { count: 2, staleness: Staleness::Within(1) };
+    let mut plan = plan(&graph, 2, servers);
+    plan.sync.bucket_bytes = 8;
+    let good = lower(&graph, &plan, 4).unwrap_or_else(|error| panic!("{error}"));
+    let rejected = |how: &dyn Fn(&mut Program)| {
+        let mut program = good.clone();
+        how(&mut program);
+        let found = verify(&program).expect_err("elements go astray");
+        assert!(found.iter().any(|it| matches!(it, Violation::Served { .. })), "{found:#?}");
+    };
+    let cut = |class: &Class| class.params.iter().position(|param| param.part.start > 0);
+    let server = good.classes.iter().position(|it| cut(it).is_some()).expect("one is cut");
+    let param = cut(&good.classes[server]).expect("it is cut");
+    // The elements before them.
+    rejected(&|program| {
+        let part = &mut program.classes[server].params[param].part;
+        *part = part.start - 1..part.end - 1;
+    });
+    let moves = |carried: fn(&Carried) -> bool, from_start: bool| {
+        let shifted = |route: &Route| carried(&route.carried) && end(route, from_start) > 0;
+        let at = good.routes.iter().position(shifted).expect("a range that begins later");
+        rejected(&|program| {
+            let message = &mut program.routes[at].messages[0];
+            let end = if from_start { &mut message.source } else { &mut message.target };
+            end.start[0] -= 1;
+        });
+    };
+    moves(|it| matches!(it, Carried::Gradients(_)), true);
+    moves(|it| matches!(it, Carried::Weights(_)), false);
+    // A range that nobody holds, and one that two hold.
+    rejected(&|program| program.classes[0].buckets[0].served.truncate(1));
+    rejected(&|program| {
+        let served = &mut program.classes[0].buckets[0].served;
+        let again = served[0].clone();
+        served.push(again);
+    });
+}
+
+/// Where a route begins in the worker's bucket.
+fn end(route: &Route, from_start: bool) -> usize {
+    let message = &route.messages[0];
+    if from_start { message.source.start[0] } else { message.target.start[0] }
 }

@@ -5,7 +5,9 @@ mod scenario;
 use std::collections::BTreeMap;
 
 use scenario::{cores, gpt, h100, uniform};
-use shardloom_plan::{Mesh, Precision, Servers, Sync, Uniform};
+use shardloom_cluster::Cluster;
+use shardloom_graph::ModelSpec;
+use shardloom_plan::{Mesh, Precision, Servers, Staleness, Sync, Uniform};
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{Action, BodyKind, ClassId, Program, lower};
 use shardloom_sim::{Call, Driver, Options, Recorded, Recorder, SimError, run, simulate};
@@ -15,7 +17,7 @@ fn program(workers: u32, staleness: u32) -> Program {
     let graph = gpt(2, false);
     let uniform = Uniform {
         sync: Sync {
-            servers: Some(Servers { count: 1, staleness }),
+            servers: Some(Servers { count: 1, staleness: Staleness::Within(staleness) }),
             bucket_bytes: 1 << 30,
             ..Sync::default()
         },
@@ -208,7 +210,7 @@ fn memory_and_bytes_of_a_simulation_are_the_programs() {
 /// What came while the server was busy is there at the same time for it.
 #[test]
 fn of_messages_that_waited_for_a_busy_server_the_first_by_rank_is_answered_first() {
-    let program = program(3, 0);
+    let program = program(3, 1);
     let mut driver = Timed::new(&program, &[10, 30, 20], 3, 100);
     let options = Options { steps: 1, folded: false };
     for cluster in [h100(4), cores(4)] {
@@ -222,4 +224,67 @@ fn of_messages_that_waited_for_a_busy_server_the_first_by_rank_is_answered_first
     run(&program, &h100(4), options, &mut driver).expect("it runs");
     let pushes = driver.served.iter().filter(|it| !it.sends).map(|it| it.client.0);
     assert_eq!(pushes.collect::<Vec<_>>(), [0, 2, 1]);
+}
+
+/// Otherwise sums of gradients would depend on who comes first.
+#[test]
+fn without_staleness_gradients_are_taken_in_in_the_order_of_workers_and_there_is_one_update() {
+    let program = program(3, 0);
+    let mut driver = Timed::new(&program, &[30, 10, 20], 3, 100);
+    let options = Options { steps: 2, folded: false };
+    let found = run(&program, &h100(4), options, &mut driver).expect("it runs");
+    let pushes = driver.served.iter().filter(|it| !it.sends).map(|it| it.client.0);
+    assert_eq!(pushes.collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
+    // The slowest pass and its message, the update, and the weights for all three, one after the other; after
+    // the last step no more than the update.
+    let first = 30 + 3 + 100;
+    let end = found.step_ends.iter().flatten().copied().max().expect("steps");
+    assert_eq!(end, Picos(first + 3 + first));
+}
+
+/// The published arithmetic for a ResNet-50 of 23 million parameters: 2 x 8 x 23e6 x 4 bytes.
+#[test]
+fn eight_workers_of_23_million_parameters_move_1_47_gigabytes_in_a_step() {
+    let model = "mlp:inputs=21999,hidden=1000,layers=1,classes=1000";
+    let graph = ModelSpec::parse(model).and_then(|spec| spec.graph()).expect("a model");
+    assert_eq!(graph.parameter_count(), 23_000_000);
+    let (workers, whole) = (8, 4 * graph.parameter_count());
+    for count in [1, 2, 4] {
+        let servers = Servers { count, staleness: Staleness::SYNCHRONOUS };
+        let bucket_bytes = servers.bucket_bytes(&graph);
+        let uniform = Uniform {
+            sync: Sync { servers: Some(servers), bucket_bytes, ..Sync::default() },
+            precision: Precision::FP32,
+            clip_norm: None,
+            mesh: Mesh::of(workers as u32, 1, 1),
+            global_batch: workers,
+            ..uniform(1, 1, 1, 1)
+        };
+        let plan = uniform.plan(&graph, model, "h100-80g:2x8");
+        let program = lower(&graph, &plan, 16).unwrap_or_else(|error| panic!("{error}"));
+        let cluster = Cluster::parse("h100-80g:2x8").expect("a preset");
+        let found = simulate(&graph, &cluster, &program, Options::default()).expect("it runs");
+        let per_step = |class: ClassId| {
+            let sent: u64 = found.timeline.tracks[class.0 as usize].sent_bytes;
+            assert_eq!(sent % program.sent_bytes(class, 0), 0);
+            program.sent_bytes(class, 0)
+        };
+        let (mut total, mut of_servers) = (0, 0);
+        for (id, class) in program.classes() {
+            let sent = per_step(id);
+            total += sent;
+            if class.serves().is_none() {
+                assert_eq!(sent, whole, "a worker sends its gradients, and gets as much");
+                continue;
+            }
+            of_servers += sent;
+            // As much comes to it: 2 n M / S, where all have as much, and little more as ranges are dealt.
+            let held: usize = class.buckets.iter().map(|bucket| bucket.elements).sum();
+            assert_eq!(sent, workers as u64 * 4 * held as u64);
+            let most = 9.0 / 8.0 * whole as f64 / f64::from(count) + bucket_bytes as f64;
+            assert!(4.0 * held as f64 <= most, "{held} elements of {count} servers");
+        }
+        assert_eq!(of_servers, workers as u64 * whole);
+        assert_eq!(total, 1_472_000_000);
+    }
 }

@@ -20,7 +20,7 @@ use shardloom_graph::{Graph, ModelSpec};
 use shardloom_kernels::Tier;
 use shardloom_plan::{
     Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute,
-    ScheduleKind, Servers, Sync, Uniform, Weights,
+    ScheduleKind, Servers, Staleness, Sync, Uniform, Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
 
@@ -224,7 +224,7 @@ fn with_parameter_servers() {
     let graph = gpt(2);
     for (workers, count) in [(1, 1), (2, 1), (2, 2)] {
         // Without a bound of staleness workers end the row at different times.
-        let servers = Some(Servers { count, staleness: 0 });
+        let servers = Some(Servers { count, staleness: Staleness::Within(0) });
         let sync = Sync { servers, ..uniform().sync };
         let mesh = mesh(workers, 1, 1);
         let uniform = Uniform { mesh, sync, microbatches: 2, clip_norm: None, ..uniform() };

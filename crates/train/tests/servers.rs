@@ -3,17 +3,15 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-
 use shardloom_checkpoint::{Meta, Store};
 use shardloom_cluster::Cluster;
+use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
-use shardloom_plan::{Optimizer, Plan, Servers, Sync, Uniform};
+use shardloom_plan::{Mesh, Optimizer, Plan, Servers, Staleness, Sync, Uniform};
 use shardloom_program::{ClassId, Rank};
 use shardloom_sim::{Options, Recorded, run};
-use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{RunClock, Trainer};
-use support::{Samples, graph, mesh, serial, settings, trainer_with, trainer_with_clock};
+use support::{Samples, graph, mesh, serial, trainer_with_clock};
 
 const STEPS: u32 = 6;
 
@@ -31,7 +29,7 @@ fn served(graph: &Graph, workers: u32, servers: Servers, optimizer: Optimizer) -
     let plain = unclipped(optimizer);
     let (mesh, microbatches) = (mesh(workers, 1, 1), plain.microbatches / workers as usize);
     let uniform = Uniform { sync, mesh, microbatches, ..plain };
-    uniform.plan(graph, "model", "a100-40g:8")
+    uniform.plan(graph, "model", "a100-40g:2x8")
 }
 
 fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
@@ -39,7 +37,7 @@ fn started(graph: &Graph, plan: &Plan, clock: RunClock) -> Trainer {
 }
 
 fn cluster() -> Cluster {
-    Cluster::parse("a100-40g:8").expect("a preset")
+    Cluster::parse("a100-40g:2x8").expect("a preset")
 }
 
 fn clocks() -> [RunClock; 2] {
@@ -63,34 +61,92 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
     }
 }
 
-#[test]
-fn without_staleness_plain_gradient_descent_is_that_of_the_serial_run() {
-    let graph = gpt();
-    let sgd = Optimizer::sgd(0.0);
-    let mut alone = started(&graph, &unclipped(sgd).plan(&graph, "m", "c"), RunClock::Wall);
-    let expected = (train(&mut alone, STEPS), weights(&mut alone));
-    for (workers, count) in [(2, 1), (4, 1), (2, 3)] {
-        for clock in clocks() {
-            let plan = served(&graph, workers, Servers { count, staleness: 0 }, sgd);
-            let mut trainer = started(&graph, &plan, clock);
-            let losses = train(&mut trainer, STEPS);
-            for (loss, expected) in losses.iter().zip(&expected.0) {
+/// So many workers, or replicas, on a micro-batch each.
+fn trained(
+    graph: &Graph,
+    (sync, mesh): (Sync, Mesh),
+    (workers, optimizer): (u32, Optimizer),
+    clock: RunClock,
+) -> (Vec<f64>, Vec<f32>) {
+    let samples = if workers == 3 { 12 } else { 16 };
+    let microbatches = if mesh == Mesh::SINGLE { workers as usize } else { 1 };
+    let batch = Uniform { global_batch: samples, microbatches, ..unclipped(optimizer) };
+    let plan = Uniform { sync, mesh, ..batch }.plan(graph, "model", "a100-40g:2x8");
+    let mut trainer = started(graph, &plan, clock);
+    (train(&mut trainer, 20), weights(&mut trainer))
+}
+
+fn synchronous(count: u32) -> Sync {
+    let servers = Some(Servers { count, staleness: Staleness::SYNCHRONOUS });
+    Sync { servers, bucket_bytes: 4000, ..Sync::default() }
+}
+
+/// Twenty steps with servers, and on one rank with the same micro-batches.
+fn assert_as_one_process(graph: &Graph, optimizer: Optimizer) {
+    for workers in [1, 2, 3, 4, 8] {
+        let of = (workers, optimizer);
+        let alone = (Sync::default(), Mesh::SINGLE);
+        let expected = trained(graph, alone, of, RunClock::Wall);
+        for (count, clock) in [1, 3].into_iter().flat_map(|count| clocks().map(|it| (count, it))) {
+            let found = trained(graph, (synchronous(count), mesh(workers, 1, 1)), of, clock);
+            for (loss, expected) in found.0.iter().zip(&expected.0) {
                 assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
             }
-            assert_close(&weights(&mut trainer), &expected.1, 1e-5);
+            assert_close(&found.1, &expected.1, 1e-5);
         }
+    }
+}
+
+#[test]
+fn without_staleness_gradient_descent_is_that_of_one_process() {
+    for momentum in [0.0, 0.9] {
+        assert_as_one_process(&gpt(), Optimizer::sgd(momentum));
+    }
+}
+
+/// Without the biases of keys, whose gradients are zero but for rounding, which AdamW makes steps as large as
+/// others of.
+#[test]
+fn without_staleness_adamw_is_that_of_one_process() {
+    let llama = graph("llama:layers=2,hidden=16,heads=2,ffn=32,seq=8,vocab=32");
+    assert_as_one_process(&llama, Optimizer::default());
+}
+
+#[test]
+fn without_staleness_adamw_is_data_parallelism_that_adds_in_the_order_of_ranks() {
+    let graph = gpt();
+    for workers in [2, 3, 4, 8] {
+        let of = (workers, Optimizer::default());
+        let direct = Sync { algorithm: Algorithm::Direct, ..Sync::default() };
+        let replicas = (direct, mesh(workers, 1, 1));
+        let expected = trained(&graph, replicas, of, RunClock::Wall);
+        let found = trained(&graph, (synchronous(2), replicas.1), of, RunClock::Wall);
+        assert_eq!(found.1, expected.1);
     }
 }
 
 #[test]
 fn one_worker_and_its_servers_train_as_one_rank_bit_for_bit() {
     let graph = gpt();
-    for optimizer in [Optimizer::default(), Optimizer::sgd(0.9)] {
+    // Of the last two a parameter is never cut between servers, since they look at all of it.
+    let optimizers = [
+        Optimizer::default(),
+        Optimizer::sgd(0.9),
+        Optimizer::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.1 },
+        Optimizer::Adafactor {
+            decay_exponent: 0.8,
+            clip: 1.0,
+            least_parameter_rms: 1e-3,
+            weight_decay: 0.1,
+        },
+    ];
+    for optimizer in optimizers {
         let mut alone =
             started(&graph, &unclipped(optimizer).plan(&graph, "m", "c"), RunClock::Wall);
         let expected = (train(&mut alone, STEPS), weights(&mut alone));
         for clock in clocks() {
-            let plan = served(&graph, 1, Servers { count: 2, staleness: 1 }, optimizer);
+            let plan =
+                served(&graph, 1, Servers { count: 2, staleness: Staleness::Within(1) }, optimizer);
             let mut trainer = started(&graph, &plan, clock);
             assert_eq!((train(&mut trainer, STEPS), weights(&mut trainer)), expected);
         }
@@ -122,7 +178,7 @@ fn weights_never_lack_more_steps_than_the_bound_allows() {
     let graph = gpt();
     for bound in [0, 1, 2] {
         for clock in clocks() {
-            let servers = Servers { count: 2, staleness: bound };
+            let servers = Servers { count: 2, staleness: Staleness::Within(bound) };
             let plan = served(&graph, 4, servers, Optimizer::default());
             let mut trainer = started(&graph, &plan, clock);
             train(&mut trainer, STEPS);
@@ -144,7 +200,12 @@ fn in_turn(workers: u32, steps: u32, first: u32) -> Vec<u32> {
 #[test]
 fn a_run_with_given_answers_is_bitwise_the_one_that_wrote_them() {
     let graph = gpt();
-    let plan = served(&graph, 4, Servers { count: 1, staleness: 2 }, Optimizer::default());
+    let plan = served(
+        &graph,
+        4,
+        Servers { count: 1, staleness: Staleness::Within(2) },
+        Optimizer::default(),
+    );
     let mut wrote = started(&graph, &plan, RunClock::Wall);
     let losses = train(&mut wrote, STEPS);
     let answers = wrote.answers().to_vec();
@@ -171,7 +232,12 @@ fn a_run_with_given_answers_is_bitwise_the_one_that_wrote_them() {
 #[test]
 fn answers_that_break_the_bound_are_refused() {
     let graph = gpt();
-    let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, Optimizer::default());
+    let plan = served(
+        &graph,
+        2,
+        Servers { count: 1, staleness: Staleness::Within(0) },
+        Optimizer::default(),
+    );
     let mut trainer = started(&graph, &plan, RunClock::Wall);
     // The first worker's gradients, and then its weights before the other has come.
     let answers = vec![vec![], vec![], vec![0, 0, 1, 1]];
@@ -184,7 +250,12 @@ fn answers_that_break_the_bound_are_refused() {
         let error = trainer.repeat_answers(vec![vec![]; ranks]).expect_err("there are 3 ranks");
         assert!(error.to_string().contains(&format!("answers of {ranks} ranks")), "{error}");
     }
-    let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, Optimizer::default());
+    let plan = served(
+        &graph,
+        2,
+        Servers { count: 1, staleness: Staleness::Within(0) },
+        Optimizer::default(),
+    );
     let mut virtually = started(&graph, &plan, RunClock::Virtual(cluster()));
     assert!(virtually.repeat_answers(vec![vec![]; 3]).is_err());
 }
@@ -192,7 +263,12 @@ fn answers_that_break_the_bound_are_refused() {
 #[test]
 fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted() {
     let graph = gpt();
-    let plan = served(&graph, 4, Servers { count: 2, staleness: 1 }, Optimizer::default());
+    let plan = served(
+        &graph,
+        4,
+        Servers { count: 2, staleness: Staleness::Within(1) },
+        Optimizer::default(),
+    );
     let cluster = cluster();
     let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster.clone()));
     let (_, executed) = trainer.train_steps_recorded(STEPS).expect("steps");
@@ -222,9 +298,43 @@ fn executed_and_simulated_timelines_are_equal_and_bytes_and_memory_as_predicted(
 }
 
 #[test]
+fn twice_the_parameters_go_between_each_worker_and_the_servers_in_a_step() {
+    let graph = gpt();
+    let whole = 4 * graph.parameter_count();
+    for staleness in [Staleness::Within(0), Staleness::Within(2), Staleness::Unbounded] {
+        for (workers, count) in [(1, 1), (2, 1), (4, 1), (4, 3)] {
+            for clock in clocks() {
+                let servers = Servers { count, staleness };
+                let plan = served(&graph, workers, servers, Optimizer::sgd(0.0));
+                let mut trainer = started(&graph, &plan, clock);
+                train(&mut trainer, STEPS);
+                let sent = trainer.sent_bytes_per_rank();
+                let (of_workers, of_servers) = sent.split_at(workers as usize);
+                let steps = u64::from(STEPS);
+                assert!(of_workers.iter().all(|&bytes| bytes == steps * whole), "{sent:?}");
+                let pulled: u64 = of_servers.iter().sum();
+                assert_eq!(pulled, steps * u64::from(workers) * whole);
+                let total: u64 = sent.iter().sum();
+                assert_eq!(total, steps * 2 * u64::from(workers) * whole);
+                for (server, &bytes) in of_servers.iter().enumerate() {
+                    let class = trainer.program().class(ClassId(workers + server as u32));
+                    let held: usize = class.buckets.iter().map(|bucket| bucket.elements).sum();
+                    assert_eq!(bytes, steps * u64::from(workers) * 4 * held as u64);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_resumed_run_with_the_same_answers_is_bitwise_the_uninterrupted_one() {
     let graph = gpt();
-    let plan = served(&graph, 2, Servers { count: 2, staleness: 1 }, Optimizer::default());
+    let plan = served(
+        &graph,
+        2,
+        Servers { count: 2, staleness: Staleness::Within(1) },
+        Optimizer::default(),
+    );
     let mut whole = started(&graph, &plan, RunClock::Wall);
     train(&mut whole, 3);
     let folder = tempfile::tempdir().expect("a folder");
@@ -246,7 +356,7 @@ fn what_servers_have_saved_goes_on_under_another_plan_and_back() {
     let alone = unclipped(sgd).plan(&graph, "m", "c");
     let mut whole = started(&graph, &alone, RunClock::Wall);
     train(&mut whole, 4);
-    let plan = served(&graph, 2, Servers { count: 1, staleness: 0 }, sgd);
+    let plan = served(&graph, 2, Servers { count: 1, staleness: Staleness::Within(0) }, sgd);
     let mut trainer = started(&graph, &plan, RunClock::Wall);
     train(&mut trainer, 2);
     trainer.replan(&alone, 1).expect("replanned");
@@ -256,105 +366,15 @@ fn what_servers_have_saved_goes_on_under_another_plan_and_back() {
     assert_close(&weights(&mut trainer), &weights(&mut whole), 1e-5);
 }
 
-/// The order in which each worker gets as far ahead of the last as the bound allows.
-fn as_stale_as_allowed(workers: usize, bound: i64, steps: i64) -> Vec<u32> {
-    let (mut applied, mut sent) = (vec![0; workers], vec![0; workers]);
-    let mut answers = vec![];
-    loop {
-        let last = *applied.iter().min().expect("workers");
-        let may = |client: &usize| {
-            let (applied, sent) = (applied[*client], sent[*client]);
-            let bound = if applied == steps { 0 } else { bound };
-            sent < steps && (applied == sent || applied - last <= bound)
-        };
-        let Some(client) = (0..workers).find(may) else { break answers };
-        let count = if applied[client] == sent[client] { &mut applied } else { &mut sent };
-        count[client] += 1;
-        answers.push(client as u32);
-    }
-}
-
-/// Weights by name.
-type Weights = BTreeMap<String, Vec<f32>>;
-
-/// A plain loop over answers: what each step's loss comes to, and the weights in the end. Gradients are those
-/// of a run of its own for each worker, at a rate of its own, which is given weights before each micro-batch
-/// and asked for them afterwards.
-fn plain_loop(
-    graph: &Graph,
-    answers: &[u32],
-    workers: usize,
-    rates: &LearningRate,
-) -> (Vec<f64>, Weights) {
-    const OWN_RATE: f32 = 0.05;
-    let alone = Uniform { global_batch: 2, microbatches: 1, ..unclipped(Optimizer::sgd(0.0)) };
-    let alone = alone.plan(graph, "m", "c");
-    let mut runs: Vec<Trainer> =
-        (0..workers).map(|_| started(graph, &alone, RunClock::Wall)).collect();
-    let mut held = runs[0].weights().expect("weights");
-    let mut sent: Vec<Option<Weights>> = vec![Some(held.clone()); workers];
-    let mut steps = vec![0; workers];
-    let mut losses = vec![];
-    for &client in answers {
-        let (client, run) = (client as usize, &mut runs[client as usize]);
-        let Some(given) = sent[client].take() else {
-            sent[client] = Some(held.clone());
-            continue;
-        };
-        let step: usize = steps[client];
-        // The micro-batches before its own are other workers'.
-        let passed = step * workers + client - run.next_step() as usize;
-        if passed > 0 {
-            train(run, passed as u32);
-        }
-        run.set_weights(given.clone()).expect("weights");
-        let loss = train(run, 1)[0];
-        let updated = run.weights().expect("weights");
-        for (name, held) in &mut held {
-            for ((held, given), updated) in held.iter_mut().zip(&given[name]).zip(&updated[name]) {
-                let gradient = (given - updated) / OWN_RATE;
-                *held -= rates.at(step as u64) as f32 * gradient / workers as f32;
-            }
-        }
-        losses.resize(losses.len().max(step + 1), 0.0);
-        losses[step] += loss / workers as f64;
-        steps[client] += 1;
-    }
-    (losses, held)
-}
-
-#[test]
-fn with_given_answers_training_is_the_plain_loop_over_them() {
-    let (graph, sgd) = (gpt(), Optimizer::sgd(0.0));
-    let steps = u64::from(STEPS);
-    let curve = Curve::Cosine { peak: 0.1, warmup_steps: 2, total_steps: steps, floor: 0.01 };
-    let rates = LearningRate::new(curve).expect("a positive rate");
-    let mut found = vec![];
-    for bound in [0, 1, 3] {
-        let answers = as_stale_as_allowed(4, bound, i64::from(STEPS));
-        assert_eq!(staleness(&answers, 4, i64::from(STEPS)), bound);
-        let servers = Servers { count: 1, staleness: bound as u32 };
-        let plan = served(&graph, 4, servers, sgd);
-        let samples = Samples::patterned(64, 8, 32);
-        let mut trainer = trainer_with(&graph, &plan, samples, settings(curve));
-        let by_rank = vec![vec![], vec![], vec![], vec![], answers.clone()];
-        trainer.repeat_answers(by_rank).expect("threads");
-        let losses = train(&mut trainer, STEPS);
-        let expected = plain_loop(&graph, &answers, 4, &rates);
-        for (loss, expected) in losses.iter().zip(&expected.0) {
-            assert!((loss - expected).abs() < 1e-5 * expected, "{loss} for {expected}");
-        }
-        let expected: Vec<f32> = expected.1.into_values().flatten().collect();
-        assert_close(&weights(&mut trainer), &expected, 1e-5);
-        found.push(losses);
-    }
-    assert!(found[0] != found[1] && found[1] != found[2], "staleness shows");
-}
-
 #[test]
 fn evaluation_is_with_the_weights_that_all_gradients_have_changed() {
     let graph = gpt();
-    let plan = served(&graph, 4, Servers { count: 1, staleness: 2 }, Optimizer::sgd(0.0));
+    let plan = served(
+        &graph,
+        4,
+        Servers { count: 1, staleness: Staleness::Within(2) },
+        Optimizer::sgd(0.0),
+    );
     let mut trainer = started(&graph, &plan, RunClock::Wall);
     train(&mut trainer, 3);
     let found = trainer.validate(8).expect("it runs").expect("samples");

@@ -5,8 +5,8 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Sync,
-    Uniform, Updates, Weights,
+    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Staleness,
+    Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -99,9 +99,10 @@ struct Split {
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     servers: Option<u32>,
 
-    /// Steps that a worker may be ahead of the slowest [default: 0]
-    #[arg(long, value_name = "STEPS", requires = "servers", value_parser = whole::<u32>)]
-    staleness: Option<u32>,
+    /// Steps that a worker may be ahead of the slowest, or unbounded: with 0 servers update once a step with
+    /// the gradients of all workers, otherwise with those of each as they come [default: 0]
+    #[arg(long, value_name = "STEPS", requires = "servers")]
+    staleness: Option<Staleness>,
 
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
@@ -161,10 +162,6 @@ impl Split {
 fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
     options.into_iter().find(|&(_, given)| given).map(|(name, _)| name)
 }
-
-/// The largest bucket of weights that a server holds, where there are several blocks in it: the size of
-/// partitions in BytePS (Jiang et al. 2020, OSDI), as it is set where nobody sets it.
-const SERVED_BUCKET_BYTES: usize = 4_096_000;
 
 /// Samples of a step, where nothing else is said.
 const GLOBAL_BATCH: usize = 8;
@@ -357,10 +354,7 @@ impl Dimensions {
         let Rules { weights, updates, recompute } = order.rules(&self.optimizer()?)?;
         let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
         if let Some(servers) = numbers.sync.servers {
-            // Small enough for all servers to have some, also of a small model.
-            let bytes = 4 * model.graph().parameter_count() as usize;
-            let share = bytes / (4 * servers.count.max(1) as usize);
-            numbers.sync.bucket_bytes = share.clamp(1, SERVED_BUCKET_BYTES);
+            numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
         }
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
@@ -410,7 +404,7 @@ impl Dimensions {
         place: &Place,
     ) -> Result<Uniform, Failure> {
         let servers = self.split.servers.map(|count| {
-            let staleness = self.split.staleness.unwrap_or(0);
+            let staleness = self.split.staleness.unwrap_or(Staleness::SYNCHRONOUS);
             Servers { count, staleness }
         });
         let zero = self.split.zero.unwrap_or(0);

@@ -8,6 +8,7 @@ pub(crate) mod gpipe;
 pub(crate) mod hanayo;
 pub(crate) mod interleaved;
 pub(crate) mod megatron_lm;
+pub(crate) mod parameter_server;
 pub(crate) mod pipedream;
 pub(crate) mod pipedream_2bw;
 pub(crate) mod pipedream_flush;

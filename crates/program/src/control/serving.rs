@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use shardloom_plan::Staleness;
+
 use super::{Entry, Run};
 use crate::ClassId;
 
@@ -10,9 +12,11 @@ use crate::ClassId;
 pub enum When {
     /// Once the client has sent what its entry receives first.
     Sent,
-    /// Once no other client's clock is more than so many steps behind this one's; at the end of a row, which
-    /// leaves nothing under way, once none is behind.
-    Within(u32),
+    /// Likewise, and once the clients before it have had this step ended.
+    InTurn,
+    /// Once no other client's clock is further behind this one's than that; at the end of a row, which leaves
+    /// nothing under way, once none is behind.
+    Within(Staleness),
 }
 
 /// What a server does for a client at its request. It runs whole, and nothing runs beside it.
@@ -96,10 +100,15 @@ impl<'p> Serving<'p> {
     }
 
     fn may(&self, client: usize, when: When) -> bool {
-        let When::Within(bound) = when else { return true };
         let clock = self.clocks[client];
-        let bound = if clock == self.steps.end { 0 } else { i64::from(bound) };
-        self.clocks.iter().all(|&other| other + bound >= clock)
+        let staleness = match when {
+            When::Sent => return true,
+            When::InTurn => return self.clocks[..client].iter().all(|&before| before > clock),
+            When::Within(_) if clock == self.steps.end => Staleness::SYNCHRONOUS,
+            When::Within(staleness) => staleness,
+        };
+        let bound = staleness.bound().map(i64::from);
+        bound.is_none_or(|bound| self.clocks.iter().all(|&other| other + bound >= clock))
     }
 
     pub fn serve(&mut self, client: usize) -> Run {

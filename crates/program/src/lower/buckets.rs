@@ -2,16 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use std::ops::Range;
+
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Mesh, Optimizer, Plan};
+use shardloom_plan::{Axis, Kept, Mesh, Optimizer, Plan};
 
 use super::holdings::{Keeps, ParameterGroupId, Ways};
 use super::stage::StageModel;
-use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
+use crate::class::{Bucket, BucketId, ClassId, ParamId, ServedRange, WeightParam};
+use crate::ring::Ring;
 use crate::sync::add;
 use crate::{
     Content, Copies, Format, Keep, Layout, ProgramError, Shape, Tensor, TensorId, View, Window,
+    overlap,
 };
 
 /// The parameters of a class's stages, their buckets, and the tensors that hold them.
@@ -87,7 +91,6 @@ impl<'a> Parameters<'a> {
         // All stages of a class have its mesh, and all stages the same micro-batches.
         let model = models[0];
         let mut parts = Parameters::none(plan, ways, model.mesh);
-        let count = keys.len();
         for (key, members) in keys.into_iter().zip(members) {
             let bucket = BucketId(parts.buckets.len() as u32);
             let mut offset = 0;
@@ -100,7 +103,9 @@ impl<'a> Parameters<'a> {
                 let row_axes = graph.value(value).parameter().map_or(0, |it| it.row_axes);
                 let rows: usize = global[..row_axes].iter().product();
                 let columns = global[row_axes..].iter().product();
-                let param = WeightParam { value, bucket, offset, layout, shape, rows, columns };
+                let part = 0..shape.iter().product();
+                let param =
+                    WeightParam { value, bucket, offset, layout, shape, rows, columns, part };
                 offset += param.elements();
                 parts.params.push(param);
                 parts.by_value.insert(value, id);
@@ -110,12 +115,6 @@ impl<'a> Parameters<'a> {
             let name = unit_name(&name);
             let held = parts.hold(bucket, &name, offset, &ids, (key.group, &key.replicas), keeps);
             parts.groups.push(key.group);
-            let server = keeps.servers.map(|(first, servers)| {
-                let is_its =
-                    |&server: &usize| chunk(count, servers, server).contains(&(bucket.0 as usize));
-                let server = (0..servers).find(is_its).expect("buckets are dealt to servers");
-                ClassId(first.0 + server as u32)
-            });
             parts.buckets.push(Bucket {
                 name,
                 elements: offset,
@@ -125,12 +124,15 @@ impl<'a> Parameters<'a> {
                 partial: key.partial,
                 copies,
                 splits: key.splits,
-                owned_here: server.is_none()
+                owned_here: keeps.servers.is_none()
                     && key.classes.first().is_none_or(|&first| first == class),
-                server,
+                served: vec![],
                 classes: key.classes,
                 held,
             });
+        }
+        if let Some((first, servers)) = keeps.servers {
+            parts.deal(first, servers);
         }
         let corrections = plan.weights.corrections();
         let moves = corrections.prediction.is_some() || corrections.discrepancy.is_some();
@@ -167,26 +169,94 @@ impl<'a> Parameters<'a> {
         }
     }
 
-    /// Those of a server, which updates some of these buckets, alone and by itself.
+    /// Deals ranges of all buckets to so many servers, the first of which is `first`.
+    fn deal(&mut self, first: ClassId, servers: usize) {
+        let pieces: Vec<(usize, Range<usize>)> = self.pieces().collect();
+        let sizes: Vec<usize> = pieces.iter().map(|(_, range)| range.len()).collect();
+        let owners = Ring::of(0..servers as u32).owners(&sizes);
+        for ((bucket, range), owner) in pieces.into_iter().zip(owners) {
+            let server = ClassId(first.0 + owner);
+            let served = &mut self.buckets[bucket].served;
+            match served.last_mut().filter(|last| last.server == server) {
+                Some(last) => last.range.end = range.end,
+                None => served.push(ServedRange { range, server }),
+            }
+        }
+    }
+
+    /// Ranges of buckets that servers hold whole, each with the number of its bucket, as large as the plan lets
+    /// buckets be. Parameters are cut between two, unless the optimizer looks at more than an element at a
+    /// time.
+    pub fn pieces(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.buckets.iter().enumerate().flat_map(|(index, bucket)| {
+            let most = (self.plan.sync.bucket_bytes / Format::F32.bytes()).max(1);
+            let pieces: Vec<Range<usize>> = match self.updates_elements(bucket) {
+                true => {
+                    let count = bucket.elements.div_ceil(most);
+                    (0..count).map(|piece| chunk(bucket.elements, count, piece)).collect()
+                }
+                false => self.runs_of_params(bucket, most),
+            };
+            pieces.into_iter().map(move |range| (index, range))
+        })
+    }
+
+    /// Whether what becomes of an element of a bucket depends on no other.
+    fn updates_elements(&self, bucket: &Bucket) -> bool {
+        let optimizer = self.plan.optimizer;
+        let per_element = |param: &ParamId| {
+            let WeightParam { rows, columns, .. } = self.params[param.0 as usize];
+            optimizer.keeps(rows, columns).iter().all(|it| *it == Kept::PerElement)
+        };
+        optimizer.statistics_rounds() == 0 && bucket.params.iter().all(per_element)
+    }
+
+    /// Ranges of whole parameters, of at most so many elements where there are several in one.
+    fn runs_of_params(&self, bucket: &Bucket, most: usize) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = vec![];
+        for param in &bucket.params {
+            let range = self.params[param.0 as usize].range();
+            match runs.last_mut().filter(|run| range.end - run.start <= most) {
+                Some(run) => run.end = range.end,
+                None => runs.push(range),
+            }
+        }
+        runs
+    }
+
+    /// Those of a server, which updates ranges of these buckets, alone and by itself.
     pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
         let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
         let keeps = Keeps { is_delayed: false, backs_up: false, servers: None };
-        let own = self.buckets.iter().enumerate().filter(|(_, it)| it.server == Some(server));
-        for (bucket_index, bucket) in own {
-            let id = BucketId(parts.buckets.len() as u32);
-            let mut ids = vec![];
-            for param in &bucket.params {
-                let param = WeightParam { bucket: id, ..self.params[param.0 as usize].clone() };
-                ids.push(ParamId(parts.params.len() as u32));
-                parts.by_value.insert(param.value, ids[ids.len() - 1]);
-                parts.params.push(param);
+        for (bucket_index, bucket) in self.buckets.iter().enumerate() {
+            for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
+                let id = BucketId(parts.buckets.len() as u32);
+                let mut ids = vec![];
+                for param in &bucket.params {
+                    let param = &self.params[param.0 as usize];
+                    let held = overlap(range, &param.range());
+                    if held.is_empty() {
+                        continue;
+                    }
+                    let part = held.start - param.offset..held.end - param.offset;
+                    let offset = held.start - range.start;
+                    let param = WeightParam { bucket: id, offset, part, ..param.clone() };
+                    ids.push(ParamId(parts.params.len() as u32));
+                    parts.by_value.insert(param.value, ids[ids.len() - 1]);
+                    parts.params.push(param);
+                }
+                let group = self.groups[bucket_index];
+                let held = parts.hold(id, &bucket.name, range.len(), &ids, (group, &[]), keeps);
+                parts.groups.push(group);
+                parts.buckets.push(Bucket {
+                    params: ids,
+                    elements: range.len(),
+                    held,
+                    served: vec![],
+                    owned_here: true,
+                    ..bucket.clone()
+                });
             }
-            let group = self.groups[bucket_index];
-            let held = parts.hold(id, &bucket.name, bucket.elements, &ids, (group, &[]), keeps);
-            parts.groups.push(group);
-            let (params, server) = (ids, None);
-            let bucket = Bucket { params, held, server, owned_here: true, ..bucket.clone() };
-            parts.buckets.push(bucket);
         }
         parts
     }

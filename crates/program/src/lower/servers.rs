@@ -1,19 +1,19 @@
 //! Servers and their workers (see [`crate::sync::Server`]): a worker ends a step by sending its gradients to the
 //! servers and begins the next by getting the weights from them; a server updates with what comes from a worker,
-//! and sends it the weights when the bound allows.
+//! or without staleness from all of them, and sends it the weights when the bound allows.
 
 use shardloom_cluster::DeviceId;
-use shardloom_plan::{Mesh, Plan};
+use shardloom_plan::{Mesh, Plan, Staleness};
 
 use super::boundary::Boundaries;
 use super::buckets::Parameters;
 use super::epilogue;
 use super::order::Order;
-use crate::class::{Body, BodyId, BodyKind, Class, ClassId, Part, Rank};
-use crate::sync::Synchronisation;
+use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, Rank, ServedRange};
+use crate::sync::{Synchronisation, add};
 use crate::{
-    Action, Carried, Client, Control, Entry, Format, Handler, Instruction, ProgramError, Route,
-    RouteId, Serve, View, When,
+    Action, Carried, Client, Control, Entry, Extent, Format, Handler, Instruction, Keep, Mode,
+    ProgramError, Route, RouteId, Serve, TensorId, View, When,
 };
 use shardloom_schedule::ScheduleError;
 
@@ -22,22 +22,26 @@ pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(Clas
     way.servers().map(|servers| (ClassId(workers as u32), servers.count as usize))
 }
 
-/// The routes of one bucket between a worker and its server.
+/// The routes of a range of a worker's bucket to its server and back.
 #[derive(Clone, Copy)]
-struct BucketRoutes {
+struct RangeRoutes {
+    /// The worker's bucket.
+    bucket: BucketId,
+    server: ClassId,
     gradients: RouteId,
     weights: RouteId,
 }
 
 /// What servers do for workers.
 pub(super) struct Service<'a> {
-    staleness: u32,
+    staleness: Staleness,
     /// By server.
     parameters: Vec<Parameters<'a>>,
-    /// By worker and its bucket.
-    routes: Vec<Vec<BucketRoutes>>,
-    /// The number of each server's first bucket among a worker's.
-    first: Vec<usize>,
+    /// By server and bucket: where a worker's gradients come to before they are added to those of others;
+    /// none where servers update with each worker's by themselves.
+    arrived: Option<Vec<Vec<TensorId>>>,
+    /// By worker, in the order of its buckets and their ranges, which is that of a server's buckets.
+    routes: Vec<Vec<RangeRoutes>>,
 }
 
 impl<'a> Service<'a> {
@@ -45,60 +49,60 @@ impl<'a> Service<'a> {
     /// the routes of buckets to those of values.
     ///
     /// # Errors
-    /// If there are more servers than buckets.
+    /// If there are more servers than ranges of parameters.
     pub fn of(
         way: &dyn Synchronisation,
         workers: &[Parameters<'a>],
         boundaries: &mut Boundaries,
     ) -> Result<Option<Service<'a>>, ProgramError> {
         let Some(asked) = way.servers() else { return Ok(None) };
-        let buckets = workers[0].buckets.len();
-        if asked.count as usize > buckets {
+        let ranges = workers[0].pieces().count();
+        if asked.count as usize > ranges {
             let count = asked.count;
             return Err(ScheduleError::Rule(format!(
-                "sync.servers.count = {count}: buckets are divided among servers, and there are {buckets}; \
-                 take fewer servers, or a smaller sync.bucket_bytes"
+                "sync.servers.count = {count}: ranges of parameters are dealt to servers, and there are \
+                 {ranges}; take fewer servers, or a smaller sync.bucket_bytes"
             ))
             .into());
         }
         let servers = (0..asked.count).map(|server| ClassId(workers.len() as u32 + server));
-        let parameters: Vec<Parameters<'a>> =
+        let mut parameters: Vec<Parameters<'a>> =
             servers.map(|server| workers[0].of_server(server)).collect();
-        let mut first = vec![0];
-        for server in &parameters {
-            first.push(first[first.len() - 1] + server.buckets.len());
-        }
+        let adds_up = asked.staleness == Staleness::SYNCHRONOUS && workers.len() > 1;
+        let arrived = adds_up.then(|| parameters.iter_mut().map(add_arrived).collect());
         let mut routes = vec![];
         for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
             let mut of_worker = vec![];
             for (id, bucket) in epilogue::buckets(parameters) {
-                let Some(server) = bucket.server else { continue };
-                let mut add = |carried, ends, tensor: View| {
-                    let format: Format = parameters.tensor(tensor).format;
-                    let route = Route::of_bucket(carried, ends, format, bucket.elements);
-                    boundaries.routes.push(route);
-                    RouteId(boundaries.routes.len() as u32 - 1)
-                };
-                let held = &bucket.held.replicated;
-                let (gradients, weights) = (held.reduced, View::whole(held.weights));
-                of_worker.push(BucketRoutes {
-                    gradients: add(Carried::Gradients(id), [worker, server], gradients),
-                    weights: add(Carried::Weights(id), [server, worker], weights),
-                });
+                for ServedRange { range, server } in &bucket.served {
+                    let mut add = |carried, ends, tensor: View| {
+                        let format: Format = parameters.tensor(tensor).format;
+                        boundaries.routes.push(Route::of_range(carried, ends, format, range.len()));
+                        RouteId(boundaries.routes.len() as u32 - 1)
+                    };
+                    let held = &bucket.held.replicated;
+                    let (gradients, weights) = (held.reduced, View::whole(held.weights));
+                    let (here, there) = ((worker, range.start), (*server, 0));
+                    of_worker.push(RangeRoutes {
+                        bucket: id,
+                        server: *server,
+                        gradients: add(Carried::Gradients(id), [here, there], gradients),
+                        weights: add(Carried::Weights(id), [there, here], weights),
+                    });
+                }
             }
             routes.push(of_worker);
         }
-        Ok(Some(Service { staleness: asked.staleness, parameters, routes, first }))
+        Ok(Some(Service { staleness: asked.staleness, parameters, arrived, routes }))
     }
 
     /// What ends a worker's step: it sends its gradients.
     pub fn push(&self, worker: ClassId, parameters: &Parameters<'_>) -> Vec<Instruction> {
-        let routes = &self.routes[worker.0 as usize];
-        let send = |(bucket, routes): (&crate::class::Bucket, &BucketRoutes)| {
+        let send = |routes: &RangeRoutes| {
             let action = Action::Send { route: routes.gradients };
-            Instruction::new(action, [bucket.held.replicated.reduced], [])
+            Instruction::new(action, [parameters.replicated(routes.bucket).reduced], [])
         };
-        parameters.buckets.iter().zip(routes).map(send).collect()
+        self.routes[worker.0 as usize].iter().map(send).collect()
     }
 
     /// A worker's control: what its schedule runs, after the weights that the step before has led to.
@@ -111,12 +115,12 @@ impl<'a> Service<'a> {
         for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
             body.kind = BodyKind::Synchronisation;
         }
-        let routes = &self.routes[worker.0 as usize];
-        let receive = |(bucket, routes): (&crate::class::Bucket, &BucketRoutes)| {
+        let receive = |routes: &RangeRoutes| {
             let action = Action::Receive { route: routes.weights };
-            Instruction::new(action, [], [View::whole(bucket.held.replicated.weights)])
+            let weights = parameters.replicated(routes.bucket).weights;
+            Instruction::new(action, [], [View::whole(weights)])
         };
-        let pull = parameters.buckets.iter().zip(routes).map(receive).collect();
+        let pull = self.routes[worker.0 as usize].iter().map(receive).collect();
         let pull = order.add(BodyKind::Synchronisation, pull);
         let pull = Entry { shift: -1, ..Entry::new(pull, None) };
         let entries = order.entries.iter().map(|&(entry, _)| entry);
@@ -131,10 +135,8 @@ impl<'a> Service<'a> {
         {
             let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
             let mut bodies = vec![];
-            let clients = (0..workers).map(|worker| {
-                let routes = &self.routes[worker][self.first[server]..self.first[server + 1]];
-                self.client(ClassId(worker as u32), parameters, routes, &mut bodies)
-            });
+            let clients = (0..workers)
+                .map(|worker| self.client((server, ClassId(worker as u32)), workers, &mut bodies));
             let clients = clients.collect();
             classes.push(Class {
                 stages: vec![],
@@ -154,32 +156,63 @@ impl<'a> Service<'a> {
         }
     }
 
-    /// What a server does for a worker: updates with its gradients, and sends it the weights.
+    /// What a server does for a worker: takes in its gradients, updates with them, or after the last worker
+    /// with those of all, and sends it the weights.
     fn client(
         &self,
-        class: ClassId,
-        parameters: &Parameters<'_>,
-        routes: &[BucketRoutes],
+        (server, class): (usize, ClassId),
+        workers: usize,
         bodies: &mut Vec<Body>,
     ) -> Client {
+        let parameters = &self.parameters[server];
+        let worker = class.0 as usize;
+        // Gradients are added in the order of workers, whichever come first, so that sums are the same in every
+        // run. The first worker's begin the sum.
+        let arrived = self.arrived.as_ref().map(|it| &it[server]);
+        let adds = arrived.filter(|_| worker > 0);
+        let updates = arrived.is_none() || worker + 1 == workers;
         let mut push = vec![];
+        let mut sums = vec![];
         let mut pull = vec![];
-        for (bucket, routes) in parameters.buckets.iter().zip(routes) {
+        let own = ClassId((workers + server) as u32);
+        let routes = self.routes[worker].iter().filter(|routes| routes.server == own);
+        for (index, (bucket, routes)) in parameters.buckets.iter().zip(routes).enumerate() {
             let held = &bucket.held.replicated;
+            let to = adds.map_or(held.reduced, |arrived| View::whole(arrived[index]));
             let receive = Action::Receive { route: routes.gradients };
-            push.push(Instruction::new(receive, [], [held.reduced]));
+            push.push(Instruction::new(receive, [], [to]));
+            if adds.is_some() {
+                let sum = Instruction::new(Action::Add, [to], [held.reduced]);
+                sums.push(sum.with_mode(Mode::Add));
+            }
             let send = Action::Send { route: routes.weights };
             pull.push(Instruction::new(send, [View::whole(held.weights)], []));
         }
-        push.extend(epilogue::updates(parameters));
+        push.extend(sums);
+        let mut kind = BodyKind::Synchronisation;
+        if updates {
+            push.extend(epilogue::updates(parameters));
+            kind = BodyKind::Epilogue;
+        }
         let mut handler = |kind, instructions, when, publishes| {
             bodies.push(Body { kind, part: Part::default(), instructions });
             let run = Entry::new(BodyId(bodies.len() as u32 - 1), None);
             Handler { when, run, publishes }
         };
-        let push = handler(BodyKind::Epilogue, push, When::Sent, true);
+        let sent = if arrived.is_some() { When::InTurn } else { When::Sent };
+        let push = handler(kind, push, sent, true);
         let within = When::Within(self.staleness);
         let pull = handler(BodyKind::Synchronisation, pull, within, false);
         Client { class, handlers: vec![push, pull] }
     }
+}
+
+/// Adds where a worker's gradients come to, for each bucket of a server.
+fn add_arrived(parameters: &mut Parameters<'_>) -> Vec<TensorId> {
+    let gradients = epilogue::buckets(parameters).map(|(id, bucket)| {
+        let extent = Extent::Exactly(bucket.elements);
+        parameters.unheld(id).gradients("gradients of a worker", extent, Keep::Resident)
+    });
+    let gradients: Vec<_> = gradients.collect();
+    gradients.into_iter().map(|tensor| add(&mut parameters.tensors, tensor)).collect()
 }

@@ -1,14 +1,19 @@
 //! Parameter servers: ranks of their own hold weights and optimizer state, and workers get the one from them and
 //! send them their gradients (Li et al. 2014, OSDI, "Scaling Distributed Machine Learning with the Parameter
-//! Server"), no further ahead of each other than a bound (Ho et al. 2013, NIPS, stale synchronous parallel).
+//! Server").
 //!
-//! A server applies the gradients of a worker as soon as they come, and sends a worker that has ended `t` steps
-//! the weights for the next once all have ended `t - staleness`. A worker's gradients are its part of the mean
-//! over the step. With plain gradient descent and no staleness a step is therefore that of synchronous data
-//! parallelism, but for the order of additions. Whatever else an update does it does once for each worker's
-//! part of a step: decaying weights, keeping momentum or moments, counting updates for bias correction.
+//! A worker's gradients are its part of the mean over the step. A server sends a worker that has ended `t` steps
+//! the weights for the next once all have ended `t - staleness`.
 //!
-//! Buckets are dealt to servers by number, about as many to each, whatever their sizes.
+//! - *Synchronous*, staleness 0: a server adds up the gradients of all workers, in the order of workers, and
+//!   updates once a step. A step is that of data parallelism, with any optimizer.
+//! - *Bounded* (Ho et al. 2013, NIPS, stale synchronous parallel) and *asynchronous*, without a bound: a server
+//!   updates with the gradients of a worker as soon as they come. Whatever an update does besides descending,
+//!   it does once for each worker's part of a step: decaying weights, keeping momentum or moments, counting
+//!   updates for bias correction.
+//!
+//! Servers hold ranges of the parameters: buckets are cut into pieces, and [`Ring`](crate::Ring) says whose each
+//! is.
 
 use shardloom_collectives::Algorithm;
 use shardloom_plan::Servers;

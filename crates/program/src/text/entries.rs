@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use shardloom_plan::Staleness;
+
 use crate::quantity::counted;
 use crate::{
     Action, Body, BodyId, BodyKind, Class, Client, Control, Entry as Run, Group, Guard,
@@ -110,8 +112,12 @@ fn served(client: &Client) -> impl Iterator<Item = (&Run, Vec<String>)> {
 fn when(when: When) -> String {
     match when {
         When::Sent => "once it has sent them".into(),
-        When::Within(0) => "once no client is behind".into(),
-        When::Within(steps) => {
+        When::InTurn => "once it has sent them, after the clients before it".into(),
+        When::Within(Staleness::Within(0)) => "once no client is behind".into(),
+        When::Within(Staleness::Unbounded) => {
+            "at any time, at the end of a row once no client is behind".into()
+        }
+        When::Within(Staleness::Within(steps)) => {
             let steps = counted(steps as usize, "step");
             format!("once no client is more than {steps} behind, at the end of a row none")
         }
@@ -193,9 +199,19 @@ fn names_for<'p>(
     client: &'p Client,
 ) -> impl Iterator<Item = String> + 'p {
     let rank = program.class(client.class).first_rank.0;
-    client.handlers.iter().map(move |handler| match class.body_of(&handler.run).kind {
-        BodyKind::Epilogue => format!("update with gradients of rank {rank}"),
-        _ => format!("weights for rank {rank}"),
+    client.handlers.iter().map(move |handler| {
+        let body = class.body_of(&handler.run);
+        let does = |is: fn(&Action) -> bool| body.instructions.iter().any(|it| is(&it.action));
+        let adds = does(|it| *it == Action::Add);
+        let receives = does(|it| matches!(it, Action::Receive { .. }));
+        match body.kind {
+            BodyKind::Epilogue if adds => {
+                format!("gradients of rank {rank}, update with those of all")
+            }
+            BodyKind::Epilogue => format!("update with gradients of rank {rank}"),
+            _ if receives => format!("gradients of rank {rank}"),
+            _ => format!("weights for rank {rank}"),
+        }
     })
 }
 

@@ -9,6 +9,7 @@ mod line;
 mod names;
 mod ranks;
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use shardloom_graph::Graph;
@@ -130,8 +131,12 @@ impl Reader<'_> {
         text.push_str("parameters, in buckets that are held and updated together\n");
         let rows = class.buckets().map(|(id, bucket)| {
             let params = bucket.params.iter().map(|&param| {
-                let name = self.names.param(param);
-                format!("{name}{}", shape(&class.param(param).shape))
+                let (name, spec) = (self.names.param(param), class.param(param));
+                let part = match spec.is_whole() {
+                    true => String::new(),
+                    false => format!(" {}..{}", spec.part.start, spec.part.end),
+                };
+                format!("{name}{}{part}", shape(&spec.shape))
             });
             let params: Vec<String> = params.collect();
             let elements = counted(bucket.elements, "element");
@@ -148,9 +153,11 @@ impl Reader<'_> {
             _ => format!(", {word} {}", names_of(axes)),
         };
         let mut text = along("alike along", &bucket.copies) + &along("split along", &bucket.splits);
-        if let Some(server) = bucket.server {
-            let rank = self.program.class(server).first_rank;
-            text += &format!(", updated and saved on {}", ranks(&[rank]));
+        let servers = bucket.served.iter().map(|it| self.program.class(it.server).first_rank);
+        let servers: BTreeSet<Rank> = servers.collect();
+        if !servers.is_empty() {
+            let servers: Vec<Rank> = servers.into_iter().collect();
+            text += &format!(", updated and saved on {}", ranks(&servers));
         }
         if !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());

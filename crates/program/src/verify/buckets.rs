@@ -21,12 +21,15 @@ pub(super) fn check(class: &Class, found: &mut Vec<Violation>) {
     }
 }
 
-/// Whether a bucket's parameters lie side by side in all of it, each with as many elements as its shape.
+/// Whether a bucket's parameters lie side by side in all of it, each with elements that it has; all of them, but
+/// on servers.
 fn is_filled(class: &Class, id: BucketId, bucket: &Bucket) -> bool {
     let mut filled = 0;
     for &param in &bucket.params {
         let Some(param) = class.params.get(param.0 as usize) else { return false };
-        if param.bucket != id || param.offset != filled {
+        let whole = param.shape.iter().product();
+        let is_part = class.serves().is_some() || param.is_whole();
+        if param.bucket != id || param.offset != filled || param.part.end > whole || !is_part {
             return false;
         }
         filled = param.range().end;

@@ -2,6 +2,7 @@
 //! micro-batch adds to it alike.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use shardloom_graph::{OpId, ValueId};
 use shardloom_plan::Axis;
@@ -10,7 +11,7 @@ use super::row::{Row, Step, entries, instructions, steps};
 use super::violation::Violation;
 use crate::{
     Action, Bucket, BucketId, ClassId, Content, Extent, Group, Mode, ParamId, Program, RouteId,
-    Shape, TensorId, View, Window,
+    Shape, TensorId, View, Window, overlap,
 };
 
 /// Over whom a sum is reduced.
@@ -26,6 +27,8 @@ enum Over {
 struct Sum {
     parts: BTreeMap<ParamId, Vec<(u32, OpId)>>,
     over: BTreeSet<Over>,
+    /// The elements that a worker has sent to servers.
+    sent: Vec<Range<usize>>,
     /// Whether an update has read it, or a reduction has moved it elsewhere: the next write begins anew.
     is_used: bool,
 }
@@ -117,6 +120,7 @@ impl Reductions<'_> {
                         self.receive(&step, route, to, found);
                     }
                 }
+                Action::Add if reads(&step) == Content::Gradient => self.add_up(&step, found),
                 Action::Collective { group, .. } => match reads(&step) {
                     Content::Gradient => self.reduce(&step, group, found),
                     Content::Statistics => self.sum_up(&step, group, found),
@@ -163,7 +167,7 @@ impl Reductions<'_> {
         if sum.is_used {
             *sum = Sum::default();
         }
-        if share || !sum.over.is_empty() {
+        if share || !sum.over.is_empty() || !sum.sent.is_empty() {
             found.push(Violation::ReducedTwice {
                 at: step.site(),
                 tensor: step.tensor_name(to.tensor),
@@ -216,19 +220,29 @@ impl Reductions<'_> {
         self.sums.insert(to, sum);
     }
 
-    /// A worker sends its gradients to a server.
+    /// A worker sends a range of its gradients to a server.
     fn send(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
         let read = step.instruction.reads[0];
         self.require_reduced(step, read, found);
         let sum = self.sums.entry(place(read)).or_default();
-        if !sum.is_pending() {
+        let messages = self.program.route(route).messages.iter();
+        let ranges: Vec<Range<usize>> = messages.map(|it| it.source.range(0)).collect();
+        let is_sent = |it: &Range<usize>| sum.sent.iter().any(|sent| !overlap(sent, it).is_empty());
+        if !sum.is_pending() || ranges.iter().any(is_sent) {
             let tensor = step.tensor_name(read.tensor);
             found.push(Violation::ReducedTwice { at: step.site(), tensor });
         }
-        sum.is_used = true;
+        let is_of = |param: &ParamId| {
+            let whole = step.class.param(*param).range();
+            ranges.iter().any(|it| !overlap(it, &whole).is_empty())
+        };
         let value = |param: &ParamId| step.class.param(*param).value;
-        let parts = sum.parts.iter().map(|(param, parts)| (value(param), parts.clone())).collect();
+        let parts = sum.parts.iter().filter(|(param, _)| is_of(param));
+        let parts = parts.map(|(param, parts)| (value(param), parts.clone())).collect();
         self.sent.entry(route).or_default().push_back(parts);
+        sum.sent.extend(ranges);
+        let whole = step.class.elements(read.tensor, 0);
+        sum.is_used |= sum.sent.iter().map(Range::len).sum::<usize>() == whole;
     }
 
     /// A server gets them, each parameter's as one of its own.
@@ -239,11 +253,33 @@ impl Reductions<'_> {
         }
         let parts = self.sent.get_mut(&route).and_then(VecDeque::pop_front).unwrap_or_default();
         let own = |(value, parts)| {
-            let param = step.class.params.iter().position(|it| it.value == value)?;
-            Some((ParamId(param as u32), parts))
+            let bucket = self.bucket(step, to)?;
+            let is_it = |param: &&ParamId| step.class.param(**param).value == value;
+            Some((*bucket.params.iter().find(is_it)?, parts))
         };
         let parts = parts.into_iter().filter_map(own).collect();
         self.sums.insert(place(to), Sum { parts, ..Sum::default() });
+    }
+
+    /// A server adds a worker's gradients to those of others.
+    fn add_up(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let (read, to) = (step.instruction.reads[0], step.instruction.writes[0].to);
+        self.require_reduced(step, read, found);
+        let sum = self.sums.entry(place(read)).or_default();
+        let added = (!sum.is_used).then(|| std::mem::take(&mut sum.parts));
+        sum.is_used = true;
+        let sum = self.sums.entry(place(to)).or_default();
+        match added.filter(|parts| !parts.is_empty() && sum.is_pending()) {
+            None => {
+                let tensor = step.tensor_name(to.tensor);
+                found.push(Violation::ReducedTwice { at: step.site(), tensor });
+            }
+            Some(added) => {
+                for (param, parts) in added {
+                    sum.parts.entry(param).or_default().extend(parts);
+                }
+            }
+        }
     }
 
     /// Something needs gradients as they are over all that have parts of them.

@@ -66,6 +66,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
     }
     if found.is_empty() {
         operators::check(program, found);
+        program.classes().for_each(|(id, _)| servers::ranges(program, id, found));
         program.classes().for_each(|(id, class)| rows::check(class, id, found));
     }
 }

@@ -141,7 +141,14 @@ fn kinds(step: &Step<'_>) -> bool {
             };
             reads.all(read) && instruction.writes.iter().all(|write| written(&write.to))
         }
-        Action::Load { .. } | Action::Slice { .. } | Action::Add | Action::Report => values(),
+        Action::Load { .. } | Action::Slice { .. } | Action::Report => values(),
+        Action::Add => {
+            // Of several workers' gradients a server adds up those of a bucket.
+            let gradients = instruction.operands().all(|view| content(&view) == Content::Gradient);
+            let [read, write] = [instruction.reads[0], instruction.writes[0].to];
+            let bucket = |view: View| class.tensor(view.tensor).bucket;
+            values() || (gradients && bucket(read) == bucket(write))
+        }
         Action::Copy => {
             let is_backup = instruction.writes.iter().all(|it| content(&it.to) == Content::Backup);
             let is_back = instruction.reads.iter().all(|it| content(it) == Content::Backup);

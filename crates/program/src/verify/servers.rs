@@ -2,12 +2,17 @@
 //! a bound, in any of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use shardloom_graph::ValueId;
+
+use shardloom_plan::Staleness;
 
 use super::row::{instructions, place};
 use super::violation::Violation;
 use crate::{
-    Action, Class, ClassId, Client, Control, Cursor, Handler, Instruction, Next, Program, RouteId,
-    Run, When,
+    Action, Bucket, Carried, Class, ClassId, Client, Control, Cursor, Handler, Instruction, Next,
+    Program, RouteId, Run, WeightParam, When, overlap,
 };
 
 /// Checks what a server does for each of its clients in a step: it takes in what the client sends, ends one
@@ -22,6 +27,63 @@ pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
             found.push(Violation::Service { place: class.place() });
         }
     }
+}
+
+/// Checks that what a class gets from servers, and sends to them, is each element of its buckets once, and that a
+/// server holds the same elements of the same parameters where they come to.
+pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>) {
+    let class = program.class(id);
+    for (bucket_id, bucket) in class.buckets().filter(|(_, it)| !it.served.is_empty()) {
+        let mut ranges: Vec<Vec<(Range<usize>, ClassId)>> = vec![vec![]; 2];
+        let mut fits = true;
+        for route in &program.routes {
+            let (kind, server) = match route.carried {
+                Carried::Gradients(it) if (route.from, it) == (id, bucket_id) => (0, route.to),
+                Carried::Weights(it) if (route.to, it) == (id, bucket_id) => (1, route.from),
+                _ => continue,
+            };
+            let [message] = &route.messages[..] else {
+                fits = false;
+                continue;
+            };
+            // Instructions show that they lie in tensors, where there are such.
+            let ends = [&message.source, &message.target];
+            if ends.iter().any(|it| it.start.len() != 1 || it.extent.len() != 1) {
+                fits = false;
+                continue;
+            }
+            let ends = ends.map(|it| it.range(0));
+            let [here, there] = if kind == 0 { ends } else { [ends[1].clone(), ends[0].clone()] };
+            let held = program.class(server).buckets.iter();
+            let same = |held: &Bucket| {
+                let there = elements(program.class(server), held, &there);
+                there == elements(class, bucket, &here)
+            };
+            fits &= held.filter(|held| held.elements == there.len()).any(same);
+            ranges[kind].push((here, server));
+        }
+        let served = bucket.served.iter().map(|it| (it.range.clone(), it.server));
+        let served: Vec<_> = served.collect();
+        let mut end = 0;
+        for (range, _) in &served {
+            fits &= range.start == end && !range.is_empty();
+            end = range.end;
+        }
+        if !fits || end != bucket.elements || ranges.iter().any(|it| *it != served) {
+            let (place, bucket) = (class.place(), bucket.name.clone());
+            found.push(Violation::Served { place, bucket });
+        }
+    }
+}
+
+/// The parameters in a range of a bucket, each with which of its elements these are.
+fn elements(class: &Class, bucket: &Bucket, range: &Range<usize>) -> Vec<(ValueId, Range<usize>)> {
+    let params = bucket.params.iter().map(|&param| class.param(param));
+    let part = |param: &WeightParam| {
+        let here = overlap(range, &param.range());
+        (!here.is_empty()).then(|| (param.value, param.local(&here)))
+    };
+    params.filter_map(part).collect()
 }
 
 fn is_served(program: &Program, (id, class): (ClassId, &Class), client: &Client) -> bool {
@@ -48,7 +110,7 @@ fn is_served(program: &Program, (id, class): (ClassId, &Class), client: &Client)
         };
         let begins = match (handler.when, instructions.first().map(|it| &it.action)) {
             (_, None) => false,
-            (When::Sent, Some(action)) => matches!(action, Action::Receive { .. }),
+            (When::Sent | When::InTurn, Some(action)) => matches!(action, Action::Receive { .. }),
             (When::Within(_), Some(action)) => !matches!(action, Action::Receive { .. }),
         };
         begins && instructions.iter().all(is_between)
@@ -72,7 +134,9 @@ struct State<'p> {
     at: Vec<usize>,
     /// By class: how far a server is with its clients.
     serving: Vec<Option<Cursor<'p>>>,
-    /// By class and client: how often it has updated with the client's gradients.
+    /// By class and client: how often it has taken in the client's gradients.
+    taken: Vec<Vec<i64>>,
+    /// By class and client: how many of these it has updated with.
     applied: Vec<Vec<i64>>,
     /// By class and client: how often it has sent the client the weights, of which the n-th are for after the
     /// client's n-th step.
@@ -83,9 +147,9 @@ struct State<'p> {
 /// Takes servers and workers of one rank each through every order of so many steps.
 ///
 /// # Errors
-/// Where a rank waits for ever, or gets weights that lack gradients from more than `bound` steps before its
-/// own; at the end of the row, from any.
-pub fn explore(program: &Program, steps: u32, bound: i64) -> Result<Explored, Violation> {
+/// Where a rank waits for ever, or gets weights that lack gradients from further before its own step than
+/// `staleness` allows; at the end of the row, from any.
+pub fn explore(program: &Program, steps: u32, staleness: Staleness) -> Result<Explored, Violation> {
     let messages: Vec<Vec<&Instruction>> =
         program.classes().map(|(id, _)| messages(program, id, steps)).collect();
     let clients = |class: &Class| class.serves().map_or(0, |it| it.clients.len());
@@ -94,11 +158,12 @@ pub fn explore(program: &Program, steps: u32, bound: i64) -> Result<Explored, Vi
     let start = State {
         at: vec![0; program.classes.len()],
         serving: program.classes.iter().map(|it| serving(program, it, steps)).collect(),
+        taken: counts.clone(),
         applied: counts.clone(),
         sent: counts,
         under_way: BTreeMap::new(),
     };
-    let search = Search { program, steps: i64::from(steps), bound, messages };
+    let search = Search { program, steps: i64::from(steps), staleness, messages };
     let mut explored = Explored::default();
     let mut known = BTreeSet::from([key(&start)]);
     let mut open = vec![start];
@@ -113,11 +178,11 @@ pub fn explore(program: &Program, steps: u32, bound: i64) -> Result<Explored, Vi
     Ok(explored)
 }
 
-/// What tells states apart: how far workers are, and what servers have applied and sent.
-type Key = (Vec<usize>, [Vec<Vec<i64>>; 2]);
+/// What tells states apart: how far workers are, and what servers have taken in, applied and sent.
+type Key = (Vec<usize>, [Vec<Vec<i64>>; 3]);
 
 fn key(state: &State<'_>) -> Key {
-    (state.at.clone(), [state.applied.clone(), state.sent.clone()])
+    (state.at.clone(), [state.taken.clone(), state.applied.clone(), state.sent.clone()])
 }
 
 fn serving<'p>(program: &Program, class: &'p Class, steps: u32) -> Option<Cursor<'p>> {
@@ -141,7 +206,7 @@ fn messages(program: &Program, id: ClassId, steps: u32) -> Vec<&Instruction> {
 struct Search<'p> {
     program: &'p Program,
     steps: i64,
-    bound: i64,
+    staleness: Staleness,
     messages: Vec<Vec<&'p Instruction>>,
 }
 
@@ -192,8 +257,11 @@ impl<'p> Search<'p> {
                 return Ok(false);
             }
         }
+        if body.iter().any(|it| matches!(it.action, Action::Receive { .. })) {
+            state.taken[class][client] += 1;
+        }
         if body.iter().any(|it| it.action == Action::Optimizer) {
-            state.applied[class][client] += 1;
+            state.applied[class] = state.taken[class].clone();
         }
         if body.iter().any(|it| matches!(it.action, Action::Send { .. })) {
             let own = &mut state.sent[class][client];
@@ -201,8 +269,13 @@ impl<'p> Search<'p> {
             let own = *own;
             let staleness = own - state.applied[class].iter().min().copied().unwrap_or(own);
             explored.staleness = explored.staleness.max(staleness);
-            let bound = if own == self.steps { 0 } else { self.bound };
-            if staleness > bound {
+            let bound = match own == self.steps {
+                true => Some(0),
+                false => self.staleness.bound(),
+            };
+            if let Some(bound) = bound.map(i64::from)
+                && staleness > bound
+            {
                 let place = place(class_of, run.entry.body);
                 return Err(Violation::Staleness { place, steps: staleness, bound });
             }

@@ -377,6 +377,14 @@ pub enum Violation {
         /// The class.
         place: String,
     },
+    /// The ranges of a worker's bucket that servers hold do not make it up, or are not those that are sent.
+    #[error("{place}: servers do not hold each element of bucket {bucket} once, as it is sent")]
+    Served {
+        /// The class of the worker.
+        place: String,
+        /// The bucket.
+        bucket: String,
+    },
     /// A worker gets weights that lack gradients from too many steps before.
     #[error("{place}: weights lack gradients from {steps} steps before, and may from {bound}")]
     Staleness {

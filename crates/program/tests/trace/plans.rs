@@ -4,7 +4,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
     Axis, Corrections, DeviceList, Mesh, Optimizer, Plan, Precision, Prediction, Recompute,
-    ScheduleKind, Servers, StageReplicas, Sync, Uniform, Updates, Weights, pipelines_in_turn,
+    ScheduleKind, Servers, StageReplicas, Staleness, Sync, Uniform, Updates, Weights,
+    pipelines_in_turn,
 };
 
 /// A plan with the name of its recording.
@@ -86,7 +87,7 @@ pub fn served() -> Vec<Case> {
     let graph = perceptron(2);
     let of = |(workers, count, staleness): (u32, u32, u32)| {
         let plain = uniform(1, Mesh::SINGLE, 0);
-        let servers = Some(Servers { count, staleness });
+        let servers = Some(Servers { count, staleness: Staleness::Within(staleness) });
         let sync = Sync { servers, bucket_bytes: 100, ..plain.sync };
         let mesh = Mesh::of(workers, 1, 1);
         let microbatches = plain.microbatches / workers as usize;

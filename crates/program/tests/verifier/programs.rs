@@ -2,7 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Sync, Uniform, Weights,
+    Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Staleness, Sync,
+    Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -96,7 +97,10 @@ pub fn validated_on(mesh: Mesh) -> Program {
 pub fn served() -> Program {
     let graph = gpt(false);
     let uniform = uniform(ScheduleKind::OneForwardOneBackward, 1, mesh(2, 1), 0);
-    let sync = Sync { servers: Some(Servers { count: 1, staleness: 1 }), ..uniform.sync };
+    let sync = Sync {
+        servers: Some(Servers { count: 1, staleness: Staleness::Within(1) }),
+        ..uniform.sync
+    };
     let uniform = Uniform { sync, clip_norm: None, global_batch: 4, microbatches: 2, ..uniform };
     lowered(&graph, &uniform.plan(&graph, "model", "local"))
 }

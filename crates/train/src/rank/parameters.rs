@@ -170,11 +170,10 @@ impl Parameters {
                 rows: placement.extent[..row_axes].iter().product(),
                 cols: placement.extent[row_axes..].iter().product(),
             };
-            let range = match start < end {
-                true => start - spec.offset..end - spec.offset,
-                false => 0..0,
+            let (at, range) = match start < end {
+                true => (start..end, spec.local(&(start..end))),
+                false => (spec.offset..spec.offset, 0..0),
             };
-            let at = range.start + spec.offset..range.end + spec.offset;
             let piece = Piece { block, range };
             let mut state = SmallVec::new();
             let held = if piece.elements() > 0 { spec_held.as_slice() } else { &[] };
@@ -238,7 +237,13 @@ fn initialise(shared: &Shared, class: &Class, position: usize, param: ParamId, b
     let node = shared.graph.value(spec.value);
     let global = shared.program.microbatch_extents(&shared.graph).shape(&node.axes);
     let placement = spec.layout.placement(&global, &class.mesh, position);
-    let local = &mut bucket[spec.offset..spec.offset + spec.elements()];
+    let in_bucket = &mut bucket[spec.range()];
+    // Of a parameter that is cut all is drawn, and the rest dropped.
+    let mut whole = vec![];
+    if !spec.is_whole() {
+        whole.resize(spec.shape.iter().product(), 0.0);
+    }
+    let local = if spec.is_whole() { &mut *in_bucket } else { &mut whole[..] };
     match node.parameter().map(|parameter| parameter.init) {
         Some(Init::Normal { std }) => {
             let (extent, start) = (placement.extent.into(), placement.start.into());
@@ -249,5 +254,8 @@ fn initialise(shared: &Shared, class: &Class, position: usize, param: ParamId, b
         }
         Some(Init::Constant(value)) => local.fill(value),
         None => unreachable!("{} is in a bucket, so it is a parameter", node.name),
+    }
+    if !spec.is_whole() {
+        in_bucket.copy_from_slice(&whole[spec.part.clone()]);
     }
 }

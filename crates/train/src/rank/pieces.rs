@@ -130,7 +130,7 @@ impl Rank {
                     global_shape: global,
                     start: placement.start,
                     extent: placement.extent,
-                    first: own.start - spec.offset,
+                    first: spec.local(&own).start,
                     values: self.device().reals(held),
                 });
             }
@@ -285,9 +285,7 @@ impl Rank {
             let spec = class.param(param);
             let site = Site { is_whole, ..self.site(param) };
             let name = saved_name(tensor.content, &site.name);
-            let Some(values) =
-                read(&name, &site, range.start - spec.offset..range.end - spec.offset)?
-            else {
+            let Some(values) = read(&name, &site, spec.local(&range))? else {
                 continue;
             };
             let at = match is_whole {
@@ -307,7 +305,7 @@ impl Rank {
     pub fn updates(&self) -> Vec<(String, u64)> {
         let class = self.class();
         let is_updated_here =
-            |param: ParamId| class.bucket(class.param(param).bucket).server.is_none();
+            |param: ParamId| class.bucket(class.param(param).bucket).served.is_empty();
         let owned = self.parameters.owned.iter().flatten();
         let owned = owned.filter(|it| it.piece.elements() > 0 && is_updated_here(it.param));
         owned.map(|it| (self.site(it.param).name, it.updates)).collect()

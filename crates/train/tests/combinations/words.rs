@@ -5,7 +5,7 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline,
-    Plan, Prediction, Recompute, ScheduleKind, Servers, Sync, Uniform, Updates, Weights,
+    Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -78,7 +78,10 @@ fn ways() -> Vec<Way> {
     let both = Corrections { discrepancy: Some(0.135), ..along_update };
     let weights = Weights::Newest { corrections: both };
     ways.push(Way { replicas: turns, ..way(ScheduleKind::PipeDream, weights) });
-    ways.push(Way { servers: Some(Servers { count: 2, staleness: 1 }), ..flush });
+    ways.push(Way {
+        servers: Some(Servers { count: 2, staleness: Staleness::Within(1) }),
+        ..flush
+    });
     ways
 }
 

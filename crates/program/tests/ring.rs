@@ -1,0 +1,71 @@
+//! How ranges of parameters are dealt to servers.
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use shardloom_program::Ring;
+
+/// What each of so many servers has.
+fn loads(owners: &[u32], sizes: &[usize], servers: u32) -> Vec<usize> {
+    let mut loads = vec![0; servers as usize];
+    owners.iter().zip(sizes).for_each(|(&owner, size)| loads[owner as usize] += size);
+    loads
+}
+
+/// The share of all elements that another server has than before.
+fn moved(before: &[u32], after: &[u32], sizes: &[usize]) -> f64 {
+    let pairs = before.iter().zip(after).zip(sizes);
+    let moved: usize = pairs.filter(|((one, other), _)| one != other).map(|(_, size)| size).sum();
+    moved as f64 / sizes.iter().sum::<usize>() as f64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        rng_seed: RngSeed::Fixed(14),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_server_has_more_than_nine_eighths_of_its_share_and_one_range_and_each_has_one(
+        servers in 1..40u32,
+        sizes in prop::collection::vec(1..1000usize, 1..400),
+    ) {
+        let owners = Ring::of(0..servers).owners(&sizes);
+        prop_assert_eq!(owners.len(), sizes.len());
+        let loads = loads(&owners, &sizes, servers);
+        let (total, largest) = (sizes.iter().sum::<usize>(), *sizes.iter().max().unwrap_or(&0));
+        let most = 9.0 / 8.0 * total as f64 / f64::from(servers) + largest as f64;
+        prop_assert!(loads.iter().all(|&load| load as f64 <= most), "{:?} of {}", loads, most);
+        if sizes.len() >= servers as usize {
+            prop_assert!(loads.iter().all(|&load| load > 0), "{:?}", loads);
+        }
+    }
+
+    /// A server has at most 9/8 of its share, and so much moves at least when it goes; what the bound sends
+    /// elsewhere comes on top.
+    #[test]
+    fn a_server_that_comes_or_goes_moves_little_more_than_its_share(
+        servers in 1..24u32,
+        goes in any::<prop::sample::Index>(),
+        sizes in prop::collection::vec(500..1000usize, 1500..2500),
+    ) {
+        let before = Ring::of(0..servers).owners(&sizes);
+        let more = Ring::of(0..=servers).owners(&sizes);
+        let share = 1.0 / f64::from(servers + 1);
+        let comes = moved(&before, &more, &sizes);
+        prop_assert!(0.75 * share < comes && comes < 1.6 * share, "{} of {}", comes, share);
+        let gone = goes.index(servers as usize + 1) as u32;
+        let less = Ring::of((0..=servers).filter(|&it| it != gone)).owners(&sizes);
+        prop_assert!(!less.contains(&gone));
+        let leaves = moved(&more, &less, &sizes);
+        prop_assert!(0.75 * share < leaves && leaves < 1.6 * share, "{} of {}", leaves, share);
+    }
+}
+
+#[test]
+fn the_same_servers_have_the_same_ranges_in_whatever_order_they_are_named() {
+    let sizes = vec![7; 500];
+    let owners = Ring::of([3, 1, 2]).owners(&sizes);
+    assert_eq!(Ring::of([1, 2, 3]).owners(&sizes), owners);
+    assert_ne!(Ring::of([1, 2, 4]).owners(&sizes), owners);
+}
