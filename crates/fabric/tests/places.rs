@@ -53,9 +53,11 @@ fn fewer_ranks_than_processes_are_in_the_first_of_these() {
 }
 
 #[test]
-fn a_process_that_is_not_there_is_refused_by_number() {
+fn places_that_cannot_be_are_refused_by_process() {
     let engines = engines(2);
-    let refused: Result<Endpoints, FabricError> = engines[0].connect_in(&[0, 2], &settings());
-    let error = refused.err().expect("there are two").to_string();
-    assert!(error.contains("no process 2"), "{error}");
+    for (places, said) in [(vec![0, 2], "no process 2"), (vec![1, 0, 1], "ranks of process 1")] {
+        let refused: Result<Endpoints, FabricError> = engines[0].connect_in(&places, &settings());
+        let error = refused.err().expect("it is wrong").to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }

@@ -186,7 +186,8 @@ pub(crate) fn run<T: Send>(
     if ranks > MOST_RANKS {
         return Err(ProfileError::TooManyRanks { ranks, most: MOST_RANKS });
     }
-    let timeout = Duration::from_secs(60);
+    // Links may be slow.
+    let timeout = Duration::from_secs(600);
     let settings = Settings { timeout, arithmetic: Arc::new(Arithmetic) };
     let endpoints = engine.connect(ranks, &settings)?;
     // Processes have the cores that whatever started them gave them, perhaps the same.

@@ -124,8 +124,8 @@ pub fn measure_among(
     effort: Effort,
     progress: &mut dyn FnMut(&str, f64),
 ) -> Result<Profile> {
-    let own = sites.beside(engine.process().number).len() as u32;
-    let machine = machine::Machine::among(sites.clone(), own, this_machine()?, None)?;
+    let rank = engine.process().number;
+    let machine = machine::Machine::among(sites.clone(), rank, this_machine()?, None)?;
     measurement::measure(engine, &machine, &measurement::Plan::of(effort), progress)
 }
 

@@ -56,7 +56,8 @@ enum Role {
 }
 
 /// Seconds from the sending of a tensor of `elements` until its receiver has it: copied into the
-/// message's buffer and out of it, as between stages. Ranks without a partner stand by.
+/// message's buffer and out of it, as between stages. Ranks without a partner stand by; one without a neighbour on
+/// its machine exchanges messages with itself.
 ///
 /// All ranks of two machines at once send one way only, until all that was sent is there: pairs that are not in
 /// step would else use both directions of what they share.
@@ -68,8 +69,8 @@ pub(crate) fn message(elements: usize, pairs: Pairs, bench: &mut Bench) -> Resul
     let mut together = match pairs {
         Pairs::Within | Pairs::Alone => None,
         Pairs::Together => {
-            let playing: Vec<u32> = bench.sites.playing(pairs).collect();
-            playing.contains(&rank).then(|| bench.endpoint.group(&playing)).transpose()?
+            let both = bench.sites.both(rank);
+            both.contains(&rank).then(|| bench.endpoint.group(&both)).transpose()?
         }
     };
     let ways = if pairs == Pairs::Together { 1.0 } else { 2.0 };
@@ -102,7 +103,9 @@ fn exchange(
         Ordering::Equal => [Role::Both; 2],
     };
     let roles = if together.is_some() { &there_and_back[..1] } else { &there_and_back };
-    bench.seconds_of(rank <= partner, Clock::Wall, |endpoint, _| {
+    // A rank without a neighbour tells of messages on its machine only where there is no other.
+    let counts = rank < partner || bench.sites.beside(rank).len() == 1;
+    bench.seconds_of(counts, Clock::Wall, |endpoint, _| {
         for &role in roles {
             if role != Role::Receive {
                 let mut message = endpoint.message(pool, TAG)?;

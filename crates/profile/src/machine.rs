@@ -11,7 +11,9 @@ use crate::{ProfileError, Result, Sites, SystemMemory};
 pub(crate) struct Machine {
     /// All ranks that measure, this machine's among them.
     pub sites: Sites,
-    /// Those of this machine.
+    /// One of this machine's.
+    pub rank: u32,
+    /// How many are this machine's.
     pub ranks: u32,
     pub memory_bytes: u64,
     pub measured_on: MeasuredOn,
@@ -29,16 +31,16 @@ impl Machine {
             Some(ranks) => u32::try_from(ranks.get()).unwrap_or(u32::MAX),
             None => measured_on.cores,
         };
-        Machine::among(Sites::one(ranks), ranks, measured_on, options.memory_bytes)
+        Machine::among(Sites::one(ranks), 0, measured_on, options.memory_bytes)
     }
 
-    /// This machine with so many of the ranks of several.
+    /// The machine of a rank among several machines.
     ///
     /// # Errors
     /// As [`Machine::of`].
     pub fn among(
         sites: Sites,
-        ranks: u32,
+        rank: u32,
         measured_on: MeasuredOn,
         memory_bytes: Option<u64>,
     ) -> Result<Machine> {
@@ -50,7 +52,8 @@ impl Machine {
                 SystemMemory::of_this_process().ok_or(unknown)?.total_bytes
             }
         };
-        Ok(Machine { sites, ranks, memory_bytes, measured_on })
+        let ranks = sites.beside(rank).len() as u32;
+        Ok(Machine { sites, rank, ranks, memory_bytes, measured_on })
     }
 }
 

@@ -315,7 +315,7 @@ fn profile<'a>(
         [Some(alone), Some(together)] => {
             let inter = link_out(alone)?;
             let (bytes, seconds) = *together.last().expect("it was measured");
-            let uplink = f64::from(machine.ranks) * bytes / seconds;
+            let uplink = machine.sites.senders(machine.rank) as f64 * bytes / seconds;
             let nodes = machine.sites.nodes().count();
             let links =
                 format!("and {nodes} machines, links between them measured in pairs of machines");

@@ -94,9 +94,22 @@ impl Sites {
         alike.flat_map(|it| it.ranks.clone()).collect()
     }
 
-    /// The ranks that exchange messages.
-    pub(crate) fn playing(&self, pairs: Pairs) -> impl Iterator<Item = u32> {
-        (0..self.ranks()).filter(move |&rank| self.partner(rank, pairs).is_some())
+    /// The ranks of two machines of which all exchange messages with the other's at once, where a rank is one of
+    /// them.
+    pub(crate) fn both(&self, rank: u32) -> Vec<u32> {
+        let has_partner = |&rank: &u32| self.partner(rank, Pairs::Together).is_some();
+        let partner = self.partner(rank, Pairs::Together).into_iter();
+        let mut first = partner.chain([rank]).map(|it| self.beside(it)).collect::<Vec<_>>();
+        first.sort_by_key(|it| it.start);
+        first.into_iter().flatten().filter(has_partner).collect()
+    }
+
+    /// How many ranks of a machine of a rank's kind send at once to another machine, as measured: on the clock of
+    /// the first of two.
+    pub(crate) fn senders(&self, rank: u32) -> usize {
+        let kind = self.nodes[self.node_of(rank)].kind;
+        let pairs = self.nodes.chunks_exact(2).filter(|pair| pair[0].kind == kind);
+        pairs.map(|pair| pair[0].ranks.len().min(pair[1].ranks.len())).next().unwrap_or(0)
     }
 
     /// The rank that a rank exchanges messages with, if it does. Of machines the first two are a pair, and so
@@ -110,8 +123,8 @@ impl Sites {
             return Some(if own.contains(&neighbour) { neighbour } else { rank });
         }
         let other = &self.nodes.get(node ^ 1)?.ranks;
-        let plays = pairs == Pairs::Together || place == 0;
-        (plays && place < other.len() as u32).then(|| other.start + place)
+        let takes_part = pairs == Pairs::Together || place == 0;
+        (takes_part && place < other.len() as u32).then(|| other.start + place)
     }
 }
 
@@ -139,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_play_with_their_neighbours_or_with_those_of_the_next_machine() {
+    fn ranks_are_paired_with_neighbours_or_with_those_of_the_next_machine() {
         let sites = Sites::of(&[("a", ()), ("a", ()), ("a", ()), ("b", ()), ("b", ()), ("c", ())]);
         let sites = sites.expect("in order");
         let partners = |pairs| (0..6).map(|rank| sites.partner(rank, pairs)).collect::<Vec<_>>();
@@ -148,6 +161,8 @@ mod tests {
         let together = [Some(3), Some(4), None, Some(0), Some(1), None];
         assert_eq!(partners(Pairs::Together), together);
         assert_eq!(Sites::one(1).partner(0, Pairs::Together), None);
+        assert_eq!((sites.both(4), sites.both(1)), (vec![0, 1, 3, 4], vec![0, 1, 3, 4]));
+        assert_eq!((sites.senders(0), sites.senders(5)), (2, 0));
     }
 
     #[test]

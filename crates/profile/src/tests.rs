@@ -21,7 +21,7 @@ fn machine() -> Machine {
         kernels: "portable".into(),
         version: "1.2.3".into(),
     };
-    Machine { sites: Sites::one(2), ranks: 2, memory_bytes: 8 << 30, measured_on }
+    Machine { sites: Sites::one(2), rank: 0, ranks: 2, memory_bytes: 8 << 30, measured_on }
 }
 
 fn hasty() -> Plan {
@@ -204,7 +204,7 @@ fn measured_in_processes(ranks: &[(&'static str, u32)]) -> Vec<Profile> {
             let sites = sites.clone();
             scope.spawn(move || {
                 let own = sites.beside(rank).len() as u32;
-                let machine = Machine { sites, ranks: own, ..machine() };
+                let machine = Machine { sites, rank, ranks: own, ..machine() };
                 let engine = MessagePassing::over(Box::new(transport)).expect("a thread");
                 measurement::measure(&engine, &machine, &hasty(), &mut |_, _| ())
                     .unwrap_or_else(|error| panic!("{error}"))

@@ -8,6 +8,17 @@ pub enum ProgramError {
     /// The plan does not fit the model or the cluster.
     #[error(transparent)]
     Plan(#[from] shardloom_plan::PlanError),
+    /// More servers than ranges of parameters to deal to them.
+    #[error(
+        "sync.servers.count = {servers}: ranges of parameters are dealt to servers, and there are {ranges}; \
+         take fewer servers, or a smaller sync.bucket_bytes"
+    )]
+    TooManyServers {
+        /// The servers.
+        servers: u32,
+        /// The ranges.
+        ranges: usize,
+    },
     /// Two operators want the same parameter in different layouts.
     #[error(
         "parameter {name} is used in two layouts, {first} and {second}; choose layout rules that split its uses alike"

@@ -90,7 +90,9 @@ impl Launched {
         let engine = Arc::new(engine);
         let connecting: Arc<dyn Engine<Contribution>> = Arc::clone(&engine) as _;
         let processes = Arc::new(Processes::join(connecting)?);
-        let measured_on = processes.bring_together(this_machine()?)?;
+        // Why one cannot, the others hear.
+        let own = this_machine().inspect_err(|error| processes.leave(&error.to_string()))?;
+        let measured_on = processes.bring_together(own)?;
         Ok(Launched { processes, engine, measured_on })
     }
 
@@ -104,13 +106,15 @@ impl Launched {
         self.processes.leads()
     }
 
-    /// Refuses a plan whose ranks the processes cannot share equally.
+    /// Refuses a plan whose ranks cannot be shared out: neither has each device a process of its number, nor have
+    /// all processes as many ranks.
     ///
     /// # Errors
     /// With both numbers.
-    pub fn require_even(&self, plan: &Plan) -> Result<()> {
-        let (ranks, processes) = (plan.least_devices(), self.processes.process().of);
-        match ranks.is_multiple_of(processes as usize) {
+    pub fn require_shares(&self, plan: &Plan) -> Result<()> {
+        let (ranks, processes) = (plan.device_count(), self.processes.process().of);
+        let is_by_device = plan.least_devices() <= processes as usize;
+        match is_by_device || ranks.is_multiple_of(processes as usize) {
             true => Ok(()),
             false => Err(Error::Uneven { ranks, processes }),
         }
@@ -232,7 +236,10 @@ impl Launched {
         progress: &mut dyn FnMut(&str, f64),
     ) -> Result<Vec<Profile>> {
         let engine: &dyn Engine<Timed> = &*self.engine;
-        let own = measure_among(engine, &self.sites()?, effort, progress)?;
+        let sites = self.sites()?;
+        // Some come from reading their data.
+        self.processes.bring_together(())?;
+        let own = measure_among(engine, &sites, effort, progress)?;
         Ok(self.processes.bring_together(own)?)
     }
 
@@ -242,14 +249,20 @@ impl Launched {
         let nodes: Vec<(u32, u32, usize)> = sites.nodes().collect();
         let kinds = nodes.iter().map(|&(_, _, kind)| kind).max().map_or(0, |last| last + 1);
         let mut groups: Vec<(usize, NodeGroup)> = vec![];
-        for &(first, devices_per_node, kind) in &nodes {
+        for &(_, devices_per_node, kind) in &nodes {
             if let Some((last, group)) = groups.last_mut()
                 && *last == kind
             {
                 group.nodes += 1;
                 continue;
             }
-            let mut profile = profiles[first as usize].clone();
+            // What all of the kind have.
+            let alike = nodes.iter().filter(|&&(_, _, other)| other == kind);
+            let alike: Vec<&Profile> =
+                alike.map(|&(rank, _, _)| &profiles[rank as usize]).collect();
+            let memory = alike.iter().map(|it| it.device.memory_bytes).min();
+            let mut profile = alike[0].clone();
+            profile.device.memory_bytes = memory.unwrap_or(profile.device.memory_bytes);
             if kinds > 1 {
                 profile.device.name = format!("local-{}", kind + 1);
             }
@@ -261,6 +274,7 @@ impl Launched {
                 // The last of an odd number is in no pair.
                 let pair = if own % 2 == 1 { own - 1 } else { 0 };
                 let measured = &profiles[nodes[pair].0 as usize].node;
+                profile.source = profiles[nodes[pair].0 as usize].source.clone();
                 profile.node.inter = measured.inter.clone();
                 profile.node.uplink_bytes_per_second = measured.uplink_bytes_per_second;
             }

@@ -233,7 +233,7 @@ impl Dimensions {
     }
 
     /// Whether the split is left to a search.
-    pub fn leave_split(&self) -> bool {
+    pub fn leaves_split(&self) -> bool {
         self.split.given().is_none()
     }
 

@@ -145,7 +145,7 @@ impl Profile {
         }
         for group in cluster.groups() {
             terminal.line(format_args!(
-                "{}, {} nodes of its kind:",
+                "{}, nodes of its kind: {}",
                 group.profile.device.name, group.nodes
             ))?;
             show(&group.profile, terminal)?;

@@ -84,6 +84,12 @@ impl Router {
             let reason = format!("there is no process {missing}: processes are below {of}");
             return Err(FabricError::Start { reason });
         }
+        let runs: Vec<u32> =
+            processes.chunk_by(|one, other| one == other).map(|it| it[0]).collect();
+        if let Some(at) = (1..runs.len()).find(|&at| runs[..at].contains(&runs[at])) {
+            let reason = format!("the ranks of process {} do not follow each other", runs[at]);
+            return Err(FabricError::Start { reason });
+        }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let process = self.transport.process();
         let connection = Arc::new(Connection::new(number, processes, process, settings));

@@ -1,7 +1,8 @@
 //! Parameter servers (Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", OSDI).
 
 use shardloom_plan::{Mesh, Precision, Recompute, Servers, Staleness, Sync, Uniform};
-use shardloom_search::{divisors, judge};
+use shardloom_program::ProgramError;
+use shardloom_search::{SearchError, divisors, judge};
 
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
@@ -57,8 +58,10 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
             let plan = uniform.plan(task.graph, &request.model, &request.cluster);
             let judgement = match judge(task.graph, cluster, &plan) {
                 Ok(judgement) => judgement,
-                // There are fewer ranges of parameters than so many servers, or more.
-                Err(_) if count > 1 => break 'counts,
+                // So it is with more servers, too.
+                Err(SearchError::Program(ProgramError::TooManyServers { .. })) if count > 1 => {
+                    break 'counts;
+                }
                 Err(error) => return Err(error.into()),
             };
             simulated += 1;

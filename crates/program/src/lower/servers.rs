@@ -15,7 +15,6 @@ use crate::{
     Action, Carried, Client, Control, Entry, Extent, Format, Handler, Instruction, Keep, Mode,
     ProgramError, Route, RouteId, Serve, TensorId, View, When,
 };
-use shardloom_schedule::ScheduleError;
 
 /// The first class of servers, behind so many of workers, and how many there are.
 pub(super) fn classes(way: &dyn Synchronisation, workers: usize) -> Option<(ClassId, usize)> {
@@ -58,12 +57,7 @@ impl<'a> Service<'a> {
         let Some(asked) = way.servers() else { return Ok(None) };
         let ranges = workers[0].pieces().count();
         if asked.count as usize > ranges {
-            let count = asked.count;
-            return Err(ScheduleError::Rule(format!(
-                "sync.servers.count = {count}: ranges of parameters are dealt to servers, and there are \
-                 {ranges}; take fewer servers, or a smaller sync.bucket_bytes"
-            ))
-            .into());
+            return Err(ProgramError::TooManyServers { servers: asked.count, ranges });
         }
         let servers = (0..asked.count).map(|server| ClassId(workers.len() as u32 + server));
         let mut parameters: Vec<Parameters<'a>> =

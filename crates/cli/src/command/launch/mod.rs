@@ -7,6 +7,7 @@ mod restart;
 use std::env;
 use std::ffi::OsString;
 use std::io;
+use std::path::Path;
 use std::process::Command;
 
 use clap::Args;
@@ -27,7 +28,7 @@ use hosts::Hosts;
   shardloom launch --hosts node1:8,node2:8 --slurm -- train plan.toml --data text.txt --steps 1000 > job.sh
   shardloom launch --hosts a:4,b:4 --kubernetes registry/image:tag -- train plan.toml --data /data --steps 1000
 
-Each process has as many of the plan's ranks as any other. For a model without a plan, machines and links \
+Each process has as many of the plan's ranks as any other, or one or none. For a model without a plan, machines and links \
 are measured and the fastest plan is found. The program, the plan and the data lie under the \
 same paths on all machines, and checkpoints in a folder that all of them see.")]
 pub struct Launch {
@@ -111,14 +112,29 @@ impl Launch {
 
 /// Without checkpoints there is nothing to go on from.
 fn require_checkpoints(command: &[String]) -> Result<(), Failure> {
-    let given = |word: &String| word == "--checkpoint" || word.starts_with("--checkpoint=");
-    match command.first().is_some_and(|it| it == "train") && command.iter().any(given) {
-        true => Ok(()),
-        false => {
-            let message = "--restarts: goes on from checkpoints; give train --checkpoint FOLDER and \
-                           --checkpoint-every STEPS";
-            Err(Failure::usage("--restarts", message))
-        }
+    let folder = value(command, "--checkpoint");
+    let every = value(command, "--checkpoint-every");
+    let Some((folder, _)) = folder.zip(every).filter(|_| command[0] == "train") else {
+        let message = "--restarts: goes on from checkpoints; give train --checkpoint FOLDER and \
+                       --checkpoint-every STEPS";
+        return Err(Failure::usage("--restarts", message));
+    };
+    let is_given = |option: &str| command.iter().any(|word| word == option);
+    if is_given("--resume") {
+        return Ok(());
+    }
+    // What is there now is another run's, which must not be gone on from after a loss.
+    Ok(shardloom::clear_checkpoints(Path::new(folder), is_given("--force"))?)
+}
+
+/// What an option of a command is given as.
+fn value<'a>(command: &'a [String], option: &str) -> Option<&'a str> {
+    let at = command.iter().position(|word| {
+        word.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    })?;
+    match command[at].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => command.get(at + 1).map(String::as_str),
     }
 }
 

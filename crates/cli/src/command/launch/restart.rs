@@ -1,8 +1,11 @@
 //! Runs that begin again with the processes that are left.
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::num::NonZeroU32;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use super::hosts::Hosts;
 use crate::failure::Failure;
@@ -49,7 +52,6 @@ pub fn run(
     line: impl Fn(&Hosts, &[String]) -> Vec<String>,
     terminal: Terminal,
 ) -> Result<(), Failure> {
-    // Who stops this stops what it runs, and hears what that says.
     interrupt::listen()?;
     let (mut hosts, mut command) = (hosts.clone(), command.to_vec());
     for left in (0..=restarts).rev() {
@@ -60,17 +62,18 @@ pub fn run(
         let Some(lost) = lost.filter(|_| left > 0 && !interrupt::asked()) else {
             return Err(Failure::Said(exit_status(status)));
         };
-        let Some(rest) = without(&hosts, &lost) else {
-            terminal.note("no process is left to go on with");
-            return Err(Failure::Said(exit_status(status)));
+        hosts = match without(&hosts, &lost) {
+            Ok(rest) => rest,
+            Err(why) => {
+                terminal.note(format_args!("{}; {why}", described(&lost)));
+                return Err(Failure::Said(exit_status(status)));
+            }
         };
         terminal.note(format_args!(
-            "{}; going on with {} processes on {rest}, {} restarts left",
+            "{}; going on with {hosts}, number of restarts left: {}",
             described(&lost),
-            rest.processes(),
             left - 1
         ));
-        hosts = rest;
         let missing = GOING_ON.into_iter().filter(|option| !command.iter().any(|it| it == option));
         let missing: Vec<String> = missing.map(str::to_owned).collect();
         command.extend(missing);
@@ -85,17 +88,41 @@ fn once(line: &[String]) -> Result<(ExitStatus, Option<Lost>), Failure> {
         let message = format!("cannot run {program}: {error}; install Open MPI, or see --print");
         Failure::usage("launch", message)
     };
-    let mut child =
-        Command::new(program).args(arguments).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
+    // A request to stop comes here alone, and is passed on once: Open MPI ends at once at a second.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn().map_err(failed)?;
     let mut lost = None;
     let errors = BufReader::new(child.stderr.take().expect("it is a pipe"));
-    for line in errors.split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line);
-        eprintln!("{line}");
-        // The first is the cause: Open MPI ends all others.
-        lost = lost.or_else(|| Lost::said(&line));
-    }
+    let (process, ended) = (child.id(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| pass_on(process, &ended));
+        for line in errors.split(b'\n').map_while(Result::ok) {
+            // Whoever reads it may have stopped.
+            let _ = io::stderr().write_all(&[&line[..], b"\n"].concat());
+            // The first is the cause: Open MPI ends all others.
+            lost = lost.take().or_else(|| Lost::said(&String::from_utf8_lossy(&line)));
+        }
+        ended.store(true, Ordering::Release);
+    });
     Ok((child.wait().map_err(failed)?, lost))
+}
+
+/// Passes a request to stop on to a process, until that has ended.
+fn pass_on(process: u32, ended: &AtomicBool) {
+    while !interrupt::asked() {
+        if ended.load(Ordering::Acquire) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    #[cfg(unix)]
+    if let Some(process) = rustix::process::Pid::from_raw(process as i32) {
+        // It may have ended meanwhile.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::INT);
+    }
 }
 
 fn described(lost: &Lost) -> String {
@@ -105,26 +132,44 @@ fn described(lost: &Lost) -> String {
     }
 }
 
-/// The machines with one process less, or without one of them; nothing if none is left.
-fn without(hosts: &Hosts, lost: &Lost) -> Option<Hosts> {
+/// The machines with one process less, or without one of them; why not.
+fn without(hosts: &Hosts, lost: &Lost) -> Result<Hosts, String> {
     let (Lost::Process { host } | Lost::Host { host }) = lost;
-    // Machines may call themselves by the first part of their names, and one alone may be `localhost`.
-    let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
-    let at = hosts.0.iter().position(|(name, _)| name == host);
-    let at = at.or_else(|| hosts.0.iter().position(|(name, _)| short(name) == short(host)));
-    let at = at.or((hosts.0.len() == 1).then_some(0));
+    let Some(at) = place(hosts, host) else {
+        return Err(format!("cannot tell which of {hosts} that is"));
+    };
     let mut rest = hosts.0.clone();
-    if let Some(at) = at {
-        let fewer = match lost {
-            Lost::Process { .. } => NonZeroU32::new(rest[at].1.get() - 1),
-            Lost::Host { .. } => None,
-        };
-        match fewer {
-            Some(fewer) => rest[at].1 = fewer,
-            None => drop(rest.remove(at)),
-        }
+    let fewer = match lost {
+        Lost::Process { .. } => NonZeroU32::new(rest[at].1.get() - 1),
+        Lost::Host { .. } => None,
+    };
+    match fewer {
+        Some(fewer) => rest[at].1 = fewer,
+        None => drop(rest.remove(at)),
     }
-    (!rest.is_empty()).then_some(Hosts(rest))
+    match rest.is_empty() {
+        true => Err("no process is left to go on with".to_owned()),
+        false => Ok(Hosts(rest)),
+    }
+}
+
+/// The machine of this name. Machines may call themselves by the first part of their names, where that is no
+/// address, and one alone may be `localhost`.
+fn place(hosts: &Hosts, name: &str) -> Option<usize> {
+    if hosts.0.len() == 1 {
+        return Some(0);
+    }
+    let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    let is_address = |name: &str| name.parse::<std::net::IpAddr>().is_ok();
+    let exactly = |&at: &usize| hosts.0[at].0 == name;
+    let nearly = |&at: &usize| {
+        let other = &hosts.0[at].0;
+        !is_address(other) && !is_address(name) && short(other) == short(name)
+    };
+    let all = 0..hosts.0.len();
+    let mut near = all.clone().filter(nearly);
+    let only = near.next().filter(|_| near.next().is_none());
+    all.clone().find(exactly).or(only)
 }
 
 /// As shells have it: 128 and the number of the signal where there was one.
@@ -159,12 +204,18 @@ mod tests {
     #[test]
     fn a_lost_process_leaves_the_others_and_a_lost_machine_the_other_machines() {
         let process = |host: &str| Lost::Process { host: host.to_owned() };
-        let rest = |of: &str, lost: &Lost| without(&hosts(of), lost).map(|it| it.to_string());
+        let rest = |of: &str, lost: &Lost| without(&hosts(of), lost).ok().map(|it| it.to_string());
         assert_eq!(rest("a:2,b:2", &process("b")).as_deref(), Some("a:2,b:1"));
         assert_eq!(rest("a:2,b:1", &process("b")).as_deref(), Some("a:2"));
         assert_eq!(rest("a.x:2,b.x:2", &process("a")).as_deref(), Some("a.x:1,b.x:2"));
         assert_eq!(rest("localhost:2", &process("vm")).as_deref(), Some("localhost:1"));
         assert_eq!(rest("a:1", &process("a")), None);
+        for (of, unclear) in
+            [("a.x:2,a.y:2", "a"), ("10.0.0.1:2,10.0.0.2:2", "10.0.0.3"), ("a:1,b:1", "c")]
+        {
+            let why = without(&hosts(of), &process(unclear)).expect_err("it is unclear");
+            assert!(why.contains(of), "{why}");
+        }
         let lost = Lost::Host { host: "b".to_owned() };
         assert_eq!(rest("a:2,b:8,c:1", &lost).as_deref(), Some("a:2,c:1"));
     }

@@ -107,7 +107,7 @@ pub fn conclude(
                 true => {
                     "No step time was predicted: the machines of these processes have not been measured as \
                      they are now (`shardloom profile` does, started as this was) or not in the plan's number \
-                     format, or there is not one rank for each process."
+                     format, or there are more ranks than processes."
                 }
                 false => {
                     "No step time was predicted: this machine has not been measured as it is now \

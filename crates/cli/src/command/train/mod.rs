@@ -64,8 +64,8 @@ pub struct Train {
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     seq: Option<usize>,
 
-    /// Where processes do not have an equal number of the plan's ranks, find another plan for them, with the same
-    /// batch, formats, optimizer and clipping, as after some were lost
+    /// Where several processes cannot share the plan's ranks out, find another plan for them, with the same batch,
+    /// formats, optimizer and clipping, as after some were lost; one process has all ranks
     #[arg(long)]
     replan: bool,
 
@@ -229,6 +229,16 @@ impl Train {
                 self.plan_for_processes(&model, plan_file, (launched, &local), terminal)?
             }
         };
+        if let Some(launched) = launched {
+            let (ranks, processes) =
+                (plan.device_count(), launched.processes().process().of as usize);
+            if ranks < processes {
+                let idle = processes - ranks;
+                terminal.note(format_args!(
+                    "{idle} of {processes} processes do nothing under this plan"
+                ));
+            }
+        }
         // What is predicted is what will run.
         let plan = guarded(&plan, self.on_nan.into());
         if validation.is_some() {
@@ -297,7 +307,7 @@ impl Train {
             return self.shape.found_for(model, (launched, local), terminal);
         }
         let plan = self.plan(model, plan_file, local, terminal)?;
-        match launched.require_even(&plan) {
+        match launched.require_shares(&plan) {
             Err(_) if self.replan => {
                 self.shape.found_instead(&plan, model, (launched, local), terminal)
             }

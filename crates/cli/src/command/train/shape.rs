@@ -63,7 +63,7 @@ impl Shape {
 
     /// Whether nothing is said of how the model is split.
     pub fn leaves_split(&self) -> bool {
-        self.ranks.is_none() && self.order.given().is_none() && self.dimensions.leave_split()
+        self.ranks.is_none() && self.order.given().is_none() && self.dimensions.leaves_split()
     }
 
     /// The fastest plan on the machines of several processes, which are measured if they never were.
@@ -88,22 +88,29 @@ impl Shape {
         on: (&Launched, &LocalProfile),
         terminal: Terminal,
     ) -> Result<Plan, Failure> {
+        if !plan.parameters.is_empty() {
+            let message = "--replan: groups of parameters are not found; start as many processes as the plan has \
+                           ranks, or give another plan";
+            return Err(Failure::usage("--replan", message));
+        }
         if !plan.flushes() || plan.sync.servers.is_some() {
             let message = "--replan: what a plan without flush, or with servers, comes to depends on its \
                            split; start as many processes as it has ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
-        found_on(on, terminal, |cluster, file| {
+        let found = found_on(on, terminal, |cluster, file| {
             let usual = usual_request(model, cluster, file, plan.global_batch);
+            // Machines are measured in fp32.
             let request = Request {
-                precision: plan.precision,
-                formats_by_machines: false,
+                precision: Precision::FP32,
                 optimizer: plan.optimizer,
                 clip_norm: plan.clip_norm,
                 ..usual
             };
             fastest(model, cluster, &request, terminal)
-        })
+        })?;
+        let Plan { precision, skip_non_finite, .. } = *plan;
+        Ok(Plan { precision, skip_non_finite, ..found })
     }
 
     /// The plan that options say.
@@ -164,13 +171,5 @@ fn found_on(
     find: impl FnOnce(&Cluster, &str) -> Result<Plan, Failure>,
 ) -> Result<Plan, Failure> {
     let (cluster, file) = machines_of(launched, local, terminal)?;
-    let plan = find(&cluster, &file.display().to_string())?;
-    let (ranks, processes) = (plan.device_count(), cluster.device_count() as usize);
-    if ranks < processes {
-        terminal.note(format_args!(
-            "{} of {processes} processes do nothing: the others are faster without them",
-            processes - ranks
-        ));
-    }
-    Ok(plan)
+    find(&cluster, &file.display().to_string())
 }
