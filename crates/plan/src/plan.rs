@@ -278,7 +278,7 @@ pub struct Servers {
     pub count: u32,
     /// A worker begins step t once all workers' gradients of the first t - `staleness` steps have been
     /// applied; with 0, of all before it; unbounded, whatever has been. A row of steps that are trained
-    /// together ends with all applied.
+    /// together ends with all applied, so rows of a single step are synchronous whatever this says.
     pub staleness: Staleness,
 }
 

@@ -104,7 +104,7 @@ fn exchange(
     };
     let roles = if together.is_some() { &there_and_back[..1] } else { &there_and_back };
     // A rank without a neighbour tells of messages on its machine only where there is no other.
-    let counts = rank < partner || bench.sites.beside(rank).len() == 1;
+    let counts = rank < partner || (rank == partner && bench.sites.beside(rank).len() == 1);
     bench.seconds_of(counts, Clock::Wall, |endpoint, _| {
         for &role in roles {
             if role != Role::Receive {

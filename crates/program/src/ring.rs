@@ -2,9 +2,10 @@
 //!
 //! Every server stands at many points of a ring of 2^64 places, and every range at one; a range belongs to the
 //! server whose point follows (Karger et al. 1997, STOC). So a server that is added takes ranges from the others,
-//! and one that is removed leaves its own to them, while all else stays where it is. Hashes deal unevenly: a
-//! server that has [its most](MOST_LOAD) takes no further range, which goes on to the next (Mirrokni et al. 2018,
-//! SODA).
+//! and one that is removed leaves its own to them. Hashes deal unevenly: a server that has
+//! [its most](MOST_LOAD) takes no further range, which goes on to the next (Mirrokni et al. 2018, SODA); that moves
+//! some more, in all at most about 1.6 shares as tested. Ranges are known by their numbers: cut into others, all
+//! may move.
 
 use std::collections::BTreeMap;
 
@@ -95,4 +96,18 @@ fn mixed(number: u64) -> u64 {
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     hash ^ (hash >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_and_what_follows_from_them_never_change() {
+        // The first two numbers of SplitMix64 from 0, as published.
+        assert_eq!(mixed(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(mixed(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
+        let owners = Ring::of(0..3).owners(&[4; 12]);
+        assert_eq!(owners, [0, 1, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1]);
+    }
 }

@@ -238,12 +238,14 @@ fn answers_that_break_the_bound_are_refused() {
         Servers { count: 1, staleness: Staleness::Within(0) },
         Optimizer::default(),
     );
-    let mut trainer = started(&graph, &plan, RunClock::Wall);
-    // The first worker's gradients, and then its weights before the other has come.
-    let answers = vec![vec![], vec![], vec![0, 0, 1, 1]];
-    trainer.repeat_answers(answers).expect("threads");
-    let error = trainer.train_steps(1).expect_err("the bound forbids it").to_string();
-    assert!(error.contains("answers"), "{error}");
+    // The first worker's gradients, and then its weights before the other has come; and the second's first, which
+    // are added after the first's.
+    for log in [vec![0, 0, 1, 1], vec![1, 0, 0, 1]] {
+        let mut trainer = started(&graph, &plan, RunClock::Wall);
+        trainer.repeat_answers(vec![vec![], vec![], log]).expect("threads");
+        let error = trainer.train_steps(1).expect_err("the bound forbids it").to_string();
+        assert!(error.contains("answers"), "{error}");
+    }
     // Of every rank, and of no other.
     for ranks in [0, 2, 4] {
         let mut trainer = started(&graph, &plan, RunClock::Wall);

@@ -100,7 +100,8 @@ struct Split {
     servers: Option<u32>,
 
     /// Steps that a worker may be ahead of the slowest, or unbounded: with 0 servers update once a step with
-    /// the gradients of all workers, otherwise with those of each as they come [default: 0]
+    /// the gradients of all workers, otherwise with those of each as they come; training waits for all
+    /// after every --drain-every steps [default: 0]
     #[arg(long, value_name = "STEPS", requires = "servers")]
     staleness: Option<Staleness>,
 
@@ -300,6 +301,25 @@ impl Dimensions {
         }
     }
 
+    /// Refuses inner groups that divide neither replicas nor tensor-parallel ranks: all would take rings.
+    fn require_inner_groups(&self) -> Result<(), Failure> {
+        let Some((algorithm, inner)) = self.algorithm.and_then(|it| Some((it, it.inner()?))) else {
+            return Ok(());
+        };
+        let Split { dp, cp, tp, .. } = self.split;
+        let [dp, cp, tp] = [dp, cp, tp].map(|width| u64::from(width.unwrap_or(1)));
+        let takes = |ranks: u64| ranks > 1 && ranks.is_multiple_of(u64::from(inner));
+        if takes(dp * cp) || takes(dp) || takes(tp) {
+            return Ok(());
+        }
+        let replicas = dp * cp;
+        let message = format!(
+            "--algorithm {algorithm}: inner groups of {inner} divide neither {replicas} replicas nor {tp} \
+             tensor-parallel ranks"
+        );
+        Err(Failure::usage("--algorithm", message))
+    }
+
     /// Global norm to which gradients are clipped.
     fn clip_norm(&self) -> Option<f64> {
         (!self.no_clip).then(|| self.clip_norm.unwrap_or(1.0))
@@ -356,6 +376,7 @@ impl Dimensions {
         if let Some(servers) = numbers.sync.servers {
             numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
         }
+        self.require_inner_groups()?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
         plan.communication = self.communication();

@@ -74,6 +74,17 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
     let mut choice = found.choice(simulated, simulated);
     choice.notes.push(
+        "that many workers send to a server at once is not in the step time, so it is too short where what \
+         comes to a server takes longer than a step computes"
+            .into(),
+    );
+    let idle = devices - choice.plan.device_count() as u32;
+    if idle > 0 {
+        choice
+            .notes
+            .push(format!("{idle} of {devices} devices do nothing: workers divide the batch"));
+    }
+    choice.notes.push(
         "workers wait for each other after every step: `staleness` of `sync.servers` says how far ahead of \
          the slowest they may be, or \"unbounded\""
             .into(),
