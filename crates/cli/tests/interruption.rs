@@ -131,11 +131,9 @@ fn checkpoints_of_another_run_are_not_mixed_up() {
     };
     train(4, "--checkpoint-every 1").succeeds();
     train(2, "").refuses("usage", "--resume");
-    let done = train(4, "--resume");
-    done.check(
-        done.status == Some(2) && done.stderr.contains("--steps 4"),
-        "nothing is left to do",
-    );
+    let fewer = train(3, "--resume");
+    let says_why = fewer.stderr.contains("has done 4 steps already");
+    fewer.check(fewer.status == Some(2) && says_why, "it went back");
     train(2, "--force").succeeds();
     let steps: Vec<_> = fs::read_dir(place.path("run"))
         .expect("a folder")
@@ -195,4 +193,16 @@ fn a_loss_that_is_not_finite_stops_the_run_or_is_skipped() {
     let spoilt = format!("train {TINY} {options} --on-nan continue --checkpoint spoilt");
     place.run(&spoilt).succeeds();
     place.run("generate spoilt --prompt a --json").refuses("model", "earlier checkpoint");
+}
+
+#[test]
+fn a_run_that_is_done_has_nothing_left_to_go_on_with_and_says_what_it_came_to() {
+    let place = Place::new();
+    let run = || place.run(&format!("train {TINY} --steps 3 --checkpoint run --resume --json"));
+    let first = run().succeeds();
+    let again = run().succeeds();
+    again.check(again.stderr.contains("all steps are done"), "it does not say so");
+    again.check(again.losses().is_empty(), "it trained");
+    let digest = |outcome: &invocation::Outcome| outcome.summary()["weights_digest"].clone();
+    again.check(digest(&again) == digest(&first), "other weights");
 }

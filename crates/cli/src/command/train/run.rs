@@ -200,7 +200,11 @@ impl Job {
                 former.curve()
             ));
         }
-        if resumed.step >= self.steps {
+        if resumed.step == self.steps {
+            // As after a loss behind the last checkpoint.
+            terminal.note("all steps are done");
+        }
+        if resumed.step > self.steps {
             let message = format!(
                 "--steps {}: {path} has done {} steps already; give more",
                 self.steps, resumed.step
