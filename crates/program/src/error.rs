@@ -1,5 +1,6 @@
 //! What can go wrong in lowering.
 
+use shardloom_collectives::Algorithm;
 use shardloom_schedule::ScheduleError;
 
 /// Why a plan has no program.
@@ -18,6 +19,15 @@ pub enum ProgramError {
         servers: u32,
         /// The ranges.
         ranges: usize,
+    },
+    /// An algorithm whose inner groups divide none of the groups of ranks that are to take it.
+    #[error(
+        "sync.algorithm = {algorithm}: its inner groups divide no group of ranks that is to take it; give \
+         another size, or an algorithm without inner groups"
+    )]
+    InnerGroups {
+        /// The algorithm that the plan names.
+        algorithm: Algorithm,
     },
     /// Two operators want the same parameter in different layouts.
     #[error(

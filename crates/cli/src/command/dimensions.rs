@@ -301,25 +301,6 @@ impl Dimensions {
         }
     }
 
-    /// Refuses inner groups that divide neither replicas nor tensor-parallel ranks: all would take rings.
-    fn require_inner_groups(&self) -> Result<(), Failure> {
-        let Some((algorithm, inner)) = self.algorithm.and_then(|it| Some((it, it.inner()?))) else {
-            return Ok(());
-        };
-        let Split { dp, cp, tp, .. } = self.split;
-        let [dp, cp, tp] = [dp, cp, tp].map(|width| u64::from(width.unwrap_or(1)));
-        let takes = |ranks: u64| ranks > 1 && ranks.is_multiple_of(u64::from(inner));
-        if takes(dp * cp) || takes(dp) || takes(tp) {
-            return Ok(());
-        }
-        let replicas = dp * cp;
-        let message = format!(
-            "--algorithm {algorithm}: inner groups of {inner} divide neither {replicas} replicas nor {tp} \
-             tensor-parallel ranks"
-        );
-        Err(Failure::usage("--algorithm", message))
-    }
-
     /// Global norm to which gradients are clipped.
     fn clip_norm(&self) -> Option<f64> {
         (!self.no_clip).then(|| self.clip_norm.unwrap_or(1.0))
@@ -376,7 +357,6 @@ impl Dimensions {
         if let Some(servers) = numbers.sync.servers {
             numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
         }
-        self.require_inner_groups()?;
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
         plan.communication = self.communication();

@@ -133,7 +133,7 @@ pub fn lower_with(
         batch_axes: plan.batch_axes(graph),
         communication: plan.communication,
     };
-    program.fit_inner_groups();
+    program.fit_inner_groups()?;
     program.assign_queues();
     Ok(program)
 }

@@ -481,3 +481,13 @@ fn a_group_that_inner_groups_do_not_divide_takes_a_ring() {
     let of = |axis, algorithm: &str| (vec![axis], algorithm.to_owned());
     assert_eq!(seen, [of(Axis::DP, "multi-star:4"), of(Axis::TP, "ring")]);
 }
+
+#[test]
+fn inner_groups_that_divide_no_group_are_refused_by_name() {
+    let graph = gpt(false);
+    let uniform = Uniform { mesh: mesh(4, 1, 2), global_batch: 8, ..single() };
+    let mut plan = uniform.plan(&graph, "model", "local");
+    plan.sync.algorithm = Algorithm::Hierarchical { inner: 3 };
+    let error = lower(&graph, &plan, 8).expect_err("3 divides neither 4 nor 2").to_string();
+    assert!(error.contains("sync.algorithm = hierarchical:3"), "{error}");
+}
