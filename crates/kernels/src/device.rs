@@ -17,6 +17,7 @@ use half::{bf16, f16};
 use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
 
+use crate::compression;
 use crate::optimizer::{Optimizer, Piece, Step};
 use crate::random::Key;
 use crate::window::Window;
@@ -206,6 +207,9 @@ pub trait Device: Debug + Send + Sync {
         out: ViewMut<'_>,
         scratch: ViewMut<'_>,
     );
+
+    /// A step of the compression of gradients, which says what it reads and writes.
+    fn compress(&self, step: &compression::Step, reads: &[View<'_>], writes: &mut [ViewMut<'_>]);
 
     /// Updates weights: [`Optimizer::apply`].
     fn update(

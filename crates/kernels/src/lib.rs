@@ -36,6 +36,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod compression;
 pub mod concat;
 pub mod cross_entropy;
 pub mod device;

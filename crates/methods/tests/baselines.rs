@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use shardloom_cluster::{Cluster, NodeGroup, Profile};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::baselines;
-use shardloom_plan::{Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Compression, Mesh, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_search::{Request, judge};
 use shardloom_sim::estimate::{Candidate, Cut};
 
@@ -39,6 +39,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             bucket_bytes: request.bucket_bytes,
             shard_over: None,
             servers: None,
+            compression: Compression::None,
         },
         precision: request.precision,
         optimizer: request.optimizer,

@@ -5,6 +5,7 @@
 //! `program` crate's, how it is found the `search` crate's.
 
 mod axis_set;
+mod compression;
 mod device_list;
 mod diff;
 mod error;
@@ -25,6 +26,7 @@ mod validate;
 mod weights;
 
 pub use axis_set::AxisSet;
+pub use compression::{Compression, UnknownCompression};
 pub use device_list::DeviceList;
 pub use diff::{Difference, diff};
 pub use error::PlanError;

@@ -4,7 +4,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 use shardloom_collectives::Algorithm;
 
-use crate::{AxisSet, Number, Plan, PlanError, Precision, Sync};
+use crate::{AxisSet, Compression, Number, Plan, PlanError, Precision, Sync};
 
 /// Some parameters by their names, and what is not for them as the plan says it for all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct ParameterGroup {
     /// Up to how many bytes of their gradients consecutive blocks share one collective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
+    /// How their gradients are compressed on their way between replicas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
     /// The format of their accumulated gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Number>,
@@ -41,6 +44,7 @@ impl ParameterGroup {
             zero: None,
             shard_over: None,
             bucket_bytes: None,
+            compression: None,
             gradients: None,
             master: None,
         }
@@ -54,6 +58,7 @@ impl ParameterGroup {
             bucket_bytes: self.bucket_bytes.unwrap_or(sync.bucket_bytes),
             shard_over: self.shard_over.or(sync.shard_over),
             servers: sync.servers,
+            compression: self.compression.unwrap_or(sync.compression),
         }
     }
 

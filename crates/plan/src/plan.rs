@@ -9,8 +9,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
-    ScheduleKind, Staleness, Updates, Weights,
+    Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup,
+    PassTimes, Precision, ScheduleKind, Staleness, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -253,6 +253,9 @@ pub struct Sync {
     /// Servers that hold the weights, where replicas do not update them themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<Servers>,
+    /// How gradients are compressed on their way between replicas.
+    #[serde(default, skip_serializing_if = "Compression::is_none")]
+    pub compression: Compression,
 }
 
 impl Default for Sync {
@@ -263,6 +266,7 @@ impl Default for Sync {
             bucket_bytes: 25_000_000,
             shard_over: None,
             servers: None,
+            compression: Compression::None,
         }
     }
 }

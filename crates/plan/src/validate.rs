@@ -6,8 +6,8 @@ use shardloom_collectives::Kind;
 use shardloom_graph::{Extents, Graph};
 
 use crate::{
-    Arrangement, Axis, LayoutRules, Mesh, Optimizer, ParameterGroup, ParameterGroups, Plan,
-    PlanError, Precision, ScheduleKind, Stage, Staleness, Sync, Updates,
+    Arrangement, Axis, Compression, LayoutRules, Mesh, Number, Optimizer, ParameterGroup,
+    ParameterGroups, Plan, PlanError, Precision, ScheduleKind, Stage, Staleness, Sync, Updates,
 };
 
 impl Plan {
@@ -173,7 +173,7 @@ impl Plan {
     }
 
     fn validate_sync(&self, graph: &Graph) -> Result<(), PlanError> {
-        check_sync("sync", self.sync)?;
+        check_sync("sync", self.sync, self.precision)?;
         let groups = ParameterGroups::of(self)?;
         let parameters = graph.values().filter(|(_, value)| value.parameter().is_some());
         let used: BTreeSet<usize> =
@@ -189,7 +189,7 @@ impl Plan {
                 let rule = "with servers, which hold all parameters alike, there are no groups";
                 return Err(PlanError::field(key, format!("{:?}", group.names), rule));
             }
-            check_sync(&key, group.sync(self.sync))?;
+            check_sync(&key, group.sync(self.sync), group.precision(self.precision))?;
         }
         self.validate_shards(graph)
     }
@@ -407,7 +407,7 @@ impl Plan {
 }
 
 /// Checks what a plan's `key` says on how replicas stay equal.
-fn check_sync(key: &str, sync: Sync) -> Result<(), PlanError> {
+fn check_sync(key: &str, sync: Sync, precision: Precision) -> Result<(), PlanError> {
     let refuse = |field: &str, value: String, rule: &str| {
         Err(PlanError::field(format!("{key}.{field}"), value, rule))
     };
@@ -423,6 +423,38 @@ fn check_sync(key: &str, sync: Sync) -> Result<(), PlanError> {
         let rule = "ZeRO scatters and gathers, which this algorithm does not do; ring, direct, \
                     halving-doubling and hierarchical do";
         return refuse("algorithm", algorithm.to_string(), rule);
+    }
+    check_compression(key, sync, precision)
+}
+
+/// Checks that what a plan's `key` says on compression can be done with what else it says.
+fn check_compression(key: &str, sync: Sync, precision: Precision) -> Result<(), PlanError> {
+    let how = sync.compression;
+    if how.is_none() {
+        return Ok(());
+    }
+    let refuse = |field: String, value: String, rule: &str| {
+        Err(PlanError::field(field, value, format!("with compression {how} {rule}")))
+    };
+    if sync.servers.is_some() {
+        let rule = "there are no servers: workers send them their gradients as they are";
+        return refuse(format!("{key}.compression"), how.to_string(), rule);
+    }
+    if sync.zero > 0 {
+        let rule = "every replica updates all weights, so 0";
+        return refuse(format!("{key}.zero"), sync.zero.to_string(), rule);
+    }
+    if precision.gradients != Number::Fp32 {
+        let rule = "gradients are accumulated in fp32";
+        let found = format!("{:?}", precision.gradients).to_lowercase();
+        return refuse("precision.gradients".into(), found, rule);
+    }
+    let algorithm = sync.algorithm;
+    let gathers = matches!(how, Compression::OneBit | Compression::TopK { .. });
+    if gathers && !Kind::AllGather.has(algorithm) {
+        let rule = "replicas gather what all send, which this algorithm does not do; ring, direct, \
+                    halving-doubling and hierarchical do";
+        return refuse(format!("{key}.algorithm"), algorithm.to_string(), rule);
     }
     Ok(())
 }

@@ -8,9 +8,10 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
-    Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
-    Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates, Weights,
+    Axis, AxisSet, Communication, Compression, Corrections, DeviceList, FORMAT, LayoutRule,
+    LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError,
+    Precision, Prediction, Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates,
+    Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -59,13 +60,21 @@ fn sync() -> impl Strategy<Value = Sync> {
         AxisSet::of(&[Axis::CP, Axis::REPLICA]),
         AxisSet::of(&[]),
     ]);
-    let parts = (algorithms, 0..=3u8, 1..=1usize << 40, over);
-    parts.prop_map(|(algorithm, zero, bucket_bytes, shard_over)| Sync {
+    let compressions = select(vec![
+        Compression::None,
+        Compression::Rounded { to: Number::Bf16, feedback: true },
+        Compression::OneBit,
+        Compression::TopK { of: 100 },
+        Compression::PowerSgd { rank: 4 },
+    ]);
+    let parts = (algorithms, 0..=3u8, 1..=1usize << 40, over, compressions);
+    parts.prop_map(|(algorithm, zero, bucket_bytes, shard_over, compression)| Sync {
         algorithm,
         zero,
         bucket_bytes,
         shard_over,
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
+        compression,
     })
 }
 
@@ -110,6 +119,7 @@ fn group() -> impl Strategy<Value = ParameterGroup> {
         algorithm: sync.filter(|_| has[0]).map(|it| it.algorithm),
         zero: sync.filter(|_| has[1]).map(|it| it.zero),
         shard_over: sync.and_then(|it| it.shard_over),
+        compression: sync.filter(|_| has[0]).map(|it| it.compression),
         bucket_bytes: sync.filter(|_| has[2]).map(|it| it.bucket_bytes),
         gradients,
         master,

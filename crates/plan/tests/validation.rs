@@ -2,9 +2,9 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Axis, AxisSet, Corrections, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup,
-    PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind, Stage, Sync, Uniform, Updates,
-    Weights,
+    Axis, AxisSet, Compression, Corrections, DeviceList, LayoutRules, Mesh, Number, Optimizer,
+    ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Prediction, ScheduleKind, Stage, Sync,
+    Uniform, Updates, Weights,
 };
 
 const DEVICES: usize = 8;
@@ -171,6 +171,46 @@ fn layouts_name_dimensions_of_the_model_and_use_every_axis() {
         complaint(|it| it.layout = rules("batch:dp")),
         "pipeline[0].stage[0].mesh.tp = 2: the layout \"batch:dp\" splits nothing over tp"
     );
+}
+
+#[test]
+fn compression_is_possible() {
+    let with = |how: &str, change: &dyn Fn(&mut Plan)| {
+        complaint(|it| {
+            it.sync.compression = how.parse().expect("a compression");
+            change(it);
+        })
+    };
+    assert_eq!(
+        with("top-k:100", &|it| it.sync.zero = 1),
+        "sync.zero = 1: with compression top-k:100 every replica updates all weights, so 0"
+    );
+    let tree = |it: &mut Plan| it.sync.algorithm = "binary-tree".parse().expect("an algorithm");
+    assert_eq!(
+        with("one-bit", &tree),
+        "sync.algorithm = binary-tree: with compression one-bit replicas gather what all send, which this \
+         algorithm does not do; ring, direct, halving-doubling and hierarchical do"
+    );
+    assert_eq!(
+        with("fp16", &|it| it.precision.gradients = Number::Bf16),
+        "precision.gradients = bf16: with compression fp16 gradients are accumulated in fp32"
+    );
+    let group = |it: &mut Plan| {
+        let zero = Some(2);
+        it.parameters = vec![ParameterGroup { zero, ..ParameterGroup::named("*") }];
+    };
+    assert_eq!(
+        with("power-sgd:4", &group),
+        "parameters[0].zero = 2: with compression power-sgd:4 every replica updates all weights, so 0"
+    );
+    // Sums need no gathering, and a group may go without.
+    let mut plan = plan();
+    tree(&mut plan);
+    plan.sync.compression = Compression::PowerSgd { rank: 4 };
+    let none = Some(Compression::None);
+    plan.parameters =
+        vec![ParameterGroup { zero: Some(0), compression: none, ..ParameterGroup::named("*") }];
+    assert_eq!(plan.validate(&graph(), DEVICES), Ok(()));
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub struct WeightParam {
     pub rows: usize,
     /// Columns of the whole parameter seen as a matrix.
     pub columns: usize,
+    /// How many of its first axes are its rows then.
+    pub row_axes: usize,
     /// Which of its local elements lie in the bucket: all of them, but where a server holds a range of them.
     pub part: Range<usize>,
 }

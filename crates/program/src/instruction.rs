@@ -6,7 +6,7 @@
 use shardloom_collectives::Algorithm;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, Reduction, ValueId};
-use shardloom_plan::{Axis, Mesh};
+use shardloom_plan::{Axis, Compression, Mesh};
 
 use crate::{
     Assignment, Class, ClassId, Content, Layout, Mode, Point, Queue, RouteId, TensorId, View, Write,
@@ -139,6 +139,20 @@ pub enum Action {
     /// Its write becomes its read in the write's format, rounded to nearest, ties to even: the weights that
     /// operators read, made of the master weights that were updated.
     Cast,
+    /// Compresses a bucket's gradients, or goes on with what was exchanged of them: reads those (of the first
+    /// round; later what was exchanged or is left) and what the way keeps, writes what is exchanged next and
+    /// what it keeps. What that is [the way](crate::sync::Compressed) says.
+    Compress {
+        /// How.
+        how: Compression,
+        /// Which round, from 0.
+        round: u8,
+    },
+    /// Makes a bucket's gradients, summed over its replicas, of what all have exchanged.
+    Decompress {
+        /// How they were compressed.
+        how: Compression,
+    },
     /// With the norm of all gradients, which it reads, says whether the update that was made before is
     /// right: writes a flag, which does not hold if gradients had to be clipped or are not finite.
     Test,

@@ -73,6 +73,8 @@ impl Instruction {
             | Action::Statistics { .. }
             | Action::Optimizer
             | Action::Cast
+            | Action::Compress { .. }
+            | Action::Decompress { .. }
             | Action::Test
             | Action::Free => Lane::Compute,
         }
@@ -95,7 +97,9 @@ impl Instruction {
         let subject = |view: View| {
             let tensor = class.tensor(view.tensor);
             match (tensor.content, tensor.bucket) {
-                (Content::Weight | Content::Gradient, Some(bucket)) => &class.bucket(bucket).name,
+                (Content::Weight | Content::Gradient | Content::Compressed, Some(bucket)) => {
+                    &class.bucket(bucket).name
+                }
                 _ => &tensor.name,
             }
         };

@@ -179,10 +179,13 @@ impl Class {
                 | Content::PreviousWeight
                 | Content::WeightVelocity
                 | Content::ExtrapolatedWeight => &mut bytes.weights,
-                Content::Gradient | Content::Synchronisation(_) => &mut bytes.gradients,
+                Content::Gradient | Content::Synchronisation(_) | Content::OfRank(_) => {
+                    &mut bytes.gradients
+                }
                 Content::MasterWeight | Content::OptimizerState(_) => &mut bytes.state,
                 Content::Activation
                 | Content::Staging
+                | Content::Compressed
                 | Content::Statistics
                 | Content::Norm
                 | Content::Backup

@@ -136,6 +136,10 @@ pub enum Content {
     ExtrapolatedWeight,
     /// The n-th tensor that a way of keeping replicas equal keeps for itself.
     Synchronisation(u8),
+    /// The n-th tensor that a way of keeping replicas equal keeps for itself, another one on each rank.
+    OfRank(u8),
+    /// Compressed gradients on their way between replicas.
+    Compressed,
     /// Sums of a round of the optimizer's statistics.
     Statistics,
     /// The squared norm of gradients.

@@ -57,8 +57,9 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         found.push((what, Plan { recompute, ..plan.clone() }));
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
-    let own = plan.sync.shard_over.is_none() && plan.sync.servers.is_none();
-    for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && own) {
+    let sync = plan.sync;
+    let own = sync.shard_over.is_none() && sync.servers.is_none() && sync.compression.is_none();
+    for zero in (0..=3).filter(|&zero| zero != sync.zero && replicated && own) {
         let mut other = plan.clone();
         other.sync.zero = zero;
         found.push((format!("sync.zero = {zero}"), other));

@@ -4,7 +4,8 @@ use shardloom_cluster::{Cluster, Habits, Precision as Format};
 use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind, Sync, Uniform,
+    Compression, Number, Optimizer, PassTimes, Plan, Precision, Recompute, ScheduleKind, Sync,
+    Uniform,
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
@@ -212,6 +213,7 @@ impl Request {
                 bucket_bytes: self.habits.bucket_bytes(self.bucket_bytes, candidate.zero),
                 shard_over: None,
                 servers: None,
+                compression: Compression::None,
             },
             precision: self.precision,
             optimizer: self.optimizer,

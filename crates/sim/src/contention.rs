@@ -105,7 +105,7 @@ pub(crate) fn concurrent_messages(
 mod tests {
     use shardloom_collectives::Algorithm;
     use shardloom_graph::families::GptConfig;
-    use shardloom_plan::{Axis, Mesh, ScheduleKind, Sync, Uniform};
+    use shardloom_plan::{Axis, Compression, Mesh, ScheduleKind, Sync, Uniform};
 
     use super::*;
 
@@ -137,6 +137,7 @@ mod tests {
                 bucket_bytes: 1,
                 shard_over: None,
                 servers: None,
+                compression: Compression::None,
             },
             ..Uniform::default()
         };

@@ -180,6 +180,7 @@ impl<'a> CostModel<'a> {
         let elements = |view: View| class.view_range(view, position).len();
         let bytes = |view: View| class.view_bytes(view, position) as usize;
         let read = || bytes(instruction.reads[0]);
+        let all_read = || instruction.reads.iter().map(|&it| bytes(it)).sum::<usize>();
         let written = || elements(instruction.writes[0].to);
         let written_bytes = || instruction.writes.iter().map(|it| bytes(it.to)).sum::<usize>();
         let stack = self.cluster.stack();
@@ -230,6 +231,11 @@ impl<'a> CostModel<'a> {
                 let kept = self.kept_bytes(class, position, instruction);
                 moved(&name, elements(gradients), bytes(gradients) + weights + state)
                     + moved("copy", elements(gradients) * usize::from(kept > 0), kept)
+            }
+            // Everything is read and written once, as if it took one kernel.
+            Action::Compress { .. } | Action::Decompress { .. } => {
+                let elements = instruction.operands().map(elements).max().unwrap_or(0);
+                moved("copy", elements, all_read() + written_bytes())
             }
             Action::Cast => {
                 let kept = self.kept_bytes(class, position, instruction);

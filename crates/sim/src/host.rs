@@ -39,6 +39,8 @@ impl CostModel<'_> {
             | Action::Norm
             | Action::Statistics { .. }
             | Action::Cast
+            | Action::Compress { .. }
+            | Action::Decompress { .. }
             | Action::Test => host.kernel_seconds,
         }
     }

@@ -9,8 +9,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::Table;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Corrections, Mesh, Number, Optimizer, Plan, Precision, Prediction, Recompute, ScheduleKind,
-    Sync, Uniform, Weights,
+    Compression, Corrections, Mesh, Number, Optimizer, Plan, Precision, Prediction, Recompute,
+    ScheduleKind, Sync, Uniform, Weights,
 };
 use shardloom_program::{Content, Format, Keep, Program, Rank};
 use shardloom_train::learning_rate::Curve;
@@ -135,6 +135,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                         algorithm,
                         shard_over: None,
                         servers: None,
+                        compression: Compression::None,
                     },
                     ..serial()
                 };
@@ -155,7 +156,14 @@ fn both_clocks_train_the_same_weights() {
     for (algorithm, zero) in
         [(Algorithm::Ring, 0), (Algorithm::Direct, 1), (Algorithm::HalvingDoubling, 3)]
     {
-        let sync = Sync { zero, algorithm, bucket_bytes: 10_000, shard_over: None, servers: None };
+        let sync = Sync {
+            zero,
+            algorithm,
+            bucket_bytes: 10_000,
+            shard_over: None,
+            servers: None,
+            compression: Compression::None,
+        };
         let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 2), microbatches: 2, sync, ..serial() };
         let plan = plan(&graph, &Uniform { precision: BF16, ..uniform });
         let cluster = Cluster::parse("h100-80g:8").expect("a preset");

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
+use shardloom_kernels::compression::Step;
 use shardloom_kernels::device::{
     BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
     Update,
@@ -178,6 +179,11 @@ impl Device for Counting {
     ) {
         self.note("statistics");
         Processor.statistics(update, round, weights, gradients, state, previous, out, scratch);
+    }
+
+    fn compress(&self, step: &Step, reads: &[View<'_>], writes: &mut [ViewMut<'_>]) {
+        self.note("compress");
+        Processor.compress(step, reads, writes);
     }
 
     fn update(

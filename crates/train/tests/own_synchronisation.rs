@@ -45,6 +45,7 @@ impl Synchronisation for Late {
             written,
             reduced: View::whole(late),
             updated: View::whole(weights),
+            own: vec![],
         }
     }
 

@@ -7,13 +7,13 @@ mod support;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use shardloom_checkpoint::{Meta, Store};
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Plan, Servers, Staleness, Sync, Uniform};
 use shardloom_program::{ClassId, Program};
 use shardloom_train::Trainer;
 use shardloom_train::learning_rate::{Curve, LearningRate};
-use support::{Samples, graph, losses, mesh, serial, settings, trainer_with};
+use support::replica::{Replica, Tensors};
+use support::{Samples, graph, mesh, serial, settings, trainer_with};
 
 const WORKERS: usize = 4;
 const STEPS: usize = 6;
@@ -38,47 +38,11 @@ fn trainer(graph: &Graph, plan: &Plan) -> Trainer {
     trainer_with(graph, plan, Samples::patterned(64, 8, 32), settings(CURVE))
 }
 
-/// Numbers by the name of the parameter that they are of.
-type Tensors = BTreeMap<String, Vec<f32>>;
-
-/// A worker: a run of its own, on one micro-batch a step.
-struct Replica {
-    run: Trainer,
-    weights: Tensors,
-    /// By step.
-    gradients: Vec<Tensors>,
-    losses: Vec<f64>,
-}
-
-impl Replica {
-    fn new(graph: &Graph) -> Replica {
-        // The velocity after a first step is the gradient.
-        let alone = uniform(Optimizer::sgd(0.5));
-        let alone = Uniform { global_batch: 8 / WORKERS, ..alone }.plan(graph, "m", "c");
-        let mut run = trainer(graph, &alone);
-        let weights = run.weights().expect("weights");
-        Replica { run, weights, gradients: vec![], losses: vec![] }
-    }
-
-    /// Computes the worker's part of the gradients of its next step.
-    fn compute(&mut self, worker: usize) {
-        let position = self.gradients.len() * WORKERS + worker;
-        // The micro-batches before its own are other workers'.
-        let passed = position - self.run.next_step() as usize;
-        losses(&mut self.run, passed);
-        self.run.set_weights(self.weights.clone()).expect("weights");
-        self.losses.push(losses(&mut self.run, 1)[0]);
-        let folder = tempfile::tempdir().expect("a folder");
-        self.run.save(folder.path(), Meta::default(), None).expect("saved");
-        let latest = Store::open(folder.path()).and_then(|store| store.load_latest());
-        let checkpoint = latest.expect("the checkpoint").0;
-        let gradient = |name: &String| {
-            let mean = checkpoint.read_whole(&format!("optimizer.0/{name}")).expect("a velocity");
-            // A power of two divides exactly.
-            (name.clone(), mean.iter().map(|it| it / WORKERS as f32).collect())
-        };
-        self.gradients.push(self.weights.keys().map(gradient).collect());
-    }
+/// A worker, on one micro-batch a step.
+fn worker(graph: &Graph) -> Replica {
+    let alone = uniform(Optimizer::sgd(0.5));
+    let alone = Uniform { global_batch: 8 / WORKERS, ..alone }.plan(graph, "m", "c");
+    Replica::new(trainer(graph, &alone), WORKERS)
 }
 
 /// What all servers hold, and the optimizer's formula.
@@ -141,7 +105,7 @@ fn replay(
     answers: &[Vec<u32>],
 ) -> (Vec<f64>, Tensors) {
     let adds_up = plan.sync.servers.is_some_and(|it| it.staleness == Staleness::SYNCHRONOUS);
-    let mut replicas: Vec<Replica> = (0..WORKERS).map(|_| Replica::new(graph)).collect();
+    let mut replicas: Vec<Replica> = (0..WORKERS).map(|_| worker(graph)).collect();
     let weights = replicas[0].weights.clone();
     let zero: Tensors =
         weights.iter().map(|(name, it)| (name.clone(), vec![0.0; it.len()])).collect();

@@ -5,8 +5,8 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Staleness,
-    Sync, Uniform, Updates, Weights,
+    Communication, Compression, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers,
+    Staleness, Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -105,6 +105,12 @@ struct Split {
     #[arg(long, value_name = "STEPS", requires = "servers")]
     staleness: Option<Staleness>,
 
+    /// How replicas compress the gradients that they exchange: none, fp16, bf16, fp16-feedback or bf16-feedback
+    /// (which keep what rounding leaves out), one-bit, top-k:N (the largest of each N) or power-sgd:RANK
+    /// [default: none]
+    #[arg(long, value_name = "HOW")]
+    compression: Option<Compression>,
+
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -137,6 +143,7 @@ impl Split {
             shard_within,
             servers,
             staleness,
+            compression,
             microbatches,
             recompute,
             recompute_except_last,
@@ -152,6 +159,7 @@ impl Split {
             ("--shard-within", shard_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
+            ("--compression", compression.is_some()),
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
@@ -421,6 +429,7 @@ impl Dimensions {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
                 zero,
                 servers,
+                compression: self.split.compression.unwrap_or_default(),
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },

@@ -75,7 +75,7 @@ pub fn plan_line(plan: &Plan) -> String {
         zero += &format!(" over {}", over.join(" and "));
     }
     format!(
-        "{}: {}{}{each}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -88,8 +88,22 @@ pub fn plan_line(plan: &Plan) -> String {
         counted(plan.microbatch_samples(), "sample"),
         recompute,
         if plan.spares_last() { " except the last" } else { "" },
-        if plan.post_validation { ", post-validation" } else { "" }
+        if plan.post_validation { ", post-validation" } else { "" },
+        compressed(plan)
     )
+}
+
+/// How replicas compress their gradients, if some do.
+fn compressed(plan: &Plan) -> String {
+    let all: BTreeSet<String> = plan
+        .syncs()
+        .filter(|sync| !sync.compression.is_none())
+        .map(|sync| sync.compression.to_string())
+        .collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(", gradients by {}", all.into_iter().collect::<Vec<_>>().join(" and ")),
+    }
 }
 
 /// How many replicas each stage has that take micro-batches in turn, if some stage has several.

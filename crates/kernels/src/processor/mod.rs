@@ -1,6 +1,7 @@
 //! The processor as a device: buffers lie on the heap, and kernels are this crate's, on the thread that asks.
 
 pub(crate) mod cast;
+mod compress;
 mod operands;
 mod region;
 
@@ -13,12 +14,14 @@ use shardloom_graph::work::Pass;
 use smallvec::SmallVec;
 
 use crate::combine::{combine, combine_each};
+use crate::compression::Step;
 use crate::device::{
     BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
     Update,
 };
 use crate::window::{copy_box, cut_box, place_box};
 use crate::{Format, View, ViewMut, dispatch, reduce};
+use compress::compress;
 use operands::{read, settle, widened, written};
 use region::Lines;
 
@@ -271,6 +274,10 @@ impl Device for Processor {
             previous.map_or(&[], View::elements),
             out.elements_mut(),
         );
+    }
+
+    fn compress(&self, step: &Step, reads: &[View<'_>], writes: &mut [ViewMut<'_>]) {
+        compress(step, reads, writes);
     }
 
     fn update(

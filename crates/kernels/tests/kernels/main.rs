@@ -4,6 +4,7 @@
 mod activation;
 mod attention;
 mod collectives;
+mod compression;
 mod concat;
 mod cross_entropy;
 mod delayed_gradients;

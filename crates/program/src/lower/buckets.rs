@@ -104,8 +104,17 @@ impl<'a> Parameters<'a> {
                 let rows: usize = global[..row_axes].iter().product();
                 let columns = global[row_axes..].iter().product();
                 let part = 0..shape.iter().product();
-                let param =
-                    WeightParam { value, bucket, offset, layout, shape, rows, columns, part };
+                let param = WeightParam {
+                    value,
+                    bucket,
+                    offset,
+                    layout,
+                    shape,
+                    rows,
+                    columns,
+                    row_axes,
+                    part,
+                };
                 offset += param.elements();
                 parts.params.push(param);
                 parts.by_value.insert(value, id);

@@ -16,9 +16,11 @@ pub(super) fn body(
     early: &Early,
     norm: Vec<Instruction>,
 ) -> Vec<Instruction> {
+    let settled = buckets(parameters).filter(|&(bucket, _)| parameters.settles_late(bucket));
+    let settled = settled.flat_map(|(bucket, _)| parameters.before_update(bucket));
     let late = buckets(parameters).filter(|&(bucket, _)| !early.contains(bucket));
     let reductions = late.filter_map(|(bucket, _)| over_classes(parameters, bucket));
-    reductions.chain(norm).chain(updates(parameters)).collect()
+    settled.chain(reductions).chain(norm).chain(updates(parameters)).collect()
 }
 
 /// The norm of the gradients of all ranks of a group, which wait for each other, where the plan looks at

@@ -8,8 +8,8 @@ use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
 use crate::sync::{self, AllReduce, Held, Replicated, Synchronisation, Unheld, add};
 use crate::{
-    Content, Copies, Extent, Format, Initial, Instruction, Keep, Shape, Tensor, TensorId, View,
-    Window,
+    Content, Copies, Extent, Format, Initial, Instruction, Keep, Matrix, Shape, Tensor, TensorId,
+    View, Window,
 };
 
 /// How buckets are kept equal over their replicas, and in which formats they are.
@@ -108,7 +108,17 @@ impl<'a> Parameters<'a> {
         let plan = self.plan;
         let precision = self.ways.precision(group);
         let shards = self.ways.shards(group, replicas);
-        let bucket = Unheld { id, name, elements, replicas, shards: &shards, precision };
+        let matrices = self.matrices(params);
+        let bucket = Unheld {
+            id,
+            name,
+            elements,
+            matrices,
+            replicas,
+            mesh: self.mesh,
+            shards: &shards,
+            precision,
+        };
         let replicated = self.ways.of(group, replicas).tensors(&bucket, &mut self.tensors);
         // What an update changes has as many elements as the weights that it updates.
         let extent = self.updated_extent(&replicated);
@@ -261,9 +271,22 @@ impl<'a> Parameters<'a> {
     }
 
     pub(super) fn unheld(&self, id: BucketId) -> Unheld<'_> {
-        let Bucket { name, elements, replicas, shards, .. } = &self.buckets[id.0 as usize];
-        let precision = self.ways.precision(self.groups[id.0 as usize]);
-        Unheld { id, name, elements: *elements, replicas, shards, precision }
+        let Bucket { name, elements, params, replicas, shards, .. } = &self.buckets[id.0 as usize];
+        Unheld {
+            id,
+            name,
+            elements: *elements,
+            matrices: self.matrices(params),
+            replicas,
+            mesh: self.mesh,
+            shards,
+            precision: self.ways.precision(self.groups[id.0 as usize]),
+        }
+    }
+
+    /// Parameters as matrices.
+    fn matrices(&self, params: &[ParamId]) -> Vec<Matrix> {
+        params.iter().map(|param| Matrix::of(&self.params[param.0 as usize])).collect()
     }
 
     /// The weights in full precision that are updated in the place of those that operators read.
@@ -311,6 +334,17 @@ impl<'a> Parameters<'a> {
     /// What of that is done once, after the last.
     pub fn after_last_gradient(&self, id: BucketId) -> Vec<Instruction> {
         self.way(id).after_last_gradient(&self.unheld(id), self.replicated(id))
+    }
+
+    /// What makes the reduced gradients of a bucket of what was exchanged for them.
+    pub fn before_update(&self, id: BucketId) -> Vec<Instruction> {
+        self.way(id).before_update(&self.unheld(id), self.replicated(id))
+    }
+
+    /// Whether that is done at the end of a step, so that computation goes on meanwhile, and not as soon as may
+    /// be: nobody but the update waits for the gradients.
+    pub fn settles_late(&self, id: BucketId) -> bool {
+        !self.plan.post_validation && self.buckets[id.0 as usize].classes.is_empty()
     }
 
     /// What makes all weights of a bucket those that were updated.

@@ -87,7 +87,11 @@ impl Buckets {
         for instruction in instructions {
             let operands = || instruction.operands().filter_map(|view| subject(view.tensor));
             buckets.used.extend(operands());
-            if matches!(instruction.action, Action::Collective { .. }) {
+            let reduces = matches!(
+                instruction.action,
+                Action::Collective { .. } | Action::Compress { .. } | Action::Decompress { .. }
+            );
+            if reduces {
                 buckets.synchronised.extend(operands());
             }
             let freed = instruction.frees.iter().filter_map(|&tensor| subject(tensor));

@@ -32,6 +32,9 @@ pub(super) fn insert_reductions(
         if is_last(bucket) {
             after.extend(parameters.after_last_gradient(bucket));
         }
+        if !parameters.settles_late(bucket) {
+            after.extend(parameters.before_update(bucket));
+        }
     }
     weave(instructions, Insertions::new(), after);
 }

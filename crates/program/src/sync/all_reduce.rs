@@ -23,6 +23,7 @@ impl Synchronisation for AllReduce {
             written,
             reduced: View::whole(written),
             updated: View::whole(weights),
+            own: vec![],
         }
     }
 

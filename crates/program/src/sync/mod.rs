@@ -5,6 +5,7 @@
 //! program's tensors.
 
 mod all_reduce;
+mod compressed;
 mod hybrid;
 mod server;
 mod zero;
@@ -13,16 +14,17 @@ use std::fmt::Debug;
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
-use shardloom_plan::{Axis, Precision, Servers, Sync};
+use shardloom_plan::{Axis, Compression, Mesh, Precision, Servers, Sync};
 
 pub use all_reduce::AllReduce;
+pub use compressed::Compressed;
 pub use hybrid::Hybrid;
 pub use server::Server;
 pub use zero::Zero;
 
 use crate::{
     Action, BucketId, Collective, Content, Copies, Extent, Format, Group, Initial, Instruction,
-    Keep, Shape, Tensor, TensorId, View, Window,
+    Keep, Matrix, Shape, Tensor, TensorId, View, Window,
 };
 
 /// A bucket of parameters whose tensors are yet to be decided.
@@ -34,8 +36,12 @@ pub struct Unheld<'a> {
     pub name: &'a str,
     /// Local elements.
     pub elements: usize,
+    /// Its parameters, in order.
+    pub matrices: Vec<Matrix>,
     /// Mesh axes over which replicas train on different samples or positions, none of width one.
     pub replicas: &'a [Axis],
+    /// The grid of the class's ranks.
+    pub mesh: Mesh,
     /// Those of them along which the plan has replicas share what they can share.
     pub shards: &'a [Axis],
     /// Number formats of its parameters.
@@ -55,6 +61,8 @@ pub struct Replicated {
     pub reduced: View,
     /// The weights that the rank updates.
     pub updated: View,
+    /// What the way keeps or exchanges besides, in an order of its own.
+    pub own: Vec<TensorId>,
 }
 
 /// The tensors that ranks hold of a bucket.
@@ -90,6 +98,12 @@ pub trait Synchronisation: Debug {
         vec![]
     }
 
+    /// What makes the reduced gradients of what was exchanged for them, before an update or, where they are summed
+    /// over several classes, before that.
+    fn before_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
+        vec![]
+    }
+
     /// Whether weights are gathered block by block, so that no bucket has more than one block.
     fn gathers_blocks(&self) -> bool;
 
@@ -112,7 +126,10 @@ pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
     let algorithm = sync.algorithm;
     match (sync.servers, sync.zero) {
         (Some(servers), _) => Box::new(Server { servers }),
-        (None, 0) => Box::new(AllReduce { algorithm }),
+        (None, 0) => match sync.compression {
+            Compression::None => Box::new(AllReduce { algorithm }),
+            how => Box::new(Compressed { how, algorithm }),
+        },
         (None, stage) => {
             let within = Zero { stage, algorithm };
             match sync.shard_over {
@@ -124,6 +141,11 @@ pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
 }
 
 impl Unheld<'_> {
+    /// How many replicas there are.
+    pub fn members(&self) -> usize {
+        self.mesh.span(self.replicas)
+    }
+
     /// A flat tensor of this bucket.
     pub fn flat(
         &self,

@@ -165,6 +165,9 @@ impl Lines<'_> {
                 });
                 format!("update by {}{}", program.optimizer.name(), bucket.unwrap_or_default())
             }
+            Action::Compress { how, round: 0 } => format!("compress gradients, {how}"),
+            Action::Compress { how, .. } => format!("compress what was exchanged, {how}"),
+            Action::Decompress { how } => format!("the sum of what was exchanged, {how}"),
             Action::Cast => "round the updated master weights".into(),
             Action::Test => "test whether the update of the step before was right".into(),
             Action::Free => "drop what is not needed".into(),

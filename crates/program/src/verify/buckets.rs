@@ -40,7 +40,10 @@ fn is_filled(class: &Class, id: BucketId, bucket: &Bucket) -> bool {
 /// Whether a tensor of a bucket has an element for each of the bucket's, where it should.
 fn fits(tensor: &Tensor, bucket: &Bucket) -> bool {
     let flat = match tensor.content {
-        Content::Statistics | Content::ExtrapolatedWeight => return true,
+        Content::Statistics
+        | Content::ExtrapolatedWeight
+        | Content::OfRank(_)
+        | Content::Compressed => return true,
         _ => &tensor.shape,
     };
     match flat {

@@ -122,10 +122,14 @@ impl Reductions<'_> {
                 }
                 Action::Add if reads(&step) == Content::Gradient => self.add_up(&step, found),
                 Action::Collective { group, .. } => match reads(&step) {
-                    Content::Gradient => self.reduce(&step, group, found),
+                    Content::Gradient | Content::Compressed | Content::OfRank(_) => {
+                        self.reduce(&step, group, found);
+                    }
                     Content::Statistics => self.sum_up(&step, group, found),
                     _ => {}
                 },
+                Action::Compress { round, .. } => self.compress(&step, *round, found),
+                Action::Decompress { .. } => self.decompress(&step, found),
                 Action::Norm => {
                     let reads = step.instruction.reads.iter();
                     let read: BTreeSet<BucketId> =
@@ -218,6 +222,53 @@ impl Reductions<'_> {
             (None, _) => {}
         }
         self.sums.insert(to, sum);
+    }
+
+    /// Gradients are compressed to what is exchanged, or what was exchanged is to what is exchanged next.
+    fn compress(&mut self, step: &Step<'_>, round: u8, found: &mut Vec<Violation>) {
+        let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
+        if round > 0 {
+            self.require_exchanged(step, read, found);
+        }
+        let Some(mut sum) = self.take_pending(step, read, found) else { return };
+        let replicas = self.bucket(step, read).map_or(&[][..], |bucket| &bucket.replicas);
+        sum.over.retain(|over| !replicas.iter().any(|&axis| *over == Over::Axis(axis)));
+        self.sums.insert(place(write), sum);
+    }
+
+    /// Gradients become the sum of what was exchanged.
+    fn decompress(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
+        self.require_exchanged(step, read, found);
+        if let Some(sum) = self.take_pending(step, read, found) {
+            self.sums.insert(place(write), sum);
+        }
+    }
+
+    /// What becomes of a sum that nobody has used yet.
+    fn take_pending(
+        &mut self,
+        step: &Step<'_>,
+        read: View,
+        found: &mut Vec<Violation>,
+    ) -> Option<Sum> {
+        let sum = self.sums.get_mut(&place(read)).filter(|sum| sum.is_pending());
+        if sum.is_none() {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        }
+        sum.map(|sum| std::mem::replace(sum, Sum { is_used: true, ..Sum::default() }))
+    }
+
+    /// Something needs what all replicas have exchanged.
+    fn require_exchanged(&self, step: &Step<'_>, read: View, found: &mut Vec<Violation>) {
+        let Some(bucket) = self.bucket(step, read) else { return };
+        let sum = self.sums.get(&place(read));
+        let is_over = |axis| sum.is_some_and(|sum| sum.over.contains(&Over::Axis(axis)));
+        if !bucket.replicas.iter().all(|&axis| is_over(axis)) {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::Unreduced { at: step.site(), tensor });
+        }
     }
 
     /// A worker sends a range of its gradients to a server.

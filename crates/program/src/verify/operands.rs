@@ -1,6 +1,7 @@
 //! Operands are those that an action needs, lie within their tensors, and fit each other at every position.
 
 use shardloom_collectives::chunk;
+use shardloom_plan::Compression;
 
 use super::row::Step;
 use super::violation::Violation;
@@ -39,6 +40,10 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
         }
         Action::Cast => {
             sizes(step, step.instruction.reads[0], step.instruction.writes[0].to, found);
+        }
+        Action::Compress { round: 0, .. } => {
+            let own = step.instruction.reads.get(1);
+            own.into_iter().for_each(|&own| sizes(step, step.instruction.reads[0], own, found));
         }
         Action::Slice { axis, over } => {
             let (read, write) = (step.instruction.reads[0], step.instruction.writes[0].to);
@@ -100,6 +105,13 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Optimizer => {
             counts.0 >= 1 && counts.1 >= 1 && reads().next() == Some(Content::Gradient)
         }
+        Action::Compress { how: Compression::Rounded { feedback: false, .. }, .. } => {
+            counts == (1, 1)
+        }
+        Action::Compress { how: Compression::PowerSgd { .. }, round: 0 } => counts == (3, 3),
+        Action::Compress { .. } => counts == (2, 2),
+        Action::Decompress { how: Compression::PowerSgd { .. } } => counts == (3, 3),
+        Action::Decompress { .. } => counts == (1, 1),
         Action::Test => counts == (1, 1) && reads().all(|it| it == Content::Norm),
         Action::Free => counts == (0, 0) && !instruction.frees.is_empty(),
     };
@@ -175,6 +187,22 @@ fn kinds(step: &Step<'_>) -> bool {
             let [read, write] = [instruction.reads[0], instruction.writes[0].to];
             (content(&read), content(&write)) == (Content::MasterWeight, Content::Weight)
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
+        }
+        Action::Compress { .. } | Action::Decompress { .. } => {
+            let bucket = class.tensor(instruction.reads[0].tensor).bucket;
+            let is_own = |view: View| class.tensor(view.tensor).bucket == bucket;
+            let first = matches!(instruction.action, Action::Compress { round: 0, .. });
+            let last = matches!(instruction.action, Action::Decompress { .. });
+            let is_gradient = |view: &View| content(view) == Content::Gradient;
+            let passes =
+                |view: View| matches!(content(&view), Content::Compressed | Content::OfRank(_));
+            let [read, written] = [instruction.reads[0], instruction.writes[0].to];
+            let others = instruction.reads[1..].iter().copied();
+            let mut others = others.chain(instruction.writes[1..].iter().map(|it| it.to));
+            instruction.operands().all(is_own)
+                && if first { is_gradient(&read) } else { passes(read) }
+                && if last { is_gradient(&written) } else { passes(written) }
+                && others.all(passes)
         }
         Action::Norm => content(&instruction.writes[0].to) == Content::Norm,
         Action::Collective { .. } => {

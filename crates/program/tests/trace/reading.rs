@@ -180,7 +180,11 @@ impl Reader<'_> {
                 let bucket = bucket.expect("weights lie in buckets");
                 format!("cast {}", class.bucket(bucket).name)
             }
-            Action::Norm | Action::Statistics { .. } | Action::Extrapolate { .. } => return None,
+            Action::Norm
+            | Action::Statistics { .. }
+            | Action::Extrapolate { .. }
+            | Action::Compress { .. }
+            | Action::Decompress { .. } => return None,
         })
     }
 

@@ -1,5 +1,6 @@
 //! The verifier passes programs as they are lowered, and rejects those in which one thing is wrong.
 
+mod compression;
 mod everywhere;
 mod frees;
 mod mutations;

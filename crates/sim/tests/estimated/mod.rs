@@ -3,7 +3,7 @@
 use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Optimizer, PassTimes, Plan, Precision, Sync, Uniform};
+use shardloom_plan::{Compression, Optimizer, PassTimes, Plan, Precision, Sync, Uniform};
 use shardloom_program::{Program, lower};
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 use shardloom_sim::{Options, simulate};
@@ -37,6 +37,7 @@ fn plan(
             bucket_bytes: settings.bucket_bytes,
             shard_over: None,
             servers: None,
+            compression: Compression::None,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

@@ -7,7 +7,7 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_graph::families::GptConfig;
-use shardloom_plan::{Mesh, Precision, Sync, Uniform};
+use shardloom_plan::{Compression, Mesh, Precision, Sync, Uniform};
 use shardloom_program::{Action, Class, Content, Instruction, Program, lower};
 
 /// A GPT of `layers` blocks between its embedding and its head.
@@ -41,6 +41,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             bucket_bytes: 100_000,
             shard_over: None,
             servers: None,
+            compression: Compression::None,
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),

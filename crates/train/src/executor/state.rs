@@ -39,5 +39,6 @@ pub(super) fn carry_out(rank: &mut Rank, command: &StateCommand) -> Result<Answe
 fn pieces(rank: &Rank) -> Vec<OwnedPiece> {
     let mut pieces = rank.weight_pieces();
     pieces.extend(rank.state_pieces());
+    pieces.extend(rank.own_state());
     pieces
 }

@@ -142,7 +142,12 @@ impl Collective {
                 About::Rows(RowMove::link(linker, *kind, group, instruction))
             }
             Content::Norm => About::Norm,
-            Content::Activation => About::Layout(Change::link(linker, *kind, group, instruction)),
+            Content::Compressed if matches!(kind, Kind::AllReduce(_)) => {
+                About::Bucket(OfBucket::link(linker, *kind, instruction))
+            }
+            Content::Activation | Content::Compressed => {
+                About::Layout(Change::link(linker, *kind, group, instruction))
+            }
             _ => About::Bucket(OfBucket::link(linker, *kind, instruction)),
         };
         Collective { number, about }

@@ -17,6 +17,7 @@ use shardloom_program::{
 use super::Shared;
 use super::arena::Room;
 use super::combine::{Combination, Move};
+use super::compression::Compression;
 use super::compute::Kernel;
 use super::corrections::Extrapolation;
 use super::exchange::Collective;
@@ -109,6 +110,7 @@ pub(crate) enum Local {
     Statistics(Statistics),
     Update(Update),
     Cast(Cast),
+    Compress(Compression),
     Test(Test),
 }
 
@@ -212,6 +214,9 @@ impl Linker<'_> {
             }
             Action::Optimizer => Local::Update(Update::link(self, instruction)),
             Action::Cast => Local::Cast(Cast::link(self, instruction)),
+            Action::Compress { .. } | Action::Decompress { .. } => {
+                Local::Compress(Compression::link(self, instruction))
+            }
             Action::Test => Local::Test(Test::link(self, instruction)),
             Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)

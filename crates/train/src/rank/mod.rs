@@ -6,6 +6,7 @@
 
 mod arena;
 mod combine;
+mod compression;
 mod compute;
 mod corrections;
 mod exchange;
@@ -13,6 +14,7 @@ mod inputs;
 mod link;
 mod loss;
 mod norm;
+mod own_state;
 mod parameters;
 mod pieces;
 mod redistribute;
@@ -359,6 +361,7 @@ impl Rank {
             Local::Statistics(of) => self.find_statistics(of, at),
             Local::Update(of) => self.update(of, at),
             Local::Cast(of) => self.cast(of, at),
+            Local::Compress(of) => self.compress(of, at),
             Local::Test(test) => self.test(test, at),
         }
         self.free(instruction, at);

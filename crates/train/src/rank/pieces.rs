@@ -12,6 +12,7 @@ use shardloom_program::{
     Bucket, Content, Extent, Keep, ParamId, Placement, Shape, Tensor, TensorId, View, overlap,
 };
 
+use super::own_state::is_own;
 use super::parameters::is_weight;
 use super::{At, Rank};
 use crate::{Error, Result};
@@ -38,6 +39,19 @@ pub(crate) struct OwnedPiece {
 }
 
 impl OwnedPiece {
+    /// All of a tensor that no other rank has a part of.
+    pub fn whole(name: String, values: Vec<f32>) -> OwnedPiece {
+        let all = vec![values.len()];
+        OwnedPiece {
+            name,
+            global_shape: all.clone(),
+            start: vec![0],
+            extent: all,
+            first: 0,
+            values,
+        }
+    }
+
     /// The piece, to be saved.
     pub fn piece(&self) -> Piece<'_> {
         let OwnedPiece { name, global_shape, start, extent, first, values } = self;
@@ -109,14 +123,7 @@ impl Rank {
                         && own.start == spec.offset
                         && !own.is_empty();
                     if first {
-                        pieces.push(OwnedPiece {
-                            name,
-                            global_shape: vec![values.len()],
-                            start: vec![0],
-                            extent: vec![values.len()],
-                            first: 0,
-                            values: self.device().reals(values),
-                        });
+                        pieces.push(OwnedPiece::whole(name, self.device().reals(values)));
                     }
                     continue;
                 }
@@ -185,6 +192,7 @@ impl Rank {
             }
         })?;
         self.begin_state();
+        self.restore_own(checkpoint)?;
         let is_moment = |it: &Tensor| matches!(it.content, Content::OptimizerState(_));
         let begins_anew = |it: &Tensor| is_saved(it) && !is_weight(it) && !is_moment(it);
         self.fill_state(begins_anew, |name, Site { placement, .. }, range| {
@@ -322,9 +330,9 @@ impl Rank {
     }
 }
 
-/// Whether a tensor is saved.
+/// Whether a tensor is saved by the parameters that lie in it.
 fn is_saved(tensor: &Tensor) -> bool {
-    matches!(tensor.keep, Keep::State(_))
+    matches!(tensor.keep, Keep::State(_)) && !is_own(tensor)
 }
 
 /// What is held of one parameter in a state tensor.
@@ -351,6 +359,8 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::Staging
         | Content::ExtrapolatedWeight
         | Content::Statistics
+        | Content::OfRank(_)
+        | Content::Compressed
         | Content::Norm
         | Content::Backup
         | Content::Flag => unreachable!("{content:?} of {parameter} is not kept"),

@@ -148,6 +148,10 @@ const MODELS: [&str; 4] = [
 
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
 
+/// How replicas compress their gradients.
+const COMPRESSIONS: [&str; 6] =
+    ["none", "bf16", "fp16-feedback", "one-bit", "top-k:8", "power-sgd:1"];
+
 /// Bytes of a bucket of parameters.
 const BUCKETS: [usize; 2] = [40_000, 1_000];
 
@@ -175,6 +179,7 @@ const VALIDATION: usize = 5;
 const MODEL: usize = 6;
 const ALGORITHM: usize = 7;
 const GROUPS: usize = 10;
+const COMPRESSION: usize = 12;
 
 /// Everything that is chosen.
 pub struct Words {
@@ -187,7 +192,7 @@ impl Words {
         Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
     }
 
-    fn choices(&self) -> [usize; 12] {
+    fn choices(&self) -> [usize; 13] {
         [
             self.ways.len(),
             layouts().len(),
@@ -202,6 +207,7 @@ impl Words {
             CURVES,
             groups().len(),
             AXES,
+            COMPRESSIONS.len(),
         ]
     }
 
@@ -248,6 +254,8 @@ impl Words {
                     }
                     // There is no norm of all gradients.
                     GUARD => (rounds || served) && GUARDS[other] != (None, false),
+                    // Workers send servers what they have.
+                    COMPRESSION => served && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -259,6 +267,13 @@ impl Words {
             // There is no sequence to split.
             (LAYOUT, MODEL) => {
                 layouts()[one].0.width(Axis::CP) > 1 && MODELS[other].starts_with("mlp")
+            }
+            // All replicas update all weights.
+            (LAYOUT, COMPRESSION) => layouts()[one].2 > 0 && other > 0,
+            (GROUPS, COMPRESSION) => one > 0 && other > 0,
+            (ALGORITHM, COMPRESSION) => {
+                let gathers = ["one-bit", "top-k:8"].contains(&COMPRESSIONS[other]);
+                ALGORITHMS[one] == "binary-tree" && gathers
             }
             (LAYOUT, ALGORITHM) => layouts()[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
             _ => false,
@@ -297,6 +312,7 @@ impl Words {
                 bucket_bytes: BUCKETS[row[8]],
                 shard_over: None,
                 servers: way.servers,
+                compression: COMPRESSIONS[row[COMPRESSION]].parse().ok()?,
             },
             optimizer,
             clip_norm,

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses another part")]
 
 pub mod golden;
+pub mod replica;
 pub mod trained;
 
 use std::time::Duration;

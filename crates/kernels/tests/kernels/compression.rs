@@ -1,0 +1,300 @@
+//! Compressors against what they are by definition, and how much they may leave out.
+
+use proptest::prelude::*;
+use shardloom_kernels::compression::{Factors, Matrix, Shares, one_bit, top_k};
+
+fn squares(values: &[f32]) -> f64 {
+    values.iter().map(|&it| f64::from(it).powi(2)).sum()
+}
+
+fn values(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2654435761).wrapping_add(1);
+    let mut next = || {
+        state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next() * next() * next()).collect()
+}
+
+fn matrix(offset: usize, rows: usize, columns: usize) -> Matrix {
+    Matrix { offset, rows, columns }
+}
+
+/// Sends the rows of a matrix of so many columns, and what they are for who gets them.
+fn by_sign(gradients: &[f32], columns: usize, residual: &mut [f32]) -> Vec<f32> {
+    let rows = gradients.len() / columns;
+    let shares: Shares = [[matrix(0, rows, columns)].into()].into();
+    let mut signs = vec![7; rows * (8 + columns.div_ceil(8))];
+    one_bit::signs(&shares, gradients, &mut signs, residual);
+    let mut found = vec![f32::NAN; gradients.len()];
+    one_bit::from_signs(&shares, &signs, &mut found);
+    found
+}
+
+fn by_size(gradients: &[f32], count: usize, residual: &mut [f32]) -> Vec<f32> {
+    let mut words = vec![7; 2 * count];
+    top_k::largest(gradients, &mut words, residual);
+    let mut found = vec![f32::NAN; gradients.len()];
+    top_k::from_largest(&words, 1, &mut found);
+    found
+}
+
+proptest! {
+    #[test]
+    fn the_largest_are_those_of_a_sorted_list(
+        gradients in prop::collection::vec(
+            prop_oneof![-2.0f32..2.0, Just(0.5), Just(-0.5), Just(0.0), Just(1e-42), Just(f32::MAX)],
+            1..400,
+        ),
+        share in 1usize..=400,
+    ) {
+        let count = share.min(gradients.len());
+        let mut order: Vec<usize> = (0..gradients.len()).collect();
+        order.sort_by(|&one, &other| gradients[other].abs().total_cmp(&gradients[one].abs()));
+        let mut expected = vec![0.0; gradients.len()];
+        order[..count].iter().for_each(|&at| expected[at] = gradients[at]);
+        let mut residual = vec![0.0; gradients.len()];
+        prop_assert_eq!(&by_size(&gradients, count, &mut residual), &expected);
+        let left: Vec<f32> = gradients.iter().zip(&expected).map(|(one, other)| one - other).collect();
+        prop_assert_eq!(residual, left);
+    }
+
+    #[test]
+    fn two_means_by_sign_are_the_nearest_two_numbers(
+        gradients in prop::collection::vec(-2.0f32..2.0, 60),
+        columns in prop::sample::select(vec![1, 2, 3, 10, 12, 30, 60]),
+        other in (-2.0f32..2.0, -2.0f32..2.0),
+    ) {
+        let mut residual = vec![0.0; gradients.len()];
+        let found = by_sign(&gradients, columns, &mut residual);
+        for (row, found) in gradients.chunks(columns).zip(found.chunks(columns)) {
+            let error = |of: &dyn Fn(usize) -> f32| -> f64 {
+                (0..row.len()).map(|at| f64::from(row[at] - of(at)).powi(2)).sum()
+            };
+            let own = error(&|at| found[at]);
+            let others = error(&|at| if row[at] < 0.0 { other.0 } else { other.1 });
+            prop_assert!(own <= others * (1.0 + 1e-5) + 1e-10, "{own} for {others}");
+        }
+    }
+}
+
+/// Error feedback leaves out at most so much after any number of steps (Karimireddy et al. 2019, lemma 3, for
+/// a compressor that leaves out at most `1 - delta` of a sum of squares): the root of `1 - delta` of the largest
+/// gradient's norm, over and over.
+fn bound(delta: f64, largest: f64) -> f64 {
+    let kept = (1.0 - delta).sqrt();
+    kept / (1.0 - kept) * largest
+}
+
+#[test]
+fn what_is_left_out_is_bounded_and_nothing_is_lost() {
+    const ELEMENTS: usize = 3000;
+    const STEPS: u32 = 200;
+    type Compress<'a> = &'a dyn Fn(&[f32], &mut [f32]) -> Vec<f32>;
+    let by_tenths: Compress<'_> = &|part, residual| by_size(part, ELEMENTS / 10, residual);
+    // Of a row of n elements at least the n-th part of the squares is sent.
+    let signs: Compress<'_> = &|part, residual| by_sign(part, 100, residual);
+    for (compress, delta) in [(by_tenths, 0.1), (signs, 1.0 / 100.0)] {
+        let mut residual = vec![0.0; ELEMENTS];
+        let (mut sent, mut all) = (vec![0.0; ELEMENTS], vec![0.0; ELEMENTS]);
+        let mut largest: f64 = 0.0;
+        for step in 0..STEPS {
+            // The same direction again and again, and something of the step's own.
+            let mut gradients = values(1, ELEMENTS);
+            for (gradient, own) in gradients.iter_mut().zip(values(step + 2, ELEMENTS)) {
+                *gradient = 0.3 * *gradient + own;
+            }
+            largest = largest.max(squares(&gradients).sqrt());
+            let before: Vec<f32> =
+                residual.iter().zip(&gradients).map(|(one, other)| one + other).collect();
+            let found = compress(&gradients, &mut residual);
+            let kept = squares(&residual);
+            assert!(kept <= (1.0 - delta) * squares(&before) * (1.0 + 1e-6), "a contraction");
+            assert!(kept.sqrt() <= bound(delta, largest), "{} at step {step}", kept.sqrt());
+            for at in 0..ELEMENTS {
+                sent[at] += f64::from(found[at]);
+                all[at] += f64::from(gradients[at]);
+            }
+        }
+        for at in 0..ELEMENTS {
+            let lost = all[at] - sent[at] - f64::from(residual[at]);
+            assert!(lost.abs() < 1e-4, "{lost} of element {at}");
+        }
+    }
+}
+
+#[test]
+fn members_sum_shares_of_rows_and_what_is_left_of_their_room_is_nothing() {
+    // Three members: one with rows of two matrices, one with fewer, one with none.
+    let elements = 4 * 30 + 9 + 2 * 5;
+    let shares: Shares =
+        [[matrix(0, 4, 30), matrix(120, 1, 9)].into(), [matrix(129, 2, 5)].into(), [].into()]
+            .into();
+    let (members, each) = (shares.len(), 4 * 12 + 10);
+    let parts: Vec<Vec<f32>> = (0..members).map(|it| values(it as u32, elements)).collect();
+    let mut decoded = vec![vec![f32::NAN; elements]; members];
+    let mut signs = vec![vec![7; members * each]; members];
+    for member in 0..members {
+        let mut residual = vec![0.0; elements];
+        one_bit::signs(&shares, &parts[member], &mut signs[member], &mut residual);
+        one_bit::from_signs(&shares, &signs[member], &mut decoded[member]);
+        assert!(signs[member][each + 2 * 9..].iter().all(|&it| it == 0), "nothing behind the rows");
+    }
+    let mut all_sums = vec![];
+    let mut left = vec![];
+    for (member, share) in shares.iter().enumerate() {
+        let to_member = signs.iter().flat_map(|signs| &signs[member * each..(member + 1) * each]);
+        let all: Vec<u8> = to_member.copied().collect();
+        let (mut sums, mut residual) = (vec![7; each], vec![0.0; 129]);
+        one_bit::signs_of_sum(share, &all, &mut sums, &mut residual);
+        let own: usize = share.iter().map(|it| it.rows * it.columns).sum();
+        left.extend_from_slice(&residual[..own]);
+        all_sums.extend(sums);
+    }
+    let mut found = vec![f32::NAN; elements];
+    one_bit::from_signs(&shares, &all_sums, &mut found);
+    for at in 0..elements {
+        let expected = decoded.iter().fold(0.0, |sum, part| sum + part[at]);
+        let sent = found[at] + left[at];
+        assert!((sent - expected).abs() < 1e-6, "{sent} for {expected} of element {at}");
+    }
+}
+
+/// Parts of members of a bucket with a matrix, a vector and another matrix.
+struct Bucket {
+    factors: Factors,
+    elements: usize,
+}
+
+fn bucket(rank: usize) -> Bucket {
+    let factored = vec![matrix(0, 12, 9), matrix(118, 7, 20)];
+    let plain = vec![matrix(108, 1, 10)];
+    let factors = Factors { rank, factored: factored.into(), plain: plain.into() };
+    Bucket { factors, elements: 258 }
+}
+
+/// What a member keeps.
+struct Member {
+    residual: Vec<f32>,
+    right: Vec<f32>,
+}
+
+impl Bucket {
+    fn members(&self, count: usize) -> Vec<Member> {
+        let rank = self.factors.rank;
+        let member = |_| Member { residual: vec![0.0; self.elements], right: vec![0.0; 29 * rank] };
+        (0..count).map(member).collect()
+    }
+
+    /// One exchange: the sum that members find.
+    fn exchange(&self, parts: &[Vec<f32>], members: &mut [Member]) -> Vec<f32> {
+        let rank = self.factors.rank;
+        let sum = |all: &[Vec<f32>]| -> Vec<f32> {
+            (0..all[0].len()).map(|at| all.iter().map(|it| it[at]).sum()).collect()
+        };
+        let lefts: Vec<Vec<f32>> = parts
+            .iter()
+            .zip(&mut *members)
+            .map(|(part, member)| {
+                let mut left = vec![f32::NAN; 19 * rank + 10];
+                self.factors.left(part, &mut left, &mut member.residual, &mut member.right);
+                left
+            })
+            .collect();
+        let mut left = sum(&lefts);
+        let summed = left.clone();
+        for member in &mut *members {
+            left = summed.clone();
+            self.factors.right(&member.residual, &mut member.right, &mut left);
+        }
+        let rights: Vec<Vec<f32>> = members.iter().map(|it| it.right.clone()).collect();
+        let right = sum(&rights);
+        let mut found = vec![f32::NAN; self.elements];
+        let count = members.len();
+        for member in members {
+            member.right.clone_from(&right);
+            let Member { residual, right } = member;
+            self.factors.product(&left, count, &mut found, residual, right);
+        }
+        found
+    }
+}
+
+#[test]
+fn factors_find_a_matrix_of_their_rank_and_vectors_as_they_are() {
+    let bucket = bucket(2);
+    // Of rank 2 in all, of which members have parts of a higher one.
+    let mut whole = values(9, bucket.elements);
+    for Matrix { offset, rows, columns } in bucket.factors.factored.iter().copied() {
+        let (one, two) = (values(3, rows + columns), values(4, rows + columns));
+        for row in 0..rows {
+            for column in 0..columns {
+                whole[offset + row * columns + column] =
+                    one[row] * one[rows + column] + two[row] * two[rows + column];
+            }
+        }
+    }
+    let apart = values(5, bucket.elements);
+    let parts: Vec<Vec<f32>> = [1.0, -1.0, 0.0]
+        .map(|sign| whole.iter().zip(&apart).map(|(it, own)| it / 3.0 + sign * own).collect())
+        .into();
+    let mut members = bucket.members(3);
+    let found = bucket.exchange(&parts, &mut members);
+    for at in 0..bucket.elements {
+        assert!((found[at] - whole[at]).abs() < 1e-5, "{} for {}", found[at], whole[at]);
+    }
+    // What is left out of one's own part adds up to what is left out of the sum, as good as nothing.
+    let left = |at: usize| members.iter().map(|it| it.residual[at]).sum::<f32>();
+    assert!((0..bucket.elements).all(|at| left(at).abs() < 1e-5));
+    assert!(members.iter().any(|it| it.residual.iter().any(|it| it.abs() > 0.1)));
+}
+
+#[test]
+fn warm_factors_come_to_the_best_of_their_rank() {
+    // A diagonal matrix, whose best approximation keeps the largest elements.
+    let diagonal = [5.0, 4.0, 1.0, 0.5, 0.25, 0.1];
+    let mut part = vec![0.0; 36];
+    diagonal.iter().enumerate().for_each(|(at, &value)| part[7 * at] = value);
+    let factors = Factors { rank: 2, factored: [matrix(0, 6, 6)].into(), plain: [].into() };
+    let bucket = Bucket { factors, elements: 36 };
+    let mut errors = vec![];
+    let mut right = vec![0.0; 12];
+    for _ in 0..12 {
+        // Without feedback, so that it is the same matrix each time.
+        let (mut left, mut residual) = (vec![0.0; 12], vec![0.0; 36]);
+        bucket.factors.left(&part, &mut left, &mut residual, &mut right);
+        bucket.factors.right(&residual, &mut right, &mut left);
+        let mut found = vec![0.0; 36];
+        bucket.factors.product(&left, 1, &mut found, &mut residual, &mut right);
+        errors.push(squares(&residual));
+    }
+    let best = 1.0 + 0.25 + 0.0625 + 0.01;
+    assert!(errors.windows(2).all(|pair| pair[1] <= pair[0] * (1.0 + 1e-4)), "{errors:?}");
+    assert!((errors[11] - best).abs() < 1e-3 * best, "{errors:?} for {best}");
+}
+
+#[test]
+fn what_is_not_finite_is_sent_and_not_kept() {
+    let mut gradients = values(1, 700);
+    gradients[600] = f32::NAN;
+    gradients[20] = f32::INFINITY;
+    for count in [1, 70] {
+        let mut residual = vec![0.0; 700];
+        let found = by_size(&gradients, count, &mut residual);
+        assert!(found[600].is_nan(), "what is no number is the largest");
+        assert!(residual.iter().all(|it| it.is_finite()));
+    }
+    let mut residual = vec![0.0; 700];
+    let found = by_sign(&gradients, 50, &mut residual);
+    assert!(!found[20].is_finite() && !found[600].is_finite());
+    assert!(residual.iter().all(|it| it.is_finite()));
+    let bucket = bucket(1);
+    let mut members = bucket.members(1);
+    let found = bucket.exchange(&[gradients[..bucket.elements].to_vec()], &mut members);
+    assert!(!found[20].is_finite());
+    let Member { residual, right } = &members[0];
+    assert!(residual.iter().chain(right).all(|it| it.is_finite()));
+    // The next step is as good as any.
+    let found = bucket.exchange(&[values(2, bucket.elements)], &mut members);
+    assert!(found.iter().all(|it| it.is_finite()));
+}

@@ -1,0 +1,53 @@
+//! State that is another on each rank, such as what a rank has left out of the gradients that it sent. It is saved
+//! by rank, and a run that goes on with the same ranks goes on with it; under another plan it begins anew.
+
+use shardloom_checkpoint::Saved;
+use shardloom_program::{Content, Keep, Tensor, TensorId};
+
+use super::Rank;
+use super::pieces::OwnedPiece;
+use crate::Result;
+
+/// Whether a tensor is saved by rank.
+pub(super) fn is_own(tensor: &Tensor) -> bool {
+    matches!((tensor.keep, tensor.content), (Keep::State(_), Content::OfRank(_)))
+}
+
+impl Rank {
+    /// All that lasts from step to step and is another on each rank.
+    pub fn own_state(&self) -> Vec<OwnedPiece> {
+        let piece = |(id, name): (TensorId, String)| {
+            let values = self.device().reals(self.store.newest(self.store.slot(id)).view());
+            OwnedPiece::whole(name, values)
+        };
+        self.own_tensors().into_iter().map(piece).collect()
+    }
+
+    /// Takes it from where it was saved, where it was by as large a rank of the same number.
+    pub(super) fn restore_own(&mut self, checkpoint: &dyn Saved) -> Result<()> {
+        for (id, name) in self.own_tensors() {
+            let elements = self.class().elements(id, self.position());
+            if checkpoint.global_shape(&name) != Some(&[elements]) {
+                continue;
+            }
+            let values = checkpoint.read_whole(&name)?;
+            let Rank { shared, store, .. } = self;
+            shared.device.set_reals(&values, store.newest_mut(store.slot(id)).view_mut());
+        }
+        Ok(())
+    }
+
+    /// The tensors that are saved by rank, with their names in checkpoints.
+    fn own_tensors(&self) -> Vec<(TensorId, String)> {
+        let class = self.class();
+        let named = |(id, tensor): (TensorId, &Tensor)| {
+            let Content::OfRank(index) = tensor.content else { return None };
+            let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
+            let first = class.param(*bucket.params.first()?);
+            let parameter = &self.shared.graph.value(first.value).name;
+            let rank = class.first_rank.0 as usize + self.position();
+            Some((id, format!("rank-state.{index}/{parameter}/{rank}")))
+        };
+        class.tensors().filter(|(_, tensor)| is_own(tensor)).filter_map(named).collect()
+    }
+}
