@@ -4,6 +4,7 @@
 //! A [`Plan`] is data with a TOML form. It holds no algorithm: what it means for each device is the
 //! `program` crate's, how it is found the `search` crate's.
 
+mod averaging;
 mod axis_set;
 mod device_list;
 mod diff;
@@ -24,6 +25,7 @@ mod updates;
 mod validate;
 mod weights;
 
+pub use averaging::{Averaging, AveragingTime};
 pub use axis_set::AxisSet;
 pub use device_list::DeviceList;
 pub use diff::{Difference, diff};

@@ -9,7 +9,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
+    Averaging, Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
     ScheduleKind, Staleness, Updates, Weights,
 };
 
@@ -253,6 +253,9 @@ pub struct Sync {
     /// Servers that hold the weights, where replicas do not update them themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<Servers>,
+    /// How replicas with weights of their own are kept near each other, where they are not kept equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub averaging: Option<Averaging>,
 }
 
 impl Default for Sync {
@@ -263,6 +266,7 @@ impl Default for Sync {
             bucket_bytes: 25_000_000,
             shard_over: None,
             servers: None,
+            averaging: None,
         }
     }
 }

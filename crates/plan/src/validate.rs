@@ -30,6 +30,9 @@ impl Plan {
         }
         self.validate_axes()?;
         self.validate_layout(graph, &self.layout, "layout")?;
+        if let Some(averaging) = self.sync.averaging {
+            averaging.validate(self, graph)?;
+        }
         let mut owners: Vec<Option<&Stage>> = vec![None; devices];
         for (pipeline, each) in self.pipeline.iter().enumerate() {
             let mut next = 0;

@@ -183,6 +183,7 @@ impl Class {
                 Content::MasterWeight | Content::OptimizerState(_) => &mut bytes.state,
                 Content::Activation
                 | Content::Staging
+                | Content::SummedWeight
                 | Content::Statistics
                 | Content::Norm
                 | Content::Backup

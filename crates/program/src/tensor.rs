@@ -136,6 +136,8 @@ pub enum Content {
     ExtrapolatedWeight,
     /// The n-th tensor that a way of keeping replicas equal keeps for itself.
     Synchronisation(u8),
+    /// The sum over replicas of weights of which each has its own.
+    SummedWeight,
     /// Sums of a round of the optimizer's statistics.
     Statistics,
     /// The squared norm of gradients.

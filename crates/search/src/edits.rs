@@ -2,7 +2,7 @@
 
 use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
-use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind};
+use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind, Sync};
 use shardloom_program::quantity::percent;
 
 use crate::explain::{Fact, Topic};
@@ -57,8 +57,9 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         found.push((what, Plan { recompute, ..plan.clone() }));
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
-    let own = plan.sync.shard_over.is_none() && plan.sync.servers.is_none();
-    for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && own) {
+    let Sync { shard_over, servers, averaging, .. } = plan.sync;
+    let shares = shard_over.is_none() && servers.is_none() && averaging.is_none();
+    for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && shares) {
         let mut other = plan.clone();
         other.sync.zero = zero;
         found.push((format!("sync.zero = {zero}"), other));

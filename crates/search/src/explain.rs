@@ -272,8 +272,8 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
-    if plan.sync.servers.is_some() {
-        // No search has servers among what it chooses from.
+    if plan.sync.servers.is_some() || plan.sync.averaging.is_some() {
+        // No search has servers, or replicas with weights of their own, among what it chooses from.
         return Ok(None);
     }
     let larger = changed(cluster, |group| {

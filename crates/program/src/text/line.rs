@@ -166,6 +166,10 @@ impl Lines<'_> {
                 format!("update by {}{}", program.optimizer.name(), bucket.unwrap_or_default())
             }
             Action::Cast => "round the updated master weights".into(),
+            Action::Average { rate, replicas } => {
+                format!("weights: {rate} of the mean over {replicas}, the rest as they are")
+            }
+            Action::Due { every } => format!("whether it is a step in {every} that averages"),
             Action::Test => "test whether the update of the step before was right".into(),
             Action::Free => "drop what is not needed".into(),
         }

@@ -16,6 +16,7 @@ use shardloom_program::{
 
 use super::Shared;
 use super::arena::Room;
+use super::average::{Average, Due};
 use super::combine::{Combination, Move};
 use super::compute::Kernel;
 use super::corrections::Extrapolation;
@@ -109,6 +110,8 @@ pub(crate) enum Local {
     Statistics(Statistics),
     Update(Update),
     Cast(Cast),
+    Average(Average),
+    Due(Due),
     Test(Test),
 }
 
@@ -212,6 +215,10 @@ impl Linker<'_> {
             }
             Action::Optimizer => Local::Update(Update::link(self, instruction)),
             Action::Cast => Local::Cast(Cast::link(self, instruction)),
+            &Action::Average { rate, replicas } => {
+                Local::Average(Average::link(self, (rate, replicas), instruction))
+            }
+            &Action::Due { every } => Local::Due(Due::link(self, every, instruction)),
             Action::Test => Local::Test(Test::link(self, instruction)),
             Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)

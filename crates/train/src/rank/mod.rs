@@ -5,6 +5,7 @@
 //! event-driven loop run the very same code. Instructions are linked when the rank is built ([`link`]).
 
 mod arena;
+mod average;
 mod combine;
 mod compute;
 mod corrections;
@@ -359,6 +360,8 @@ impl Rank {
             Local::Statistics(of) => self.find_statistics(of, at),
             Local::Update(of) => self.update(of, at),
             Local::Cast(of) => self.cast(of, at),
+            Local::Average(of) => self.average(of, at),
+            Local::Due(due) => self.ask_whether_due(due, at),
             Local::Test(test) => self.test(test, at),
         }
         self.free(instruction, at);
