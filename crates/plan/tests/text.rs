@@ -8,7 +8,7 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
+    Averaging, AveragingTime, Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
     Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
     Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates, Weights,
 };
@@ -65,6 +65,15 @@ fn sync() -> impl Strategy<Value = Sync> {
         zero,
         bucket_bytes,
         shard_over,
+        averaging: (zero == 1).then_some(Averaging {
+            every: bucket_bytes as u32,
+            rate: 1.0 / (1 + bucket_bytes) as f64,
+            when: match bucket_bytes % 2 {
+                0 => AveragingTime::BeforeUpdate,
+                _ => AveragingTime::AfterUpdate,
+            },
+            over: shard_over,
+        }),
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
     })
 }

@@ -58,6 +58,10 @@ impl Recipe {
             let reason = "there are no parameter servers";
             return refuse("sync.servers", servers.count.to_string(), reason);
         }
+        if let Some(averaging) = &sync.averaging {
+            let reason = "replicas have equal weights: leave sync.averaging out";
+            return refuse("sync.averaging", format!("every {} steps", averaging.every), reason);
+        }
         if let Some(axes) = &sync.shard_over {
             let reason = "sharding among some of the replicas is not written for other projects yet: \
                           leave sync.shard_over out";

@@ -115,10 +115,14 @@ impl Averages<'_> {
             }
             // What operators read is made of master weights after an update, too.
             Action::Cast => {
-                let read = instruction.reads[0].tensor;
-                if let Some(averaged) = self.averaged(read) {
-                    averaged.is_stale = false;
+                let [read, write] = [instruction.reads[0].tensor, instruction.writes[0].to.tensor];
+                let of_average =
+                    self.class.body_of(&step.run.entry).kind == BodyKind::Averaging;
+                let Some(averaged) = self.averaged(read) else { return };
+                if of_average && !averaged.is_stale {
+                    found.push(wrong(step, write));
                 }
+                averaged.is_stale = false;
             }
             _ => {}
         }
