@@ -483,16 +483,23 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, axes] = documented()[..] else { panic!("four examples") };
+    let [whole, groups, pipelines, averaging, axes] = documented()[..] else {
+        panic!("five examples")
+    };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
     let unlike = |line: &&str| !line.starts_with("layout");
     let first: Vec<&str> = first.lines().filter(unlike).collect();
     let meshes = rest.replace("dp = 4, tp = 2", "columns = 2, replica = 4");
     let renamed = format!("{}\n{axes}\n[sync]{meshes}", first.join("\n"));
-    for text in
-        [whole.to_owned(), format!("{whole}\n{groups}"), format!("{words}\n{pipelines}"), renamed]
-    {
+    let apart = whole.replace("clip_norm = 1.0\n", "").replace("zero = 1 ", "zero = 0 ");
+    for text in [
+        whole.to_owned(),
+        format!("{whole}\n{groups}"),
+        format!("{words}\n{pipelines}"),
+        format!("{apart}\n{averaging}"),
+        renamed,
+    ] {
         let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));
         let graph = ModelSpec::parse(&plan.model).and_then(|spec| spec.graph()).expect("a model");
         assert_eq!(plan.validate(&graph, 16), Ok(()), "{text}");
