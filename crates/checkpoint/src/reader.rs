@@ -144,8 +144,7 @@ impl Checkpoint {
     /// accepted.
     pub fn export_safetensors(&self, path: &Path, include: impl Fn(&str) -> bool) -> Result<()> {
         let plain = |name| replica_of(name).map_or(name, |(_, plain)| plain);
-        let names: BTreeSet<&str> =
-            self.names().map(plain).filter(|name| include(name)).collect();
+        let names: BTreeSet<&str> = self.names().map(plain).filter(|name| include(name)).collect();
         if names.is_empty() {
             return Err(CheckpointError::NoTensors { step: self.step });
         }

@@ -88,7 +88,8 @@ impl Averaging {
             return refuse("sync.servers", "set".into(), rule);
         }
         if let Some(zero) = plan.syncs().map(|sync| sync.zero).find(|&zero| zero > 0) {
-            let rule = "replicas have nothing alike to share, so zero = 0, in groups of parameters too";
+            let rule =
+                "replicas have nothing alike to share, so zero = 0, in groups of parameters too";
             return refuse("sync.zero", zero.to_string(), rule);
         }
         if !plan.flushes() {
@@ -120,11 +121,13 @@ impl Averaging {
                 Err(PlanError::field(key, "absent", rule))
             }
             Some(over) if over.iter().next().is_none() => {
-                let rule = format!("at least one of the axes that split nothing but the batch: {names}");
+                let rule =
+                    format!("at least one of the axes that split nothing but the batch: {names}");
                 Err(PlanError::field(key, over, rule))
             }
             Some(over) if over.iter().any(|axis| !independent.contains(&axis)) => {
-                let rule = format!("axes that split the batch and nothing else, which are: {names}");
+                let rule =
+                    format!("axes that split the batch and nothing else, which are: {names}");
                 Err(PlanError::field(key, over, rule))
             }
             _ => Ok(()),
@@ -170,8 +173,7 @@ impl Plan {
     /// The mesh axes along which replicas have weights of their own.
     pub fn averaged_axes(&self, graph: &Graph) -> Vec<Axis> {
         let Some(averaging) = self.sync.averaging else { return vec![] };
-        let is_averaged =
-            |axis: &Axis| averaging.over.is_none_or(|over| over.contains(*axis));
+        let is_averaged = |axis: &Axis| averaging.over.is_none_or(|over| over.contains(*axis));
         self.independent_axes(graph).into_iter().filter(is_averaged).collect()
     }
 }

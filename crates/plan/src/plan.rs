@@ -9,8 +9,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    Averaging, Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes, Precision,
-    ScheduleKind, Staleness, Updates, Weights,
+    Averaging, Axis, AxisSet, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup, PassTimes,
+    Precision, ScheduleKind, Staleness, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.

@@ -3,8 +3,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Averaging, Axis, AxisSet, Mesh, Optimizer, ParameterGroup, Plan, Servers,
-    Staleness, Sync, Uniform,
+    Averaging, Axis, AxisSet, Mesh, Optimizer, ParameterGroup, Plan, Servers, Staleness, Sync,
+    Uniform,
 };
 
 fn graph() -> Graph {
@@ -80,14 +80,18 @@ fn numbers_and_axes_that_mean_nothing_are_refused() {
 
 #[test]
 fn what_needs_equal_replicas_is_refused() {
-    let sgd = |reference_batch| Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch };
+    let sgd =
+        |reference_batch| Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0, reference_batch };
     let servers = Some(Servers { count: 1, staleness: Staleness::Within(0) });
     let stage = |mesh: Mesh, first: u32| {
         let devices = (first..first + mesh.size() as u32).collect();
         shardloom_plan::Stage::new((0, 2), mesh, shardloom_plan::DeviceList(devices))
     };
     let changes: [(&str, Box<dyn FnOnce(&mut Plan)>); 7] = [
-        ("sync.zero = 1: with sync.averaging replicas have nothing", Box::new(|it| it.sync.zero = 1)),
+        (
+            "sync.zero = 1: with sync.averaging replicas have nothing",
+            Box::new(|it| it.sync.zero = 1),
+        ),
         (
             "sync.zero = 3: with sync.averaging replicas have nothing",
             Box::new(|it| {

@@ -8,9 +8,10 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Averaging, AveragingTime, Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
-    Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
-    Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates, Weights,
+    Averaging, AveragingTime, Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT,
+    LayoutRule, LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan,
+    PlanError, Precision, Prediction, Recompute, ScheduleKind, Servers, Stage, Staleness, Sync,
+    Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {

@@ -204,7 +204,9 @@ impl<'a> CostModel<'a> {
                 self.compute_seconds(class, device, (*op, *pass, assignment), rows)?
             }
             Action::Extrapolate { .. } => moved("add", written(), 3 * written_bytes()),
-            Action::Add | Action::Average { .. } => moved("add", written(), read() + 2 * written_bytes()),
+            Action::Add | Action::Average { .. } => {
+                moved("add", written(), read() + 2 * written_bytes())
+            }
             Action::Copy if instruction.is_move() => 0.0,
             Action::Copy | Action::Load { .. } | Action::Slice { .. } => {
                 moved("copy", written(), 2 * written_bytes())

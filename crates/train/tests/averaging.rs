@@ -10,7 +10,8 @@ use shardloom_checkpoint::{Checkpoint, Meta, Store};
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Averaging, AveragingTime, Axis, AxisSet, Optimizer, Plan, Precision, Sync, Uniform,
+    Averaging, AveragingTime, Axis, AxisSet, Communication, Optimizer, Plan, Precision, Sync,
+    Uniform,
 };
 use shardloom_program::{Content, Format, Rank};
 use shardloom_train::learning_rate::{Curve, LearningRate};
@@ -265,10 +266,7 @@ fn what_splits_a_replica_does_not_change_what_replicas_come_to() {
     // Two of four data-parallel ranks are one replica, whose gradients are reduced.
     let within = mesh(4, 1, 1).sharing_within(2).expect("two by two");
     let over = AxisSet::of(&[Axis::REPLICA]);
-    let within = Uniform {
-        mesh: within,
-        ..averaged(Averaging { over, ..averaging }, optimizer)
-    };
+    let within = Uniform { mesh: within, ..averaged(Averaging { over, ..averaging }, optimizer) };
     let split = [
         Uniform { mesh: mesh(2, 1, 2), sequence_parallel: true, ..plain.clone() },
         Uniform { mesh: mesh(2, 2, 1), ..plain.clone() },
@@ -334,7 +332,8 @@ fn another_number_of_replicas_is_refused_and_one_state_for_all_is_taken_by_each(
     let mean = two.weights().expect("weights");
     for (name, mean) in &mean {
         let pairs = own[0][name].iter().zip(&own[1][name]);
-        let expected = pairs.map(|(one, other)| ((f64::from(*one) + f64::from(*other)) / 2.0) as f32);
+        let expected =
+            pairs.map(|(one, other)| ((f64::from(*one) + f64::from(*other)) / 2.0) as f32);
         assert_eq!(*mean, expected.collect::<Vec<_>>(), "{name}");
         assert_eq!(checkpoint.read_whole(name).expect("a mean"), *mean, "{name}");
     }
@@ -342,7 +341,8 @@ fn another_number_of_replicas_is_refused_and_one_state_for_all_is_taken_by_each(
         let mut other = trainer(&graph, &with(replicas, averaging));
         let same = Checkpoint::open(checkpoint.path()).expect("a checkpoint");
         let refused = other.resume(same).expect_err("another number").to_string();
-        let expected = format!("optimizer state of 2 replicas of their own, and the plan has {count}");
+        let expected =
+            format!("optimizer state of 2 replicas of their own, and the plan has {count}");
         assert!(refused.contains(&expected), "{refused}");
     }
     let mut plain = trainer(&graph, &with(2, None));
@@ -369,8 +369,7 @@ fn a_run_sends_a_ring_of_all_weights_once_in_so_many_steps_and_holds_what_was_co
                 let mesh = mesh(replicas as u32, 1, 1);
                 let plan = plan(&graph, &Uniform { sync, mesh, ..common });
                 let settings = Settings { clock, ..settings(CURVE) };
-                let mut run =
-                    trainer_with(&graph, &plan, Samples::patterned(64, 8, 32), settings);
+                let mut run = trainer_with(&graph, &plan, Samples::patterned(64, 8, 32), settings);
                 run.train_steps(6).expect("steps");
                 let averages = 6 / every;
                 // Every bucket divides by the number of replicas.
@@ -441,4 +440,25 @@ fn replicas_begin_alike_and_validate_each_on_its_own_samples() {
     let first = of(&own[0], 1);
     let second = 2.0 * of(&own[1], 2) - of(&own[1], 1);
     assert!((found - (first + second) / 2.0).abs() < 1e-5, "{found}: {first}, {second}");
+}
+
+#[test]
+fn a_thread_for_collectives_changes_nothing_but_when_sums_are_there() {
+    let graph = gpt();
+    for averaging in [LOCAL[0], LOCAL[1], Averaging::SYNCHRONOUS] {
+        let uniform = Uniform { mesh: mesh(2, 1, 2), ..averaged(averaging, ADAMW) };
+        let in_line = plan(&graph, &Uniform { pp: 2, microbatches: 2, ..uniform });
+        let thread = Plan { communication: Communication::Thread, ..in_line.clone() };
+        let [in_line, thread] = [in_line, thread].map(|plan| {
+            let mut run = trainer(&graph, &plan);
+            let steps = run.train_steps(STEPS as u32).expect("steps");
+            let program = run.program().clone();
+            for (rank, peak) in run.peak_bytes_per_rank().iter().enumerate() {
+                let (id, position) = program.locate(Rank(rank as u32));
+                assert_eq!(*peak, program.class(id).memory_use(&program, position).peak_bytes);
+            }
+            (steps.iter().map(|step| step.loss).collect::<Vec<_>>(), digest(&mut run))
+        });
+        assert_eq!(in_line, thread, "{averaging:?}");
+    }
 }

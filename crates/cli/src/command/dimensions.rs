@@ -5,8 +5,8 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Averaging, AveragingTime, Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Staleness,
-    Sync, Uniform, Updates, Weights,
+    Averaging, AveragingTime, Communication, Mesh, Optimizer, Plan, Precision, Recompute,
+    ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};

@@ -7,16 +7,17 @@
 
 use std::num::NonZeroU32;
 
-use shardloom_plan::{Averaging, AveragingTime};
+use shardloom_plan::{Averaging, AveragingTime, Axis};
+use shardloom_schedule::ScheduleError;
 
 use super::buckets::Parameters;
 use super::epilogue::{self, buckets};
 use super::order::Order;
-use crate::class::BodyKind;
+use crate::class::{BodyKind, Class};
 use crate::sync::{SUM, add};
 use crate::{
     Action, BucketId, Content, Control, Copies, Entry, Format, Group, Guard, Instruction, Keep,
-    Mode, Shape, Tensor, TensorId, View,
+    Mode, ProgramError, Shape, Tensor, TensorId, View,
 };
 
 /// Whether any of a class's weights are averaged.
@@ -83,6 +84,29 @@ pub(super) fn control(
     };
     control.splice(at..at, averages);
     control
+}
+
+/// Makes sure that nothing but averages of weights goes between replicas that have their own: that no operator
+/// looks at samples of several, and no way of keeping replicas equal is for them.
+pub(super) fn require_apart(class: &Class) -> Result<(), ProgramError> {
+    let own = |axis: &Axis| class.buckets.iter().any(|bucket| bucket.own.contains(axis));
+    for body in class.bodies.iter().filter(|body| body.kind != BodyKind::Averaging) {
+        for instruction in &body.instructions {
+            let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
+                continue;
+            };
+            if let Some(axis) = axes.iter().find(|axis| own(axis)) {
+                let what = &class.tensor(instruction.reads[0].tensor).name;
+                return Err(ScheduleError::Rule(format!(
+                    "sync.averaging: replicas along {axis} have weights of their own, and {what} is exchanged \
+                     between them in {}; leave sync.averaging out, or {axis} of its `over`",
+                    class.place()
+                ))
+                .into());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The average of all buckets.

@@ -43,7 +43,10 @@ pub(super) fn buckets<'a>(
 
 /// What an update of a bucket changes: its weights, if no master weights stand for them, and what is kept
 /// besides.
-pub(super) fn changed<'a>(parameters: &Parameters<'_>, bucket: &'a Bucket) -> impl Iterator<Item = View> + 'a {
+pub(super) fn changed<'a>(
+    parameters: &Parameters<'_>,
+    bucket: &'a Bucket,
+) -> impl Iterator<Item = View> + 'a {
     let weights = match parameters.master(&bucket.held) {
         Some(_) => None,
         None => Some(bucket.held.replicated.updated),

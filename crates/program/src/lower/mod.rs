@@ -114,7 +114,9 @@ pub fn lower_with(
             service: service.as_ref(),
             id,
         };
-        classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
+        let class = lowering.class(Rank(first_rank), devices, parameters)?;
+        averaging::require_apart(&class)?;
+        classes.push(class);
     }
     if let Some(service) = &service {
         service.add_servers(plan, &mut classes);
@@ -309,7 +311,9 @@ impl ClassLowering<'_> {
                 (None, Some(averaging)) => {
                     averaging::control(&mut order, &parameters, averaging, due)
                 }
-                (None, None) => order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
+                (None, None) => {
+                    order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect()
+                }
             },
         };
         let lasting =

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::row::{Row, Step, entries, instructions, place, steps};
 use super::violation::Violation;
 use crate::{
-    Action, Bucket, BucketId, BodyKind, Class, ClassId, Collective, Content, Group, Program, Run,
+    Action, BodyKind, Bucket, BucketId, Class, ClassId, Collective, Content, Group, Program, Run,
     TensorId,
 };
 use shardloom_graph::Reduction;
@@ -92,12 +92,12 @@ impl Averages<'_> {
                 } else if let Group::Mesh(axes) = group
                     && self.own_axes().any(|own| axes.contains(&own))
                 {
-                    found.push(Violation::Apart { at: step.site(), tensor: step.tensor_name(read) });
+                    found
+                        .push(Violation::Apart { at: step.site(), tensor: step.tensor_name(read) });
                 }
             }
             Action::Average { replicas, .. } => {
-                let [sum, weights] =
-                    [instruction.reads[0].tensor, instruction.writes[0].to.tensor];
+                let [sum, weights] = [instruction.reads[0].tensor, instruction.writes[0].to.tensor];
                 let fits = self.bucket(weights).is_some_and(|(_, bucket)| {
                     bucket.held.summed == Some(sum)
                         && updated(self.class, bucket) == Some(weights)
@@ -116,8 +116,7 @@ impl Averages<'_> {
             // What operators read is made of master weights after an update, too.
             Action::Cast => {
                 let [read, write] = [instruction.reads[0].tensor, instruction.writes[0].to.tensor];
-                let of_average =
-                    self.class.body_of(&step.run.entry).kind == BodyKind::Averaging;
+                let of_average = self.class.body_of(&step.run.entry).kind == BodyKind::Averaging;
                 let Some(averaged) = self.averaged(read) else { return };
                 if of_average && !averaged.is_stale {
                     found.push(wrong(step, write));

@@ -203,9 +203,7 @@ fn kinds(step: &Step<'_>) -> bool {
             matches!(content(&write), Content::Weight | Content::MasterWeight)
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
         }
-        Action::Test | Action::Due { .. } => {
-            content(&instruction.writes[0].to) == Content::Flag
-        }
+        Action::Test | Action::Due { .. } => content(&instruction.writes[0].to) == Content::Flag,
         Action::Free => true,
     }
 }

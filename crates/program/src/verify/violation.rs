@@ -368,7 +368,9 @@ pub enum Violation {
     },
     /// Weights that each replica has its own of are not averaged once in a step that averages, or operators
     /// go on to read them as they were before.
-    #[error("{place}: a step averages the weights of {bucket} {times} times, or those that are read stay")]
+    #[error(
+        "{place}: a step averages the weights of {bucket} {times} times, or those that are read stay"
+    )]
     Averages {
         /// The class.
         place: String,
@@ -379,7 +381,9 @@ pub enum Violation {
     },
     /// What is summed up, or made of a sum, is not the weights that a replica has its own of, or not over all
     /// replicas.
-    #[error("{place}: {tensor} is no sum over all replicas that have weights of their own, or not made of one")]
+    #[error(
+        "{place}: {tensor} is no sum over all replicas that have weights of their own, or not made of one"
+    )]
     NoAverage {
         /// The class and the body.
         place: String,

@@ -7,8 +7,8 @@ use shardloom_program::{
 };
 
 use crate::programs::{
-    averaged, both_ways, gpt, local_sgd, lowered, mesh, pipeline, program, replicas, routed, served, stashed, uniform,
-    validated,
+    averaged, both_ways, gpt, local_sgd, lowered, mesh, pipeline, program, replicas, routed,
+    served, stashed, uniform, validated,
 };
 
 /// Programs that differ in what they have to keep to.

@@ -11,8 +11,8 @@ use shardloom_program::{
 };
 
 use crate::programs::{
-    averaged, both_ways, local_sgd, mesh, mixed, pipeline, predicted, program, replicas, served, stashed, validated,
-    validated_on,
+    averaged, both_ways, local_sgd, mesh, mixed, pipeline, predicted, program, replicas, served,
+    stashed, validated, validated_on,
 };
 
 /// The first instruction of a class for which something holds: its body and its number there.

@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Averaging, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Staleness, Sync,
-    Uniform, Weights,
+    Averaging, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Staleness,
+    Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 

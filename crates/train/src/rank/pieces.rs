@@ -161,9 +161,8 @@ impl Rank {
             return Ok(false);
         };
         let name = self.site(bucket.params[0]).name;
-        let has = |replica: &usize| {
-            checkpoint.global_shape(&replica_name(*replica, &name)).is_some()
-        };
+        let has =
+            |replica: &usize| checkpoint.global_shape(&replica_name(*replica, &name)).is_some();
         let saved = (0..).take_while(has).count();
         let (replicas, _) = class.own_replica(bucket, self.position);
         match saved {
@@ -230,13 +229,13 @@ impl Rank {
         fn begins_anew(tensor: &Tensor) -> bool {
             is_saved(tensor) && !is_weight(tensor) && !is_moment(tensor)
         }
-        fill(self, begins_anew, &|name, Site { placement, .. }, range| {
-            match checkpoint.global_shape(name) {
-                None => Ok(None),
-                Some(_) => {
-                    let Placement { start, extent } = placement;
-                    Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
-                }
+        fill(self, begins_anew, &|name, Site { placement, .. }, range| match checkpoint
+            .global_shape(name)
+        {
+            None => Ok(None),
+            Some(_) => {
+                let Placement { start, extent } = placement;
+                Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
             }
         })?;
         let shared = Arc::clone(&self.shared);

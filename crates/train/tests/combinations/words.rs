@@ -4,8 +4,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline,
-    Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
+    Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer,
+    ParameterGroup, Pipeline, Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
