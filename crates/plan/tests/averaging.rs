@@ -87,7 +87,8 @@ fn what_needs_equal_replicas_is_refused() {
         let devices = (first..first + mesh.size() as u32).collect();
         shardloom_plan::Stage::new((0, 2), mesh, shardloom_plan::DeviceList(devices))
     };
-    let changes: [(&str, Box<dyn FnOnce(&mut Plan)>); 7] = [
+    type Change = Box<dyn FnOnce(&mut Plan)>;
+    let changes: [(&str, Change); 7] = [
         (
             "sync.zero = 1: with sync.averaging replicas have nothing",
             Box::new(|it| it.sync.zero = 1),
