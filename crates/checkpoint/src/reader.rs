@@ -1,5 +1,6 @@
 //! A checkpoint that was found sound, and the tensors in it.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -13,6 +14,7 @@ use crate::manifest::{Manifest, Meta};
 use crate::names::shard_file;
 use crate::overlap::{Run, for_each_run};
 use crate::piece::Region;
+use crate::replicas::{replica_name, replica_of};
 use crate::safetensors_file::{decode_values, header, write_values};
 use crate::shard;
 use crate::{CheckpointError, Result};
@@ -71,9 +73,13 @@ impl Checkpoint {
         self.index.names()
     }
 
-    /// The shape of a whole tensor, if there is one of that name.
+    /// The shape of a whole tensor, if there is one of that name, or replicas have their own of it.
     #[must_use]
     pub fn global_shape(&self, name: &str) -> Option<&[usize]> {
+        self.stored_shape(name).or_else(|| self.stored_shape(&replica_name(0, name)))
+    }
+
+    pub(crate) fn stored_shape(&self, name: &str) -> Option<&[usize]> {
         self.index.get(name).map(|tensor| tensor.shape.as_slice())
     }
 
@@ -114,18 +120,22 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// All values of a tensor.
+    /// All values of a tensor; where replicas have their own of it, the mean over them.
     ///
     /// # Errors
     ///
     /// As [`read`](Self::read).
     pub fn read_whole(&self, name: &str) -> Result<Vec<f32>> {
+        let replicas = self.replicas(name);
+        if replicas > 0 && self.stored_shape(name).is_none() {
+            return self.mean(name, replicas);
+        }
         let shape = &self.tensor(name)?.shape;
         self.read(name, &vec![0; shape.len()], shape)
     }
 
     /// Writes the tensors whose names `include` accepts, whole, into one plain
-    /// safetensors file, in the order of their names. A file of that path is
+    /// safetensors file, in the order of their names; the mean over replicas that have their own of one. A file of that path is
     /// replaced at once when the new one is complete.
     ///
     /// # Errors
@@ -133,13 +143,15 @@ impl Checkpoint {
     /// As [`read`](Self::read), and [`CheckpointError::NoTensors`] if no name is
     /// accepted.
     pub fn export_safetensors(&self, path: &Path, include: impl Fn(&str) -> bool) -> Result<()> {
-        let names: Vec<&str> = self.names().filter(|name| include(name)).collect();
+        let plain = |name| replica_of(name).map_or(name, |(_, plain)| plain);
+        let names: BTreeSet<&str> = self.names().map(plain).filter(|name| include(name)).collect();
         if names.is_empty() {
             return Err(CheckpointError::NoTensors { step: self.step });
         }
         let mut tensors = Vec::with_capacity(names.len());
         for name in &names {
-            tensors.push(((*name).to_owned(), self.tensor(name)?.shape.clone()));
+            let shape = self.global_shape(name).unwrap_or_default().to_vec();
+            tensors.push(((*name).to_owned(), shape));
         }
         let header = header(path, tensors, None)?;
         let unfinished = path.with_added_extension("writing");

@@ -157,6 +157,48 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
 }
 
 #[test]
+fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
+    let averaged = "--dp 2 --average-every 3 --global-batch 4 --optimizer sgd:momentum=0.9";
+    let place = Place::new();
+    let text = place.run(&format!("program {MODEL} --cluster h100-80g:2 {averaged}")).succeeds();
+    for part in ["of their own along dp", "whether it is a step in 3 that averages", "guard by"] {
+        text.check(text.stdout.contains(part), part);
+    }
+    let simulate = format!("simulate {MODEL} --cluster h100-80g:2");
+    let step = |options: &str| {
+        let found = place.run(&format!("{simulate} {options} --json")).succeeds();
+        found.objects()[0]["step_seconds"].as_f64().expect("a time")
+    };
+    let seldom = averaged.replace("--average-every 3", "--average-every 6");
+    assert!(step(&seldom) < step(averaged));
+    let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 4 --json";
+    let trained = place.run(&format!("{train} {averaged}")).succeeds();
+    trained.check(trained.summary()["steps"] == 4, "not all steps");
+    trained.check(trained.objects()[0]["gradient_norm"].is_null(), "a norm of all gradients");
+    let tenth = "--average-rate 0.1 --average-before-update";
+    place.run(&format!("{train} {averaged} {tenth} --tp 2")).succeeds();
+    for (options, hint) in [
+        ("--clip-norm 1", "with sync.averaging each replica's gradients have a norm of their own"),
+        ("--zero 1", "with sync.averaging replicas have nothing alike to share"),
+        ("--average-rate 2", "a share of the mean is above 0 and at most 1"),
+    ] {
+        place.run(&format!("{train} {averaged} {options}")).refuses("plan", hint);
+    }
+    place.run(&format!("{train} --average-rate 0.5")).refuses("usage", "--average-every");
+    for (method, words) in
+        [("local-sgd", "every = 8"), ("synchronous-averaging", "when = \"before-update\"")]
+    {
+        let plan = format!("plan {MODEL} --cluster h100-80g:2 --method {method} --global-batch 4");
+        let planned = place.run(&format!("{plan} -o {method}.toml")).succeeds();
+        let plan = std::fs::read_to_string(place.path(&format!("{method}.toml"))).expect("written");
+        planned.check(plan.contains("[sync.averaging]") && plan.contains(words), &plan);
+        place.run(&format!("simulate {method}.toml --json")).succeeds();
+        place.run(&format!("explain {method}.toml")).succeeds();
+        place.run(&format!("train {method}.toml --data text.txt --steps 2 --json")).succeeds();
+    }
+}
+
+#[test]
 fn programs_get_an_object_for_each_rank() {
     let outcome = place_with_plan().run("program plan.toml --json").succeeds();
     let objects = outcome.objects();

@@ -205,6 +205,7 @@ impl<'a> Task<'a> {
             bucket_bytes,
             shard_over: None,
             servers: None,
+            averaging: None,
             compression: Compression::None,
         }
     }

@@ -40,6 +40,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             shard_over: None,
             servers: None,
             compression: Compression::None,
+            averaging: None,
         },
         precision: request.precision,
         optimizer: request.optimizer,

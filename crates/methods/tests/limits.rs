@@ -146,7 +146,9 @@ fn without_flush_nothing_is_validated_afterwards() {
             Family::AsynchronousPipeline => {
                 refuses(found, &[method.name, "post_validation = true", "flush"]);
             }
-            _ if method.name == "parameter-server" => {
+            _ if ["parameter-server", "local-sgd", "synchronous-averaging"]
+                .contains(&method.name) =>
+            {
                 refuses(found, &[method.name, "post_validation = true", "norm"]);
             }
             _ => assert!(found.expect("a plan").plan.post_validation, "{}", method.name),

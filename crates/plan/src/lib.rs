@@ -4,6 +4,7 @@
 //! A [`Plan`] is data with a TOML form. It holds no algorithm: what it means for each device is the
 //! `program` crate's, how it is found the `search` crate's.
 
+mod averaging;
 mod axis_set;
 mod compression;
 mod device_list;
@@ -25,6 +26,7 @@ mod updates;
 mod validate;
 mod weights;
 
+pub use averaging::{Averaging, AveragingTime};
 pub use axis_set::AxisSet;
 pub use compression::{Compression, UnknownCompression};
 pub use device_list::DeviceList;

@@ -59,6 +59,7 @@ impl ParameterGroup {
             shard_over: self.shard_over.or(sync.shard_over),
             servers: sync.servers,
             compression: self.compression.unwrap_or(sync.compression),
+            averaging: sync.averaging,
         }
     }
 

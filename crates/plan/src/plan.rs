@@ -9,8 +9,8 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Optimizer, ParameterGroup,
-    PassTimes, Precision, ScheduleKind, Staleness, Updates, Weights,
+    Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Optimizer,
+    ParameterGroup, PassTimes, Precision, ScheduleKind, Staleness, Updates, Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -256,6 +256,9 @@ pub struct Sync {
     /// How gradients are compressed on their way between replicas.
     #[serde(default, skip_serializing_if = "Compression::is_none")]
     pub compression: Compression,
+    /// How replicas with weights of their own are kept near each other, where they are not kept equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub averaging: Option<Averaging>,
 }
 
 impl Default for Sync {
@@ -267,6 +270,7 @@ impl Default for Sync {
             shard_over: None,
             servers: None,
             compression: Compression::None,
+            averaging: None,
         }
     }
 }

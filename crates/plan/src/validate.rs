@@ -30,6 +30,9 @@ impl Plan {
         }
         self.validate_axes()?;
         self.validate_layout(graph, &self.layout, "layout")?;
+        if let Some(averaging) = self.sync.averaging {
+            averaging.validate(self, graph)?;
+        }
         let mut owners: Vec<Option<&Stage>> = vec![None; devices];
         for (pipeline, each) in self.pipeline.iter().enumerate() {
             let mut next = 0;
@@ -438,6 +441,10 @@ fn check_compression(key: &str, sync: Sync, precision: Precision) -> Result<(), 
     };
     if sync.servers.is_some() {
         let rule = "there are no servers: workers send them their gradients as they are";
+        return refuse(format!("{key}.compression"), how.to_string(), rule);
+    }
+    if sync.averaging.is_some() {
+        let rule = "replicas exchange gradients: leave sync.averaging out";
         return refuse(format!("{key}.compression"), how.to_string(), rule);
     }
     if sync.zero > 0 {

@@ -8,10 +8,10 @@ use proptest::test_runner::RngSeed;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
-    Axis, AxisSet, Communication, Compression, Corrections, DeviceList, FORMAT, LayoutRule,
-    LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError,
-    Precision, Prediction, Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates,
-    Weights,
+    Averaging, AveragingTime, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
+    FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline,
+    Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Servers, Stage, Staleness,
+    Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -73,6 +73,15 @@ fn sync() -> impl Strategy<Value = Sync> {
         zero,
         bucket_bytes,
         shard_over,
+        averaging: (zero == 1).then_some(Averaging {
+            every: bucket_bytes as u32,
+            rate: 1.0 / (1 + bucket_bytes) as f64,
+            when: match bucket_bytes % 2 {
+                0 => AveragingTime::BeforeUpdate,
+                _ => AveragingTime::AfterUpdate,
+            },
+            over: shard_over,
+        }),
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
         compression,
     })
@@ -484,16 +493,23 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, axes] = documented()[..] else { panic!("four examples") };
+    let [whole, groups, pipelines, averaging, axes] = documented()[..] else {
+        panic!("five examples")
+    };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
     let unlike = |line: &&str| !line.starts_with("layout");
     let first: Vec<&str> = first.lines().filter(unlike).collect();
     let meshes = rest.replace("dp = 4, tp = 2", "columns = 2, replica = 4");
     let renamed = format!("{}\n{axes}\n[sync]{meshes}", first.join("\n"));
-    for text in
-        [whole.to_owned(), format!("{whole}\n{groups}"), format!("{words}\n{pipelines}"), renamed]
-    {
+    let apart = whole.replace("clip_norm = 1.0\n", "").replace("zero = 1 ", "zero = 0 ");
+    for text in [
+        whole.to_owned(),
+        format!("{whole}\n{groups}"),
+        format!("{words}\n{pipelines}"),
+        format!("{apart}\n{averaging}"),
+        renamed,
+    ] {
         let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));
         let graph = ModelSpec::parse(&plan.model).and_then(|spec| spec.graph()).expect("a model");
         assert_eq!(plan.validate(&graph, 16), Ok(()), "{text}");

@@ -101,6 +101,9 @@ pub struct Bucket {
     pub replicas: Vec<Axis>,
     /// Those of `replicas` along which shares of the bucket are dealt; along the others ranks have the same.
     pub shards: Vec<Axis>,
+    /// Mesh axes along which replicas have weights of their own, none of width one: nothing of the bucket is
+    /// alike along them, though its weights are averaged over them.
+    pub own: Vec<Axis>,
     /// Further mesh axes over which gradients are partial (a norm's gain under sequence parallelism).
     pub partial: Vec<Axis>,
     /// Mesh axes over which all ranks hold the same, `replicas` included.
@@ -133,6 +136,8 @@ pub enum BodyKind {
     Synchronisation,
     /// After the last pass of a step: remaining synchronisation and the update.
     Epilogue,
+    /// Averages the weights of replicas that have their own, or is about whether that is due.
+    Averaging,
     /// A stage's forward pass that keeps nothing.
     Evaluation,
     /// Early in a step: whether the update that ended the step before was right.
@@ -333,6 +338,17 @@ impl Program {
         }
     }
 
+    /// After so many steps each of them has been one that averages weights, and the next begin alike: the
+    /// steps from one average to the next, or one.
+    pub fn period(&self) -> u32 {
+        let bodies = self.classes.iter().flat_map(|class| &class.bodies);
+        let periods = bodies.flat_map(|body| &body.instructions).filter_map(|it| match it.action {
+            Action::Due { every } => Some(every.get()),
+            _ => None,
+        });
+        periods.max().unwrap_or(1)
+    }
+
     /// The extents of one micro-batch over all replicas.
     pub fn microbatch_extents(&self, graph: &Graph) -> Extents {
         Extents::global(graph, self.microbatch_samples)
@@ -397,6 +413,11 @@ impl Class {
             let partial = (*op == loss).then(|| assignment.output(graph, loss, 0).partial)?;
             Some(partial.into_iter().map(|(axis, _)| axis).collect())
         })
+    }
+
+    /// How many replicas have weights of their own of what is in `bucket`, and which of them `position` is.
+    pub fn own_replica(&self, bucket: &Bucket, position: usize) -> (usize, usize) {
+        (self.mesh.span(&bucket.own), self.mesh.index_along(position, &bucket.own))
     }
 
     /// The share of `bucket` that `position` has where the bucket is dealt to those that share it.

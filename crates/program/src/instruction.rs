@@ -3,6 +3,8 @@
 //! Every tensor that an instruction touches is among its operands: what it reads, what it writes, what
 //! it is the last to touch.
 
+use std::num::NonZeroU32;
+
 use shardloom_collectives::Algorithm;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{OpId, Reduction, ValueId};
@@ -152,6 +154,21 @@ pub enum Action {
     Decompress {
         /// How they were compressed.
         how: Compression,
+    },
+    /// Weights of a replica that has its own become `(1 - rate)` of what they were and `rate` of the mean: writes
+    /// them, reads the sum over replicas, of which there are so many.
+    Average {
+        /// The share of the mean.
+        rate: f64,
+        /// How many weights were summed up.
+        replicas: u32,
+    },
+    /// Says whether something is due that is done in each so-many-th step: writes a flag, which holds where
+    /// the number of the step, counted from 1 since the start of the run, is a multiple of it. So it is the same
+    /// on all ranks.
+    Due {
+        /// Steps from one time to the next.
+        every: NonZeroU32,
     },
     /// With the norm of all gradients, which it reads, says whether the update that was made before is
     /// right: writes a flag, which does not hold if gradients had to be clipped or are not finite.

@@ -13,6 +13,7 @@ impl BodyKind {
             BodyKind::BackwardWeight => Activity::BackwardWeight,
             BodyKind::Synchronisation => Activity::Collective,
             BodyKind::Epilogue
+            | BodyKind::Averaging
             | BodyKind::Test
             | BodyKind::Release
             | BodyKind::Rollback
@@ -32,6 +33,7 @@ impl Body {
             BodyKind::Evaluation => "V",
             BodyKind::Synchronisation => "synchronise",
             BodyKind::Epilogue => "update",
+            BodyKind::Averaging => "averaging",
             BodyKind::Test => "test",
             BodyKind::Release => "release",
             BodyKind::Rollback => "roll back",
@@ -75,6 +77,8 @@ impl Instruction {
             | Action::Cast
             | Action::Compress { .. }
             | Action::Decompress { .. }
+            | Action::Average { .. }
+            | Action::Due { .. }
             | Action::Test
             | Action::Free => Lane::Compute,
         }

@@ -186,6 +186,7 @@ impl Class {
                 Content::Activation
                 | Content::Staging
                 | Content::Compressed
+                | Content::SummedWeight
                 | Content::Statistics
                 | Content::Norm
                 | Content::Backup

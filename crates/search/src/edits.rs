@@ -2,7 +2,7 @@
 
 use shardloom_cluster::{Cluster, Stack};
 use shardloom_graph::Graph;
-use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind};
+use shardloom_plan::{Arrangement, Axis, LayoutRule, Plan, Recompute, ScheduleKind, Sync};
 use shardloom_program::quantity::percent;
 
 use crate::explain::{Fact, Topic};
@@ -57,9 +57,10 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         found.push((what, Plan { recompute, ..plan.clone() }));
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
-    let sync = plan.sync;
-    let own = sync.shard_over.is_none() && sync.servers.is_none() && sync.compression.is_none();
-    for zero in (0..=3).filter(|&zero| zero != sync.zero && replicated && own) {
+    let Sync { shard_over, servers, averaging, compression, .. } = plan.sync;
+    let alone = servers.is_none() && averaging.is_none() && compression.is_none();
+    let shares = shard_over.is_none() && alone;
+    for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && shares) {
         let mut other = plan.clone();
         other.sync.zero = zero;
         found.push((format!("sync.zero = {zero}"), other));

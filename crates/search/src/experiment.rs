@@ -5,8 +5,8 @@ use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
 use shardloom_plan::Plan;
 use shardloom_program::timeline::{Clock, Picos};
-use shardloom_program::{Action, Class, ClassId, Instruction, Program};
-use shardloom_sim::{Call, Driver, Modelled, Options, SimError, Simulation, run};
+use shardloom_program::{Action, Class, ClassId, Guard, Instruction, Program};
+use shardloom_sim::{Actor, Call, Driver, Modelled, Options, SimError, Simulation, run};
 
 use crate::SearchError;
 
@@ -113,6 +113,10 @@ impl Driver for Scaled<'_, '_> {
 
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         self.modelled.receive(call)
+    }
+
+    fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, SimError> {
+        self.modelled.holds(actor, guard, step)
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {

@@ -3,7 +3,7 @@
 
 use shardloom_cluster::{Cluster, NodeGroup};
 use shardloom_graph::Graph;
-use shardloom_plan::Plan;
+use shardloom_plan::{Plan, Sync};
 use shardloom_program::ProgramError;
 use shardloom_program::quantity::{self, bytes, counted, percent};
 use shardloom_sim::{Fit, MemoryFit, Simulation};
@@ -272,8 +272,9 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
-    if plan.sync.servers.is_some() || !plan.sync.compression.is_none() {
-        // No search has servers or compression among what it chooses from.
+    let Sync { servers, averaging, compression, .. } = plan.sync;
+    if servers.is_some() || averaging.is_some() || !compression.is_none() {
+        // No search has these among what it chooses from.
         return Ok(None);
     }
     let larger = changed(cluster, |group| {

@@ -214,6 +214,7 @@ impl Request {
                 shard_over: None,
                 servers: None,
                 compression: Compression::None,
+                averaging: None,
             },
             precision: self.precision,
             optimizer: self.optimizer,

@@ -412,11 +412,14 @@ fn blueprint(
 }
 
 /// `plan` with what `on_non_finite` asks of its program: all ranks look at the gradient before they update
-/// with it. Without a flush, and with servers, that would have them wait for each other every step, so there
-/// a run that is to stop looks at its losses only.
+/// with it. Without a flush, and with servers, that would have them wait for each other every step, and where
+/// replicas have weights of their own their gradients have no norm together, so there a run that is to stop looks
+/// at its losses only.
 pub fn guarded(plan: &Plan, on_non_finite: OnNonFinite) -> Plan {
     let guards = match on_non_finite {
-        OnNonFinite::Stop => plan.flushes() && plan.sync.servers.is_none(),
+        OnNonFinite::Stop => {
+            plan.flushes() && plan.sync.servers.is_none() && plan.sync.averaging.is_none()
+        }
         OnNonFinite::Skip => true,
         OnNonFinite::Continue => false,
     };

@@ -138,6 +138,7 @@ mod tests {
                 shard_over: None,
                 servers: None,
                 compression: Compression::None,
+                averaging: None,
             },
             ..Uniform::default()
         };

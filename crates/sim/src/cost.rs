@@ -205,7 +205,9 @@ impl<'a> CostModel<'a> {
                 self.compute_seconds(class, device, (*op, *pass, assignment), rows)?
             }
             Action::Extrapolate { .. } => moved("add", written(), 3 * written_bytes()),
-            Action::Add => moved("add", written(), read() + 2 * written_bytes()),
+            Action::Add | Action::Average { .. } => {
+                moved("add", written(), read() + 2 * written_bytes())
+            }
             Action::Copy if instruction.is_move() => 0.0,
             Action::Copy | Action::Load { .. } | Action::Slice { .. } => {
                 moved("copy", written(), 2 * written_bytes())
@@ -245,6 +247,7 @@ impl<'a> CostModel<'a> {
             | Action::Send { .. }
             | Action::Receive { .. }
             | Action::Report
+            | Action::Due { .. }
             | Action::Test
             | Action::Free => 0.0,
         })

@@ -53,10 +53,11 @@ impl Default for Options {
 
 impl Options {
     /// With as many further steps before and after these as fill the pipeline of a program that runs ahead
-    /// and drain it.
+    /// and drain it, and for each step as many as there are from one average of weights to the next.
     #[must_use]
     pub fn filled(self, program: &Program) -> Options {
-        Options { steps: self.steps + 2 * program.ahead, ..self }
+        let steps = self.steps.saturating_mul(program.period());
+        Options { steps: steps.saturating_add(2 * program.ahead), ..self }
     }
 }
 
@@ -481,7 +482,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
         let draining = self.program.ahead as usize;
         let folded = self.options.folded;
-        Simulation { timeline, step_ends: self.step_ends, draining, folded }
+        let period = self.program.period() as usize;
+        Simulation { timeline, step_ends: self.step_ends, period, draining, folded }
     }
 }
 

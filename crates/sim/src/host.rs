@@ -25,7 +25,7 @@ impl CostModel<'_> {
             Action::Kernel { op, pass, .. } if host.kernel_seconds > 0.0 => {
                 stack.kernels(&rate_name(self.graph(), *op, *pass)).launched * host.kernel_seconds
             }
-            Action::Kernel { .. } | Action::Report | Action::Free => 0.0,
+            Action::Kernel { .. } | Action::Report | Action::Due { .. } | Action::Free => 0.0,
             Action::Copy if instruction.is_move() => 0.0,
             Action::Send { .. } | Action::Receive { .. } => host.communication_seconds,
             Action::Optimizer => {
@@ -33,6 +33,7 @@ impl CostModel<'_> {
             }
             Action::Extrapolate { .. }
             | Action::Add
+            | Action::Average { .. }
             | Action::Copy
             | Action::Load { .. }
             | Action::Slice { .. }

@@ -7,7 +7,7 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{
-    Action, Body, BodyId, ClassId, Exchange, Group, Instruction, Program, RouteId,
+    Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, RouteId,
 };
 
 use crate::contention::{Siblings, concurrent_messages};
@@ -325,6 +325,11 @@ impl Driver for Modelled<'_> {
 
     fn receive(&mut self, _call: &Call<'_>) -> Result<Picos, SimError> {
         Ok(Picos::ZERO)
+    }
+
+    fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, SimError> {
+        let class = self.costs.program().class(actor.class);
+        Ok(class.is_due(guard.on, step.max(0) as u64).unwrap_or(true))
     }
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {

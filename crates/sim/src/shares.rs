@@ -40,7 +40,7 @@ impl Simulation {
         let mut seconds = [0.0; 3];
         for (index, track) in self.timeline.tracks.iter().enumerate() {
             let covered = |counts: &dyn Fn(&Interval) -> bool| {
-                track.covered_in(self.last_step(index), counts).seconds()
+                track.covered_in(self.last_period(index), counts).seconds()
             };
             let computes = |it: &Interval| it.lane == Lane::Compute;
             let collective = |it: &Interval| it.activity == Activity::Collective;
@@ -53,7 +53,7 @@ impl Simulation {
             seconds[1] += weight * (or_collectives - computing);
             seconds[2] += weight * (anything - or_collectives);
         }
-        let all = ranks * step_seconds;
+        let all = ranks * step_seconds * self.steps_of_period() as f64;
         if all <= 0.0 {
             return StepShares::default();
         }
@@ -101,6 +101,7 @@ mod tests {
                 tracks: vec![track(3, busy), track(1, idle)],
             },
             step_ends: vec![vec![Picos(100)]; 2],
+            period: 1,
             draining: 0,
             folded: true,
         };

@@ -16,6 +16,8 @@ pub struct Simulation {
     pub timeline: Timeline,
     /// For each track, when each step's last instruction ended.
     pub step_ends: Vec<Vec<Picos>>,
+    /// After how many steps they begin alike again: more than one where not every step averages weights.
+    pub period: usize,
     /// How many of the last steps lack what would run beside them: the pipeline drains.
     pub draining: usize,
     /// Whether one rank stands for all of its class.
@@ -84,23 +86,34 @@ impl Simulation {
 
     /// How long a step takes once steps follow each other: the longest that a rank takes from the end
     /// of the last step but one to that of the last, before the pipeline drains. With a single step, the
-    /// time to its end.
+    /// time to its end. Where steps differ, as where only some average weights, the mean over the last
+    /// [period](Simulation::period).
     pub fn step_time(&self) -> Picos {
         let lengths = (0..self.step_ends.len()).map(|track| {
-            let step = self.last_step(track);
-            step.end.since(step.start)
+            let last = self.last_period(track);
+            last.end.since(last.start)
         });
-        lengths.max().unwrap_or_default()
+        let Picos(length) = lengths.max().unwrap_or_default();
+        Picos(length.div_ceil(self.steps_of_period() as u64))
     }
 
-    /// When that step began and ended on the rank of a track.
-    pub(crate) fn last_step(&self, track: usize) -> Range<Picos> {
+    /// How many steps the last period has: one most often, and no more than there are.
+    pub(crate) fn steps_of_period(&self) -> usize {
+        self.period.min(self.full_steps()).max(1)
+    }
+
+    /// How many steps there are before the pipeline drains; all if that leaves none to compare.
+    fn full_steps(&self) -> usize {
         let full = self.steps().saturating_sub(self.draining);
+        if full > 1 { full } else { self.steps() }
+    }
+
+    /// When the last period, most often a step, began and ended on the rank of a track.
+    pub(crate) fn last_period(&self, track: usize) -> Range<Picos> {
         let ends = &self.step_ends[track];
-        match &ends[..if full > 1 { full } else { ends.len() }] {
-            [.., before, last] => *before..*last,
-            [only] => Picos::ZERO..*only,
-            [] => Picos::ZERO..Picos::ZERO,
-        }
+        let ends = &ends[..self.full_steps().min(ends.len())];
+        let Some(&last) = ends.last() else { return Picos::ZERO..Picos::ZERO };
+        let before = ends.len().checked_sub(1 + self.steps_of_period());
+        before.map_or(Picos::ZERO, |before| ends[before])..last
     }
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use shardloom_cluster::Cluster;
 use shardloom_program::quantity::{bytes, percent};
-use shardloom_program::timeline::Track;
+use shardloom_program::timeline::{Picos, Track};
 use shardloom_program::{PersistentBytes, Program, Rank};
 
 use crate::{SimError, Simulation};
@@ -121,14 +121,14 @@ impl Simulation {
         let steps = self.steps().max(1);
         let step_seconds = self.step_time().seconds();
         let rank = |(index, track): (usize, &Track)| {
-            let step = || self.last_step(index);
+            let last = || self.last_period(index);
+            let of_step = |of_period: Picos| of_period.seconds() / self.steps_of_period() as f64;
             RankSummary {
                 rank: track.rank,
                 multiplicity: track.multiplicity,
-                busy_seconds: track.busy_in(step()).seconds(),
-                communication_seconds: track.communicating_in(step()).seconds(),
-                idle_seconds: (step_seconds - track.covered_in(step(), |_| true).seconds())
-                    .max(0.0),
+                busy_seconds: of_step(track.busy_in(last())),
+                communication_seconds: of_step(track.communicating_in(last())),
+                idle_seconds: (step_seconds - of_step(track.covered_in(last(), |_| true))).max(0.0),
                 peak_bytes: track.peak_bytes,
                 sent_bytes: track.sent_bytes / steps as u64,
             }

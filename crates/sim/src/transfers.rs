@@ -1,7 +1,7 @@
 //! Messages on their way between actors.
 
 use shardloom_program::timeline::Picos;
-use shardloom_program::{Program, RouteId};
+use shardloom_program::{Class, Program, RouteId};
 
 /// What one receiver waits for on one route for one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,7 +52,7 @@ impl Transfers {
                 0 => 1,
                 ahead => ahead as usize + 2,
             };
-        let begins_anew = program.classes.iter().any(|class| class.guards().next().is_some());
+        let begins_anew = program.classes.iter().any(Class::tests_updates);
         let deliveries = if begins_anew { 2 } else { 1 };
         let routes = program.routes.iter().map(|route| {
             let size = |class| if folded { 1 } else { program.class(class).mesh.size() };

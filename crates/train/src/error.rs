@@ -20,6 +20,18 @@ pub enum Error {
         reason: String,
     },
 
+    /// A checkpoint has state of so many replicas with weights of their own, and the plan has another number.
+    #[error(
+        "the checkpoint has weights and optimizer state of {saved} replicas of their own, and the plan has \
+         {replicas}: resume with as many, or start a new run from its exported weights, which are the mean"
+    )]
+    Replicas {
+        /// Replicas that were saved.
+        saved: usize,
+        /// Replicas with weights of their own in the plan; 1 where replicas are kept equal.
+        replicas: usize,
+    },
+
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] shardloom_checkpoint::CheckpointError),

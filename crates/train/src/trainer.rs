@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use shardloom_checkpoint::{Checkpoint, Meta, Snapshot, Writer};
+use shardloom_checkpoint::{Checkpoint, Mean, Meta, Snapshot, Writer, replica_of};
 use shardloom_cluster::Cluster;
 use shardloom_data::Source;
 use shardloom_graph::Graph;
@@ -522,16 +522,33 @@ impl Trainer {
         self.tell(StateCommand::SetWeights(Arc::new(weights)))
     }
 
-    /// All weights, whole, by parameter name.
+    /// All weights, whole, by parameter name; the mean over replicas that have their own.
     ///
     /// # Errors
     /// If a rank fails.
     pub fn weights(&mut self) -> Result<BTreeMap<String, Vec<f32>>> {
+        let mut replicas = self.weights_of(None)?;
+        if replicas.len() == 1 {
+            return Ok(replicas.remove(0));
+        }
+        let mut means: BTreeMap<String, Mean> = BTreeMap::new();
+        for (name, values) in replicas.into_iter().flatten() {
+            means.entry(name).or_default().add(&values);
+        }
+        Ok(means.into_iter().map(|(name, mean)| (name, mean.finish())).collect())
+    }
+
+    /// All weights of each replica that has its own, whole, by parameter name: one set if replicas are kept
+    /// equal.
+    ///
+    /// # Errors
+    /// If a rank fails.
+    pub fn weights_of_replicas(&mut self) -> Result<Vec<BTreeMap<String, Vec<f32>>>> {
         self.weights_of(None)
     }
 
-    /// A digest (BLAKE3) of all weights by name, independent of how they are sharded. One parameter at a time
-    /// is brought together for it.
+    /// A digest (BLAKE3) of all weights by name, those of all replicas that have their own, independent of how
+    /// they are sharded. One parameter at a time is brought together for it.
     ///
     /// # Errors
     /// If a rank fails.
@@ -541,7 +558,7 @@ impl Trainer {
         names.sort_unstable();
         let mut digest = blake3::Hasher::new();
         for name in names {
-            for (name, values) in self.weights_of(Some(name))? {
+            for (name, values) in self.weights_of(Some(name))?.into_iter().flatten() {
                 digest.update(name.as_bytes());
                 digest.update(&(values.len() as u64).to_le_bytes());
                 for value in values {
@@ -552,16 +569,21 @@ impl Trainer {
         Ok(digest.finalize().to_hex().to_string())
     }
 
-    /// The weights of one parameter, or of all.
-    fn weights_of(&mut self, of: Option<String>) -> Result<BTreeMap<String, Vec<f32>>> {
-        let mut whole: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    /// The weights of one parameter, or of all, of each replica that has its own.
+    fn weights_of(&mut self, of: Option<String>) -> Result<Vec<BTreeMap<String, Vec<f32>>>> {
+        let mut replicas: Vec<BTreeMap<String, Vec<f32>>> = vec![BTreeMap::new()];
         for piece in self.bring(StateCommand::BringWeights { of })? {
             let piece = piece.piece();
             let elements = piece.global_shape.iter().product();
-            let tensor = whole.entry(piece.name.clone()).or_insert_with(|| vec![0.0; elements]);
+            let (replica, name) = replica_of(&piece.name).unwrap_or((0, &piece.name));
+            if replicas.len() <= replica {
+                replicas.resize(replica + 1, BTreeMap::new());
+            }
+            let tensor =
+                replicas[replica].entry(name.to_owned()).or_insert_with(|| vec![0.0; elements]);
             piece.place(tensor)?;
         }
-        Ok(whole)
+        Ok(replicas)
     }
 
     /// The pieces that all ranks bring.

@@ -136,6 +136,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                         shard_over: None,
                         servers: None,
                         compression: Compression::None,
+                        averaging: None,
                     },
                     ..serial()
                 };
@@ -163,6 +164,7 @@ fn both_clocks_train_the_same_weights() {
             shard_over: None,
             servers: None,
             compression: Compression::None,
+            averaging: None,
         };
         let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 2), microbatches: 2, sync, ..serial() };
         let plan = plan(&graph, &Uniform { precision: BF16, ..uniform });

@@ -135,7 +135,7 @@ fn assert_waited(program: &Program, ranks: &[Vec<Run<'_>>]) -> (usize, usize) {
                     let end = if waits { run.end } else { Picos(u64::MAX) };
                     meeting.push((run.start, end));
                 }
-                Kind::Own | Kind::Test => {}
+                Kind::Own | Kind::Test | Kind::Due => {}
             }
         }
     }

@@ -5,8 +5,8 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Communication, Compression, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers,
-    Staleness, Sync, Uniform, Updates, Weights,
+    Averaging, AveragingTime, Communication, Compression, Mesh, Optimizer, Plan, Precision,
+    Recompute, ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -39,8 +39,8 @@ pub struct Dimensions {
     #[arg(long, value_name = "OPTIMIZER")]
     optimizer: Option<String>,
 
-    /// Global norm to which gradients are clipped [default: 1; without flush and with servers
-    /// none]
+    /// Global norm to which gradients are clipped [default: 1; without flush, with servers
+    /// and where replicas are averaged none]
     #[arg(long, value_name = "NORM", conflicts_with = "no_clip", value_parser = decimal)]
     clip_norm: Option<f64>,
 
@@ -110,6 +110,18 @@ struct Split {
     /// [default: none]
     #[arg(long, value_name = "HOW")]
     compression: Option<Compression>,
+    /// Give data-parallel replicas weights of their own, which they update with their own gradients, without
+    /// clipping, and which are averaged in each N-th step
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    average_every: Option<u32>,
+
+    /// The share of the mean in averaged weights, above 0 and at most 1 [default: 1]
+    #[arg(long, value_name = "SHARE", requires = "average_every", value_parser = decimal)]
+    average_rate: Option<f64>,
+
+    /// Average before the update of a step instead of after it, with gradients at the weights from before
+    #[arg(long, requires = "average_every")]
+    average_before_update: bool,
 
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
@@ -144,6 +156,9 @@ impl Split {
             servers,
             staleness,
             compression,
+            average_every,
+            average_rate,
+            average_before_update,
             microbatches,
             recompute,
             recompute_except_last,
@@ -160,6 +175,9 @@ impl Split {
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
             ("--compression", compression.is_some()),
+            ("--average-every", average_every.is_some()),
+            ("--average-rate", average_rate.is_some()),
+            ("--average-before-update", *average_before_update),
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
@@ -416,6 +434,15 @@ impl Dimensions {
             let staleness = self.split.staleness.unwrap_or(Staleness::SYNCHRONOUS);
             Servers { count, staleness }
         });
+        let averaging = self.split.average_every.map(|every| Averaging {
+            every,
+            rate: self.split.average_rate.unwrap_or(1.0),
+            when: match self.split.average_before_update {
+                true => AveragingTime::BeforeUpdate,
+                false => AveragingTime::AfterUpdate,
+            },
+            over: None,
+        });
         let zero = self.split.zero.unwrap_or(0);
         Ok(Uniform {
             pp: self.pp(),
@@ -430,6 +457,7 @@ impl Dimensions {
                 zero,
                 servers,
                 compression: self.split.compression.unwrap_or_default(),
+                averaging,
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },
@@ -439,8 +467,9 @@ impl Dimensions {
             },
             optimizer: self.optimizer()?,
             // The norm of all gradients would have every device wait for the slowest, which is what a
-            // schedule without flush is there to avoid, and servers with staleness are.
-            clip_norm: match schedule.flushes() && servers.is_none() {
+            // schedule without flush is there to avoid, and servers with staleness are; replicas with weights
+            // of their own have no norm together.
+            clip_norm: match schedule.flushes() && servers.is_none() && averaging.is_none() {
                 true => self.clip_norm(),
                 false => self.clip_norm,
             },

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom::plan::{Arrangement, Axis, Plan, Updates};
+use shardloom::plan::{Arrangement, Averaging, Axis, Plan, Updates};
 use shardloom::program::quantity::counted;
 
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
@@ -74,8 +74,13 @@ pub fn plan_line(plan: &Plan) -> String {
     if !over.is_empty() {
         zero += &format!(" over {}", over.join(" and "));
     }
+    let kept = match plan.sync.averaging {
+        None => format!("ZeRO {zero}"),
+        Some(Averaging { every: 1, .. }) => "averaged every step".into(),
+        Some(Averaging { every, .. }) => format!("averaged every {every} steps"),
+    };
     format!(
-        "{}: {}{}{each}{replicas} of {mesh}{}, ZeRO {zero}, {schedule}{} of {}, recompute {}{}{}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {

@@ -63,6 +63,10 @@ impl Recipe {
                 "compression of gradients is not written yet: leave it out, and turn it on there";
             return refuse("sync.compression", sync.compression.to_string(), reason);
         }
+        if let Some(averaging) = &sync.averaging {
+            let reason = "replicas have equal weights: leave sync.averaging out";
+            return refuse("sync.averaging", format!("every {} steps", averaging.every), reason);
+        }
         if let Some(axes) = &sync.shard_over {
             let reason = "sharding among some of the replicas is not written for other projects yet: \
                           leave sync.shard_over out";

@@ -1,5 +1,6 @@
 //! One file per published system.
 
+pub(crate) mod averaging;
 pub(crate) mod chimera;
 pub(crate) mod controllable_memory;
 pub(crate) mod data_parallel;

@@ -13,7 +13,7 @@ use serving::Serving;
 pub use serving::{Client, Handler, Serve, When};
 
 use crate::class::{Body, BodyId, BodyKind, Class, Program};
-use crate::{Group, View};
+use crate::{Action, Group, View};
 
 /// A body that is run once in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct Guard {
     /// A flag: one byte, zero where it does not hold.
     pub on: View,
     /// The ranks that take the same arm. They read equal flags, since what these are computed from is
-    /// reduced over all of them or sent from one to the others.
+    /// reduced over all of them, sent from one to the others, or the number of the step.
     pub agreed: Group,
     /// Which step the flag is about, as [`Entry::shift`].
     pub shift: i32,
@@ -390,6 +390,23 @@ impl Class {
         self.control.iter().filter_map(|part| match part {
             Control::Run(_) | Control::Serve(_) => None,
             Control::Guard(guard) => Some(guard),
+        })
+    }
+
+    /// Whether a guard of it tests an update that was made before, and undoes what has run since.
+    pub fn tests_updates(&self) -> bool {
+        self.guards().any(|guard| guard.shift < 0)
+    }
+
+    /// Whether a flag holds in a step, counted from 0 since the start of the run, where that depends on nothing
+    /// else; none of a flag that follows from what is trained.
+    pub fn is_due(&self, flag: View, step: u64) -> Option<bool> {
+        let mut instructions = self.bodies.iter().flat_map(|body| &body.instructions);
+        instructions.find_map(|instruction| match instruction.action {
+            Action::Due { every } if instruction.writes.iter().any(|it| it.to == flag) => {
+                Some((step + 1).is_multiple_of(u64::from(every.get())))
+            }
+            _ => None,
         })
     }
 

@@ -44,6 +44,7 @@ struct Key {
     /// Consecutive blocks that share buckets.
     unit: usize,
     replicas: Vec<Axis>,
+    own: Vec<Axis>,
     partial: Vec<Axis>,
     splits: Vec<Axis>,
     classes: Vec<ClassId>,
@@ -68,14 +69,14 @@ impl<'a> Parameters<'a> {
                 held.entry((units.0[&value], value)).or_insert((stage, layout.clone()));
             }
         }
-        let replica_axes = plan.replica_axes(graph);
+        let replica_axes = (plan.replica_axes(graph), plan.averaged_axes(graph));
         let mut keys: Vec<Key> = vec![];
         let mut members: Vec<Vec<(ValueId, Layout)>> = vec![];
         for ((unit, value), (stage, layout)) in held {
             check_factors(graph, &plan.optimizer, value, &layout)?;
             let group = ways.group(&graph.value(value).name);
             let mut key =
-                Key { unit, group, ..key(graph, &replica_axes, stages, stage, value, &layout)? };
+                Key { unit, group, ..key(graph, &replica_axes, (stages, stage), value, &layout)? };
             if keeps.servers.is_some() {
                 // Nobody adds gradients up: each worker sends its own.
                 key.classes.clear();
@@ -120,8 +121,10 @@ impl<'a> Parameters<'a> {
                 parts.by_value.insert(value, id);
                 ids.push(id);
             }
-            let copies = model.mesh.axes().filter(|axis| !key.splits.contains(axis)).collect();
+            let differ = |axis: &Axis| key.splits.contains(axis) || key.own.contains(axis);
+            let copies = model.mesh.axes().filter(|axis| !differ(axis)).collect();
             let name = unit_name(&name);
+            let keeps = Keeps { averages: !key.own.is_empty(), ..keeps };
             let held = parts.hold(bucket, &name, offset, &ids, (key.group, &key.replicas), keeps);
             parts.groups.push(key.group);
             parts.buckets.push(Bucket {
@@ -130,6 +133,7 @@ impl<'a> Parameters<'a> {
                 params: ids,
                 shards: ways.shards(key.group, &key.replicas),
                 replicas: key.replicas,
+                own: key.own,
                 partial: key.partial,
                 copies,
                 splits: key.splits,
@@ -236,7 +240,7 @@ impl<'a> Parameters<'a> {
     /// Those of a server, which updates ranges of these buckets, alone and by itself.
     pub fn of_server(&self, server: ClassId) -> Parameters<'a> {
         let mut parts = Parameters::none(self.plan, self.ways, Mesh::SINGLE);
-        let keeps = Keeps { is_delayed: false, backs_up: false, servers: None };
+        let keeps = Keeps { is_delayed: false, backs_up: false, averages: false, servers: None };
         for (bucket_index, bucket) in self.buckets.iter().enumerate() {
             for ServedRange { range, .. } in bucket.served.iter().filter(|it| it.server == server) {
                 let id = BucketId(parts.buckets.len() as u32);
@@ -378,9 +382,8 @@ impl Units {
 /// Everything of a parameter's key but its unit and its group.
 fn key(
     graph: &Graph,
-    replica_axes: &[Axis],
-    stages: &[StageModel],
-    index: usize,
+    (replica_axes, averaged_axes): &(Vec<Axis>, Vec<Axis>),
+    (stages, index): (&[StageModel], usize),
     value: ValueId,
     layout: &Layout,
 ) -> Result<Key, ProgramError> {
@@ -408,12 +411,15 @@ fn key(
     let (mut replicas, mut partial): (Vec<Axis>, Vec<Axis>) = gradient_axes(graph, stages, value)?
         .into_iter()
         .partition(|axis| replica_axes.contains(axis));
+    replicas.retain(|axis| !averaged_axes.contains(axis));
+    let mut own: Vec<Axis> =
+        model.mesh.axes().filter(|axis| averaged_axes.contains(axis)).collect();
     let mut splits: Vec<Axis> = layout.splits.concat();
-    for axes in [&mut replicas, &mut partial, &mut splits] {
+    for axes in [&mut replicas, &mut own, &mut partial, &mut splits] {
         model.mesh.sort(axes);
     }
     let classes = if classes.len() == 1 { vec![] } else { classes.into_iter().collect() };
-    Ok(Key { unit: 0, group: None, replicas, partial, splits, classes })
+    Ok(Key { unit: 0, group: None, replicas, own, partial, splits, classes })
 }
 
 /// The mesh axes over which the gradient of `value` is partial, in every use alike: it is added up over

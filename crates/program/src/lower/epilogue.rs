@@ -45,7 +45,10 @@ pub(super) fn buckets<'a>(
 
 /// What an update of a bucket changes: its weights, if no master weights stand for them, and what is kept
 /// besides.
-fn changed<'a>(parameters: &Parameters<'_>, bucket: &'a Bucket) -> impl Iterator<Item = View> + 'a {
+pub(super) fn changed<'a>(
+    parameters: &Parameters<'_>,
+    bucket: &'a Bucket,
+) -> impl Iterator<Item = View> + 'a {
     let weights = match parameters.master(&bucket.held) {
         Some(_) => None,
         None => Some(bucket.held.replicated.updated),
@@ -54,7 +57,7 @@ fn changed<'a>(parameters: &Parameters<'_>, bucket: &'a Bucket) -> impl Iterator
 }
 
 /// What makes the weights that operators read of the master weights, if there are such.
-fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instruction> {
+pub(super) fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instruction> {
     let master = View::whole(parameters.master(&bucket.held)?);
     Some(Instruction::new(Action::Cast, [master], [bucket.held.replicated.updated]))
 }

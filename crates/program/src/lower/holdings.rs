@@ -90,6 +90,8 @@ pub(super) struct Keeps {
     pub is_delayed: bool,
     /// Whether updates are made before they are known to be right.
     pub backs_up: bool,
+    /// Whether its weights are averaged over replicas that have their own.
+    pub averages: bool,
     /// The servers that update what it holds: the first of their classes, and how many there are.
     pub servers: Option<(ClassId, usize)>,
 }
@@ -127,7 +129,7 @@ impl<'a> Parameters<'a> {
         };
         let mut state = vec![];
         if keeps.servers.is_some() {
-            return Held { replicated, state, statistics: vec![], backups: vec![] };
+            return Held { replicated, state, statistics: vec![], summed: None, backups: vec![] };
         }
         if precision.master {
             let master =
@@ -160,7 +162,14 @@ impl<'a> Parameters<'a> {
             let sums = fp32("statistics", extent, Keep::Transient, content);
             statistics.push(add(&mut self.tensors, sums));
         }
-        let mut held = Held { replicated, state, statistics, backups: vec![] };
+        let mut held = Held { replicated, state, statistics, summed: None, backups: vec![] };
+        if keeps.averages {
+            let master = self.master(&held).map(View::whole);
+            let format = self.tensor(master.unwrap_or(held.replicated.updated)).format;
+            let (keep, content) = (Keep::Transient, Content::SummedWeight);
+            let sum = bucket.flat("summed weights", extent, format, keep, content);
+            held.summed = Some(add(&mut self.tensors, sum));
+        }
         if keeps.backs_up {
             for view in self.undone(&held) {
                 let original = self.tensor(view).clone();

@@ -6,6 +6,7 @@
 //! their buckets, bodies the synchronisation that ZeRO and the plan's `sync` call for, and last the
 //! control follows the schedule's order. No step looks at which combination of parallelisms it serves.
 
+mod averaging;
 mod backward;
 mod bodies;
 mod boundary;
@@ -91,7 +92,7 @@ pub fn lower_with(
     let parameters = |id| {
         let validated = post_validation.as_ref().is_some_and(|it| !it.knows_all(id));
         let is_delayed = delay(&stages, &versions, id) > 0.0;
-        let keeps = holdings::Keeps { is_delayed, backs_up: validated, servers };
+        let keeps = holdings::Keeps { is_delayed, backs_up: validated, averages: false, servers };
         buckets::Parameters::of(graph, plan, &ways, &stages, &units, (id, keeps))
     };
     let parameters: Vec<buckets::Parameters<'_>> =
@@ -113,7 +114,9 @@ pub fn lower_with(
             service: service.as_ref(),
             id,
         };
-        classes.push(lowering.class(Rank(first_rank), devices, parameters)?);
+        let class = lowering.class(Rank(first_rank), devices, parameters)?;
+        averaging::require_apart(&class)?;
+        classes.push(class);
     }
     if let Some(service) = &service {
         service.add_servers(plan, &mut classes);
@@ -276,6 +279,8 @@ impl ClassLowering<'_> {
             HeldStage { instance, reverse }
         };
         let flag = self.post_validation.map(|later| later.flag(&mut tensors));
+        let averaging = plan.sync.averaging.filter(|_| averaging::has_any(&parameters));
+        let due = averaging.and_then(averaging::interval).map(|_| averaging::flag(&mut tensors));
         let assembly = order::Assembly {
             graph,
             parameters: &parameters,
@@ -301,9 +306,14 @@ impl ClassLowering<'_> {
                 let known = (&parameters, tensors.as_slice(), flag);
                 later.control(&mut order, self.id, known, boundaries, self.stages)
             }
-            _ => match self.service {
-                Some(service) => service.control(&mut order, self.id, &parameters),
-                None => order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect(),
+            _ => match (self.service, averaging) {
+                (Some(service), _) => service.control(&mut order, self.id, &parameters),
+                (None, Some(averaging)) => {
+                    averaging::control(&mut order, &parameters, averaging, due)
+                }
+                (None, None) => {
+                    order.entries.iter().map(|&(entry, _)| Control::Run(entry)).collect()
+                }
             },
         };
         let lasting =

@@ -24,7 +24,7 @@ impl Program {
     /// with it; whoever changes bodies afterwards calls it again.
     pub fn assign_queues(&mut self) {
         for class in &mut self.classes {
-            let repeats = class.guards().next().is_some();
+            let repeats = class.tests_updates();
             let tensors = (class.tensors.as_slice(), class.buckets.as_slice());
             class.communicators = assign(tensors, &mut class.bodies, repeats);
         }
@@ -69,15 +69,15 @@ fn assign(
     communicators.into_iter().map(|(group, _)| group).collect()
 }
 
-/// Whether an instruction is a collective over the replicas of a bucket, or some of them.
+/// Whether an instruction is a collective over the replicas of a bucket, or some of them, equal or not.
 fn is_of_replicas(instruction: &Instruction, tensors: &[Tensor], buckets: &[Bucket]) -> bool {
     let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
         return false;
     };
     let bucket = tensors[instruction.reads[0].tensor.0 as usize].bucket;
     bucket.is_some_and(|bucket| {
-        let replicas = &buckets[bucket.0 as usize].replicas;
-        !axes.is_empty() && axes.iter().all(|axis| replicas.contains(axis))
+        let Bucket { replicas, own, .. } = &buckets[bucket.0 as usize];
+        !axes.is_empty() && axes.iter().all(|axis| replicas.contains(axis) || own.contains(axis))
     })
 }
 

@@ -75,6 +75,8 @@ pub struct Held {
     pub state: Vec<TensorId>,
     /// The optimizer's statistics, one tensor for each round.
     pub statistics: Vec<TensorId>,
+    /// Where the weights of replicas that have their own are summed up, for their mean.
+    pub summed: Option<TensorId>,
     /// Copies of what an update changes, where updates are validated later: of the updated weights, and of
     /// each of `state`.
     pub backups: Vec<TensorId>,

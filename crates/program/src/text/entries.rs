@@ -232,6 +232,11 @@ fn name(body: &Body, microbatch: Option<u32>) -> String {
         BodyKind::Synchronisation => "synchronisation",
         BodyKind::Epilogue => "update",
         BodyKind::Evaluation => "evaluation",
+        BodyKind::Averaging if all(&|it| matches!(it, Action::Due { .. })) => {
+            "question whether to average"
+        }
+        BodyKind::Averaging if all(&|it| *it == Action::Free) => "no averaging",
+        BodyKind::Averaging => "averaging",
         BodyKind::Test => "test of the update",
         BodyKind::Release => "release of backups",
         BodyKind::Rollback if microbatch.is_some() => "discarding of micro-batch",

@@ -169,6 +169,10 @@ impl Lines<'_> {
             Action::Compress { how, .. } => format!("compress what was exchanged, {how}"),
             Action::Decompress { how } => format!("the sum of what was exchanged, {how}"),
             Action::Cast => "round the updated master weights".into(),
+            Action::Average { rate, replicas } => {
+                format!("weights: {rate} of the mean over {replicas}, the rest as they are")
+            }
+            Action::Due { every } => format!("whether it is a step in {every} that averages"),
             Action::Test => "test whether the update of the step before was right".into(),
             Action::Free => "drop what is not needed".into(),
         }

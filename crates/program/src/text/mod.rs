@@ -152,7 +152,9 @@ impl Reader<'_> {
             [] => String::new(),
             _ => format!(", {word} {}", names_of(axes)),
         };
-        let mut text = along("alike along", &bucket.copies) + &along("split along", &bucket.splits);
+        let mut text = along("alike along", &bucket.copies)
+            + &along("of their own along", &bucket.own)
+            + &along("split along", &bucket.splits);
         let servers = bucket.served.iter().map(|it| self.program.class(it.server).first_rank);
         let servers: BTreeSet<Rank> = servers.collect();
         if !servers.is_empty() {

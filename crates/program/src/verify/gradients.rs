@@ -1,5 +1,5 @@
-//! Every gradient is reduced once over all that have a part of it before an update reads it, and every
-//! micro-batch adds to it alike.
+//! Every gradient is reduced once over all that have a part of it before an update reads it, but for replicas
+//! with weights of their own, over whom none is; and every micro-batch adds to it alike.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;

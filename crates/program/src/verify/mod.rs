@@ -3,6 +3,7 @@
 //! Each file proves one property. Those of single instructions are looked at first; the others follow
 //! ranks through a [row](Row) of steps from an empty pipeline to an empty one, in either arm of guards.
 
+mod averages;
 mod buckets;
 mod communication;
 mod gradients;
@@ -89,6 +90,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
         if row != Row::Evaluation {
             norms::check(program, row, found);
             gradients::check(program, row, found);
+            averages::check(program, row, found);
         }
         found.extend(run_blocking(program, row).err());
     }

@@ -38,6 +38,9 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
             same(step, reads[0], write, found);
             sizes(step, reads[1], write, found);
         }
+        Action::Average { .. } => {
+            same(step, step.instruction.reads[0], step.instruction.writes[0].to, found);
+        }
         Action::Cast => {
             sizes(step, step.instruction.reads[0], step.instruction.writes[0].to, found);
         }
@@ -112,6 +115,8 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Compress { .. } => counts == (2, 2),
         Action::Decompress { how: Compression::PowerSgd { .. } } => counts == (3, 3),
         Action::Decompress { .. } => counts == (1, 1),
+        Action::Average { .. } => counts == (1, 1) && reads().all(|it| it == Content::SummedWeight),
+        Action::Due { .. } => counts == (0, 1),
         Action::Test => counts == (1, 1) && reads().all(|it| it == Content::Norm),
         Action::Free => counts == (0, 0) && !instruction.frees.is_empty(),
     };
@@ -208,7 +213,9 @@ fn kinds(step: &Step<'_>) -> bool {
         Action::Collective { .. } => {
             // A collective changes how something is spread, and not what it is.
             let [read, write] = [instruction.reads[0], instruction.writes[0].to];
-            content(&read) == content(&write)
+            let sums_weights = content(&write) == Content::SummedWeight
+                && matches!(content(&read), Content::Weight | Content::MasterWeight);
+            (content(&read) == content(&write) || sums_weights)
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
         }
         Action::Send { .. } | Action::Receive { .. } => {
@@ -219,7 +226,12 @@ fn kinds(step: &Step<'_>) -> bool {
             let is_norm = |it: &View| content(it) == Content::Norm;
             instruction.operands().all(|it| is_value(&it) || is_norm(&it) || is_of_bucket(&it))
         }
-        Action::Test => content(&instruction.writes[0].to) == Content::Flag,
+        Action::Average { .. } => {
+            let [read, write] = [instruction.reads[0], instruction.writes[0].to];
+            matches!(content(&write), Content::Weight | Content::MasterWeight)
+                && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
+        }
+        Action::Test | Action::Due { .. } => content(&instruction.writes[0].to) == Content::Flag,
         Action::Free => true,
     }
 }
@@ -259,7 +271,7 @@ fn modes(step: &Step<'_>, found: &mut Vec<Violation>) {
             Action::Kernel { .. } => {
                 write.mode != Mode::AddUnlessFirst && tensor.keep == Keep::Transient
             }
-            Action::Add | Action::Optimizer => write.mode == Mode::Add,
+            Action::Add | Action::Optimizer | Action::Average { .. } => write.mode == Mode::Add,
             Action::Receive { .. } if is_gradient || tensor.content == Content::Weight => {
                 write.mode == Mode::Set
             }

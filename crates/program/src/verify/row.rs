@@ -10,7 +10,8 @@ use crate::{
 pub enum Row {
     /// Steps in which the flags of all guards hold, and servers answer clients in turn.
     Usual,
-    /// Steps in which none does: every update is rolled back.
+    /// Steps in which none does: every update that is tested is rolled back, and nothing is averaged that is not
+    /// averaged in every step.
     RolledBack,
     /// Steps in which servers answer clients in one of many orders: 0 the first client that they may, which
     /// gets ahead of the others, 1 the last, and from 2 on one or another.

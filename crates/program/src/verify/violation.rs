@@ -366,6 +366,38 @@ pub enum Violation {
         /// The flag.
         tensor: String,
     },
+    /// Weights that each replica has its own of are not averaged once in a step that averages, or operators
+    /// go on to read them as they were before.
+    #[error(
+        "{place}: a step averages the weights of {bucket} {times} times, or those that are read stay"
+    )]
+    Averages {
+        /// The class.
+        place: String,
+        /// The bucket.
+        bucket: String,
+        /// How often.
+        times: u32,
+    },
+    /// What is summed up, or made of a sum, is not the weights that a replica has its own of, or not over all
+    /// replicas.
+    #[error(
+        "{place}: {tensor} is no sum over all replicas that have weights of their own, or not made of one"
+    )]
+    NoAverage {
+        /// The class and the body.
+        place: String,
+        /// The sum, or what is made of it.
+        tensor: String,
+    },
+    /// Something but weights goes from one replica with weights of its own to another.
+    #[error("{at}: {tensor} goes between replicas that have weights of their own")]
+    Apart {
+        /// Where.
+        at: Site,
+        /// What.
+        tensor: String,
+    },
     /// A server has other control besides, several ranks, the same client twice, or a client from which it does
     /// not first receive, of which it does not end one step at a time, or to which it sends without having
     /// waited for the others.

@@ -118,6 +118,7 @@ impl Reader<'_> {
             BodyKind::Synchronisation => "synchronisation",
             BodyKind::Epilogue => "update",
             BodyKind::Evaluation => "evaluation",
+            BodyKind::Averaging => "averaging",
             BodyKind::Test => "test",
             BodyKind::Release => "release",
             BodyKind::Rollback => "rollback",
@@ -168,6 +169,8 @@ impl Reader<'_> {
                 let messages = messages.map(|it| (from, it.from, it));
                 format!("receive {}", self.messages(messages, *route))
             }
+            Action::Average { .. } => "average".into(),
+            Action::Due { every } => format!("due every {every} steps"),
             Action::Test => "test".into(),
             Action::Free => "free".into(),
             Action::Optimizer => {

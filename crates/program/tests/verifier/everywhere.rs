@@ -1,14 +1,14 @@
 //! A change that no program bears is rejected at every instruction and every entry at which it is made.
 
-use shardloom_plan::{Optimizer, Precision, ScheduleKind, Uniform};
+use shardloom_plan::{Averaging, Optimizer, Precision, ScheduleKind, Uniform};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
     Action, Class, ClassId, Control, Entry, Handler, Instruction, Mode, Program,
 };
 
 use crate::programs::{
-    both_ways, gpt, lowered, mesh, pipeline, program, replicas, routed, served, stashed, uniform,
-    validated,
+    averaged, both_ways, gpt, local_sgd, lowered, mesh, pipeline, program, replicas, routed,
+    served, stashed, uniform, validated,
 };
 
 /// Programs that differ in what they have to keep to.
@@ -23,7 +23,12 @@ fn several() -> Vec<Program> {
     let replicas = (0..=3).map(replicas);
     let others =
         [pipeline(), stashed(), validated(), served(), both_ways(), split, of(&lamb), of(&mixed)];
-    replicas.chain(others).chain([routed(1)]).collect()
+    let averaged = [
+        averaged(Averaging::SYNCHRONOUS, 1, 2, Precision::MIXED),
+        averaged(Averaging::local_sgd(1), 2, 1, Precision::FP32),
+        local_sgd(),
+    ];
+    replicas.chain(others).chain(averaged).chain([routed(1)]).collect()
 }
 
 /// Each program with one change after another, made at every instruction.
@@ -193,7 +198,7 @@ fn a_guard_that_is_left_out_anywhere_is_rejected() {
             }
         }
     }
-    assert_eq!(count, 2);
+    assert_eq!(count, 4);
 }
 
 #[test]

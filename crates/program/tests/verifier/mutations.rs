@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use shardloom_graph::work::Pass;
-use shardloom_plan::{Axis, ScheduleKind};
+use shardloom_plan::{Averaging, Axis, Precision, ScheduleKind};
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
     Action, Body, BodyId, BodyKind, Collective, Content, Control, Copies, Entry, Extent, Format,
@@ -11,8 +11,8 @@ use shardloom_program::{
 };
 
 use crate::programs::{
-    both_ways, mesh, mixed, pipeline, predicted, program, replicas, served, stashed, validated,
-    validated_on,
+    averaged, both_ways, local_sgd, mesh, mixed, pipeline, predicted, program, replicas, served,
+    stashed, validated, validated_on,
 };
 
 /// The first instruction of a class for which something holds: its body and its number there.
@@ -132,6 +132,25 @@ fn reduces(program: &Program, class: usize) -> impl Fn(&Instruction, &Body) -> b
         matches!(it.action, Action::Collective { .. })
             && tensors[it.reads[0].tensor.0 as usize].content == Content::Gradient
     }
+}
+
+/// Whether it sums up weights that each replica has its own of.
+fn sums_weights(it: &Instruction, body: &Body) -> bool {
+    body.kind == BodyKind::Averaging && matches!(it.action, Action::Collective { .. })
+}
+
+fn averages(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Average { .. })
+}
+
+fn asks(it: &Instruction, _: &Body) -> bool {
+    matches!(it.action, Action::Due { .. })
+}
+
+/// Has a collective be one over other axes.
+fn over_axes(it: &mut Instruction, axes: &[Axis]) {
+    let Action::Collective { group, .. } = &mut it.action else { panic!("it is a collective") };
+    *group = Group::Mesh(axes.to_vec());
 }
 
 /// Whether it is an operator that adds to the gradient of a parameter.
@@ -343,6 +362,42 @@ rejected! {
     an_update_that_is_not_validated_is_rejected:
         without_all(validated(), 1, |it, _| it.action == Action::Test) => Violation::Tests { .. },
     copies_made_after_the_update_are_rejected: late_copies(validated()) => Violation::Backup { .. },
+    an_average_of_what_was_not_summed_up_is_rejected:
+        without_all(local_sgd(), 0, sums_weights) => Violation::NoAverage { .. },
+    a_step_that_does_not_average_is_rejected:
+        without_all(averaged(Averaging::SYNCHRONOUS, 1, 1, Precision::FP32), 0, |it, body| {
+            body.kind == BodyKind::Averaging && !it.reads.is_empty()
+        }) => Violation::Averages { .. },
+    an_average_over_others_than_replicas_is_rejected: {
+        let program = averaged(Averaging::SYNCHRONOUS, 1, 2, Precision::FP32);
+        requeued(change(program, 0, sums_weights, |it| over_axes(it, &[Axis::TP])))
+    } => Violation::NoAverage { .. },
+    an_average_over_more_than_replicas_is_rejected: {
+        let program = averaged(Averaging::SYNCHRONOUS, 1, 2, Precision::FP32);
+        requeued(change(program, 0, sums_weights, |it| over_axes(it, &[Axis::DP, Axis::TP])))
+    } => Violation::NoAverage { .. },
+    an_average_of_another_number_of_replicas_is_rejected:
+        change(local_sgd(), 0, averages, |it| {
+            it.action = Action::Average { rate: 1.0, replicas: 3 };
+        }) => Violation::NoAverage { .. },
+    weights_averaged_twice_are_rejected: twice(local_sgd(), 0, averages) => Violation::NoAverage { .. },
+    averaged_master_weights_that_nobody_reads_are_rejected:
+        without(local_sgd(), 0, |it, body| casts(it, body) && body.kind == BodyKind::Averaging)
+            => Violation::Averages { .. },
+    a_stage_that_averages_at_other_steps_is_rejected:
+        change(local_sgd(), 1, asks, |it| {
+            it.action = Action::Due { every: 3.try_into().expect("not zero") };
+        }) => Violation::Agreement { .. },
+    an_average_that_another_arm_has_is_rejected:
+        guarded(local_sgd(), 0, |guard| std::mem::swap(&mut guard.then, &mut guard.otherwise))
+            => Violation::Averages { .. },
+    gradients_of_replicas_with_weights_of_their_own_that_are_summed_up_are_rejected: {
+        // Along tensor parallelism gains of norms are summed up, and now along replicas instead.
+        let program = averaged(Averaging::local_sgd(1), 1, 2, Precision::FP32);
+        let reduces = reduces(&program, 0);
+        requeued(change(program, 0, reduces, |it| over_axes(it, &[Axis::DP, Axis::TP])))
+    } => Violation::Unreduced { .. } | Violation::Apart { .. },
+    a_question_that_is_not_asked_is_rejected: without(local_sgd(), 0, asks) => Violation::Flag { .. },
     an_evaluation_that_leaves_something_is_rejected:
         change(
             pipeline(),

@@ -2,8 +2,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Staleness, Sync,
-    Uniform, Weights,
+    Averaging, Corrections, Mesh, Plan, Precision, Prediction, ScheduleKind, Servers, Staleness,
+    Sync, Uniform, Weights,
 };
 use shardloom_program::{Program, lower};
 
@@ -91,6 +91,20 @@ pub fn validated_on(mesh: Mesh) -> Program {
     let uniform = uniform(ScheduleKind::ZeroBubbleH2, 2, mesh, 0);
     let plan = uniform.plan(&graph, "model", "local");
     lowered(&graph, &Plan { post_validation: true, ..plan })
+}
+
+/// Replicas along dp with weights of their own, in so many stages of so many ranks to a replica.
+pub fn averaged(averaging: Averaging, pp: usize, tp: u32, precision: Precision) -> Program {
+    let graph = gpt(true);
+    let replicas = uniform(ScheduleKind::OneForwardOneBackward, pp, mesh(2, tp), 0);
+    let sync = Sync { averaging: Some(averaging), ..replicas.sync };
+    let uniform = Uniform { sync, precision, clip_norm: None, ..replicas };
+    lowered(&graph, &uniform.plan(&graph, "model", "local"))
+}
+
+/// Two stages whose two replicas are averaged in every second step, after the update of master weights.
+pub fn local_sgd() -> Program {
+    averaged(Averaging::local_sgd(2), 2, 1, Precision::MIXED)
 }
 
 /// Two workers, and a server that holds their weights.

@@ -38,6 +38,7 @@ fn plan(
             shard_over: None,
             servers: None,
             compression: Compression::None,
+            averaging: None,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

@@ -287,7 +287,7 @@ impl Times for Modelled<'_> {
         Picos::from_seconds(self.costs.launch_seconds(at.class, self.instruction(at)))
     }
 
-    fn is_right(&self, _: u32) -> bool {
-        true
+    fn is_right(&self, step: u32) -> bool {
+        (step + 1).is_multiple_of(self.program.period())
     }
 }

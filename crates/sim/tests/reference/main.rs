@@ -166,10 +166,10 @@ proptest! {
 
 #[test]
 fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
-    let mut runner = TestRunner::new(config(128, 10));
+    let mut runner = TestRunner::new(config(256, 10));
     let mut schedules = vec![];
     let mut found = BTreeSet::new();
-    for _ in 0..128 {
+    for _ in 0..256 {
         let Case { plan, program, .. } =
             cases().new_tree(&mut runner).expect("some plans exist").current();
         schedules.push(plan.schedule);
@@ -207,6 +207,8 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
                     (Action::Copy, Some(Content::Backup)) => "rollback",
                     (Action::Free, _) => "free",
                     (Action::Optimizer, _) => "update",
+                    (Action::Average { .. }, _) => "average",
+                    (Action::Due { .. }, _) => "question whether to average",
                     _ => continue,
                 });
             }
@@ -215,5 +217,5 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
     for kind in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
         assert!(schedules.contains(&kind), "no program of {kind:?}");
     }
-    assert_eq!(found.len(), 16, "only {found:?}");
+    assert_eq!(found.len(), 18, "only {found:?}");
 }

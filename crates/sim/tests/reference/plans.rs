@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Axis, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute, ScheduleKind,
-    StageReplicas, Uniform, Updates, Weights, pipelines_in_turn,
+    Arrangement, Averaging, Axis, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute,
+    ScheduleKind, StageReplicas, Uniform, Updates, Weights, pipelines_in_turn,
 };
 use shardloom_program::{Program, lower};
 
@@ -87,10 +87,19 @@ pub fn cases() -> impl Strategy<Value = Case> {
     let turns = prop::option::weighted(0.7, prop::collection::vec(1u32..4, 1..4));
     let rules =
         prop::sample::select(vec![Weights::Stash, Weights::VerticalSync, Weights::DoubleBuffer]);
-    let flags = any::<(bool, bool, bool, bool, bool)>();
+    let averages = prop::option::weighted(
+        0.3,
+        prop::sample::select(vec![
+            Averaging::local_sgd(1),
+            Averaging::local_sgd(2),
+            Averaging::SYNCHRONOUS,
+            Averaging { every: 2, ..Averaging::SYNCHRONOUS },
+        ]),
+    );
+    let flags = (any::<(bool, bool, bool, bool, bool)>(), averages);
     let all = (uniforms(), turns, rules, flags);
     all.prop_filter_map("not every plan exists", |((uniform, chunks), turns, rule, flags)| {
-        let (tied, validates, in_rounds, other_meshes, has_thread) = flags;
+        let ((tied, validates, in_rounds, other_meshes, has_thread), averaging) = flags;
         let graph = gpt(6, tied);
         let mut plan = uniform.plan_in_chunks(&graph, "gpt", "cluster", chunks).ok()?;
         let takes_turns = matches!(
@@ -109,6 +118,9 @@ pub fn cases() -> impl Strategy<Value = Case> {
             }
         }
         plan.post_validation = validates && plan.flushes();
+        if averaging.is_some() && plan.flushes() {
+            (plan.sync.averaging, plan.sync.zero, plan.clip_norm) = (averaging, 0, None);
+        }
         if has_thread {
             plan.communication = Communication::Thread;
         }

@@ -27,6 +27,8 @@ pub enum Kind {
     Own,
     /// Likewise; and it finds out whether the update before was right.
     Test,
+    /// Says whether a step averages.
+    Due,
     /// Messages out, one after another: their numbers in the route.
     Send { route: RouteId, messages: Vec<usize> },
     /// Messages in, all of them: their numbers in the route.
@@ -212,12 +214,14 @@ fn operation(
             Kind::Receive { route, messages: of_route(route, &|it| it.to == position) }
         }
         (Action::Test, _) => Kind::Test,
+        (Action::Due { .. }, _) => Kind::Due,
         (_, Some(group)) => {
             let members = program.members(id, position, &group);
             let bucket = class.tensor(instruction.reads[0].tensor).bucket;
             let keeps_equal = match (&group, bucket) {
                 (Group::Mesh(axes), Some(bucket)) => {
-                    let replicas = &class.bucket(bucket).replicas;
+                    let bucket = class.bucket(bucket);
+                    let replicas = [&bucket.replicas[..], &bucket.own].concat();
                     !axes.is_empty() && axes.iter().all(|axis| replicas.contains(axis))
                 }
                 _ => false,

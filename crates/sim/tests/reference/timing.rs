@@ -35,7 +35,7 @@ pub trait Times {
     fn collective(&self, members: &[At]) -> Picos;
     /// What the host takes to launch an instruction.
     fn launch(&self, at: At) -> Picos;
-    /// Whether the update before this step was right.
+    /// Whether the update before this step was right, or the step one that averages.
     fn is_right(&self, step: u32) -> bool;
 }
 
@@ -228,12 +228,12 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                 });
             };
             match &operation.kind {
-                Kind::Own | Kind::Test => {
+                Kind::Own | Kind::Test | Kind::Due => {
                     let (after, queued) = step.waits(&Queue::Compute);
                     let node = step.graph.node(times.own(at), after);
                     step.ends(Queue::Compute, node);
                     add(Part::Own, vec![node], queued);
-                    if operation.kind == Kind::Test {
+                    if matches!(operation.kind, Kind::Test | Kind::Due) {
                         was_right = Some(times.is_right(at.step));
                     }
                 }
@@ -325,7 +325,7 @@ impl Step<'_> {
     /// The queue of the instruction.
     fn queue(&self) -> Queue {
         match &self.operation.kind {
-            Kind::Own | Kind::Test => Queue::Compute,
+            Kind::Own | Kind::Test | Kind::Due => Queue::Compute,
             Kind::Send { .. } => Queue::Sends,
             Kind::Receive { .. } => Queue::Receives,
             Kind::Collective { queue, .. } => Queue::Collectives(queue.clone()),

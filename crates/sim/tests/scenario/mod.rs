@@ -42,6 +42,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             shard_over: None,
             servers: None,
             compression: Compression::None,
+            averaging: None,
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),

@@ -87,12 +87,12 @@ enum About {
     Layout(Change),
 }
 
-/// Weights that are gathered, or gradients that are reduced.
+/// Weights that are gathered or summed up, or gradients that are reduced.
 struct OfBucket {
     unwritten: Option<Unwritten>,
     /// What is brought as it is, or a share of it.
     held: Slot,
-    /// Where shares are gathered, if not where they are, and where there the own share is.
+    /// Where shares are gathered, or parts summed up, if not where they are, and where there the own one is.
     gathered: Option<(Room, Range<usize>)>,
     /// Which elements take part, if not all.
     range: Option<Range<usize>>,
@@ -160,8 +160,8 @@ impl OfBucket {
         let (read, write) = (instruction.reads[0], instruction.writes[0]);
         let moves = !instruction.is_in_place();
         let gathered = match kind {
-            // Shares are gathered into what they are shares of.
-            Kind::AllGather { .. } if moves => {
+            // Shares are gathered into what they are shares of; what is summed up elsewhere stays as it is.
+            Kind::AllGather { .. } | Kind::AllReduce(_) if moves => {
                 Some((linker.room(write.to.tensor), class.bucket_range(read, position)))
             }
             _ => None,

@@ -16,6 +16,7 @@ use shardloom_program::{
 
 use super::Shared;
 use super::arena::Room;
+use super::average::{Average, Due};
 use super::combine::{Combination, Move};
 use super::compression::Compression;
 use super::compute::Kernel;
@@ -111,6 +112,8 @@ pub(crate) enum Local {
     Update(Update),
     Cast(Cast),
     Compress(Compression),
+    Average(Average),
+    Due(Due),
     Test(Test),
 }
 
@@ -217,6 +220,10 @@ impl Linker<'_> {
             Action::Compress { .. } | Action::Decompress { .. } => {
                 Local::Compress(Compression::link(self, instruction))
             }
+            &Action::Average { rate, replicas } => {
+                Local::Average(Average::link(self, (rate, replicas), instruction))
+            }
+            &Action::Due { every } => Local::Due(Due::link(self, every, instruction)),
             Action::Test => Local::Test(Test::link(self, instruction)),
             Action::Send { .. } | Action::Receive { .. } | Action::Collective { .. } => {
                 unreachable!("{:?} involves other ranks", instruction.action)

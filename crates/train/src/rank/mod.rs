@@ -5,6 +5,7 @@
 //! event-driven loop run the very same code. Instructions are linked when the rank is built ([`link`]).
 
 mod arena;
+mod average;
 mod combine;
 mod compression;
 mod compute;
@@ -362,6 +363,8 @@ impl Rank {
             Local::Update(of) => self.update(of, at),
             Local::Cast(of) => self.cast(of, at),
             Local::Compress(of) => self.compress(of, at),
+            Local::Average(of) => self.average(of, at),
+            Local::Due(due) => self.ask_whether_due(due, at),
             Local::Test(test) => self.test(test, at),
         }
         self.free(instruction, at);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shardloom_checkpoint::{Piece, Saved};
+use shardloom_checkpoint::{Piece, Saved, replica_name};
 use shardloom_kernels::Buffer;
 use shardloom_kernels::window::cut_box;
 use shardloom_plan::Kept;
@@ -16,6 +16,9 @@ use super::own_state::is_own;
 use super::parameters::is_weight;
 use super::{At, Rank};
 use crate::{Error, Result};
+
+/// What is to be read of a saved tensor: by its name, the parameter's site, and a flat range of its local part.
+type Read<'a> = dyn Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>> + 'a;
 
 /// Where a parameter's local part lies in the whole.
 struct Site {
@@ -108,6 +111,7 @@ impl Rank {
             }
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
             let owned = class.owned_within(bucket, self.position);
+            let saved = self.saved_under(bucket);
             let values = self.store.newest(self.store.slot(id)).view();
             for part in self.parts(id, tensor, bucket) {
                 let spec = class.param(part.param);
@@ -116,6 +120,7 @@ impl Rank {
                 if !named(&name) {
                     continue;
                 }
+                let name = saved(&name);
                 let own = overlap(&owned, &spec.range());
                 if part.is_whole {
                     // All owners hold the same; the one with the first element of the whole writes.
@@ -143,6 +148,35 @@ impl Rank {
             }
         }
         pieces
+    }
+
+    /// The names in checkpoints of what this rank holds of a bucket, by plain names: that of its replica, if
+    /// replicas have their own.
+    fn saved_under(&self, bucket: &Bucket) -> impl Fn(&str) -> String + use<> {
+        let (replicas, replica) = self.class().own_replica(bucket, self.position);
+        move |name| match replicas {
+            1 => name.to_owned(),
+            _ => replica_name(replica, name),
+        }
+    }
+
+    /// Checks that replicas with weights of their own are as many as were saved, or that one was saved for all.
+    /// Whether so.
+    fn has_own(&self, checkpoint: &dyn Saved) -> Result<bool> {
+        let class = self.class();
+        let Some(bucket) = class.buckets.iter().find(|bucket| !bucket.params.is_empty()) else {
+            return Ok(false);
+        };
+        let name = self.site(bucket.params[0]).name;
+        let has =
+            |replica: &usize| checkpoint.global_shape(&replica_name(*replica, &name)).is_some();
+        let saved = (0..).take_while(has).count();
+        let (replicas, _) = class.own_replica(bucket, self.position);
+        match saved {
+            0 => Ok(false),
+            _ if saved == replicas => Ok(replicas > 1),
+            _ => Err(Error::Replicas { saved, replicas }),
+        }
     }
 
     /// The tensors that are saved.
@@ -177,7 +211,11 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another shape.
     pub fn restore(&mut self, checkpoint: &dyn Saved) -> Result<()> {
-        self.fill_state(is_weight, |name, site, range| {
+        let has_own = self.has_own(checkpoint)?;
+        let fill = |rank: &mut Rank, wanted: fn(&Tensor) -> bool, read: &Read<'_>| {
+            rank.fill_state(wanted, has_own, read)
+        };
+        fill(self, is_weight, &|name, site, range| {
             let Site { global, placement, .. } = site;
             match checkpoint.global_shape(name) {
                 Some(shape) if shape != global.as_slice() => Err(Error::Shape {
@@ -193,26 +231,31 @@ impl Rank {
         })?;
         self.begin_state();
         self.restore_own(checkpoint)?;
-        let is_moment = |it: &Tensor| matches!(it.content, Content::OptimizerState(_));
-        let begins_anew = |it: &Tensor| is_saved(it) && !is_weight(it) && !is_moment(it);
-        self.fill_state(begins_anew, |name, Site { placement, .. }, range| {
-            match checkpoint.global_shape(name) {
-                None => Ok(None),
-                Some(_) => {
-                    let Placement { start, extent } = placement;
-                    Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
-                }
+        fn is_moment(tensor: &Tensor) -> bool {
+            matches!(tensor.content, Content::OptimizerState(_))
+        }
+        fn begins_anew(tensor: &Tensor) -> bool {
+            is_saved(tensor) && !is_weight(tensor) && !is_moment(tensor)
+        }
+        fill(self, begins_anew, &|name, Site { placement, .. }, range| match checkpoint
+            .global_shape(name)
+        {
+            None => Ok(None),
+            Some(_) => {
+                let Placement { start, extent } = placement;
+                Ok(Some(checkpoint.read_flat(name, start, extent, range)?))
             }
         })?;
         let shared = Arc::clone(&self.shared);
         let has = |parameter: &str| {
             let name = saved_name(Content::OptimizerState(0), parameter);
-            checkpoint.global_shape(&name).is_some()
+            let own = replica_name(0, &name);
+            checkpoint.global_shape(if has_own { &own } else { &name }).is_some()
         };
         // A checkpoint that has it of some parameters lost it of the others.
         let may_lack = shared.program.optimizer.begins_without_state()
             && !shared.graph.parameters().any(|(_, value)| has(&value.name));
-        self.fill_state(is_moment, |name, Site { placement, is_whole, .. }, range| {
+        fill(self, is_moment, &|name, Site { placement, is_whole, .. }, range| {
             if may_lack && checkpoint.global_shape(name).is_none() {
                 return Ok(None);
             }
@@ -228,7 +271,7 @@ impl Rank {
     /// # Errors
     /// If a tensor is missing or has another number of elements.
     pub fn set_weights(&mut self, whole: &dyn Fn(&str) -> Option<Vec<f32>>) -> Result<()> {
-        self.fill_state(is_weight, |name, site, range| {
+        self.fill_state(is_weight, false, |name, site, range| {
             let Site { global, placement, .. } = site;
             let values =
                 whole(name).ok_or_else(|| Error::MissingWeight { name: name.to_owned() })?;
@@ -258,10 +301,11 @@ impl Rank {
 
     /// Fills lasting tensors that are `wanted` with what `read` gives for the saved name of a parameter's part
     /// and a flat range of its local part, in the tensor's format, and leaves as they are those for which it
-    /// gives nothing. Weights that are made of master weights are filled alike, so that they need not be made.
+    /// gives nothing. With `own`, names are those of what replicas have of their own. Weights that are made of master weights are filled alike, so that they need not be made.
     fn fill_state(
         &mut self,
         wanted: impl Fn(&Tensor) -> bool,
+        own: bool,
         read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         let tensors: Vec<TensorId> =
@@ -270,7 +314,7 @@ impl Rank {
             let slot = self.store.slot(id);
             let taken = self.store.take(slot, At::START);
             let mut buffer = taken.expect("state is there all the time");
-            let filled = self.fill(id, &mut buffer, &read);
+            let filled = self.fill(id, &mut buffer, own, &read);
             self.store.put(slot, At::START, buffer);
             filled?;
         }
@@ -281,6 +325,7 @@ impl Rank {
         &self,
         id: TensorId,
         buffer: &mut Buffer,
+        own: bool,
         read: impl Fn(&str, &Site, Range<usize>) -> Result<Option<Vec<f32>>>,
     ) -> Result<()> {
         let class = self.class();
@@ -293,6 +338,7 @@ impl Rank {
             let spec = class.param(param);
             let site = Site { is_whole, ..self.site(param) };
             let name = saved_name(tensor.content, &site.name);
+            let name = if own { self.saved_under(bucket)(&name) } else { name };
             let Some(values) = read(&name, &site, spec.local(&range))? else {
                 continue;
             };
@@ -358,6 +404,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         Content::Activation
         | Content::Staging
         | Content::ExtrapolatedWeight
+        | Content::SummedWeight
         | Content::Statistics
         | Content::OfRank(_)
         | Content::Compressed

@@ -49,6 +49,8 @@ pub(crate) struct Update {
     /// The sums of the last round of statistics.
     sums: Option<Slot>,
     corrected: Corrected,
+    /// How many replicas have weights of their own.
+    replicas: usize,
 }
 
 /// A round of the optimizer's statistics of what the rank owns of a bucket.
@@ -61,6 +63,8 @@ pub(crate) struct Statistics {
     sums: Option<Slot>,
     /// How many updates late gradients are.
     delay: f64,
+    /// How many replicas have weights of their own.
+    replicas: usize,
     to: Room,
 }
 
@@ -104,6 +108,7 @@ impl Update {
             weights: Held::link(linker, weights),
             sums: sums(linker, instruction),
             corrected: Corrected::link(linker, bucket, instruction),
+            replicas: class.own_replica(class.bucket(bucket), linker.position).0,
         }
     }
 }
@@ -121,6 +126,7 @@ impl Statistics {
             weights: Held::link(linker, instruction.reads[1].tensor),
             sums: sums(linker, instruction),
             delay: linker.shared.program.update_delay(class, bucket),
+            replicas: class.own_replica(class.bucket(bucket), linker.position).0,
             to: linker.room(to),
         }
     }
@@ -136,16 +142,18 @@ impl Cast {
 }
 
 impl Rank {
-    /// The update of weights that have had so many, but for that number, of gradients so late.
-    fn step(&self, delay: f64) -> impl Fn(u64) -> Step + use<> {
+    /// The update of weights that have had so many, but for that number, of gradients so late, where so many
+    /// replicas have weights of their own.
+    fn step(&self, delay: f64, replicas: usize) -> impl Fn(u64) -> Step + use<> {
         let norm = self.squared_norm().map(f64::sqrt);
         let clipped = match (self.shared.program.clip_norm, norm) {
             (Some(most), Some(norm)) if norm > most => most / norm,
             _ => 1.0,
         };
         let learning_rate = self.learning_rate(delay);
-        // Gradients are the mean's over the step, of which each update has as large a part.
-        let gradient_scale = (clipped * f64::from(self.updates)) as f32;
+        // Gradients are the mean's over the step, of which each update has as large a part, and each replica that
+        // updates weights of its own.
+        let gradient_scale = (clipped * f64::from(self.updates) * replicas as f64) as f32;
         move |updates| Step { number: updates + 1, learning_rate, gradient_scale }
     }
 
@@ -157,10 +165,10 @@ impl Rank {
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
     pub(super) fn find_statistics(&mut self, of: &Statistics, at: At) {
-        let Statistics { round, bucket, gradients, weights, delay, .. } = *of;
+        let Statistics { round, bucket, gradients, weights, delay, replicas, .. } = *of;
         let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
-        let step = self.step(delay);
+        let step = self.step(delay, replicas);
         let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
         let mut all = self.arena.take(&of.to, at);
         self.device().fill(all.view_mut(), 0.0);
@@ -233,11 +241,11 @@ impl Rank {
 
     /// Updates the part of a bucket's weights that this rank owns: the master weights, if there are such.
     pub(super) fn update(&mut self, of: &Update, at: At) {
-        let Update { bucket, gradients, weights, ref corrected, .. } = *of;
+        let Update { bucket, gradients, weights, ref corrected, replicas, .. } = *of;
         self.store.keep_version(weights.slot);
         if !self.leaves_out() {
             let optimizer = self.compensated(self.parameters.optimizer, corrected.delay);
-            let step = self.step(corrected.delay);
+            let step = self.step(corrected.delay, replicas);
             let mut owned = std::mem::take(&mut self.parameters.owned[bucket]);
             let held = self.store.take(weights.slot, at);
             let mut values = held.expect("weights are there all the time");

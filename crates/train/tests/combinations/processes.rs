@@ -47,7 +47,11 @@ fn led<R: Send>(of: &Combination<'_>, lead: impl FnOnce(Trainer) -> R + Send) ->
 fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() {
     let words = Words::new();
     let (combinations, _) = words.covering();
-    let several = combinations.iter().step_by(OF).filter(|it| it.plan.device_count() > 1);
+    // Besides, one whose replicas have weights of their own.
+    let apart = combinations.iter().position(|it| it.own_replicas() > 1);
+    let several = combinations.iter().enumerate();
+    let several = several.filter(|&(index, _)| index % OF == 0 || Some(index) == apart);
+    let several = several.map(|(_, it)| it).filter(|it| it.plan.device_count() > 1);
     let mut tried = 0;
     for of in several {
         tried += 1;

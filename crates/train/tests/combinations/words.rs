@@ -4,8 +4,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline,
-    Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
+    Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer,
+    ParameterGroup, Pipeline, Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -26,6 +27,8 @@ struct Way {
     updates: Updates,
     /// Servers of one worker, whose answers have one order.
     servers: Option<Servers>,
+    /// How replicas with weights of their own are averaged.
+    averaging: Option<Averaging>,
 }
 
 const NONE: Corrections = Corrections {
@@ -40,7 +43,7 @@ const NONE: Corrections = Corrections {
 fn ways() -> Vec<Way> {
     let way = |schedule, weights| {
         let updates = Updates::Step;
-        Way { schedule, replicas: &[], weights, updates, servers: None }
+        Way { schedule, replicas: &[], weights, updates, servers: None, averaging: None }
     };
     let flushing = ScheduleKind::ALL.into_iter().filter(|it| it.flushes());
     let mut ways: Vec<Way> = flushing.map(|it| way(it, Weights::Flush)).collect();
@@ -82,11 +85,19 @@ fn ways() -> Vec<Way> {
         servers: Some(Servers { count: 2, staleness: Staleness::Within(1) }),
         ..flush
     });
+    for (schedule, averaging) in [
+        (ScheduleKind::OneForwardOneBackward, Averaging::local_sgd(2)),
+        (ScheduleKind::ZeroBubbleH1, Averaging::local_sgd(1)),
+        (ScheduleKind::Interleaved, Averaging::SYNCHRONOUS),
+        (ScheduleKind::Chimera, Averaging { every: 2, ..Averaging::SYNCHRONOUS }),
+    ] {
+        ways.push(Way { averaging: Some(averaging), ..way(schedule, Weights::Flush) });
+    }
     ways
 }
 
 /// What the mesh of a stage is, how its operators are split and what its replicas share.
-fn layouts() -> [(Mesh, bool, u8); 12] {
+fn layouts() -> [(Mesh, bool, u8); 14] {
     let two = Mesh::of(2, 2, 1).sharing_within(1).expect("two replicas");
     [
         (Mesh::SINGLE, false, 0),
@@ -97,6 +108,8 @@ fn layouts() -> [(Mesh, bool, u8); 12] {
         (Mesh::of(1, 1, 2), false, 0),
         (Mesh::of(1, 1, 2), true, 0),
         (Mesh::of(1, 2, 1), false, 0),
+        (Mesh::of(2, 1, 2), true, 0),
+        (Mesh::of(2, 2, 1), false, 0),
         (Mesh::of(2, 1, 2), true, 1),
         (Mesh::of(1, 2, 2), true, 2),
         (Mesh::of(2, 2, 1), false, 3),
@@ -235,17 +248,18 @@ impl Words {
                     || corrections.prediction == Some(Prediction::Velocity);
                 let rounds = way.updates == Updates::Round;
                 let served = way.servers.is_some();
+                let apart = way.averaging.is_some();
                 match second {
                     // Workers are one device, and the answers to several have no one order.
                     LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
                     // Updates are of a worker's part of the batch.
-                    OPTIMIZER if served => matches!(
+                    OPTIMIZER if served || apart => matches!(
                         optimizers()[other].0,
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
-                    // What is moved is whole.
-                    LAYOUT => moves && layouts()[other].2 > 0,
-                    GROUPS => (moves || served) && other > 0,
+                    // What is moved is whole, and what each replica has of its own.
+                    LAYOUT => (moves || apart) && layouts()[other].2 > 0,
+                    GROUPS => (moves || served || apart) && other > 0,
                     OPTIMIZER => {
                         let optimizer = optimizers()[other].0;
                         let has =
@@ -253,9 +267,9 @@ impl Words {
                         momentum && !has
                     }
                     // There is no norm of all gradients.
-                    GUARD => (rounds || served) && GUARDS[other] != (None, false),
-                    // Workers send servers what they have.
-                    COMPRESSION => served && other > 0,
+                    GUARD => (rounds || served || apart) && GUARDS[other] != (None, false),
+                    // Workers send servers what they have, and replicas apart no gradients.
+                    COMPRESSION => (served || apart) && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -313,6 +327,7 @@ impl Words {
                 shard_over: None,
                 servers: way.servers,
                 compression: COMPRESSIONS[row[COMPRESSION]].parse().ok()?,
+                averaging: way.averaging,
             },
             optimizer,
             clip_norm,
@@ -403,6 +418,12 @@ impl Combination<'_> {
     /// Likewise, with another learning rate.
     pub fn start_with(&self, curve: Curve) -> Trainer {
         trainer_with(self.graph, &self.plan, self.data(), self.settings(curve))
+    }
+
+    /// How many replicas have weights of their own, which are saved for each of them.
+    pub fn own_replicas(&self) -> usize {
+        let axes = self.plan.averaged_axes(self.graph);
+        self.plan.stages().map(|(_, stage)| stage.mesh.span(&axes)).max().unwrap_or(1)
     }
 
     /// What each of several processes makes its part of a run of, and the data.

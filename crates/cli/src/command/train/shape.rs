@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use clap::Args;
 use shardloom::cluster::Cluster;
-use shardloom::plan::{Plan, Precision};
+use shardloom::plan::{Plan, Precision, Sync};
 use shardloom::search::Request;
 use shardloom::{Launched, LocalProfile, Model, find_plan, usual_request};
 
@@ -93,9 +93,10 @@ impl Shape {
                            ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
-        if !plan.flushes() || plan.sync.servers.is_some() {
-            let message = "--replan: what a plan without flush, or with servers, comes to depends on its \
-                           split; start as many processes as it has ranks, or give another plan";
+        let Sync { servers, averaging, .. } = plan.sync;
+        if !plan.flushes() || servers.is_some() || averaging.is_some() {
+            let message = "--replan: what a plan without flush, with servers, or with averaged replicas comes to \
+                           depends on its split; start as many processes as it has ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
         let found = found_on(on, terminal, |cluster, file| {

@@ -1,0 +1,179 @@
+//! Words for replicas that have weights of their own, which are averaged from time to time.
+
+use serde::{Deserialize, Serialize};
+use shardloom_graph::{DimId, Graph};
+
+use crate::{Axis, AxisSet, Optimizer, Plan, PlanError, Stage};
+
+/// Replicas with weights and optimizer state of their own. Each updates them with the mean gradient of its own
+/// samples, and every so many steps its weights become `(1 - rate) x + rate m`, m being the mean over replicas.
+///
+/// Local SGD (Stich 2019, ICLR, arXiv 1805.09767; McMahan et al. 2017, AISTATS, arXiv 1602.05629) averages after
+/// the update of every H-th step with a rate of 1. Synchronous model averaging (Koliousis et al. 2019, VLDB,
+/// arXiv 1901.02244; KungFu, Mai et al. 2020, OSDI, `SynchronousAveragingOptimizer`) does it in every step
+/// before the update, with gradients at the weights from before, and a rate of 0.1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Averaging {
+    /// Steps from one average to the next. The first is in the step with this number, counted from 1.
+    #[serde(default = "one_step")]
+    pub every: u32,
+    /// The share of the mean in the new weights, above 0 and at most 1.
+    #[serde(default = "all_of_it")]
+    pub rate: f64,
+    /// On which side of the step's update.
+    #[serde(default)]
+    pub when: AveragingTime,
+    /// The mesh axes along which replicas have weights of their own; along others that split the batch they
+    /// are kept equal. All that split nothing but the batch if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<AxisSet>,
+}
+
+/// On which side of a step's update weights are averaged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AveragingTime {
+    /// Before it, though after the step's gradients: those are of the weights before the average.
+    BeforeUpdate,
+    /// After it.
+    #[default]
+    AfterUpdate,
+}
+
+impl AveragingTime {
+    /// The name in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            AveragingTime::BeforeUpdate => "before-update",
+            AveragingTime::AfterUpdate => "after-update",
+        }
+    }
+}
+
+fn one_step() -> u32 {
+    1
+}
+
+fn all_of_it() -> f64 {
+    1.0
+}
+
+impl Averaging {
+    /// Local SGD: the mean after the update of every so-many-th step.
+    pub fn local_sgd(every: u32) -> Averaging {
+        Averaging { every, rate: 1.0, when: AveragingTime::AfterUpdate, over: None }
+    }
+
+    /// Synchronous model averaging: in every step a tenth of the mean, before the update.
+    pub const SYNCHRONOUS: Averaging =
+        Averaging { every: 1, rate: 0.1, when: AveragingTime::BeforeUpdate, over: None };
+
+    /// Checks that it goes with the rest of `plan`.
+    pub(crate) fn validate(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
+        let refuse = |key: &str, value: String, rule: &str| {
+            let rule = format!("with sync.averaging {rule}");
+            Err(PlanError::field(key, value, rule))
+        };
+        if self.every == 0 {
+            return Err(PlanError::field("sync.averaging.every", 0, "at least 1 step"));
+        }
+        if !(self.rate > 0.0 && self.rate <= 1.0) {
+            let rule = "a share of the mean is above 0 and at most 1";
+            return Err(PlanError::field("sync.averaging.rate", self.rate, rule));
+        }
+        self.validate_axes(plan, graph)?;
+        if plan.sync.servers.is_some() {
+            let rule = "there are no servers, as each replica holds its own weights";
+            return refuse("sync.servers", "set".into(), rule);
+        }
+        if let Some(zero) = plan.syncs().map(|sync| sync.zero).find(|&zero| zero > 0) {
+            let rule =
+                "replicas have nothing alike to share, so zero = 0, in groups of parameters too";
+            return refuse("sync.zero", zero.to_string(), rule);
+        }
+        if !plan.flushes() {
+            let rule = "a step's passes run with the weights of its begin: a schedule with a flush";
+            return refuse("weights.rule", plan.weights.name().into(), rule);
+        }
+        if plan.looks_at_norm() {
+            let key = if plan.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
+            let rule = "each replica's gradients have a norm of their own, which its stages do not find: leave \
+                        out clip_norm and skip_non_finite";
+            return refuse(key, "set".into(), rule);
+        }
+        if let Optimizer::Sgd { reference_batch: Some(batch), .. } = plan.optimizer {
+            let rule = "an update is of a replica's samples, and none for so many";
+            return refuse("optimizer.reference_batch", batch.to_string(), rule);
+        }
+        self.validate_batch(plan, graph)
+    }
+
+    /// Checks that replicas along its axes have nothing to do with each other in passes.
+    fn validate_axes(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
+        let independent = plan.independent_axes(graph);
+        let names: Vec<&str> = independent.iter().map(Axis::name).collect();
+        let names = names.join(", ");
+        let key = "sync.averaging.over";
+        match self.over {
+            None if independent.is_empty() => {
+                let rule = "some mesh axis splits the batch and nothing else, of which the layout has none";
+                Err(PlanError::field(key, "absent", rule))
+            }
+            Some(over) if over.iter().next().is_none() => {
+                let rule =
+                    format!("at least one of the axes that split nothing but the batch: {names}");
+                Err(PlanError::field(key, over, rule))
+            }
+            Some(over) if over.iter().any(|axis| !independent.contains(&axis)) => {
+                let rule =
+                    format!("axes that split the batch and nothing else, which are: {names}");
+                Err(PlanError::field(key, over, rule))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that a replica has the same samples in all stages.
+    fn validate_batch(self, plan: &Plan, graph: &Graph) -> Result<(), PlanError> {
+        let batch = &graph.dim(graph.batch()).name;
+        let split = |stage: &Stage| -> Vec<(Axis, usize)> {
+            let rules = plan.layout_of(stage).0.iter().filter(|rule| rule.dim == *batch);
+            let axes = rules.map(|rule| (rule.axis, stage.mesh.width(rule.axis)));
+            axes.filter(|&(_, width)| width > 1).collect()
+        };
+        let mut stages = plan.stages();
+        let Some((_, first)) = stages.next() else { return Ok(()) };
+        match stages.find(|(_, stage)| split(stage) != split(first)) {
+            None => Ok(()),
+            Some(((pipeline, stage), other)) => {
+                let key = format!("pipeline[{pipeline}].stage[{stage}].mesh");
+                let rule = "with sync.averaging a replica has the same samples in all stages: their meshes \
+                            and layouts split the batch alike";
+                Err(PlanError::field(key, other.mesh, rule))
+            }
+        }
+    }
+}
+
+impl Plan {
+    /// The mesh axes that split the batch and nothing else, in any stage: along them ranks compute apart.
+    fn independent_axes(&self, graph: &Graph) -> Vec<Axis> {
+        let splits = |axis: &Axis| -> Vec<DimId> {
+            let rules = self.layouts().flat_map(|layout| &layout.0).filter(|it| it.axis == *axis);
+            rules.filter_map(|rule| graph.dim_named(&rule.dim)).collect()
+        };
+        let is_independent = |axis: &Axis| {
+            let dims = splits(axis);
+            !dims.is_empty() && dims.iter().all(|&dim| dim == graph.batch())
+        };
+        self.axes.iter().copied().filter(is_independent).collect()
+    }
+
+    /// The mesh axes along which replicas have weights of their own.
+    pub fn averaged_axes(&self, graph: &Graph) -> Vec<Axis> {
+        let Some(averaging) = self.sync.averaging else { return vec![] };
+        let is_averaged = |axis: &Axis| averaging.over.is_none_or(|over| over.contains(*axis));
+        self.independent_axes(graph).into_iter().filter(is_averaged).collect()
+    }
+}
