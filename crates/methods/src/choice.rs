@@ -199,7 +199,7 @@ impl<'a> Task<'a> {
     fn unsharded(&self) -> Sync {
         let Request { algorithm, bucket_bytes, habits, .. } = *self.request;
         let bucket_bytes = habits.bucket_bytes(bucket_bytes, 0);
-        Sync { algorithm, zero: 0, bucket_bytes, shard_over: None, servers: None }
+        Sync { algorithm, zero: 0, bucket_bytes, ..Sync::default() }
     }
 
     /// What to say where gradients are not clipped although that was asked for.

@@ -39,6 +39,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             bucket_bytes: request.bucket_bytes,
             shard_over: None,
             servers: None,
+            summation: None,
         },
         precision: request.precision,
         optimizer: request.optimizer,

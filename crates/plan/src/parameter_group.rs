@@ -54,6 +54,7 @@ impl ParameterGroup {
             bucket_bytes: self.bucket_bytes.unwrap_or(sync.bucket_bytes),
             shard_over: self.shard_over.or(sync.shard_over),
             servers: sync.servers,
+            summation: sync.summation,
         }
     }
 

@@ -212,6 +212,7 @@ impl Request {
                 bucket_bytes: self.habits.bucket_bytes(self.bucket_bytes, candidate.zero),
                 shard_over: None,
                 servers: None,
+                summation: None,
             },
             precision: self.precision,
             optimizer: self.optimizer,

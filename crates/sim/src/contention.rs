@@ -137,6 +137,7 @@ mod tests {
                 bucket_bytes: 1,
                 shard_over: None,
                 servers: None,
+                summation: None,
             },
             ..Uniform::default()
         };

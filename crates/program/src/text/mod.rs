@@ -159,11 +159,22 @@ impl Reader<'_> {
             let servers: Vec<Rank> = servers.into_iter().collect();
             text += &format!(", updated and saved on {}", ranks(&servers));
         }
+        let summing = bucket.summed.iter().map(|it| self.program.class(it.server).first_rank);
+        let summing: BTreeSet<Rank> = summing.collect();
+        if !summing.is_empty() {
+            let summing: Vec<Rank> = summing.into_iter().collect();
+            let elements: usize = bucket.summed.iter().map(|it| it.range.len()).sum();
+            let part = match elements == bucket.elements {
+                true => String::new(),
+                false => format!("{elements} "),
+            };
+            text += &format!(", {part}summed on {}", ranks(&summing));
+        }
         if !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());
             let members = self.program.members(self.id, self.position, &group);
             let others: Vec<Rank> = members.into_iter().filter(|&it| it != self.rank()).collect();
-            let owner = if bucket.owned_here { "here" } else { "there" };
+            let owner = if bucket.classes.first() == Some(&self.id) { "here" } else { "there" };
             text += &format!(", also on {} and saved {owner}", ranks(&others));
         }
         text

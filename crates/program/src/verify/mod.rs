@@ -16,6 +16,7 @@ mod routes;
 mod row;
 mod rows;
 mod servers;
+mod summing;
 mod updates;
 mod versions;
 mod violation;
@@ -67,6 +68,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
     if found.is_empty() {
         operators::check(program, found);
         program.classes().for_each(|(id, _)| servers::ranges(program, id, found));
+        servers::pieces(program, found);
         program.classes().for_each(|(id, class)| rows::check(class, id, found));
     }
 }
@@ -89,6 +91,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
         if row != Row::Evaluation {
             norms::check(program, row, found);
             gradients::check(program, row, found);
+            summing::check(program, row, found);
         }
         found.extend(run_blocking(program, row).err());
     }

@@ -37,6 +37,7 @@ fn plan(
             bucket_bytes: settings.bucket_bytes,
             shard_over: None,
             servers: None,
+            summation: None,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

@@ -41,6 +41,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             bucket_bytes: 100_000,
             shard_over: None,
             servers: None,
+            summation: None,
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),
