@@ -8,6 +8,8 @@ pub fn all() -> &'static [Method] {
         system::data_parallel::METHOD,
         system::zero::METHOD,
         system::parameter_server::METHOD,
+        system::byteps::METHOD,
+        system::herring::METHOD,
         system::megatron_lm::METHOD,
         system::gpipe::METHOD,
         system::torchgpipe::METHOD,

@@ -196,7 +196,10 @@ mod tests {
                 let all = (0..=100_000).map(|it| f64::from(it) / 100_000.0);
                 let best = all.min_by(|a, b| busiest(*a).total_cmp(&busiest(*b))).expect("shares");
                 let found = Share::Balanced.part(workers as usize, servers);
-                assert!((found - best).abs() < 2e-5, "{found} for {best}: {workers} and {servers}");
+                assert!(busiest(found) <= busiest(best) + 1e-12);
+                // Of two workers' gradients servers may sum less, too, as it makes no difference.
+                let is_best = workers == 2 || (found - best).abs() < 2e-5;
+                assert!(is_best, "{found} for {best}: {workers} and {servers}");
                 // The published time, of a gradient of one byte at a byte a second.
                 let time = 2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k);
                 assert!((busiest(found) - time).abs() < 1e-12);

@@ -10,7 +10,8 @@ use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     Axis, AxisSet, Communication, Corrections, DeviceList, FORMAT, LayoutRule, LayoutRules, Mesh,
     Number, Optimizer, ParameterGroup, PassTimes, Pipeline, Plan, PlanError, Precision, Prediction,
-    Recompute, ScheduleKind, Servers, Stage, Staleness, Sync, Updates, Weights,
+    Ranges, Recompute, ScheduleKind, Servers, Share, Stage, Staleness, Summation, Sync, Updates,
+    Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -66,7 +67,18 @@ fn sync() -> impl Strategy<Value = Sync> {
         bucket_bytes,
         shard_over,
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
+        summation: (zero == 1).then_some(summation(bucket_bytes)),
     })
+}
+
+fn summation(number: usize) -> Summation {
+    let ranges = [Ranges::Hashed, Ranges::Equal][number % 2];
+    let share = match number % 3 {
+        0 => Share::Balanced,
+        1 => Share::default(),
+        _ => Share::Part((number % 1000) as f64 / 1024.0),
+    };
+    Summation { servers: number as u32 % 7, ranges, share }
 }
 
 fn staleness(number: usize) -> Staleness {
@@ -474,16 +486,25 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, axes] = documented()[..] else { panic!("four examples") };
+    let [whole, groups, pipelines, summing, axes] = documented()[..] else {
+        panic!("five examples")
+    };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
     let unlike = |line: &&str| !line.starts_with("layout");
     let first: Vec<&str> = first.lines().filter(unlike).collect();
     let meshes = rest.replace("dp = 4, tp = 2", "columns = 2, replica = 4");
     let renamed = format!("{}\n{axes}\n[sync]{meshes}", first.join("\n"));
-    for text in
-        [whole.to_owned(), format!("{whole}\n{groups}"), format!("{words}\n{pipelines}"), renamed]
-    {
+    // A table of its own, so that it may stand behind all others of `sync`; nothing is sharded over workers.
+    let workers = words.replace("zero = 1 ", "zero = 0 ");
+    let summed = format!("{workers}\n{summing}\n{pipelines}");
+    for text in [
+        whole.to_owned(),
+        format!("{whole}\n{groups}"),
+        format!("{words}\n{pipelines}"),
+        summed,
+        renamed,
+    ] {
         let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));
         let graph = ModelSpec::parse(&plan.model).and_then(|spec| spec.graph()).expect("a model");
         assert_eq!(plan.validate(&graph, 16), Ok(()), "{text}");

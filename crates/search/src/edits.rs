@@ -57,7 +57,7 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         found.push((what, Plan { recompute, ..plan.clone() }));
     }
     let replicated = plan.stages().any(|(_, stage)| stage.mesh.width(Axis::DP) > 1);
-    let own = plan.sync.shard_over.is_none() && plan.sync.servers.is_none();
+    let own = plan.sync.shard_over.is_none() && plan.sync.server_count() == 0;
     for zero in (0..=3).filter(|&zero| zero != plan.sync.zero && replicated && own) {
         let mut other = plan.clone();
         other.sync.zero = zero;

@@ -272,7 +272,7 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
-    if plan.sync.servers.is_some() {
+    if plan.sync.server_count() > 0 {
         // No search has servers among what it chooses from.
         return Ok(None);
     }

@@ -5,8 +5,8 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Communication, Mesh, Optimizer, Plan, Precision, Recompute, ScheduleKind, Servers, Staleness,
-    Sync, Uniform, Updates, Weights,
+    Communication, Mesh, Optimizer, Plan, Precision, Ranges, Recompute, ScheduleKind, Servers,
+    Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -105,6 +105,21 @@ struct Split {
     #[arg(long, value_name = "STEPS", requires = "servers")]
     staleness: Option<Staleness>,
 
+    /// Servers that sum gradients, on further devices: replicas are workers that send them their gradients, get
+    /// the sums back and update
+    #[arg(long, value_name = "N", conflicts_with = "servers", value_parser = whole::<u32>)]
+    summation_servers: Option<u32>,
+
+    /// How gradients are dealt to servers that sum: hashed (pieces of buckets, by consistent hashing) or equal
+    /// (a range of every bucket to each) [default: hashed]
+    #[arg(long, value_name = "HOW", requires = "summation_servers")]
+    summation_ranges: Option<Ranges>,
+
+    /// How much of the gradients servers sum, above 0 and up to 1, or balanced, so that all links are equally
+    /// busy; workers sum the rest among themselves [default: 1]
+    #[arg(long, value_name = "SHARE", requires = "summation_servers")]
+    summation_share: Option<Share>,
+
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -137,6 +152,9 @@ impl Split {
             shard_within,
             servers,
             staleness,
+            summation_servers,
+            summation_ranges,
+            summation_share,
             microbatches,
             recompute,
             recompute_except_last,
@@ -152,6 +170,9 @@ impl Split {
             ("--shard-within", shard_within.is_some()),
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
+            ("--summation-servers", summation_servers.is_some()),
+            ("--summation-ranges", summation_ranges.is_some()),
+            ("--summation-share", summation_share.is_some()),
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
@@ -311,7 +332,8 @@ impl Dimensions {
         let Split { dp, cp, tp, .. } = self.split;
         let mut widths = [dp, cp, tp].into_iter().map(|width| width.unwrap_or(1) as usize);
         let workers = widths.try_fold(self.pp(), |all: usize, each| all.checked_mul(each))?;
-        let ranks = workers.checked_add(self.split.servers.unwrap_or(0) as usize);
+        let Split { servers, summation_servers, .. } = self.split;
+        let ranks = workers.checked_add(servers.or(summation_servers).unwrap_or(0) as usize);
         ranks.filter(|&ranks| ranks <= Cluster::MAX_DEVICES as usize)
     }
 
@@ -356,6 +378,10 @@ impl Dimensions {
         let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
         if let Some(servers) = numbers.sync.servers {
             numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
+        }
+        if let Some(summation) = numbers.sync.summation {
+            let usual = numbers.sync.bucket_bytes;
+            numbers.sync.bucket_bytes = summation.bucket_bytes(model.graph(), usual);
         }
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
@@ -408,6 +434,11 @@ impl Dimensions {
             let staleness = self.split.staleness.unwrap_or(Staleness::SYNCHRONOUS);
             Servers { count, staleness }
         });
+        let summation = self.split.summation_servers.map(|servers| Summation {
+            ranges: self.split.summation_ranges.unwrap_or_default(),
+            share: self.split.summation_share.unwrap_or_default(),
+            servers,
+        });
         let zero = self.split.zero.unwrap_or(0);
         Ok(Uniform {
             pp: self.pp(),
@@ -421,6 +452,7 @@ impl Dimensions {
                 algorithm: self.algorithm.unwrap_or(place.algorithm),
                 zero,
                 servers,
+                summation,
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },

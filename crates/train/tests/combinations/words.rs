@@ -5,7 +5,8 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer, ParameterGroup, Pipeline,
-    Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
+    Plan, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -26,6 +27,8 @@ struct Way {
     updates: Updates,
     /// Servers of one worker, whose answers have one order.
     servers: Option<Servers>,
+    /// Servers that sum for two.
+    summation: Option<Summation>,
 }
 
 const NONE: Corrections = Corrections {
@@ -40,7 +43,7 @@ const NONE: Corrections = Corrections {
 fn ways() -> Vec<Way> {
     let way = |schedule, weights| {
         let updates = Updates::Step;
-        Way { schedule, replicas: &[], weights, updates, servers: None }
+        Way { schedule, replicas: &[], weights, updates, servers: None, summation: None }
     };
     let flushing = ScheduleKind::ALL.into_iter().filter(|it| it.flushes());
     let mut ways: Vec<Way> = flushing.map(|it| way(it, Weights::Flush)).collect();
@@ -82,6 +85,10 @@ fn ways() -> Vec<Way> {
         servers: Some(Servers { count: 2, staleness: Staleness::Within(1) }),
         ..flush
     });
+    let (ranges, share) = (Ranges::Equal, Share::Part(0.4));
+    let summed = Summation { servers: 2, ranges, share };
+    ways.push(Way { summation: Some(summed), ..flush });
+    ways.push(Way { summation: Some(Summation::of(1)), ..flush });
     ways
 }
 
@@ -228,12 +235,13 @@ impl Words {
                 let momentum = corrections.spike.is_some()
                     || corrections.prediction == Some(Prediction::Velocity);
                 let rounds = way.updates == Updates::Round;
-                let served = way.servers.is_some();
+                let held = way.servers.is_some();
+                let served = held || way.summation.is_some();
                 match second {
                     // Workers are one device, and the answers to several have no one order.
                     LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
                     // Updates are of a worker's part of the batch.
-                    OPTIMIZER if served => matches!(
+                    OPTIMIZER if held => matches!(
                         optimizers()[other].0,
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
@@ -247,7 +255,7 @@ impl Words {
                         momentum && !has
                     }
                     // There is no norm of all gradients.
-                    GUARD => (rounds || served) && GUARDS[other] != (None, false),
+                    GUARD => (rounds || held) && GUARDS[other] != (None, false),
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -275,20 +283,26 @@ impl Words {
         let graph = &self.graphs[row[MODEL]];
         let on_one_device = way.schedule.arrangement().map_or(1, Arrangement::least_chunks);
         let chain = if on_one_device == 1 { 3 } else { 2 };
-        let pp = match (way.servers, way.replicas.len()) {
-            (Some(_), _) => 1,
-            (None, 0) => chain,
-            (None, stages) => stages,
+        let served = way.servers.is_some() || way.summation.is_some();
+        let pp = match (served, way.replicas.len()) {
+            (true, _) => 1,
+            (false, 0) => chain,
+            (false, stages) => stages,
         };
-        if way.servers.is_some() && mesh != Mesh::SINGLE {
+        if served && mesh != Mesh::SINGLE {
             return None;
         }
+        // Of which each worker has so many micro-batches.
+        let (mesh, microbatches) = match way.summation {
+            Some(_) => (Mesh::of(2, 1, 1), 2),
+            None => (mesh, 4),
+        };
         let uniform = Uniform {
             pp,
             mesh,
             sequence_parallel,
             global_batch: BATCH,
-            microbatches: 4,
+            microbatches,
             schedule: way.schedule,
             recompute,
             sync: Sync {
@@ -297,6 +311,7 @@ impl Words {
                 bucket_bytes: BUCKETS[row[8]],
                 shard_over: None,
                 servers: way.servers,
+                summation: way.summation,
             },
             optimizer,
             clip_norm,

@@ -93,7 +93,7 @@ impl Shape {
                            ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
-        if !plan.flushes() || plan.sync.servers.is_some() {
+        if !plan.flushes() || plan.sync.server_count() > 0 {
             let message = "--replan: what a plan without flush, or with servers, comes to depends on its \
                            split; start as many processes as it has ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
