@@ -398,6 +398,10 @@ fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
         "weights.rule",
     );
     refused_everywhere(
+        |plan| plan.sync.summation = Some(shardloom_plan::Summation::of(1)),
+        "sync.summation",
+    );
+    refused_everywhere(
         |plan| plan.pipeline[0].stage[1].recompute = Some(Recompute::None),
         "pipeline.stage.recompute",
     );

@@ -222,7 +222,7 @@ fn pieces_are_sent_within_the_last_backward_pass_and_sums_awaited_bucket_by_buck
             let [view] = backward[at].reads[..] else { panic!("one view") };
             let Window::Elements { start, end } = view.window else { panic!("{view:?}") };
             let bucket = class.bucket(class.tensor(view.tensor).bucket.expect("a bucket's"));
-            assert_eq!((start, end), ((bucket.elements + 1) / 2, bucket.elements));
+            assert_eq!((start, end), (bucket.elements.div_ceil(2), bucket.elements));
         }
         let receives = of(&epilogue, |it| matches!(it, Action::Receive { .. }));
         let order = |all: &[(usize, _)]| all.iter().map(|&(_, bucket)| bucket).collect::<Vec<_>>();

@@ -7,7 +7,8 @@ use shardloom_cluster::Cluster;
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Mesh, Number, Optimizer, Plan, Precision, Ranges, Share, Summation, Sync, Uniform,
+    Communication, Mesh, Number, Optimizer, ParameterGroup, Plan, Precision, Ranges, Recompute,
+    Share, Summation, Sync, Uniform,
 };
 use shardloom_program::{ClassId, Rank};
 use shardloom_sim::{Options, Recorded, run};
@@ -176,6 +177,42 @@ fn gradients_in_half_precision_are_summed_by_servers_as_they_are_sent() {
     for sync in ways(2) {
         let found = trained(&graph, &Uniform { sync, ..replicas.clone() }, RunClock::Wall);
         assert_eq!(found, expected);
+    }
+}
+
+/// Workers of which each does otherwise what a plan may say for a stage or a pipeline, with groups of parameters
+/// and a thread for collectives: all that each sends is of the same elements, in the same order.
+#[test]
+fn workers_with_unequal_shares_and_recomputation_of_their_own_train_as_without_servers() {
+    let graph = gpt();
+    let changed = |sync| {
+        let mut plan = plan(&graph, &uniform(sync, 2, 4, Optimizer::default()));
+        plan.pipeline[0].microbatches = Some(6);
+        plan.pipeline[1].microbatches = Some(2);
+        plan.pipeline[0].stage[0].recompute = Some(Recompute::Full);
+        plan.clip_norm = Some(0.5);
+        plan.communication = Communication::Thread;
+        let few = ParameterGroup { bucket_bytes: Some(500), ..ParameterGroup::named("*bias") };
+        plan.parameters = vec![few];
+        plan
+    };
+    // One process, of which no micro-batch is another's.
+    let alone = uniform(Sync::default(), 1, 8, Optimizer::default());
+    let alone = plan(&graph, &Uniform { clip_norm: Some(0.5), ..alone });
+    let mut alone = started(&graph, &alone, RunClock::Wall);
+    let losses = train(&mut alone, STEPS);
+    let mut known: Option<Vec<f32>> = None;
+    for sync in [ways(1), ways(2)].concat() {
+        for clock in clocks() {
+            let plan = changed(sync);
+            let mut trainer = started(&graph, &plan, clock);
+            assert_eq!(shardloom_program::verify::verify(trainer.program()), Ok(()));
+            for (loss, expected) in train(&mut trainer, STEPS).iter().zip(&losses) {
+                assert!((loss - expected).abs() < 1e-4 * expected, "{loss} for {expected}");
+            }
+            let found = weights(&mut trainer);
+            assert!(*known.get_or_insert_with(|| found.clone()) == found, "{sync:?}");
+        }
     }
 }
 

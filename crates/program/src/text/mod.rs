@@ -39,7 +39,8 @@ run side by side where the machine can, each in order.
                    `of the last E`: in its last run, whatever the micro-batch
   name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
   name[<=2,8]      as many rows, side by side, as counts say that are read with it; memory is for all
-  name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it
+  name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it;
+                   name/8..16 are these of its elements
   name@[R,S(tp)]   by tensor axis, R: whole; S(tp): split over tp; then P(tp,Sum): to be summed over
                    tp; `axis 0` is the first tensor axis
   add to           adds to what is there; start or add to: likewise, but the first time since the
