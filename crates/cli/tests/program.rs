@@ -199,6 +199,54 @@ fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
 }
 
 #[test]
+fn workers_train_with_servers_that_sum_whose_plan_is_written_simulated_and_explained() {
+    let servers = "--dp 2 --summation-servers 1 --summation-share 0.5 --global-batch 4";
+    let place = Place::new();
+    let text = place.run(&format!("program {MODEL} --cluster h100-80g:3 {servers}")).succeeds();
+    text.check(ranks(&text.stdout).len() == 3, "not two workers and a server");
+    text.check(text.stdout.contains("summed on rank 2"), "not said what is summed where");
+    let simulated = place.run(&format!("simulate {MODEL} --cluster h100-80g:3 {servers} --json"));
+    let simulated = simulated.succeeds();
+    let of_ranks = simulated.objects()[0]["ranks"].clone();
+    simulated.check(of_ranks.as_array().is_some_and(|it| it.len() == 3), "not three ranks");
+    let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --steps 4 --json";
+    let equal = "--summation-ranges equal --summation-share balanced";
+    let several = format!("--dp 2 --summation-servers 2 {equal} --global-batch 4");
+    let digest = |options: &str| {
+        let trained = place.run(&format!("{train} {options}")).succeeds();
+        trained.check(trained.summary()["steps"] == 4, "not all steps");
+        trained.check(!trained.objects()[0]["gradient_norm"].is_null(), "no norm of gradients");
+        trained.summary()["weights_digest"].clone()
+    };
+    // Bit for bit, whatever servers there are.
+    assert_eq!(digest(servers), digest(&several));
+    place.run(&format!("{train} {servers} --tp 2")).refuses("plan", "each worker is one device");
+    place
+        .run(&format!("{train} {} ", servers.replace("0.5", "2")))
+        .refuses("plan", "sync.summation.share = 2");
+    place
+        .run(&format!("{train} {} ", servers.replace("0.5", "half")))
+        .refuses("usage", "neither a number nor balanced");
+    place
+        .run(&format!("{train} --ranks 2 --summation-servers 1"))
+        .refuses("usage", "--summation-servers cannot be given with --ranks");
+    place.run(&format!("{train} --summation-share 1")).refuses("usage", "--summation-servers");
+    place.run(&format!("{train} {servers} --servers 1")).refuses("usage", "--servers");
+    for (method, words) in [("byteps", "share = \"balanced\""), ("herring", "ranges = \"equal\"")] {
+        let planned = place
+            .run(&format!(
+                "plan {MODEL} --cluster h100-80g:4 --method {method} --global-batch 4 -o {method}.toml"
+            ))
+            .succeeds();
+        planned.check(planned.stdout.contains("summing server"), "no servers");
+        let file = place.path(&format!("{method}.toml"));
+        let plan = std::fs::read_to_string(file).expect("it was written");
+        planned.check(plan.contains("[sync.summation]") && plan.contains(words), &plan);
+        place.run(&format!("simulate {method}.toml --json")).succeeds();
+    }
+}
+
+#[test]
 fn programs_get_an_object_for_each_rank() {
     let outcome = place_with_plan().run("program plan.toml --json").succeeds();
     let objects = outcome.objects();

@@ -398,6 +398,20 @@ fn what_makes_a_plan_another_one_elsewhere_is_refused_by_its_key() {
         "weights.rule",
     );
     refused_everywhere(
+        |plan| {
+            let blocks = plan.pipeline[0].stage[1].blocks.1;
+            let worker = |device| {
+                let devices = shardloom_plan::DeviceList(vec![device]);
+                let stage = shardloom_plan::Stage::new((0, blocks), Mesh::SINGLE, devices);
+                shardloom_plan::Pipeline::of(vec![stage])
+            };
+            plan.pipeline = (0..2).map(worker).collect();
+            plan.sync = Sync { zero: 0, ..plan.sync };
+            plan.sync.summation = Some(shardloom_plan::Summation::of(1));
+        },
+        "sync.summation",
+    );
+    refused_everywhere(
         |plan| plan.pipeline[0].stage[1].recompute = Some(Recompute::None),
         "pipeline.stage.recompute",
     );

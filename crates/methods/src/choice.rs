@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::Graph;
-use shardloom_plan::{Compression, Mesh, PassTimes, Plan, Recompute, ScheduleKind, Sync, Uniform};
+use shardloom_plan::{Mesh, PassTimes, Plan, Recompute, ScheduleKind, Sync, Uniform};
 use shardloom_search::{Baseline, Judgement, Request, judge};
 use shardloom_sim::estimate::Candidate;
 
@@ -199,15 +199,7 @@ impl<'a> Task<'a> {
     fn unsharded(&self) -> Sync {
         let Request { algorithm, bucket_bytes, habits, .. } = *self.request;
         let bucket_bytes = habits.bucket_bytes(bucket_bytes, 0);
-        Sync {
-            algorithm,
-            zero: 0,
-            bucket_bytes,
-            shard_over: None,
-            servers: None,
-            averaging: None,
-            compression: Compression::None,
-        }
+        Sync { algorithm, zero: 0, bucket_bytes, ..Sync::default() }
     }
 
     /// What to say where gradients are not clipped although that was asked for.

@@ -10,6 +10,8 @@ pub fn all() -> &'static [Method] {
         system::parameter_server::METHOD,
         system::averaging::LOCAL_SGD,
         system::averaging::SYNCHRONOUS,
+        system::byteps::METHOD,
+        system::herring::METHOD,
         system::megatron_lm::METHOD,
         system::gpipe::METHOD,
         system::torchgpipe::METHOD,

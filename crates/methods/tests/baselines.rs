@@ -41,6 +41,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             servers: None,
             compression: Compression::None,
             averaging: None,
+            summation: None,
         },
         precision: request.precision,
         optimizer: request.optimizer,

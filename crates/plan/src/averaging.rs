@@ -83,9 +83,11 @@ impl Averaging {
             return Err(PlanError::field("sync.averaging.rate", self.rate, rule));
         }
         self.validate_axes(plan, graph)?;
-        if plan.sync.servers.is_some() {
+        if plan.sync.server_count() > 0 {
+            let held = plan.sync.servers.is_some();
+            let key = if held { "sync.servers" } else { "sync.summation" };
             let rule = "there are no servers, as each replica holds its own weights";
-            return refuse("sync.servers", "set".into(), rule);
+            return refuse(key, "set".into(), rule);
         }
         if let Some(zero) = plan.syncs().map(|sync| sync.zero).find(|&zero| zero > 0) {
             let rule =

@@ -19,6 +19,7 @@ mod plan;
 mod precision;
 mod schedule;
 mod staleness;
+mod summation;
 mod text;
 mod turns;
 mod uniform;
@@ -41,6 +42,7 @@ pub use plan::{Communication, FORMAT, Pipeline, Plan, Recompute, Servers, Stage,
 pub use precision::{Number, Precision};
 pub use schedule::{Arrangement, PassTimes, ScheduleKind, greatest_common_divisor};
 pub use staleness::Staleness;
+pub use summation::{Ranges, Share, Summation};
 pub use turns::{StageReplicas, pipelines_in_turn};
 pub use uniform::Uniform;
 pub use updates::Updates;

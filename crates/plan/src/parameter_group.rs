@@ -60,6 +60,7 @@ impl ParameterGroup {
             servers: sync.servers,
             compression: self.compression.unwrap_or(sync.compression),
             averaging: sync.averaging,
+            summation: sync.summation,
         }
     }
 

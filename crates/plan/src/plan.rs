@@ -10,7 +10,8 @@ use shardloom_graph::{DimId, Graph};
 
 use crate::{
     Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Optimizer,
-    ParameterGroup, PassTimes, Precision, ScheduleKind, Staleness, Updates, Weights,
+    ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, Staleness, Summation, Updates,
+    Weights,
 };
 
 /// Version of the TOML form that this crate reads and writes.
@@ -259,6 +260,17 @@ pub struct Sync {
     /// How replicas with weights of their own are kept near each other, where they are not kept equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub averaging: Option<Averaging>,
+    /// Servers that sum gradients, where replicas do not sum all of them up among themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summation: Option<Summation>,
+}
+
+impl Sync {
+    /// How many servers there are, of either kind: each pipeline is then a worker of theirs.
+    pub fn server_count(&self) -> u32 {
+        let holding = self.servers.map_or(0, |servers| servers.count);
+        holding.saturating_add(self.summation.map_or(0, |summation| summation.servers))
+    }
 }
 
 impl Default for Sync {
@@ -271,6 +283,7 @@ impl Default for Sync {
             servers: None,
             compression: Compression::None,
             averaging: None,
+            summation: None,
         }
     }
 }
@@ -294,9 +307,24 @@ impl Servers {
     /// The most bytes of a range of parameters where nobody says it: the size of partitions in BytePS (Jiang
     /// et al. 2020, OSDI), or of a small model what leaves 64 ranges, so that there is some for every server.
     pub fn bucket_bytes(self, graph: &Graph) -> usize {
-        const PARTITION: usize = 4_096_000;
-        (4 * graph.parameter_count() as usize / 64).clamp(4, PARTITION)
+        partition_bytes(graph)
     }
+}
+
+impl Summation {
+    /// The most bytes of a bucket where nobody says it: as [`Servers::bucket_bytes`] where pieces are hashed;
+    /// where buckets are cut into equal pieces, `usual`.
+    pub fn bucket_bytes(self, graph: &Graph, usual: usize) -> usize {
+        match self.ranges {
+            Ranges::Hashed => partition_bytes(graph),
+            Ranges::Equal => usual,
+        }
+    }
+}
+
+fn partition_bytes(graph: &Graph) -> usize {
+    const PARTITION: usize = 4_096_000;
+    (4 * graph.parameter_count() as usize / 64).clamp(4, PARTITION)
 }
 
 impl Plan {
@@ -364,7 +392,7 @@ impl Plan {
     pub fn server_devices(&self) -> Range<u32> {
         let last = self.stages().flat_map(|(_, stage)| &stage.devices.0).max();
         let first = last.map_or(0, |last| last.saturating_add(1));
-        first..first.saturating_add(self.sync.servers.map_or(0, |servers| servers.count))
+        first..first.saturating_add(self.sync.server_count())
     }
 
     /// How replicas of parameters stay equal, by group: what has none first.

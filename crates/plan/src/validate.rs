@@ -7,7 +7,8 @@ use shardloom_graph::{Extents, Graph};
 
 use crate::{
     Arrangement, Axis, Compression, LayoutRules, Mesh, Number, Optimizer, ParameterGroup,
-    ParameterGroups, Plan, PlanError, Precision, ScheduleKind, Stage, Staleness, Sync, Updates,
+    ParameterGroups, Plan, PlanError, Precision, ScheduleKind, Servers, Share, Stage, Staleness,
+    Summation, Sync, Updates,
 };
 
 impl Plan {
@@ -228,20 +229,40 @@ impl Plan {
 
     /// Checks that what servers do for workers is all that keeps replicas equal.
     fn validate_servers(&self, devices: usize) -> Result<(), PlanError> {
-        let Some(servers) = self.sync.servers else { return Ok(()) };
-        let refuse = |key: &str, value: String, rule: &str| {
-            Err(PlanError::field(key, value, format!("with servers {rule}")))
+        let (key, count) = match (self.sync.servers, self.sync.summation) {
+            (None, None) => return Ok(()),
+            (Some(servers), None) => ("sync.servers.count", servers.count),
+            (None, Some(summation)) => ("sync.summation.servers", summation.servers),
+            (Some(_), Some(summation)) => {
+                let rule = "servers hold the weights (sync.servers) or sum gradients (sync.summation), and \
+                            not both";
+                return Err(PlanError::field("sync.summation.servers", summation.servers, rule));
+            }
         };
-        if servers.count == 0 {
-            return Err(PlanError::field("sync.servers.count", 0, "at least 1"));
+        if count == 0 {
+            return Err(PlanError::field(key, 0, "at least 1"));
         }
         if self.least_devices() > devices {
             let least = self.least_devices();
             let rule = format!(
-                "each has a device after those of the workers, {least} in all; the cluster has {devices}"
+                "with servers each has a device after those of the workers, {least} in all; the cluster has \
+                 {devices}"
             );
-            return refuse("sync.servers.count", servers.count.to_string(), &rule);
+            return Err(PlanError::field(key, count, rule));
         }
+        self.validate_workers()?;
+        match (self.sync.servers, self.sync.summation) {
+            (Some(servers), _) => self.validate_held(servers),
+            (_, Some(summation)) => self.validate_summation(summation),
+            (None, None) => Ok(()),
+        }
+    }
+
+    /// Checks that each pipeline is a worker that does one step after another.
+    fn validate_workers(&self) -> Result<(), PlanError> {
+        let refuse = |key: &str, value: String, rule: &str| {
+            Err(PlanError::field(key, value, format!("with servers {rule}")))
+        };
         if let Some(pipeline) = self.pipeline.iter().find(|pipeline| pipeline.stage.len() != 1) {
             let rule = "each pipeline is one stage, a worker with the whole model";
             return refuse("pipeline.stage", pipeline.stage.len().to_string(), rule);
@@ -250,9 +271,9 @@ impl Plan {
             let rule = "each worker is one device: what splits or copies it is not built";
             return refuse("pipeline.stage.mesh", stage.mesh.to_string(), rule);
         }
-        if self.sync.zero > 0 {
-            let rule = "nothing is sharded over replicas, which hold no optimizer state";
-            return refuse("sync.zero", self.sync.zero.to_string(), rule);
+        if let Some(sync) = self.syncs().find(|sync| sync.zero > 0) {
+            let rule = "nothing is sharded over workers";
+            return refuse("sync.zero", sync.zero.to_string(), rule);
         }
         if !self.flushes() {
             let rule = "a worker has one set of weights in a step, so flush";
@@ -262,6 +283,26 @@ impl Plan {
             let rule = "a worker sends its gradients once a step, so step";
             return refuse("updates", self.updates.name().into(), rule);
         }
+        Ok(())
+    }
+
+    /// Checks what servers that sum gradients can have.
+    fn validate_summation(&self, summation: Summation) -> Result<(), PlanError> {
+        if let Share::Part(part) = summation.share
+            && !(part > 0.0 && part <= 1.0)
+        {
+            let rule =
+                "above 0 and up to 1, or \"balanced\"; without sync.summation workers sum all";
+            return Err(PlanError::field("sync.summation.share", part, rule));
+        }
+        Ok(())
+    }
+
+    /// Checks what servers that hold the weights cannot have.
+    fn validate_held(&self, servers: Servers) -> Result<(), PlanError> {
+        let refuse = |key: &str, value: String, rule: &str| {
+            Err(PlanError::field(key, value, format!("with servers {rule}")))
+        };
         if self.looks_at_norm() {
             let key = if self.clip_norm.is_some() { "clip_norm" } else { "skip_non_finite" };
             let rule = "each updates what it holds by itself, so no update can be made smaller, or left out, \
@@ -439,7 +480,7 @@ fn check_compression(key: &str, sync: Sync, precision: Precision) -> Result<(), 
     let refuse = |field: String, value: String, rule: &str| {
         Err(PlanError::field(field, value, format!("with compression {how} {rule}")))
     };
-    if sync.servers.is_some() {
+    if sync.server_count() > 0 {
         let rule = "there are no servers: workers send them their gradients as they are";
         return refuse(format!("{key}.compression"), how.to_string(), rule);
     }

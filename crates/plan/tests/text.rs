@@ -10,8 +10,8 @@ use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     Averaging, AveragingTime, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
     FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline,
-    Plan, PlanError, Precision, Prediction, Recompute, ScheduleKind, Servers, Stage, Staleness,
-    Sync, Updates, Weights,
+    Plan, PlanError, Precision, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Stage,
+    Staleness, Summation, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -84,7 +84,18 @@ fn sync() -> impl Strategy<Value = Sync> {
         }),
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
         compression,
+        summation: (zero == 1).then_some(summation(bucket_bytes)),
     })
+}
+
+fn summation(number: usize) -> Summation {
+    let ranges = [Ranges::Hashed, Ranges::Equal][number % 2];
+    let share = match number % 3 {
+        0 => Share::Balanced,
+        1 => Share::default(),
+        _ => Share::Part((number % 1000) as f64 / 1024.0),
+    };
+    Summation { servers: number as u32 % 7, ranges, share }
 }
 
 fn staleness(number: usize) -> Staleness {
@@ -493,7 +504,7 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, averaging, axes] = documented()[..] else {
+    let [whole, groups, pipelines, compressed, averaging, summing, axes] = documented()[..] else {
         panic!("five examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
@@ -502,12 +513,18 @@ fn examples_of_the_documentation_are_plans() {
     let first: Vec<&str> = first.lines().filter(unlike).collect();
     let meshes = rest.replace("dp = 4, tp = 2", "columns = 2, replica = 4");
     let renamed = format!("{}\n{axes}\n[sync]{meshes}", first.join("\n"));
-    let apart = whole.replace("clip_norm = 1.0\n", "").replace("zero = 1 ", "zero = 0 ");
+    let unshared = whole.replace("zero = 1 ", "zero = 0 ");
+    let apart = unshared.replace("clip_norm = 1.0\n", "");
+    // A table of its own, so that it may stand behind all others of `sync`; nothing is sharded over workers.
+    let workers = words.replace("zero = 1 ", "zero = 0 ");
+    let summed = format!("{workers}\n{summing}\n{pipelines}");
     for text in [
         whole.to_owned(),
         format!("{whole}\n{groups}"),
+        format!("{unshared}\n{compressed}"),
         format!("{words}\n{pipelines}"),
         format!("{apart}\n{averaging}"),
+        summed,
         renamed,
     ] {
         let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));

@@ -78,7 +78,7 @@ impl WeightParam {
     }
 }
 
-/// A range of a bucket that a server updates and owns.
+/// A range of a bucket that a server updates and owns, or the gradients of which it sums.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedRange {
     /// Elements of the bucket.
@@ -112,11 +112,15 @@ pub struct Bucket {
     pub splits: Vec<Axis>,
     /// Classes that all hold it (tied weights), this one included; empty if only this one does.
     pub classes: Vec<ClassId>,
-    /// Whether ranks of this class own its parameters, where several classes hold it: one does.
+    /// Whether ranks of this class count its gradients towards the norm of all, where several classes hold it:
+    /// one does, or, where each finds that norm by itself, all.
     pub owned_here: bool,
     /// The ranges that make it up, in order, where servers update it and own it, and ranks of this class only
     /// get its weights from there and send their gradients to them; otherwise none.
     pub served: Vec<ServedRange>,
+    /// The ranges of its gradients, in order, that servers sum over all workers and send back; the workers sum
+    /// the rest among themselves. None where there are no such servers.
+    pub summed: Vec<ServedRange>,
     /// The tensors that ranks hold of it.
     pub held: Held,
 }
@@ -366,13 +370,19 @@ impl Class {
         let mut names: Vec<String> = self.stages.iter().map(name).collect();
         if self.stages.is_empty() {
             let number = self.replica.map_or(String::new(), |it| format!(" {it}"));
-            return format!("parameter server{number}");
+            let kind = if self.sums() { "summing" } else { "parameter" };
+            return format!("{kind} server{number}");
         }
         // Several pipelines may come to the same stage.
         names.dedup();
         let noun = if names.len() > 1 { "stages" } else { "stage" };
         let replica = self.replica.map_or_else(String::new, |it| format!(", replica {it}"));
         format!("{noun} {}{replica}", names.join(", "))
+    }
+
+    /// Whether it is a server that sums gradients: it holds no stage and answers no clients.
+    pub fn sums(&self) -> bool {
+        self.stages.is_empty() && self.serves().is_none()
     }
 
     /// One parameter.

@@ -11,10 +11,12 @@ pub enum ProgramError {
     Plan(#[from] shardloom_plan::PlanError),
     /// More servers than ranges of parameters to deal to them.
     #[error(
-        "sync.servers.count = {servers}: ranges of parameters are dealt to servers, and there are {ranges}; \
-         take fewer servers, or a smaller sync.bucket_bytes"
+        "{key} = {servers}: ranges of parameters are dealt to servers, and there are {ranges}; take fewer \
+         servers, or a smaller sync.bucket_bytes"
     )]
     TooManyServers {
+        /// What the plan says them by.
+        key: &'static str,
         /// The servers.
         servers: u32,
         /// The ranges.

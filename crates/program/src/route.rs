@@ -35,6 +35,8 @@ pub enum Carried {
     Weights(BucketId),
     /// Gradients of a range of the sender's bucket, to the server.
     Gradients(BucketId),
+    /// Gradients of a range of the receiver's bucket, summed over all workers, from the server that sums them.
+    Sums(BucketId),
 }
 
 /// How something goes from one class to another.
@@ -134,6 +136,15 @@ impl Route {
         let part = |start| Placement { start: vec![start], extent: vec![elements] };
         let messages = vec![Message { from: 0, to: 0, source: part(source), target: part(target) }];
         Route { carried, from, to, format, messages }
+    }
+
+    /// The micro-batch that its messages belong to in an entry of this one: the same, but where what it carries
+    /// belongs to a step, whatever it is sent beside.
+    pub fn microbatch(&self, of_entry: Option<u32>) -> Option<u32> {
+        match self.carried {
+            Carried::Value(_) | Carried::Gradient(_) => of_entry,
+            Carried::Norm | Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => None,
+        }
     }
 
     /// Bytes of one message.

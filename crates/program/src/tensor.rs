@@ -262,6 +262,13 @@ pub enum Window {
     Param(ParamId),
     /// The rank's share of a flat tensor that holds the whole bucket.
     Share,
+    /// These elements of a flat tensor.
+    Elements {
+        /// The first.
+        start: usize,
+        /// The one after the last.
+        end: usize,
+    },
 }
 
 /// A part of a tensor, as an operand.
@@ -364,6 +371,7 @@ impl Class {
         match view.window {
             Window::Whole => 0..self.elements(view.tensor, position),
             Window::Param(param) => self.param(param).range(),
+            Window::Elements { start, end } => start..end,
             Window::Share => {
                 let bucket = self.tensor(view.tensor).bucket.expect("shares are of buckets");
                 self.shard_range(self.bucket(bucket), position)
@@ -404,7 +412,9 @@ impl Class {
     pub fn shape(&self, view: View) -> &[usize] {
         match view.window {
             Window::Param(param) => &self.param(param).shape,
-            Window::Whole | Window::Share => self.tensor(view.tensor).local_shape(),
+            Window::Whole | Window::Share | Window::Elements { .. } => {
+                self.tensor(view.tensor).local_shape()
+            }
         }
     }
 }

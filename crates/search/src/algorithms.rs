@@ -140,14 +140,14 @@ impl Groups {
 }
 
 /// What other algorithms at `key` make of `plan`, simulated. Nothing where the stack chooses the algorithms,
-/// whatever plans say, or servers hold the weights.
+/// whatever plans say, or there are servers.
 fn others(
     graph: &Graph,
     cluster: &Cluster,
     plan: &Plan,
     key: Key,
 ) -> Result<Vec<(Algorithm, Judgement)>, SearchError> {
-    if cluster.stack().algorithms != Algorithms::Planned || plan.sync.servers.is_some() {
+    if cluster.stack().algorithms != Algorithms::Planned || plan.sync.server_count() > 0 {
         return Ok(vec![]);
     }
     let groups = Groups::of(graph, cluster, plan)?;

@@ -272,8 +272,8 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
-    let Sync { servers, averaging, compression, .. } = plan.sync;
-    if servers.is_some() || averaging.is_some() || !compression.is_none() {
+    let Sync { averaging, compression, .. } = plan.sync;
+    if plan.sync.server_count() > 0 || averaging.is_some() || !compression.is_none() {
         // No search has these among what it chooses from.
         return Ok(None);
     }

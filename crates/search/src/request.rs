@@ -215,6 +215,7 @@ impl Request {
                 servers: None,
                 compression: Compression::None,
                 averaging: None,
+                summation: None,
             },
             precision: self.precision,
             optimizer: self.optimizer,

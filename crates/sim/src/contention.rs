@@ -139,6 +139,7 @@ mod tests {
                 servers: None,
                 compression: Compression::None,
                 averaging: None,
+                summation: None,
             },
             ..Uniform::default()
         };

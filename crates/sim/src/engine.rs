@@ -256,7 +256,8 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &self.actors[index];
         let delivery = match line.doing {
             Doing::Receive(route) => {
-                let (position, microbatch) = (actor.actor.position, microbatch(actor));
+                let position = actor.actor.position;
+                let microbatch = microbatch(self.program, actor, route);
                 Some(self.transfers.look(route, position, microbatch)?)
             }
             _ => None,
@@ -314,17 +315,18 @@ impl<'s, 'p> Engine<'s, 'p> {
             return Err(SimError::Messages { rank, messages: receivers, durations }.into());
         }
         let to = self.first_actor[self.program.route(route).to.0 as usize];
+        let microbatch = microbatch(self.program, &self.actors[index], route);
         let mut arrival = start;
         for message in 0..receivers {
             let begun = arrival;
             arrival += self.durations[message];
             let receiver = self.transfers.receivers(route, call.actor.position)[message];
-            let address = (route, receiver, microbatch(&self.actors[index]));
+            let address = (route, receiver, microbatch);
             if self.transfers.post(address, call.actor.position, Delivery { begun, arrival }) {
                 self.wake(to as usize + receiver);
             }
         }
-        self.transfers.end_send(route, call.actor.position, microbatch(&self.actors[index]));
+        self.transfers.end_send(route, call.actor.position, microbatch);
         let actor = &mut self.actors[index];
         self.tracks[index].remember(actor, actor.clock(), 0);
         actor.end(line, arrival);
@@ -341,7 +343,8 @@ impl<'s, 'p> Engine<'s, 'p> {
     ) -> Result<(), D::Error> {
         self.arrive(index);
         let actor = &mut self.actors[index];
-        let (position, microbatch) = (actor.actor.position, microbatch(actor));
+        let position = actor.actor.position;
+        let microbatch = microbatch(self.program, actor, route);
         let delivery = self.transfers.look(route, position, microbatch);
         let delivery = delivery.expect("a receive is due only once its messages have been sent");
         self.transfers.clear(route, position, microbatch);
@@ -487,10 +490,10 @@ impl<'s, 'p> Engine<'s, 'p> {
     }
 }
 
-/// The micro-batch that messages between stages belong to; a norm belongs to none, and is the only thing
-/// that goes its way.
-fn microbatch(actor: &ActorState<'_, '_>) -> u32 {
-    actor.microbatch().unwrap_or(0)
+/// The micro-batch that messages of a route belong to; the first where they belong to none, as a norm does,
+/// which is the only thing that goes its way.
+fn microbatch(program: &Program, actor: &ActorState<'_, '_>, route: RouteId) -> u32 {
+    program.route(route).microbatch(actor.microbatch()).unwrap_or(0)
 }
 
 fn lanes(

@@ -137,6 +137,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                         servers: None,
                         compression: Compression::None,
                         averaging: None,
+                        summation: None,
                     },
                     ..serial()
                 };
@@ -157,15 +158,7 @@ fn both_clocks_train_the_same_weights() {
     for (algorithm, zero) in
         [(Algorithm::Ring, 0), (Algorithm::Direct, 1), (Algorithm::HalvingDoubling, 3)]
     {
-        let sync = Sync {
-            zero,
-            algorithm,
-            bucket_bytes: 10_000,
-            shard_over: None,
-            servers: None,
-            compression: Compression::None,
-            averaging: None,
-        };
+        let sync = Sync { zero, algorithm, bucket_bytes: 10_000, ..Sync::default() };
         let uniform = Uniform { pp: 2, mesh: mesh(2, 1, 2), microbatches: 2, sync, ..serial() };
         let plan = plan(&graph, &Uniform { precision: BF16, ..uniform });
         let cluster = Cluster::parse("h100-80g:8").expect("a preset");

@@ -20,7 +20,7 @@ use shardloom_graph::{Graph, ModelSpec};
 use shardloom_kernels::Tier;
 use shardloom_plan::{
     Communication, Corrections, Number, Optimizer, Plan, Precision, Prediction, Recompute,
-    ScheduleKind, Servers, Staleness, Sync, Uniform, Weights,
+    ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Weights,
 };
 use support::{Samples, graph, mesh, serial, trainer};
 
@@ -217,6 +217,7 @@ fn in_the_midst_of_a_row_of_steps_the_heap_is_asked_for_nothing() {
     in_bfloat16();
     with_a_communication_thread();
     with_parameter_servers();
+    with_servers_that_sum();
     with_rows_that_choose_their_experts();
 }
 
@@ -228,6 +229,18 @@ fn with_parameter_servers() {
         let sync = Sync { servers, ..uniform().sync };
         let mesh = mesh(workers, 1, 1);
         let uniform = Uniform { mesh, sync, microbatches: 2, clip_norm: None, ..uniform() };
+        assert_uniform_asks_for_nothing(&graph, &uniform);
+    }
+}
+
+fn with_servers_that_sum() {
+    let graph = gpt(2);
+    for (workers, servers, share) in [(1, 1, 1.0), (2, 1, 0.5), (2, 2, 1.0)] {
+        let share = Share::Part(share);
+        let summation = Some(Summation { share, ..Summation::of(servers) });
+        let sync = Sync { summation, ..uniform().sync };
+        let mesh = mesh(workers, 1, 1);
+        let uniform = Uniform { mesh, sync, microbatches: 2, ..uniform() };
         assert_uniform_asks_for_nothing(&graph, &uniform);
     }
 }

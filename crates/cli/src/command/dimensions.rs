@@ -5,8 +5,8 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Averaging, AveragingTime, Communication, Compression, Mesh, Optimizer, Plan, Precision,
-    Recompute, ScheduleKind, Servers, Staleness, Sync, Uniform, Updates, Weights,
+    Averaging, AveragingTime, Communication, Compression, Mesh, Optimizer, Plan, Precision, Ranges,
+    Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -123,6 +123,21 @@ struct Split {
     #[arg(long, requires = "average_every")]
     average_before_update: bool,
 
+    /// Servers that sum gradients, on further devices: replicas are workers that send them their gradients, get
+    /// the sums back and update
+    #[arg(long, value_name = "N", conflicts_with = "servers", value_parser = whole::<u32>)]
+    summation_servers: Option<u32>,
+
+    /// How gradients are dealt to servers that sum: hashed (pieces of buckets, by consistent hashing) or equal
+    /// (a range of every bucket to each) [default: hashed]
+    #[arg(long, value_name = "HOW", requires = "summation_servers")]
+    summation_ranges: Option<Ranges>,
+
+    /// How much of the gradients servers sum, above 0 and up to 1, or balanced, so that all links are equally
+    /// busy; workers sum the rest among themselves [default: 1]
+    #[arg(long, value_name = "SHARE", requires = "summation_servers")]
+    summation_share: Option<Share>,
+
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -159,6 +174,9 @@ impl Split {
             average_every,
             average_rate,
             average_before_update,
+            summation_servers,
+            summation_ranges,
+            summation_share,
             microbatches,
             recompute,
             recompute_except_last,
@@ -178,6 +196,9 @@ impl Split {
             ("--average-every", average_every.is_some()),
             ("--average-rate", average_rate.is_some()),
             ("--average-before-update", *average_before_update),
+            ("--summation-servers", summation_servers.is_some()),
+            ("--summation-ranges", summation_ranges.is_some()),
+            ("--summation-share", summation_share.is_some()),
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
@@ -337,7 +358,8 @@ impl Dimensions {
         let Split { dp, cp, tp, .. } = self.split;
         let mut widths = [dp, cp, tp].into_iter().map(|width| width.unwrap_or(1) as usize);
         let workers = widths.try_fold(self.pp(), |all: usize, each| all.checked_mul(each))?;
-        let ranks = workers.checked_add(self.split.servers.unwrap_or(0) as usize);
+        let Split { servers, summation_servers, .. } = self.split;
+        let ranks = workers.checked_add(servers.or(summation_servers).unwrap_or(0) as usize);
         ranks.filter(|&ranks| ranks <= Cluster::MAX_DEVICES as usize)
     }
 
@@ -382,6 +404,10 @@ impl Dimensions {
         let mut numbers = self.numbers(order.kind(), recompute, microbatches, place)?;
         if let Some(servers) = numbers.sync.servers {
             numbers.sync.bucket_bytes = servers.bucket_bytes(model.graph());
+        }
+        if let Some(summation) = numbers.sync.summation {
+            let usual = numbers.sync.bucket_bytes;
+            numbers.sync.bucket_bytes = summation.bucket_bytes(model.graph(), usual);
         }
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
@@ -443,6 +469,11 @@ impl Dimensions {
             },
             over: None,
         });
+        let summation = self.split.summation_servers.map(|servers| Summation {
+            ranges: self.split.summation_ranges.unwrap_or_default(),
+            share: self.split.summation_share.unwrap_or_default(),
+            servers,
+        });
         let zero = self.split.zero.unwrap_or(0);
         Ok(Uniform {
             pp: self.pp(),
@@ -458,6 +489,7 @@ impl Dimensions {
                 servers,
                 compression: self.split.compression.unwrap_or_default(),
                 averaging,
+                summation,
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },

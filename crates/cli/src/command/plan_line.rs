@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use shardloom::plan::{Arrangement, Averaging, Axis, Plan, Updates};
+use shardloom::plan::{Arrangement, Averaging, Axis, Plan, Share, Updates};
 use shardloom::program::quantity::counted;
 
 /// Devices, stages, mesh, ZeRO, schedule, micro-batches and recomputation.
@@ -56,6 +56,24 @@ pub fn plan_line(plan: &Plan) -> String {
             counted(plan.pipeline.len(), "worker"),
             counted(servers.count as usize, "server"),
             servers.staleness,
+            counted(plan.microbatches, "micro-batch"),
+            counted(plan.microbatch_samples(), "sample"),
+            recompute,
+        );
+    }
+    if let Some(summation) = plan.sync.summation {
+        let share = match summation.share {
+            Share::Part(1.0) => String::new(),
+            share => {
+                let part = share.part(plan.pipeline.len(), summation.servers);
+                format!(" of {:.1}% of gradients", 100.0 * part)
+            }
+        };
+        return format!(
+            "{}: {} and {}{share}, {} of {}, recompute {}",
+            counted(plan.device_count(), "device"),
+            counted(plan.pipeline.len(), "worker"),
+            counted(summation.servers as usize, "summing server"),
             counted(plan.microbatches, "micro-batch"),
             counted(plan.microbatch_samples(), "sample"),
             recompute,

@@ -67,6 +67,10 @@ impl Recipe {
             let reason = "replicas have equal weights: leave sync.averaging out";
             return refuse("sync.averaging", format!("every {} steps", averaging.every), reason);
         }
+        if let Some(summation) = &sync.summation {
+            let reason = "there are no servers that sum gradients";
+            return refuse("sync.summation", summation.servers.to_string(), reason);
+        }
         if let Some(axes) = &sync.shard_over {
             let reason = "sharding among some of the replicas is not written for other projects yet: \
                           leave sync.shard_over out";

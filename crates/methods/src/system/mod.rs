@@ -1,12 +1,14 @@
 //! One file per published system.
 
 pub(crate) mod averaging;
+pub(crate) mod byteps;
 pub(crate) mod chimera;
 pub(crate) mod controllable_memory;
 pub(crate) mod data_parallel;
 pub(crate) mod dualpipe;
 pub(crate) mod gpipe;
 pub(crate) mod hanayo;
+pub(crate) mod herring;
 pub(crate) mod interleaved;
 pub(crate) mod megatron_lm;
 pub(crate) mod parameter_server;
@@ -20,3 +22,4 @@ pub(crate) mod zero;
 pub(crate) mod zero_bubble;
 
 mod equal_stages;
+mod workers;

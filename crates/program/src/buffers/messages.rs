@@ -245,7 +245,7 @@ fn events(program: &Program, class: &Class, steps: u32, with_collectives: bool) 
     // What belongs to a step is numbered as it comes: the n-th that is sent is the n-th received.
     let mut numbers: HashMap<RouteId, u32> = HashMap::new();
     let mut number = |route: RouteId, microbatch: Option<u32>| {
-        microbatch.unwrap_or_else(|| {
+        program.route(route).microbatch(microbatch).unwrap_or_else(|| {
             let next = numbers.entry(route).or_default();
             *next += 1;
             *next

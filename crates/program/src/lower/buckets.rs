@@ -14,8 +14,8 @@ use crate::class::{Bucket, BucketId, ClassId, ParamId, ServedRange, WeightParam}
 use crate::ring::Ring;
 use crate::sync::add;
 use crate::{
-    Content, Copies, Format, Keep, Layout, ProgramError, Shape, Tensor, TensorId, View, Window,
-    overlap,
+    Content, Copies, Format, Instruction, Keep, Layout, ProgramError, Shape, Tensor, TensorId,
+    View, Window, overlap,
 };
 
 /// The parameters of a class's stages, their buckets, and the tensors that hold them.
@@ -30,6 +30,9 @@ pub(super) struct Parameters<'a> {
     /// The mesh of the class's ranks.
     pub mesh: Mesh,
     by_value: BTreeMap<ValueId, ParamId>,
+    /// By bucket: what sums its gradients over the workers of servers once they are whole, but for what comes
+    /// back. Empty without such servers.
+    pub(super) exchanged: Vec<Vec<Instruction>>,
     /// Where a weight stands that was moved along its velocity.
     pub(super) moved: BTreeMap<ParamId, TensorId>,
     pub(super) plan: &'a Plan,
@@ -140,6 +143,7 @@ impl<'a> Parameters<'a> {
                 owned_here: keeps.servers.is_none()
                     && key.classes.first().is_none_or(|&first| first == class),
                 served: vec![],
+                summed: vec![],
                 classes: key.classes,
                 held,
             });
@@ -176,6 +180,7 @@ impl<'a> Parameters<'a> {
             norm: None,
             mesh,
             by_value: BTreeMap::new(),
+            exchanged: vec![],
             moved: BTreeMap::new(),
             plan,
             ways,
@@ -212,6 +217,14 @@ impl<'a> Parameters<'a> {
             };
             pieces.into_iter().map(move |range| (index, range))
         })
+    }
+
+    /// How many elements of a bucket are at most in one piece for servers that sum: as many bytes of gradients
+    /// as the plan lets buckets be.
+    pub fn most_elements(&self, id: BucketId) -> usize {
+        let group = self.groups[id.0 as usize];
+        let bytes = self.ways.precision(group).gradients.bytes();
+        (self.ways.sync(group).bucket_bytes / bytes).max(1)
     }
 
     /// Whether what becomes of an element of a bucket depends on no other.

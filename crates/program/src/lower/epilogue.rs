@@ -64,33 +64,37 @@ pub(super) fn cast(parameters: &Parameters<'_>, bucket: &Bucket) -> Option<Instr
 
 /// The update of all buckets.
 pub(super) fn updates(parameters: &Parameters<'_>) -> Vec<Instruction> {
+    buckets(parameters).flat_map(|(id, _)| update(parameters, id)).collect()
+}
+
+/// The update of one.
+pub(super) fn update(parameters: &Parameters<'_>, id: BucketId) -> Vec<Instruction> {
     let mut instructions = vec![];
-    for (id, bucket) in buckets(parameters) {
-        let gradients = bucket.held.replicated.reduced;
-        let norm = parameters.norm.map(View::whole);
-        let mut sums: Option<TensorId> = None;
-        for (round, &statistics) in bucket.held.statistics.iter().enumerate() {
-            let weights = changed(parameters, bucket).next().expect("an update changes weights");
-            let reads = [gradients, weights].into_iter();
-            let reads = reads.chain(norm).chain(sums.map(View::whole));
-            let writes = [View::whole(statistics)].into_iter();
-            let writes = writes.chain(bucket.held.state.iter().map(|&it| View::whole(it)));
-            let own = Instruction::new(Action::Statistics { round }, reads, writes);
-            let action = Action::Collective {
-                kind: SUM,
-                group: Group::Mesh(updaters(parameters, bucket)),
-                algorithm: Algorithm::Direct,
-            };
-            let all = View::whole(statistics);
-            instructions.push(own.freeing(sums.replace(statistics)));
-            instructions.push(Instruction::new(action, [all], [all]));
-        }
-        let reads = [gradients].into_iter().chain(norm).chain(sums.map(View::whole));
-        let update = Instruction::new(Action::Optimizer, reads, changed(parameters, bucket));
-        instructions.push(update.with_mode(Mode::Add).freeing(sums));
-        instructions.extend(cast(parameters, bucket));
-        instructions.extend(parameters.after_update(id));
+    let bucket = &parameters.buckets[id.0 as usize];
+    let gradients = bucket.held.replicated.reduced;
+    let norm = parameters.norm.map(View::whole);
+    let mut sums: Option<TensorId> = None;
+    for (round, &statistics) in bucket.held.statistics.iter().enumerate() {
+        let weights = changed(parameters, bucket).next().expect("an update changes weights");
+        let reads = [gradients, weights].into_iter();
+        let reads = reads.chain(norm).chain(sums.map(View::whole));
+        let writes = [View::whole(statistics)].into_iter();
+        let writes = writes.chain(bucket.held.state.iter().map(|&it| View::whole(it)));
+        let own = Instruction::new(Action::Statistics { round }, reads, writes);
+        let action = Action::Collective {
+            kind: SUM,
+            group: Group::Mesh(updaters(parameters, bucket)),
+            algorithm: Algorithm::Direct,
+        };
+        let all = View::whole(statistics);
+        instructions.push(own.freeing(sums.replace(statistics)));
+        instructions.push(Instruction::new(action, [all], [all]));
     }
+    let reads = [gradients].into_iter().chain(norm).chain(sums.map(View::whole));
+    let update = Instruction::new(Action::Optimizer, reads, changed(parameters, bucket));
+    instructions.push(update.with_mode(Mode::Add).freeing(sums));
+    instructions.extend(cast(parameters, bucket));
+    instructions.extend(parameters.after_update(id));
     instructions
 }
 

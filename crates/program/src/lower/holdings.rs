@@ -175,7 +175,7 @@ impl<'a> Parameters<'a> {
                 let original = self.tensor(view).clone();
                 let shape = match view.window {
                     Window::Share => Shape::Flat(Extent::Share),
-                    Window::Whole | Window::Param(_) => original.shape,
+                    Window::Whole | Window::Param(_) | Window::Elements { .. } => original.shape,
                 };
                 let copy = Tensor {
                     name: format!("{} before their update", original.name),
@@ -342,7 +342,9 @@ impl<'a> Parameters<'a> {
 
     /// What of that is done once, after the last.
     pub fn after_last_gradient(&self, id: BucketId) -> Vec<Instruction> {
-        self.way(id).after_last_gradient(&self.unheld(id), self.replicated(id))
+        let mut after = self.way(id).after_last_gradient(&self.unheld(id), self.replicated(id));
+        after.extend(self.exchanged.get(id.0 as usize).into_iter().flatten().cloned());
+        after
     }
 
     /// What makes the reduced gradients of a bucket of what was exchanged for them.

@@ -28,6 +28,7 @@ mod rows;
 mod servers;
 mod sharding;
 mod stage;
+mod summing;
 mod versions;
 mod whole_gradients;
 
@@ -46,6 +47,7 @@ use post_validation::PostValidation;
 use servers::Service;
 use shardloom_schedule::{Instance, PassKind, Schedule, ScheduleError, StageMap};
 use stage::{StageId, StageModel};
+use summing::Summing;
 use versions::Versions;
 
 /// The program of `plan` for `graph` on a cluster of `devices` devices.
@@ -77,13 +79,25 @@ pub fn lower_with(
         ))
         .into());
     }
+    if way.summation() != plan.sync.summation {
+        return Err(ScheduleError::Rule(format!(
+            "sync.summation is {:?} in the plan, and {:?} as replicas are kept equal",
+            plan.sync.summation,
+            way.summation()
+        ))
+        .into());
+    }
     let lists = device_lists(plan);
     let stages = stage_models(graph, plan, &lists)?;
     let mut boundaries = Boundaries::find(graph, plan.precision, &stages)?;
     let map = stage_map(plan, &stages)?;
     let schedule = Schedule::of(plan, map)?;
     require_rule(plan, &schedule)?;
-    let post_validation = PostValidation::of(plan, &schedule, &stages, &mut boundaries);
+    // A worker whose gradients servers sum has all of them, and so knows their norm by itself.
+    let post_validation = match plan.sync.summation {
+        Some(_) => None,
+        None => PostValidation::of(plan, &schedule, &stages, &mut boundaries),
+    };
     let versions = Versions::new(plan, &schedule);
     let ways = holdings::Ways::new(plan, way)?;
     let units = buckets::Units::of(graph, plan, &ways);
@@ -95,10 +109,14 @@ pub fn lower_with(
         let keeps = holdings::Keeps { is_delayed, backs_up: validated, averages: false, servers };
         buckets::Parameters::of(graph, plan, &ways, &stages, &units, (id, keeps))
     };
-    let parameters: Vec<buckets::Parameters<'_>> =
+    let mut parameters: Vec<buckets::Parameters<'_>> =
         ids().map(parameters).collect::<Result<_, _>>()?;
-    let early = owners::early(&schedule, &plan.pass_times, &stages, &parameters)?;
+    let early = match plan.sync.summation {
+        Some(_) => vec![owners::Early::default(); lists.len()],
+        None => owners::early(&schedule, &plan.pass_times, &stages, &parameters)?,
+    };
     let service = Service::of(way, &parameters, &mut boundaries)?;
+    let summing = Summing::of(way, &mut parameters, &mut boundaries)?;
     let mut classes: Vec<Class> = vec![];
     for (((id, devices), parameters), early) in ids().zip(&lists).zip(parameters).zip(early) {
         let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
@@ -112,6 +130,7 @@ pub fn lower_with(
             versions: &versions,
             post_validation: post_validation.as_ref(),
             service: service.as_ref(),
+            summing: summing.as_ref(),
             id,
         };
         let class = lowering.class(Rank(first_rank), devices, parameters)?;
@@ -120,6 +139,9 @@ pub fn lower_with(
     }
     if let Some(service) = &service {
         service.add_servers(plan, &mut classes);
+    }
+    if let Some(summing) = &summing {
+        summing.add_servers(plan, &mut classes);
     }
     require_common_updates(&classes)?;
     let mut program = Program {
@@ -236,6 +258,7 @@ struct ClassLowering<'a> {
     versions: &'a Versions<'a>,
     post_validation: Option<&'a PostValidation>,
     service: Option<&'a Service<'a>>,
+    summing: Option<&'a Summing>,
     id: ClassId,
 }
 
@@ -295,11 +318,16 @@ impl ClassLowering<'_> {
             Some(later) => later.norm(self.id, &parameters),
             None => epilogue::norm(&parameters, Group::World),
         };
-        let epilogue = match self.service {
-            Some(service) => service.push(self.id, &parameters),
-            None => epilogue::body(&parameters, early, norm),
+        let epilogue = match (self.service, self.summing) {
+            (Some(service), _) => service.push(self.id, &parameters),
+            // It follows the order in which buckets become whole.
+            (None, Some(_)) => vec![],
+            (None, None) => epilogue::body(&parameters, early, norm),
         };
         let mut order = assembly.order(order, epilogue)?;
+        if let Some(summing) = self.summing {
+            summing.end_step(&mut order, self.id, &parameters);
+        }
         let versions = 1 + order.entries.iter().map(|(entry, _)| entry.age).max().unwrap_or(0);
         let control = match (self.post_validation, flag) {
             (Some(later), Some(flag)) => {

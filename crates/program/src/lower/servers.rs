@@ -57,7 +57,8 @@ impl<'a> Service<'a> {
         let Some(asked) = way.servers() else { return Ok(None) };
         let ranges = workers[0].pieces().count();
         if asked.count as usize > ranges {
-            return Err(ProgramError::TooManyServers { servers: asked.count, ranges });
+            let (key, servers) = ("sync.servers.count", asked.count);
+            return Err(ProgramError::TooManyServers { key, servers, ranges });
         }
         let servers = (0..asked.count).map(|server| ClassId(workers.len() as u32 + server));
         let mut parameters: Vec<Parameters<'a>> =

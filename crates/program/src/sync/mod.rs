@@ -8,18 +8,20 @@ mod all_reduce;
 mod compressed;
 mod hybrid;
 mod server;
+mod summing;
 mod zero;
 
 use std::fmt::Debug;
 
 use shardloom_collectives::Algorithm;
 use shardloom_graph::Reduction;
-use shardloom_plan::{Axis, Compression, Mesh, Precision, Servers, Sync};
+use shardloom_plan::{Axis, Compression, Mesh, Precision, Servers, Summation, Sync};
 
 pub use all_reduce::AllReduce;
 pub use compressed::Compressed;
 pub use hybrid::Hybrid;
 pub use server::Server;
+pub use summing::Summing;
 pub use zero::Zero;
 
 use crate::{
@@ -121,11 +123,20 @@ pub trait Synchronisation: Debug {
     fn servers(&self) -> Option<Servers> {
         None
     }
+
+    /// The servers that sum gradients for the ranks that train, as [`Summing`]'s do; none for most ways. They
+    /// are those of the plan's `sync`.
+    fn summation(&self) -> Option<Summation> {
+        None
+    }
 }
 
 /// The way that a plan asks for.
 pub(crate) fn way(sync: Sync) -> Box<dyn Synchronisation> {
     let algorithm = sync.algorithm;
+    if let Some(summation) = sync.summation {
+        return Box::new(Summing { summation });
+    }
     match (sync.servers, sync.zero) {
         (Some(servers), _) => Box::new(Server { servers }),
         (None, 0) => match sync.compression {

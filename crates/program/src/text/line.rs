@@ -253,6 +253,7 @@ impl Lines<'_> {
             Window::Param(param) => {
                 format!("{name}/{}{}", names.param(param), shape(&class.param(param).shape))
             }
+            Window::Elements { start, end } => format!("{name}/{start}..{end}"),
             Window::Share => {
                 format!("{name}/share{}", shape(&[class.view_range(view, *position).len()]))
             }

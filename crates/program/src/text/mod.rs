@@ -39,7 +39,8 @@ run side by side where the machine can, each in order.
                    `of the last E`: in its last run, whatever the micro-batch
   name[2,8] f32    what this rank has of a tensor; `name #2` is another one of the same name
   name[<=2,8]      as many rows, side by side, as counts say that are read with it; memory is for all
-  name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it
+  name/share[16]   this rank's share of it; name/weight[2,8] is one of the weights that lie in it;
+                   name/8..16 are these of its elements
   name@[R,S(tp)]   by tensor axis, R: whole; S(tp): split over tp; then P(tp,Sum): to be summed over
                    tp; `axis 0` is the first tensor axis
   add to           adds to what is there; start or add to: likewise, but the first time since the
@@ -161,11 +162,22 @@ impl Reader<'_> {
             let servers: Vec<Rank> = servers.into_iter().collect();
             text += &format!(", updated and saved on {}", ranks(&servers));
         }
+        let summing = bucket.summed.iter().map(|it| self.program.class(it.server).first_rank);
+        let summing: BTreeSet<Rank> = summing.collect();
+        if !summing.is_empty() {
+            let summing: Vec<Rank> = summing.into_iter().collect();
+            let elements: usize = bucket.summed.iter().map(|it| it.range.len()).sum();
+            let part = match elements == bucket.elements {
+                true => String::new(),
+                false => format!("{elements} "),
+            };
+            text += &format!(", {part}summed on {}", ranks(&summing));
+        }
         if !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());
             let members = self.program.members(self.id, self.position, &group);
             let others: Vec<Rank> = members.into_iter().filter(|&it| it != self.rank()).collect();
-            let owner = if bucket.owned_here { "here" } else { "there" };
+            let owner = if bucket.classes.first() == Some(&self.id) { "here" } else { "there" };
             text += &format!(", also on {} and saved {owner}", ranks(&others));
         }
         text

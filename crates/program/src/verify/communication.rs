@@ -56,7 +56,7 @@ pub fn run_blocking(program: &Program, row: Row) -> Result<(), Violation> {
             Stream { steps: all }
         })
         .collect();
-    count_messages(&streams)?;
+    count_messages(program, &streams)?;
     let mut cursors: Vec<Cursor> = (0..program.ranks() as u32)
         .map(|rank| {
             let (class, position) = program.locate(Rank(rank));
@@ -73,12 +73,16 @@ pub fn run_blocking(program: &Program, row: Row) -> Result<(), Violation> {
                 let microbatch = step.run.microbatch;
                 match &step.instruction.action {
                     Action::Send { route } => {
-                        for message in program.route(*route).sent_by(position) {
+                        let route_of = program.route(*route);
+                        let microbatch = route_of.microbatch(microbatch);
+                        for message in route_of.sent_by(position) {
                             *arrived.entry((*route, message.to, microbatch)).or_default() += 1;
                         }
                     }
                     Action::Receive { route } => {
-                        let wanted = program.route(*route).received_by(position).count();
+                        let route_of = program.route(*route);
+                        let microbatch = route_of.microbatch(microbatch);
+                        let wanted = route_of.received_by(position).count();
                         let waiting = arrived.entry((*route, position, microbatch)).or_default();
                         if *waiting < wanted {
                             break;
@@ -131,13 +135,14 @@ fn current<'p>(streams: &[Stream<'p>], cursor: &Cursor) -> Option<Step<'p>> {
 }
 
 /// Checks that each micro-batch is sent on a route as often as it is received.
-fn count_messages(streams: &[Stream<'_>]) -> Result<(), Violation> {
+fn count_messages(program: &Program, streams: &[Stream<'_>]) -> Result<(), Violation> {
     let mut counts: BTreeMap<(RouteId, Option<u32>), (usize, usize)> = BTreeMap::new();
     for step in streams.iter().flat_map(|stream| &stream.steps) {
-        let microbatch = step.run.microbatch;
+        let address =
+            |route: RouteId| (route, program.route(route).microbatch(step.run.microbatch));
         match step.instruction.action {
-            Action::Send { route } => counts.entry((route, microbatch)).or_default().0 += 1,
-            Action::Receive { route } => counts.entry((route, microbatch)).or_default().1 += 1,
+            Action::Send { route } => counts.entry(address(route)).or_default().0 += 1,
+            Action::Receive { route } => counts.entry(address(route)).or_default().1 += 1,
             _ => {}
         }
     }

@@ -10,8 +10,8 @@ use shardloom_plan::Axis;
 use super::row::{Row, Step, entries, instructions, steps};
 use super::violation::Violation;
 use crate::{
-    Action, Bucket, BucketId, ClassId, Content, Extent, Group, Mode, ParamId, Program, RouteId,
-    Shape, TensorId, View, Window, overlap,
+    Action, Bucket, BucketId, Carried, ClassId, Content, Extent, Group, Mode, ParamId, Program,
+    RouteId, Shape, TensorId, View, Window, overlap,
 };
 
 /// Over whom a sum is reduced.
@@ -27,8 +27,12 @@ enum Over {
 struct Sum {
     parts: BTreeMap<ParamId, Vec<(u32, OpId)>>,
     over: BTreeSet<Over>,
-    /// The elements that a worker has sent to servers.
+    /// The elements that a worker has sent to servers that update.
     sent: Vec<Range<usize>>,
+    /// Those that it has sent to servers that sum.
+    handed: Vec<Range<usize>>,
+    /// Those that are summed over all classes, by a server or among them, where not all are at once.
+    summed: Vec<Range<usize>>,
     /// Whether an update has read it, or a reduction has moved it elsewhere: the next write begins anew.
     is_used: bool,
 }
@@ -36,6 +40,25 @@ struct Sum {
 impl Sum {
     fn is_pending(&self) -> bool {
         !self.is_used && !self.parts.is_empty()
+    }
+
+    /// Whether some of these elements are summed over all classes, or about to be.
+    fn is_begun(&self, range: &Range<usize>) -> bool {
+        let begun = self.handed.iter().chain(&self.summed);
+        begun.into_iter().any(|it| !overlap(it, range).is_empty())
+    }
+
+    /// Notes that elements are summed over all classes; all are, once these are so many.
+    fn sum(&mut self, range: Range<usize>, elements: usize) {
+        self.summed.push(range);
+        if self.summed.iter().map(Range::len).sum::<usize>() == elements {
+            self.over.insert(Over::Classes);
+        }
+    }
+
+    /// Whether nothing that was sent has yet to come back.
+    fn is_back(&self) -> bool {
+        self.handed.iter().all(|it| self.summed.contains(it))
     }
 }
 
@@ -59,7 +82,9 @@ pub(super) fn check(program: &Program, row: Row, found: &mut Vec<Violation>) {
     // Servers read what others send.
     let (servers, others): (Vec<_>, Vec<_>) =
         program.classes().partition(|(_, class)| class.serves().is_some());
-    for (id, _) in others.into_iter().chain(servers) {
+    // What those that only sum do is looked at by itself.
+    let all = others.into_iter().chain(servers);
+    for (id, _) in all.filter(|(_, class)| !class.sums()) {
         Reductions {
             program,
             id,
@@ -112,19 +137,32 @@ impl Reductions<'_> {
                     }
                 }
                 &Action::Send { route } if reads(&step) == Content::Gradient => {
-                    self.send(&step, route, found);
+                    let server = self.program.class(self.program.route(route).to);
+                    match server.sums() {
+                        true => self.hand(&step, route, found),
+                        false => self.send(&step, route, found),
+                    }
                 }
                 &Action::Receive { route } => {
                     let to = step.instruction.writes[0].to;
-                    if class.tensor(to.tensor).content == Content::Gradient {
-                        self.receive(&step, route, to, found);
+                    let carried = self.program.route(route).carried;
+                    match class.tensor(to.tensor).content {
+                        Content::Gradient if matches!(carried, Carried::Sums(_)) => {
+                            self.take_back(&step, route, to, found);
+                        }
+                        Content::Gradient => self.receive(&step, route, to, found),
+                        _ => {}
                     }
                 }
                 Action::Add if reads(&step) == Content::Gradient => self.add_up(&step, found),
                 Action::Collective { group, .. } => match reads(&step) {
-                    Content::Gradient | Content::Compressed | Content::OfRank(_) => {
-                        self.reduce(&step, group, found);
-                    }
+                    Content::Gradient => match step.instruction.reads[0].window {
+                        Window::Elements { start, end } => {
+                            self.reduce_range(&step, group, start..end, found);
+                        }
+                        _ => self.reduce(&step, group, found),
+                    },
+                    Content::Compressed | Content::OfRank(_) => self.reduce(&step, group, found),
                     Content::Statistics => self.sum_up(&step, group, found),
                     _ => {}
                 },
@@ -171,7 +209,8 @@ impl Reductions<'_> {
         if sum.is_used {
             *sum = Sum::default();
         }
-        if share || !sum.over.is_empty() || !sum.sent.is_empty() {
+        let is_begun = !sum.sent.is_empty() || !sum.handed.is_empty() || !sum.summed.is_empty();
+        if share || !sum.over.is_empty() || is_begun {
             found.push(Violation::ReducedTwice {
                 at: step.site(),
                 tensor: step.tensor_name(to.tensor),
@@ -201,7 +240,7 @@ impl Reductions<'_> {
             }
             _ => return found.push(twice(read.tensor)),
         };
-        if !sum.over.is_disjoint(&over) {
+        if !sum.over.is_disjoint(&over) || !sum.handed.is_empty() || !sum.summed.is_empty() {
             found.push(twice(read.tensor));
         }
         sum.over.extend(over);
@@ -271,7 +310,57 @@ impl Reductions<'_> {
         }
     }
 
-    /// A worker sends a range of its gradients to a server.
+    /// A collective sums a range of gradients over the classes that hold them.
+    fn reduce_range(
+        &mut self,
+        step: &Step<'_>,
+        group: &Group,
+        range: Range<usize>,
+        found: &mut Vec<Violation>,
+    ) {
+        let read = step.instruction.reads[0];
+        let tensor = step.tensor_name(read.tensor);
+        let classes = self.bucket(step, read).map(|bucket| &bucket.classes);
+        let is_over_all = matches!(group, Group::Classes(all) if Some(all) == classes);
+        if !is_over_all || step.instruction.writes[0].to != read {
+            found.push(Violation::Unreduced { at: step.site(), tensor: tensor.clone() });
+        }
+        let sum = self.sums.entry(place(read)).or_default();
+        if !sum.is_pending() || sum.is_begun(&range) {
+            found.push(Violation::ReducedTwice { at: step.site(), tensor });
+        }
+        sum.sum(range, step.class.elements(read.tensor, 0));
+    }
+
+    /// A worker sends a range of its gradients to a server that sums them.
+    fn hand(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
+        let read = step.instruction.reads[0];
+        let sum = self.sums.entry(place(read)).or_default();
+        for message in &self.program.route(route).messages {
+            let range = message.source.range(0);
+            if !sum.is_pending() || sum.is_begun(&range) {
+                let tensor = step.tensor_name(read.tensor);
+                found.push(Violation::ReducedTwice { at: step.site(), tensor });
+            }
+            sum.handed.push(range);
+        }
+    }
+
+    /// It gets their sum.
+    fn take_back(&mut self, step: &Step<'_>, route: RouteId, to: View, found: &mut Vec<Violation>) {
+        let elements = step.class.elements(to.tensor, 0);
+        let sum = self.sums.entry(place(to)).or_default();
+        for message in &self.program.route(route).messages {
+            let range = message.target.range(0);
+            if !sum.is_pending() || !sum.handed.contains(&range) || sum.summed.contains(&range) {
+                let tensor = step.tensor_name(to.tensor);
+                found.push(Violation::ReducedTwice { at: step.site(), tensor });
+            }
+            sum.sum(range, elements);
+        }
+    }
+
+    /// A worker sends a range of its gradients to a server that updates.
     fn send(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
         let read = step.instruction.reads[0];
         self.require_reduced(step, read, found);
@@ -341,7 +430,13 @@ impl Reductions<'_> {
         if !bucket.classes.is_empty() {
             wanted.insert(Over::Classes);
         }
-        let is_reduced = self.sums.get(&place(read)).is_some_and(|sum| sum.over == wanted);
+        let has_all = |sum: &Sum| {
+            // One worker's sum is its own gradient.
+            let is_own = bucket.classes.is_empty() && !sum.summed.is_empty();
+            let over = sum.over.iter().filter(|it| **it != Over::Classes || !is_own);
+            over.copied().collect::<BTreeSet<_>>() == wanted && sum.is_back()
+        };
+        let is_reduced = self.sums.get(&place(read)).is_some_and(has_all);
         if !is_reduced {
             let tensor = step.tensor_name(read.tensor);
             found.push(Violation::Unreduced { at: step.site(), tensor });

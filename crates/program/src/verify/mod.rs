@@ -17,6 +17,7 @@ mod routes;
 mod row;
 mod rows;
 mod servers;
+mod summing;
 mod updates;
 mod versions;
 mod violation;
@@ -68,6 +69,7 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
     if found.is_empty() {
         operators::check(program, found);
         program.classes().for_each(|(id, _)| servers::ranges(program, id, found));
+        servers::pieces(program, found);
         program.classes().for_each(|(id, class)| rows::check(class, id, found));
     }
 }
@@ -91,6 +93,7 @@ fn rows(program: &Program, found: &mut Vec<Violation>) {
             norms::check(program, row, found);
             gradients::check(program, row, found);
             averages::check(program, row, found);
+            summing::check(program, row, found);
         }
         found.extend(run_blocking(program, row).err());
     }

@@ -106,7 +106,8 @@ impl<'a> Follower<'a> {
                 if self.norm.is_pending {
                     found.push(lost());
                 }
-                self.norm = Norm { is_found: true, is_pending: true, ..Norm::default() };
+                let classes = self.counted_alone();
+                self.norm = Norm { is_found: true, is_pending: true, classes, ..Norm::default() };
             }
             Action::Collective { group, .. } => {
                 let again = match group {
@@ -180,13 +181,30 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// The classes of all of whose ranks it is the norm.
+    /// The classes of whose gradients the class finds the norm by itself: those with which it holds all of its
+    /// buckets, where each of them counts all elements.
+    fn counted_alone(&self) -> BTreeSet<ClassId> {
+        let class = self.program.class(self.id);
+        let counts_all = |other: &Class| other.buckets.iter().all(|bucket| bucket.owned_here);
+        let mut holders = class.buckets.iter().map(|bucket| &bucket.classes);
+        let Some(first) = holders.next() else { return BTreeSet::new() };
+        let is_alone = holders.all(|it| it == first)
+            && first.iter().all(|&it| {
+                let other = self.program.class(it);
+                counts_all(other) && other.buckets.len() == class.buckets.len()
+            });
+        if is_alone { first.iter().copied().collect() } else { BTreeSet::new() }
+    }
+
+    /// The classes of all of whose ranks it is the norm, and those that have no gradients.
     fn covered(&self, norm: &Norm) -> BTreeSet<ClassId> {
         let mesh = &self.program.class(self.id).mesh;
         let own = mesh.axes().all(|axis| norm.axes.contains(&axis));
         // What has only come from others is not this class's.
         let is_own = norm.is_found && own;
-        norm.classes.iter().copied().chain(is_own.then_some(self.id)).collect()
+        let sum = self.program.classes().filter(|(_, class)| class.sums()).map(|(id, _)| id);
+        let covered = norm.classes.iter().copied().chain(is_own.then_some(self.id));
+        covered.chain(sum).collect()
     }
 
     fn is_of_all(&self, norm: &Norm) -> bool {

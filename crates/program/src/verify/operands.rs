@@ -253,6 +253,10 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
             Shape::Flat(_) => bucket.is_some(),
         },
         Window::Share => holds_all(tensor),
+        Window::Elements { start, end } => match tensor.shape {
+            Shape::Flat(Extent::Exactly(elements)) => start < end && end <= elements,
+            _ => false,
+        },
         Window::Param(param) => {
             let param = class.params.get(param.0 as usize);
             holds_all(tensor) && param.is_some_and(|param| Some(param.bucket) == tensor.bucket)

@@ -57,8 +57,8 @@ pub(super) fn check_end(program: &Program, step: &Step<'_>, found: &mut Vec<Viol
         };
         let fault = match parts.iter().all(|part| within(part, shape)) {
             false => "a message does not lie within",
-            // Of a worker's weights each server sends ranges, which are looked at together.
-            true if matches!(route.carried, Carried::Weights(_)) => continue,
+            // Of a worker's bucket each server sends ranges, which are looked at together.
+            true if matches!(route.carried, Carried::Weights(_) | Carried::Sums(_)) => continue,
             true if !sends && !tile(&parts, class, step) => "messages do not make up the whole of",
             true => continue,
         };

@@ -11,8 +11,8 @@ use shardloom_plan::Staleness;
 use super::row::{instructions, place};
 use super::violation::Violation;
 use crate::{
-    Action, Bucket, Carried, Class, ClassId, Client, Control, Cursor, Handler, Instruction, Next,
-    Program, RouteId, Run, WeightParam, When, overlap,
+    Action, BodyId, Bucket, Carried, Class, ClassId, Client, Content, Control, Cursor, Entry,
+    Handler, Instruction, Next, Program, RouteId, Run, View, WeightParam, When, overlap,
 };
 
 /// Checks what a server does for each of its clients in a step: it takes in what the client sends, ends one
@@ -29,17 +29,22 @@ pub(super) fn check(program: &Program, found: &mut Vec<Violation>) {
     }
 }
 
-/// Checks that what a class gets from servers, and sends to them, is each element of its buckets once, and that a
-/// server holds the same elements of the same parameters where they come to.
+/// Checks that what a class gets from servers, and sends to them, is each element of its buckets once, or of the
+/// part that they sum, and that a server that holds parameters has the same elements of the same.
 pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>) {
     let class = program.class(id);
-    for (bucket_id, bucket) in class.buckets().filter(|(_, it)| !it.served.is_empty()) {
+    let has_servers = |bucket: &Bucket| !bucket.served.is_empty() || !bucket.summed.is_empty();
+    for (bucket_id, bucket) in class.buckets().filter(|(_, it)| has_servers(it)) {
+        let sums = bucket.served.is_empty();
         let mut ranges: Vec<Vec<(Range<usize>, ClassId)>> = vec![vec![]; 2];
         let mut fits = true;
         for route in &program.routes {
             let (kind, server) = match route.carried {
                 Carried::Gradients(it) if (route.from, it) == (id, bucket_id) => (0, route.to),
-                Carried::Weights(it) if (route.to, it) == (id, bucket_id) => (1, route.from),
+                Carried::Weights(it) if !sums && (route.to, it) == (id, bucket_id) => {
+                    (1, route.from)
+                }
+                Carried::Sums(it) if sums && (route.to, it) == (id, bucket_id) => (1, route.from),
                 _ => continue,
             };
             let [message] = &route.messages[..] else {
@@ -59,25 +64,91 @@ pub(super) fn ranges(program: &Program, id: ClassId, found: &mut Vec<Violation>)
                 let there = elements(program.class(server), held, &there);
                 there == elements(class, bucket, &here)
             };
-            fits &= held.filter(|held| held.elements == there.len()).any(same);
+            fits &= match sums {
+                true => program.class(server).sums(),
+                false => held.filter(|held| held.elements == there.len()).any(same),
+            };
             ranges[kind].push((here, server));
         }
-        let served = bucket.served.iter().map(|it| (it.range.clone(), it.server));
+        let served = bucket.served.iter().chain(&bucket.summed);
+        let served = served.map(|it| (it.range.clone(), it.server));
         let served: Vec<_> = served.collect();
         let mut end = 0;
         for (range, _) in &served {
             fits &= range.start == end && !range.is_empty();
             end = range.end;
         }
-        if !fits || end != bucket.elements || ranges.iter().any(|it| *it != served) {
+        let is_all = if sums { end <= bucket.elements } else { end == bucket.elements };
+        if !fits || !is_all || ranges.iter().any(|it| *it != served) {
             let (place, bucket) = (class.place(), bucket.name.clone());
             found.push(Violation::Served { place, bucket });
         }
     }
 }
 
+/// Checks that each message between a worker and a server is, at both ends, of the elements of parameters that its
+/// route says: on a worker of the bucket that it names, on a server of those in what it is received to or sent from.
+pub(super) fn pieces(program: &Program, found: &mut Vec<Violation>) {
+    for (id, class) in program.classes() {
+        let bodies = (0..class.bodies.len() as u32).map(BodyId);
+        let entries: Vec<Run> = bodies.map(|body| Run::alone(Entry::new(body, None))).collect();
+        for step in instructions(class, id, &entries) {
+            let (route, operand) = match step.instruction.action {
+                Action::Send { route } => (route, step.instruction.reads[0]),
+                Action::Receive { route } => (route, step.instruction.writes[0].to),
+                _ => continue,
+            };
+            if !is_of_route(program, (id, class), route, operand) {
+                let tensor = step.tensor_name(operand.tensor);
+                found.push(Violation::Piece { at: step.site(), tensor, route: route.0 });
+            }
+        }
+    }
+}
+
+/// Whether an operand of a class is what a route between a worker and a server carries.
+fn is_of_route(
+    program: &Program,
+    (id, class): (ClassId, &Class),
+    route: RouteId,
+    operand: View,
+) -> bool {
+    let of = program.route(route);
+    let (bucket, worker, content) = match of.carried {
+        Carried::Gradients(bucket) => (bucket, of.from, Content::Gradient),
+        Carried::Sums(bucket) => (bucket, of.to, Content::Gradient),
+        Carried::Weights(bucket) => (bucket, of.to, Content::Weight),
+        Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => return true,
+    };
+    let tensor = class.tensor(operand.tensor);
+    let workers_bucket = program.class(worker).buckets.get(bucket.0 as usize);
+    let Some(workers_bucket) = workers_bucket.filter(|_| tensor.content == content) else {
+        return false;
+    };
+    if id == worker {
+        return tensor.bucket == Some(bucket);
+    }
+    if class.sums() {
+        // What it holds is what has come: that is followed as it runs.
+        return true;
+    }
+    let Some(held) = tensor.bucket.map(|bucket| class.bucket(bucket)) else { return false };
+    of.messages.iter().all(|message| {
+        let (own, other) = match id == of.to {
+            true => (&message.target, &message.source),
+            false => (&message.source, &message.target),
+        };
+        let (here, there) = (own.range(0), other.range(0));
+        elements(class, held, &here) == elements(program.class(worker), workers_bucket, &there)
+    })
+}
+
 /// The parameters in a range of a bucket, each with which of its elements these are.
-fn elements(class: &Class, bucket: &Bucket, range: &Range<usize>) -> Vec<(ValueId, Range<usize>)> {
+pub(super) fn elements(
+    class: &Class,
+    bucket: &Bucket,
+    range: &Range<usize>,
+) -> Vec<(ValueId, Range<usize>)> {
     let params = bucket.params.iter().map(|&param| class.param(param));
     let part = |param: &WeightParam| {
         let here = overlap(range, &param.range());

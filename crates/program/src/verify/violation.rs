@@ -417,6 +417,27 @@ pub enum Violation {
         /// The bucket.
         bucket: String,
     },
+    /// A message between a worker and a server is not of the elements of the parameters that it is said to be of.
+    #[error("{at}: {tensor} is not what route {route} carries")]
+    Piece {
+        /// Where it is sent or received.
+        at: Site,
+        /// The tensor.
+        tensor: String,
+        /// The route.
+        route: u32,
+    },
+    /// What a server sums is not the same elements of each worker's gradients of a step, each worker's once, or
+    /// does not come back as the elements that it is of.
+    #[error("{at}: {tensor} {fault}")]
+    Summed {
+        /// Where it is added or sent.
+        at: Site,
+        /// The sum.
+        tensor: String,
+        /// What is wrong.
+        fault: String,
+    },
     /// A worker gets weights that lack gradients from too many steps before.
     #[error("{place}: weights lack gradients from {steps} steps before, and may from {bound}")]
     Staleness {

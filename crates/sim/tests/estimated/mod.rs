@@ -39,6 +39,7 @@ fn plan(
             servers: None,
             compression: Compression::None,
             averaging: None,
+            summation: None,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

@@ -43,6 +43,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             servers: None,
             compression: Compression::None,
             averaging: None,
+            summation: None,
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),

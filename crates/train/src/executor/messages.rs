@@ -56,7 +56,9 @@ impl Messages {
     }
 }
 
-/// What the receiver of a message asks for it by: where it belongs, and its micro-batch.
-pub(super) fn tag(route: RouteId, microbatch: u32) -> u64 {
+/// What the receiver of a message asks for it by: where it belongs, and its micro-batch, if it has one, in an entry
+/// of this one.
+pub(super) fn tag(program: &Program, route: RouteId, microbatch: u32) -> u64 {
+    let microbatch = program.route(route).microbatch(Some(microbatch)).unwrap_or(0);
     u64::from(route.0) << 32 | u64::from(microbatch)
 }

@@ -404,7 +404,7 @@ impl Worker {
             let first = receives.messages.first();
             let from = first.expect("a route has a message for its receiver").from;
             open.push(client);
-            asked.push((from.0, tag(receives.route, 0)));
+            asked.push((from.0, tag(rank.program(), receives.route, 0)));
         }
         let come = endpoint.receive_any(asked)?;
         let place = asked.iter().position(|&it| it == (come.from(), come.tag()));
@@ -478,7 +478,7 @@ impl Worker {
         match &instruction.work {
             Work::Local(work) => return self.rank.execute(instruction, work, at),
             Work::Send(sends) => {
-                let tag = tag(sends.route, at.microbatch());
+                let tag = tag(self.rank.program(), sends.route, at.microbatch());
                 for sent in &sends.messages {
                     let mut lent = self.lend(sent.number, tag)?;
                     self.rank.pack(sends, sent, at, lent.view_mut());
@@ -486,7 +486,7 @@ impl Worker {
                 }
             }
             Work::Receive(receives) => {
-                let tag = tag(receives.route, at.microbatch());
+                let tag = tag(self.rank.program(), receives.route, at.microbatch());
                 for received in &receives.messages {
                     let from = received.from.0;
                     let is_next =

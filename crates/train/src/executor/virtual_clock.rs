@@ -344,7 +344,8 @@ impl Driver for Executing<'_> {
         let Link { endpoint, messages } = link;
         for sent in &sends.messages {
             let pool = messages.sends_from(sent.number).pool;
-            let lent = endpoint.try_message(pool, tag(sends.route, at.microbatch()));
+            let tag = tag(rank.program(), sends.route, at.microbatch());
+            let lent = endpoint.try_message(pool, tag);
             let mut lent = lent.expect(FULL_POOL);
             rank.pack(sends, sent, at, lent.view_mut());
             endpoint.send(lent)?;
@@ -364,7 +365,7 @@ impl Driver for Executing<'_> {
         let at = self.come(call);
         let receiver = call.actor.rank.0 as usize;
         let (rank, link) = (&mut self.ranks[receiver], &mut self.links[receiver]);
-        let tag = tag(receives.route, at.microbatch());
+        let tag = tag(rank.program(), receives.route, at.microbatch());
         for received in &receives.messages {
             let payload = link.endpoint.try_receive(received.from.0, tag)?;
             let payload = payload.expect("the engine delivers after the send");

@@ -121,6 +121,7 @@ impl Kernel {
         let read = |&view: &shardloom_program::View| {
             let range = match view.window {
                 Window::Param(param) => Some(class.param(param).range()),
+                Window::Elements { start, end } => Some(start..end),
                 Window::Whole | Window::Share => None,
             };
             Read { slot: linker.slot(view), range, shape: class.shape(view).into() }

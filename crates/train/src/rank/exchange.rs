@@ -120,7 +120,8 @@ impl Unwritten {
     pub fn link(linker: &Linker<'_>, read: View) -> Option<Unwritten> {
         let class = linker.class;
         let bucket = class.bucket(class.tensor(read.tensor).bucket?);
-        if read.tensor != bucket.held.replicated.written || read.window != Window::Whole {
+        let is_of_all = matches!(read.window, Window::Whole | Window::Elements { .. });
+        if read.tensor != bucket.held.replicated.written || !is_of_all {
             return None;
         }
         let params = bucket.params.iter().map(|&param| (param, class.param(param).range()));

@@ -5,8 +5,8 @@ use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer,
-    ParameterGroup, Pipeline, Plan, Prediction, Recompute, ScheduleKind, Servers, Staleness, Sync,
-    Uniform, Updates, Weights,
+    ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share,
+    Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -29,6 +29,8 @@ struct Way {
     servers: Option<Servers>,
     /// How replicas with weights of their own are averaged.
     averaging: Option<Averaging>,
+    /// Servers that sum for two.
+    summation: Option<Summation>,
 }
 
 const NONE: Corrections = Corrections {
@@ -43,7 +45,15 @@ const NONE: Corrections = Corrections {
 fn ways() -> Vec<Way> {
     let way = |schedule, weights| {
         let updates = Updates::Step;
-        Way { schedule, replicas: &[], weights, updates, servers: None, averaging: None }
+        Way {
+            schedule,
+            replicas: &[],
+            weights,
+            updates,
+            servers: None,
+            averaging: None,
+            summation: None,
+        }
     };
     let flushing = ScheduleKind::ALL.into_iter().filter(|it| it.flushes());
     let mut ways: Vec<Way> = flushing.map(|it| way(it, Weights::Flush)).collect();
@@ -93,6 +103,10 @@ fn ways() -> Vec<Way> {
     ] {
         ways.push(Way { averaging: Some(averaging), ..way(schedule, Weights::Flush) });
     }
+    let (ranges, share) = (Ranges::Equal, Share::Part(0.4));
+    let summed = Summation { servers: 2, ranges, share };
+    ways.push(Way { summation: Some(summed), ..flush });
+    ways.push(Way { summation: Some(Summation::of(1)), ..flush });
     ways
 }
 
@@ -247,13 +261,14 @@ impl Words {
                 let momentum = corrections.spike.is_some()
                     || corrections.prediction == Some(Prediction::Velocity);
                 let rounds = way.updates == Updates::Round;
-                let served = way.servers.is_some();
+                let held = way.servers.is_some();
+                let served = held || way.summation.is_some();
                 let apart = way.averaging.is_some();
                 match second {
                     // Workers are one device, and the answers to several have no one order.
                     LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
                     // Updates are of a worker's part of the batch.
-                    OPTIMIZER if served || apart => matches!(
+                    OPTIMIZER if held || apart => matches!(
                         optimizers()[other].0,
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
@@ -267,7 +282,7 @@ impl Words {
                         momentum && !has
                     }
                     // There is no norm of all gradients.
-                    GUARD => (rounds || served || apart) && GUARDS[other] != (None, false),
+                    GUARD => (rounds || held || apart) && GUARDS[other] != (None, false),
                     // Workers send servers what they have, and replicas apart no gradients.
                     COMPRESSION => (served || apart) && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
@@ -304,20 +319,26 @@ impl Words {
         let graph = &self.graphs[row[MODEL]];
         let on_one_device = way.schedule.arrangement().map_or(1, Arrangement::least_chunks);
         let chain = if on_one_device == 1 { 3 } else { 2 };
-        let pp = match (way.servers, way.replicas.len()) {
-            (Some(_), _) => 1,
-            (None, 0) => chain,
-            (None, stages) => stages,
+        let served = way.servers.is_some() || way.summation.is_some();
+        let pp = match (served, way.replicas.len()) {
+            (true, _) => 1,
+            (false, 0) => chain,
+            (false, stages) => stages,
         };
-        if way.servers.is_some() && mesh != Mesh::SINGLE {
+        if served && mesh != Mesh::SINGLE {
             return None;
         }
+        // Of which each worker has so many micro-batches.
+        let (mesh, microbatches) = match way.summation {
+            Some(_) => (Mesh::of(2, 1, 1), 2),
+            None => (mesh, 4),
+        };
         let uniform = Uniform {
             pp,
             mesh,
             sequence_parallel,
             global_batch: BATCH,
-            microbatches: 4,
+            microbatches,
             schedule: way.schedule,
             recompute,
             sync: Sync {
@@ -328,6 +349,7 @@ impl Words {
                 servers: way.servers,
                 compression: COMPRESSIONS[row[COMPRESSION]].parse().ok()?,
                 averaging: way.averaging,
+                summation: way.summation,
             },
             optimizer,
             clip_norm,

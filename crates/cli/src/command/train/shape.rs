@@ -93,8 +93,8 @@ impl Shape {
                            ranks, or give another plan";
             return Err(Failure::usage("--replan", message));
         }
-        let Sync { servers, averaging, .. } = plan.sync;
-        if !plan.flushes() || servers.is_some() || averaging.is_some() {
+        let Sync { averaging, .. } = plan.sync;
+        if !plan.flushes() || plan.sync.server_count() > 0 || averaging.is_some() {
             let message = "--replan: what a plan without flush, with servers, or with averaged replicas comes to \
                            depends on its split; start as many processes as it has ranks, or give another plan";
             return Err(Failure::usage("--replan", message));

@@ -1,0 +1,64 @@
+//! Workers of one device each, and servers: which of the devices are servers.
+
+use shardloom_plan::{Mesh, Plan, Recompute, Uniform};
+use shardloom_program::ProgramError;
+use shardloom_search::{SearchError, divisors, judge};
+
+use crate::choice::Task;
+use crate::selection::Selection;
+use crate::{Choice, MethodError};
+
+/// One server, two, four and so on up to half of the devices; of the others as many workers as the batch can be
+/// dealt to, each with the largest micro-batches that fit. `with` says what plans with so many servers have.
+pub(super) fn fastest(
+    task: &Task<'_>,
+    with: impl Fn(u32, Uniform) -> Uniform,
+) -> Result<Choice, MethodError> {
+    let (cluster, request) = (task.cluster, task.request);
+    let devices = cluster.device_count();
+    let rule = "at least 2, a worker and a server";
+    if devices < 2 {
+        return Err(task.impossible("devices", devices, rule));
+    }
+    let counts = std::iter::successors(Some(1), |count| Some(2 * count));
+    let mut selection = Selection::new(request.memory_share);
+    let mut simulated = 0;
+    'counts: for count in counts.take_while(|it| 2 * it <= devices) {
+        let batch = request.global_batch as u32;
+        let workers = divisors(batch).filter(|&it| it <= devices - count).max().unwrap_or(1);
+        for microbatches in divisors(batch / workers) {
+            let common = task.uniform(1, Mesh::of(workers, 1, 1), microbatches as usize);
+            let recompute = Recompute::None.under(cluster.stack());
+            let uniform = with(count, Uniform { recompute, ..common });
+            let plan = uniform.plan(task.graph, &request.model, &request.cluster);
+            let plan = Plan { post_validation: request.post_validation, ..plan };
+            let judgement = match judge(task.graph, cluster, &plan) {
+                Ok(judgement) => judgement,
+                // So it is with more servers, too.
+                Err(SearchError::Program(ProgramError::TooManyServers { .. })) if count > 1 => {
+                    break 'counts;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            simulated += 1;
+            if selection.offer(plan, judgement) {
+                break;
+            }
+        }
+    }
+    let nothing = || task.impossible("devices", devices, rule);
+    let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
+    let mut choice = found.choice(simulated, simulated);
+    choice.notes.push(
+        "that many workers send to a server at once is not in the step time, so it is too short where what \
+         comes to a server takes longer than a step computes"
+            .into(),
+    );
+    let idle = devices - choice.plan.device_count() as u32;
+    if idle > 0 {
+        choice
+            .notes
+            .push(format!("{idle} of {devices} devices do nothing: workers divide the batch"));
+    }
+    Ok(choice)
+}

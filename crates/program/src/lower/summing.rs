@@ -1,0 +1,297 @@
+//! Servers that sum gradients, and their workers (see [`crate::sync::Summing`]): a worker sends the pieces of a
+//! bucket once its gradients are whole, and ends a step by receiving their sums and updating; a server receives a
+//! piece from all workers, sums it in their order, and sends them the sum.
+//!
+//! Pieces go in the order in which buckets become whole, which is the same in every step: so servers have plain
+//! control, and answer nobody in another order.
+
+use shardloom_cluster::DeviceId;
+use shardloom_collectives::{Algorithm, chunk};
+use shardloom_plan::{Mesh, Plan, Ranges, Summation};
+
+use super::boundary::Boundaries;
+use super::buckets::Parameters;
+use super::epilogue;
+use super::order::Order;
+use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, Rank, ServedRange};
+use crate::ring::Ring;
+use crate::sync::{SUM, Synchronisation, add};
+use crate::{
+    Action, Carried, Content, Control, Copies, Entry, Extent, Format, Group, Instruction, Keep,
+    Mode, ProgramError, Route, RouteId, Shape, Tensor, View, Window,
+};
+
+/// A piece of a worker's bucket: its way to the server that sums it, and back.
+#[derive(Clone, Debug)]
+struct Piece {
+    elements: usize,
+    server: ClassId,
+    gradients: RouteId,
+    sums: RouteId,
+}
+
+/// What servers sum for workers.
+pub(super) struct Summing {
+    servers: u32,
+    /// By worker and bucket, the pieces in order.
+    pieces: Vec<Vec<Vec<Piece>>>,
+}
+
+impl Summing {
+    /// What the servers of a way sum for the workers with these parameters; none if it has no such servers. Adds
+    /// the routes of pieces to those of values, and to parameters what is done with a bucket once it is whole.
+    ///
+    /// # Errors
+    /// If there are more servers than pieces.
+    pub fn of(
+        way: &dyn Synchronisation,
+        workers: &mut [Parameters<'_>],
+        boundaries: &mut Boundaries,
+    ) -> Result<Option<Summing>, ProgramError> {
+        let Some(summation) = way.summation() else { return Ok(None) };
+        let first = workers.len() as u32;
+        let dealt = dealt(&workers[0], summation, workers.len())?;
+        let mut pieces = vec![];
+        for (worker, parameters) in (0u32..).map(ClassId).zip(workers) {
+            let mut of_worker = vec![];
+            for (index, dealt) in dealt.iter().enumerate() {
+                let id = BucketId(index as u32);
+                let summed = dealt.iter().map(|it| {
+                    let server = ClassId(first + it.server.0);
+                    ServedRange { server, ..it.clone() }
+                });
+                let summed: Vec<ServedRange> = summed.collect();
+                let format = parameters.tensor(parameters.replicated(id).reduced).format;
+                let piece = |it: &ServedRange| {
+                    let mut add = |carried, ends| {
+                        let route = Route::of_range(carried, ends, format, it.range.len());
+                        boundaries.routes.push(route);
+                        RouteId(boundaries.routes.len() as u32 - 1)
+                    };
+                    let (here, there) = ((worker, it.range.start), (it.server, 0));
+                    Piece {
+                        elements: it.range.len(),
+                        server: it.server,
+                        gradients: add(Carried::Gradients(id), [here, there]),
+                        sums: add(Carried::Sums(id), [there, here]),
+                    }
+                };
+                of_worker.push(summed.iter().map(piece).collect());
+                let bucket = &mut parameters.buckets[index];
+                // Every worker has all gradients, and so their norm.
+                bucket.owned_here = true;
+                bucket.summed = summed;
+            }
+            parameters.exchanged = exchanged(parameters, &of_worker);
+            pieces.push(of_worker);
+        }
+        Ok(Some(Summing { servers: summation.servers, pieces }))
+    }
+
+    /// Ends a worker's step: it receives the sums in the order in which it has sent the pieces, and updates, each
+    /// bucket as soon as it is there if no update depends on the norm of all gradients.
+    pub fn end_step(&self, order: &mut Order, worker: ClassId, parameters: &Parameters<'_>) {
+        let pieces = &self.pieces[worker.0 as usize];
+        let mut sent = vec![];
+        let entries = order.entries.iter().map(|(entry, _)| &order.bodies[entry.body.0 as usize]);
+        for instruction in entries.flat_map(|body| &body.instructions) {
+            let Action::Send { route } = instruction.action else { continue };
+            let is_its = |of: &Vec<Piece>| of.iter().any(|piece| piece.gradients == route);
+            let bucket = pieces.iter().position(is_its).map(|index| BucketId(index as u32));
+            sent.extend(bucket.filter(|bucket| !sent.contains(bucket)));
+        }
+        // Of a small bucket servers may sum nothing.
+        let all = epilogue::buckets(parameters).map(|(id, _)| id);
+        let others: Vec<BucketId> = all.filter(|id| !sent.contains(id)).collect();
+        let buckets = [sent, others].concat();
+        let receives = |id: &BucketId| -> Vec<Instruction> {
+            let to = parameters.replicated(*id).reduced;
+            let receive =
+                |piece: &Piece| Instruction::new(Action::Receive { route: piece.sums }, [], [to]);
+            pieces[id.0 as usize].iter().map(receive).collect()
+        };
+        let update = |id: &BucketId| epilogue::update(parameters, *id);
+        let instructions: Vec<Instruction> = match parameters.norm {
+            None => buckets.iter().flat_map(|id| [receives(id), update(id)].concat()).collect(),
+            Some(_) => {
+                let norm = epilogue::norm(parameters, Group::Mesh(vec![]));
+                let received = buckets.iter().flat_map(receives);
+                received.chain(norm).chain(buckets.iter().flat_map(update)).collect()
+            }
+        };
+        for body in order.bodies.iter_mut().filter(|body| body.kind == BodyKind::Epilogue) {
+            body.instructions.clone_from(&instructions);
+        }
+    }
+
+    /// Adds the classes of servers to those of workers.
+    pub fn add_servers(&self, plan: &Plan, classes: &mut Vec<Class>) {
+        let order = self.order(&classes[0]);
+        let first = classes.len() as u32;
+        for (server, device) in (0..self.servers).zip(plan.server_devices()) {
+            let mut tensors = vec![];
+            let mut instructions = vec![];
+            let own = ClassId(first + server);
+            for &(bucket, piece) in &order {
+                if self.pieces[0][bucket][piece].server == own {
+                    let of_workers = self.pieces.iter().map(|it| &it[bucket][piece]).collect();
+                    let known = &classes[0].buckets[bucket];
+                    let gradients = classes[0].tensor(known.held.replicated.reduced.tensor);
+                    let about = (known.name.as_str(), gradients.format);
+                    instructions.extend(sum(of_workers, about, &mut tensors));
+                }
+            }
+            let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
+            let kind = BodyKind::Synchronisation;
+            classes.push(Class {
+                stages: vec![],
+                replica: Some(server),
+                mesh: Mesh::SINGLE,
+                first_rank: Rank(first_rank),
+                devices: vec![DeviceId(device)],
+                tensors,
+                params: vec![],
+                buckets: vec![],
+                communicators: vec![],
+                bodies: vec![Body { kind, part: Part::default(), instructions }],
+                control: vec![Control::Run(Entry::new(BodyId(0), None))],
+                delay: 0.0,
+                evaluation: vec![],
+            });
+        }
+    }
+
+    /// The buckets and pieces of the first worker in the order in which it sends them in a step.
+    fn order(&self, worker: &Class) -> Vec<(usize, usize)> {
+        let entries = worker.entries().map(|entry| worker.body_of(entry));
+        let sent = entries.flat_map(|body| &body.instructions).filter_map(|it| match it.action {
+            Action::Send { route } => Some(route),
+            _ => None,
+        });
+        let place = |route: RouteId| {
+            self.pieces[0].iter().enumerate().find_map(|(bucket, pieces)| {
+                let piece = pieces.iter().position(|piece| piece.gradients == route)?;
+                Some((bucket, piece))
+            })
+        };
+        sent.filter_map(place).collect()
+    }
+}
+
+/// Deals the parts of buckets that servers sum to them, by bucket.
+///
+/// # Errors
+/// If a server gets none.
+fn dealt(
+    parameters: &Parameters<'_>,
+    summation: Summation,
+    workers: usize,
+) -> Result<Vec<Vec<ServedRange>>, ProgramError> {
+    let Summation { servers, ranges, share } = summation;
+    let part = share.part(workers, servers);
+    let summed = |index: usize| {
+        let elements = parameters.buckets[index].elements;
+        ((elements as f64 * part).round() as usize).min(elements)
+    };
+    let buckets = 0..parameters.buckets.len();
+    let cut = |index: usize, count: usize| {
+        let pieces = (0..count).map(move |piece| chunk(summed(index), count, piece));
+        pieces.filter(|range| !range.is_empty())
+    };
+    let dealt: Vec<Vec<ServedRange>> = match ranges {
+        Ranges::Equal => {
+            let dealt = buckets.map(|index| {
+                let ranges = cut(index, servers as usize).zip((0..).map(ClassId));
+                ranges.map(|(range, server)| ServedRange { range, server }).collect()
+            });
+            dealt.collect()
+        }
+        Ranges::Hashed => {
+            let pieces = buckets.map(|index| {
+                let most = parameters.most_elements(BucketId(index as u32));
+                cut(index, summed(index).div_ceil(most)).collect()
+            });
+            let pieces: Vec<Vec<_>> = pieces.collect();
+            let sizes: Vec<usize> = pieces.iter().flatten().map(|range| range.len()).collect();
+            let mut owners = Ring::of(0..servers).owners(&sizes).into_iter().map(ClassId);
+            let of_bucket = |pieces: Vec<_>| {
+                let ranges = pieces.into_iter().zip(owners.by_ref());
+                ranges.map(|(range, server)| ServedRange { range, server }).collect()
+            };
+            pieces.into_iter().map(of_bucket).collect()
+        }
+    };
+    let has_some = |server: u32| dealt.iter().flatten().any(|it| it.server == ClassId(server));
+    if (0..servers).all(has_some) {
+        return Ok(dealt);
+    }
+    let ranges = match ranges {
+        Ranges::Equal => dealt.iter().map(Vec::len).max().unwrap_or(0),
+        Ranges::Hashed => dealt.iter().map(Vec::len).sum(),
+    };
+    Err(ProgramError::TooManyServers { key: "sync.summation.servers", servers, ranges })
+}
+
+/// For each bucket of a worker what follows when its gradients are whole: it sends the pieces, and sums what is
+/// in none with the other workers.
+fn exchanged(parameters: &Parameters<'_>, pieces: &[Vec<Piece>]) -> Vec<Vec<Instruction>> {
+    let of_bucket = |(index, pieces): (usize, &Vec<Piece>)| {
+        let bucket = &parameters.buckets[index];
+        let gradients = bucket.held.replicated.reduced;
+        let send = |piece: &Piece| {
+            Instruction::new(Action::Send { route: piece.gradients }, [gradients], [])
+        };
+        let mut instructions: Vec<Instruction> = pieces.iter().map(send).collect();
+        let start = pieces.iter().map(|piece| piece.elements).sum();
+        if start < bucket.elements && !bucket.classes.is_empty() {
+            let group = Group::Classes(bucket.classes.clone());
+            let action = Action::Collective { kind: SUM, group, algorithm: Algorithm::Direct };
+            let window = Window::Elements { start, end: bucket.elements };
+            let rest = View { window, ..gradients };
+            instructions.push(Instruction::new(action, [rest], [rest]));
+        }
+        instructions
+    };
+    pieces.iter().enumerate().map(of_bucket).collect()
+}
+
+/// What a server does with a piece, given as it is of each worker: it sums it in the order of workers, whichever
+/// come first, and sends all the sum. Adds the tensors that it needs meanwhile.
+fn sum(
+    workers: Vec<&Piece>,
+    (name, format): (&str, Format),
+    tensors: &mut Vec<Tensor>,
+) -> Vec<Instruction> {
+    let mut gradients = |what: &str| {
+        let gradients = Tensor {
+            name: format!("{name} {what}"),
+            shape: Shape::Flat(Extent::Exactly(workers[0].elements)),
+            format,
+            keep: Keep::Transient,
+            copies: Copies::One,
+            content: Content::Gradient,
+            bucket: None,
+        };
+        add(tensors, gradients)
+    };
+    let sum = gradients("sum of gradients");
+    let arrived = (workers.len() > 1).then(|| gradients("gradients of a worker"));
+    let mut instructions = vec![];
+    for (index, piece) in workers.iter().enumerate() {
+        let receive = Action::Receive { route: piece.gradients };
+        let arrived = arrived.filter(|_| index > 0);
+        let to = View::whole(arrived.unwrap_or(sum));
+        instructions.push(Instruction::new(receive, [], [to]));
+        if let Some(arrived) = arrived {
+            let adds = Instruction::new(Action::Add, [to], [View::whole(sum)]);
+            instructions.push(adds.with_mode(Mode::Add).freeing([arrived]));
+        }
+    }
+    for (index, piece) in workers.iter().enumerate() {
+        let send = Action::Send { route: piece.sums };
+        let is_last = index + 1 == workers.len();
+        let send = Instruction::new(send, [View::whole(sum)], []);
+        instructions.push(send.freeing(is_last.then_some(sum)));
+    }
+    instructions
+}
