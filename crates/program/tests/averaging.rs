@@ -139,28 +139,12 @@ impl Synchronisation for Everywhere {
         AllReduce { algorithm: Algorithm::Ring }.tensors(bucket, tensors)
     }
 
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
-    }
-
     fn after_gradient(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         let kind = Collective::AllReduce(Reduction::Sum);
         let group = Group::Mesh(vec![Axis::DP, Axis::CP]);
         let action = Action::Collective { kind, group, algorithm: Algorithm::Ring };
         let gradients = View::whole(held.written);
         vec![Instruction::new(action, [gradients], [gradients])]
-    }
-
-    fn gathers_blocks(&self) -> bool {
-        false
-    }
-
-    fn reduces_each_pass(&self) -> bool {
-        false
-    }
-
-    fn after_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
     }
 }
 

@@ -79,7 +79,8 @@ fn the_plan_of_every_method_trains_and_with_a_flush_loses_the_same() {
         // PipeDream's partition of so small a model is data parallelism.
         let late =
             method.family == Family::AsynchronousPipeline && plan.pipeline[0].stage.len() > 1;
-        match late {
+        // Replicas that are only averaged descend on their own samples meanwhile.
+        match late || plan.sync.averaging.is_some() {
             true => assert!(losses[5] < losses[0], "{}: {losses:?}", method.name),
             false => assert!(apart(0..6) < 1e-4, "{}: {losses:?}", method.name),
         }

@@ -49,21 +49,9 @@ impl Synchronisation for Late {
         }
     }
 
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
-    }
-
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         let (sum, all) = (Collective::AllReduce(Reduction::Sum), View::whole(held.written));
         vec![bucket.over_replicas(sum, Algorithm::Ring, all, all)]
-    }
-
-    fn gathers_blocks(&self) -> bool {
-        false
-    }
-
-    fn reduces_each_pass(&self) -> bool {
-        false
     }
 
     fn after_update(&self, _: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {

@@ -27,27 +27,11 @@ impl Synchronisation for AllReduce {
         }
     }
 
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
-    }
-
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         if bucket.replicas.is_empty() {
             return vec![];
         }
         let gradients = View::whole(held.written);
         vec![bucket.over_replicas(SUM, self.algorithm, gradients, gradients)]
-    }
-
-    fn gathers_blocks(&self) -> bool {
-        false
-    }
-
-    fn reduces_each_pass(&self) -> bool {
-        false
-    }
-
-    fn after_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
     }
 }

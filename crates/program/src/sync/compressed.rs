@@ -123,10 +123,6 @@ impl Synchronisation for Compressed {
         held
     }
 
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
-    }
-
     fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction> {
         let gradients = held.written;
         match (self.how, &held.own[..]) {
@@ -182,17 +178,5 @@ impl Synchronisation for Compressed {
             }
             (how, own) => unreachable!("{how} has no {} tensors", own.len()),
         }
-    }
-
-    fn gathers_blocks(&self) -> bool {
-        false
-    }
-
-    fn reduces_each_pass(&self) -> bool {
-        false
-    }
-
-    fn after_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
     }
 }

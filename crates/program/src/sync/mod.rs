@@ -91,10 +91,14 @@ pub trait Synchronisation: Debug {
 
     /// What makes the weights that operators read out of those that last, before each run of uses; none if
     /// they are the same.
-    fn before_use(&self, bucket: &Unheld<'_>, held: &Replicated) -> Option<Instruction>;
+    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
+        None
+    }
 
     /// What reduces the gradients that operators added to, once they are whole.
-    fn after_gradient(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
+    fn after_gradient(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
+        vec![]
+    }
 
     /// What follows the last of these before an update, where some of it is not done after each pass that
     /// adds to gradients.
@@ -109,14 +113,20 @@ pub trait Synchronisation: Debug {
     }
 
     /// Whether weights are gathered block by block, so that no bucket has more than one block.
-    fn gathers_blocks(&self) -> bool;
+    fn gathers_blocks(&self) -> bool {
+        false
+    }
 
     /// Whether gradients are reduced after each pass that adds to them, and not only after the last before
     /// an update.
-    fn reduces_each_pass(&self) -> bool;
+    fn reduces_each_pass(&self) -> bool {
+        false
+    }
 
     /// What makes all weights those that were updated, after the update.
-    fn after_update(&self, bucket: &Unheld<'_>, held: &Replicated) -> Vec<Instruction>;
+    fn after_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
+        vec![]
+    }
 
     /// The servers that hold and update buckets for the ranks that train, as [`Server`]'s do; none for most
     /// ways. They are those of the plan's `sync`.

@@ -19,7 +19,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_plan::Servers;
 
 use super::{AllReduce, Replicated, Synchronisation, Unheld};
-use crate::{Instruction, Tensor};
+use crate::Tensor;
 
 /// Workers whose weights servers hold.
 #[derive(Clone, Copy, Debug)]
@@ -38,26 +38,6 @@ impl Server {
 impl Synchronisation for Server {
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
         self.within().tensors(bucket, tensors)
-    }
-
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
-    }
-
-    fn after_gradient(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
-    }
-
-    fn gathers_blocks(&self) -> bool {
-        false
-    }
-
-    fn reduces_each_pass(&self) -> bool {
-        false
-    }
-
-    fn after_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
     }
 
     fn servers(&self) -> Option<Servers> {

@@ -15,7 +15,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_plan::Summation;
 
 use super::{AllReduce, Replicated, Synchronisation, Unheld};
-use crate::{Instruction, Tensor};
+use crate::Tensor;
 
 /// Workers whose gradients servers sum.
 #[derive(Clone, Copy, Debug)]
@@ -34,26 +34,6 @@ impl Summing {
 impl Synchronisation for Summing {
     fn tensors(&self, bucket: &Unheld<'_>, tensors: &mut Vec<Tensor>) -> Replicated {
         self.within().tensors(bucket, tensors)
-    }
-
-    fn before_use(&self, _: &Unheld<'_>, _: &Replicated) -> Option<Instruction> {
-        None
-    }
-
-    fn after_gradient(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
-    }
-
-    fn gathers_blocks(&self) -> bool {
-        false
-    }
-
-    fn reduces_each_pass(&self) -> bool {
-        false
-    }
-
-    fn after_update(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
-        vec![]
     }
 
     fn summation(&self) -> Option<Summation> {

@@ -1,9 +1,10 @@
-//! What training without flush costs in loss: every method at equal samples and equal settings.
+//! What training without flush costs in loss, and what it costs that replicas compress their gradients or have
+//! weights of their own: every method at equal samples and equal settings.
 //!
-//! `cargo bench -p shardloom-train --bench convergence -- [text] [DIGITS.csv] [--seeds N]` trains a GPT on
-//! this repository's sources, or a perceptron on the digits that `benches/digits.py` writes, with four
-//! stages under the virtual clock, and prints a Markdown table for each. Without a task it is the text.
-//! Losses do not depend on the machine's load.
+//! `cargo bench -p shardloom-train --bench convergence -- [text] [DIGITS.csv] [replicas] [--seeds N]` trains a
+//! GPT on this repository's sources, or a perceptron on the digits that `benches/digits.py` writes, with four
+//! stages, or with `replicas` the GPT with four replicas, under the virtual clock, and prints a Markdown table
+//! for each. Without a task it is the text. Losses do not depend on the machine's load.
 
 mod methods;
 mod tasks;
@@ -14,12 +15,13 @@ use std::time::Duration;
 
 use methods::Method;
 use shardloom_cluster::Cluster;
-use shardloom_plan::{Optimizer, Plan, Uniform};
+use shardloom_plan::{Mesh, Optimizer, Plan, Uniform};
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Error, OnNonFinite, RunClock, Settings, Trainer};
 use tasks::Task;
 
-const STAGES: usize = 4;
+/// Stages, or replicas.
+const RANKS: usize = 4;
 const MOMENTUM: f64 = 0.9;
 /// The most samples that a validation loss is taken over.
 const VALIDATION_SAMPLES: u64 = 512;
@@ -36,7 +38,9 @@ struct Outcome {
 fn plan(task: &Task, method: &Method) -> Plan {
     let reference_batch = method.batch.map(|_| task.batch);
     let uniform = Uniform {
-        pp: STAGES,
+        pp: if method.sync.is_some() { 1 } else { RANKS },
+        mesh: Mesh::of(if method.sync.is_some() { RANKS as u32 } else { 1 }, 1, 1),
+        sync: method.sync.unwrap_or_default(),
         global_batch: method.batch.unwrap_or(task.batch),
         microbatches: method.microbatches,
         schedule: method.schedule,
@@ -64,7 +68,7 @@ fn train(task: &Task, method: &Method, rate: f64, seed: u64) -> Result<Outcome, 
     let plan = plan(task, method);
     let source = task.source(seed);
     let mut trainer =
-        Trainer::new(task.graph.clone(), &plan, STAGES, source, settings).expect("a valid plan");
+        Trainer::new(task.graph.clone(), &plan, RANKS, source, settings).expect("a valid plan");
     // In one row, so that the pipeline never drains.
     let steps = match trainer.train_steps(steps(task.steps) as u32) {
         Err(Error::NonFiniteLoss { step, .. }) => return Err(step),
@@ -111,11 +115,11 @@ fn cells(task: &Task, method: &Method, rate: f64, seeds: u64) -> Vec<String> {
     cells
 }
 
-fn compare(task: &Task, seeds: u64) {
+fn compare(task: &Task, seeds: u64, methods: Vec<Method>, ranks: &str) {
     let Task { name, model, batch, steps, warmup_steps, rates, .. } = task;
     println!("## {name}\n");
     println!(
-        "`{model}`, {STAGES} stages, {batch} samples a step, {steps} steps, SGD with momentum \
+        "`{model}`, {RANKS} {ranks}, {batch} samples a step, {steps} steps, SGD with momentum \
          {MOMENTUM}, {warmup_steps} steps of warm-up to a constant rate, {seeds} seeds.\n"
     );
     let mut heads = ["method", "samples an update", "micro-batches"].map(str::to_owned).to_vec();
@@ -127,7 +131,7 @@ fn compare(task: &Task, seeds: u64) {
         }
     }
     println!("| {} |\n|{}", heads.join(" | "), "---|".repeat(heads.len()));
-    for method in methods::all(*steps) {
+    for method in methods {
         let cells: Vec<String> =
             rates.iter().flat_map(|&rate| cells(task, &method, rate, seeds)).collect();
         let Method { name, microbatches, .. } = method;
@@ -139,7 +143,7 @@ fn compare(task: &Task, seeds: u64) {
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut tasks, mut seeds) = (vec![], 3);
+    let (mut tasks, mut replicas, mut seeds) = (vec![], false, 3);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             // What Carried tells every bench.
@@ -148,14 +152,18 @@ fn main() {
                 let number = arguments.next().and_then(|number| number.parse().ok());
                 seeds = number.filter(|&number| number > 0).expect("--seeds wants a number");
             }
+            "replicas" => replicas = true,
             "text" => tasks.push(tasks::text()),
             table => tasks.push(tasks::digits(Path::new(table)).expect("a table of digits")),
         }
     }
-    if tasks.is_empty() {
+    if tasks.is_empty() && !replicas {
         tasks.push(tasks::text());
     }
     for task in &tasks {
-        compare(task, seeds);
+        compare(task, seeds, methods::all(task.steps), "stages");
+    }
+    if replicas {
+        compare(&tasks::text(), seeds, methods::of_replicas(), "replicas");
     }
 }

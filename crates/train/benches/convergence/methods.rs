@@ -1,6 +1,6 @@
-//! The ways of training a pipeline that are compared.
+//! The ways of training a pipeline, or replicas, that are compared.
 
-use shardloom_plan::{Corrections, Prediction, ScheduleKind, Weights};
+use shardloom_plan::{Averaging, Corrections, Prediction, ScheduleKind, Sync, Weights};
 
 /// A way of training: an order of passes, which weights they run with, and how many micro-batches a step
 /// has.
@@ -12,6 +12,8 @@ pub struct Method {
     /// Samples of a step, if not the task's: learning rate and momentum are then scaled from the task's, and
     /// there are as many more steps.
     pub batch: Option<usize>,
+    /// What replicas do, if there are several and no pipeline.
+    pub sync: Option<Sync>,
 }
 
 /// PipeMare's share of the mean velocity that is left after the delay (Yang et al. 2021, section 3.2).
@@ -26,6 +28,7 @@ pub fn all(steps: u64) -> Vec<Method> {
         weights: Weights::Flush,
         microbatches: 4,
         batch: None,
+        sync: None,
     };
     let kept = |name, weights, microbatches| Method {
         name,
@@ -33,6 +36,7 @@ pub fn all(steps: u64) -> Vec<Method> {
         weights,
         microbatches,
         batch: None,
+        sync: None,
     };
     let newest = |name, corrections, microbatches| Method {
         name,
@@ -40,6 +44,7 @@ pub fn all(steps: u64) -> Vec<Method> {
         weights: Weights::Newest { corrections },
         microbatches,
         batch: None,
+        sync: None,
     };
     let none = Corrections::default();
     let spike = Corrections { spike: Some(1.0), ..none };
@@ -75,4 +80,39 @@ pub fn all(steps: u64) -> Vec<Method> {
         single(newest("+ prediction by velocity", velocity, 1)),
         single(newest("+ both, by velocity", Corrections { spike: Some(1.0), ..velocity }, 1)),
     ]
+}
+
+/// Replicas that are kept equal, by compressed gradients or as they are, or that are averaged.
+pub fn of_replicas() -> Vec<Method> {
+    let method = |name, sync| Method {
+        name,
+        schedule: ScheduleKind::OneForwardOneBackward,
+        weights: Weights::Flush,
+        microbatches: 1,
+        batch: None,
+        sync: Some(sync),
+    };
+    let compressed = |name: &'static str| {
+        let compression = name.parse().expect("a compression");
+        method(name, Sync { compression, ..Sync::default() })
+    };
+    let averaged =
+        |name, averaging| method(name, Sync { averaging: Some(averaging), ..Sync::default() });
+    let mut all: Vec<Method> = [
+        "none",
+        "fp16",
+        "bf16",
+        "bf16-feedback",
+        "one-bit",
+        "top-k:10",
+        "top-k:100",
+        "power-sgd:1",
+        "power-sgd:4",
+    ]
+    .map(compressed)
+    .into();
+    all.push(averaged("local SGD, every 4 steps", Averaging::local_sgd(4)));
+    all.push(averaged("local SGD, every 16 steps", Averaging::local_sgd(16)));
+    all.push(averaged("synchronous model averaging", Averaging::SYNCHRONOUS));
+    all
 }
