@@ -60,6 +60,9 @@ fn all_of_it() -> f64 {
 }
 
 impl Averaging {
+    /// The most steps from one average to the next: as many are simulated.
+    pub const MOST_STEPS: u32 = 1000;
+
     /// Local SGD: the mean after the update of every so-many-th step.
     pub fn local_sgd(every: u32) -> Averaging {
         Averaging { every, rate: 1.0, when: AveragingTime::AfterUpdate, over: None }
@@ -75,8 +78,9 @@ impl Averaging {
             let rule = format!("with sync.averaging {rule}");
             Err(PlanError::field(key, value, rule))
         };
-        if self.every == 0 {
-            return Err(PlanError::field("sync.averaging.every", 0, "at least 1 step"));
+        if !(1..=Averaging::MOST_STEPS).contains(&self.every) {
+            let rule = format!("from 1 to {} steps", Averaging::MOST_STEPS);
+            return Err(PlanError::field("sync.averaging.every", self.every, rule));
         }
         if !(self.rate > 0.0 && self.rate <= 1.0) {
             let rule = "a share of the mean is above 0 and at most 1";
@@ -117,6 +121,7 @@ impl Averaging {
         let names: Vec<&str> = independent.iter().map(Axis::name).collect();
         let names = names.join(", ");
         let key = "sync.averaging.over";
+        let has_several = |axis| plan.stages().any(|(_, stage)| stage.mesh.width(axis) > 1);
         match self.over {
             None if independent.is_empty() => {
                 let rule = "some mesh axis splits the batch and nothing else, of which the layout has none";
@@ -130,6 +135,13 @@ impl Averaging {
             Some(over) if over.iter().any(|axis| !independent.contains(&axis)) => {
                 let rule =
                     format!("axes that split the batch and nothing else, which are: {names}");
+                Err(PlanError::field(key, over, rule))
+            }
+            Some(over)
+                if !over.iter().any(has_several)
+                    && independent.iter().any(|&it| has_several(it)) =>
+            {
+                let rule = "some axis along which there are several replicas";
                 Err(PlanError::field(key, over, rule))
             }
             _ => Ok(()),

@@ -52,11 +52,13 @@ impl ParameterGroup {
 
     /// How replicas of these parameters stay equal, where `sync` is the plan's.
     pub fn sync(&self, sync: Sync) -> Sync {
+        let zero = self.zero.unwrap_or(sync.zero);
         Sync {
             algorithm: self.algorithm.unwrap_or(sync.algorithm),
-            zero: self.zero.unwrap_or(sync.zero),
+            zero,
             bucket_bytes: self.bucket_bytes.unwrap_or(sync.bucket_bytes),
-            shard_over: self.shard_over.or(sync.shard_over),
+            // Where nothing is shared, what the plan says of others has no meaning.
+            shard_over: self.shard_over.or(sync.shard_over.filter(|_| zero > 0)),
             servers: sync.servers,
             compression: self.compression.unwrap_or(sync.compression),
             averaging: sync.averaging,

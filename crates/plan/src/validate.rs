@@ -195,7 +195,24 @@ impl Plan {
             }
             check_sync(&key, group.sync(self.sync), group.precision(self.precision))?;
         }
+        self.validate_compressed(graph)?;
         self.validate_shards(graph)
+    }
+
+    /// Checks that where gradients are to be compressed some are: those that pipelines sum up among themselves go
+    /// as they are.
+    fn validate_compressed(&self, graph: &Graph) -> Result<(), PlanError> {
+        let axes = self.replica_axes(graph);
+        let is_wide = |stage: &Stage| stage.mesh.span(&axes) > 1;
+        let compressed = self.syncs().find(|sync| !sync.compression.is_none());
+        match compressed.filter(|_| self.pipeline.len() > 1) {
+            Some(sync) if !self.stages().any(|(_, stage)| is_wide(stage)) => {
+                let rule = "replicas within stages (mesh = { dp = 2 }), between which gradients are compressed; \
+                            what pipelines sum up goes as it is";
+                Err(PlanError::field("sync.compression", sync.compression, rule))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks that replicas share along axes that have replicas, and that there is something that they
@@ -271,6 +288,16 @@ impl Plan {
             let rule = "each worker is one device: what splits or copies it is not built";
             return refuse("pipeline.stage.mesh", stage.mesh.to_string(), rule);
         }
+        let devices: BTreeSet<u32> =
+            self.stages().flat_map(|(_, stage)| stage.devices.0.iter().copied()).collect();
+        if devices.len() < self.pipeline.len() {
+            let rule = "each worker has a device of its own";
+            return refuse(
+                "pipeline",
+                format!("{} on {} devices", self.pipeline.len(), devices.len()),
+                rule,
+            );
+        }
         if let Some(sync) = self.syncs().find(|sync| sync.zero > 0) {
             let rule = "nothing is sharded over workers";
             return refuse("sync.zero", sync.zero.to_string(), rule);
@@ -294,6 +321,17 @@ impl Plan {
             let rule =
                 "above 0 and up to 1, or \"balanced\"; without sync.summation workers sum all";
             return Err(PlanError::field("sync.summation.share", part, rule));
+        }
+        let mut groups = self.parameters.iter().enumerate();
+        if let Some((index, algorithm)) =
+            groups.find_map(|(index, it)| Some((index, it.algorithm?)))
+        {
+            let rule = "workers sum what servers leave by direct all-reduces: leave it out";
+            return Err(PlanError::field(
+                format!("parameters[{index}].algorithm"),
+                algorithm,
+                rule,
+            ));
         }
         Ok(())
     }

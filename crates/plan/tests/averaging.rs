@@ -3,8 +3,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Averaging, Axis, AxisSet, Mesh, Optimizer, ParameterGroup, Plan, Servers, Staleness, Sync,
-    Uniform,
+    Averaging, Axis, AxisSet, LayoutRule, Mesh, Optimizer, ParameterGroup, Plan, Servers,
+    Staleness, Sync, Uniform,
 };
 
 fn graph() -> Graph {
@@ -58,7 +58,9 @@ fn what_is_not_said_is_the_mean_after_every_update() {
 #[test]
 fn numbers_and_axes_that_mean_nothing_are_refused() {
     let every = averaging(|it| it.every = 0);
-    assert_eq!(every, "sync.averaging.every = 0: at least 1 step");
+    assert_eq!(every, "sync.averaging.every = 0: from 1 to 1000 steps");
+    let every = averaging(|it| it.every = 1001);
+    assert_eq!(every, "sync.averaging.every = 1001: from 1 to 1000 steps");
     for rate in [0.0, -0.5, 1.5, f64::NAN] {
         let error = averaging(|it| it.rate = rate);
         let expected = format!("sync.averaging.rate = {rate}: a share of the mean is above 0");
@@ -69,6 +71,13 @@ fn numbers_and_axes_that_mean_nothing_are_refused() {
         let right = error.starts_with("sync.averaging.over = [") && error.contains("the batch");
         assert!(right, "{error}");
     }
+    // Along this axis there is one replica.
+    let error = refusal(|it| {
+        it.layout.0.push(LayoutRule { dim: "batch".into(), axis: Axis::REPLICA });
+        let over = AxisSet::of(&[Axis::REPLICA]);
+        it.sync.averaging = Some(Averaging { over, ..Averaging::SYNCHRONOUS });
+    });
+    assert!(error.ends_with("some axis along which there are several replicas"), "{error}");
     let error = refusal(|it| {
         it.layout.0.retain(|rule| rule.axis == Axis::TP);
         for stage in &mut it.pipeline[0].stage {

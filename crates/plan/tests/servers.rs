@@ -1,7 +1,9 @@
 //! Plans with servers: what they are in a few numbers, and what they cannot be.
 
 use shardloom_graph::{Graph, ModelSpec};
-use shardloom_plan::{Mesh, Number, Plan, Servers, Staleness, Sync, Uniform};
+use shardloom_plan::{
+    Mesh, Number, ParameterGroup, Plan, Servers, Staleness, Summation, Sync, Uniform,
+};
 
 fn graph() -> Graph {
     let spec = ModelSpec::parse("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96");
@@ -82,4 +84,22 @@ fn there_is_a_server_and_it_holds_everything_in_32_bits() {
         assert!(message.starts_with("precision = "), "{message}");
         assert!(message.contains("with servers everything is in fp32 so far"), "{message}");
     }
+}
+
+#[test]
+fn workers_have_devices_and_algorithms_of_their_own_only_where_these_count() {
+    let mut plan = plan(1, 2, 1);
+    plan.sync.servers = None;
+    plan.sync.summation = Some(Summation::of(1));
+    let complaint =
+        |plan: &Plan| plan.validate(&graph(), 8).expect_err("it is refused").to_string();
+    let mut shared = plan.clone();
+    shared.pipeline[1].stage[0].devices = shared.pipeline[0].stage[0].devices.clone();
+    assert!(complaint(&shared).contains("each worker has a device of its own"), "{shared:?}");
+    let algorithm = Some("ring".parse().expect("an algorithm"));
+    plan.parameters = vec![ParameterGroup { algorithm, ..ParameterGroup::named("*") }];
+    assert_eq!(
+        complaint(&plan),
+        "parameters[0].algorithm = ring: workers sum what servers leave by direct all-reduces: leave it out"
+    );
 }

@@ -505,7 +505,7 @@ fn documented() -> Vec<&'static str> {
 #[test]
 fn examples_of_the_documentation_are_plans() {
     let [whole, groups, pipelines, compressed, averaging, summing, axes] = documented()[..] else {
-        panic!("five examples")
+        panic!("seven examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");

@@ -203,6 +203,20 @@ fn compression_is_possible() {
         with("power-sgd:4", &group),
         "parameters[0].zero = 2: with compression power-sgd:4 every replica updates all weights, so 0"
     );
+    let mut pipelines = plan();
+    pipelines
+        .pipeline
+        .iter_mut()
+        .flat_map(|it| &mut it.stage)
+        .for_each(|it| it.mesh = Mesh::of(1, 1, 4));
+    let mut second = pipelines.pipeline[0].clone();
+    for (stage, first) in second.stage.iter_mut().zip([8, 12]) {
+        stage.devices = DeviceList((first..first + 4).collect());
+    }
+    pipelines.pipeline.push(second);
+    pipelines.sync.compression = Compression::OneBit;
+    let refused = pipelines.validate(&graph(), 16).expect_err("nothing would be compressed");
+    assert!(refused.to_string().contains("what pipelines sum up goes as it is"), "{refused}");
     // Sums need no gathering, and a group may go without.
     let mut plan = plan();
     tree(&mut plan);

@@ -12,7 +12,7 @@ pub enum ProgramError {
     /// More servers than ranges of parameters to deal to them.
     #[error(
         "{key} = {servers}: ranges of parameters are dealt to servers, and there are {ranges}; take fewer \
-         servers, or a smaller sync.bucket_bytes"
+         servers, or {instead}"
     )]
     TooManyServers {
         /// What the plan says them by.
@@ -21,6 +21,8 @@ pub enum ProgramError {
         servers: u32,
         /// The ranges.
         ranges: usize,
+        /// What would make more.
+        instead: &'static str,
     },
     /// An algorithm whose inner groups divide none of the groups of ranks that are to take it.
     #[error(

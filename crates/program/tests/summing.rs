@@ -3,8 +3,8 @@
 
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_plan::{
-    Mesh, Plan, Precision, Ranges, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
-    Uniform, Updates, Weights,
+    Mesh, ParameterGroup, Plan, Precision, Ranges, ScheduleKind, Servers, Share, Staleness,
+    Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_program::verify::{Violation, verify};
 use shardloom_program::{
@@ -503,4 +503,32 @@ fn a_body_of_a_server_that_does_something_else_is_rejected() {
         program.assign_queues();
     });
     assert!(!found.is_empty());
+}
+
+/// Biases are whole before the halves of a backward pass that find weight gradients, and among other gradients in
+/// a whole one.
+#[test]
+fn workers_that_come_to_buckets_in_another_order_sum_nothing_among_themselves() {
+    let graph = small();
+    let orders = |share: f64, second: &str| {
+        let of = summation(1, Ranges::Equal, Share::Part(share));
+        let uniform = Uniform { microbatches: 2, ..uniform(2, of) };
+        let mut plan = uniform.plan(&graph, "model", "local");
+        plan.schedule = ScheduleKind::Table;
+        plan.order = vec!["F0 B0 F2 B2".into(), second.into()];
+        let biases = ParameterGroup::named("*bias");
+        plan.parameters = vec![ParameterGroup { bucket_bytes: Some(1000), ..biases }];
+        lower(&graph, &plan, plan.device_count()).map_err(|error| error.to_string())
+    };
+    for (share, second) in [(0.5, "F1 B1 F3 B3"), (1.0, "F1 B1 F3 B3"), (1.0, "F1 I1 W1 F3 I3 W3")]
+    {
+        let program = orders(share, second).expect("a program");
+        assert_eq!(verify(&program).map_err(|all| all.len()), Ok(()), "{share}, {second}");
+    }
+    let refused =
+        orders(0.5, "F1 I1 W1 F3 I3 W3").expect_err("their sums would wait for each other");
+    assert!(
+        refused.contains("sync.summation.share") && refused.contains("share = 1.0"),
+        "{refused}"
+    );
 }

@@ -82,7 +82,9 @@ pub(crate) fn changed(plan: &Plan, stack: &Stack) -> Vec<(String, Plan)> {
         other.layout.0.push(LayoutRule { dim: "seq".into(), axis: Axis::TP });
         found.push(("sequence parallelism (layout \"seq:tp\")".into(), other));
     }
-    if plan.clip_norm.is_some() && plan.stages().count() > 1 && !plan.post_validation {
+    // Workers whose gradients servers sum know the norm of all by themselves.
+    let waits = plan.clip_norm.is_some() && plan.sync.summation.is_none();
+    if waits && plan.stages().count() > 1 && !plan.post_validation {
         let other = Plan { post_validation: true, ..plan.clone() };
         found.push(("post_validation = true".into(), other));
     }

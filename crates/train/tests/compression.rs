@@ -376,9 +376,27 @@ fn a_resumed_run_goes_on_with_what_was_left_out() {
         };
         let expected = whole.weights().expect("weights");
         assert_same(&go_on(&plan), &expected, how);
-        // Nothing is left out by a run that does not compress, nor taken up again.
-        let plain = Plan { sync: Sync { compression: Compression::None, ..plan.sync }, ..plan };
+        let plain =
+            Plan { sync: Sync { compression: Compression::None, ..plan.sync }, ..plan.clone() };
         assert_ne!(go_on(&plain), expected, "{how} shows");
+        // Under another mesh, and as another compression, all of it begins anew.
+        let wider = self::plan(&graph, how, mesh(4, 1, 1), Optimizer::sgd(0.9));
+        let another = self::plan(&graph, "top-k:7", mesh(2, 1, 2), Optimizer::sgd(0.9));
+        for other in [wider, another] {
+            let mut resumed = trainer(&graph, &other);
+            resumed.resume(latest().expect("the checkpoint").0).expect("resumed");
+            let folder = tempfile::tempdir().expect("a folder");
+            resumed.save(folder.path(), Meta::default(), None).expect("saved");
+            let again = Store::open(folder.path()).and_then(|store| store.load_latest());
+            let again = again.expect("the checkpoint").0;
+            let own = again.names().filter(|name| name.starts_with("rank-state."));
+            let own: Vec<&str> = own.collect();
+            assert!(own.len() >= 4, "{own:?}");
+            for name in own {
+                let values = again.read_whole(name).expect("it is there");
+                assert!(values.iter().all(|&it| it == 0.0), "{name} of {how}");
+            }
+        }
     }
 }
 

@@ -172,7 +172,7 @@ fn gradients_in_half_precision_are_summed_by_servers_as_they_are_sent() {
         master: true,
         ..Precision::FP32
     };
-    let replicas = Uniform { precision, ..uniform(direct(), 2, 1, Optimizer::default()) };
+    let replicas = Uniform { precision, ..uniform(direct(), 4, 1, Optimizer::default()) };
     let expected = trained(&graph, &replicas, RunClock::Wall);
     for sync in ways(2) {
         let found = trained(&graph, &Uniform { sync, ..replicas.clone() }, RunClock::Wall);

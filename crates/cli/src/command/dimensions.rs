@@ -39,8 +39,8 @@ pub struct Dimensions {
     #[arg(long, value_name = "OPTIMIZER")]
     optimizer: Option<String>,
 
-    /// Global norm to which gradients are clipped [default: 1; without flush, with servers
-    /// and where replicas are averaged none]
+    /// Global norm to which gradients are clipped [default: 1; without flush, with
+    /// --servers and where replicas are averaged none]
     #[arg(long, value_name = "NORM", conflicts_with = "no_clip", value_parser = decimal)]
     clip_norm: Option<f64>,
 

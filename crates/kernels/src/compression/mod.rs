@@ -2,7 +2,7 @@
 //!
 //! What a replica compresses is its *part* of the sum of gradients and what it has left out of it so far, its
 //! *residual*, which becomes what is left out now. A residual that is not finite becomes zero: what is not finite
-//! was sent, and the step is left out or ends the run.
+//! was sent.
 
 pub mod one_bit;
 pub mod power_sgd;

@@ -172,8 +172,8 @@ fn draw_columns(right: &mut [f32], rank: usize, first_row: usize) {
     }
 }
 
-/// Makes the columns of a matrix orthonormal, one after the other (Gram and Schmidt), as the authors' code does:
-/// one that depends on those before it becomes as good as zero.
+/// Makes the columns of a matrix orthonormal, one after the other (Gram and Schmidt), as the authors' code does. Of
+/// one that depends on those before it rounding is left, of any direction.
 fn orthonormalise(matrix: &mut [f32], rank: usize) {
     for column in 0..rank {
         let squares = matrix.chunks_exact(rank).map(|row| f64::from(row[column]).powi(2));

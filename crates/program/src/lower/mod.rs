@@ -141,6 +141,7 @@ pub fn lower_with(
         service.add_servers(plan, &mut classes);
     }
     if let Some(summing) = &summing {
+        Summing::require_one_order(&classes)?;
         summing.add_servers(plan, &mut classes);
     }
     require_common_updates(&classes)?;

@@ -58,7 +58,8 @@ impl<'a> Service<'a> {
         let ranges = workers[0].pieces().count();
         if asked.count as usize > ranges {
             let (key, servers) = ("sync.servers.count", asked.count);
-            return Err(ProgramError::TooManyServers { key, servers, ranges });
+            let instead = "a smaller sync.bucket_bytes";
+            return Err(ProgramError::TooManyServers { key, servers, ranges, instead });
         }
         let servers = (0..asked.count).map(|server| ClassId(workers.len() as u32 + server));
         let mut parameters: Vec<Parameters<'a>> =

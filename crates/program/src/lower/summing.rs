@@ -5,9 +5,12 @@
 //! Pieces go in the order in which buckets become whole, which is the same in every step: so servers have plain
 //! control, and answer nobody in another order.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use shardloom_cluster::DeviceId;
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_plan::{Mesh, Plan, Ranges, Summation};
+use shardloom_schedule::ScheduleError;
 
 use super::boundary::Boundaries;
 use super::buckets::Parameters;
@@ -92,13 +95,13 @@ impl Summing {
     /// bucket as soon as it is there if no update depends on the norm of all gradients.
     pub fn end_step(&self, order: &mut Order, worker: ClassId, parameters: &Parameters<'_>) {
         let pieces = &self.pieces[worker.0 as usize];
-        let mut sent = vec![];
+        let places = places(pieces);
+        let (mut sent, mut known) = (vec![], BTreeSet::new());
         let entries = order.entries.iter().map(|(entry, _)| &order.bodies[entry.body.0 as usize]);
         for instruction in entries.flat_map(|body| &body.instructions) {
             let Action::Send { route } = instruction.action else { continue };
-            let is_its = |of: &Vec<Piece>| of.iter().any(|piece| piece.gradients == route);
-            let bucket = pieces.iter().position(is_its).map(|index| BucketId(index as u32));
-            sent.extend(bucket.filter(|bucket| !sent.contains(bucket)));
+            let bucket = places.get(&route).map(|&(bucket, _)| BucketId(bucket as u32));
+            sent.extend(bucket.filter(|it| known.insert(*it)));
         }
         // Of a small bucket servers may sum nothing.
         let all = epilogue::buckets(parameters).map(|(id, _)| id);
@@ -168,14 +171,44 @@ impl Summing {
             Action::Send { route } => Some(route),
             _ => None,
         });
-        let place = |route: RouteId| {
-            self.pieces[0].iter().enumerate().find_map(|(bucket, pieces)| {
-                let piece = pieces.iter().position(|piece| piece.gradients == route)?;
-                Some((bucket, piece))
-            })
-        };
-        sent.filter_map(place).collect()
+        let places = places(&self.pieces[0]);
+        sent.filter_map(|route| places.get(&route).copied()).collect()
     }
+
+    /// Checks that all workers sum what servers leave in the same order, as each does once a bucket is whole.
+    ///
+    /// # Errors
+    /// If one has another order than the first.
+    pub fn require_one_order(workers: &[Class]) -> Result<(), ProgramError> {
+        let order = |worker: &Class| -> Vec<Option<BucketId>> {
+            let instructions = worker.entries().flat_map(|it| &worker.body_of(it).instructions);
+            let is_sum = |it: &&Instruction| {
+                matches!(&it.action, Action::Collective { group: Group::Classes(_), .. })
+            };
+            let subject = |it: &Instruction| worker.tensor(it.reads[0].tensor).bucket;
+            instructions.filter(is_sum).map(subject).collect()
+        };
+        let first = order(&workers[0]);
+        match workers.iter().find(|&worker| order(worker) != first) {
+            None => Ok(()),
+            Some(other) => Err(ScheduleError::Rule(format!(
+                "sync.summation.share: the workers sum what servers leave of a bucket once it is whole, and {} \
+                 comes to buckets in another order than the first; give all workers the same passes, or let \
+                 servers sum all (share = 1.0)",
+                other.place()
+            ))
+            .into()),
+        }
+    }
+}
+
+/// Where each piece of a worker is, its bucket and its place there, by the route to its server.
+fn places(pieces: &[Vec<Piece>]) -> BTreeMap<RouteId, (usize, usize)> {
+    let of_bucket = |(bucket, pieces): (usize, &Vec<Piece>)| -> Vec<_> {
+        let places = pieces.iter().enumerate();
+        places.map(|(index, piece)| (piece.gradients, (bucket, index))).collect()
+    };
+    pieces.iter().enumerate().flat_map(of_bucket).collect()
 }
 
 /// Deals the parts of buckets that servers sum to them, by bucket.
@@ -225,11 +258,18 @@ fn dealt(
     if (0..servers).all(has_some) {
         return Ok(dealt);
     }
-    let ranges = match ranges {
-        Ranges::Equal => dealt.iter().map(Vec::len).max().unwrap_or(0),
-        Ranges::Hashed => dealt.iter().map(Vec::len).sum(),
+    let (ranges, instead) = match ranges {
+        Ranges::Equal => (
+            dealt.iter().map(Vec::len).max().unwrap_or(0),
+            "a larger sync.summation.share or sync.bucket_bytes",
+        ),
+        Ranges::Hashed => (
+            dealt.iter().map(Vec::len).sum(),
+            "a larger sync.summation.share, or a smaller sync.bucket_bytes",
+        ),
     };
-    Err(ProgramError::TooManyServers { key: "sync.summation.servers", servers, ranges })
+    let key = "sync.summation.servers";
+    Err(ProgramError::TooManyServers { key, servers, ranges, instead })
 }
 
 /// For each bucket of a worker what follows when its gradients are whole: it sends the pieces, and sums what is

@@ -74,7 +74,8 @@ impl Synchronisation for Compressed {
         let (elements, members) = (bucket.elements, bucket.members());
         if self.how.keeps_residual() {
             let content = Content::OfRank(0);
-            held.own.push(own("residual", &[elements], Format::F32, kept, content));
+            let name = format!("residual of {}", self.how);
+            held.own.push(own(&name, &[elements], Format::F32, kept, content));
         }
         let mut sent = |name: &str, shape: &[usize], format| {
             let (format, keep, content) = passing(format);
@@ -99,7 +100,13 @@ impl Synchronisation for Compressed {
                     sent("signs of all sums", &[members, bytes], Format::U8),
                 ];
                 let (shape, content) = ([each], Content::OfRank(1));
-                held.own.push(own("residual of the sum", &shape, Format::F32, kept, content));
+                held.own.push(own(
+                    "residual of the sum of signs",
+                    &shape,
+                    Format::F32,
+                    kept,
+                    content,
+                ));
                 held.own.extend(own_share);
             }
             Compression::TopK { of } => {
@@ -116,7 +123,13 @@ impl Synchronisation for Compressed {
                 let left = sent("left factors", &[rows * rank + rest], Format::F32);
                 let content = Content::OfRank(2);
                 let shape = [columns * rank];
-                held.own.push(own("right factors", &shape, Format::F32, kept, content));
+                held.own.push(own(
+                    &format!("right factors of {}", self.how),
+                    &shape,
+                    Format::F32,
+                    kept,
+                    content,
+                ));
                 held.own.push(left);
             }
         }

@@ -30,7 +30,7 @@ struct Sum {
     /// The elements that a worker has sent to servers that update.
     sent: Vec<Range<usize>>,
     /// Those that it has sent to servers that sum.
-    handed: Vec<Range<usize>>,
+    sent_to_sum: Vec<Range<usize>>,
     /// Those that are summed over all classes, by a server or among them, where not all are at once.
     summed: Vec<Range<usize>>,
     /// Whether an update has read it, or a reduction has moved it elsewhere: the next write begins anew.
@@ -44,7 +44,7 @@ impl Sum {
 
     /// Whether some of these elements are summed over all classes, or about to be.
     fn is_begun(&self, range: &Range<usize>) -> bool {
-        let begun = self.handed.iter().chain(&self.summed);
+        let begun = self.sent_to_sum.iter().chain(&self.summed);
         begun.into_iter().any(|it| !overlap(it, range).is_empty())
     }
 
@@ -57,8 +57,8 @@ impl Sum {
     }
 
     /// Whether nothing that was sent has yet to come back.
-    fn is_back(&self) -> bool {
-        self.handed.iter().all(|it| self.summed.contains(it))
+    fn is_summed(&self) -> bool {
+        self.sent_to_sum.iter().all(|it| self.summed.contains(it))
     }
 }
 
@@ -139,7 +139,7 @@ impl Reductions<'_> {
                 &Action::Send { route } if reads(&step) == Content::Gradient => {
                     let server = self.program.class(self.program.route(route).to);
                     match server.sums() {
-                        true => self.hand(&step, route, found),
+                        true => self.send_to_sum(&step, route, found),
                         false => self.send(&step, route, found),
                     }
                 }
@@ -148,7 +148,7 @@ impl Reductions<'_> {
                     let carried = self.program.route(route).carried;
                     match class.tensor(to.tensor).content {
                         Content::Gradient if matches!(carried, Carried::Sums(_)) => {
-                            self.take_back(&step, route, to, found);
+                            self.receive_sum(&step, route, to, found);
                         }
                         Content::Gradient => self.receive(&step, route, to, found),
                         _ => {}
@@ -209,7 +209,8 @@ impl Reductions<'_> {
         if sum.is_used {
             *sum = Sum::default();
         }
-        let is_begun = !sum.sent.is_empty() || !sum.handed.is_empty() || !sum.summed.is_empty();
+        let is_begun =
+            !sum.sent.is_empty() || !sum.sent_to_sum.is_empty() || !sum.summed.is_empty();
         if share || !sum.over.is_empty() || is_begun {
             found.push(Violation::ReducedTwice {
                 at: step.site(),
@@ -240,7 +241,7 @@ impl Reductions<'_> {
             }
             _ => return found.push(twice(read.tensor)),
         };
-        if !sum.over.is_disjoint(&over) || !sum.handed.is_empty() || !sum.summed.is_empty() {
+        if !sum.over.is_disjoint(&over) || !sum.sent_to_sum.is_empty() || !sum.summed.is_empty() {
             found.push(twice(read.tensor));
         }
         sum.over.extend(over);
@@ -333,7 +334,7 @@ impl Reductions<'_> {
     }
 
     /// A worker sends a range of its gradients to a server that sums them.
-    fn hand(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
+    fn send_to_sum(&mut self, step: &Step<'_>, route: RouteId, found: &mut Vec<Violation>) {
         let read = step.instruction.reads[0];
         let sum = self.sums.entry(place(read)).or_default();
         for message in &self.program.route(route).messages {
@@ -342,17 +343,24 @@ impl Reductions<'_> {
                 let tensor = step.tensor_name(read.tensor);
                 found.push(Violation::ReducedTwice { at: step.site(), tensor });
             }
-            sum.handed.push(range);
+            sum.sent_to_sum.push(range);
         }
     }
 
     /// It gets their sum.
-    fn take_back(&mut self, step: &Step<'_>, route: RouteId, to: View, found: &mut Vec<Violation>) {
+    fn receive_sum(
+        &mut self,
+        step: &Step<'_>,
+        route: RouteId,
+        to: View,
+        found: &mut Vec<Violation>,
+    ) {
         let elements = step.class.elements(to.tensor, 0);
         let sum = self.sums.entry(place(to)).or_default();
         for message in &self.program.route(route).messages {
             let range = message.target.range(0);
-            if !sum.is_pending() || !sum.handed.contains(&range) || sum.summed.contains(&range) {
+            if !sum.is_pending() || !sum.sent_to_sum.contains(&range) || sum.summed.contains(&range)
+            {
                 let tensor = step.tensor_name(to.tensor);
                 found.push(Violation::ReducedTwice { at: step.site(), tensor });
             }
@@ -434,7 +442,7 @@ impl Reductions<'_> {
             // One worker's sum is its own gradient.
             let is_own = bucket.classes.is_empty() && !sum.summed.is_empty();
             let over = sum.over.iter().filter(|it| **it != Over::Classes || !is_own);
-            over.copied().collect::<BTreeSet<_>>() == wanted && sum.is_back()
+            over.copied().collect::<BTreeSet<_>>() == wanted && sum.is_summed()
         };
         let is_reduced = self.sums.get(&place(read)).is_some_and(has_all);
         if !is_reduced {

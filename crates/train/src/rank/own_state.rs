@@ -1,5 +1,6 @@
 //! State that is another on each rank, such as what a rank has left out of the gradients that it sent. It is saved
-//! by rank, and a run that goes on with the same ranks goes on with it; under another plan it begins anew.
+//! by rank, under a name that says by which grid of ranks and for what: a run that goes on under the same plan goes
+//! on with it, and under another it begins anew.
 
 use shardloom_checkpoint::Saved;
 use shardloom_program::{Content, Keep, Tensor, TensorId};
@@ -23,7 +24,7 @@ impl Rank {
         self.own_tensors().into_iter().map(piece).collect()
     }
 
-    /// Takes it from where it was saved, where it was by as large a rank of the same number.
+    /// Takes it from where it was saved, where it was by the same rank of such a grid.
     pub(super) fn restore_own(&mut self, checkpoint: &dyn Saved) -> Result<()> {
         for (id, name) in self.own_tensors() {
             let elements = self.class().elements(id, self.position());
@@ -41,12 +42,12 @@ impl Rank {
     fn own_tensors(&self) -> Vec<(TensorId, String)> {
         let class = self.class();
         let named = |(id, tensor): (TensorId, &Tensor)| {
-            let Content::OfRank(index) = tensor.content else { return None };
             let bucket = class.bucket(tensor.bucket.expect("state belongs to parameters"));
             let first = class.param(*bucket.params.first()?);
             let parameter = &self.shared.graph.value(first.value).name;
             let rank = class.first_rank.0 as usize + self.position();
-            Some((id, format!("rank-state.{index}/{parameter}/{rank}")))
+            let (mesh, what) = (class.mesh, &tensor.name);
+            Some((id, format!("rank-state.{rank}/{parameter}/{what}/{mesh}")))
         };
         class.tensors().filter(|(_, tensor)| is_own(tensor)).filter_map(named).collect()
     }

@@ -16,7 +16,7 @@ fn tensors(checkpoint: &Checkpoint) -> BTreeMap<&str, Vec<u32>> {
     checkpoint.names().map(|name| (name, bits(name))).collect()
 }
 
-/// What a rank has left out is its own, and of no use to other ranks.
+/// What a rank has left out is its own, and of no use under another mesh or compression.
 fn is_of_rank(name: &str) -> bool {
     name.starts_with("rank-state.")
 }
