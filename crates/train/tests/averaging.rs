@@ -122,7 +122,8 @@ impl Replica {
 
 /// Averages replicas: sums in their order.
 fn average(replicas: &mut [Replica], rate: f64) {
-    let (kept, taken) = ((1.0 - rate) as f32, (rate / replicas.len() as f64) as f32);
+    let kept = (1.0 - rate) as f32;
+    let taken = ((1.0 - f64::from(kept)) / replicas.len() as f64) as f32;
     let names: Vec<String> = replicas[0].weights.keys().cloned().collect();
     for name in names {
         for at in 0..replicas[0].weights[&name].len() {

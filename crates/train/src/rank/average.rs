@@ -35,7 +35,9 @@ impl Average {
     ) -> Average {
         let [sum, weights] = [instruction.reads[0], instruction.writes[0].to];
         let (sum, weights) = (linker.slot(sum), linker.slot(weights));
-        let (kept, taken) = ((1.0 - rate) as f32, (rate / f64::from(replicas)) as f32);
+        // Together all of it, as near as fp32 comes, so that equal replicas stay what they are.
+        let kept = (1.0 - rate) as f32;
+        let taken = ((1.0 - f64::from(kept)) / f64::from(replicas)) as f32;
         Average { sum, weights, kept, taken }
     }
 }
