@@ -157,6 +157,42 @@ fn workers_train_with_servers_whose_plan_is_written_simulated_and_explained() {
 }
 
 #[test]
+fn replicas_compress_gradients_by_option_and_go_on_with_what_they_left_out() {
+    let place = Place::new();
+    let program = format!("program {MODEL} --cluster h100-80g:2 --dp 2 --global-batch 4");
+    let text = place.run(&format!("{program} --compression one-bit")).succeeds();
+    for part in ["compress gradients, one-bit", "residual of one-bit", "all-to-all", "u8"] {
+        text.check(text.stdout.contains(part), part);
+    }
+    let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --dp 2 --tp 2 --json \
+                 --global-batch 4 --optimizer sgd:momentum=0.9";
+    let digest = |options: &str| {
+        let trained = place.run(&format!("{train} {options}")).succeeds();
+        trained.summary()["weights_digest"].clone()
+    };
+    let mut all = vec![digest("--steps 4")];
+    for how in ["bf16-feedback", "one-bit", "top-k:10", "power-sgd:1"] {
+        let whole = digest(&format!("--steps 4 --compression {how}"));
+        let folder = how.replace(':', "-");
+        let kept = format!("--compression {how} --checkpoint {folder}");
+        digest(&format!("--steps 2 {kept}"));
+        assert_eq!(digest(&format!("--steps 4 {kept} --resume")), whole, "{how}");
+        assert!(!all.contains(&whole), "{how} shows");
+        all.push(whole);
+    }
+    for (options, hint) in [
+        ("--compression top-k:10 --zero 2", "every replica updates all weights, so 0"),
+        ("--compression one-bit --algorithm star", "replicas gather what all send"),
+        ("--compression fp16 --average-every 2", "leave sync.averaging out"),
+    ] {
+        place.run(&format!("{train} --steps 2 {options}")).refuses("plan", hint);
+    }
+    place
+        .run(&format!("{train} --steps 2 --compression zip"))
+        .refuses("usage", "unknown compression");
+}
+
+#[test]
 fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
     let averaged = "--dp 2 --average-every 3 --global-batch 4 --optimizer sgd:momentum=0.9";
     let place = Place::new();
