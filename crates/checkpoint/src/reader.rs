@@ -135,8 +135,8 @@ impl Checkpoint {
     }
 
     /// Writes the tensors whose names `include` accepts, whole, into one plain
-    /// safetensors file, in the order of their names; the mean over replicas that have their own of one. A file of that path is
-    /// replaced at once when the new one is complete.
+    /// safetensors file, in the order of their names; the mean over replicas that have their own of
+    /// one. A file of that path is replaced at once when the new one is complete.
     ///
     /// # Errors
     ///

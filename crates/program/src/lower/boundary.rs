@@ -112,8 +112,7 @@ impl Boundaries {
             let downstream = Side { layout: &received, mesh: &consumer.mesh };
             let format = Format::of_value(graph.value(value).dtype, self.precision);
             let mut route = |carried: Carried, from: ClassId, to: ClassId, messages| {
-                self.routes.push(Route { carried, from, to, format, messages });
-                RouteId(self.routes.len() as u32 - 1)
+                self.add_route(Route { carried, from, to, format, messages })
             };
             let there = route::messages(&global, upstream, downstream);
             let back = route::messages(&global, downstream, upstream);
@@ -122,6 +121,12 @@ impl Boundaries {
             Way::Messages { forward, backward }
         };
         self.transfers.push(Transfer { value, from, to, handed, received, way });
+    }
+
+    /// Adds a route.
+    pub fn add_route(&mut self, route: Route) -> RouteId {
+        self.routes.push(route);
+        RouteId(self.routes.len() as u32 - 1)
     }
 
     /// All of them.

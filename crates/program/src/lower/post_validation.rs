@@ -74,10 +74,8 @@ impl PostValidation {
             let stage = stages.iter().find(|stage| stage.class == id);
             (id, stage.expect("a class holds a stage").mesh.size())
         };
-        let mut route = |from: usize, to: usize| {
-            boundaries.routes.push(Route::of_norm(end(from), end(to)));
-            RouteId(boundaries.routes.len() as u32 - 1)
-        };
+        let mut route =
+            |from: usize, to: usize| boundaries.add_route(Route::of_norm(end(from), end(to)));
         let onward = (1..classes).map(|class| route(class - 1, class)).collect();
         let back = (1..classes).map(|class| route(class, class - 1)).collect();
         let cuts = cuts(schedule, &passes, &places);

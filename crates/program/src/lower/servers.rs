@@ -12,7 +12,7 @@ use super::order::Order;
 use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, Rank, ServedRange};
 use crate::sync::{Synchronisation, add};
 use crate::{
-    Action, Carried, Client, Control, Entry, Extent, Format, Handler, Instruction, Keep, Mode,
+    Action, Carried, Client, Control, Entry, Extent, Handler, Instruction, Keep, Mode,
     ProgramError, Route, RouteId, Serve, TensorId, View, When,
 };
 
@@ -72,9 +72,8 @@ impl<'a> Service<'a> {
             for (id, bucket) in epilogue::buckets(parameters) {
                 for ServedRange { range, server } in &bucket.served {
                     let mut add = |carried, ends, tensor: View| {
-                        let format: Format = parameters.tensor(tensor).format;
-                        boundaries.routes.push(Route::of_range(carried, ends, format, range.len()));
-                        RouteId(boundaries.routes.len() as u32 - 1)
+                        let format = parameters.tensor(tensor).format;
+                        boundaries.add_route(Route::of_range(carried, ends, format, range.len()))
                     };
                     let held = &bucket.held.replicated;
                     let (gradients, weights) = (held.reduced, View::whole(held.weights));
@@ -129,26 +128,19 @@ impl<'a> Service<'a> {
         for ((server, parameters), device) in
             self.parameters.iter().enumerate().zip(plan.server_devices())
         {
-            let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
             let mut bodies = vec![];
             let clients = (0..workers)
                 .map(|worker| self.client((server, ClassId(worker as u32)), workers, &mut bodies));
             let clients = clients.collect();
-            classes.push(Class {
-                stages: vec![],
-                replica: Some(server as u32),
-                mesh: Mesh::SINGLE,
-                first_rank: Rank(first_rank),
-                devices: vec![DeviceId(device)],
+            let own = Class {
                 tensors: parameters.tensors.clone(),
                 params: parameters.params.clone(),
                 buckets: parameters.buckets.clone(),
-                communicators: vec![],
                 bodies,
                 control: vec![Control::Serve(Serve { clients })],
-                delay: 0.0,
-                evaluation: vec![],
-            });
+                ..class(classes, server as u32, device)
+            };
+            classes.push(own);
         }
     }
 
@@ -200,6 +192,26 @@ impl<'a> Service<'a> {
         let within = When::Within(self.staleness);
         let pull = handler(BodyKind::Synchronisation, pull, within, false);
         Client { class, handlers: vec![push, pull] }
+    }
+}
+
+/// The class of the server of this number on a device, behind these classes, which holds and does nothing yet.
+pub(super) fn class(before: &[Class], number: u32, device: u32) -> Class {
+    let first_rank = before.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
+    Class {
+        stages: vec![],
+        replica: Some(number),
+        mesh: Mesh::SINGLE,
+        first_rank: Rank(first_rank),
+        devices: vec![DeviceId(device)],
+        tensors: vec![],
+        params: vec![],
+        buckets: vec![],
+        communicators: vec![],
+        bodies: vec![],
+        control: vec![],
+        delay: 0.0,
+        evaluation: vec![],
     }
 }
 

@@ -7,16 +7,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use shardloom_cluster::DeviceId;
 use shardloom_collectives::{Algorithm, chunk};
-use shardloom_plan::{Mesh, Plan, Ranges, Summation};
+use shardloom_plan::{Plan, Ranges, Summation};
 use shardloom_schedule::ScheduleError;
 
 use super::boundary::Boundaries;
 use super::buckets::Parameters;
 use super::epilogue;
 use super::order::Order;
-use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, Rank, ServedRange};
+use super::servers;
+use crate::class::{Body, BodyId, BodyKind, BucketId, Class, ClassId, Part, ServedRange};
 use crate::ring::Ring;
 use crate::sync::{SUM, Synchronisation, add};
 use crate::{
@@ -67,9 +67,7 @@ impl Summing {
                 let format = parameters.tensor(parameters.replicated(id).reduced).format;
                 let piece = |it: &ServedRange| {
                     let mut add = |carried, ends| {
-                        let route = Route::of_range(carried, ends, format, it.range.len());
-                        boundaries.routes.push(route);
-                        RouteId(boundaries.routes.len() as u32 - 1)
+                        boundaries.add_route(Route::of_range(carried, ends, format, it.range.len()))
                     };
                     let (here, there) = ((worker, it.range.start), (it.server, 0));
                     Piece {
@@ -144,23 +142,14 @@ impl Summing {
                     instructions.extend(sum(of_workers, about, &mut tensors));
                 }
             }
-            let first_rank = classes.last().map_or(0, |it| it.first_rank.0 + it.mesh.size() as u32);
             let kind = BodyKind::Synchronisation;
-            classes.push(Class {
-                stages: vec![],
-                replica: Some(server),
-                mesh: Mesh::SINGLE,
-                first_rank: Rank(first_rank),
-                devices: vec![DeviceId(device)],
+            let own = Class {
                 tensors,
-                params: vec![],
-                buckets: vec![],
-                communicators: vec![],
                 bodies: vec![Body { kind, part: Part::default(), instructions }],
                 control: vec![Control::Run(Entry::new(BodyId(0), None))],
-                delay: 0.0,
-                evaluation: vec![],
-            });
+                ..servers::class(classes, server, device)
+            };
+            classes.push(own);
         }
     }
 
