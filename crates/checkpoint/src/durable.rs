@@ -8,10 +8,10 @@ use crate::{CheckpointError, Result};
 
 /// Creates a file that must not exist, has it written, and flushes it to the
 /// disk. Its name is durable only after [`sync_folder`].
-pub(crate) fn write_new<T>(
+pub(crate) fn write_new<T, E: From<CheckpointError>>(
     path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> Result<T>,
-) -> Result<T> {
+    write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
+) -> Result<T, E> {
     let file = File::create_new(path).map_err(CheckpointError::io("create", path))?;
     let mut buffered = io::BufWriter::with_capacity(1 << 20, file);
     let written = write(&mut buffered)?;

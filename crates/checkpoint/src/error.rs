@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::Refused;
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, CheckpointError>;
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
 /// What went wrong. Every message names the file or tensor concerned
 /// and says what would be right; the underlying cause is part of the message.

@@ -46,7 +46,7 @@ pub use manifest::{FORMAT_VERSION, Meta};
 pub use piece::Piece;
 pub use reader::Checkpoint;
 pub use replicas::{Mean, replica_name, replica_of};
-pub use safetensors_file::{Tensor, read_safetensors};
+pub use safetensors_file::{Stored, Tensor, read_safetensors, write_safetensors};
 pub use snapshot::{Saved, Snapshot};
 pub use store::{Refused, Store};
 pub use writer::{Shard, Shards, Writer};

@@ -1,21 +1,20 @@
 //! A checkpoint that was found sound, and the tensors in it.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{rename, sync_folder, write_new};
 use crate::index::{Index, StoredPiece, StoredTensor};
 use crate::manifest::{Manifest, Meta};
 use crate::names::shard_file;
 use crate::overlap::{Run, for_each_run};
 use crate::piece::Region;
 use crate::replicas::{replica_name, replica_of};
-use crate::safetensors_file::{decode_values, header, write_values};
+use crate::safetensors_file::{Stored, decode_values, write_safetensors};
 use crate::shard;
 use crate::{CheckpointError, Result};
 
@@ -153,28 +152,7 @@ impl Checkpoint {
             let shape = self.global_shape(name).unwrap_or_default().to_vec();
             tensors.push(((*name).to_owned(), shape));
         }
-        let header = header(path, tensors, None)?;
-        let unfinished = path.with_added_extension("writing");
-        if unfinished.exists() {
-            // Left by an export that was killed.
-            fs::remove_file(&unfinished).map_err(CheckpointError::io("delete", &unfinished))?;
-        }
-        let written = write_new(&unfinished, |output| {
-            output.write_all(&header).map_err(CheckpointError::io("write", &unfinished))?;
-            names
-                .iter()
-                .try_for_each(|name| write_values(&unfinished, output, &self.read_whole(name)?))
-        })
-        .and_then(|()| rename(&unfinished, path));
-        if written.is_err() {
-            // The first error is the one to report.
-            let _ = fs::remove_file(&unfinished);
-        }
-        written?;
-        match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => sync_folder(folder),
-            _ => sync_folder(Path::new(".")),
-        }
+        write_safetensors(path, Stored::F32, tensors, None, |name| self.read_whole(name))
     }
 
     fn tensor(&self, name: &str) -> Result<&StoredTensor> {

@@ -9,11 +9,43 @@ use half::{bf16, f16};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 
+use crate::durable::{rename, sync_folder, write_new};
 use crate::piece::volume;
 use crate::{CheckpointError, Result};
 
 /// Values converted to bytes at a time.
 const VALUES_PER_WRITE: usize = 1 << 16;
+
+/// How a file stores numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stored {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// bfloat16, rounded to nearest, ties to even.
+    Bf16,
+    /// 16-bit floating point, rounded likewise. What is beyond its range becomes infinite.
+    F16,
+}
+
+impl Stored {
+    /// Bytes of one number.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Stored::F32 => 4,
+            Stored::Bf16 | Stored::F16 => 2,
+        }
+    }
+
+    fn dtype(self) -> Dtype {
+        match self {
+            Stored::F32 => Dtype::F32,
+            Stored::Bf16 => Dtype::BF16,
+            Stored::F16 => Dtype::F16,
+        }
+    }
+}
 
 /// A tensor in memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,10 +97,57 @@ pub(crate) fn decode_values(bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// The header of a file of float32 tensors with these names and shapes, laid
-/// out in this order, and the length bytes before it.
+/// Writes one plain safetensors file of tensors with these names and shapes, in this order. `values` is asked
+/// for one tensor after another, so that no more than one is in memory. A file of that path is replaced at
+/// once when the new one is complete.
+///
+/// # Errors
+///
+/// What `values` says, and [`CheckpointError::Io`] if the file cannot be written.
+///
+/// # Panics
+///
+/// If `values` gives another number of values than the shape has.
+pub fn write_safetensors<E: From<CheckpointError>>(
+    path: &Path,
+    stored: Stored,
+    tensors: Vec<(String, Vec<usize>)>,
+    metadata: Option<HashMap<String, String>>,
+    mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
+) -> Result<(), E> {
+    let header = header(path, stored, tensors.clone(), metadata)?;
+    let unfinished = path.with_added_extension("writing");
+    if unfinished.exists() {
+        // Left by an export that was killed.
+        fs::remove_file(&unfinished).map_err(CheckpointError::io("delete", &unfinished))?;
+    }
+    let written = write_new(&unfinished, |output| -> Result<(), E> {
+        output.write_all(&header).map_err(CheckpointError::io("write", &unfinished))?;
+        for (name, shape) in &tensors {
+            let values = values(name)?;
+            assert_eq!(values.len(), volume(shape), "{name} has as many values as its shape");
+            write_stored(&unfinished, output, stored, &values)?;
+        }
+        Ok(())
+    })
+    .and_then(|()| Ok(rename(&unfinished, path)?));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&unfinished);
+    }
+    written?;
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => sync_folder(folder)?,
+        _ => sync_folder(Path::new("."))?,
+    }
+    Ok(())
+}
+
+/// The header of a file of tensors with these names and shapes, laid out in this order, and the length
+/// bytes before it.
 pub(crate) fn header(
     path: &Path,
+    stored: Stored,
     tensors: Vec<(String, Vec<usize>)>,
     metadata: Option<HashMap<String, String>>,
 ) -> Result<Vec<u8>> {
@@ -76,8 +155,9 @@ pub(crate) fn header(
     let mut infos = Vec::with_capacity(tensors.len());
     for (name, shape) in tensors {
         let start = offset;
-        offset += volume(&shape) * size_of::<f32>();
-        infos.push((name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, offset) }));
+        offset += volume(&shape) * stored.bytes();
+        let dtype = stored.dtype();
+        infos.push((name, TensorInfo { dtype, shape, data_offsets: (start, offset) }));
     }
     let metadata = Metadata::new(metadata, infos).map_err(|error| unreadable(path, error))?;
     let mut json = serde_json::to_vec(&metadata).map_err(|error| unreadable(path, error))?;
@@ -90,11 +170,29 @@ pub(crate) fn header(
 
 /// Writes values as little-endian bytes.
 pub(crate) fn write_values(path: &Path, output: &mut dyn Write, values: &[f32]) -> Result<()> {
-    let mut bytes = vec![0; VALUES_PER_WRITE.min(values.len()) * size_of::<f32>()];
+    write_as(path, output, values, f32::to_le_bytes)
+}
+
+/// Writes values as a file stores them.
+fn write_stored(path: &Path, output: &mut dyn Write, stored: Stored, values: &[f32]) -> Result<()> {
+    match stored {
+        Stored::F32 => write_values(path, output, values),
+        Stored::Bf16 => write_as(path, output, values, |it| bf16::from_f32(it).to_le_bytes()),
+        Stored::F16 => write_as(path, output, values, |it| f16::from_f32(it).to_le_bytes()),
+    }
+}
+
+fn write_as<const N: usize>(
+    path: &Path,
+    output: &mut dyn Write,
+    values: &[f32],
+    to_bytes: impl Fn(f32) -> [u8; N],
+) -> Result<()> {
+    let mut bytes = vec![0; VALUES_PER_WRITE.min(values.len()) * N];
     for values in values.chunks(VALUES_PER_WRITE) {
-        let bytes = &mut bytes[..size_of_val(values)];
-        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-            *bytes = value.to_le_bytes();
+        let bytes = &mut bytes[..values.len() * N];
+        for (bytes, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *bytes = to_bytes(value);
         }
         output.write_all(bytes).map_err(CheckpointError::io("write", path))?;
     }

@@ -12,7 +12,7 @@ use crate::durable::write_new;
 use crate::index::{Index, StoredPiece};
 use crate::manifest::{FORMAT_VERSION, require_version};
 use crate::piece::{Piece, Region};
-use crate::safetensors_file::{header, read_header, write_values};
+use crate::safetensors_file::{Stored, header, read_header, write_values};
 use crate::{CheckpointError, Result};
 
 /// The key under which a shard's header describes its pieces.
@@ -88,7 +88,7 @@ pub(crate) fn write(
     let description =
         serde_json::to_string(&description).map_err(|error| damaged(path, error.to_string()))?;
     let metadata = HashMap::from([(DESCRIPTION.to_owned(), description)]);
-    let header = header(path, tensors, Some(metadata))?;
+    let header = header(path, Stored::F32, tensors, Some(metadata))?;
 
     let mut offset_bytes = header.len() as u64;
     for (piece, region) in pieces.iter().zip(regions) {

@@ -80,25 +80,27 @@ impl Transformer {
                 norm_epsilon: gpt.norm_epsilon,
                 init_std: gpt.init_std,
             }),
-            Network::Llama(llama) if !llama.separate_loss => Some(Transformer {
-                kind: Kind::Llama {
-                    theta: llama.rope_theta,
-                    scaling: llama.rope_scaling.map(|(factor, low, high, original)| {
-                        RotaryScaling { factor, low, high, original }
-                    }),
-                },
-                layers: llama.layers,
-                hidden: llama.hidden,
-                heads: llama.heads,
-                kv_heads: llama.kv_heads(),
-                head_dim: llama.head_dim(),
-                ffn: llama.ffn,
-                seq: llama.seq,
-                vocab: llama.vocab,
-                tied: llama.tied,
-                norm_epsilon: llama.norm_epsilon,
-                init_std: llama.init_std,
-            }),
+            Network::Llama(llama) if !(llama.separate_loss || llama.qkv_bias || llama.qk_norm) => {
+                Some(Transformer {
+                    kind: Kind::Llama {
+                        theta: llama.rope_theta,
+                        scaling: llama.rope_scaling.map(|(factor, low, high, original)| {
+                            RotaryScaling { factor, low, high, original }
+                        }),
+                    },
+                    layers: llama.layers,
+                    hidden: llama.hidden,
+                    heads: llama.heads,
+                    kv_heads: llama.kv_heads(),
+                    head_dim: llama.head_dim(),
+                    ffn: llama.ffn,
+                    seq: llama.seq,
+                    vocab: llama.vocab,
+                    tied: llama.tied,
+                    norm_epsilon: llama.norm_epsilon,
+                    init_std: llama.init_std,
+                })
+            }
             Network::Gpt(_)
             | Network::Llama(_)
             | Network::Mlp(_)
@@ -144,6 +146,8 @@ impl Transformer {
                     norm_epsilon: self.norm_epsilon,
                     tied: self.tied,
                     separate_loss: false,
+                    qkv_bias: false,
+                    qk_norm: false,
                     init_std: self.init_std,
                 };
                 ModelSpec::new("llama", Network::Llama(config))

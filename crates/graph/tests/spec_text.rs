@@ -216,6 +216,8 @@ fn network() -> impl Strategy<Value = Network> {
             norm_epsilon: 1e-6,
             tied: layers.is_multiple_of(2),
             separate_loss: layers.is_multiple_of(3),
+            qkv_bias: seq.is_multiple_of(2),
+            qk_norm: vocab.is_multiple_of(2),
             init_std: 0.02,
         })
     });

@@ -43,6 +43,14 @@ pub enum InteropError {
         /// Why not.
         source: Box<GraphError>,
     },
+    /// There is no such model in Hugging Face's library.
+    #[error("{model} cannot be written for Hugging Face: {reason}")]
+    NoConfig {
+        /// The model.
+        model: String,
+        /// What there is.
+        reason: &'static str,
+    },
     /// There is no mapping of names for this family.
     #[error(
         "{model}: there are no Hugging Face names for this kind of model; its own names are {names}"

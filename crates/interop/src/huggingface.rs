@@ -1,7 +1,9 @@
-//! Hugging Face `config.json`.
+//! Hugging Face `config.json`, read and written.
 //!
-//! Every key that changes what a supported model computes is either followed exactly or refused. Keys
+//! Of what is read, every key that changes what a supported model computes is either followed exactly or refused. Keys
 //! that do not (special tokens, caches, storage types, summaries) are passed over.
+
+mod write;
 
 use std::fmt::Display;
 
@@ -11,15 +13,16 @@ use shardloom_graph::{ModelSpec, Network};
 
 use crate::InteropError;
 
-const SUPPORTED: &str = "gpt2, llama and mistral";
+pub use write::write_config;
+
+const SUPPORTED: &str = "gpt2, llama, mistral, qwen2 and qwen3";
 
 /// Reads the model that a `config.json` describes, at sequence length `seq`, or at the longest that
 /// the configuration names. `place` is the file's name, for messages.
 ///
 /// # Errors
 /// If the text is not a JSON object, `model_type` is not supported, a key is missing, or a key asks for
-/// something that this program's models do not compute exactly: another activation, biases in a Llama,
-/// dropout probabilities that differ, a sliding window shorter than the sequence, another rotary
+/// something that this program's models do not compute exactly: another activation, other biases, dropout probabilities that differ, a sliding window shorter than the sequence, another rotary
 /// scaling than Llama 3's, quantised weights.
 pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelSpec, InteropError> {
     let json = |message: String| InteropError::Json { place: place.into(), message };
@@ -34,6 +37,8 @@ pub fn read_config(text: &str, place: &str, seq: Option<usize>) -> Result<ModelS
         "gpt2" => gpt2(&config, seq)?,
         "llama" => llama(&config, seq)?,
         "mistral" => mistral(&config, seq)?,
+        "qwen2" => qwen2(&config, seq)?,
+        "qwen3" => qwen3(&config, seq)?,
         other => {
             return Err(InteropError::ModelType {
                 place: place.into(),
@@ -98,30 +103,64 @@ fn mistral(config: &Config, seq: Option<usize>) -> Result<Network, InteropError>
         None => Some(4096),
         Some(_) => config.optional_size("sliding_window")?,
     };
-    if let Some(window) = window.filter(|&window| window < seq) {
-        let rule = format!(
-            "attention here sees all earlier positions, so a sequence of {seq} needs a window of at \
-             least that; a sequence length up to {window} would do"
-        );
-        return Err(config.error("sliding_window", window, rule));
+    require_window(config, window, seq)?;
+    Ok(Network::Llama(llama_config(config, Some(seq))?))
+}
+
+/// Refuses a window of attention that is shorter than the sequence.
+fn require_window(config: &Config, window: Option<usize>, seq: usize) -> Result<(), InteropError> {
+    let Some(window) = window.filter(|&window| window < seq) else { return Ok(()) };
+    let rule = format!(
+        "attention here sees all earlier positions, so a sequence of {seq} needs a window of at \
+         least that; a sequence length up to {window} would do"
+    );
+    Err(config.error("sliding_window", window, rule))
+}
+
+/// Qwen2 and 2.5: biases of queries, keys and values, which no key says.
+fn qwen2(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
+    let network = qwen(config, seq)?;
+    Ok(Network::Llama(LlamaConfig { qkv_bias: true, ..network }))
+}
+
+/// Qwen3: norms of queries and keys, and heads of 128 unless it says otherwise.
+fn qwen3(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
+    let network = qwen(config, seq)?;
+    let head_dim = config.optional_size("head_dim")?.or(Some(128));
+    Ok(Network::Llama(LlamaConfig { qk_norm: true, head_dim, ..network }))
+}
+
+/// What both have in common: some layers may have a window, if the configuration says so.
+fn qwen(config: &Config, seq: Option<usize>) -> Result<LlamaConfig, InteropError> {
+    let network = llama_config(config, seq)?;
+    if config.flag("use_sliding_window", false)? {
+        require_window(
+            config,
+            config.optional_size("sliding_window")?.or(Some(4096)),
+            network.seq,
+        )?;
     }
-    llama(config, Some(seq))
+    Ok(network)
 }
 
 fn llama(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
+    Ok(Network::Llama(llama_config(config, seq)?))
+}
+
+fn llama_config(config: &Config, seq: Option<usize>) -> Result<LlamaConfig, InteropError> {
     let activation = config.text("hidden_act", "silu")?;
     if activation != "silu" {
         return Err(config.error("hidden_act", activation, "silu is needed"));
     }
     for key in ["attention_bias", "mlp_bias"] {
-        config.flag_is(key, false, "a Llama's projections have no biases here")?;
+        config.flag_is(key, false, "such projections have no biases here")?;
     }
     let dropout = config.real("attention_dropout", Some(0.0))?;
     if dropout != 0.0 {
         return Err(config.error("attention_dropout", dropout, "a Llama has no dropout here"));
     }
     let rotary = rotary(config)?;
-    Ok(Network::Llama(LlamaConfig {
+    Ok(LlamaConfig {
         layers: config.size_of(&["num_hidden_layers"])?,
         hidden: config.size_of(&["hidden_size"])?,
         heads: config.size_of(&["num_attention_heads"])?,
@@ -138,8 +177,10 @@ fn llama(config: &Config, seq: Option<usize>) -> Result<Network, InteropError> {
         norm_epsilon: config.real("rms_norm_eps", Some(1e-6))?,
         tied: config.flag("tie_word_embeddings", false)?,
         separate_loss: false,
+        qkv_bias: false,
+        qk_norm: false,
         init_std: config.real("initializer_range", Some(0.02))?,
-    }))
+    })
 }
 
 /// The rotary frequencies of a model, as [`LlamaConfig`] has them.

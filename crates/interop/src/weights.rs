@@ -98,37 +98,98 @@ pub fn import(
 /// tied head is left out, as it is there.
 ///
 /// # Errors
-/// If a parameter is missing, unknown or of another length, or the model is neither GPT nor Llama.
+/// If a parameter is missing, unknown or of another length, or the model has no names there.
 pub fn export(
     spec: &ModelSpec,
     parameters: &BTreeMap<String, Vec<f32>>,
 ) -> Result<BTreeMap<String, Tensor>, InteropError> {
-    let graph = graph_of(spec)?;
-    let scheme = names::Scheme::of(spec).ok_or_else(|| InteropError::NoMapping {
-        model: spec.name().into(),
-        names: listed(&graph),
-    })?;
-    let known: BTreeMap<String, Matrix> = matrices(&graph).collect();
-    let extra = parameters.keys().filter(|name| !known.contains_key(*name)).cloned().collect();
+    let there = There::of(spec)?;
+    let known: BTreeSet<&str> = there.parameters().collect();
+    let extra = parameters.keys().filter(|name| !known.contains(name.as_str())).cloned().collect();
     report(spec, extra, |model, count, names| InteropError::Unexpected { model, count, names })?;
-    let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
-    let mut missing = vec![];
-    for (name, matrix) in known {
-        let (Some(source), Some(values)) = (scheme.source(&name), parameters.get(&name)) else {
-            missing.push(name);
-            continue;
-        };
-        if values.len() != matrix.rows * matrix.columns {
-            let rule = format!("the shape {:?} is needed", matrix.shape);
-            return Err(wrong_shape(spec, &name, &[values.len()], rule));
-        }
-        let tensor = tensors
-            .entry(scheme.full(&source.tensor))
-            .or_insert_with(|| source.part.empty(&matrix));
-        source.part.write(&matrix, values, tensor);
-    }
+    let has = |name: &&str| parameters.contains_key(*name);
+    let missing = known.iter().filter(|name| !has(name)).map(|&name| name.to_owned()).collect();
     report(spec, missing, |model, count, names| InteropError::Missing { model, count, names })?;
-    Ok(tensors)
+    let tensor = |(name, _): (&str, _)| {
+        let tensor = there.tensor(name, |own| Ok::<_, InteropError>(parameters[own].clone()))?;
+        Ok((name.to_owned(), tensor))
+    };
+    there.tensors().map(tensor).collect()
+}
+
+/// The tensors of Hugging Face's model with a head, each made of one or more parameters of ours, so that
+/// they can be written one after another.
+#[derive(Debug)]
+pub struct There<'s> {
+    spec: &'s ModelSpec,
+    tensors: BTreeMap<String, Vec<Piece>>,
+}
+
+/// A parameter of ours and which part of a tensor it is.
+#[derive(Debug)]
+struct Piece {
+    parameter: String,
+    matrix: Matrix,
+    part: layout::Part,
+}
+
+impl<'s> There<'s> {
+    /// Those of `spec`. A tied head is left out, as it is there.
+    ///
+    /// # Errors
+    /// If the model has no names there.
+    pub fn of(spec: &'s ModelSpec) -> Result<There<'s>, InteropError> {
+        let graph = graph_of(spec)?;
+        let unknown =
+            || InteropError::NoMapping { model: spec.name().into(), names: listed(&graph) };
+        let scheme = names::Scheme::of(spec).ok_or_else(unknown)?;
+        let mut tensors: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+        for (parameter, matrix) in matrices(&graph) {
+            let source = scheme.source(&parameter).ok_or_else(unknown)?;
+            let pieces = tensors.entry(scheme.full(&source.tensor)).or_default();
+            pieces.push(Piece { parameter, matrix, part: source.part });
+        }
+        Ok(There { spec, tensors })
+    }
+
+    /// Names and shapes, in the order of names.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, Vec<usize>)> {
+        self.tensors.iter().filter_map(|(name, pieces)| {
+            pieces.first().map(|it| (name.as_str(), it.part.shape(&it.matrix)))
+        })
+    }
+
+    /// The parameters that all of them are made of.
+    fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.tensors.values().flatten().map(|piece| piece.parameter.as_str())
+    }
+
+    /// The tensor of this name, of the parameters that `read` gives.
+    ///
+    /// # Errors
+    /// What `read` says; if a parameter has another length than it needs, or there is no such tensor.
+    pub fn tensor<E: From<InteropError>>(
+        &self,
+        name: &str,
+        mut read: impl FnMut(&str) -> Result<Vec<f32>, E>,
+    ) -> Result<Tensor, E> {
+        let pieces = self.tensors.get(name).map(Vec::as_slice).unwrap_or_default();
+        let mut tensor: Option<Tensor> = None;
+        for Piece { parameter, matrix, part } in pieces {
+            let values = read(parameter)?;
+            if values.len() != matrix.rows * matrix.columns {
+                let rule = format!("the shape {:?} is needed", matrix.shape);
+                return Err(wrong_shape(self.spec, parameter, &[values.len()], rule).into());
+            }
+            part.write(matrix, values, tensor.get_or_insert_with(|| part.empty(matrix)));
+        }
+        let missing = || InteropError::Missing {
+            model: self.spec.name().into(),
+            count: 1,
+            names: name.to_owned(),
+        };
+        tensor.ok_or_else(|| missing().into())
+    }
 }
 
 /// Tensors that already have this program's names and shapes.

@@ -79,6 +79,8 @@ fn llama() -> LlamaConfig {
         norm_epsilon: 1e-5,
         tied: false,
         separate_loss: false,
+        qkv_bias: false,
+        qk_norm: false,
         init_std: 0.02,
     }
 }

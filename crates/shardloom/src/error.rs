@@ -17,7 +17,7 @@ use shardloom_search::SearchError;
 use shardloom_sim::SimError;
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something cannot be done. Every message says what is wrong, where, and what would be right.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,32 @@ pub enum Error {
         path: PathBuf,
         /// What the operating system answered.
         source: io::Error,
+    },
+    /// A folder without weights.
+    #[error(
+        "{} has no model.safetensors and no model.safetensors.index.json{}",
+        folder.display(),
+        found.map(|it| format!("; {it} is not read: save it as safetensors")).unwrap_or_default()
+    )]
+    NoWeights {
+        /// The folder.
+        folder: PathBuf,
+        /// A file with weights in another format.
+        found: Option<&'static str>,
+    },
+    /// An index of files of weights that cannot be used.
+    #[error("{}: {rule}", path.display())]
+    WeightIndex {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong.
+        rule: String,
+    },
+    /// A file that is not to be overwritten.
+    #[error("{} exists", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
     },
     /// An ONNX file as a model.
     #[error(
@@ -327,7 +353,8 @@ impl Error {
             Error::Search(_) => "search",
             Error::Method(_) => "method",
             Error::NoProfilePlace | Error::Profile { .. } | Error::OtherMachine { .. } => "profile",
-            Error::Io { .. } => "file",
+            Error::Io { .. } | Error::Exists { .. } => "file",
+            Error::NoWeights { .. } | Error::WeightIndex { .. } => "weights",
             Error::ModelInput { .. }
             | Error::Vocabulary { .. }
             | Error::Features { .. }
@@ -382,7 +409,8 @@ impl Error {
                 InteropError::Shape { tensor, .. } | InteropError::NotTied { tensor, .. } => {
                     Some(tensor.clone())
                 }
-                InteropError::NoMapping { model, .. }
+                InteropError::NoConfig { model, .. }
+                | InteropError::NoMapping { model, .. }
                 | InteropError::Missing { model, .. }
                 | InteropError::Unexpected { model, .. } => Some(model.clone()),
             },
@@ -400,6 +428,9 @@ impl Error {
             | Error::Vocabulary { model, .. }
             | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }
+            | Error::NoWeights { folder: at, .. }
+            | Error::WeightIndex { path: at, .. }
+            | Error::Exists { path: at }
             | Error::Onnx { path: at }
             | Error::Profile { path: at, .. }
             | Error::OtherMachine { path: at, .. }
@@ -455,6 +486,20 @@ impl Error {
             | Error::OtherProcess { .. }
             | Error::Uneven { .. } => None,
         }
+    }
+
+    /// Whether a loss, gradients or weights were no numbers any more, for which
+    /// [`OnNonFinite`](shardloom_train::OnNonFinite) says what is to be done.
+    pub fn is_not_finite(&self) -> bool {
+        use shardloom_train::Error as Train;
+        matches!(
+            self,
+            Error::Train(
+                Train::NonFiniteLoss { .. }
+                    | Train::NonFiniteGradient { .. }
+                    | Train::NonFiniteWeights { .. }
+            )
+        )
     }
 
     /// Whether what was asked for was at fault; otherwise a run that began well went wrong.

@@ -27,6 +27,7 @@ mod buffers;
 mod elsewhere;
 mod error;
 mod generator;
+mod huggingface_folder;
 mod local_profile;
 mod lowering;
 mod machines;
@@ -44,6 +45,7 @@ pub use buffers::{Buffers, RankBuffers};
 pub use elsewhere::{export_plan, import_plan};
 pub use error::{Error, Result};
 pub use generator::{Drawing, Generator};
+pub use huggingface_folder::{ExportedFolder, FolderForm, export_huggingface, tokenizer_of};
 pub use local_profile::LocalProfile;
 pub use lowering::{
     lower, read_plan, read_plan_and_model, read_plan_of, uniform_plan, uniform_plan_in_chunks,

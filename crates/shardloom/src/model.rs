@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_interop::huggingface;
 
+use crate::huggingface_folder::{CONFIG, has_weights};
 use crate::{Error, Result};
 
 /// A model and its operator graph.
@@ -13,6 +14,8 @@ use crate::{Error, Result};
 pub struct Model {
     spec: ModelSpec,
     graph: Graph,
+    /// Where weights of it are, if the text that named it says so.
+    pub(crate) weights: Option<PathBuf>,
 }
 
 /// What a text may leave open.
@@ -31,8 +34,8 @@ const LANGUAGE_FAMILIES: [&str; 3] = ["gpt", "llama", "u-transformer"];
 const ONE_LINE: [&str; 5] = ["gpt", "llama", "mlp", "u-transformer", "custom"];
 
 impl Model {
-    /// The model that `text` names: the path of a Hugging Face `config.json` or of a folder with one,
-    /// the path of a model TOML, a preset (`llama-3-8b`), a family with parameters
+    /// The model that `text` names: the path of a Hugging Face `config.json`, or of a folder with one,
+    /// whose [weights](Model::weights) belong to it if it has any; the path of a model TOML, a preset (`llama-3-8b`), a family with parameters
     /// (`gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256`), or what [`Model::text`] gives.
     ///
     /// ```
@@ -66,10 +69,11 @@ impl Model {
     pub fn load_with(text: &str, defaults: Defaults) -> Result<Model> {
         let Defaults { sequence_length, vocabulary } = defaults;
         match Source::of(text) {
-            Source::HuggingFace(path) => {
-                let config = read(&path)?;
-                let place = path.display().to_string();
-                Model::of(huggingface::read_config(&config, &place, sequence_length)?)
+            Source::HuggingFace(path) => Model::configured(&path, sequence_length),
+            Source::Folder(folder) => {
+                let model = Model::configured(&folder.join(CONFIG), sequence_length)?;
+                let weights = has_weights(&folder).then_some(folder);
+                Ok(Model { weights, ..model })
             }
             Source::Toml(path) => {
                 let spec = ModelSpec::from_toml(&read(&path)?, &path.display().to_string())?;
@@ -83,13 +87,18 @@ impl Model {
         }
     }
 
+    fn configured(path: &Path, sequence_length: Option<usize>) -> Result<Model> {
+        let place = path.display().to_string();
+        Model::of(huggingface::read_config(&read(path)?, &place, sequence_length)?)
+    }
+
     /// A model from its description.
     ///
     /// # Errors
     /// None for a description that exists: it was built once to check it.
     pub fn of(spec: ModelSpec) -> Result<Model> {
         let graph = spec.graph()?;
-        Ok(Model { spec, graph })
+        Ok(Model { spec, graph, weights: None })
     }
 
     /// The description.
@@ -117,6 +126,7 @@ impl Model {
 /// Where a text leads.
 enum Source {
     HuggingFace(PathBuf),
+    Folder(PathBuf),
     Toml(PathBuf),
     Onnx(PathBuf),
     Line,
@@ -133,7 +143,7 @@ impl Source {
             Some("json") => Source::HuggingFace(path.into()),
             Some("toml") => Source::Toml(path.into()),
             Some("onnx") => Source::Onnx(path.into()),
-            _ if path.is_dir() => Source::HuggingFace(path.join("config.json")),
+            _ if path.is_dir() => Source::Folder(path.into()),
             _ => Source::Line,
         }
     }

@@ -19,6 +19,22 @@ pub(crate) fn open_checkpoint(path: &Path) -> Result<(Checkpoint, Vec<Refused>)>
     Ok(Store::open(path)?.load_latest()?)
 }
 
+/// The model of a checkpoint, which has all of its parameters.
+///
+/// # Errors
+/// If it lacks one.
+pub(crate) fn model_of(checkpoint: &Checkpoint) -> Result<Model> {
+    let model = Model::load(&checkpoint.meta().model)?;
+    let mut names = model.graph().parameters().map(|(_, value)| value.name.clone());
+    match names.find(|name| checkpoint.global_shape(name).is_none()) {
+        Some(name) => Err(shardloom_train::Error::MissingWeight { name }.into()),
+        None => {
+            drop(names);
+            Ok(model)
+        }
+    }
+}
+
 /// What was taken out of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Exported {
@@ -45,13 +61,9 @@ pub struct Exported {
 /// If there is no sound checkpoint, it lacks a parameter of its model, or the file cannot be written.
 pub fn export_weights(checkpoint: &Path, to: &Path) -> Result<Exported> {
     let (checkpoint, refused) = open_checkpoint(checkpoint)?;
-    let model = Model::load(&checkpoint.meta().model)?;
+    let model = model_of(&checkpoint)?;
     let names: BTreeSet<&str> =
         model.graph().parameters().map(|(_, value)| value.name.as_str()).collect();
-    if let Some(lacking) = names.iter().find(|name| checkpoint.global_shape(name).is_none()) {
-        let name = (*lacking).to_owned();
-        return Err(shardloom_train::Error::MissingWeight { name }.into());
-    }
     checkpoint.export_safetensors(to, |name| names.contains(name))?;
     Ok(Exported {
         checkpoint: checkpoint.path().to_path_buf(),

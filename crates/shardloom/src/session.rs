@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store, read_safetensors};
+use shardloom_checkpoint::{Checkpoint, Meta, Refused, Store};
 use shardloom_data::DataError;
-use shardloom_interop::weights::{self, Tensor};
+use shardloom_interop::weights;
 use shardloom_plan::{Difference, Plan, diff};
 use shardloom_profile::SystemMemory;
 use shardloom_program::timeline::Timeline;
 use shardloom_train::learning_rate::LearningRate;
 use shardloom_train::{Blueprint, OnNonFinite, Processes, Settings, Step, Trainer};
 
+use crate::huggingface_folder::read_weights;
 use crate::lowering::require_sizes;
 use crate::processes::Order;
 use crate::{Data, Error, Launched, Model, Result};
@@ -178,16 +179,13 @@ impl Session {
         Ok(Session { trainer, model: model.clone(), plan: plan.clone(), meta })
     }
 
-    /// Starts from the weights in a safetensors file, under this program's names or Hugging Face's.
+    /// Starts from the weights in a safetensors file, or in a folder as Hugging Face's library saves models
+    /// (`model.safetensors`, or several files and their index), under this program's names or Hugging Face's.
     ///
     /// # Errors
-    /// If the file cannot be read or does not hold the model's weights.
+    /// If a file cannot be read, or they do not hold the model's weights.
     pub fn load_weights(&mut self, path: &Path) -> Result<()> {
-        let tensors = read_safetensors(path)?;
-        let tensors = tensors
-            .into_iter()
-            .map(|(name, tensor)| (name, Tensor { shape: tensor.shape, values: tensor.values }))
-            .collect();
+        let tensors = read_weights(path)?;
         Ok(self.trainer.set_weights(weights::import(self.model.spec(), &tensors)?)?)
     }
 

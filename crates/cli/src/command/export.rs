@@ -1,20 +1,23 @@
-//! `shardloom export`: a plan as another project's configuration, or trained weights as one file.
+//! `shardloom export`: a plan as another project's configuration, or trained weights as one file or as a folder
+//! that Hugging Face's library loads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
 use serde::Serialize;
+use shardloom::checkpoint::Stored;
 use shardloom::exchange::Project;
 use shardloom::program::quantity::digits;
-use shardloom::{export_plan, export_weights};
+use shardloom::{Error, FolderForm, export_huggingface, export_plan, export_weights};
 
 use super::project;
 use crate::failure::Failure;
+use crate::number::decimal;
 use crate::output_file::OutputFile;
 use crate::terminal::Terminal;
 
-/// Write a plan as another project takes it, or the weights of a checkpoint to one safetensors file
+/// Write a plan as another project takes it, or the weights of a checkpoint for other tools
 ///
 /// With --to, a plan becomes a configuration to train under, complete but for data, learning rate and
 /// steps: a script for Megatron-LM, JSON for DeepSpeed, Python with a table of actions for torchtitan, YAML
@@ -23,14 +26,19 @@ use crate::terminal::Terminal;
 ///
 /// With --weights, every parameter is whole, whatever the plan it was trained under, in 32 bits and under
 /// this program's names; `shardloom train --weights` starts from it.
+///
+/// With --huggingface, a folder has what Hugging Face's library loads as a model: its configuration, its
+/// weights under its names, in several files with an index where they are large, and the tokenizer that it was
+/// trained with. `shardloom train DIR` goes on from it, too.
 #[derive(Debug, Args)]
 #[command(
-    group = ArgGroup::new("form").required(true).args(["to", "weights"]),
+    group = ArgGroup::new("form").required(true).args(["to", "weights", "huggingface"]),
     after_help = "Examples:
   shardloom export plan.toml --to megatron -o megatron
   shardloom export plan.toml --to torchtitan -o titan --force
   shardloom export run --weights weights.safetensors
-  shardloom export run/step-00000500 --weights weights.safetensors --force"
+  shardloom export run/step-00000500 --weights weights.safetensors --force
+  shardloom export run --huggingface model --dtype bf16"
 )]
 pub struct Export {
     /// A plan file; or a checkpoint, or a folder of checkpoints, of which the newest sound one is taken
@@ -42,16 +50,68 @@ pub struct Export {
     to: Option<Project>,
 
     /// The folder for the configuration; it is made if it does not exist
-    #[arg(short, long, value_name = "DIR", conflicts_with = "weights")]
+    #[arg(short, long, value_name = "DIR", conflicts_with_all = ["weights", "huggingface"])]
     output: Option<PathBuf>,
 
     /// The file for the weights
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
 
+    /// The folder for a model as Hugging Face's library loads it; it is made if it does not exist
+    #[arg(long, value_name = "DIR")]
+    huggingface: Option<PathBuf>,
+
+    /// How its weights are stored
+    #[arg(long, value_enum, default_value_t = Dtype::F32, conflicts_with_all = ["to", "weights"])]
+    dtype: Dtype,
+
+    /// The largest file of its weights, in GB (10^9 bytes)
+    #[arg(long, value_name = "GB", default_value_t = 5.0, value_parser = gigabytes, conflicts_with_all = ["to", "weights"])]
+    shard_gigabytes: f64,
+
     /// Overwrite files that exist
     #[arg(long)]
     force: bool,
+}
+
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Dtype {
+    /// 32 bits, as they are trained
+    F32,
+    /// bfloat16, rounded to nearest
+    Bf16,
+    /// 16-bit floating point, rounded to nearest
+    F16,
+}
+
+impl From<Dtype> for Stored {
+    fn from(dtype: Dtype) -> Stored {
+        match dtype {
+            Dtype::F32 => Stored::F32,
+            Dtype::Bf16 => Stored::Bf16,
+            Dtype::F16 => Stored::F16,
+        }
+    }
+}
+
+/// A size of files that makes sense.
+fn gigabytes(text: &str) -> Result<f64, String> {
+    let number = decimal(text)?;
+    let sound = number.is_finite() && number > 0.0 && number <= 1e9;
+    if sound { Ok(number) } else { Err("a number above 0 and up to 1e9 is needed".into()) }
+}
+
+#[derive(Serialize)]
+struct FolderAnswer {
+    files: Vec<String>,
+    checkpoint: String,
+    step: u64,
+    model: String,
+    tensors: usize,
+    parameters: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_tokenizer: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -82,10 +142,11 @@ struct UnsaidAnswer {
 impl Export {
     /// Exports.
     pub fn run(&self, terminal: Terminal) -> Result<(), Failure> {
-        match (self.to, &self.output, &self.weights) {
-            (Some(project), Some(folder), _) => self.plan(project, folder, terminal),
-            (_, _, Some(weights)) => self.weights(weights, terminal),
-            _ => Err(Failure::usage("--to", "give --to with -o, or --weights")),
+        match (self.to, &self.output, &self.weights, &self.huggingface) {
+            (Some(project), Some(folder), _, _) => self.plan(project, folder, terminal),
+            (_, _, Some(weights), _) => self.weights(weights, terminal),
+            (_, _, _, Some(folder)) => self.folder(folder, terminal),
+            _ => Err(Failure::usage("--to", "give --to with -o, --weights or --huggingface")),
         }
     }
 
@@ -122,6 +183,53 @@ impl Export {
             terminal.line(format_args!("  {} = {}: {}", it.key, it.value, it.reason))?;
         }
         Ok(())
+    }
+
+    fn folder(&self, folder: &Path, terminal: Terminal) -> Result<(), Failure> {
+        let form = FolderForm {
+            stored: self.dtype.into(),
+            file_bytes: (self.shard_gigabytes * 1e9) as u64,
+            force: self.force,
+        };
+        let spinner = terminal.spinner("writing");
+        let exported = export_huggingface(&self.what, folder, form);
+        spinner.finish_and_clear();
+        let exported = exported.map_err(|error| match error {
+            Error::Exists { path } => {
+                let at = path.display();
+                let message =
+                    format!("{at} exists; name another folder, or overwrite with --force");
+                Failure::file(&path, message)
+            }
+            other => other.into(),
+        })?;
+        for refused in &exported.refused {
+            terminal.note(refused);
+        }
+        let answer = FolderAnswer {
+            files: exported.files.iter().map(|path| path.display().to_string()).collect(),
+            checkpoint: exported.checkpoint.display().to_string(),
+            step: exported.step,
+            model: exported.model,
+            tensors: exported.tensors,
+            parameters: exported.parameters,
+            no_tokenizer: exported.no_tokenizer,
+        };
+        if terminal.json() {
+            return terminal.object(&answer);
+        }
+        terminal.line(format_args!(
+            "{} parameters in {} tensors, of {} after {} steps, written to {}",
+            digits(answer.parameters as f64),
+            answer.tensors,
+            answer.checkpoint,
+            answer.step,
+            folder.display()
+        ))?;
+        match &answer.no_tokenizer {
+            Some(reason) => terminal.line(format_args!("no tokenizer: {reason}")),
+            None => Ok(()),
+        }
     }
 
     fn weights(&self, weights: &Path, terminal: Terminal) -> Result<(), Failure> {

@@ -78,7 +78,8 @@ pub(crate) fn model_of(
         }
         (Some(spec), described) => {
             let Some(model) = Transformer::of(spec) else {
-                let message = format!("trains transformers; {} is no GPT or Llama", spec.name());
+                let message =
+                    format!("trains transformers; {} is no GPT or plain Llama", spec.name());
                 return Err(text(message));
             };
             let sizes = |it: &Transformer| [it.layers, it.hidden, it.heads, it.seq, it.ffn];

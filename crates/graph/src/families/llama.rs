@@ -1,5 +1,7 @@
 //! Llama: RMSNorm, rotary positions, SwiGLU, grouped-query attention, no biases (Touvron et al. 2023,
-//! arXiv 2302.13971, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, section 3.2).
+//! arXiv 2302.13971, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, section 3.2). With biases of
+//! queries, keys and values it is a Qwen2 (Yang et al. 2024, arXiv 2407.10671, section 2.2), with norms of
+//! queries and keys a Qwen3 (Yang et al. 2025, arXiv 2505.09388, section 2).
 
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +49,13 @@ pub struct LlamaConfig {
     /// Whether the loss is a block of its own behind the head, so that a stage may hold nothing else.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub separate_loss: bool,
+    /// Whether queries, keys and values have a bias.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qkv_bias: bool,
+    /// Whether each head of the queries and of the keys is normalised, by root mean square with a gain that
+    /// all heads share, before it is rotated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qk_norm: bool,
     /// Standard deviation of initial weights; residual projections have less with depth.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
@@ -140,7 +149,7 @@ impl LlamaConfig {
         let vocab = net.dim("vocab", self.vocab)?;
         let normal = Init::Normal { std: self.init_std };
         let residual = Init::Normal { std: self.init_std / (2.0 * self.layers as f32).sqrt() };
-        let ones = Init::Constant(1.0);
+        let [zeros, ones] = [0.0, 1.0].map(Init::Constant);
         let epsilon = self.norm_epsilon;
         net.block("embedding");
         let tokens = net.targets("tokens", &[seq])?;
@@ -161,11 +170,22 @@ impl LlamaConfig {
             let mut project = |which: &str, axes: &[_]| {
                 let name = at(&format!("attention.{which}"));
                 let w = net.parameter(&format!("{name}.weight"), axes, 1, normal)?;
-                net.contract(&name, normed, w, None)
+                let bias = match self.qkv_bias {
+                    true => Some(net.parameter(&format!("{name}.bias"), &axes[1..], 0, zeros)?),
+                    false => None,
+                };
+                net.contract(&name, normed, w, bias)
             };
-            let q = project("query", &query_axes)?;
-            let k = project("key", &key_axes)?;
+            let mut q = project("query", &query_axes)?;
+            let mut k = project("key", &key_axes)?;
             let v = project("value", &key_axes)?;
+            if self.qk_norm {
+                for (which, heads) in [("query", &mut q), ("key", &mut k)] {
+                    let name = at(&format!("attention.{which}_norm"));
+                    let gain = net.parameter(&format!("{name}.gain"), &[head_dim], 0, ones)?;
+                    *heads = net.rms_norm(&name, *heads, gain, epsilon)?;
+                }
+            }
             let q = net.rotary(&at("attention.query.rotary"), q, self.rope_theta, scaling)?;
             let k = net.rotary(&at("attention.key.rotary"), k, self.rope_theta, scaling)?;
             let context = net.attention(&at("attention"), q, k, v, keys, true, 0.0)?;

@@ -82,6 +82,8 @@ const LLAMA: &[Key] = &[
     ("norm_epsilon", Kind::Real, false),
     ("tied", Kind::Flag, false),
     ("separate_loss", Kind::Flag, false),
+    ("qkv_bias", Kind::Flag, false),
+    ("qk_norm", Kind::Flag, false),
     ("init_std", Kind::Real, false),
 ];
 

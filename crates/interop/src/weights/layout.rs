@@ -3,6 +3,7 @@
 use super::Tensor;
 
 /// A parameter seen as a matrix.
+#[derive(Debug)]
 pub(super) struct Matrix {
     /// Its shape with all axes.
     pub shape: Vec<usize>,
@@ -30,7 +31,7 @@ pub(super) enum Part {
 impl Part {
     /// The parameter's elements, or what shape the tensor must have.
     pub(super) fn read(self, matrix: &Matrix, tensor: &Tensor) -> Result<Vec<f32>, String> {
-        let needed = self.empty_shape(matrix);
+        let needed = self.shape(matrix);
         let fits = match self {
             Part::FirstRows => {
                 tensor.shape.len() == needed.len()
@@ -58,11 +59,11 @@ impl Part {
     }
 
     /// Writes the parameter's elements into a tensor made by [`Part::empty`].
-    pub(super) fn write(self, matrix: &Matrix, values: &[f32], tensor: &mut Tensor) {
+    pub(super) fn write(self, matrix: &Matrix, values: Vec<f32>, tensor: &mut Tensor) {
         let columns = matrix.columns;
         match self {
-            Part::Whole | Part::FirstRows => tensor.values.copy_from_slice(values),
-            Part::Transposed => tensor.values = transposed(values, matrix.rows, columns),
+            Part::Whole | Part::FirstRows => tensor.values = values,
+            Part::Transposed => tensor.values = transposed(&values, matrix.rows, columns),
             Part::Third(third) => {
                 let rows = tensor.values.chunks_exact_mut(3 * columns);
                 for (row, values) in rows.zip(values.chunks_exact(columns)) {
@@ -72,14 +73,19 @@ impl Part {
         }
     }
 
-    /// The tensor that holds such a part, all zeros.
+    /// The tensor that holds such a part, before anything is written into it.
     pub(super) fn empty(self, matrix: &Matrix) -> Tensor {
-        let shape = self.empty_shape(matrix);
-        let values = vec![0.0; shape.iter().product()];
+        let shape = self.shape(matrix);
+        let values = match self {
+            // It is replaced whole.
+            Part::Whole | Part::FirstRows | Part::Transposed => vec![],
+            Part::Third(_) => vec![0.0; shape.iter().product()],
+        };
         Tensor { shape, values }
     }
 
-    fn empty_shape(self, matrix: &Matrix) -> Vec<usize> {
+    /// The shape of the tensor that holds such a part.
+    pub(super) fn shape(self, matrix: &Matrix) -> Vec<usize> {
         let (rows, columns) = (matrix.rows, matrix.columns);
         let shape = match self {
             Part::Whole | Part::FirstRows => [rows, columns],

@@ -15,7 +15,7 @@ use shardloom::plan::Plan;
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
     Data, Defaults, Launched, LocalProfile, Model, Prediction, Sampling, Session, TextTokenizer,
-    guarded, predict_here, predict_in_processes, read_plan_and_model, simulate,
+    guarded, predict_here, predict_in_processes, read_plan_and_model, simulate, tokenizer_of,
 };
 
 use super::{ProfileFile, in_processes, is_plan, require_no_option};
@@ -56,9 +56,9 @@ pub struct Train {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: NonZeroU64,
 
-    /// `bytes` or a tokenizer.json
-    #[arg(long, value_name = "TOKENIZER", default_value = "bytes")]
-    tokenizer: String,
+    /// `bytes` or a tokenizer.json [default: that of a MODEL that is a folder with one, else bytes]
+    #[arg(long, value_name = "TOKENIZER")]
+    tokenizer: Option<String>,
 
     /// Sequence length [default: the model's]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
@@ -77,9 +77,10 @@ pub struct Train {
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnNan::Stop)]
     on_nan: OnNan,
 
-    /// Start from these weights, a safetensors file with names of this program, as `shardloom export`
-    /// writes it, or of Hugging Face
-    #[arg(long, value_name = "FILE")]
+    /// Start from these weights: a safetensors file, or a folder with one or with several and their index, with
+    /// names of this program, as `shardloom export` writes it, or of Hugging Face [default: those of a MODEL that is
+    /// a folder with some]
+    #[arg(long, value_name = "FILE|DIR")]
     weights: Option<PathBuf>,
 
     /// Share of the data, from its end, that is kept for validation [default: 0.05 if another option
@@ -204,7 +205,7 @@ impl Train {
     /// Does what this process is told by the one that leads.
     fn follow(&self, launched: &Launched) -> Result<(), Failure> {
         let (validation_fraction, _) = self.validation()?;
-        let tokenizer = TextTokenizer::open(&self.tokenizer)?;
+        let tokenizer = self.tokenizer()?;
         let (model, _) = self.model_and_plan_file(&tokenizer)?;
         let data = self.data(&model, &tokenizer, validation_fraction)?;
         let settings = self.settings(RunClock::Wall)?;
@@ -218,7 +219,7 @@ impl Train {
         let trace = OutputFile::optional(self.files.trace.as_ref(), self.files.force)?;
         OutputFile::require_distinct([&html, &trace])?;
         let (validation_fraction, validation) = self.validation()?;
-        let tokenizer = TextTokenizer::open(&self.tokenizer)?;
+        let tokenizer = self.tokenizer()?;
         let local = self.profile.local()?;
         let (model, plan_file) = self.model_and_plan_file(&tokenizer)?;
         // What is wrong with the data is said before a search, which may measure this machine first.
@@ -263,11 +264,12 @@ impl Train {
             resume: self.files.resume,
             force: self.files.force,
         });
+        let weights = self.weights.clone().or_else(|| model.weights().map(Path::to_path_buf));
         let job = Job {
             model,
             plan,
             steps: self.steps.get(),
-            weights: self.weights.clone(),
+            weights,
             checkpoints,
             validation,
             prediction,
@@ -379,6 +381,13 @@ impl Train {
     }
 
     /// The model, and the plan where a file has one.
+    /// What text becomes tokens by.
+    fn tokenizer(&self) -> Result<TextTokenizer, Failure> {
+        let given = self.tokenizer.clone();
+        let of_model = || Some(tokenizer_of(Path::new(&self.what))?.display().to_string());
+        Ok(TextTokenizer::open(&given.or_else(of_model).unwrap_or_else(|| "bytes".into()))?)
+    }
+
     fn model_and_plan_file(
         &self,
         tokenizer: &TextTokenizer,

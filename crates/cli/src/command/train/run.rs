@@ -179,10 +179,11 @@ impl Job {
                 },
             }
         }
-        match &self.weights {
-            Some(weights) => Ok(session.load_weights(weights)?),
-            None => Ok(()),
+        if let Some(weights) = &self.weights {
+            session.load_weights(weights)?;
+            terminal.note(format_args!("starting from the weights in {}", weights.display()));
         }
+        Ok(())
     }
 
     fn resumed(&self, resumed: &Resumed, terminal: Terminal) -> Result<(), Failure> {

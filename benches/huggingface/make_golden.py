@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Small models as Hugging Face's transformers saves them, with their losses on a text.
+
+    make_golden.py            makes every folder again
+    make_golden.py --check    loads the folders and compares their losses with the recorded ones
+
+`crates/shardloom/tests/huggingface.rs` loads each folder as a model with its weights, and must find the same
+loss. Weights and biases are drawn, gains lie around one, so that no term is silently neutral.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "crates/shardloom/tests/huggingface"
+TEXT = "Programs are meant to be read by people, and only incidentally run."[:65]
+SEQ = 16
+
+COMMON = dict(
+    vocab_size=256,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=SEQ,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "rope_theta": 500000.0,
+}
+CONFIGS = {
+    "gpt2": transformers.GPT2Config(
+        vocab_size=256,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        n_positions=SEQ,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "llama": transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True),
+    "mistral": transformers.MistralConfig(**COMMON, sliding_window=None),
+    "qwen2": transformers.Qwen2Config(**COMMON),
+    "qwen3": transformers.Qwen3Config(**COMMON, head_dim=8),
+}
+
+
+def samples():
+    tokens = torch.tensor(list(TEXT.encode()))
+    starts = range(0, len(tokens) - SEQ, SEQ)
+    return torch.stack([tokens[at : at + SEQ + 1] for at in starts])
+
+
+def loss_of(model):
+    """Mean cross-entropy over all positions of all samples, in double precision."""
+    tokens = samples()
+    model = model.double().eval()
+    with torch.no_grad():
+        logits = model(input_ids=tokens[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), tokens[:, 1:].reshape(-1))
+    return loss.item()
+
+
+def draw(model):
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        values = torch.randn(parameter.shape, generator=generator)
+        is_gain = "norm" in name and name.endswith("weight") or ".ln_" in name and name.endswith("weight")
+        parameter.data = 1.0 + 0.2 * values if is_gain else 0.3 * values
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare with what is recorded")
+    parser.add_argument("folders", nargs="*", help="folders to print the losses of, instead")
+    arguments = parser.parse_args()
+    for folder in arguments.folders:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        print(folder, loss_of(model))
+    if arguments.folders:
+        return
+    recorded = GOLDEN / "losses.json"
+    if arguments.check:
+        for family, loss in json.loads(recorded.read_text())["losses"].items():
+            found = loss_of(transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / family))
+            if abs(found - loss) > 1e-9:
+                sys.exit(f"{family}: {found} instead of {loss}")
+        return
+    losses = {}
+    for family, config in CONFIGS.items():
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        draw(model)
+        model.save_pretrained(GOLDEN / family)
+        (GOLDEN / family / "generation_config.json").unlink(missing_ok=True)
+        losses[family] = loss_of(model)
+    made_by = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    recorded.write_text(json.dumps({"made_by": made_by, "text": TEXT, "losses": losses}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

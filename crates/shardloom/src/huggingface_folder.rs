@@ -1,0 +1,261 @@
+//! Folders as Hugging Face's library saves models: a configuration, weights in one file or several, and a
+//! tokenizer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use shardloom_checkpoint::{Checkpoint, Refused, Stored, read_safetensors, write_safetensors};
+use shardloom_interop::huggingface::write_config;
+use shardloom_interop::weights::{Tensor, There};
+
+use crate::model::read;
+use crate::saved::{model_of, open_checkpoint};
+use crate::session::TOKENIZER;
+use crate::{Error, Model, Result};
+
+/// The configuration of a model.
+pub(crate) const CONFIG: &str = "config.json";
+/// The tokenizer of a model.
+const TOKENIZER_FILE: &str = "tokenizer.json";
+/// What says in which class the tokenizer is opened.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Weights in one file.
+const WEIGHTS: &str = "model.safetensors";
+/// Which file has which tensor, where there are several.
+const INDEX: &str = "model.safetensors.index.json";
+/// Weights of models that were saved with a sub-module's name or in PyTorch's own format, which are not read.
+const UNREAD: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// Whether a folder has weights that [`read_weights`] reads.
+pub(crate) fn has_weights(folder: &Path) -> bool {
+    [WEIGHTS, INDEX].iter().any(|name| folder.join(name).is_file())
+}
+
+/// The tokenizer of a folder with a model, if it has one.
+pub fn tokenizer_of(folder: &Path) -> Option<PathBuf> {
+    Some(folder.join(TOKENIZER_FILE)).filter(|path| folder.is_dir() && path.is_file())
+}
+
+/// All tensors of a file of weights, or of a folder with `model.safetensors` or with several files and their
+/// index.
+pub(crate) fn read_weights(path: &Path) -> Result<BTreeMap<String, Tensor>> {
+    let mut all = BTreeMap::new();
+    for (file, expected) in files(path)? {
+        let tensors = read_safetensors(&file)?;
+        if let Some(missing) = expected.iter().find(|name| !tensors.contains_key(*name)) {
+            return Err(Error::WeightIndex {
+                path: path.join(INDEX),
+                rule: format!("{} has no tensor {missing}", file.display()),
+            });
+        }
+        let ours = |(name, tensor): (String, shardloom_checkpoint::Tensor)| {
+            (name, Tensor { shape: tensor.shape, values: tensor.values })
+        };
+        all.extend(tensors.into_iter().map(ours));
+    }
+    Ok(all)
+}
+
+/// The files of weights at `path`, and which tensors each is said to have.
+fn files(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>> {
+    let one = |path: PathBuf| BTreeMap::from([(path, BTreeSet::new())]);
+    let is_index = path.file_name().is_some_and(|name| name == INDEX);
+    if !path.is_dir() && !is_index {
+        return Ok(one(path.to_path_buf()));
+    }
+    let folder = if is_index { path.parent().unwrap_or(Path::new("")) } else { path };
+    let (index, whole) = (folder.join(INDEX), folder.join(WEIGHTS));
+    // As Hugging Face's library does, where a folder has both.
+    if whole.is_file() && !is_index {
+        return Ok(one(whole));
+    }
+    if !index.is_file() {
+        let unread = UNREAD.iter().find(|name| folder.join(name).is_file());
+        return Err(Error::NoWeights { folder: folder.to_path_buf(), found: unread.copied() });
+    }
+    let wrong = |rule: &str| Error::WeightIndex { path: index.clone(), rule: rule.into() };
+    let text: serde_json::Value =
+        serde_json::from_str(&read(&index)?).map_err(|error| wrong(&error.to_string()))?;
+    let map = text.get("weight_map").and_then(serde_json::Value::as_object);
+    let map = map.ok_or_else(|| wrong("weight_map must be an object of names and files"))?;
+    let mut files: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
+    for (name, file) in map {
+        let file = file.as_str().filter(|file| is_plain(file));
+        let file = file.ok_or_else(|| wrong("files of weight_map are names without folders"))?;
+        files.entry(folder.join(file)).or_default().insert(name.clone());
+    }
+    Ok(files)
+}
+
+/// Whether a text names a file of the same folder.
+fn is_plain(file: &str) -> bool {
+    Path::new(file).file_name().is_some_and(|name| name == file)
+}
+
+/// How a folder for Hugging Face's library is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FolderForm {
+    /// How weights are stored.
+    pub stored: Stored,
+    /// Up to how many bytes of tensors a file has, but for single tensors that are larger.
+    pub file_bytes: u64,
+    /// Whether files that exist are overwritten.
+    pub force: bool,
+}
+
+/// What was written for Hugging Face's library.
+#[derive(Clone, Debug)]
+pub struct ExportedFolder {
+    /// The checkpoint's folder.
+    pub checkpoint: PathBuf,
+    /// Steps that the weights were trained for.
+    pub step: u64,
+    /// The model, as [`Model::load`] reads it.
+    pub model: String,
+    /// The files, the configuration first.
+    pub files: Vec<PathBuf>,
+    /// How many tensors they hold.
+    pub tensors: usize,
+    /// How many elements these have together.
+    pub parameters: u64,
+    /// Why there is no tokenizer, if there is none.
+    pub no_tokenizer: Option<String>,
+    /// Newer checkpoints that were not used.
+    pub refused: Vec<Refused>,
+}
+
+/// Writes the model in a checkpoint, or in the newest sound one of a folder of checkpoints, as a folder that
+/// Hugging Face's library loads: configuration, weights under its names, in several files with an index where
+/// they are large, and the tokenizer that the model was trained with. One tensor is in memory at a time.
+///
+/// # Errors
+/// If there is no sound checkpoint, the library has no such model, a file exists and is not to be overwritten,
+/// or cannot be written.
+pub fn export_huggingface(
+    checkpoint: &Path,
+    folder: &Path,
+    form: FolderForm,
+) -> Result<ExportedFolder> {
+    let (checkpoint, refused) = open_checkpoint(checkpoint)?;
+    let model = model_of(&checkpoint)?;
+    let config = write_config(model.spec(), dtype(form.stored))?;
+    let there = There::of(model.spec())?;
+    let weights = weight_files(&there, form);
+    let tokenizer = tokenizer(&checkpoint);
+    let at = |name: &str| folder.join(name);
+
+    let several = weights.len() > 1;
+    let mut files = vec![at(CONFIG)];
+    files.extend(weights.iter().map(|(name, _)| at(name)));
+    files.extend(several.then(|| at(INDEX)));
+    if tokenizer.is_ok() {
+        files.extend([TOKENIZER_FILE, TOKENIZER_CONFIG].map(at));
+    }
+    // What is left of former weights would be read instead of these.
+    let other = if several { WEIGHTS } else { INDEX };
+    let exists = files.iter().chain(&[at(other)]).find(|path| path.exists()).cloned();
+    if let Some(path) = exists.filter(|_| !form.force) {
+        return Err(Error::Exists { path });
+    }
+    fs::create_dir_all(folder).map_err(Error::io("make the folder", folder))?;
+    if at(other).exists() {
+        fs::remove_file(at(other)).map_err(Error::io("delete", &at(other)))?;
+    }
+    let write =
+        |name: &str, text: &str| fs::write(at(name), text).map_err(Error::io("write", &at(name)));
+    let mut total = 0;
+    let mut map = BTreeMap::new();
+    for (file, tensors) in &weights {
+        for (name, shape) in tensors {
+            total += bytes(form.stored, shape);
+            map.insert(name.as_str(), file.as_str());
+        }
+        let metadata = [("format".to_owned(), "pt".to_owned())].into();
+        let values = |name: &str| {
+            let read = |own: &str| checkpoint.read_whole(own).map_err(Error::from);
+            Ok::<_, Error>(there.tensor(name, read)?.values)
+        };
+        write_safetensors(&at(file), form.stored, tensors.clone(), Some(metadata), values)?;
+    }
+    if several {
+        let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
+        write(INDEX, &format!("{index:#}\n"))?;
+    }
+    let no_tokenizer = match tokenizer {
+        Ok(text) => {
+            write(TOKENIZER_FILE, &text)?;
+            // Whatever class the configuration would suggest: the file says all.
+            let class = serde_json::json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+            write(TOKENIZER_CONFIG, &format!("{class:#}\n"))?;
+            None
+        }
+        Err(reason) => Some(reason),
+    };
+    // Last, so that a folder with a configuration is whole.
+    write(CONFIG, &config)?;
+    Ok(ExportedFolder {
+        checkpoint: checkpoint.path().to_path_buf(),
+        step: checkpoint.step(),
+        model: model.text(),
+        files,
+        tensors: map.len(),
+        parameters: model.graph().parameter_count(),
+        no_tokenizer,
+        refused,
+    })
+}
+
+/// PyTorch's name of a format.
+fn dtype(stored: Stored) -> &'static str {
+    match stored {
+        Stored::F32 => "float32",
+        Stored::Bf16 => "bfloat16",
+        Stored::F16 => "float16",
+    }
+}
+
+fn bytes(stored: Stored, shape: &[usize]) -> u64 {
+    shape.iter().fold(stored.bytes() as u64, |bytes, &size| bytes.saturating_mul(size as u64))
+}
+
+/// Names of tensors, with their shapes.
+type Shapes = Vec<(String, Vec<usize>)>;
+
+/// The tensors of each file, in the order of names.
+fn weight_files(there: &There<'_>, form: FolderForm) -> Vec<(String, Shapes)> {
+    let mut files: Vec<Shapes> = vec![vec![]];
+    let mut filled = 0;
+    for (name, shape) in there.tensors() {
+        let bytes = bytes(form.stored, &shape);
+        if filled > 0 && filled + bytes > form.file_bytes {
+            files.push(vec![]);
+            filled = 0;
+        }
+        filled += bytes;
+        files.last_mut().expect("there is one").push((name.to_owned(), shape));
+    }
+    let count = files.len();
+    let named = |(index, tensors)| match count {
+        1 => (WEIGHTS.to_owned(), tensors),
+        _ => (format!("model-{:05}-of-{count:05}.safetensors", index + 1), tensors),
+    };
+    files.into_iter().enumerate().map(named).collect()
+}
+
+/// The text of the tokenizer that a checkpoint's model was trained with, or why there is none.
+fn tokenizer(checkpoint: &Checkpoint) -> Result<String, String> {
+    let bytes = "it was trained on bytes, for which there is no tokenizer.json: token n is byte n";
+    match checkpoint.meta().extra.get(TOKENIZER).map(String::as_str) {
+        None | Some("bytes") => Err(bytes.into()),
+        Some(path) => fs::read_to_string(path)
+            .map_err(|error| format!("the tokenizer {path} cannot be read: {error}")),
+    }
+}
+
+impl Model {
+    /// The folder with weights that the text named from which this model was loaded, if it named one.
+    pub fn weights(&self) -> Option<&Path> {
+        self.weights.as_deref()
+    }
+}

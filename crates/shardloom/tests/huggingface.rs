@@ -1,0 +1,195 @@
+//! Folders that Hugging Face's library saved, and folders for it. How `huggingface/` was made:
+//! `benches/huggingface/make_golden.py`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use shardloom::checkpoint::{Stored, Tensor, read_safetensors};
+use shardloom::plan::{Mesh, Optimizer, Uniform};
+use shardloom::train::learning_rate::{Curve, LearningRate};
+use shardloom::train::{OnNonFinite, RunClock, Settings};
+use shardloom::{
+    Data, Error, FolderForm, Model, Sampling, Session, TextTokenizer, export_huggingface,
+};
+
+const FAMILIES: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
+const WHOLE: FolderForm = FolderForm { stored: Stored::F32, file_bytes: u64::MAX, force: false };
+
+fn golden(family: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/huggingface").join(family)
+}
+
+fn recorded() -> serde_json::Value {
+    serde_json::from_slice(&fs::read(golden("losses.json")).expect("recorded")).expect("JSON")
+}
+
+fn load(folder: &Path) -> Model {
+    Model::load(folder.to_str().expect("a path in UTF-8")).expect("a model")
+}
+
+/// A session over all of the recorded text, which begins with the model's own weights.
+fn session(model: &Model, folder: &Path, weights: &Path, tp: u32) -> Session {
+    let sgd = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, reference_batch: None };
+    let uniform =
+        Uniform { mesh: Mesh::of(1, 1, tp), global_batch: 4, optimizer: sgd, ..Uniform::default() };
+    let plan = uniform.plan(model.graph(), &model.text(), "local");
+    let text = folder.join("text.txt");
+    fs::write(&text, recorded()["text"].as_str().expect("a text")).expect("written");
+    let tokenizer = TextTokenizer::open("bytes").expect("a tokenizer");
+    let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
+    let data = Data::open(model, &[text], &tokenizer, sampling).expect("four samples");
+    let settings = Settings {
+        seed: 1,
+        learning_rate: LearningRate::new(Curve::Constant { peak: 0.1 }).expect("a rate"),
+        on_non_finite: OnNonFinite::Stop,
+        timeout: Duration::from_secs(60),
+        clock: RunClock::Wall,
+    };
+    let mut session = Session::start(model, &plan, data, settings).expect("a session");
+    session.load_weights(weights).expect("weights of the model");
+    session
+}
+
+fn tensors(folder: &Path) -> BTreeMap<String, Tensor> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            all.extend(read_safetensors(&path).expect("tensors"));
+        }
+    }
+    all
+}
+
+#[test]
+fn models_with_their_weights_lose_what_they_lose_there_and_train_alike_when_split() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for family in FAMILIES {
+        let model = load(&golden(family));
+        let weights = model.weights().expect("the folder has weights").to_path_buf();
+        let expected = recorded()["losses"][family].as_f64().expect("a loss");
+        let losses = [1, 2].map(|tp| {
+            let mut session = session(&model, folder.path(), &weights, tp);
+            let losses = [(); 3].map(|()| session.step().expect("a step").loss);
+            let difference = (losses[0] - expected).abs() / expected;
+            assert!(difference < 1e-6, "{family}, tp {tp}: {losses:?} instead of {expected}");
+            losses
+        });
+        assert!(losses[0][2] < losses[0][0], "{family} learns: {losses:?}");
+        for (whole, split) in losses[0].iter().zip(losses[1]) {
+            assert!((whole - split).abs() < 1e-5 * whole, "{family}: {losses:?}");
+        }
+    }
+}
+
+#[test]
+fn trained_weights_go_there_and_back() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for family in FAMILIES {
+        let model = load(&golden(family));
+        let at = |name: &str| folder.path().join(family).join(name);
+        let weights = model.weights().expect("weights").to_path_buf();
+        let mut first = session(&model, folder.path(), &weights, 1);
+        first.save(&at("run"), None).expect("saved");
+        let untrained = export_huggingface(&at("run"), &at("untrained"), WHOLE).expect("exported");
+        let there = tensors(&golden(family));
+        assert_eq!(tensors(&at("untrained")), there, "{family}: not a bit of a weight changes");
+        assert_eq!(untrained.tensors, there.len());
+        let reason = untrained.no_tokenizer.expect("there is none of bytes");
+        assert!(reason.contains("bytes"), "{reason}");
+
+        first.step().expect("a step");
+        first.save(&at("run"), None).expect("saved");
+        let form = FolderForm { file_bytes: 16_384, ..WHOLE };
+        let exported = export_huggingface(&at("run"), &at("trained"), form).expect("exported");
+        assert_eq!(exported.step, 1);
+        assert!(exported.files.len() > 3, "{family}: several files, {:?}", exported.files);
+        let again = load(&at("trained"));
+        assert_eq!(again.spec().network(), model.spec().network(), "{family}");
+        let weights = again.weights().expect("weights").to_path_buf();
+        let mut second = session(&again, folder.path(), &weights, 2);
+        let [loss, expected] = [&mut second, &mut first].map(|it| it.step().expect("a step").loss);
+        let difference = (loss - expected).abs() / expected;
+        assert!(difference < 1e-6, "{family}: {loss} after the way back instead of {expected}");
+    }
+}
+
+#[test]
+fn an_index_says_which_file_has_which_tensor_and_their_bytes() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = load(&golden("qwen3"));
+    let at = |name: &str| folder.path().join(name);
+    let weights = model.weights().expect("weights").to_path_buf();
+    session(&model, folder.path(), &weights, 1).save(&at("run"), None).expect("saved");
+    let form = FolderForm { stored: Stored::Bf16, file_bytes: 8192, force: false };
+    export_huggingface(&at("run"), &at("out"), form).expect("exported");
+    let read = |name: &str| fs::read(at("out").join(name)).expect("written");
+    let index: serde_json::Value =
+        serde_json::from_slice(&read("model.safetensors.index.json")).expect("JSON");
+    let parameters = model.graph().parameter_count();
+    assert_eq!(index["metadata"]["total_size"].as_u64(), Some(2 * parameters));
+    let map = index["weight_map"].as_object().expect("an object");
+    assert_eq!(map.len(), tensors(&golden("qwen3")).len());
+    for (name, file) in map {
+        let file = at("out").join(file.as_str().expect("a name"));
+        let tensors = read_safetensors(&file).expect("tensors");
+        assert!(tensors.contains_key(name), "{} has {name}", file.display());
+        let bytes: usize = tensors.values().map(|tensor| 2 * tensor.values.len()).sum();
+        assert!(bytes <= 8192 || tensors.len() == 1, "{}: {bytes}", file.display());
+    }
+    let config: serde_json::Value = serde_json::from_slice(&read("config.json")).expect("JSON");
+    assert_eq!(config["dtype"], "bfloat16");
+}
+
+#[test]
+fn nothing_is_overwritten_unless_asked_for_and_nothing_former_is_left() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = load(&golden("gpt2"));
+    let at = |name: &str| folder.path().join(name);
+    let weights = model.weights().expect("weights").to_path_buf();
+    session(&model, folder.path(), &weights, 1).save(&at("run"), None).expect("saved");
+    let small = FolderForm { file_bytes: 16_384, ..WHOLE };
+    export_huggingface(&at("run"), &at("out"), small).expect("exported");
+    match export_huggingface(&at("run"), &at("out"), WHOLE) {
+        Err(Error::Exists { path }) => assert!(path.starts_with(at("out")), "{}", path.display()),
+        other => panic!("{other:?}"),
+    }
+    let whole = FolderForm { force: true, ..WHOLE };
+    export_huggingface(&at("run"), &at("out"), whole).expect("overwritten");
+    assert!(!at("out").join("model.safetensors.index.json").exists(), "it would name old files");
+    assert_eq!(load(&at("out")).weights(), Some(at("out").as_path()));
+}
+
+#[test]
+fn folders_without_readable_weights_are_refused_by_what_they_have() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::copy(golden("gpt2").join("config.json"), folder.path().join("config.json"))
+        .expect("copied");
+    let model = load(folder.path());
+    assert_eq!(model.weights(), None, "a configuration alone is a model without weights");
+    let weights = golden("gpt2");
+    let mut session = session(&model, folder.path(), &weights, 1);
+    let mut refused = |rule: &str| {
+        let error = session.load_weights(folder.path()).expect_err("refused");
+        assert_eq!(error.kind(), "weights", "{error}");
+        assert!(error.to_string().contains(rule), "{rule:?} is not in {error}");
+    };
+    refused("no model.safetensors");
+    fs::write(folder.path().join("pytorch_model.bin"), "").expect("written");
+    refused("pytorch_model.bin is not read");
+    let index = folder.path().join("model.safetensors.index.json");
+    for (text, rule) in [
+        ("{", "line 1"),
+        ("{}", "weight_map"),
+        (r#"{"weight_map": {"wte.weight": "../elsewhere.safetensors"}}"#, "without folders"),
+    ] {
+        fs::write(&index, text).expect("written");
+        refused(rule);
+    }
+    fs::copy(golden("gpt2").join("model.safetensors"), folder.path().join("part.safetensors"))
+        .expect("copied");
+    fs::write(&index, r#"{"weight_map": {"no.such": "part.safetensors"}}"#).expect("written");
+    refused("no tensor no.such");
+}
