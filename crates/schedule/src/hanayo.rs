@@ -4,7 +4,9 @@
 //! each device holds `2 W` stages and parameters are held once. Orders are greedy: what can start first
 //! starts, and of what a device could start a backward pass comes before a forward pass, then the older
 //! micro-batch. One is made as if backward passes took as long as forward passes, one for the given
-//! times, and one as if messages took a little longer than they do; the best under the given times is taken.
+//! times, and one as if messages took a little longer than they do; where messages take time, three more that
+//! let fewer of them or fewer micro-batches wait, one as if they took half as long again. The best under the
+//! given times is taken.
 //!
 //! With `f = b` and micro-batches in multiples of `P` the bubble is `(P - 1) b / W` and `P` micro-batches
 //! are in flight, as if each wave were a pipeline of shorter passes; one message on each way is enough.
@@ -21,8 +23,16 @@ use super::timing::{Purpose, best};
 use super::{Action, Instance, Pass, PassKind, StageMap};
 use crate::ScheduleError;
 
-/// Messages that wait on a way at most.
-const BUFFERS: usize = 2;
+/// What a greedy order is made for.
+#[derive(Clone, Copy)]
+struct Rule {
+    /// How long passes and messages are taken to be.
+    times: PassTimes,
+    /// Micro-batches in flight at most.
+    most: u32,
+    /// Messages that wait on a way at most.
+    buffers: usize,
+}
 
 /// The orders on a wave.
 pub(super) fn orders(
@@ -49,13 +59,19 @@ pub(super) fn orders(
     let later = PassTimes { message, ..*times };
     // Forward passes then pile up, so that their number needs a limit.
     let few = 2 * map.devices() as u32 - 1;
-    let candidates = [(alike, u32::MAX), (*times, u32::MAX), (later, few)];
-    Ok(best(map, purpose, candidates.map(|(times, most)| greedy(map, &times, most))))
+    let rule = |times, most, buffers| Rule { times, most, buffers };
+    let usual = [rule(alike, u32::MAX, 2), rule(*times, u32::MAX, 2), rule(later, few, 2)];
+    // Forward passes that fill every buffer keep gradients waiting, which slow messages make worse.
+    let slower = PassTimes { message: 1.5 * times.message, ..*times };
+    let slow = [rule(*times, u32::MAX, 1), rule(slower, u32::MAX, 1), rule(*times, few, 2)];
+    let more = if times.message > 0.0 { &slow[..] } else { &[] };
+    let candidates = usual.iter().chain(more).map(|&rule| greedy(map, rule));
+    Ok(best(map, purpose, candidates))
 }
 
-/// The greedy orders for some times, with at most so many micro-batches in flight.
-fn greedy(map: &StageMap, times: &PassTimes, most: u32) -> Vec<Vec<Action>> {
-    let mut ready = Ready::new(map, times, most);
+/// The greedy orders by a rule.
+fn greedy(map: &StageMap, rule: Rule) -> Vec<Vec<Action>> {
+    let mut ready = Ready::new(map, rule);
     let mut orders = vec![vec![]; map.devices()];
     while let Some((device, pass)) = ready.run_next() {
         orders[device].push(Action::Alone(pass));
@@ -73,6 +89,8 @@ struct Ready<'m> {
     /// Micro-batches in flight, and how many may be.
     in_flight: u32,
     most: u32,
+    /// Messages that may wait on a way.
+    buffers: usize,
     clocks: Vec<f64>,
     passes: Vec<Vec<(f64, Pass)>>,
     /// By stage messages on the way to it, of activations and of gradients, and when last one was taken.
@@ -85,7 +103,7 @@ fn way(kind: PassKind) -> usize {
 }
 
 impl<'m> Ready<'m> {
-    fn new(map: &'m StageMap, times: &PassTimes, most: u32) -> Ready<'m> {
+    fn new(map: &'m StageMap, Rule { times, most, buffers }: Rule) -> Ready<'m> {
         let first = Instance { pipeline: 0, stage: 0 };
         let mut ready = Ready {
             map,
@@ -94,6 +112,7 @@ impl<'m> Ready<'m> {
             message: times.message / map.share(first),
             in_flight: 0,
             most,
+            buffers,
             clocks: vec![0.0; map.devices()],
             passes: vec![vec![]; map.devices()],
             waiting: vec![[None; 2]; map.chains()[0].stages()],
@@ -127,7 +146,7 @@ impl<'m> Ready<'m> {
         let start = since.max(self.clocks[device]);
         let Some((next, true)) = self.next(pass) else { return Some(start) };
         match self.waiting[usize::from(next.instance.stage)][way(next.kind)] {
-            Some((waiting, _)) if waiting >= BUFFERS => None,
+            Some((waiting, _)) if waiting >= self.buffers => None,
             Some((_, taken)) => Some(start.max(taken)),
             None => Some(start),
         }

@@ -56,6 +56,20 @@ fn with_slower_backwards_as_many_micro_batches_as_devices_have_twice_that_bubble
     }
 }
 
+/// By a second implementation of the greedy orders; the three rules for fast messages alone come to 49, 56 and 88.
+#[test]
+fn slow_messages_cost_no_more_than_with_orders_that_let_fewer_of_them_wait() {
+    for (devices, waves, microbatches, makespan) in
+        [(4, 1, 8, 43.0), (4, 2, 8, 41.0), (6, 2, 12, 62.5)]
+    {
+        let times = PassTimes { forward: 2.0, input: 1.0, weight: 1.0, message: 0.5, ..EQUAL };
+        let built = schedule(KIND, devices, 2 * waves, microbatches, &times);
+        let size = (devices, waves, microbatches);
+        assert_eq!(timing(&built, &times).makespan, makespan, "{size:?}");
+        check(&built, 2).unwrap_or_else(|error| panic!("{size:?}: {error}"));
+    }
+}
+
 #[test]
 fn with_slower_backwards_more_micro_batches_have_little_more_bubble() {
     for devices in 2..=8 {
