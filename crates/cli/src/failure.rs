@@ -139,9 +139,13 @@ impl Failure {
 
 impl From<shardloom::Error> for Failure {
     fn from(error: shardloom::Error) -> Failure {
+        let mut message = error.to_string();
+        if error.is_not_finite() {
+            message += " (--on-nan)";
+        }
         Failure::Message(Message {
             kind: error.kind(),
-            message: error.to_string(),
+            message,
             place: error.place(),
             status: if error.is_input() { INPUT } else { RUN },
         })

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
-    Compare, Demo, Explain, Export, Generate, Import, Launch, Methods, Plan, Profile, Program,
-    Schedule, Simulate, Train, Validate,
+    Compare, Completions, Demo, Explain, Export, Generate, Import, Launch, Manual, Methods, Plan,
+    Profile, Program, Schedule, Simulate, Train, Validate,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -49,6 +49,8 @@ enum Command {
     Profile(Profile),
     Validate(Validate),
     Demo(Demo),
+    Completions(Completions),
+    Manual(Manual),
 }
 
 fn main() -> ExitCode {
@@ -73,6 +75,8 @@ fn main() -> ExitCode {
         Command::Profile(profile) => profile.run(terminal),
         Command::Validate(validate) => validate.run(terminal),
         Command::Demo(demo) => demo.run(terminal),
+        Command::Completions(completions) => completions.run(Arguments::command(), terminal),
+        Command::Manual(manual) => manual.run(Arguments::command(), terminal),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

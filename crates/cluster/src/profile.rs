@@ -142,12 +142,18 @@ pub(crate) fn unknown_machine(name: &str, known: &[&str], line: Option<usize>) -
     }
 }
 
-/// The known name that is most similar to `name`, if any is similar.
+/// The known name that is most similar to `name`, if any is similar, whatever the case of letters. Those
+/// that `name` begins, or that begin it, come before others: `h100` is rather `h100-80g` than `h200`.
 pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
-    let nearest = known
-        .iter()
-        .map(|other| (strsim::damerau_levenshtein(name, other), *other))
-        .filter(|&(edits, other)| edits < other.len().max(name.len()).div_ceil(2))
-        .min();
-    nearest.map(|(_, other)| other.to_owned())
+    let name = name.to_lowercase();
+    let rank = |other: &&str| {
+        let edits = strsim::damerau_levenshtein(&name, other);
+        let begins = !name.is_empty() && (other.starts_with(&name) || name.starts_with(other));
+        (!begins, edits, other.len().max(name.len()))
+    };
+    let similar = |(begins_not, edits, longer): (bool, usize, usize)| {
+        !begins_not || edits < longer.div_ceil(2)
+    };
+    let near = known.iter().filter(|other| similar(rank(other)));
+    near.min_by_key(|other| (rank(other), **other)).map(|&other| other.to_owned())
 }

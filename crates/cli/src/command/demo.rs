@@ -26,6 +26,8 @@ use crate::terminal::Terminal;
 
 /// Train a small GPT on Shardloom's own source text with an automatic plan, and show how it went
 ///
+/// Of a program that was installed and whose source was moved away, the text is its documentation.
+///
 /// Measures this machine if that was never done, finds the fastest plan for its cores, trains for about
 /// a minute and a half, and writes a report. What an earlier demo has left is replaced.
 #[derive(Debug, Args)]
@@ -37,7 +39,8 @@ pub struct Demo {
     #[arg(long, value_name = "N", value_parser = whole::<NonZeroU64>)]
     steps: Option<NonZeroU64>,
 
-    /// Folder for the report and the checkpoint [default: target/shardloom-demo]
+    /// Folder for the report and the checkpoint [default: target/shardloom-demo, or a temporary folder of an
+    /// installed program]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 
@@ -50,6 +53,14 @@ const GLOBAL_BATCH: usize = 16;
 const SEED: u64 = 0;
 /// How long the demo is to train.
 const TRAINING_SECONDS: f64 = 90.0;
+/// What an installed program has to learn.
+const DOCUMENTATION: [&str; 5] = [
+    include_str!("../../../../docs/plan.md"),
+    include_str!("../../../../docs/program.md"),
+    include_str!("../../../../docs/running.md"),
+    include_str!("../../../../docs/methods.md"),
+    include_str!("../../../../docs/decisions.md"),
+];
 /// Tokens that the trained model adds to a prompt.
 const SAMPLED_TOKENS: usize = 160;
 
@@ -68,11 +79,23 @@ impl Demo {
         let usual = predicted.map_or(500.0, |step| TRAINING_SECONDS / step).clamp(50.0, 5000.0);
         let steps = self.steps.map_or(usual as u64, NonZeroU64::get);
 
-        let (source, usual) = source_and_output();
+        let repository = repository();
+        let usual = match repository {
+            Some(root) => root.join("target").join("shardloom-demo"),
+            None => env::temp_dir().join("shardloom-demo"),
+        };
         let folder = self.output.clone().unwrap_or(usual);
         fs::create_dir_all(&folder).map_err(|error| {
             Failure::file(&folder, format!("cannot create {}: {error}", folder.display()))
         })?;
+        let (source, prompt) = match repository {
+            Some(root) => (root.join("crates"), "//! "),
+            None => {
+                let text = folder.join("text.md");
+                OutputFile::new(&text, true)?.write(DOCUMENTATION.concat())?;
+                (text, "The ")
+            }
+        };
         let tokenizer = TextTokenizer::open("bytes")?;
         let sampling = Sampling { seed: SEED, validation_fraction: VALIDATION_FRACTION };
         let data = Data::open(&model, std::slice::from_ref(&source), &tokenizer, sampling)?;
@@ -124,7 +147,7 @@ impl Demo {
         }
         let drawing = Drawing { temperature: 0.7, top_k: Some(40), seed: SEED };
         let mut generator = Generator::open(&checkpoints, None, drawing)?;
-        generator.prompt("//! ")?;
+        generator.prompt(prompt)?;
         for _ in 0..SAMPLED_TOKENS {
             generator.next_token()?;
         }
@@ -132,15 +155,8 @@ impl Demo {
     }
 }
 
-/// The source text of this program, or the current folder where it was moved away from; and a folder for
-/// what the demo leaves: with the build's output, or else with temporary files.
-fn source_and_output() -> (PathBuf, PathBuf) {
+/// The folder that this program was built from, if it is still there.
+fn repository() -> Option<&'static Path> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    let repository = crates.and_then(Path::parent).filter(|root| root.join("Cargo.toml").is_file());
-    match (repository, crates) {
-        (Some(root), Some(crates)) => {
-            (crates.to_path_buf(), root.join("target").join("shardloom-demo"))
-        }
-        _ => (".".into(), env::temp_dir().join("shardloom-demo")),
-    }
+    crates.and_then(Path::parent).filter(|root| root.join("Cargo.toml").is_file())
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod compare;
+mod completions;
 mod cost;
 mod demo;
 mod dimensions;
@@ -10,6 +11,7 @@ mod generate;
 mod import;
 mod interval;
 mod launch;
+mod manual;
 mod memory;
 mod methods;
 mod order;
@@ -28,12 +30,14 @@ mod uplink;
 mod validate;
 
 pub use compare::Compare;
+pub use completions::Completions;
 pub use demo::Demo;
 pub use explain::Explain;
 pub use export::Export;
 pub use generate::Generate;
 pub use import::Import;
 pub use launch::Launch;
+pub use manual::Manual;
 pub use methods::Methods;
 pub use plan::Plan;
 pub use profile::Profile;

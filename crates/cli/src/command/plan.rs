@@ -44,7 +44,8 @@ MODEL is a Hugging Face config.json, a model TOML, a preset, or a family with pa
 a preset with a size (h100-80g:64x8 is 64 nodes of 8), several joined by +, a TOML file, or local for \
 this machine.")]
 pub struct Plan {
-    /// The model
+    /// The model: a config.json or a folder with one, a model TOML, a preset (llama-3-8b), or a family with
+    /// parameters (gpt:layers=12,...)
     #[arg(value_name = "MODEL")]
     model: String,
 

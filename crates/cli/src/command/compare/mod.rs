@@ -47,7 +47,8 @@ where they are to be more than the fewest. The name of a published system brings
 utilisation: share of the ranks' time in which they compute. waiting: share in which they neither \
 compute nor communicate; in a run receiving counts as waiting, since it is mostly waiting for the sender.")]
 pub struct Compare {
-    /// The model
+    /// The model: a config.json or a folder with one, a model TOML, a preset (llama-3-8b), or a family with
+    /// parameters (gpt:layers=12,...)
     #[arg(value_name = "MODEL")]
     model: String,
 

@@ -1,0 +1,52 @@
+//! `shardloom manual`: manual pages.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::{Args, Command};
+use clap_mangen::Man;
+
+use crate::failure::Failure;
+use crate::output_file::OutputFile;
+use crate::terminal::Terminal;
+
+/// Write manual pages for `man`: one for the program and one for each command
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  shardloom manual -o ~/.local/share/man/man1
+  man shardloom-plan")]
+pub struct Manual {
+    /// The folder for them; it is made if it does not exist
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+
+    /// Overwrite files that exist
+    #[arg(long)]
+    force: bool,
+}
+
+impl Manual {
+    /// Writes the pages of `program`.
+    pub fn run(&self, mut program: Command, terminal: Terminal) -> Result<(), Failure> {
+        program.build();
+        let folder = &self.output;
+        fs::create_dir_all(folder).map_err(|error| {
+            Failure::file(folder, format!("cannot make the folder {}: {error}", folder.display()))
+        })?;
+        let name = program.get_name().to_owned();
+        let mut pages = vec![(format!("{name}.1"), program.clone())];
+        for command in program.get_subcommands().filter(|it| it.get_name() != "help") {
+            let whole = format!("{name}-{}", command.get_name());
+            pages.push((format!("{whole}.1"), command.clone().name(whole)));
+        }
+        let file = |name: &str| OutputFile::new(&folder.join(name), self.force);
+        let pages = pages.into_iter().map(|(name, command)| Ok((file(&name)?, command)));
+        let pages = pages.collect::<Result<Vec<_>, Failure>>()?;
+        for (file, command) in &pages {
+            let mut text = vec![];
+            Man::new(command.clone()).render(&mut text)?;
+            file.write(text)?;
+        }
+        terminal.line(format_args!("{} pages written to {}", pages.len(), folder.display()))
+    }
+}
