@@ -7,7 +7,8 @@
 //!   sends, receives and each group of ranks are a queue.
 //! - Gathers of weights and reductions of gradients also wait for all computation before them.
 //! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
-//! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
+//! - A rank's messages go one after another. A receive is over no earlier than its last message is there, and no
+//!   earlier than what it takes of the way in after what the receive before took in was there.
 //! - A rank's host launches its instructions one after another, and none starts before it is launched. A host
 //!   may wait for messages, and for the ends of steps, before it launches more.
 //! - A collective starts when its last member can.
@@ -29,6 +30,8 @@ pub trait Times {
     fn own(&self, at: At) -> Picos;
     /// One message of a route, by its number.
     fn message(&self, at: At, route: RouteId, number: usize) -> Picos;
+    /// What a receive takes of the way into its rank.
+    fn inflow(&self, at: At) -> Picos;
     /// Taking in what has arrived.
     fn receive(&self, at: At) -> Picos;
     /// A collective of all these.
@@ -98,6 +101,8 @@ struct State {
     awaited: BTreeSet<Node>,
     /// What it waited for last.
     held: BTreeSet<Node>,
+    /// What the last receive took in is there.
+    there: Option<Node>,
     /// The last of each queue.
     last: BTreeMap<Queue, Node>,
     /// What the rank's own thread has to have behind it, where it does one thing after another.
@@ -258,12 +263,17 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                 }
                 Kind::Receive { route, messages } => {
                     let (after, queued) = step.waits(&Queue::Receives);
+                    let before = step.state.there.into_iter().collect();
+                    let inflow = step.graph.node(times.inflow(at), before);
+                    let there = step.graph.node(Picos::ZERO, [inflow].into());
+                    step.state.there = Some(there);
                     let node = step.graph.node(times.receive(at), after);
+                    step.graph.after[node.0].insert(there);
                     let key = (*route, at.microbatch);
                     let times_before = *step.state.received.entry(key).or_default();
                     *step.state.received.entry(key).or_default() += 1;
                     let name = |&it: &usize| (*route, it, at.microbatch, times_before);
-                    step.graph.awaited.insert(node, messages.iter().map(name).collect());
+                    step.graph.awaited.insert(there, messages.iter().map(name).collect());
                     step.ends(Queue::Receives, node);
                     if step.reading.waits_for_messages {
                         step.state.awaited.insert(node);
