@@ -36,7 +36,8 @@ pub struct Choice {
 }
 
 /// Finds out how long a step of a plan takes, in seconds.
-pub type Measure<'a> = dyn FnMut(&Plan) -> Result<f64, Box<dyn Error + Send + std::marker::Sync>> + 'a;
+pub type Measure<'a> =
+    dyn FnMut(&Plan) -> Result<f64, Box<dyn Error + Send + std::marker::Sync>> + 'a;
 
 /// What a method is asked.
 pub(crate) struct Task<'a> {
@@ -68,7 +69,15 @@ impl<'a> Task<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
     ) -> Task<'a> {
-        Task { method, graph, cluster, request, takes_trials: false, measure: None, profiles: BTreeMap::new() }
+        Task {
+            method,
+            graph,
+            cluster,
+            request,
+            takes_trials: false,
+            measure: None,
+            profiles: BTreeMap::new(),
+        }
     }
 
     /// What each block takes on the cluster's first device with a micro-batch of so many samples.

@@ -9,6 +9,9 @@ pub struct Trials {
     pub count: Option<usize>,
     /// What random choices follow from.
     pub seed: u64,
+    /// Whether strategies may round the gradients that are exchanged to 16 bits, with which training is not the
+    /// same.
+    pub compressed: bool,
     /// A file of earlier trials, to which those that are made are added; it need not be there yet.
     pub file: Option<PathBuf>,
 }
@@ -16,10 +19,11 @@ pub struct Trials {
 impl Trials {
     /// What is asked for.
     pub fn described(&self) -> String {
-        let Trials { count, seed, file } = self;
+        let Trials { count, seed, compressed, file } = self;
         let count = count.map(|it| format!("{it} of them"));
         let seed = (*seed != 0).then(|| format!("seed {seed}"));
         let file = file.as_ref().map(|it| format!("file {}", it.display()));
-        [count, seed, file].into_iter().flatten().collect::<Vec<_>>().join(", ")
+        let compressed = compressed.then(|| "compressed".to_owned());
+        [count, seed, compressed, file].into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
 }

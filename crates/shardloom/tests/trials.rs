@@ -50,9 +50,9 @@ fn every_trial_is_trained_with_and_the_answer_is_the_fastest_of_them() {
     assert_eq!(tried.len(), 15);
     let fastest = tried.iter().map(|it| it.1).fold(f64::INFINITY, f64::min);
     assert_eq!(found.outcome.judgement.step_seconds, fastest);
-    assert!(tried.iter().any(|(plan, seconds)| {
-        *plan == found.outcome.plan && *seconds == fastest
-    }));
+    assert!(
+        tried.iter().any(|(plan, seconds)| { *plan == found.outcome.plan && *seconds == fastest })
+    );
     assert!(tried.iter().any(|(plan, _)| plan.parameters.len() > 3));
 }
 

@@ -109,7 +109,8 @@ fn drawn(graph: &Graph, seed: u64) -> Vec<ParameterGroup> {
     let mut state = seed;
     let mut below = |count: u64| {
         // Knuth's linear congruential generator (MMIX).
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % count
     };
     let mut groups = vec![];

@@ -95,6 +95,10 @@ pub struct Plan {
     #[arg(long, value_name = "FILE", requires = "method")]
     trials_file: Option<PathBuf>,
 
+    /// Let strategies that are tried round the gradients that are exchanged to 16 bits
+    #[arg(long, requires = "method")]
+    trials_compressed: bool,
+
     /// Compute in 32 bits even where devices have 16-bit formats
     #[arg(long)]
     fp32: bool,
@@ -234,6 +238,7 @@ impl Plan {
         request.trials = Trials {
             count: self.trials,
             seed: self.trials_seed,
+            compressed: self.trials_compressed,
             file: self.trials_file.clone(),
         };
         if self.fp32 {

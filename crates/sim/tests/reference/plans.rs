@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use shardloom_graph::Graph;
 use shardloom_plan::{
     Arrangement, Averaging, Axis, Communication, DeviceList, Mesh, Optimizer, ParameterGroup, Plan,
-    Ranges, Recompute, ScheduleKind, Share, StageReplicas, Summation, Sync, Uniform, Updates, Weights,
-    pipelines_in_turn,
+    Ranges, Recompute, ScheduleKind, Share, StageReplicas, Summation, Sync, Uniform, Updates,
+    Weights, pipelines_in_turn,
 };
 use shardloom_program::{Program, lower};
 

@@ -157,8 +157,8 @@ struct Graph {
     messages: BTreeMap<MessageName, Node>,
     /// Each collective's node, and who has come to it.
     collectives: BTreeMap<(Vec<Rank>, usize), (Node, Vec<At>)>,
-    /// Receives and the messages that they wait for.
-    awaited: BTreeMap<Node, Vec<MessageName>>,
+    /// Receives, when what they take in is there, and the messages that make it up.
+    awaited: BTreeMap<Node, (Node, Vec<MessageName>)>,
 }
 
 impl Graph {
@@ -183,9 +183,9 @@ pub fn time(readings: &[Reading], steps: u32, times: &dyn Times) -> Vec<Track> {
         let who: Vec<At> = members.0.iter().map(in_order).collect();
         graph.durations[node.0] = times.collective(&who);
     }
-    for (receive, messages) in &graph.awaited {
+    for (there, messages) in graph.awaited.values() {
         let nodes = messages.iter().map(|it| *graph.messages.get(it).expect("it is sent"));
-        graph.after[receive.0].extend(nodes);
+        graph.after[there.0].extend(nodes);
     }
     let starts = longest_paths(&graph);
     placed.iter().map(|placed| track(&graph, &starts, placed, steps)).collect()
@@ -273,7 +273,8 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                     let times_before = *step.state.received.entry(key).or_default();
                     *step.state.received.entry(key).or_default() += 1;
                     let name = |&it: &usize| (*route, it, at.microbatch, times_before);
-                    step.graph.awaited.insert(there, messages.iter().map(name).collect());
+                    let names = messages.iter().map(name).collect();
+                    step.graph.awaited.insert(node, (there, names));
                     step.ends(Queue::Receives, node);
                     if step.reading.waits_for_messages {
                         step.state.awaited.insert(node);
@@ -493,7 +494,8 @@ fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Trac
             Part::Collective => track.incoming.push((start, over)),
             Part::Receive => {
                 // From when the first message set out, or the queue was free to look for it.
-                let messages = graph.awaited[&first].iter().map(|name| graph.messages[name]);
+                let (_, messages) = &graph.awaited[&first];
+                let messages = messages.iter().map(|name| graph.messages[name]);
                 let set_out = messages.map(|node| starts[node.0]).min().unwrap_or_default();
                 let free = it.queued_after.iter().map(|&node| end(node)).max().unwrap_or_default();
                 track.incoming.push((set_out.max(free), over));

@@ -20,9 +20,10 @@ pub(super) type Features = Vec<(usize, f64)>;
 /// The features of a strategy's shards, by variable.
 pub(super) fn features(problem: &Problem, strategy: &Strategy) -> Vec<Vec<Features>> {
     let shape = &problem.shapes[strategy.shape];
-    let bandwidths = problem.shapes.iter().flat_map(|shape| {
-        shape.server_bandwidths.iter().copied().chain(shape.ring_bandwidth)
-    });
+    let bandwidths = problem
+        .shapes
+        .iter()
+        .flat_map(|shape| shape.server_bandwidths.iter().copied().chain(shape.ring_bandwidth));
     let largest = bandwidths.filter(|it| it.is_finite()).fold(0.0, f64::max).max(1.0);
     let workers = problem.shapes.iter().map(|it| it.workers).max().unwrap_or(1);
     let longest = problem.shapes.iter().map(|it| it.compute_seconds).fold(0.0, f64::max);

@@ -19,7 +19,7 @@ mod tests;
 mod trials;
 mod words;
 
-use shardloom_plan::{Number, Plan};
+use shardloom_plan::{Compression, Number, Plan};
 use shardloom_program::ProgramError;
 use shardloom_search::{Judgement, SearchError, divisors, judge};
 
@@ -31,9 +31,8 @@ use crate::{Choice, MethodError};
 use problem::{Problem, Shape};
 use sampler::Sampler;
 use search::Searched;
-use shardloom_plan::Compression;
 use strategy::{Strategy, Synchroniser};
-use trials::Trials;
+use trials::{Trial, Trials};
 
 /// Servers or all-reduces, variable by variable.
 pub(crate) const METHOD: Method = Method {
@@ -62,18 +61,22 @@ fn chooser(task: &mut Task<'_>) -> Result<Choice, MethodError> {
     let mut selection = Selection::new(task.request.memory_share);
     let fixed = fixed(task, &mut selection)?;
     let problem = problem(task)?;
-    let compresses = task.request.precision.gradients == Number::Fp32;
-    let sampler = Sampler::new(&problem, compresses);
     let asked = &task.request.trials;
+    // Compressors take what is accumulated in 32 bits.
+    let compresses = asked.compressed && task.request.precision.gradients == Number::Fp32;
+    let sampler = Sampler::new(&problem, compresses);
     let (mut others, mut known) = (vec![], Trials { problem: problem.clone(), done: vec![] });
     for trials in asked.file.as_deref().map(trials::read).transpose()?.unwrap_or_default() {
-        match trials.problem == problem {
-            true => known = trials,
+        match trials.problem.is(&problem) {
+            true => known.done = trials.done,
             false => others.push(trials),
         }
     }
     // The simulator may have changed since, and the answer is a plan and not a record.
-    let best = known.best().map(|trial| trial.strategy.clone());
+    let may_be = |trial: &&Trial| compresses || !trial.strategy.compresses();
+    let best = known.done.iter().filter(may_be);
+    let best = best.min_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    let best = best.map(|trial| trial.strategy.clone());
     let run = &mut |strategy: &Strategy| {
         let plan = words::plan(task, &problem, strategy);
         tried(task, &mut selection, plan)
@@ -227,13 +230,15 @@ fn notes(task: &Task<'_>, found: &Searched, (before, count): (usize, usize)) -> 
         known += &format!(", beside {before} that were known from {}", shown(task));
     }
     if task.request.trials.count.is_none() && count < TRIALS {
-        known += &format!(", not {TRIALS}, as simulating one takes long here: --trials says how many");
+        known +=
+            &format!(", not {TRIALS}, as simulating one takes long here: --trials says how many");
     }
     notes.push(known);
     let names = ["the predefined cost model", "the linear one", "RankRNN"];
-    let shares = names.iter().zip(found.accuracies).filter_map(|(name, share)| {
-        share.map(|share| format!("{name} {:.0}%", 100.0 * share))
-    });
+    let shares = names
+        .iter()
+        .zip(found.accuracies)
+        .filter_map(|(name, share)| share.map(|share| format!("{name} {:.0}%", 100.0 * share)));
     let shares: Vec<String> = shares.collect();
     if !shares.is_empty() {
         notes.push(format!(

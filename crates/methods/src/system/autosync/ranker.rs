@@ -3,8 +3,8 @@
 use super::features::{Features, features};
 use super::linear::Linear;
 use super::network::Adam;
-use super::rank_rnn::RankRnn;
 use super::random::Random;
+use super::rank_rnn::RankRnn;
 use super::ranking;
 use super::trials::Trials;
 
@@ -34,7 +34,7 @@ pub(super) trait Trained {
 }
 
 /// Strategies that are compared at once in a step of training.
-const BATCH: usize = 24;
+const BATCH: usize = 16;
 
 /// Learning rates, the first for four fifths of the steps, as published.
 const RATES: (f64, f64) = (2e-3, 1e-4);

@@ -83,8 +83,7 @@ impl<'a> Sampler<'a> {
         let groups = 1 + random.below(summed.len().clamp(1, MOST_GROUPS));
         let part = summed.iter().sum::<usize>() as f64 / groups as f64;
         // Workers that have servers exchange gradients as they are.
-        let compresses =
-            self.compresses && shape.workers > 1 && shape.server_bandwidths.is_empty();
+        let compresses = self.compresses && shape.workers > 1 && shape.server_bandwidths.is_empty();
         let mut draw = || match compresses {
             true => COMPRESSIONS[random.below(COMPRESSIONS.len())],
             false => Compression::None,

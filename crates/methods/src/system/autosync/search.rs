@@ -23,7 +23,7 @@ const DRAWN: usize = 160;
 const AT_RANDOM: usize = 2;
 
 /// Steps of training after each round, and on the trials of other problems before the first.
-const STEPS: (usize, usize) = (25, 200);
+const STEPS: (usize, usize) = (10, 120);
 
 /// Rounds by which models are judged.
 const JUDGED: usize = 3;

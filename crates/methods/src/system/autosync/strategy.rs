@@ -75,7 +75,8 @@ impl Synchroniser {
             Synchroniser::Servers(servers) => {
                 let shard = |(piece, &server): (usize, &u32)| {
                     // The first have a row more where rows do not divide.
-                    let (each, more) = (variable.rows / servers.len(), variable.rows % servers.len());
+                    let (each, more) =
+                        (variable.rows / servers.len(), variable.rows % servers.len());
                     let rows = each + usize::from(piece < more);
                     Shard { elements: rows * variable.columns, by: By::Server(server) }
                 };
@@ -94,6 +95,12 @@ impl Strategy {
             Synchroniser::AllReduce { .. } => None,
         });
         lists.flatten().max().map_or(0, |&last| last + 1)
+    }
+
+    /// Whether it compresses the gradients of some variable.
+    pub fn compresses(&self) -> bool {
+        let is_compressed = |it: &Synchroniser| matches!(it, Synchroniser::AllReduce { compression, .. } if !compression.is_none());
+        self.synchronisers.iter().any(is_compressed)
     }
 
     /// The same with servers numbered without gaps, as there is no server that has nothing to do.

@@ -13,7 +13,6 @@ use super::random::Random;
 use super::ranker::{Kind, Ranker};
 use super::sampler::MOST_GROUPS;
 use super::strategy::By;
-use super::trials::Trial;
 use super::*;
 
 const GPT: &str = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256";
@@ -80,7 +79,7 @@ fn workers_and_servers_are_dealt_to_the_devices_and_reach_each_other_as_their_ca
         assert_eq!(counts, [(8, 0), (6, 1), (6, 2), (4, 4)]);
         let of_last = &problem.shapes[3];
         let [third, _, fourth, _] = of_last.server_bandwidths[..] else { panic!("{of_last:?}") };
-        assert!(third <= fourth && of_last.compute_seconds > problem.shapes[0].compute_seconds);
+        assert!(third < fourth && of_last.compute_seconds > problem.shapes[0].compute_seconds);
     });
 }
 
@@ -156,7 +155,7 @@ fn plans_of_drawn_strategies_are_sound_and_sum_every_shard_where_the_strategy_sa
     with(|task, problem| {
         let sampler = Sampler::new(problem, true);
         let random = &mut Random::new(2);
-        for _ in 0..30 {
+        for _ in 0..15 {
             let strategy = sampler.sample(random);
             let plan = words::plan(task, problem, &strategy);
             let program = lower(task.graph, &plan, task.cluster.device_count() as usize);
@@ -201,7 +200,7 @@ fn plans_of_drawn_strategies_are_sound_and_sum_every_shard_where_the_strategy_sa
 #[test]
 fn trained_models_rank_pairs_that_they_have_not_seen() {
     with(|task, problem| {
-        let known = trials(task, problem, 3, 100);
+        let known = trials(task, problem, 3, 80);
         let unseen = trials(task, problem, 4, 50);
         let of = |trials: &Trials| -> Vec<_> {
             trials.done.iter().map(|it| features(problem, &it.strategy)).collect()
@@ -209,7 +208,7 @@ fn trained_models_rank_pairs_that_they_have_not_seen() {
         let seconds: Vec<f64> = unseen.done.iter().map(|it| it.seconds).collect();
         for (kind, least) in [(Kind::Linear, 0.7), (Kind::RankRnn, 0.7)] {
             let mut model = Ranker::new(kind, 0);
-            model.fit(&[&known], 400);
+            model.fit(&[&known], 300);
             let found = ranking::accuracy(&model.scores(&of(&unseen)), &seconds);
             let found = found.expect("they take differently long");
             assert!(found > least, "{kind:?} {found}");
@@ -235,7 +234,9 @@ fn with_more_trials_the_same_come_first_and_the_best_is_no_slower() {
         for pair in found.windows(2) {
             let [fewer, more] = [&pair[0].trials, &pair[1].trials];
             assert_eq!(fewer.done[..], more.done[..fewer.done.len()]);
-            let seconds = |it: &Trials| it.best().expect("some fit").seconds;
+            let seconds = |it: &Trials| {
+                it.done.iter().map(|trial| trial.seconds).fold(f64::INFINITY, f64::min)
+            };
             assert!(seconds(more) <= seconds(fewer));
         }
         assert_eq!(found[2].tried, 34);
@@ -269,7 +270,16 @@ fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
         assert_eq!(trials::read(&path).expect("none yet"), []);
         let made = vec![trials(task, problem, 8, 6)];
         trials::write(&path, made.clone()).expect("written");
-        assert_eq!(trials::read(&path).expect("read"), made);
+        let [found] = &trials::read(&path).expect("read")[..] else { panic!("one problem") };
+        assert!(found.problem.is(&made[0].problem));
+        let strategies = |of: &Trials| of.done.iter().map(|it| it.strategy.clone()).collect();
+        let [read, written]: [Vec<Strategy>; 2] = [found, &made[0]].map(strategies);
+        assert_eq!(read, written);
+        for (read, written) in found.done.iter().zip(&made[0].done) {
+            assert!((read.seconds / written.seconds - 1.0).abs() < 1e-12);
+        }
+        let other = Problem { global_batch: 48, ..found.problem.clone() };
+        assert!(!found.problem.is(&other));
         for (what, of) in [("\"format\":1", "\"format\":2"), ("\"shape\":", "\"shape\":9")] {
             let text = std::fs::read_to_string(&path).expect("a file");
             let wrong = folder.path().join("wrong.json");
@@ -285,7 +295,8 @@ fn trials_go_on_from_a_file_and_the_answer_is_no_slower() {
     let (graph, cluster) = (graph(), cluster());
     let folder = tempfile::tempdir().expect("a folder");
     let file = Some(folder.path().join("trials.json"));
-    let asked = |count| Asked { count: Some(count), seed: 1, file: file.clone() };
+    let asked =
+        |count| Asked { count: Some(count), seed: 1, file: file.clone(), ..Asked::default() };
     let chosen = |count| {
         let request = Request { trials: asked(count), ..request() };
         METHOD.choose(&graph, &cluster, &request).expect("a plan")
@@ -307,6 +318,21 @@ fn other_methods_take_no_trials() {
     let request = Request { trials, ..request() };
     let error = data_parallel::METHOD.choose(&graph, &cluster, &request).expect_err("it has none");
     assert!(error.to_string().contains("trials = 5 of them"), "{error}");
+}
+
+#[test]
+fn gradients_are_compressed_only_where_that_is_asked_for() {
+    let (graph, cluster) =
+        (graph(), Cluster::parse("a100-40g:2x1,uplink=1Gbps").expect("slow links"));
+    let chosen = |compressed| {
+        let trials = Asked { count: Some(20), compressed, ..Asked::default() };
+        let request = Request { trials, ..request() };
+        METHOD.choose(&graph, &cluster, &request).expect("a plan")
+    };
+    let (whole, compressed) = (chosen(false), chosen(true));
+    assert!(whole.plan.syncs().all(|sync| sync.compression.is_none()));
+    assert!(compressed.plan.syncs().any(|sync| !sync.compression.is_none()));
+    assert!(compressed.notes.iter().any(|note| note.contains("16 bits")), "{:?}", compressed.notes);
 }
 
 /// All-reduces, one server, several, and the published splits.

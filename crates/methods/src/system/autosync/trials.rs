@@ -89,9 +89,7 @@ impl Trials {
                     Synchroniser::AllReduce { .. } => None,
                 });
                 let mut lists = lists;
-                lists.all(|list| {
-                    !list.is_empty() && list.iter().all(|&it| (it as usize) < servers)
-                })
+                lists.all(|list| !list.is_empty() && list.iter().all(|&it| (it as usize) < servers))
             };
             synchronisers.len() != variables.len()
                 || !servers.is_some_and(is_known)
@@ -99,10 +97,5 @@ impl Trials {
         };
         let place = self.done.iter().position(is_wrong)?;
         Some(format!("trial {place} of {} is no strategy of its problem", self.problem.model))
-    }
-
-    /// The fastest.
-    pub fn best(&self) -> Option<&Trial> {
-        self.done.iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 }
