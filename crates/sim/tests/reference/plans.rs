@@ -84,12 +84,9 @@ fn in_turn(plan: Plan, replicas: &[u32]) -> Option<Plan> {
 }
 
 /// The same of as many workers as there would be stages, for whom servers sum some gradients.
-fn summed(graph: &Graph, uniform: &Uniform, plan: Plan) -> Option<Plan> {
+fn summed(graph: &Graph, uniform: &Uniform, plan: &Plan) -> Plan {
     let workers = uniform.pp as u32;
-    let each = plan.microbatches / uniform.pp;
-    if plan.schedule != ScheduleKind::OneForwardOneBackward || each == 0 {
-        return None;
-    }
+    let each = (plan.microbatches / uniform.pp).clamp(1, 4);
     let summation = Summation {
         servers: 1 + workers % 2,
         ranges: if plan.post_validation { Ranges::Equal } else { Ranges::Hashed },
@@ -101,14 +98,17 @@ fn summed(graph: &Graph, uniform: &Uniform, plan: Plan) -> Option<Plan> {
         microbatches: each,
         global_batch: each * uniform.pp,
         sync: Sync { summation: Some(summation), zero: 0, ..uniform.sync },
+        schedule: ScheduleKind::OneForwardOneBackward,
+        sequence_parallel: false,
         ..uniform.clone()
     };
-    let mut plan = uniform.plan(graph, "gpt", "cluster");
+    let post_validation = plan.post_validation;
+    let mut plan = Plan { post_validation, ..uniform.plan(graph, "gpt", "cluster") };
     let by_workers = ParameterGroup { servers: Some(vec![]), ..ParameterGroup::named("*norm*") };
     let by_last = Some(vec![summation.servers - 1; 2]);
     let cut = ParameterGroup { servers: by_last, ..ParameterGroup::named("*up*") };
     plan.parameters = vec![by_workers, cut];
-    Some(plan)
+    plan
 }
 
 /// Programs of every schedule and every way of synchronising, of up to sixteen ranks.
@@ -125,7 +125,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             Averaging { every: 2, ..Averaging::SYNCHRONOUS },
         ]),
     );
-    let sums = prop::bool::weighted(0.5);
+    let sums = prop::bool::weighted(0.1);
     let flags = (any::<(bool, bool, bool, bool, bool)>(), averages, sums);
     let all = (uniforms(), turns, rules, flags);
     all.prop_filter_map("not every plan exists", |((uniform, chunks), turns, rule, flags)| {
@@ -151,9 +151,6 @@ pub fn cases() -> impl Strategy<Value = Case> {
         if averaging.is_some() && plan.flushes() {
             (plan.sync.averaging, plan.sync.zero, plan.clip_norm) = (averaging, 0, None);
         }
-        if sums && uniform.mesh.size() == 1 && plan.pipeline.len() == 1 {
-            plan = summed(&graph, &uniform, plan)?;
-        }
         if has_thread {
             plan.communication = Communication::Thread;
         }
@@ -167,6 +164,10 @@ pub fn cases() -> impl Strategy<Value = Case> {
                     stage.mesh = Mesh::of(tp as u32, dp as u32, cp as u32);
                 }
             }
+        }
+        if sums {
+            let communication = plan.communication;
+            plan = Plan { communication, ..summed(&graph, &uniform, &plan) };
         }
         let program = lower(&graph, &plan, plan.device_count()).ok()?;
         Some(Case { graph, plan, program })

@@ -17,8 +17,11 @@ pub(super) const NUMBERS: usize = SERVERS + MOST_GROUPS + COMPRESSIONS.len() + 2
 /// Those of one shard that are not zero, each with its place.
 pub(super) type Features = Vec<(usize, f64)>;
 
+/// Those of a strategy, by variable and shard.
+pub(super) type OfStrategy = Vec<Vec<Features>>;
+
 /// The features of a strategy's shards, by variable.
-pub(super) fn features(problem: &Problem, strategy: &Strategy) -> Vec<Vec<Features>> {
+pub(super) fn features(problem: &Problem, strategy: &Strategy) -> OfStrategy {
     let shape = &problem.shapes[strategy.shape];
     let bandwidths = problem
         .shapes

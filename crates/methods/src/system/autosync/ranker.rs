@@ -1,6 +1,6 @@
 //! Cost models that are trained to rank strategies, and how they are.
 
-use super::features::{Features, features};
+use super::features::{Features, OfStrategy, features};
 use super::linear::Linear;
 use super::network::Adam;
 use super::random::Random;
@@ -58,14 +58,14 @@ impl Ranker {
     }
 
     /// Scores strategies by their features.
-    pub fn scores(&self, strategies: &[Vec<Vec<Features>>]) -> Vec<f64> {
+    pub fn scores(&self, strategies: &[OfStrategy]) -> Vec<f64> {
         let strategies: Vec<&[Vec<Features>]> = strategies.iter().map(Vec::as_slice).collect();
         self.model.scores(&strategies)
     }
 
     /// Trains it for so many steps on some trials; each step compares some of those of one problem.
     pub fn fit(&mut self, all: &[&Trials], steps: usize) {
-        let known: Vec<(Vec<Vec<Vec<Features>>>, Vec<f64>)> = all
+        let known: Vec<(Vec<OfStrategy>, Vec<f64>)> = all
             .iter()
             .filter(|trials| trials.done.len() > 1)
             .map(|trials| {

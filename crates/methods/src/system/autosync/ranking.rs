@@ -1,26 +1,28 @@
 //! Training a model to rank: of two strategies the one with the larger score should take longer (RankNet, Burges et
 //! al. 2005, ICML).
 
+/// All pairs that took differently long.
+fn unlike(seconds: &[f64]) -> impl Iterator<Item = (usize, usize)> {
+    let after = |first: usize| (first + 1..seconds.len()).map(move |second| (first, second));
+    let pairs = (0..seconds.len()).flat_map(after);
+    pairs.filter(|&(first, second)| seconds[first] != seconds[second])
+}
+
 /// The loss of scores whose strategies took so long, in the mean over pairs that took differently long, and its
 /// derivatives with respect to the scores. For a pair with a difference of scores s and y = 1 where the first took
 /// longer, otherwise -1, it is (1 - y) / 2 s + log(1 + exp(-s)).
 pub(super) fn loss(scores: &[f64], seconds: &[f64]) -> (f64, Vec<f64>) {
     let mut gradients = vec![0.0; scores.len()];
     let (mut sum, mut pairs) = (0.0, 0.0);
-    for first in 0..scores.len() {
-        for second in first + 1..scores.len() {
-            if seconds[first] == seconds[second] {
-                continue;
-            }
-            let s = scores[first] - scores[second];
-            let y = if seconds[first] > seconds[second] { 1.0 } else { -1.0 };
-            // log(1 + exp(-s)) without overflow.
-            sum += (1.0 - y) / 2.0 * s + (-s).max(0.0) + (-s.abs()).exp().ln_1p();
-            let slope = (1.0 - y) / 2.0 - 1.0 / (1.0 + s.exp());
-            gradients[first] += slope;
-            gradients[second] -= slope;
-            pairs += 1.0;
-        }
+    for (first, second) in unlike(seconds) {
+        let s = scores[first] - scores[second];
+        let y = if seconds[first] > seconds[second] { 1.0 } else { -1.0 };
+        // log(1 + exp(-s)) without overflow.
+        sum += (1.0 - y) / 2.0 * s + (-s).max(0.0) + (-s.abs()).exp().ln_1p();
+        let slope = (1.0 - y) / 2.0 - 1.0 / (1.0 + s.exp());
+        gradients[first] += slope;
+        gradients[second] -= slope;
+        pairs += 1.0;
     }
     if pairs > 0.0 {
         sum /= pairs;
@@ -32,15 +34,11 @@ pub(super) fn loss(scores: &[f64], seconds: &[f64]) -> (f64, Vec<f64>) {
 /// The share of pairs that took differently long which scores put in the right order; none if there are no such.
 pub(super) fn accuracy(scores: &[f64], seconds: &[f64]) -> Option<f64> {
     let (mut right, mut pairs) = (0, 0);
-    for first in 0..scores.len() {
-        for second in first + 1..scores.len() {
-            if seconds[first] != seconds[second] {
-                pairs += 1;
-                let longer = seconds[first] > seconds[second];
-                let larger = scores[first] > scores[second];
-                right += usize::from(scores[first] != scores[second] && longer == larger);
-            }
-        }
+    for (first, second) in unlike(seconds) {
+        pairs += 1;
+        let longer = seconds[first] > seconds[second];
+        let larger = scores[first] > scores[second];
+        right += usize::from(scores[first] != scores[second] && longer == larger);
     }
     (pairs > 0).then(|| right as f64 / pairs as f64)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::features::{Features, features};
+use super::features::{OfStrategy, features};
 use super::predefined;
 use super::problem::Problem;
 use super::random::Random;
@@ -56,8 +56,7 @@ impl Models {
 
     /// Scores of strategies by each.
     fn scores(&self, problem: &Problem, strategies: &[Strategy]) -> [Vec<f64>; 3] {
-        let known: Vec<Vec<Vec<Features>>> =
-            strategies.iter().map(|it| features(problem, it)).collect();
+        let known: Vec<OfStrategy> = strategies.iter().map(|it| features(problem, it)).collect();
         let [linear, network] = &self.trained;
         let predefined = strategies.iter().map(|it| predefined::seconds(problem, it)).collect();
         [predefined, linear.scores(&known), network.scores(&known)]

@@ -92,21 +92,25 @@ impl Lstm {
         let mut of_cell = vec![0.0; self.hidden];
         let mut of_inputs = vec![];
         for (step, own) in trace.0.iter().zip(outputs).rev() {
-            let mut of_gates = [0; 4].map(|_| vec![0.0; self.hidden]);
-            for at in 0..self.hidden {
+            // By unit: of its gates, and of its last cell.
+            let unit = |at: usize| {
                 let [input, forget, candidate, output] = [0, 1, 2, 3].map(|it| step.gates[it][at]);
                 let slope = of_output[at] + own[at];
                 let squashed = step.cell[at].tanh();
                 let cell = of_cell[at] + slope * output * (1.0 - squashed * squashed);
-                of_gates[0][at] = cell * candidate * input * (1.0 - input);
-                of_gates[1][at] = cell * step.last_cell[at] * forget * (1.0 - forget);
-                of_gates[2][at] = cell * input * (1.0 - candidate * candidate);
-                of_gates[3][at] = slope * squashed * output * (1.0 - output);
-                of_cell[at] = cell * forget;
-            }
+                let of_gates = [
+                    cell * candidate * input * (1.0 - input),
+                    cell * step.last_cell[at] * forget * (1.0 - forget),
+                    cell * input * (1.0 - candidate * candidate),
+                    slope * squashed * output * (1.0 - output),
+                ];
+                (of_gates, cell * forget)
+            };
+            let units: Vec<([f64; 4], f64)> = (0..self.hidden).map(unit).collect();
+            of_cell = units.iter().map(|(_, cell)| *cell).collect();
             let mut of_read = vec![0.0; self.inputs + self.hidden];
-            for (gate, slopes) in of_gates.iter().enumerate() {
-                for (unit, &slope) in slopes.iter().enumerate() {
+            for (unit, (of_gates, _)) in units.iter().enumerate() {
+                for (gate, &slope) in of_gates.iter().enumerate() {
                     let begin = self.row(gate, unit);
                     let read = step.input.iter().chain(&step.last_output);
                     for (at, value) in read.enumerate() {
