@@ -242,18 +242,19 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                         was_right = Some(times.is_right(at.step));
                     }
                 }
-                Kind::Send { route, messages } => {
+                Kind::Send { route, messages, of_microbatch } => {
+                    let microbatch = at.microbatch.filter(|_| *of_microbatch);
                     let (after, queued) = step.waits(&Queue::Sends);
                     // Where it starts, even if it has nothing to send.
                     let mut nodes = vec![step.graph.node(Picos::ZERO, after)];
-                    let key = (*route, at.microbatch);
+                    let key = (*route, microbatch);
                     let times_before = *step.state.sent.entry(key).or_default();
                     *step.state.sent.entry(key).or_default() += 1;
                     for &message in messages {
                         let before = *nodes.last().expect("it starts");
                         let duration = times.message(at, *route, message);
                         let node = step.graph.node(duration, [before].into());
-                        let name = (*route, message, at.microbatch, times_before);
+                        let name = (*route, message, microbatch, times_before);
                         step.graph.messages.insert(name, node);
                         nodes.push(node);
                     }
@@ -261,7 +262,8 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                     step.ends(Queue::Sends, last);
                     add(Part::Sends, nodes, queued);
                 }
-                Kind::Receive { route, messages } => {
+                Kind::Receive { route, messages, of_microbatch } => {
+                    let microbatch = at.microbatch.filter(|_| *of_microbatch);
                     let (after, queued) = step.waits(&Queue::Receives);
                     let before = step.state.there.into_iter().collect();
                     let inflow = step.graph.node(times.inflow(at), before);
@@ -269,10 +271,10 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                     step.state.there = Some(there);
                     let node = step.graph.node(times.receive(at), after);
                     step.graph.after[node.0].insert(there);
-                    let key = (*route, at.microbatch);
+                    let key = (*route, microbatch);
                     let times_before = *step.state.received.entry(key).or_default();
                     *step.state.received.entry(key).or_default() += 1;
-                    let name = |&it: &usize| (*route, it, at.microbatch, times_before);
+                    let name = |&it: &usize| (*route, it, microbatch, times_before);
                     let names = messages.iter().map(name).collect();
                     step.graph.awaited.insert(node, (there, names));
                     step.ends(Queue::Receives, node);
