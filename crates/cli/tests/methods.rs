@@ -49,6 +49,31 @@ fn a_plan_by_a_method_is_in_its_words_and_simulates_as_predicted() {
 }
 
 #[test]
+fn trials_go_into_a_file_and_a_plan_by_them_simulates_as_predicted() {
+    let place = Place::new();
+    let arguments = "plan gpt:layers=1,hidden=64,heads=4,vocab=512 --seq 32 --cluster h100-80g:4 --global-batch 12";
+    let trials = format!("{arguments} --method autosync --trials 12 --trials-file trials.json");
+    let outcome = place.run(&format!("{trials} -o p.toml --json")).succeeds();
+    let answer = outcome.object();
+    // Beside them the plans of three methods.
+    outcome.check(answer["search"]["simulated"] == 15, "another number of plans");
+    let simulated = place.run("simulate p.toml --json").succeeds().object();
+    let predicted = &answer["predicted"]["step_seconds"];
+    outcome.check(&simulated["step_seconds"] == predicted, "simulated otherwise");
+    let again = place.run(&format!("{trials} --trials-seed 7 --json")).succeeds();
+    let answer = again.object();
+    again.check(answer["notes"].to_string().contains("12 that were known"), "nothing was known");
+    let slower = answer["predicted"]["step_seconds"].as_f64() > predicted.as_f64();
+    again.check(!slower, "slower than what was known");
+    place.run(&format!("{arguments} --trials 5 --json")).refuses("usage", "--method");
+    place
+        .run(&format!("{arguments} --method gpipe --trials 5 --json"))
+        .refuses("method", "trials = 5 of them");
+    std::fs::write(place.path("trials.json"), "{}").expect("written");
+    place.run(&format!("{trials} --json")).refuses("method", "trials.json");
+}
+
+#[test]
 fn without_flush_a_plan_simulates_as_predicted_too() {
     let place = Place::new();
     let arguments = "plan gpt:layers=6,hidden=128,heads=4,vocab=512 --seq 64 --cluster h100-80g:4 \

@@ -304,6 +304,22 @@ impl Cluster {
         Ok(Some(Path { link, shared_bytes_per_second: Some(shared) }))
     }
 
+    /// What a message goes through into `to`, however slow the way out of `from` is; nothing between a device and
+    /// itself.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::UnknownDevice`].
+    pub fn way_in(&self, from: DeviceId, to: DeviceId) -> Result<Option<Path<'_>>, ClusterError> {
+        let (sender, receiver) = (self.site(from)?, self.site(to)?);
+        if from == to || self.directly_wired(sender, receiver) {
+            return self.link(from, to);
+        }
+        let node = &self.groups[receiver.group].profile.node;
+        let shared_bytes_per_second = Some(node.reachable_uplink());
+        Ok(Some(Path { link: &node.inter, shared_bytes_per_second }))
+    }
+
     /// Whether traffic between two sites stays off the network: in one node, or on
     /// one torus.
     pub(crate) fn directly_wired(&self, a: Site, b: Site) -> bool {

@@ -3,7 +3,9 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 
 use shardloom_cluster::{Cluster, DeviceId};
 use shardloom_graph::Graph;
@@ -33,6 +35,10 @@ pub struct Choice {
     pub notes: Vec<String>,
 }
 
+/// Finds out how long a step of a plan takes, in seconds.
+pub type Measure<'a> =
+    dyn FnMut(&Plan) -> Result<f64, Box<dyn Error + Send + std::marker::Sync>> + 'a;
+
 /// What a method is asked.
 pub(crate) struct Task<'a> {
     /// The method's name.
@@ -40,6 +46,10 @@ pub(crate) struct Task<'a> {
     pub graph: &'a Graph,
     pub cluster: &'a Cluster,
     pub request: &'a Request,
+    /// Whether the method takes the request's trials.
+    pub takes_trials: bool,
+    /// What finds out how long a step of a plan really takes, where trials are not simulated.
+    pub measure: Option<RefCell<&'a mut Measure<'a>>>,
     /// Profiles by samples of a micro-batch.
     profiles: BTreeMap<usize, Vec<LayerProfile>>,
 }
@@ -59,7 +69,15 @@ impl<'a> Task<'a> {
         cluster: &'a Cluster,
         request: &'a Request,
     ) -> Task<'a> {
-        Task { method, graph, cluster, request, profiles: BTreeMap::new() }
+        Task {
+            method,
+            graph,
+            cluster,
+            request,
+            takes_trials: false,
+            measure: None,
+            profiles: BTreeMap::new(),
+        }
     }
 
     /// What each block takes on the cluster's first device with a micro-batch of so many samples.

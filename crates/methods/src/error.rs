@@ -1,5 +1,8 @@
 //! Why a method has no plan.
 
+use std::error::Error;
+use std::path::PathBuf;
+
 use shardloom_cluster::ClusterError;
 use shardloom_plan::PlanError;
 use shardloom_program::ProgramError;
@@ -22,7 +25,8 @@ pub enum MethodError {
     Impossible {
         /// The method.
         method: &'static str,
-        /// What stands in the way: `devices`, `blocks`, `global_batch`, `algorithm` or `post_validation`.
+        /// What stands in the way: `devices`, `blocks`, `global_batch`, `algorithm`, `post_validation` or
+        /// `trials`.
         key: &'static str,
         /// Its value.
         value: String,
@@ -62,6 +66,17 @@ pub enum MethodError {
         /// What would be right.
         rule: String,
     },
+    /// A file of trials is none, or cannot be read or written.
+    #[error("trials in {}: {fault}", path.display())]
+    TrialsFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        fault: String,
+    },
+    /// A plan that was to be tried could not be.
+    #[error("a trial: {0}")]
+    Trial(#[source] Box<dyn Error + Send + Sync>),
     /// A request or baseline cannot be.
     #[error(transparent)]
     Search(#[from] SearchError),

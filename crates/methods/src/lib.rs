@@ -38,7 +38,7 @@ mod selection;
 mod system;
 
 pub use baselines::baselines;
-pub use choice::Choice;
+pub use choice::{Choice, Measure};
 pub use error::MethodError;
 pub use method::{Family, Method, Rules};
 pub use pass_times::pass_times;

@@ -1,11 +1,13 @@
 //! A published system.
 
+use std::cell::RefCell;
+
 use shardloom_cluster::Cluster;
 use shardloom_graph::Graph;
 use shardloom_plan::{Optimizer, Recompute, Updates, Weights};
-use shardloom_search::{Request, with_fastest_algorithms};
+use shardloom_search::{Request, Trials, with_fastest_algorithms};
 
-use crate::choice::Task;
+use crate::choice::{Measure, Task};
 use crate::{Choice, MethodError};
 
 /// A published system.
@@ -90,14 +92,7 @@ impl Method {
         cluster: &Cluster,
         request: &Request,
     ) -> Result<Choice, MethodError> {
-        request.validate()?;
-        let mut task = Task::new(self.name, graph, cluster, request);
-        if request.post_validation && self.family == Family::AsynchronousPipeline {
-            let rule = "an update is validated before any of the next step's gradients is there, which only \
-                        methods with a flush keep apart";
-            return Err(task.impossible("post_validation", true, rule));
-        }
-        let choice = (self.chooser)(&mut task)?;
+        let choice = self.choose_for(Task::new(self.name, graph, cluster, request))?;
         if !request.fastest_algorithm {
             return Ok(choice);
         }
@@ -106,5 +101,45 @@ impl Method {
         let found = with_fastest_algorithms(graph, cluster, plan, judgement, share)?;
         notes.extend(found.note);
         Ok(Choice { plan: found.plan, judgement: found.judgement, notes, ..choice })
+    }
+
+    /// The same of a method that tries strategies one after another, where a trial is not simulated: `measure`
+    /// says how long a step of a plan takes. The answer's step time is what that said. Collectives are as the
+    /// request has them.
+    ///
+    /// # Errors
+    /// As [`Method::choose`]; if the method tries none, or what was to be tried could not be.
+    pub fn choose_by_measuring<'a>(
+        &self,
+        graph: &'a Graph,
+        cluster: &'a Cluster,
+        request: &'a Request,
+        measure: &'a mut Measure<'a>,
+    ) -> Result<Choice, MethodError> {
+        let mut task = Task::new(self.name, graph, cluster, request);
+        task.measure = Some(RefCell::new(measure));
+        self.choose_for(task)
+    }
+
+    fn choose_for(&self, mut task: Task<'_>) -> Result<Choice, MethodError> {
+        let request = task.request;
+        request.validate()?;
+        if request.post_validation && self.family == Family::AsynchronousPipeline {
+            let rule = "an update is validated before any of the next step's gradients is there, which only \
+                        methods with a flush keep apart";
+            return Err(task.impossible("post_validation", true, rule));
+        }
+        let choice = (self.chooser)(&mut task)?;
+        if task.takes_trials {
+            return Ok(choice);
+        }
+        let rule = "it tries no strategies one after another, as autosync does";
+        if request.trials != Trials::default() {
+            return Err(task.impossible("trials", request.trials.described(), rule));
+        }
+        match task.measure {
+            None => Ok(choice),
+            Some(_) => Err(task.impossible("trials", "measured", rule)),
+        }
     }
 }

@@ -12,6 +12,7 @@ pub fn all() -> &'static [Method] {
         system::averaging::SYNCHRONOUS,
         system::byteps::METHOD,
         system::herring::METHOD,
+        system::autosync::METHOD,
         system::megatron_lm::METHOD,
         system::gpipe::METHOD,
         system::torchgpipe::METHOD,

@@ -7,7 +7,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, Family, MethodError, all, named};
 use shardloom_plan::{Number, Optimizer, Precision, Prediction, Recompute, ScheduleKind, Updates};
-use shardloom_search::Request;
+use shardloom_search::{Request, Trials};
 
 fn graph(text: &str) -> Graph {
     ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model")
@@ -19,7 +19,10 @@ fn ask(
     cluster: &Cluster,
     global_batch: usize,
 ) -> Result<Choice, MethodError> {
-    let request = Request::new(model, "cluster", global_batch);
+    // Of methods that try strategies one after another a few will do.
+    let count = (method == "autosync").then_some(12);
+    let trials = Trials { count, ..Trials::default() };
+    let request = Request { trials, ..Request::new(model, "cluster", global_batch) };
     named(method).expect("registered").choose(&graph(model), cluster, &request)
 }
 

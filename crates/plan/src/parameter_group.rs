@@ -27,6 +27,13 @@ pub struct ParameterGroup {
     /// How their gradients are compressed on their way between replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// Which of the plan's servers that sum ([`Sync::summation`]) get their gradients, where these do not deal
+    /// them as they deal others: each parameter is cut along its first axis into as many pieces as are listed
+    /// here, or as it has rows if these are fewer, equal but for a row, and each piece is summed by the server
+    /// of its place in the list. The same one may be listed several times. With none the workers sum all of it
+    /// among themselves by `algorithm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<Vec<u32>>,
     /// The format of their accumulated gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Number>,
@@ -45,8 +52,22 @@ impl ParameterGroup {
             shard_over: None,
             bucket_bytes: None,
             compression: None,
+            servers: None,
             gradients: None,
             master: None,
+        }
+    }
+
+    /// Parameters of just these names, all of them as the plan says.
+    pub fn of_all(names: &[&str]) -> ParameterGroup {
+        let escaped: Vec<String> = names.iter().map(|name| globset::escape(name)).collect();
+        match &escaped[..] {
+            [name] => ParameterGroup::named(name),
+            names => {
+                // A comma between braces would end a name.
+                let names: Vec<String> = names.iter().map(|it| it.replace(',', "[,]")).collect();
+                ParameterGroup::named(&format!("{{{}}}", names.join(",")))
+            }
         }
     }
 
@@ -62,7 +83,30 @@ impl ParameterGroup {
             servers: sync.servers,
             compression: self.compression.unwrap_or(sync.compression),
             averaging: sync.averaging,
-            summation: sync.summation,
+            summation: sync.summation.filter(|_| !self.is_summed_by_workers()),
+        }
+    }
+
+    /// Whether the plan's servers, where there are such, sum none of it.
+    fn is_summed_by_workers(&self) -> bool {
+        self.servers.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// Checks which servers get what, where the plan's `sync` is this; `key` says which group it is.
+    pub(crate) fn validate_servers(&self, key: &str, sync: Sync) -> Result<(), PlanError> {
+        let Some(servers) = &self.servers else { return Ok(()) };
+        let refuse = |rule: String| {
+            Err(PlanError::field(format!("{key}.servers"), format!("{servers:?}"), rule))
+        };
+        let Some(summation) = sync.summation else {
+            return refuse("some of those that sync.summation says, which is not there".into());
+        };
+        match servers.iter().find(|&&server| server >= summation.servers) {
+            Some(server) => refuse(format!(
+                "there is no server {server}: sync.summation.servers = {}, numbered from 0",
+                summation.servers
+            )),
+            None => Ok(()),
         }
     }
 

@@ -193,6 +193,7 @@ impl Plan {
                 let rule = "with servers, which hold all parameters alike, there are no groups";
                 return Err(PlanError::field(key, format!("{:?}", group.names), rule));
             }
+            group.validate_servers(&key, self.sync)?;
             check_sync(&key, group.sync(self.sync), group.precision(self.precision))?;
         }
         self.validate_compressed(graph)?;
@@ -322,11 +323,14 @@ impl Plan {
                 "above 0 and up to 1, or \"balanced\"; without sync.summation workers sum all";
             return Err(PlanError::field("sync.summation.share", part, rule));
         }
-        let mut groups = self.parameters.iter().enumerate();
+        let to_servers = |group: &ParameterGroup| group.sync(self.sync).summation.is_some();
+        let groups = self.parameters.iter().enumerate();
+        let mut groups = groups.filter(|(_, group)| to_servers(group));
         if let Some((index, algorithm)) =
             groups.find_map(|(index, it)| Some((index, it.algorithm?)))
         {
-            let rule = "workers sum what servers leave by direct all-reduces: leave it out";
+            let rule = "workers sum what servers leave by direct all-reduces: leave it out, or let workers sum \
+                        all (servers = [])";
             return Err(PlanError::field(
                 format!("parameters[{index}].algorithm"),
                 algorithm,

@@ -1,7 +1,32 @@
 //! What a group of parameters says, and what it leaves to the plan.
 
 use shardloom_collectives::Algorithm;
-use shardloom_plan::{Number, ParameterGroup, Precision, Sync};
+use shardloom_plan::{
+    Number, ParameterGroup, ParameterGroups, Plan, Precision, Summation, Sync, Uniform,
+};
+
+#[test]
+fn a_group_of_some_names_has_these_and_no_others() {
+    let graph = shardloom_graph::ModelSpec::parse("mlp:inputs=4,hidden=4,layers=1,classes=2");
+    let graph = graph.and_then(|spec| spec.graph()).expect("a model");
+    let plan = Uniform::default().plan(&graph, "model", "local");
+    for names in [&["a.b"][..], &["a.b", "c"], &["a*", "b,c", "d{e}[f]?"]] {
+        let parameters = vec![ParameterGroup::of_all(names)];
+        let groups = ParameterGroups::of(&Plan { parameters, ..plan.clone() }).expect("a pattern");
+        assert!(names.iter().all(|name| groups.group(name) == Some(0)), "{names:?}");
+        let others = ["a", "ab", "ac", "b", "d", "de", "a.b.c", "b,cc", "d{e}f?", "d{e}[f]g"];
+        assert!(others.iter().all(|name| groups.group(name).is_none()), "{names:?}");
+    }
+}
+
+#[test]
+fn a_group_without_servers_has_none_that_sum() {
+    let sync = Sync { summation: Some(Summation::of(2)), ..Sync::default() };
+    let of = |servers| ParameterGroup { servers, ..ParameterGroup::named("*") }.sync(sync);
+    assert_eq!(of(None), sync);
+    assert_eq!(of(Some(vec![1])), sync);
+    assert_eq!(of(Some(vec![])), Sync { summation: None, ..sync });
+}
 
 #[test]
 fn what_a_group_says_counts_and_of_all_else_the_plan() {

@@ -100,6 +100,9 @@ fn workers_have_devices_and_algorithms_of_their_own_only_where_these_count() {
     plan.parameters = vec![ParameterGroup { algorithm, ..ParameterGroup::named("*") }];
     assert_eq!(
         complaint(&plan),
-        "parameters[0].algorithm = ring: workers sum what servers leave by direct all-reduces: leave it out"
+        "parameters[0].algorithm = ring: workers sum what servers leave by direct all-reduces: leave it out, \
+         or let workers sum all (servers = [])"
     );
+    plan.parameters[0].servers = Some(vec![]);
+    assert_eq!(plan.validate(&graph(), 8), Ok(()));
 }

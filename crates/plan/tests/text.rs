@@ -133,17 +133,31 @@ fn axes() -> impl Strategy<Value = Vec<Axis>> {
 fn group() -> impl Strategy<Value = ParameterGroup> {
     use proptest::option::of;
     let numbers = select(vec![Number::Fp32, Number::Bf16]);
-    let words = (of(sync()), any::<[bool; 3]>(), of(numbers), of(any::<bool>()));
-    ("[a-z.*?]{0,9}", words).prop_map(|(names, (sync, has, gradients, master))| ParameterGroup {
+    let servers = of(vec(0..4u32, 0..4));
+    let words = (of(sync()), any::<[bool; 3]>(), servers, of(numbers), of(any::<bool>()));
+    let group = |(names, (sync, has, servers, gradients, master))| {
+        of_words(names, sync, has, (servers, gradients, master))
+    };
+    ("[a-z.*?]{0,9}", words).prop_map(group)
+}
+
+fn of_words(
+    names: String,
+    sync: Option<Sync>,
+    has: [bool; 3],
+    (servers, gradients, master): (Option<Vec<u32>>, Option<Number>, Option<bool>),
+) -> ParameterGroup {
+    ParameterGroup {
         names,
         algorithm: sync.filter(|_| has[0]).map(|it| it.algorithm),
         zero: sync.filter(|_| has[1]).map(|it| it.zero),
         shard_over: sync.and_then(|it| it.shard_over),
         compression: sync.filter(|_| has[0]).map(|it| it.compression),
         bucket_bytes: sync.filter(|_| has[2]).map(|it| it.bucket_bytes),
+        servers,
         gradients,
         master,
-    })
+    }
 }
 
 fn layout() -> impl Strategy<Value = LayoutRules> {
@@ -504,8 +518,10 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, compressed, averaging, summing, axes] = documented()[..] else {
-        panic!("seven examples")
+    let [whole, groups, pipelines, compressed, averaging, summing, by_group, axes] =
+        documented()[..]
+    else {
+        panic!("eight examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
@@ -518,6 +534,7 @@ fn examples_of_the_documentation_are_plans() {
     // A table of its own, so that it may stand behind all others of `sync`; nothing is sharded over workers.
     let workers = words.replace("zero = 1 ", "zero = 0 ");
     let summed = format!("{workers}\n{summing}\n{pipelines}");
+    let summed_by_group = format!("{workers}\n{summing}\n{by_group}\n{pipelines}");
     for text in [
         whole.to_owned(),
         format!("{whole}\n{groups}"),
@@ -525,6 +542,7 @@ fn examples_of_the_documentation_are_plans() {
         format!("{words}\n{pipelines}"),
         format!("{apart}\n{averaging}"),
         summed,
+        summed_by_group,
         renamed,
     ] {
         let plan = Plan::from_toml(&text, "plan.md").unwrap_or_else(|error| panic!("{error}"));

@@ -114,6 +114,14 @@ pub(crate) fn messages(global: &[usize], from: Side<'_>, to: Side<'_>) -> Vec<Me
 }
 
 impl Route {
+    /// Whether it is between a server and a worker.
+    pub fn is_of_server(&self) -> bool {
+        match self.carried {
+            Carried::Weights(_) | Carried::Gradients(_) | Carried::Sums(_) => true,
+            Carried::Value(_) | Carried::Gradient(_) | Carried::Norm => false,
+        }
+    }
+
     /// The way of a norm: every position of a mesh of `receivers` gets it from one of `senders`.
     pub(crate) fn of_norm(
         (from, senders): (ClassId, usize),

@@ -115,6 +115,10 @@ impl Driver for Scaled<'_, '_> {
         self.modelled.receive(call)
     }
 
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(times(self.modelled.inflow(call)?, self.traffic(call)))
+    }
+
     fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, SimError> {
         self.modelled.holds(actor, guard, step)
     }

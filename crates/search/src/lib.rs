@@ -41,6 +41,7 @@ mod search;
 mod space;
 mod step_part;
 mod subset;
+mod trials;
 
 pub use algorithms::{FastestAlgorithms, with_fastest_algorithms};
 pub use auto::{Finalist, Outcome, SearchCounts, auto, single_device_seconds};
@@ -53,3 +54,4 @@ pub use only::Only;
 pub use request::{Request, usual_precision};
 pub use space::{Space, divisors};
 pub use step_part::{Needed, StepPart, step_parts};
+pub use trials::Trials;

@@ -9,7 +9,7 @@ use shardloom_plan::{
 };
 use shardloom_sim::estimate::{Candidate, Estimator, Settings};
 
-use crate::{Only, SearchError};
+use crate::{Only, SearchError, Trials};
 
 /// What all plans of a search have in common, and how far it goes.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +47,8 @@ pub struct Request {
     pub only: Only,
     /// The most candidates that are lowered and simulated.
     pub finalists: usize,
+    /// How a method that tries strategies one after another does so.
+    pub trials: Trials,
     /// Share of a device's memory that a plan may fill; the rest is left for fragmentation and what the
     /// count does not know of.
     pub memory_share: f64,
@@ -90,6 +92,7 @@ impl Request {
             only: Only::default(),
             habits: Habits::default(),
             finalists: 16,
+            trials: Trials::default(),
             memory_share: 0.95,
         }
     }

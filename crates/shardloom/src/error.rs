@@ -473,6 +473,7 @@ impl Error {
             Error::Ranks { .. } => Some("devices".into()),
             Error::Search(SearchError::Request { key, .. }) => Some((*key).to_owned()),
             Error::Method(MethodError::Unknown { name, .. }) => Some(name.clone()),
+            Error::Method(MethodError::TrialsFile { path: at, .. }) => path(at),
             Error::Method(
                 MethodError::Impossible { key, .. } | MethodError::Planner { key, .. },
             ) => Some((*key).to_owned()),

@@ -54,7 +54,8 @@ pub use machines::load_cluster;
 pub use model::{Defaults, Model};
 pub use optimizer::parse_optimizer;
 pub use planning::{
-    Planned, circumstances, explain, find_plan, plan_by_method, step_parts, usual_request,
+    Planned, circumstances, explain, find_plan, measured_step_seconds, plan_by_measured_trials,
+    plan_by_method, step_parts, usual_request,
 };
 pub use prediction::{Prediction, predict_here, predict_in_processes, simulate, simulate_rows};
 pub use processes::{Launched, is_first_of_launched, launched};

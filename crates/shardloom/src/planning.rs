@@ -4,15 +4,16 @@ use std::time::Instant;
 
 use shardloom_cluster::{Algorithms, Cluster, DeviceId, Precision as Format};
 use shardloom_collectives::Algorithm;
-use shardloom_methods::Method;
+use shardloom_methods::{Choice, Method};
 use shardloom_plan::{Axis, LayoutRule, Plan};
 use shardloom_program::quantity::percent;
 use shardloom_search::{
     Circumstance, Explanation, Outcome, Request, SearchCounts, StepPart, usual_precision,
 };
+use shardloom_train::Settings;
 
 use crate::arithmetic::sample_flops;
-use crate::{Model, Result};
+use crate::{Data, Model, Result, Session};
 
 /// A plan that was found, and what a step of it is predicted to be.
 #[derive(Clone, Debug)]
@@ -105,8 +106,20 @@ pub fn plan_by_method(
     method: &Method,
 ) -> Result<Planned> {
     let begun = Instant::now();
+    let choice = method.choose(model.graph(), cluster, request)?;
+    planned(model, cluster, request, method, choice, begun)
+}
+
+/// A method's choice beside the plans that people use without a search.
+fn planned(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    method: &Method,
+    choice: Choice,
+    begun: Instant,
+) -> Result<Planned> {
     let graph = model.graph();
-    let choice = method.choose(graph, cluster, request)?;
     let baselines = shardloom_methods::baselines(graph, cluster, request)?;
     let search = SearchCounts {
         method: method.name,
@@ -128,6 +141,45 @@ pub fn plan_by_method(
         notes: choice.notes,
     };
     Planned::of(model, cluster, request, outcome)
+}
+
+/// The plan that a published system finds by trials that are really made: `measure` trains with a plan for some
+/// steps and says how long one takes, such as [`measured_step_seconds`] does. The predicted step time of the answer
+/// is what was measured.
+///
+/// # Errors
+/// As [`plan_by_method`]; if the method makes no trials, or `measure` fails.
+pub fn plan_by_measured_trials(
+    model: &Model,
+    cluster: &Cluster,
+    request: &Request,
+    method: &Method,
+    mut measure: impl FnMut(&Plan) -> Result<f64>,
+) -> Result<Planned> {
+    let begun = Instant::now();
+    let mut measure = |plan: &Plan| measure(plan).map_err(Into::into);
+    let choice = method.choose_by_measuring(model.graph(), cluster, request, &mut measure)?;
+    planned(model, cluster, request, method, choice, begun)
+}
+
+/// How long a step of training here takes, on average over so many after the first.
+///
+/// # Errors
+/// As [`Session::start`] and [`Session::step`].
+pub fn measured_step_seconds(
+    model: &Model,
+    plan: &Plan,
+    data: Data,
+    settings: Settings,
+    steps: u32,
+) -> Result<f64> {
+    let mut session = Session::start(model, plan, data, settings)?;
+    session.step()?;
+    let begun = Instant::now();
+    for _ in 0..steps {
+        session.step()?;
+    }
+    Ok(begun.elapsed().as_secs_f64() / f64::from(steps.max(1)))
 }
 
 impl Planned {

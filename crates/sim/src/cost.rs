@@ -1,6 +1,6 @@
 //! How long single instructions, collectives and messages take.
 
-use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Precision};
+use shardloom_cluster::{Cluster, DeviceId, DeviceKind, Path, Precision};
 use shardloom_graph::work::{self, MatmulShape, Pass, Work};
 use shardloom_graph::{Extents, Graph, OpId, OpKind};
 use shardloom_plan::Number;
@@ -392,6 +392,25 @@ impl<'a> CostModel<'a> {
     ) -> Result<f64, SimError> {
         let path = self.cluster.link(from, to)?;
         Ok(path.map_or(0.0, |path| path.transfer_seconds(bytes as f64, concurrent)))
+    }
+
+    /// Seconds that a message of `bytes` occupies the way into its receiver: as long as it would take over that
+    /// alone, but for what its first byte takes.
+    ///
+    /// # Errors
+    /// If the cluster lacks a device.
+    pub fn inflow_seconds(
+        &self,
+        from: DeviceId,
+        to: DeviceId,
+        bytes: u64,
+    ) -> Result<f64, SimError> {
+        let path = self.cluster.way_in(from, to)?;
+        let takes = |path: Path<'_>| {
+            let seconds = path.transfer_seconds(bytes as f64, 1);
+            (seconds - path.link.latency_seconds).max(0.0)
+        };
+        Ok(path.map_or(0.0, takes))
     }
 
     fn compute_seconds(

@@ -86,6 +86,15 @@ pub trait Driver {
     /// Whatever goes wrong in it.
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, Self::Error>;
 
+    /// How long what a receive takes in occupies the way into the receiver's device, whoever sends it: what comes
+    /// in by one receive after another goes that way one after another, where this is not zero.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn inflow(&mut self, _call: &Call<'_>) -> Result<Picos, Self::Error> {
+        Ok(Picos::ZERO)
+    }
+
     /// Whether the flag holds of a guard that `actor` comes to in a step, counted from the first of all.
     /// That depends on numbers, so for a driver without any all flags hold.
     ///

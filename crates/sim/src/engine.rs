@@ -13,7 +13,10 @@
 //! instruction starts no sooner than it is launched. The host runs ahead of the device to the end of a step,
 //! or of a message that its software waits for.
 //!
-//! A message is under way for as long as its sender's driver says and arrives at the end of that; a
+//! A message is under way for as long as its sender's driver says and arrives at the end of that, or later where
+//! the way into its receiver is still taken by what an earlier receive takes in, as when many send to one at once:
+//! it is there no sooner than what it takes of that way ([`Driver::inflow`]) after the one before. Senders are not
+//! held up by that. A
 //! collective starts when the last member can start it. An actor waits at a receive until the message
 //! has been sent, and at a collective until all members have come to it, as a blocking executor does.
 //! That changes no start: starts follow from when things are ready, not from when they are issued.
@@ -103,6 +106,8 @@ struct Engine<'s, 'p> {
     finished: usize,
     durations: Vec<Picos>,
     calls: Vec<Call<'p>>,
+    /// Until when the way into each actor's device is taken.
+    inflows: Vec<Picos>,
 }
 
 impl<'s, 'p> Engine<'s, 'p> {
@@ -138,6 +143,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             waits_for_messages: host.waits_for_messages,
             pause: host.waits_for_steps.then(|| Picos::from_seconds(host.pause_seconds())),
             step_ends: vec![vec![]; actors.len()],
+            inflows: vec![Picos::ZERO; actors.len()],
             actors,
             tracks,
             first_actor,
@@ -349,7 +355,10 @@ impl<'s, 'p> Engine<'s, 'p> {
         let delivery = delivery.expect("a receive is due only once its messages have been sent");
         self.transfers.clear(route, position, microbatch);
         let begun = actor.free(Queue::Receive).max(delivery.begun);
-        let start = actor.earliest(line).max(delivery.arrival);
+        let inflow = driver.inflow(&actor.call(delivery.arrival))?;
+        let arrival = delivery.arrival.max(self.inflows[index] + inflow);
+        self.inflows[index] = arrival;
+        let start = actor.earliest(line).max(arrival);
         let call = actor.call(start);
         self.tracks[index].remember(actor, actor.clock(), 0);
         let end = start + driver.receive(&call)?;

@@ -327,6 +327,25 @@ impl Driver for Modelled<'_> {
         Ok(Picos::ZERO)
     }
 
+    /// Of messages between servers and workers. Between stages one message at a time goes each way.
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let Action::Receive { route } = call.instruction.action else { return Ok(Picos::ZERO) };
+        let program = self.costs.program();
+        let route = program.route(route);
+        if !route.is_of_server() {
+            return Ok(Picos::ZERO);
+        }
+        let [from, to] = [route.from, route.to].map(|class| program.class(class));
+        let own = route.messages.iter().filter(|message| message.to == call.actor.position);
+        let mut seconds = 0.0;
+        for message in own {
+            let (sender, receiver) = (from.devices[message.from], to.devices[message.to]);
+            let bytes = route.message_bytes(message);
+            seconds += self.costs.inflow_seconds(sender, receiver, bytes)?;
+        }
+        Ok(Picos::from_seconds(seconds))
+    }
+
     fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, SimError> {
         let class = self.costs.program().class(actor.class);
         Ok(class.is_due(guard.on, step.max(0) as u64).unwrap_or(true))

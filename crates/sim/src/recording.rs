@@ -21,6 +21,9 @@ struct Durations {
     launches: Vec<Picos>,
     /// Of everything but sends and launches.
     spans: Vec<Picos>,
+    /// What receives take of the way in, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    inflows: Vec<Picos>,
     /// Bytes in use besides tensors while something runs, by the index of its span.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     workspaces: BTreeMap<usize, u64>,
@@ -103,6 +106,12 @@ impl<D: Driver> Driver for Recorder<D> {
         Ok(span)
     }
 
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        let inflow = self.driver.inflow(call)?;
+        self.of(call.actor).inflows.push(inflow);
+        Ok(inflow)
+    }
+
     fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, D::Error> {
         let holds = self.driver.holds(actor, guard, step)?;
         self.of(actor).holds.push(holds);
@@ -128,6 +137,7 @@ pub struct Recorded<'a> {
 struct Used {
     launches: usize,
     spans: usize,
+    inflows: usize,
     sends: usize,
     holds: usize,
 }
@@ -185,6 +195,18 @@ impl Driver for Recorded<'_> {
 
     fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         self.span(call.actor)
+    }
+
+    /// Recordings from before there were such have none.
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let index = call.actor.index as usize;
+        let inflows = self.recording.actors.get(index).map_or(&[][..], |it| &it.inflows);
+        let inflow = self.used.get_mut(index).and_then(|used| next(inflows, &mut used.inflows));
+        match inflow {
+            Some(inflow) => Ok(*inflow),
+            None if inflows.is_empty() => Ok(Picos::ZERO),
+            None => Err(ends(call.actor, inflows.len())),
+        }
     }
 
     fn holds(&mut self, actor: Actor, _: &Guard, _: i64) -> Result<bool, SimError> {

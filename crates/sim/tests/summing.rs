@@ -57,6 +57,13 @@ impl Driver for Links<'_> {
         Ok(Picos::ZERO)
     }
 
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        let Action::Receive { route } = call.instruction.action else { return Ok(Picos::ZERO) };
+        let route = self.0.route(route);
+        let bytes: u64 = route.messages.iter().map(|it| route.message_bytes(it)).sum();
+        Ok(Picos(BYTE * bytes))
+    }
+
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
         let first = &members[0];
         let class = self.0.class(first.actor.class);
@@ -77,8 +84,7 @@ fn step_bytes(program: &Program) -> f64 {
 
 /// With k servers for n workers and a gradient of M bytes 2 n (n - 1) M / (n^2 + k n - 2 k), from the bound of an
 /// all-reduce, without servers, to M, with as many as workers. A step is longer by the first bucket's way to the
-/// servers and the last one's back, each a 128th; what many senders to one receiver at once come to the simulator
-/// does not know, and each of the servers has its pieces in turn here.
+/// servers and the last one's back, each a 128th.
 #[test]
 fn a_step_takes_the_published_time_of_the_balanced_split() {
     let spec = "mlp:inputs=32,hidden=32,layers=128,classes=32";
@@ -110,6 +116,28 @@ fn a_step_takes_the_published_time_of_the_balanced_split() {
                 assert!(found_larger > found, "{larger}: {found_larger}, not above {found}");
             }
         }
+    }
+}
+
+/// All of the gradients on one server: what comes to it, from all workers at once, goes over one link, and so does
+/// what it sends them, at the same time.
+#[test]
+fn one_server_takes_as_long_as_its_link_for_what_all_workers_send() {
+    let spec = "mlp:inputs=32,hidden=32,layers=64,classes=32";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let whole = 4.0 * graph.parameter_count() as f64;
+    for workers in [1, 2, 5] {
+        let sync = summed(1, Ranges::Equal, Share::Part(1.0));
+        let found = step_bytes(&program(&graph, workers, sync)) / whole;
+        let apart = found / f64::from(workers) - 1.0;
+        assert!((-1e-3..0.05).contains(&apart), "{workers}: {found}");
+    }
+    // A worker's link likewise, for what comes from several servers at once.
+    for servers in [1, 2, 4] {
+        let sync = summed(servers, Ranges::Equal, Share::Part(1.0));
+        let found = step_bytes(&program(&graph, 2, sync)) / whole;
+        let expected = f64::max(1.0, 2.0 / f64::from(servers));
+        assert!((-1e-3..0.05).contains(&(found / expected - 1.0)), "{servers}: {found}");
     }
 }
 
@@ -150,6 +178,9 @@ fn pieces_are_sent_beside_the_backward_pass() {
         }
         fn receive(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
             self.0.receive(call)
+        }
+        fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+            self.0.inflow(call)
         }
         fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
             self.0.collective(members)

@@ -10,6 +10,7 @@ use serde::Serialize;
 use shardloom::cluster::Cluster;
 use shardloom::plan::{Plan as Found, Precision};
 use shardloom::program::quantity::{digits, percent, seconds};
+use shardloom::search::Trials;
 use shardloom::{
     Defaults, Model, Planned, find_plan, methods, parse_optimizer, plan_by_method, usual_request,
 };
@@ -81,6 +82,23 @@ pub struct Plan {
     /// with a method, as a search tries it by itself
     #[arg(long, requires = "method")]
     post_validation: bool,
+
+    /// Strategies that a method tries, if it is one that tries some, such as autosync [default: the method's]
+    #[arg(long, value_name = "N", requires = "method", value_parser = whole::<usize>)]
+    trials: Option<usize>,
+
+    /// What the method's random choices follow from
+    #[arg(long, value_name = "N", requires = "method", default_value_t = 0)]
+    trials_seed: u64,
+
+    /// A JSON file of earlier trials, of this model and cluster or of others, to which those that are made are
+    /// added; it need not be there yet
+    #[arg(long, value_name = "FILE", requires = "method")]
+    trials_file: Option<PathBuf>,
+
+    /// Let strategies that are tried round the gradients that are exchanged to 16 bits
+    #[arg(long, requires = "method")]
+    trials_compressed: bool,
 
     /// Compute in 32 bits even where devices have 16-bit formats
     #[arg(long)]
@@ -218,6 +236,12 @@ impl Plan {
         let mut request = usual_request(model, &cluster, text, self.global_batch);
         request.optimizer = parse_optimizer(&self.optimizer)?;
         request.post_validation = self.post_validation;
+        request.trials = Trials {
+            count: self.trials,
+            seed: self.trials_seed,
+            compressed: self.trials_compressed,
+            file: self.trials_file.clone(),
+        };
         if self.fp32 {
             request.precision = Precision::FP32;
             request.formats_by_machines = false;

@@ -63,6 +63,9 @@ pub fn plan_line(plan: &Plan) -> String {
     }
     if let Some(summation) = plan.sync.summation {
         let share = match summation.share {
+            _ if plan.parameters.iter().any(|group| group.servers.is_some()) => {
+                " of what groups of parameters say".into()
+            }
             Share::Part(1.0) => String::new(),
             share => {
                 let part = share.part(plan.pipeline.len(), summation.servers);

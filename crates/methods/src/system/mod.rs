@@ -1,5 +1,6 @@
 //! One file per published system.
 
+pub(crate) mod autosync;
 pub(crate) mod averaging;
 pub(crate) mod byteps;
 pub(crate) mod chimera;

@@ -49,11 +49,6 @@ pub(super) fn fastest(
     let nothing = || task.impossible("devices", devices, rule);
     let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
     let mut choice = found.choice(simulated, simulated);
-    choice.notes.push(
-        "that many workers send to a server at once is not in the step time, so it is too short where what \
-         comes to a server takes longer than a step computes"
-            .into(),
-    );
     let idle = devices - choice.plan.device_count() as u32;
     if idle > 0 {
         choice

@@ -227,6 +227,17 @@ impl<'a> Parameters<'a> {
         (self.ways.sync(group).bucket_bytes / bytes).max(1)
     }
 
+    /// The servers that sum a bucket, piece by piece of each parameter, where its group says so.
+    pub fn servers(&self, id: BucketId) -> Option<&'a [u32]> {
+        let group = &self.plan.parameters[self.groups[id.0 as usize]?];
+        group.servers.as_deref()
+    }
+
+    /// Whether servers that sum leave all of a bucket to the workers, as its group has it.
+    pub fn is_summed_by_workers(&self, id: BucketId) -> bool {
+        self.servers(id).is_some_and(<[u32]>::is_empty)
+    }
+
     /// Whether what becomes of an element of a bucket depends on no other.
     fn updates_elements(&self, bucket: &Bucket) -> bool {
         let optimizer = self.plan.optimizer;

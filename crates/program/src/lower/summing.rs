@@ -97,11 +97,18 @@ impl Summing {
         let (mut sent, mut known) = (vec![], BTreeSet::new());
         let entries = order.entries.iter().map(|(entry, _)| &order.bodies[entry.body.0 as usize]);
         for instruction in entries.flat_map(|body| &body.instructions) {
-            let Action::Send { route } = instruction.action else { continue };
-            let bucket = places.get(&route).map(|&(bucket, _)| BucketId(bucket as u32));
+            let bucket = match &instruction.action {
+                Action::Send { route } => {
+                    places.get(route).map(|&(bucket, _)| BucketId(bucket as u32))
+                }
+                Action::Collective { group: Group::Classes(_), .. } => {
+                    parameters.bucket_of(instruction.reads[0])
+                }
+                _ => None,
+            };
             sent.extend(bucket.filter(|it| known.insert(*it)));
         }
-        // Of a small bucket servers may sum nothing.
+        // A single worker sums nothing.
         let all = epilogue::buckets(parameters).map(|(id, _)| id);
         let others: Vec<BucketId> = all.filter(|id| !sent.contains(id)).collect();
         let buckets = [sent, others].concat();
@@ -183,7 +190,7 @@ impl Summing {
             Some(other) => Err(ScheduleError::Rule(format!(
                 "sync.summation.share: the workers sum what servers leave of a bucket once it is whole, and {} \
                  comes to buckets in another order than the first; give all workers the same passes, or let \
-                 servers sum all (share = 1.0)",
+                 servers sum all (share = 1.0, and no group of parameters with servers = [])",
                 other.place()
             ))
             .into()),
@@ -211,16 +218,20 @@ fn dealt(
 ) -> Result<Vec<Vec<ServedRange>>, ProgramError> {
     let Summation { servers, ranges, share } = summation;
     let part = share.part(workers, servers);
-    let summed = |index: usize| {
-        let elements = parameters.buckets[index].elements;
-        ((elements as f64 * part).round() as usize).min(elements)
+    // The elements of a bucket that are dealt as the plan has it for all.
+    let summed = |index: usize| match parameters.servers(BucketId(index as u32)) {
+        Some(_) => 0,
+        None => {
+            let elements = parameters.buckets[index].elements;
+            ((elements as f64 * part).round() as usize).min(elements)
+        }
     };
     let buckets = 0..parameters.buckets.len();
     let cut = |index: usize, count: usize| {
         let pieces = (0..count).map(move |piece| chunk(summed(index), count, piece));
         pieces.filter(|range| !range.is_empty())
     };
-    let dealt: Vec<Vec<ServedRange>> = match ranges {
+    let mut dealt: Vec<Vec<ServedRange>> = match ranges {
         Ranges::Equal => {
             let dealt = buckets.map(|index| {
                 let ranges = cut(index, servers as usize).zip((0..).map(ClassId));
@@ -243,11 +254,21 @@ fn dealt(
             pieces.into_iter().map(of_bucket).collect()
         }
     };
+    for (index, dealt) in dealt.iter_mut().enumerate() {
+        if let Some(servers) = parameters.servers(BucketId(index as u32)) {
+            *dealt = placed(parameters, BucketId(index as u32), servers);
+        }
+    }
     let has_some = |server: u32| dealt.iter().flatten().any(|it| it.server == ClassId(server));
     if (0..servers).all(has_some) {
         return Ok(dealt);
     }
+    let said = |index: usize| parameters.servers(BucketId(index as u32)).is_some();
     let (ranges, instead) = match ranges {
+        _ if (0..dealt.len()).any(said) => (
+            dealt.iter().map(Vec::len).sum(),
+            "name each of them in the servers of some group of parameters",
+        ),
         Ranges::Equal => (
             dealt.iter().map(Vec::len).max().unwrap_or(0),
             "a larger sync.summation.share or sync.bucket_bytes",
@@ -261,6 +282,23 @@ fn dealt(
     Err(ProgramError::TooManyServers { key, servers, ranges, instead })
 }
 
+/// Cuts each parameter of a bucket along its first axis into a piece for each of these servers, if it has so many
+/// rows.
+fn placed(parameters: &Parameters<'_>, id: BucketId, servers: &[u32]) -> Vec<ServedRange> {
+    let params = parameters.buckets[id.0 as usize].params.iter();
+    let pieces = params.flat_map(|param| {
+        let param = &parameters.params[param.0 as usize];
+        let rows = param.shape.first().copied().unwrap_or(1).max(1);
+        let each = param.elements() / rows;
+        let at = move |row: usize| param.offset + each * row;
+        servers.iter().enumerate().map(move |(piece, &server)| {
+            let rows = chunk(rows, servers.len(), piece);
+            ServedRange { range: at(rows.start)..at(rows.end), server: ClassId(server) }
+        })
+    });
+    pieces.filter(|piece| !piece.range.is_empty()).collect()
+}
+
 /// For each bucket of a worker what follows when its gradients are whole: it sends the pieces, and sums what is
 /// in none with the other workers.
 fn exchanged(parameters: &Parameters<'_>, pieces: &[Vec<Piece>]) -> Vec<Vec<Instruction>> {
@@ -272,7 +310,9 @@ fn exchanged(parameters: &Parameters<'_>, pieces: &[Vec<Piece>]) -> Vec<Vec<Inst
         };
         let mut instructions: Vec<Instruction> = pieces.iter().map(send).collect();
         let start = pieces.iter().map(|piece| piece.elements).sum();
-        if start < bucket.elements && !bucket.classes.is_empty() {
+        if parameters.is_summed_by_workers(BucketId(index as u32)) {
+            instructions.extend(epilogue::over_classes(parameters, BucketId(index as u32)));
+        } else if start < bucket.elements && !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());
             let action = Action::Collective { kind: SUM, group, algorithm: Algorithm::Direct };
             let window = Window::Elements { start, end: bucket.elements };

@@ -63,6 +63,10 @@ impl Times for Drawn<'_> {
         self.draw(1, at, u64::from(route.0) << 32 | number as u64)
     }
 
+    fn inflow(&self, at: At) -> Picos {
+        self.draw(6, at, 0)
+    }
+
     fn receive(&self, at: At) -> Picos {
         Picos(self.draw(2, at, 0).0 / 8)
     }
@@ -129,6 +133,10 @@ impl Driver for Drawn<'_> {
         Ok(Times::receive(self, at(call)))
     }
 
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(Times::inflow(self, at(call)))
+    }
+
     fn holds(&mut self, _: Actor, _: &Guard, step: i64) -> Result<bool, SimError> {
         Ok(Times::is_right(self, step as u32))
     }
@@ -186,6 +194,10 @@ impl<D: Driver> Driver for Logged<D> {
         let duration = self.driver.receive(call)?;
         self.write(call, Part::Receive, vec![duration]);
         Ok(duration)
+    }
+
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos, D::Error> {
+        self.driver.inflow(call)
     }
 
     fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, D::Error> {
@@ -252,6 +264,20 @@ impl Times for Modelled<'_> {
         let [from, to] = [self.device(sender(message)), self.device(receiver(message))];
         let bytes = route.message_bytes(message);
         let seconds = self.costs.message_seconds(from, to, bytes, sharing);
+        Picos::from_seconds(seconds.expect("it has a cost"))
+    }
+
+    /// Between servers and workers, over the receiver's own card.
+    fn inflow(&self, at: At) -> Picos {
+        let Action::Receive { route } = self.instruction(at).action else { return Picos::ZERO };
+        let route = self.program.route(route);
+        if !route.is_of_server() {
+            return Picos::ZERO;
+        }
+        let sender = self.program.class(route.from).first_rank;
+        let [from, to] = [self.device(sender), self.device(at.rank)];
+        let bytes: u64 = route.messages.iter().map(|it| route.message_bytes(it)).sum();
+        let seconds = self.costs.inflow_seconds(from, to, bytes);
         Picos::from_seconds(seconds.expect("it has a cost"))
     }
 

@@ -183,6 +183,8 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
         found.extend(has_thread.then_some("communication threads"));
         found.extend(takes_turns.then_some("replicas in turn"));
         found.extend(rounds.then_some("updates in rounds"));
+        let sums = program.classes.iter().any(|class| class.sums());
+        found.extend(sums.then_some("servers that sum"));
         found.extend(reshapes.then_some("unlike meshes"));
         for class in &program.classes {
             found.extend(class.guards().next().map(|_| "guards"));
@@ -217,5 +219,5 @@ fn the_random_programs_are_of_every_schedule_and_hold_every_action() {
     for kind in ScheduleKind::ALL.into_iter().filter(|kind| *kind != ScheduleKind::Table) {
         assert!(schedules.contains(&kind), "no program of {kind:?}");
     }
-    assert_eq!(found.len(), 18, "only {found:?}");
+    assert_eq!(found.len(), 19, "only {found:?}");
 }

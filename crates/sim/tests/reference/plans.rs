@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Averaging, Axis, Communication, DeviceList, Mesh, Optimizer, Plan, Recompute,
-    ScheduleKind, StageReplicas, Uniform, Updates, Weights, pipelines_in_turn,
+    Arrangement, Averaging, Axis, Communication, DeviceList, Mesh, Optimizer, ParameterGroup, Plan,
+    Ranges, Recompute, ScheduleKind, Share, StageReplicas, Summation, Sync, Uniform, Updates,
+    Weights, pipelines_in_turn,
 };
 use shardloom_program::{Program, lower};
 
@@ -82,6 +83,34 @@ fn in_turn(plan: Plan, replicas: &[u32]) -> Option<Plan> {
     Some(Plan { pipeline, microbatches, global_batch: microbatches, ..plan })
 }
 
+/// The same of as many workers as there would be stages, for whom servers sum some gradients.
+fn summed(graph: &Graph, uniform: &Uniform, plan: &Plan) -> Plan {
+    let workers = uniform.pp as u32;
+    let each = (plan.microbatches / uniform.pp).clamp(1, 4);
+    let summation = Summation {
+        servers: 1 + workers % 2,
+        ranges: if plan.post_validation { Ranges::Equal } else { Ranges::Hashed },
+        share: if each.is_multiple_of(2) { Share::Part(1.0) } else { Share::Balanced },
+    };
+    let uniform = Uniform {
+        pp: 1,
+        mesh: Mesh::of(workers, 1, 1),
+        microbatches: each,
+        global_batch: each * uniform.pp,
+        sync: Sync { summation: Some(summation), zero: 0, ..uniform.sync },
+        schedule: ScheduleKind::OneForwardOneBackward,
+        sequence_parallel: false,
+        ..uniform.clone()
+    };
+    let post_validation = plan.post_validation;
+    let mut plan = Plan { post_validation, ..uniform.plan(graph, "gpt", "cluster") };
+    let by_workers = ParameterGroup { servers: Some(vec![]), ..ParameterGroup::named("*norm*") };
+    let by_last = Some(vec![summation.servers - 1; 2]);
+    let cut = ParameterGroup { servers: by_last, ..ParameterGroup::named("*up*") };
+    plan.parameters = vec![by_workers, cut];
+    plan
+}
+
 /// Programs of every schedule and every way of synchronising, of up to sixteen ranks.
 pub fn cases() -> impl Strategy<Value = Case> {
     let turns = prop::option::weighted(0.7, prop::collection::vec(1u32..4, 1..4));
@@ -96,10 +125,11 @@ pub fn cases() -> impl Strategy<Value = Case> {
             Averaging { every: 2, ..Averaging::SYNCHRONOUS },
         ]),
     );
-    let flags = (any::<(bool, bool, bool, bool, bool)>(), averages);
+    let sums = prop::bool::weighted(0.1);
+    let flags = (any::<(bool, bool, bool, bool, bool)>(), averages, sums);
     let all = (uniforms(), turns, rules, flags);
     all.prop_filter_map("not every plan exists", |((uniform, chunks), turns, rule, flags)| {
-        let ((tied, validates, in_rounds, other_meshes, has_thread), averaging) = flags;
+        let ((tied, validates, in_rounds, other_meshes, has_thread), averaging, sums) = flags;
         let graph = gpt(6, tied);
         let mut plan = uniform.plan_in_chunks(&graph, "gpt", "cluster", chunks).ok()?;
         let takes_turns = matches!(
@@ -134,6 +164,10 @@ pub fn cases() -> impl Strategy<Value = Case> {
                     stage.mesh = Mesh::of(tp as u32, dp as u32, cp as u32);
                 }
             }
+        }
+        if sums {
+            let communication = plan.communication;
+            plan = Plan { communication, ..summed(&graph, &uniform, &plan) };
         }
         let program = lower(&graph, &plan, plan.device_count()).ok()?;
         Some(Case { graph, plan, program })

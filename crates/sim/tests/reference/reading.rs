@@ -30,9 +30,10 @@ pub enum Kind {
     /// Says whether a step averages.
     Due,
     /// Messages out, one after another: their numbers in the route.
-    Send { route: RouteId, messages: Vec<usize> },
+    /// Whether a message is of a micro-batch is its content's affair, and not that of where it is sent.
+    Send { route: RouteId, messages: Vec<usize>, of_microbatch: bool },
     /// Messages in, all of them: their numbers in the route.
-    Receive { route: RouteId, messages: Vec<usize> },
+    Receive { route: RouteId, messages: Vec<usize>, of_microbatch: bool },
     /// A collective of these ranks.
     /// `queue` is the group, and whether the collective keeps replicas equal.
     Collective { queue: (Group, bool), members: Vec<Rank> },
@@ -208,10 +209,12 @@ fn operation(
     let group = program.exchange(class, position, instruction).map(|exchange| exchange.group);
     let kind = match (&instruction.action, group) {
         (&Action::Send { route }, _) => {
-            Kind::Send { route, messages: of_route(route, &|it| it.from == position) }
+            let messages = of_route(route, &|it| it.from == position);
+            Kind::Send { route, messages, of_microbatch: !program.route(route).is_of_server() }
         }
         (&Action::Receive { route }, _) => {
-            Kind::Receive { route, messages: of_route(route, &|it| it.to == position) }
+            let messages = of_route(route, &|it| it.to == position);
+            Kind::Receive { route, messages, of_microbatch: !program.route(route).is_of_server() }
         }
         (Action::Test, _) => Kind::Test,
         (Action::Due { .. }, _) => Kind::Due,

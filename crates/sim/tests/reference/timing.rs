@@ -7,7 +7,8 @@
 //!   sends, receives and each group of ranks are a queue.
 //! - Gathers of weights and reductions of gradients also wait for all computation before them.
 //! - On a device whose lanes do not overlap an instruction waits for all instructions before it.
-//! - A rank's messages go one after another. A receive is over no earlier than its last message is there.
+//! - A rank's messages go one after another. A receive is over no earlier than its last message is there, and no
+//!   earlier than what it takes of the way in after what the receive before took in was there.
 //! - A rank's host launches its instructions one after another, and none starts before it is launched. A host
 //!   may wait for messages, and for the ends of steps, before it launches more.
 //! - A collective starts when its last member can.
@@ -29,6 +30,8 @@ pub trait Times {
     fn own(&self, at: At) -> Picos;
     /// One message of a route, by its number.
     fn message(&self, at: At, route: RouteId, number: usize) -> Picos;
+    /// What a receive takes of the way into its rank.
+    fn inflow(&self, at: At) -> Picos;
     /// Taking in what has arrived.
     fn receive(&self, at: At) -> Picos;
     /// A collective of all these.
@@ -98,6 +101,8 @@ struct State {
     awaited: BTreeSet<Node>,
     /// What it waited for last.
     held: BTreeSet<Node>,
+    /// What the last receive took in is there.
+    there: Option<Node>,
     /// The last of each queue.
     last: BTreeMap<Queue, Node>,
     /// What the rank's own thread has to have behind it, where it does one thing after another.
@@ -152,8 +157,8 @@ struct Graph {
     messages: BTreeMap<MessageName, Node>,
     /// Each collective's node, and who has come to it.
     collectives: BTreeMap<(Vec<Rank>, usize), (Node, Vec<At>)>,
-    /// Receives and the messages that they wait for.
-    awaited: BTreeMap<Node, Vec<MessageName>>,
+    /// Receives, when what they take in is there, and the messages that make it up.
+    awaited: BTreeMap<Node, (Node, Vec<MessageName>)>,
 }
 
 impl Graph {
@@ -178,9 +183,9 @@ pub fn time(readings: &[Reading], steps: u32, times: &dyn Times) -> Vec<Track> {
         let who: Vec<At> = members.0.iter().map(in_order).collect();
         graph.durations[node.0] = times.collective(&who);
     }
-    for (receive, messages) in &graph.awaited {
+    for (there, messages) in graph.awaited.values() {
         let nodes = messages.iter().map(|it| *graph.messages.get(it).expect("it is sent"));
-        graph.after[receive.0].extend(nodes);
+        graph.after[there.0].extend(nodes);
     }
     let starts = longest_paths(&graph);
     placed.iter().map(|placed| track(&graph, &starts, placed, steps)).collect()
@@ -237,18 +242,19 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                         was_right = Some(times.is_right(at.step));
                     }
                 }
-                Kind::Send { route, messages } => {
+                Kind::Send { route, messages, of_microbatch } => {
+                    let microbatch = at.microbatch.filter(|_| *of_microbatch);
                     let (after, queued) = step.waits(&Queue::Sends);
                     // Where it starts, even if it has nothing to send.
                     let mut nodes = vec![step.graph.node(Picos::ZERO, after)];
-                    let key = (*route, at.microbatch);
+                    let key = (*route, microbatch);
                     let times_before = *step.state.sent.entry(key).or_default();
                     *step.state.sent.entry(key).or_default() += 1;
                     for &message in messages {
                         let before = *nodes.last().expect("it starts");
                         let duration = times.message(at, *route, message);
                         let node = step.graph.node(duration, [before].into());
-                        let name = (*route, message, at.microbatch, times_before);
+                        let name = (*route, message, microbatch, times_before);
                         step.graph.messages.insert(name, node);
                         nodes.push(node);
                     }
@@ -256,14 +262,21 @@ fn place(graph: &mut Graph, reading: &Reading, times: &dyn Times) -> Vec<Placed>
                     step.ends(Queue::Sends, last);
                     add(Part::Sends, nodes, queued);
                 }
-                Kind::Receive { route, messages } => {
+                Kind::Receive { route, messages, of_microbatch } => {
+                    let microbatch = at.microbatch.filter(|_| *of_microbatch);
                     let (after, queued) = step.waits(&Queue::Receives);
+                    let before = step.state.there.into_iter().collect();
+                    let inflow = step.graph.node(times.inflow(at), before);
+                    let there = step.graph.node(Picos::ZERO, [inflow].into());
+                    step.state.there = Some(there);
                     let node = step.graph.node(times.receive(at), after);
-                    let key = (*route, at.microbatch);
+                    step.graph.after[node.0].insert(there);
+                    let key = (*route, microbatch);
                     let times_before = *step.state.received.entry(key).or_default();
                     *step.state.received.entry(key).or_default() += 1;
-                    let name = |&it: &usize| (*route, it, at.microbatch, times_before);
-                    step.graph.awaited.insert(node, messages.iter().map(name).collect());
+                    let name = |&it: &usize| (*route, it, microbatch, times_before);
+                    let names = messages.iter().map(name).collect();
+                    step.graph.awaited.insert(node, (there, names));
                     step.ends(Queue::Receives, node);
                     if step.reading.waits_for_messages {
                         step.state.awaited.insert(node);
@@ -483,7 +496,8 @@ fn track(graph: &Graph, starts: &[Picos], placed: &[Placed], steps: u32) -> Trac
             Part::Collective => track.incoming.push((start, over)),
             Part::Receive => {
                 // From when the first message set out, or the queue was free to look for it.
-                let messages = graph.awaited[&first].iter().map(|name| graph.messages[name]);
+                let (_, messages) = &graph.awaited[&first];
+                let messages = messages.iter().map(|name| graph.messages[name]);
                 let set_out = messages.map(|node| starts[node.0]).min().unwrap_or_default();
                 let free = it.queued_after.iter().map(|&node| end(node)).max().unwrap_or_default();
                 track.incoming.push((set_out.max(free), over));

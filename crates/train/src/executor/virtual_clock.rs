@@ -375,6 +375,10 @@ impl Driver for Executing<'_> {
         Ok(self.model.receive(call)?)
     }
 
+    fn inflow(&mut self, call: &Call<'_>) -> Result<Picos> {
+        Ok(self.model.inflow(call)?)
+    }
+
     fn holds(&mut self, actor: Actor, guard: &Guard, _: i64) -> Result<bool> {
         Ok(self.ranks[actor.rank.0 as usize].holds(guard.on))
     }

@@ -183,12 +183,19 @@ const COMPRESSIONS: [&str; 6] =
 const BUCKETS: [usize; 2] = [40_000, 1_000];
 
 /// What some parameters do otherwise: nothing; ZeRO-3 and ZeRO-1 side by side, in buckets of their own.
-fn groups() -> [Vec<ParameterGroup>; 2] {
+fn groups() -> [Vec<ParameterGroup>; 3] {
     let algorithm = Some(Algorithm::Ring);
     let block = ParameterGroup { zero: Some(3), algorithm, ..ParameterGroup::named("*.1.*") };
     let (zero, bucket_bytes) = (Some(1), Some(2_000));
     let weights = ParameterGroup::named("*weight");
-    [vec![], vec![block, ParameterGroup { zero, algorithm, bucket_bytes, ..weights }]]
+    // One block's in two pieces on a server, other weights among the workers of servers that sum.
+    let cut = ParameterGroup { servers: Some(vec![0; 2]), ..ParameterGroup::named("*.1.*") };
+    let by_workers = ParameterGroup { servers: Some(vec![]), algorithm, ..weights.clone() };
+    [
+        vec![],
+        vec![block, ParameterGroup { zero, algorithm, bucket_bytes, ..weights }],
+        vec![cut, by_workers],
+    ]
 }
 
 /// How mesh axes are named and ordered: as usual; with names of their own, replicas on adjacent ranks.
@@ -274,6 +281,7 @@ impl Words {
                     ),
                     // What is moved is whole, and what each replica has of its own.
                     LAYOUT => (moves || apart) && layouts()[other].2 > 0,
+                    GROUPS if other == 2 => way.summation.is_none(),
                     GROUPS => (moves || served || apart) && other > 0,
                     OPTIMIZER => {
                         let optimizer = optimizers()[other].0;

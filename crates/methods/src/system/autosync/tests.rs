@@ -1,0 +1,358 @@
+//! Strategies, what becomes of them in programs, and what models learn of them.
+
+use std::collections::BTreeSet;
+
+use shardloom_cluster::Cluster;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_program::verify::verify;
+use shardloom_program::{ClassId, lower};
+use shardloom_search::{Request, Trials as Asked};
+
+use super::features::features;
+use super::random::Random;
+use super::ranker::{Kind, Ranker};
+use super::sampler::MOST_GROUPS;
+use super::strategy::By;
+use super::*;
+
+const GPT: &str = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=256";
+
+/// Four hosts of two GPUs, of which the network cards differ.
+const HOSTS: &str = "
+[[group]]
+machine = \"a100-40g\"
+nodes = 1
+devices_per_node = 2
+
+[[group]]
+machine = \"a100-40g\"
+nodes = 2
+devices_per_node = 2
+uplink_bytes_per_second = 2.5e9
+
+[[group]]
+machine = \"a100-40g\"
+nodes = 1
+devices_per_node = 2
+uplink_bytes_per_second = 5e9
+";
+
+fn graph() -> Graph {
+    ModelSpec::parse(GPT).and_then(|spec| spec.graph()).expect("a model")
+}
+
+fn cluster() -> Cluster {
+    Cluster::from_toml(HOSTS).expect("four hosts")
+}
+
+fn request() -> Request {
+    Request::new(GPT, "hosts.toml", 24)
+}
+
+/// What `look` finds out about the problem.
+fn with<T>(look: impl FnOnce(&mut Task<'_>, &Problem) -> T) -> T {
+    let (graph, cluster, request) = (graph(), cluster(), request());
+    let mut task = Task::new("autosync", &graph, &cluster, &request);
+    let problem = problem(&mut task).expect("a problem");
+    look(&mut task, &problem)
+}
+
+/// So many trials of drawn strategies.
+fn trials(task: &Task<'_>, problem: &Problem, seed: u64, count: usize) -> Trials {
+    let sampler = Sampler::new(problem, true);
+    let random = &mut Random::new(seed);
+    let mut selection = Selection::new(0.95);
+    let done = (0..count).filter_map(|_| {
+        let strategy = sampler.sample(random);
+        let plan = words::plan(task, problem, &strategy);
+        let seconds = tried(task, &mut selection, plan).expect("it can be simulated")?;
+        Some(Trial { strategy, seconds })
+    });
+    Trials { problem: problem.clone(), done: done.collect() }
+}
+
+#[test]
+fn workers_and_servers_are_dealt_to_the_devices_and_reach_each_other_as_their_cards_do() {
+    with(|_, problem| {
+        let counts: Vec<(u32, usize)> =
+            problem.shapes.iter().map(|it| (it.workers, it.server_bandwidths.len())).collect();
+        assert_eq!(counts, [(8, 0), (6, 1), (6, 2), (4, 4)]);
+        let of_last = &problem.shapes[3];
+        let [third, _, fourth, _] = of_last.server_bandwidths[..] else { panic!("{of_last:?}") };
+        assert!(third < fourth && of_last.compute_seconds > problem.shapes[0].compute_seconds);
+    });
+}
+
+#[test]
+fn shards_of_drawn_strategies_tile_their_variables_and_have_one_synchroniser_each() {
+    with(|_, problem| {
+        let sampler = Sampler::new(problem, true);
+        let random = &mut Random::new(1);
+        let (mut cut, mut kinds) = (0, BTreeSet::new());
+        for _ in 0..300 {
+            let strategy = sampler.sample(random);
+            assert_eq!(strategy.synchronisers.len(), problem.variables.len());
+            let mut servers = BTreeSet::new();
+            let mut last = 0;
+            for (variable, synchroniser) in problem.variables.iter().zip(&strategy.synchronisers) {
+                let shards = synchroniser.shards(variable);
+                let elements: usize = shards.iter().map(|it| it.elements).sum();
+                assert_eq!(elements, variable.elements());
+                cut += usize::from(shards.len() > 1);
+                for shard in shards {
+                    match shard.by {
+                        By::Server(server) => _ = servers.insert(server),
+                        By::Group(group, compression) => {
+                            assert!((last..MOST_GROUPS as u32).contains(&group), "in order");
+                            last = group;
+                            kinds.insert((compression.to_string(), strategy.servers() > 0));
+                        }
+                    }
+                }
+            }
+            let count = problem.shapes[strategy.shape].server_bandwidths.len() as u32;
+            assert!(strategy.servers() <= count);
+            // Numbers have no gaps.
+            assert_eq!(servers.len() as u32, strategy.servers());
+        }
+        assert!(cut > 100, "{cut}");
+        let with_servers: Vec<&str> =
+            kinds.iter().filter(|it| it.1).map(|it| it.0.as_str()).collect();
+        assert_eq!(with_servers, ["none"], "workers with servers exchange gradients as they are");
+        assert_eq!(kinds.len(), 4);
+    });
+}
+
+#[test]
+fn small_variables_are_never_cut_and_large_ones_always() {
+    with(|_, problem| {
+        let mut problem = problem.clone();
+        problem.shapes.truncate(2);
+        problem.shapes.remove(0);
+        let mean = problem.variables.iter().map(|it| it.elements()).sum::<usize>()
+            / problem.variables.len();
+        // Of these two the others make up the mean.
+        problem.variables[0].rows = 100 * mean / problem.variables[0].columns;
+        let sampler = Sampler::new(&problem, false);
+        let random = &mut Random::new(5);
+        let small = problem.variables.iter().position(|it| it.elements() * 4 < mean);
+        let small = small.expect("a bias");
+        for _ in 0..200 {
+            let strategy = sampler.sample(random);
+            let shards = |variable: usize| match &strategy.synchronisers[variable] {
+                Synchroniser::Servers(servers) => Some(servers.len()),
+                Synchroniser::AllReduce { .. } => None,
+            };
+            assert!(shards(0).is_none_or(|count| (2..=40).contains(&count)));
+            assert!(shards(small).is_none_or(|count| count == 1));
+        }
+    });
+}
+
+/// On the program: each element of a variable is summed by the server that the strategy says, or with its group.
+#[test]
+fn plans_of_drawn_strategies_are_sound_and_sum_every_shard_where_the_strategy_says() {
+    with(|task, problem| {
+        let sampler = Sampler::new(problem, true);
+        let random = &mut Random::new(2);
+        for _ in 0..15 {
+            let strategy = sampler.sample(random);
+            let plan = words::plan(task, problem, &strategy);
+            let program = lower(task.graph, &plan, task.cluster.device_count() as usize);
+            let program = program.unwrap_or_else(|error| panic!("{error}\n{}", plan.to_toml()));
+            assert_eq!(verify(&program), Ok(()), "{}", plan.to_toml());
+            let class = program.class(ClassId(0));
+            let workers = problem.shapes[strategy.shape].workers;
+            let mut groups: std::collections::BTreeMap<u32, BTreeSet<u32>> = Default::default();
+            for (id, bucket) in class.buckets() {
+                for &param in &bucket.params {
+                    let param = class.param(param);
+                    let name = &task.graph.value(param.value).name;
+                    let at = problem.variables.iter().position(|it| it.name == *name);
+                    let at = at.expect("a variable of the problem");
+                    let found = bucket.summed.iter().filter(|it| {
+                        param.range().start <= it.range.start && it.range.end <= param.range().end
+                    });
+                    let found: Vec<_> =
+                        found.map(|it| (it.range.len(), it.server.0 - workers)).collect();
+                    let shards = strategy.synchronisers[at].shards(&problem.variables[at]);
+                    let expected: Vec<_> = shards
+                        .iter()
+                        .filter_map(|shard| match shard.by {
+                            By::Server(server) => Some((shard.elements, server)),
+                            By::Group(group, _) => {
+                                groups.entry(group).or_default().insert(id.0);
+                                None
+                            }
+                        })
+                        .collect();
+                    assert_eq!(found, expected, "{name}");
+                }
+            }
+            // What is all-reduced together is one bucket, and no two groups share one.
+            assert!(groups.values().all(|buckets| buckets.len() == 1), "{groups:?}");
+            let buckets: BTreeSet<u32> = groups.values().flatten().copied().collect();
+            assert_eq!(buckets.len(), groups.len());
+        }
+    });
+}
+
+#[test]
+fn trained_models_rank_pairs_that_they_have_not_seen() {
+    with(|task, problem| {
+        let known = trials(task, problem, 3, 80);
+        let unseen = trials(task, problem, 4, 50);
+        let of = |trials: &Trials| -> Vec<_> {
+            trials.done.iter().map(|it| features(problem, &it.strategy)).collect()
+        };
+        let seconds: Vec<f64> = unseen.done.iter().map(|it| it.seconds).collect();
+        for (kind, least) in [(Kind::Linear, 0.7), (Kind::RankRnn, 0.7)] {
+            let mut model = Ranker::new(kind, 0);
+            model.fit(&[&known], 300);
+            let found = ranking::accuracy(&model.scores(&of(&unseen)), &seconds);
+            let found = found.expect("they take differently long");
+            assert!(found > least, "{kind:?} {found}");
+        }
+    });
+}
+
+fn searched(task: &Task<'_>, problem: &Problem, others: &[Trials], count: usize) -> Searched {
+    let mut selection = Selection::new(0.95);
+    let known = Trials { problem: problem.clone(), done: vec![] };
+    let sampler = Sampler::new(problem, true);
+    let run = &mut |strategy: &Strategy| {
+        tried(task, &mut selection, words::plan(task, problem, strategy))
+    };
+    search::search(&sampler, begin(problem), known, others, (count, 9), run).expect("it can run")
+}
+
+#[test]
+fn with_more_trials_the_same_come_first_and_the_best_is_no_slower() {
+    with(|task, problem| {
+        let found: Vec<Searched> =
+            [4, 14, 34].map(|count| searched(task, problem, &[], count)).into();
+        for pair in found.windows(2) {
+            let [fewer, more] = [&pair[0].trials, &pair[1].trials];
+            assert_eq!(fewer.done[..], more.done[..fewer.done.len()]);
+            let seconds = |it: &Trials| {
+                it.done.iter().map(|trial| trial.seconds).fold(f64::INFINITY, f64::min)
+            };
+            assert!(seconds(more) <= seconds(fewer));
+        }
+        assert_eq!(found[2].tried, 34);
+        // No strategy is tried twice.
+        let mut all: Vec<String> =
+            found[2].trials.done.iter().map(|it| format!("{:?}", it.strategy)).collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), found[2].trials.done.len());
+    });
+}
+
+#[test]
+fn trials_of_another_model_change_what_is_proposed_first() {
+    with(|task, problem| {
+        let mut other = trials(task, problem, 6, 60);
+        other.problem.model = "another".into();
+        let cold = searched(task, problem, &[], 14);
+        let warm = searched(task, problem, std::slice::from_ref(&other), 14);
+        let again = searched(task, problem, &[other], 14);
+        assert_eq!(warm.trials, again.trials);
+        assert_ne!(cold.trials, warm.trials);
+    });
+}
+
+#[test]
+fn files_of_trials_are_read_as_they_were_written_and_others_refused() {
+    with(|task, problem| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("trials.json");
+        assert_eq!(trials::read(&path).expect("none yet"), []);
+        let made = vec![trials(task, problem, 8, 6)];
+        trials::write(&path, made.clone()).expect("written");
+        let [found] = &trials::read(&path).expect("read")[..] else { panic!("one problem") };
+        assert!(found.problem.is(&made[0].problem));
+        let strategies = |of: &Trials| of.done.iter().map(|it| it.strategy.clone()).collect();
+        let [read, written]: [Vec<Strategy>; 2] = [found, &made[0]].map(strategies);
+        assert_eq!(read, written);
+        for (read, written) in found.done.iter().zip(&made[0].done) {
+            assert!((read.seconds / written.seconds - 1.0).abs() < 1e-12);
+        }
+        let other = Problem { global_batch: 48, ..found.problem.clone() };
+        assert!(!found.problem.is(&other));
+        for (what, of) in [("\"format\":1", "\"format\":2"), ("\"shape\":", "\"shape\":9")] {
+            let text = std::fs::read_to_string(&path).expect("a file");
+            let wrong = folder.path().join("wrong.json");
+            std::fs::write(&wrong, text.replace(what, of)).expect("written");
+            let error = trials::read(&wrong).expect_err(of).to_string();
+            assert!(error.contains("wrong.json"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn trials_go_on_from_a_file_and_the_answer_is_no_slower() {
+    let (graph, cluster) = (graph(), cluster());
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = Some(folder.path().join("trials.json"));
+    let asked =
+        |count| Asked { count: Some(count), seed: 1, file: file.clone(), ..Asked::default() };
+    let chosen = |count| {
+        let request = Request { trials: asked(count), ..request() };
+        METHOD.choose(&graph, &cluster, &request).expect("a plan")
+    };
+    let first = chosen(14);
+    let second = chosen(0);
+    assert!(second.judgement.step_seconds <= first.judgement.step_seconds);
+    let known = trials::read(file.as_deref().expect("a file")).expect("trials");
+    assert_eq!(known.len(), 1);
+    let third = chosen(10);
+    assert!(third.judgement.step_seconds <= second.judgement.step_seconds);
+    assert!(third.notes[0].contains("14 that were known"), "{:?}", third.notes);
+}
+
+#[test]
+fn other_methods_take_no_trials() {
+    let (graph, cluster) = (graph(), cluster());
+    let trials = Asked { count: Some(5), ..Asked::default() };
+    let request = Request { trials, ..request() };
+    let error = data_parallel::METHOD.choose(&graph, &cluster, &request).expect_err("it has none");
+    assert!(error.to_string().contains("trials = 5 of them"), "{error}");
+}
+
+#[test]
+fn gradients_are_compressed_only_where_that_is_asked_for() {
+    let (graph, cluster) =
+        (graph(), Cluster::parse("a100-40g:2x1,uplink=1Gbps").expect("slow links"));
+    let chosen = |compressed| {
+        let trials = Asked { count: Some(20), compressed, ..Asked::default() };
+        let request = Request { trials, ..request() };
+        METHOD.choose(&graph, &cluster, &request).expect("a plan")
+    };
+    let (whole, compressed) = (chosen(false), chosen(true));
+    assert!(whole.plan.syncs().all(|sync| sync.compression.is_none()));
+    assert!(compressed.plan.syncs().any(|sync| !sync.compression.is_none()));
+    assert!(compressed.notes.iter().any(|note| note.contains("16 bits")), "{:?}", compressed.notes);
+}
+
+/// All-reduces, one server, several, and the published splits.
+#[test]
+fn on_four_unequal_hosts_two_hundred_trials_find_a_plan_no_slower_than_any_fixed_method() {
+    let (graph, cluster) = (graph(), cluster());
+    let trials = Asked { count: Some(200), ..Asked::default() };
+    let request = Request { trials, ..request() };
+    let found = METHOD.choose(&graph, &cluster, &request).expect("a plan");
+    let plain = Request { trials: Asked::default(), ..request.clone() };
+    for method in [data_parallel::METHOD, byteps::METHOD, herring::METHOD] {
+        let fixed = method.choose(&graph, &cluster, &plain).expect("a plan");
+        let (found, fixed) = (found.judgement.step_seconds, fixed.judgement.step_seconds);
+        assert!(found <= fixed, "{}: {found} for {fixed}", method.name);
+    }
+    with(|task, problem| {
+        for shape in 0..problem.shapes.len() {
+            let plan = words::plan(task, problem, &alike(problem, shape));
+            let fixed = judge(task.graph, task.cluster, &plan).expect("simulated").step_seconds;
+            assert!(found.judgement.step_seconds <= fixed, "{shape}: {fixed}");
+        }
+    });
+}

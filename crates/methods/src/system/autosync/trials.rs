@@ -1,0 +1,101 @@
+//! Trials: strategies with how long a step took, and files of them.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::problem::Problem;
+use super::strategy::{Strategy, Synchroniser};
+use crate::MethodError;
+
+/// A strategy that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Trial {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// A step.
+    pub seconds: f64,
+}
+
+/// What was tried of one problem.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Trials {
+    /// The problem.
+    pub problem: Problem,
+    /// Trials in the order in which they were made.
+    pub done: Vec<Trial>,
+}
+
+/// A file of trials.
+#[derive(Debug, Serialize, Deserialize)]
+struct File {
+    format: u32,
+    trials: Vec<Trials>,
+}
+
+/// What this writes, and reads.
+const FORMAT: u32 = 1;
+
+/// Reads the trials of a file; none if there is no such file.
+///
+/// # Errors
+/// If it cannot be read, or is no such file.
+pub(super) fn read(path: &Path) -> Result<Vec<Trials>, MethodError> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(vec![]),
+        Err(error) => return Err(wrong(path, error)),
+    };
+    let file: File = serde_json::from_str(&text).map_err(|error| wrong(path, error))?;
+    if file.format != FORMAT {
+        return Err(wrong(path, format!("format {}, not {FORMAT}", file.format)));
+    }
+    for trials in &file.trials {
+        if let Some(fault) = trials.fault() {
+            return Err(wrong(path, fault));
+        }
+    }
+    Ok(file.trials)
+}
+
+/// Writes trials to a file, in the place of what was there.
+///
+/// # Errors
+/// If it cannot be written.
+pub(super) fn write(path: &Path, trials: Vec<Trials>) -> Result<(), MethodError> {
+    let file = File { format: FORMAT, trials };
+    let text = serde_json::to_string(&file).map_err(|error| wrong(path, error))?;
+    // A file that is half written would lose all earlier trials.
+    let beside = path.with_extension("json.new");
+    std::fs::write(&beside, text).map_err(|error| wrong(&beside, error))?;
+    std::fs::rename(&beside, path).map_err(|error| wrong(path, error))
+}
+
+fn wrong(path: &Path, fault: impl ToString) -> MethodError {
+    MethodError::TrialsFile { path: path.to_owned(), fault: fault.to_string() }
+}
+
+impl Trials {
+    /// What does not fit together in what was read.
+    fn fault(&self) -> Option<String> {
+        let Problem { variables, shapes, .. } = &self.problem;
+        let is_wrong = |trial: &Trial| {
+            let Strategy { shape, synchronisers } = &trial.strategy;
+            let servers = shapes.get(*shape).map(|it| it.server_bandwidths.len());
+            let is_known = |servers: usize| {
+                let lists = synchronisers.iter().filter_map(|it| match it {
+                    Synchroniser::Servers(list) => Some(list),
+                    Synchroniser::AllReduce { .. } => None,
+                });
+                let mut lists = lists;
+                lists.all(|list| !list.is_empty() && list.iter().all(|&it| (it as usize) < servers))
+            };
+            synchronisers.len() != variables.len()
+                || !servers.is_some_and(is_known)
+                || !(trial.seconds.is_finite() && trial.seconds > 0.0)
+        };
+        let place = self.done.iter().position(is_wrong)?;
+        Some(format!("trial {place} of {} is no strategy of its problem", self.problem.model))
+    }
+}
