@@ -63,6 +63,7 @@ impl ParameterGroup {
             compression: self.compression.unwrap_or(sync.compression),
             averaging: sync.averaging,
             summation: sync.summation,
+            negotiation: sync.negotiation,
         }
     }
 
