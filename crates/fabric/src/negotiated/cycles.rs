@@ -15,13 +15,32 @@ const LAST: u32 = 1 << 31;
 /// The member that coordinates.
 const FIRST: Member = Member(0);
 
+/// Where several requests' elements lie side by side.
+struct Room<B> {
+    format: Format,
+    elements: usize,
+    /// None while it is lent.
+    buffer: Option<B>,
+}
+
+impl<B: Lent> Room<B> {
+    fn new(mut buffer: B) -> Self {
+        let (mut format, mut elements) = (Format::U8, 0);
+        buffer.lend(&mut |view| {
+            format = view.format();
+            elements = view.elements();
+        });
+        Self { format, elements, buffer: Some(buffer) }
+    }
+}
+
 /// What a thread that negotiates has.
 pub(super) struct Cycles<B> {
     group: Box<dyn Group<B>>,
     negotiation: Negotiation,
     /// None while it is lent.
     told: Option<B>,
-    side_by_side: Vec<B>,
+    side_by_side: Vec<Room<B>>,
     began: Option<Instant>,
     /// Since when nothing was answered, while something was there.
     idle_since: Option<Instant>,
@@ -35,6 +54,7 @@ impl<B: Fusible> Cycles<B> {
         side_by_side: Vec<B>,
     ) -> Self {
         let told = Some(told);
+        let side_by_side = side_by_side.into_iter().map(Room::new).collect();
         Self { group, negotiation, told, side_by_side, began: None, idle_since: None }
     }
 
@@ -139,11 +159,7 @@ impl<B: Fusible> Cycles<B> {
         let mut lent = desk.take(list);
         let requests: Vec<Request> =
             list.iter().map(|&it| self.negotiation.requests[it as usize]).collect();
-        let room = match requests.len() {
-            0 | 1 => None,
-            _ => self.room(requests[0].format),
-        };
-        let Some(room) = room else {
+        let Some(room) = self.room(&requests) else {
             for ((number, lent), request) in lent.into_iter().zip(&requests) {
                 let completed = self.run(request, lent);
                 let failure = completed.1.clone().err();
@@ -153,7 +169,8 @@ impl<B: Fusible> Cycles<B> {
             return Ok(());
         };
         let start = Instant::now();
-        let mut fused = self.side_by_side.swap_remove(room);
+        let fused = self.side_by_side[room].buffer.take();
+        let mut fused = fused.expect("it comes back from every collective");
         fused.limit(requests.iter().map(|it| it.elements).sum());
         for ((_, lent), range) in lent.iter_mut().zip(ranges(&requests)) {
             copy(lent, &mut fused, range, Way::In);
@@ -162,7 +179,7 @@ impl<B: Fusible> Cycles<B> {
         for ((_, lent), range) in lent.iter_mut().zip(ranges(&requests)) {
             copy(lent, &mut fused, range, Way::Out);
         }
-        self.side_by_side.push(fused);
+        self.side_by_side[room].buffer = Some(fused);
         // Each was worked on for its part of the time.
         let (took, all) = (start.elapsed(), requests.iter().map(|it| it.elements).sum::<usize>());
         let at = |element: usize| start + took.mul_f64(element as f64 / all.max(1) as f64);
@@ -173,13 +190,15 @@ impl<B: Fusible> Cycles<B> {
         outcome
     }
 
-    /// Which of the buffers takes several requests of a format.
-    fn room(&mut self, format: Format) -> Option<usize> {
-        self.side_by_side.iter_mut().position(|buffer| {
-            let mut fits = false;
-            buffer.lend(&mut |view| fits = view.format() == format);
-            fits
-        })
+    /// Where several requests go that can be carried out as one.
+    fn room(&self, requests: &[Request]) -> Option<usize> {
+        let alike = |pair: &[Request]| {
+            Request { elements: 0, ..pair[0] } == Request { elements: 0, ..pair[1] }
+        };
+        let can = requests.len() > 1 && requests.windows(2).all(alike);
+        let (first, elements) = (requests[0], requests.iter().map(|it| it.elements).sum());
+        let fits = |room: &Room<B>| room.format == first.format && room.elements >= elements;
+        self.side_by_side.iter().position(fits).filter(|_| can && first.kind == Kind::AllReduce)
     }
 
     fn run(&mut self, request: &Request, lent: B) -> Completed<B> {

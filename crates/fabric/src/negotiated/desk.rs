@@ -1,5 +1,5 @@
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     mem,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -128,8 +128,12 @@ impl<B> Desk<B> {
         let mut state = self.state();
         let repeated = state.repeated.as_mut()?;
         let mut next = vec![];
-        while let Some(list) = repeated.pop_front_if(|list| list.iter().all(|&it| is_ready(it))) {
-            next.push(list);
+        // Each request once, as it is made once before it is answered.
+        let mut known = BTreeSet::new();
+        let mut is_next =
+            |list: &mut Vec<u32>| list.iter().all(|&it| is_ready(it) && known.insert(it));
+        while let Some(list) = repeated.pop_front_if(&mut is_next) {
+            next.extend(Some(list).filter(|list| !list.is_empty()));
         }
         Some(next)
     }
