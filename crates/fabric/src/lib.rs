@@ -84,7 +84,7 @@ mod reduce;
 mod settings;
 mod view;
 
-pub use apply::apply;
+pub use apply::{apply, apply_fused};
 pub use collective::{Collective, Completed, Handle, Lent};
 pub use contents::Contents;
 pub use counters::Counters;
