@@ -146,8 +146,7 @@ fn replicas_may_be_split_and_their_gradients_rounded() {
         (1, mesh(4, 1, 1), ScheduleKind::Afab, compression),
     ] {
         let common = uniform(Sync { compression, ..direct }, 1, 2, Optimizer::default());
-        let common = Uniform { pp, mesh, schedule, sequence_parallel: pp == 2, ..common };
-        let common = Uniform { sequence_parallel: mesh.dp() == 2 && pp == 2, ..common };
+        let common = Uniform { pp, mesh, schedule, ..common };
         let expected = trained(&graph, &common, RunClock::Wall);
         for clock in clocks() {
             let negotiation = negotiated(Algorithm::Direct, SOME).negotiation;
@@ -311,14 +310,13 @@ fn a_recorded_run_is_simulated_as_it_was_bytes_included() {
         let plan = plan(&graph, &uniform(sync, 4, 1, Optimizer::default()));
         let mut trainer = started(&graph, &plan, RunClock::Virtual(cluster()));
         let before: Vec<u64> = trainer.sent_bytes_per_rank().to_vec();
-        let step = trainer.step().expect("a step");
+        let (_, timeline) = trainer.step_recorded().expect("a step");
         let recording = trainer.recording().expect("the virtual clock records");
         let options = Options { steps: 1, folded: false };
         let mut recorded = Recorded::new(recording);
         let simulated = run(trainer.program(), &cluster(), options, &mut recorded);
         let simulated = simulated.expect("the same program");
         assert_eq!(simulated.timeline.tracks.len(), 4);
-        let timeline = step.timeline.expect("the virtual clock records");
         for (simulated, was) in simulated.timeline.tracks.iter().zip(&timeline.tracks) {
             assert_eq!(simulated.intervals, was.intervals);
         }
