@@ -5,8 +5,9 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation, Optimizer, Plan, Precision, Ranges,
-    Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
+    Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation, Optimizer, Plan,
+    Precision, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};

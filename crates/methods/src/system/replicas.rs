@@ -23,7 +23,8 @@ pub(super) fn with_largest_microbatches(
         let common = task.uniform(1, Mesh::of(replicas, 1, 1), microbatches as usize);
         let recompute = Recompute::None.under(cluster.stack());
         let uniform = change(Uniform { recompute, ..common });
-        let plan = uniform.plan(task.graph, &request.model, &request.cluster);
+        let mut plan = uniform.plan(task.graph, &request.model, &request.cluster);
+        plan.post_validation = request.post_validation;
         let judgement = judge(task.graph, cluster, &plan)?;
         simulated += 1;
         if selection.offer(plan, judgement) {
