@@ -193,6 +193,45 @@ fn replicas_compress_gradients_by_option_and_go_on_with_what_they_left_out() {
 }
 
 #[test]
+fn replicas_agree_on_the_order_of_reductions_by_options_and_by_name() {
+    let place = Place::new();
+    let on = format!("{MODEL} --cluster h100-80g:2 --dp 2 --global-batch 4 --negotiate");
+    let text = place.run(&format!("program {on} --fusion-bytes 4000")).succeeds();
+    for part in ["dp negotiated", "requests over dp", "side by side over dp"] {
+        text.check(text.stdout.contains(part), part);
+    }
+    let simulated = place.run(&format!("simulate {on} --cycle-seconds 0.25")).succeeds();
+    simulated.check(simulated.stdout.contains("reductions negotiated"), "it is not said");
+    let train = "train gpt:layers=2,hidden=16,heads=2 --seq 8 --data text.txt --dp 2 --tp 2 --json \
+                 --global-batch 4 --no-clip --steps 4";
+    let digest = |options: &str| {
+        let trained = place.run(&format!("{train} {options}")).succeeds();
+        trained.summary()["weights_digest"].clone()
+    };
+    let fixed = digest("--algorithm direct");
+    assert_eq!(digest("--algorithm direct --negotiate"), fixed);
+    let settings = "--cycle-seconds 0 --fusion-bytes 2000 --clock virtual --cluster h100-80g:4";
+    assert_eq!(digest(&format!("--algorithm direct --negotiate {settings}")), fixed);
+    for (options, hint) in [
+        ("--negotiate --zero 1", "replicas hold and update everything: zero = 0"),
+        ("--negotiate --compression one-bit", "requests are all-reduces"),
+        ("--negotiate --average-every 2", "replicas are kept equal by their gradients"),
+        ("--negotiate --cycle-seconds 61", "from 0 to 60 seconds"),
+    ] {
+        place.run(&format!("{train} {options}")).refuses("plan", hint);
+    }
+    place.run(&format!("{train} --fusion-bytes 4000")).refuses("usage", "--negotiate");
+    let planned = place
+        .run(&format!(
+            "plan {MODEL} --cluster h100-80g:4 --method horovod --global-batch 4 -o horovod.toml"
+        ))
+        .succeeds();
+    let plan = std::fs::read_to_string(place.path("horovod.toml")).expect("it was written");
+    planned.check(plan.contains("[sync.negotiation]") && plan.contains("thread"), &plan);
+    place.run("simulate horovod.toml --json").succeeds();
+}
+
+#[test]
 fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
     let averaged = "--dp 2 --average-every 3 --global-batch 4 --optimizer sgd:momentum=0.9";
     let place = Place::new();

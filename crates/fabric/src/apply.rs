@@ -1,3 +1,5 @@
+use std::slice::from_mut;
+
 use shardloom_collectives::{CollectiveError, Reduction, StepList};
 
 use crate::{Format, Lent, Reduce, ViewMut, view::Element};
@@ -15,9 +17,36 @@ use crate::{Format, Lent, Reduce, ViewMut, view::Element};
 pub fn apply<B: Lent>(
     list: &StepList,
     members: &mut [B],
+    how: (&dyn Reduce, Reduction),
+) -> Result<(), CollectiveError> {
+    let mut members: Vec<&mut [B]> = members.iter_mut().map(from_mut).collect();
+    apply_to_all(list, &mut members, how)
+}
+
+/// The same where each member has several buffers, which count as one, as if they lay side by side.
+///
+/// # Errors
+///
+/// As [`apply`].
+///
+/// # Panics
+///
+/// As [`apply`].
+pub fn apply_fused<B: Lent>(
+    list: &StepList,
+    members: &mut [Vec<B>],
+    how: (&dyn Reduce, Reduction),
+) -> Result<(), CollectiveError> {
+    let mut members: Vec<&mut [B]> = members.iter_mut().map(Vec::as_mut_slice).collect();
+    apply_to_all(list, &mut members, how)
+}
+
+fn apply_to_all<B: Lent>(
+    list: &StepList,
+    members: &mut [&mut [B]],
     (arithmetic, reduction): (&dyn Reduce, Reduction),
 ) -> Result<(), CollectiveError> {
-    let Some(first) = members.first_mut() else { return Ok(()) };
+    let Some(first) = members.first_mut().and_then(|own| own.first_mut()) else { return Ok(()) };
     let mut format = Format::F32;
     first.lend(&mut |buffer| format = buffer.format());
     let how = (arithmetic, reduction, format);
@@ -32,21 +61,33 @@ pub fn apply<B: Lent>(
 
 fn apply_to<T: Element, B: Lent>(
     list: &StepList,
-    members: &mut [B],
+    members: &mut [&mut [B]],
     (arithmetic, reduction, format): (&dyn Reduce, Reduction, Format),
 ) -> Result<(), CollectiveError> {
     let mut buffers: Vec<Vec<T>> = Vec::with_capacity(members.len());
     for member in &mut *members {
-        member.lend(&mut |buffer: ViewMut<'_>| {
-            assert_eq!(buffer.format(), format, "members bring elements of one format");
-            buffers.push(T::elements(buffer).to_vec());
-        });
+        let mut all = vec![];
+        for part in member.iter_mut() {
+            part.lend(&mut |buffer: ViewMut<'_>| {
+                assert_eq!(buffer.format(), format, "members bring elements of one format");
+                all.extend_from_slice(T::elements(buffer));
+            });
+        }
+        buffers.push(all);
     }
     list.apply_with(&mut buffers, |into, part| {
         arithmetic.reduce(reduction, T::view_mut(format, into), T::view(format, part));
     })?;
     for (member, values) in members.iter_mut().zip(buffers) {
-        member.lend(&mut |buffer| T::elements(buffer).copy_from_slice(&values));
+        let mut rest = &values[..];
+        for part in member.iter_mut() {
+            part.lend(&mut |buffer| {
+                let own = T::elements(buffer);
+                let (values, after) = rest.split_at(own.len());
+                own.copy_from_slice(values);
+                rest = after;
+            });
+        }
     }
     Ok(())
 }

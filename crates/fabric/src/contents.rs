@@ -57,6 +57,14 @@ impl Contents {
         Contents { format, ..self }
     }
 
+    /// Has the first so many elements, of those that there is room for.
+    pub(crate) fn set_elements(&mut self, elements: usize) {
+        let bytes = elements * self.format.bytes();
+        let room = self.storage.words.len() * size_of::<u64>();
+        assert!(bytes <= room, "{elements} {} in room for {room} bytes", self.format);
+        self.storage.bytes = bytes;
+    }
+
     /// What they are stored in.
     pub(crate) fn into_storage(self) -> Storage {
         self.storage

@@ -172,6 +172,16 @@ pub trait Endpoint<B: Lent>: Send {
     /// this rank is not listed.
     fn group(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError>;
 
+    /// A communicator for a thread of its own: nothing that other groups of this rank have under way holds it up.
+    /// All members make it so.
+    ///
+    /// # Errors
+    ///
+    /// As [`group`](Endpoint::group).
+    fn group_apart(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
+        self.group(members)
+    }
+
     /// Reports that this rank has failed and will do its part no more.
     ///
     /// All who wait for it, or will, get [`FabricError::PeerGone`] with this reason. The first report

@@ -65,6 +65,20 @@ pub enum FabricError {
         /// What does not fit what.
         reason: String,
     },
+    /// Requests that some member does not make, or in other lists than are repeated.
+    #[error(
+        "requests {} of rank {rank} were not answered for {after:?}: some member of their group does not make \
+         them, or lists are repeated that are of other requests",
+        list(.requests)
+    )]
+    Unanswered {
+        /// The rank that gave up.
+        rank: u32,
+        /// The numbers of its requests.
+        requests: Vec<u32>,
+        /// For how long nothing was answered.
+        after: Duration,
+    },
     /// An engine that cannot be started.
     #[error("the engine cannot start: {reason}")]
     Start {

@@ -6,7 +6,8 @@
 //! ([`Algorithm::Direct`](shardloom_collectives::Algorithm::Direct)) or follows the step list of any other
 //! algorithm over real messages. [`MessagePassing`] is the engine whose ranks live in several processes, over
 //! whatever carries packets between these ([`Transport`]); MPI does with the feature `mpi`. [`Overlapped`] gives the ranks of any engine a thread each, on which
-//! collectives proceed while ranks compute.
+//! collectives proceed while ranks compute. [`Negotiated`] has the members of a group of any engine agree while
+//! running in which order they carry collectives out.
 //!
 //! ```
 //! use shardloom_collectives::{Algorithm, Kind, Reduction};
@@ -76,13 +77,14 @@ mod message;
 mod message_passing;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod negotiated;
 mod operation;
 mod overlapped;
 mod reduce;
 mod settings;
 mod view;
 
-pub use apply::apply;
+pub use apply::{apply, apply_fused};
 pub use collective::{Collective, Completed, Handle, Lent};
 pub use contents::Contents;
 pub use counters::Counters;
@@ -93,6 +95,7 @@ pub use message::{Message, Pool, PoolId, Returns};
 pub use message_passing::{Arrived, MessagePassing, Packet, Queues, Transport};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use negotiated::{Fusible, Negotiated, Negotiation, Request};
 pub use operation::{Call, Operation};
 pub use overlapped::Overlapped;
 pub use reduce::Reduce;

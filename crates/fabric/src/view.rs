@@ -92,6 +92,17 @@ impl View<'_> {
 }
 
 impl ViewMut<'_> {
+    /// How many elements there are.
+    pub fn elements(&self) -> usize {
+        match self {
+            ViewMut::F32(it) => it.len(),
+            ViewMut::F64(it) => it.len(),
+            ViewMut::Bf16(it) | ViewMut::F16(it) => it.len(),
+            ViewMut::U32(it) => it.len(),
+            ViewMut::U8(it) => it.len(),
+        }
+    }
+
     /// How its elements are stored.
     pub fn format(&self) -> Format {
         match self {

@@ -6,6 +6,7 @@ use crate::{Method, MethodError, system};
 pub fn all() -> &'static [Method] {
     &[
         system::data_parallel::METHOD,
+        system::horovod::METHOD,
         system::zero::METHOD,
         system::parameter_server::METHOD,
         system::averaging::LOCAL_SGD,

@@ -84,6 +84,7 @@ impl ParameterGroup {
             compression: self.compression.unwrap_or(sync.compression),
             averaging: sync.averaging,
             summation: sync.summation.filter(|_| !self.is_summed_by_workers()),
+            negotiation: sync.negotiation,
         }
     }
 

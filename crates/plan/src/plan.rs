@@ -9,7 +9,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::{DimId, Graph};
 
 use crate::{
-    Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Optimizer,
+    Averaging, Axis, AxisSet, Compression, DeviceList, LayoutRules, Mesh, Negotiation, Optimizer,
     ParameterGroup, PassTimes, Precision, Ranges, ScheduleKind, Staleness, Summation, Updates,
     Weights,
 };
@@ -263,6 +263,9 @@ pub struct Sync {
     /// Servers that sum gradients, where replicas do not sum all of them up among themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summation: Option<Summation>,
+    /// How replicas agree on the order of their reductions, where it is not fixed beforehand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub negotiation: Option<Negotiation>,
 }
 
 impl Sync {
@@ -284,6 +287,7 @@ impl Default for Sync {
             compression: Compression::None,
             averaging: None,
             summation: None,
+            negotiation: None,
         }
     }
 }

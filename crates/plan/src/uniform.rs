@@ -166,7 +166,10 @@ impl Uniform {
             clip_norm: self.clip_norm,
             skip_non_finite: false,
             post_validation: false,
-            communication: Communication::default(),
+            communication: match self.sync.negotiation {
+                Some(_) => Communication::Thread,
+                None => Communication::default(),
+            },
             sync: Sync { shard_over: self.sync.shard_over.or_else(shares), ..self.sync },
             precision: self.precision,
             parameters: vec![],

@@ -34,6 +34,9 @@ impl Plan {
         if let Some(averaging) = self.sync.averaging {
             averaging.validate(self, graph)?;
         }
+        if let Some(negotiation) = self.sync.negotiation {
+            negotiation.validate(self)?;
+        }
         let mut owners: Vec<Option<&Stage>> = vec![None; devices];
         for (pipeline, each) in self.pipeline.iter().enumerate() {
             let mut next = 0;

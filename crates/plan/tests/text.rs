@@ -518,10 +518,10 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, compressed, averaging, summing, by_group, axes] =
+    let [whole, groups, pipelines, compressed, negotiated, averaging, summing, by_group, axes] =
         documented()[..]
     else {
-        panic!("eight examples")
+        panic!("nine examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
@@ -539,6 +539,8 @@ fn examples_of_the_documentation_are_plans() {
         whole.to_owned(),
         format!("{whole}\n{groups}"),
         format!("{unshared}\n{compressed}"),
+        // A key of the whole plan, and a table.
+        negotiated.replacen('[', &format!("{unshared}\n["), 1),
         format!("{words}\n{pipelines}"),
         format!("{apart}\n{averaging}"),
         summed,

@@ -6,10 +6,10 @@ use shardloom_cluster::DeviceId;
 use shardloom_collectives::chunk;
 use shardloom_graph::work::Pass;
 use shardloom_graph::{Extents, Graph, ValueId};
-use shardloom_plan::{Axis, Communication, Corrections, Mesh, Optimizer, Precision};
+use shardloom_plan::{Axis, Communication, Corrections, Mesh, Negotiation, Optimizer, Precision};
 
 use crate::sync::Held;
-use crate::{Action, Control, Group, Instruction, Layout, Route, RouteId, Tensor, TensorId};
+use crate::{Action, Control, Group, Instruction, Layout, Queue, Route, RouteId, Tensor, TensorId};
 use shardloom_schedule::Instance;
 
 /// A participant of the program, numbered from 0.
@@ -243,6 +243,8 @@ pub struct Program {
     pub batch_axes: Vec<Axis>,
     /// Whether ranks have a thread for collectives.
     pub communication: Communication,
+    /// How ranks agree on the order of reductions that have none.
+    pub negotiation: Option<Negotiation>,
 }
 
 impl Program {
@@ -360,6 +362,21 @@ impl Program {
 }
 
 impl Class {
+    /// All instructions of all bodies, with where they stand.
+    pub fn instructions(&self) -> impl Iterator<Item = (BodyId, usize, &Instruction)> + Clone {
+        let bodies = (0..).map(BodyId).zip(&self.bodies);
+        bodies.flat_map(|(id, body)| {
+            body.instructions.iter().enumerate().map(move |(index, it)| (id, index, it))
+        })
+    }
+
+    /// The requests of a communicator in the order of their numbers: where they stand.
+    pub fn requests(&self, communicator: u16) -> Vec<(BodyId, usize)> {
+        let queue = Queue::Negotiated(communicator);
+        let all = self.instructions().filter(|(_, _, it)| it.queue == queue);
+        all.map(|(body, index, _)| (body, index)).collect()
+    }
+
     /// The stages that its ranks hold, for people: `stage 2`, `stages 0, 7`, or with several pipelines
     /// `stages 0, 3<`, those that run the reverse way marked so; with replicas that take micro-batches in
     /// turn `stage 0, replica 1`.

@@ -93,7 +93,9 @@ pub enum Action {
     },
     /// Combines or exchanges its read over a group into its first write. A second write is where parts
     /// lie side by side meanwhile. Further reads are how many rows there are before and afterwards, where
-    /// that is known only while running. Where it reads and writes the same tensor, it works in place.
+    /// that is known only while running. Where it reads and writes the same tensor, it works in place. What is
+    /// [negotiated](Queue::Negotiated) writes besides what negotiation needs: where members tell each other of
+    /// their requests, and where several requests' parts lie side by side.
     Collective {
         /// What must hold afterwards.
         kind: Collective,
@@ -260,6 +262,17 @@ impl Instruction {
     pub fn restores(&self, class: &Class) -> bool {
         let mut reads = self.reads.iter().map(|read| class.tensor(read.tensor));
         self.action == Action::Copy && reads.any(|it| it.content == Content::Backup)
+    }
+
+    /// Whether it is a collective that sums a tensor up in place.
+    pub fn is_reduction(&self) -> bool {
+        let sums = |kind: &Collective| *kind == Collective::AllReduce(Reduction::Sum);
+        matches!(&self.action, Action::Collective { kind, .. } if sums(kind)) && self.is_in_place()
+    }
+
+    /// Whether members agree while running when it is carried out.
+    pub fn is_negotiated(&self) -> bool {
+        matches!(self.queue, Queue::Negotiated(_))
     }
 
     /// Whether it works on a tensor in place.

@@ -187,6 +187,7 @@ impl Class {
                 | Content::Staging
                 | Content::Compressed
                 | Content::SummedWeight
+                | Content::Negotiation
                 | Content::Statistics
                 | Content::Norm
                 | Content::Backup

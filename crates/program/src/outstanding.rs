@@ -1,7 +1,7 @@
 //! Which collectives a rank has started and not yet waited for.
 //!
 //! A rank with a communication thread starts a collective where it comes to it, and goes on. The thread runs
-//! what it is given one after the other. The rank waits for a collective, and so for all that it started
+//! what it is given one after the other; what is negotiated another thread runs in the order that is agreed on. The rank waits for a collective, and so for all that it started
 //! before, where an instruction comes to a [point](Point) of it, or is in the same queue and touches what it
 //! touches. That depends on the order of instructions alone and never on time, so that ranks, the simulator,
 //! the buffer plan and who counts memory agree about it: what a collective touches lives until it is waited
@@ -17,7 +17,8 @@ use std::collections::VecDeque;
 use shardloom_plan::Communication;
 
 use crate::{
-    Action, Allocation, BodyId, Class, Copies, Instruction, Point, Program, Queue, Run, TensorId,
+    Action, Allocation, BodyId, Class, Content, Copies, Instruction, Point, Program, Queue, Run,
+    TensorId,
 };
 
 /// An instruction of a body, as an entry runs it.
@@ -52,7 +53,10 @@ impl Issued {
         };
         let touched = |run: Issued| {
             let instruction = run.instruction(class);
-            let operands = instruction.operands().map(|view| view.tensor);
+            // What negotiation needs is touched where nobody waits for it.
+            let is_waited_for =
+                |tensor: &TensorId| class.tensor(*tensor).content != Content::Negotiation;
+            let operands = instruction.operands().map(|view| view.tensor).filter(is_waited_for);
             operands.chain(instruction.frees.iter().copied()).map(move |it| copy(run, it))
         };
         touched(self).any(|one| touched(other).any(|another| one == another))

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::BodyId;
 
-/// An in-order queue of a rank. Instructions of a queue run one after another, in the order in which they
+/// A queue of a rank. Instructions of a queue, but those that are negotiated, run one after another, in the order in which they
 /// are issued; those of different queues run side by side where the device can, and wait for each other
 /// only at [points](Point).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,6 +20,9 @@ pub enum Queue {
     /// queue of its own, as communication libraries have a stream for each communicator. A group along which
     /// both values pass and replicas are kept equal has one for either.
     Communicator(u16),
+    /// Requests of one of those groups. In which order they are carried out, and which of them together, members
+    /// agree on while running: all that one follows is its points. They are carried out beside everything else.
+    Negotiated(u16),
 }
 
 impl Queue {
@@ -29,7 +32,7 @@ impl Queue {
             Queue::Compute => 0,
             Queue::Receive => 1,
             Queue::Send => 2,
-            Queue::Communicator(number) => 3 + usize::from(number),
+            Queue::Communicator(number) | Queue::Negotiated(number) => 3 + usize::from(number),
         }
     }
 
@@ -46,6 +49,7 @@ impl fmt::Display for Queue {
             Queue::Receive => out.write_str("receive"),
             Queue::Send => out.write_str("send"),
             Queue::Communicator(number) => write!(out, "communicator {number}"),
+            Queue::Negotiated(number) => write!(out, "negotiated communicator {number}"),
         }
     }
 }

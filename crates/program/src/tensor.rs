@@ -140,6 +140,8 @@ pub enum Content {
     OfRank(u8),
     /// Compressed gradients on their way between replicas.
     Compressed,
+    /// What ranks that negotiate their reductions need: what they tell each other, and gradients side by side.
+    Negotiation,
     /// The sum over replicas of weights of which each has its own.
     SummedWeight,
     /// Sums of a round of the optimizer's statistics.

@@ -2,7 +2,7 @@
 
 use shardloom_collectives::{Algorithm, Kind, Member, bytes_sent_per_member, plan};
 
-use crate::{Action, Class, ClassId, Collective, Group, Instruction, Program};
+use crate::{Action, Class, ClassId, Collective, Format, Group, Instruction, Program};
 
 /// A collective as the fabric sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,7 +85,27 @@ impl Program {
         }
     }
 
-    fn exchange_sent_bytes(&self, id: ClassId, position: usize, exchange: &Exchange) -> u64 {
+    /// What the members of a negotiated communicator tell each other in a cycle, one after the other: which
+    /// requests they have made goes to the first of them, and its answer to all.
+    pub fn told(&self, class: &Class, communicator: u16) -> [Exchange; 2] {
+        let root = Member(0);
+        [Kind::Reduce { root }, Kind::Broadcast { root }].map(|kind| Exchange {
+            kind,
+            group: class.communicators[usize::from(communicator)].clone(),
+            elements: class.requests(communicator).len(),
+            element_bytes: Format::U32.bytes(),
+            algorithm: Algorithm::Direct,
+        })
+    }
+
+    /// Bytes of that which `position` of class `id` sends in a cycle.
+    pub fn told_bytes(&self, id: ClassId, position: usize, communicator: u16) -> u64 {
+        let told = self.told(self.class(id), communicator);
+        told.iter().map(|exchange| self.exchange_sent_bytes(id, position, exchange)).sum()
+    }
+
+    /// Bytes that `position` of class `id` sends in an exchange.
+    pub fn exchange_sent_bytes(&self, id: ClassId, position: usize, exchange: &Exchange) -> u64 {
         let class = self.class(id);
         let members = exchange.group.size(&class.mesh, self.ranks());
         let member = match &exchange.group {

@@ -219,6 +219,7 @@ impl Request {
                 compression: Compression::None,
                 averaging: None,
                 summation: None,
+                negotiation: None,
             },
             precision: self.precision,
             optimizer: self.optimizer,

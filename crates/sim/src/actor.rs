@@ -20,6 +20,22 @@ pub(crate) enum Lanes {
     Thread,
 }
 
+/// When a request ends that has not been answered.
+pub(crate) const UNKNOWN: Picos = Picos(u64::MAX);
+
+/// A request that an actor has made.
+pub(crate) struct Made<'s, 'p> {
+    /// It, starting when it was made.
+    pub call: Call<'p>,
+    pub line: &'s Line<'p>,
+    /// The micro-batch and the chunk that it is shown with.
+    pub shown: (Option<u32>, Option<u32>),
+    /// Its entry's table, and how often that had been taken.
+    table: (usize, u64),
+    /// Its number among all that was started.
+    pub number: u64,
+}
+
 /// An actor's state.
 pub(crate) struct ActorState<'s, 'p> {
     pub actor: Actor,
@@ -28,6 +44,10 @@ pub(crate) struct ActorState<'s, 'p> {
     /// What was started and not waited for, and when each of these ends.
     outstanding: Outstanding,
     ends: VecDeque<Picos>,
+    /// How many of all that was started has been waited for.
+    waited: u64,
+    /// How many requests have been made and not answered: they end at [`UNKNOWN`].
+    unanswered: usize,
     /// When each queue is free.
     free: Vec<Picos>,
     /// When the host has launched the current instruction, or what it launched last.
@@ -40,6 +60,8 @@ pub(crate) struct ActorState<'s, 'p> {
     latest: Vec<Picos>,
     /// When those for a micro-batch ended; one table for each micro-batch in flight.
     tables: Vec<Vec<Picos>>,
+    /// How often each table has been taken.
+    taken: Vec<u64>,
     idle_tables: Vec<usize>,
     /// The table of each micro-batch that can be in flight at a time, and at the end that of entries
     /// without one.
@@ -88,12 +110,15 @@ impl<'s, 'p> ActorState<'s, 'p> {
             lanes,
             outstanding: Outstanding::new(program, script.class),
             ends: VecDeque::new(),
+            waited: 0,
+            unanswered: 0,
             free: vec![Picos::ZERO; script.queues()],
             launched: Picos::ZERO,
             held: Picos::ZERO,
             is_launched: false,
             latest: vec![Picos::ZERO; script.events[1]],
             tables: vec![],
+            taken: vec![],
             idle_tables: vec![],
             table_of: vec![usize::MAX; program.microbatches * (program.ahead as usize + 1) + 1],
             table: 0,
@@ -143,7 +168,9 @@ impl<'s, 'p> ActorState<'s, 'p> {
     /// overlap, coming to an instruction is not waiting for anything.
     pub fn arrival(&self) -> Picos {
         match (self.lanes, self.ending().checked_sub(1)) {
-            (Lanes::Thread, Some(last)) => self.clock().max(self.ends[last]),
+            (Lanes::Thread, Some(last)) => {
+                self.ends.range(..=last).copied().fold(self.clock(), Picos::max)
+            }
             _ => self.clock(),
         }
     }
@@ -173,8 +200,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
     /// Waits for what ends with a step, which may be the last; tells of each.
     pub fn arrive_at_end(&mut self, is_last: bool, tell: impl FnMut(Issued)) {
         let ending = self.outstanding.ending_with_step(is_last);
-        let last = ending.checked_sub(1).map(|last| self.ends[last]);
-        let end = last.map_or(self.clock(), |last| last.max(self.clock()));
+        let end = self.ends.range(..ending).copied().fold(self.clock(), Picos::max);
         self.end_first(ending, end, tell);
     }
 
@@ -182,6 +208,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
     fn end_first(&mut self, count: usize, time: Picos, mut tell: impl FnMut(Issued)) {
         for _ in 0..count {
             self.ends.pop_front();
+            self.waited += 1;
             tell(self.outstanding.end_first().expect("there are as many"));
         }
         if self.lanes == Lanes::Thread {
@@ -207,15 +234,77 @@ impl<'s, 'p> ActorState<'s, 'p> {
 
     /// When the current instruction could start, when the actor has [arrived](Self::arrive) at it.
     pub fn earliest(&self, line: &Line<'_>) -> Picos {
-        let table = &self.tables[self.table];
-        let ended = |wait: &Wait| match *wait {
-            Wait::Queue(queue) => self.free(queue),
-            Wait::Event(Event::Microbatch(event)) => table[event as usize],
-            Wait::Event(Event::Latest(event)) => self.latest[event as usize],
-        };
-        let queued = self.free(line.instruction.queue);
+        self.ready(line).max(self.free(line.instruction.queue))
+    }
+
+    /// When the current instruction, a request, is made, when the actor has [arrived](Self::arrive) at it:
+    /// whatever else is in its queue.
+    pub fn ready(&self, line: &Line<'_>) -> Picos {
         let come = if self.is_blocking() { self.arrival() } else { Picos::ZERO };
-        line.waits.iter().map(ended).fold(queued.max(come).max(self.launched), Picos::max)
+        let waits = line.waits.iter().map(|wait| self.ended(wait));
+        waits.fold(come.max(self.launched), Picos::max)
+    }
+
+    /// Whether the current instruction waits for a request that has not been answered.
+    pub fn awaits_answer(&self, line: &Line<'_>) -> bool {
+        let is_unknown = |wait: &Wait| match wait {
+            Wait::Queue(queue) => matches!(queue, Queue::Negotiated(_)),
+            Wait::Event(_) => self.ended(wait) == UNKNOWN,
+        };
+        self.unanswered > 0
+            && (line.waits.iter().any(is_unknown)
+                || self.ends.range(..self.ending()).any(|&end| end == UNKNOWN))
+    }
+
+    /// Makes the current instruction, a request, whose end is unknown.
+    pub fn request(&mut self, line: &'s Line<'p>) -> Made<'s, 'p> {
+        let ready = self.ready(line);
+        let number = self.waited + self.ends.len() as u64;
+        if self.outstanding.start(self.script.class, self.issued()) {
+            self.ends.push_back(UNKNOWN);
+        }
+        self.unanswered += 1;
+        self.note_end(line, self.table, UNKNOWN);
+        let (call, shown) = (self.call(ready), (self.microbatch(), self.item().chunk));
+        let table = (self.table, self.taken[self.table]);
+        Made { call, line, shown, table, number }
+    }
+
+    /// A request ends at `end`.
+    pub fn answer(&mut self, made: &Made<'s, 'p>, end: Picos) {
+        let Made { line, table: (table, taken), number, .. } = *made;
+        self.unanswered -= 1;
+        if let Some(place) = number.checked_sub(self.waited) {
+            self.ends[place as usize] = end;
+        }
+        let queue = &mut self.free[line.instruction.queue.index()];
+        *queue = end.max(*queue);
+        let is_there = self.taken[table] == taken;
+        for event in &line.ends {
+            match *event {
+                Event::Microbatch(event) if is_there => self.tables[table][event as usize] = end,
+                Event::Microbatch(_) => {}
+                Event::Latest(event) => self.latest[event as usize] = end,
+            }
+        }
+    }
+
+    fn note_end(&mut self, line: &Line<'_>, table: usize, end: Picos) {
+        for event in &line.ends {
+            match *event {
+                Event::Microbatch(event) => self.tables[table][event as usize] = end,
+                Event::Latest(event) => self.latest[event as usize] = end,
+            }
+        }
+    }
+
+    /// When what an instruction waits for has ended.
+    fn ended(&self, wait: &Wait) -> Picos {
+        match *wait {
+            Wait::Queue(queue) => self.free(queue),
+            Wait::Event(Event::Microbatch(event)) => self.tables[self.table][event as usize],
+            Wait::Event(Event::Latest(event)) => self.latest[event as usize],
+        }
     }
 
     /// Whether the host has launched the current instruction.
@@ -253,12 +342,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
         if self.outstanding.start(self.script.class, self.issued()) {
             self.ends.push_back(end);
         }
-        for event in &line.ends {
-            match *event {
-                Event::Microbatch(event) => self.tables[self.table][event as usize] = end,
-                Event::Latest(event) => self.latest[event as usize] = end,
-            }
-        }
+        self.note_end(line, self.table, end);
     }
 
     /// The current instruction as a call that starts at `start`.
@@ -393,6 +477,7 @@ impl<'s, 'p> ActorState<'s, 'p> {
                 }
                 None => {
                     self.tables.push(fresh());
+                    self.taken.push(0);
                     self.tables.len() - 1
                 }
             };
@@ -405,7 +490,9 @@ impl<'s, 'p> ActorState<'s, 'p> {
         self.times[body.0 as usize] += 1;
         if self.item().last {
             let place = self.table_place();
-            self.idle_tables.push(std::mem::replace(&mut self.table_of[place], usize::MAX));
+            let table = std::mem::replace(&mut self.table_of[place], usize::MAX);
+            self.taken[table] += 1;
+            self.idle_tables.push(table);
         }
         self.run = None;
     }

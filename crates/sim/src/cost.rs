@@ -334,6 +334,22 @@ impl<'a> CostModel<'a> {
         })
     }
 
+    /// Seconds that a device takes to lay what is reduced as one side by side, and to take it back from there.
+    ///
+    /// # Errors
+    /// If the cluster lacks the device.
+    pub fn fusion_seconds(
+        &self,
+        class: ClassId,
+        position: usize,
+        fused: &Exchange,
+    ) -> Result<f64, SimError> {
+        let device = self.cluster.kind_of(self.program.class(class).devices[position])?;
+        let Exchange { elements, element_bytes, .. } = *fused;
+        let bytes = self.cluster.stack().memory_time * (2 * elements * element_bytes) as f64;
+        Ok(2.0 * device.memory_bound_seconds("copy", elements as f64, bytes))
+    }
+
     /// Seconds of a collective over `group` while `concurrent` groups like it, itself included, share
     /// the uplinks of its nodes. One member alone needs no time.
     ///

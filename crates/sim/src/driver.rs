@@ -104,6 +104,36 @@ pub trait Driver {
         Ok(true)
     }
 
+    /// An actor makes a request, and goes on: a collective that it has [come to](Driver::fused) is run later.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn request(&mut self, _call: &Call<'_>) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// The members of a group, of each some request that it has made, tell each other which they have made, in so
+    /// many cycles. How long one of these takes.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn negotiate(&mut self, _members: &[Call<'_>], _cycles: u64) -> Result<Picos, Self::Error> {
+        Ok(Picos::ZERO)
+    }
+
+    /// Runs requests as one, each made by all members, which stand in the order of the group; in all calls the
+    /// start is when they were made.
+    ///
+    /// # Errors
+    /// Whatever goes wrong in it.
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, Self::Error> {
+        let mut all = Picos::ZERO;
+        for members in requests {
+            all += self.collective(members)?;
+        }
+        Ok(all)
+    }
+
     /// Runs a collective whose members have all arrived, `members` in the order of the group; all of
     /// them are occupied for the result. The group may have one member. A folded class that the group
     /// lies within is one member.

@@ -29,7 +29,8 @@ use shardloom_plan::Communication;
 use shardloom_program::timeline::{Picos, Timeline};
 use shardloom_program::{Class, Program, Queue, Rank, RouteId};
 
-use crate::actor::{ActorState, Lanes, Moved};
+use crate::actor::{ActorState, Lanes, Made, Moved};
+use crate::negotiation::Negotiations;
 use crate::rendezvous::{self, Rendezvous};
 use crate::script::{Doing, Line, Script};
 use crate::track_writer::TrackWriter;
@@ -101,6 +102,7 @@ struct Engine<'s, 'p> {
     transfers: Transfers,
     groups: Vec<Rendezvous<'p>>,
     groups_of: Vec<Vec<u32>>,
+    negotiations: Negotiations<'s, 'p>,
     /// Actors that can go on, by when.
     runnable: BinaryHeap<Reverse<(Picos, u32)>>,
     finished: usize,
@@ -135,6 +137,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             }
         }
         let (groups, groups_of) = rendezvous::meet(program, scripts, folded);
+        let actors_count = actors.len();
         let host = cluster.stack().host;
         Ok(Engine {
             program,
@@ -148,6 +151,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             tracks,
             first_actor,
             transfers: Transfers::new(program, folded),
+            negotiations: Negotiations::new(program, groups.len(), actors_count),
             groups,
             groups_of,
             runnable: BinaryHeap::new(),
@@ -166,8 +170,14 @@ impl<'s, 'p> Engine<'s, 'p> {
                 self.wake(index);
             }
         }
-        while let Some(Reverse((_, index))) = self.runnable.pop() {
-            self.run_actor(index as usize, driver)?;
+        loop {
+            while let Some(Reverse((_, index))) = self.runnable.pop() {
+                self.run_actor(index as usize, driver)?;
+            }
+            // Nobody makes more requests before some are answered.
+            if !self.negotiate(driver)? {
+                break;
+            }
         }
         if self.finished < self.actors.len() {
             return Err(self.deadlock().into());
@@ -190,7 +200,11 @@ impl<'s, 'p> Engine<'s, 'p> {
                 continue;
             }
             self.launch(index, driver)?;
-            let line = self.actors[index].line();
+            let line: &'s Line<'p> = self.actors[index].line();
+            if self.actors[index].awaits_answer(line) {
+                self.negotiations.wait(index);
+                return Ok(());
+            }
             let Some(due) = self.due(index, line) else { return Ok(()) };
             if let Some(Reverse(next)) = self.runnable.peek()
                 && *next < (due, index as u32)
@@ -204,6 +218,10 @@ impl<'s, 'p> Engine<'s, 'p> {
                     self.advance(index, driver)?
                 }
                 Doing::Collective { group } => self.join(index, line, group, driver)?,
+                Doing::Request { group } => {
+                    self.request(index, line, group, driver)?;
+                    self.advance(index, driver)?
+                }
                 Doing::Send(route) => {
                     self.send(index, line, route, driver)?;
                     self.advance(index, driver)?
@@ -336,7 +354,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         let actor = &mut self.actors[index];
         self.tracks[index].remember(actor, actor.clock(), 0);
         actor.end(line, arrival);
-        self.tracks[index].communicate(line, actor, start, arrival);
+        self.tracks[index].communicate(line, shown(actor), start, arrival);
         Ok(())
     }
 
@@ -366,7 +384,7 @@ impl<'s, 'p> Engine<'s, 'p> {
         if self.waits_for_messages {
             actor.hold_host(end);
         }
-        self.tracks[index].communicate(line, actor, begun, end);
+        self.tracks[index].communicate(line, shown(actor), begun, end);
         Ok(())
     }
 
@@ -394,7 +412,7 @@ impl<'s, 'p> Engine<'s, 'p> {
             let actor = &mut self.actors[member];
             let line = actor.line();
             actor.end(line, end);
-            self.tracks[member].communicate(line, actor, start, end);
+            self.tracks[member].communicate(line, shown(actor), start, end);
             let goes_on = self.advance(member, driver)?;
             match member == index {
                 true => runs_on = goes_on,
@@ -404,6 +422,59 @@ impl<'s, 'p> Engine<'s, 'p> {
         }
         self.calls = calls;
         Ok(runs_on)
+    }
+
+    /// Has the actor make a request.
+    fn request<D: Driver>(
+        &mut self,
+        index: usize,
+        line: &'s Line<'p>,
+        group: usize,
+        driver: &mut D,
+    ) -> Result<(), D::Error> {
+        self.arrive(index);
+        let actor = &self.actors[index];
+        self.tracks[index].remember(actor, actor.clock(), 0);
+        driver.request(&actor.call(actor.ready(line)))?;
+        let made = self.actors[index].request(line);
+        let group = self.groups_of[index][group] as usize;
+        self.negotiations.add(group, &self.groups[group].members, made);
+        Ok(())
+    }
+
+    /// Runs the earliest cycle in which requests are answered, and what it answers. Whether there is one.
+    fn negotiate<D: Driver>(&mut self, driver: &mut D) -> Result<bool, D::Error> {
+        let Some((mut time, lists)) = self.negotiations.next_cycle(driver)? else {
+            return Ok(false);
+        };
+        for list in &lists {
+            let calls =
+                |request: &Vec<Made<'s, 'p>>| request.iter().map(|made| made.call).collect();
+            let calls: Vec<Vec<Call<'p>>> = list.requests.iter().map(calls).collect();
+            let took = driver.fused(&calls)?;
+            let end = time + took;
+            // Each request is shown for its part of that.
+            let all = list.elements.iter().sum::<usize>().max(1) as u128;
+            let mut before = 0;
+            for (request, elements) in list.requests.iter().zip(&list.elements) {
+                let at = |elements: usize| {
+                    time + Picos((u128::from(took.0) * elements as u128 / all) as u64)
+                };
+                let shown = [at(before), at(before + elements)];
+                before += elements;
+                for made in request {
+                    let member = made.call.actor.index as usize;
+                    self.actors[member].answer(made, end);
+                    self.tracks[member].communicate(made.line, made.shown, shown[0], shown[1]);
+                }
+            }
+            time = end;
+        }
+        self.negotiations.end_cycle(&lists, time);
+        for index in self.negotiations.woken() {
+            self.wake(index);
+        }
+        Ok(true)
     }
 
     /// Moves an actor on to its next instruction. Whether there is one.
@@ -489,7 +560,8 @@ impl<'s, 'p> Engine<'s, 'p> {
     fn finish<D: Driver>(self, driver: &D) -> Simulation {
         let tracks = self.tracks.into_iter().zip(&self.actors).map(|(track, state)| {
             let Actor { class, position, .. } = state.actor;
-            track.finish(self.program.bytes_of_runs(class, position, state.times()))
+            let told = self.negotiations.told_bytes(self.program, state.actor, &self.groups_of);
+            track.finish(self.program.bytes_of_runs(class, position, state.times()) + told)
         });
         let timeline = Timeline { clock: driver.clock(), tracks: tracks.collect() };
         let draining = self.program.ahead as usize;
@@ -497,6 +569,11 @@ impl<'s, 'p> Engine<'s, 'p> {
         let period = self.program.period() as usize;
         Simulation { timeline, step_ends: self.step_ends, period, draining, folded }
     }
+}
+
+/// The micro-batch and the chunk that an actor's current instruction is shown with.
+fn shown(actor: &ActorState<'_, '_>) -> (Option<u32>, Option<u32>) {
+    (actor.microbatch(), actor.item().chunk)
 }
 
 /// The micro-batch that messages of a route belong to; the first where they belong to none, as a norm does,

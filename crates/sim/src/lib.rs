@@ -53,6 +53,7 @@ mod engine;
 mod error;
 mod host;
 mod modelled;
+mod negotiation;
 mod rate;
 mod recording;
 mod rendezvous;

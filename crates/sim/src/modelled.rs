@@ -7,7 +7,7 @@ use shardloom_collectives::{Algorithm, Kind};
 use shardloom_graph::Graph;
 use shardloom_program::timeline::{Clock, Picos};
 use shardloom_program::{
-    Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, RouteId,
+    Action, Body, BodyId, ClassId, Exchange, Group, Guard, Instruction, Program, Queue, RouteId,
 };
 
 use crate::contention::{Siblings, concurrent_messages};
@@ -225,6 +225,25 @@ impl<'a> Modelled<'a> {
         self.exchange_on(&exchange, shape)
     }
 
+    /// An exchange among the group of some actors; where these are folded classes, the slowest like it.
+    fn exchange_among(
+        &mut self,
+        members: &[Call<'_>],
+        exchange: &Exchange,
+    ) -> Result<Picos, SimError> {
+        let Actor { class, position, .. } = members[0].actor;
+        let shapes = self.group_shapes(class, &exchange.group)?;
+        let of_group = match members.iter().any(|member| member.actor.multiplicity > 1) {
+            true => shapes.different.clone(),
+            false => vec![shapes.of_group[shapes.group_of.get(position).copied().unwrap_or(0)]],
+        };
+        let mut slowest = Picos::ZERO;
+        for shape in of_group {
+            slowest = slowest.max(self.exchange_on(exchange, shape)?);
+        }
+        Ok(slowest)
+    }
+
     /// Durations of a route's messages, per sender.
     fn route(&mut self, id: RouteId) -> Result<&[Vec<Picos>], SimError> {
         if self.sends[id.0 as usize].is_none() {
@@ -360,6 +379,38 @@ impl Driver for Modelled<'_> {
             false => self.own_collective(first)?,
         };
         Ok(exchange + Picos::from_seconds(staging))
+    }
+
+    fn negotiate(&mut self, members: &[Call<'_>], _: u64) -> Result<Picos, SimError> {
+        let call = &members[0];
+        let Queue::Negotiated(communicator) = call.instruction.queue else {
+            return Ok(Picos::ZERO);
+        };
+        let program = self.costs.program();
+        let mut all = Picos::ZERO;
+        for told in program.told(program.class(call.actor.class), communicator) {
+            all += self.exchange_among(members, &told)?;
+        }
+        Ok(all)
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, SimError> {
+        let members = &requests[0];
+        if let [_] = requests {
+            return self.collective(members);
+        }
+        let mut all: Option<Exchange> = None;
+        for request in requests {
+            let Some(one) = self.exchange(&request[0])? else { continue };
+            match &mut all {
+                Some(all) => all.elements += one.elements,
+                None => all = Some(one),
+            }
+        }
+        let Some(all) = all else { return Ok(Picos::ZERO) };
+        let Actor { class, position, .. } = members[0].actor;
+        let copies = self.costs.fusion_seconds(class, position, &all)?;
+        Ok(self.exchange_among(members, &all)? + Picos::from_seconds(copies))
     }
 }
 

@@ -123,6 +123,22 @@ impl<D: Driver> Driver for Recorder<D> {
         self.of(members[0].actor).spans.push(span);
         Ok(span)
     }
+
+    fn request(&mut self, call: &Call<'_>) -> Result<(), D::Error> {
+        self.driver.request(call)
+    }
+
+    fn negotiate(&mut self, members: &[Call<'_>], cycles: u64) -> Result<Picos, D::Error> {
+        let span = self.driver.negotiate(members, cycles)?;
+        self.of(members[0].actor).spans.push(span);
+        Ok(span)
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, D::Error> {
+        let span = self.driver.fused(requests)?;
+        self.of(requests[0][0].actor).spans.push(span);
+        Ok(span)
+    }
 }
 
 /// Repeats a [`Recording`] of the same program with the same options.
@@ -218,6 +234,14 @@ impl Driver for Recorded<'_> {
 
     fn collective(&mut self, members: &[Call<'_>]) -> Result<Picos, SimError> {
         self.span(members[0].actor)
+    }
+
+    fn negotiate(&mut self, members: &[Call<'_>], _: u64) -> Result<Picos, SimError> {
+        self.span(members[0].actor)
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, SimError> {
+        self.span(requests[0][0].actor)
     }
 }
 

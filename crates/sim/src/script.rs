@@ -31,6 +31,8 @@ pub(crate) enum Doing {
     Local,
     /// A collective of a group of the class.
     Collective { group: usize },
+    /// The same in an order that members agree on while running.
+    Request { group: usize },
     /// Messages out.
     Send(RouteId),
     /// Messages in.
@@ -123,6 +125,9 @@ fn line<'p>(class: &Class, body: &Body, instruction: &'p Instruction) -> Line<'p
         (&Action::Receive { route }, _) => Doing::Receive(route),
         (Action::Collective { .. }, Queue::Communicator(group)) => {
             Doing::Collective { group: usize::from(group) }
+        }
+        (Action::Collective { .. }, Queue::Negotiated(group)) => {
+            Doing::Request { group: usize::from(group) }
         }
         (Action::Collective { .. }, queue) => {
             panic!("a collective runs in the queue of its communicator, not in {queue:?}")

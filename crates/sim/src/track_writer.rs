@@ -65,11 +65,12 @@ impl<'p> TrackWriter<'p> {
         }
     }
 
-    /// A queue of communication works from `start` to `end` on an instruction.
+    /// A queue of communication works from `start` to `end` on an instruction, which is for a micro-batch or none
+    /// and of a chunk of the model.
     pub fn communicate(
         &mut self,
         line: &Line<'_>,
-        actor: &ActorState<'_, '_>,
+        (microbatch, chunk): (Option<u32>, Option<u32>),
         start: Picos,
         end: Picos,
     ) {
@@ -79,7 +80,7 @@ impl<'p> TrackWriter<'p> {
         let (lane, activity) = match line.doing {
             Doing::Send(_) => (Lane::CommunicationOut, Activity::Send),
             Doing::Receive(_) => (Lane::CommunicationIn, Activity::Receive),
-            Doing::Local | Doing::Collective { .. } => {
+            Doing::Local | Doing::Collective { .. } | Doing::Request { .. } => {
                 (Lane::CommunicationIn, Activity::Collective)
             }
         };
@@ -91,8 +92,8 @@ impl<'p> TrackWriter<'p> {
             lane,
             activity,
             label: line.label.clone(),
-            microbatch: actor.microbatch(),
-            chunk: actor.item().chunk,
+            microbatch,
+            chunk,
             start,
             end,
         });

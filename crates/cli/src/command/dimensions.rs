@@ -5,8 +5,9 @@ use shardloom::cluster::{Cluster, Habits};
 use shardloom::collectives::Algorithm;
 use shardloom::methods::Rules;
 use shardloom::plan::{
-    Averaging, AveragingTime, Communication, Compression, Mesh, Optimizer, Plan, Precision, Ranges,
-    Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
+    Averaging, AveragingTime, Communication, Compression, Mesh, Negotiation, Optimizer, Plan,
+    Precision, Ranges, Recompute, ScheduleKind, Servers, Share, Staleness, Summation, Sync,
+    Uniform, Updates, Weights,
 };
 use shardloom::search::Request;
 use shardloom::{Model, parse_optimizer, uniform_plan_in_chunks};
@@ -138,6 +139,20 @@ struct Split {
     #[arg(long, value_name = "SHARE", requires = "summation_servers")]
     summation_share: Option<Share>,
 
+    /// Have data-parallel replicas agree while running in which order they reduce their gradients, parameter by
+    /// parameter, with communication threads
+    #[arg(long)]
+    negotiate: bool,
+
+    /// The least seconds from one agreement to the next [default: 0.001]
+    #[arg(long, value_name = "SECONDS", requires = "negotiate", value_parser = decimal)]
+    cycle_seconds: Option<f64>,
+
+    /// Up to how many bytes of gradients are reduced as one where their order is agreed on; 0 reduces each by
+    /// itself [default: 134217728]
+    #[arg(long, value_name = "N", requires = "negotiate", value_parser = whole::<usize>)]
+    fusion_bytes: Option<usize>,
+
     /// Micro-batches of a step [default: 1, of a pipeline the most up to four per device that divide, or
     /// what the schedule's system says]
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -177,6 +192,9 @@ impl Split {
             summation_servers,
             summation_ranges,
             summation_share,
+            negotiate,
+            cycle_seconds,
+            fusion_bytes,
             microbatches,
             recompute,
             recompute_except_last,
@@ -199,6 +217,9 @@ impl Split {
             ("--summation-servers", summation_servers.is_some()),
             ("--summation-ranges", summation_ranges.is_some()),
             ("--summation-share", summation_share.is_some()),
+            ("--negotiate", *negotiate),
+            ("--cycle-seconds", cycle_seconds.is_some()),
+            ("--fusion-bytes", fusion_bytes.is_some()),
             ("--microbatches", microbatches.is_some()),
             ("--recompute", recompute.is_some()),
             ("--recompute-except-last", *recompute_except_last),
@@ -411,7 +432,9 @@ impl Dimensions {
         }
         let mut plan = uniform_plan_in_chunks(model, &numbers, &place.cluster, order.chunks())?;
         plan.post_validation = self.post_validation;
-        plan.communication = self.communication();
+        if plan.sync.negotiation.is_none() {
+            plan.communication = self.communication();
+        }
         plan.recompute_last = !self.split.recompute_except_last;
         plan.keeps_gathered = self.split.keep_gathered || place.habits.keeps_gathered;
         plan.weights = weights;
@@ -474,6 +497,11 @@ impl Dimensions {
             share: self.split.summation_share.unwrap_or_default(),
             servers,
         });
+        let usual = Negotiation::default();
+        let negotiation = self.split.negotiate.then(|| Negotiation {
+            cycle_seconds: self.split.cycle_seconds.unwrap_or(usual.cycle_seconds),
+            fusion_bytes: self.split.fusion_bytes.unwrap_or(usual.fusion_bytes),
+        });
         let zero = self.split.zero.unwrap_or(0);
         Ok(Uniform {
             pp: self.pp(),
@@ -490,6 +518,7 @@ impl Dimensions {
                 compression: self.split.compression.unwrap_or_default(),
                 averaging,
                 summation,
+                negotiation,
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },

@@ -101,7 +101,7 @@ pub fn plan_line(plan: &Plan) -> String {
         Some(Averaging { every, .. }) => format!("averaged every {every} steps"),
     };
     format!(
-        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{}{}",
+        "{}: {}{}{each}{replicas} of {mesh}{}, {kept}, {schedule}{} of {}, recompute {}{}{}{}{}",
         counted(plan.device_count(), "device"),
         counted(stages, "stage"),
         if pipelines > 1 {
@@ -115,7 +115,8 @@ pub fn plan_line(plan: &Plan) -> String {
         recompute,
         if plan.spares_last() { " except the last" } else { "" },
         if plan.post_validation { ", post-validation" } else { "" },
-        compressed(plan)
+        compressed(plan),
+        if plan.sync.negotiation.is_some() { ", reductions negotiated" } else { "" }
     )
 }
 

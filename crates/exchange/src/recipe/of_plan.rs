@@ -71,6 +71,11 @@ impl Recipe {
             let reason = "there are no servers that sum gradients";
             return refuse("sync.summation", summation.servers.to_string(), reason);
         }
+        if let Some(negotiation) = &sync.negotiation {
+            let reason = "gradients are reduced in the order of the backward pass: leave sync.negotiation out";
+            let value = format!("cycles of {} s", negotiation.cycle_seconds);
+            return refuse("sync.negotiation", value, reason);
+        }
         if let Some(axes) = &sync.shard_over {
             let reason = "sharding among some of the replicas is not written for other projects yet: \
                           leave sync.shard_over out";

@@ -223,6 +223,10 @@ impl<B: Lent> Endpoint<B> for OverlappedEndpoint<B> {
         }))
     }
 
+    fn group_apart(&mut self, members: &[u32]) -> Result<Box<dyn Group<B>>, FabricError> {
+        self.inner_mut().group_apart(members)
+    }
+
     fn fail(&self, reason: &str) {
         self.inner().fail(reason);
     }

@@ -11,6 +11,7 @@ mod handles;
 #[cfg(feature = "mpi")]
 mod job;
 mod messages;
+mod negotiated;
 mod ranks;
 mod separate;
 
@@ -121,6 +122,12 @@ facts! {
         what_was_started_comes_back_to_who_waits_in_whatever_order
         who_waited_elsewhere_finds_it_complete
         a_handle_brings_the_error_of_its_collective_and_what_was_lent
+    }
+    negotiated {
+        ranks_that_get_ready_in_any_order_carry_out_the_same_lists
+        lists_that_are_repeated_come_to_the_same_bits
+        a_rank_that_fails_ends_all_requests_with_its_reason
+        requests_that_others_do_not_make_are_given_up
     }
     messages {
         messages_of_a_tag_stay_in_order_and_others_wait_until_asked_for

@@ -3,12 +3,11 @@
 //! model averaging (Mai et al. 2020, "KungFu: Making Training in Distributed Machine Learning Adaptive", OSDI,
 //! `SynchronousAveragingOptimizer`; Koliousis et al. 2019, "CROSSBOW", VLDB, arXiv 1901.02244).
 
-use shardloom_plan::{Averaging, Mesh, Recompute, Sync, Uniform};
-use shardloom_search::{divisors, judge};
+use shardloom_plan::{Averaging, Sync, Uniform};
 
+use super::replicas;
 use crate::choice::Task;
 use crate::method::{Family, Method, Rules};
-use crate::selection::Selection;
 use crate::{Choice, MethodError};
 
 /// Local SGD.
@@ -43,44 +42,18 @@ pub(crate) const SYNCHRONOUS: Method = Method {
 /// Steps from one average to the next, where nobody says it.
 const LOCAL_STEPS: u32 = 8;
 
-/// Replicas of the whole model on as many devices as the batch can be dealt to, with the largest micro-batches
-/// that fit.
+/// Replicas of the whole model that are averaged.
 fn replicated(task: &mut Task<'_>, averaging: Averaging) -> Result<Choice, MethodError> {
-    let (cluster, request) = (task.cluster, task.request);
-    if request.post_validation {
+    if task.request.post_validation {
         let rule = "no update waits for the norm of all gradients, which replicas do not find";
         return Err(task.impossible("post_validation", true, rule));
     }
-    let batch = request.global_batch as u32;
-    let devices = cluster.device_count();
-    let replicas = divisors(batch).filter(|&it| it <= devices).max().unwrap_or(1);
-    let mut selection = Selection::new(request.memory_share);
-    let mut simulated = 0;
-    for microbatches in divisors(batch / replicas) {
-        let common = task.uniform(1, Mesh::of(replicas, 1, 1), microbatches as usize);
-        let uniform = Uniform {
-            sync: Sync { averaging: Some(averaging), ..common.sync },
-            recompute: Recompute::None.under(cluster.stack()),
-            clip_norm: None,
-            ..common
-        };
-        let plan = uniform.plan(task.graph, &request.model, &request.cluster);
-        let judgement = judge(task.graph, cluster, &plan)?;
-        simulated += 1;
-        if selection.offer(plan, judgement) {
-            break;
-        }
-    }
-    let nothing = || task.impossible("global_batch", batch, "at least 1");
-    let found = selection.finish(task).map_err(|why| why.unwrap_or_else(nothing))?;
-    let mut choice = found.choice(simulated, simulated);
-    let idle = devices - choice.plan.device_count() as u32;
-    if idle > 0 {
-        choice
-            .notes
-            .push(format!("{idle} of {devices} devices do nothing: replicas divide the batch"));
-    }
-    if let Some(norm) = request.clip_norm {
+    let mut choice = replicas::with_largest_microbatches(task, |common| Uniform {
+        sync: Sync { averaging: Some(averaging), ..common.sync },
+        clip_norm: None,
+        ..common
+    })?;
+    if let Some(norm) = task.request.clip_norm {
         choice.notes.push(format!(
             "gradients are not clipped to {norm}: each replica has gradients of its own, and no norm of all is \
              found"

@@ -10,6 +10,7 @@ pub(crate) mod dualpipe;
 pub(crate) mod gpipe;
 pub(crate) mod hanayo;
 pub(crate) mod herring;
+pub(crate) mod horovod;
 pub(crate) mod interleaved;
 pub(crate) mod megatron_lm;
 pub(crate) mod parameter_server;
@@ -23,4 +24,5 @@ pub(crate) mod zero;
 pub(crate) mod zero_bubble;
 
 mod equal_stages;
+mod replicas;
 mod workers;

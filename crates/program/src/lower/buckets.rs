@@ -84,7 +84,8 @@ impl<'a> Parameters<'a> {
                 // Nobody adds gradients up: each worker sends its own.
                 key.classes.clear();
             }
-            match keys.iter().position(|known| *known == key) {
+            let alone = plan.sync.negotiation.is_some();
+            match keys.iter().position(|known| *known == key && !alone) {
                 Some(bucket) => members[bucket].push((value, layout)),
                 None => {
                     keys.push(key);
@@ -126,7 +127,10 @@ impl<'a> Parameters<'a> {
             }
             let differ = |axis: &Axis| key.splits.contains(axis) || key.own.contains(axis);
             let copies = model.mesh.axes().filter(|axis| !differ(axis)).collect();
-            let name = unit_name(&name);
+            let name = match plan.sync.negotiation {
+                Some(_) => name,
+                None => unit_name(&name),
+            };
             let keeps = Keeps { averages: !key.own.is_empty(), ..keeps };
             let held = parts.hold(bucket, &name, offset, &ids, (key.group, &key.replicas), keeps);
             parts.groups.push(key.group);

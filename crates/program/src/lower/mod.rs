@@ -19,6 +19,7 @@ mod halves;
 mod holdings;
 mod inner_groups;
 mod liveness;
+mod negotiation;
 mod order;
 mod overlap;
 mod owners;
@@ -158,8 +159,10 @@ pub fn lower_with(
         corrections: plan.weights.corrections(),
         batch_axes: plan.batch_axes(graph),
         communication: plan.communication,
+        negotiation: plan.sync.negotiation,
     };
     program.fit_inner_groups()?;
+    program.add_requests();
     program.assign_queues();
     Ok(program)
 }

@@ -16,7 +16,9 @@ use smallvec::SmallVec;
 
 use super::whole_gradients;
 use crate::class::{Body, BodyId, Bucket, Program};
-use crate::{Action, Copies, Group, Instruction, Mode, Point, Queue, Tensor, TensorId, Write};
+use crate::{
+    Action, Content, Copies, Group, Instruction, Mode, Point, Queue, Tensor, TensorId, Write,
+};
 
 impl Program {
     /// Gives every instruction its queue and its points: by what instructions touch, and where ranks have a
@@ -43,10 +45,14 @@ fn assign(
     bodies: &mut [Body],
     repeats: bool,
 ) -> Vec<Group> {
-    let mut communicators: Vec<(Group, bool)> = vec![];
+    let mut communicators: Vec<(Group, Use)> = vec![];
     for instruction in bodies.iter_mut().flat_map(|body| &mut body.instructions) {
-        let of_replicas = is_of_replicas(instruction, tensors, buckets);
-        instruction.queue = queue(&instruction.action, of_replicas, &mut communicators);
+        let used = match is_of_replicas(instruction, tensors, buckets) {
+            _ if is_request(instruction, tensors) => Use::Requests,
+            true => Use::Replicas,
+            false => Use::Values,
+        };
+        instruction.queue = queue(&instruction.action, used, &mut communicators);
     }
     let lasting = lasting_touches(tensors, bodies);
     let mut here = vec![Touches::default(); tensors.len()];
@@ -69,6 +75,23 @@ fn assign(
     communicators.into_iter().map(|(group, _)| group).collect()
 }
 
+/// What passes within a group.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Values of micro-batches, and whatever is of no bucket.
+    Values,
+    /// What keeps replicas equal.
+    Replicas,
+    /// The same, in an order that is agreed on while running.
+    Requests,
+}
+
+/// Whether members of the group agree while running when it is carried out.
+fn is_request(instruction: &Instruction, tensors: &[Tensor]) -> bool {
+    let mut writes = instruction.writes.iter().map(|it| &tensors[it.to.tensor.0 as usize]);
+    writes.any(|it| it.content == Content::Negotiation)
+}
+
 /// Whether an instruction is a collective over the replicas of a bucket, or some of them, equal or not.
 fn is_of_replicas(instruction: &Instruction, tensors: &[Tensor], buckets: &[Bucket]) -> bool {
     let Action::Collective { group: Group::Mesh(axes), .. } = &instruction.action else {
@@ -81,17 +104,20 @@ fn is_of_replicas(instruction: &Instruction, tensors: &[Tensor], buckets: &[Buck
     })
 }
 
-fn queue(action: &Action, of_replicas: bool, communicators: &mut Vec<(Group, bool)>) -> Queue {
+fn queue(action: &Action, used: Use, communicators: &mut Vec<(Group, Use)>) -> Queue {
     match action {
         Action::Send { .. } => Queue::Send,
         Action::Receive { .. } => Queue::Receive,
         Action::Collective { group, .. } => {
-            let same = |known: &(Group, bool)| known.0 == *group && known.1 == of_replicas;
+            let same = |known: &(Group, Use)| known.0 == *group && known.1 == used;
             let number = communicators.iter().position(same).unwrap_or_else(|| {
-                communicators.push((group.clone(), of_replicas));
+                communicators.push((group.clone(), used));
                 communicators.len() - 1
             });
-            Queue::Communicator(number as u16)
+            match used {
+                Use::Requests => Queue::Negotiated(number as u16),
+                Use::Values | Use::Replicas => Queue::Communicator(number as u16),
+            }
         }
         _ => Queue::Compute,
     }
@@ -216,7 +242,11 @@ impl Progress {
         (here, lasting): (&[Touches], &[Vec<Touches>]),
     ) -> Vec<Point> {
         let queue = instruction.queue;
-        let mut clocks = self.last[queue.index()].clone();
+        let mut clocks = match queue {
+            // It follows nothing of its queue.
+            Queue::Negotiated(_) => Clocks::from_elem(0, self.last.len()),
+            _ => self.last[queue.index()].clone(),
+        };
         let mut points = vec![];
         let follows_computation = matches!(instruction.action, Action::Collective { .. })
             && instruction.reads.first().is_some_and(|read| is_shared(tensors, read.tensor));
@@ -250,7 +280,9 @@ impl Progress {
         // Those that come last imply the most.
         places.sort_unstable_by_key(|(_, touch)| Reverse(touch.instruction));
         for (_, Touch { instruction: place, queue: other, .. }) in places {
-            if clocks[other.index()] <= place {
+            let is_negotiated = matches!(other, Queue::Negotiated(_));
+            // That one of these is over says nothing of others.
+            if is_negotiated || clocks[other.index()] <= place {
                 join(&mut clocks, &self.ended[place as usize]);
                 points.push(Point::Here(place));
             }
@@ -260,8 +292,10 @@ impl Progress {
         let number = self.ended.len() as u32;
         for (latest, Touch { body, instruction: place, queue: other, .. }) in elsewhere {
             let known = self.waited.entry((latest, body, other));
+            let is_negotiated = |queue| matches!(queue, Queue::Negotiated(_));
             let is_implied = |&(until, by): &(u32, u32)| {
-                until >= place && (by == number || clocks[queues(by).index()] > by)
+                let has_followed = || !is_negotiated(queues(by)) && clocks[queues(by).index()] > by;
+                !is_negotiated(other) && until >= place && (by == number || has_followed())
             };
             match known {
                 Entry::Occupied(known) if is_implied(known.get()) => continue,

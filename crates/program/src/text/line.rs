@@ -33,6 +33,9 @@ impl Lines<'_> {
     /// The name of a queue: instructions of different queues can be under way at the same time.
     fn queue(&self, queue: Queue) -> String {
         match queue {
+            Queue::Negotiated(number) => {
+                self.queue(Queue::Communicator(number)).replace(" again", "") + " negotiated"
+            }
             Queue::Communicator(number) => match &self.0.class.communicators[usize::from(number)] {
                 group @ Group::Mesh(axes) => {
                     let before = &self.0.class.communicators[..usize::from(number)];

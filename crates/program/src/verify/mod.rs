@@ -9,6 +9,7 @@ mod communication;
 mod gradients;
 mod guards;
 mod lifetimes;
+mod negotiation;
 mod norms;
 mod operands;
 mod operators;
@@ -64,6 +65,9 @@ fn parts(program: &Program, found: &mut Vec<Violation>) {
                 routes::check_end(program, &step, found);
             }
             races::check_queue(&step, found);
+            if found.is_empty() {
+                negotiation::check(program, &step, found);
+            }
         }
     }
     if found.is_empty() {

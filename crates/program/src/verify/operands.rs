@@ -7,6 +7,7 @@ use super::row::Step;
 use super::violation::Violation;
 use crate::{
     Action, Collective, Content, Extent, Group, Keep, Mode, Program, Shape, Tensor, View, Window,
+    Write,
 };
 
 /// Checks an instruction by itself. Whether what it says is well formed: the rest can be looked at only
@@ -95,7 +96,11 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Collective { kind, .. } if instruction.moves_rows(class) => {
             counts == (3, 1 + usize::from(matches!(kind, Collective::AllToAll { to: 0, .. })))
         }
-        Action::Collective { .. } => counts == (1, 1) || counts == (1, 2),
+        Action::Collective { .. } => {
+            let negotiation = |it: &&Write| content(it.to) == Content::Negotiation;
+            let further = instruction.writes.iter().filter(negotiation).count();
+            further <= 2 && matches!((counts.0, counts.1 - further), (1, 1 | 2))
+        }
         Action::Copy => counts.0 == counts.1,
         Action::Send { route } => counts == (1, 0) && (route.0 as usize) < program.routes.len(),
         Action::Receive { route } => counts == (0, 1) && (route.0 as usize) < program.routes.len(),
@@ -367,7 +372,8 @@ fn collective(
         Group::World => program.ranks(),
     };
     formats(step, read, write, found);
-    if let Some(parts) = instruction.writes.get(1) {
+    let is_staging = |view: &View| class.tensor(view.tensor).content != Content::Negotiation;
+    if let Some(parts) = instruction.writes.get(1).filter(|it| is_staging(&it.to)) {
         formats(step, read, parts.to, found);
         let like = match kind {
             Collective::ReduceScatter { .. } => read,

@@ -1,5 +1,7 @@
 //! What one queue writes another touches only after it, and what one reads another changes only after it.
 //!
+//! What is negotiated follows its points and nothing of its queue.
+//!
 //! Every queue has a clock that counts its instructions, and every instruction the clocks of all queues
 //! that have to have come so far before it (vector clocks: Mattern 1989): those of the instruction before it
 //! in its queue, and of the points that it waits for. Two instructions that touch the same tensor, one of
@@ -9,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::row::{Row, Step, entries, instructions};
 use super::violation::Violation;
-use crate::{Action, BodyId, Class, ClassId, Copies, Point, Program, Queue, TensorId};
+use crate::{Action, BodyId, Class, ClassId, Content, Copies, Point, Program, Queue, TensorId};
 
 /// How many instructions of each queue are over.
 type Clocks = Vec<u32>;
@@ -20,9 +22,10 @@ pub(super) fn check_queue(step: &Step<'_>, found: &mut Vec<Violation>) {
     let fits = match (&step.instruction.action, step.instruction.queue) {
         (Action::Send { .. }, queue) => queue == Queue::Send,
         (Action::Receive { .. }, queue) => queue == Queue::Receive,
-        (Action::Collective { group, .. }, Queue::Communicator(number)) => {
-            class.communicators.get(usize::from(number)) == Some(group)
-        }
+        (
+            Action::Collective { group, .. },
+            Queue::Communicator(number) | Queue::Negotiated(number),
+        ) => class.communicators.get(usize::from(number)) == Some(group),
         (_, queue) => queue == Queue::Compute && !step.instruction.involves_others(),
     };
     let exists = |body: BodyId, number: u32| {
@@ -44,8 +47,8 @@ pub(super) fn check_queue(step: &Step<'_>, found: &mut Vec<Violation>) {
     }
 }
 
-/// An instruction that has touched a tensor: its queue, and its number there.
-type Touch = (Queue, u32);
+/// An instruction that has touched a tensor: its line, and its number there.
+type Touch = (usize, u32);
 
 /// Who touched a tensor last.
 #[derive(Default)]
@@ -62,7 +65,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
     for (number, entry) in all.iter().enumerate() {
         run.here.clear();
         for step in instructions(class, id, std::slice::from_ref(entry)) {
-            let (queue, clocks) = run.clocks(&step);
+            let (line, clocks) = run.clocks(&step);
             // Entries without a micro-batch have what is theirs alone.
             let copy = |tensor: TensorId| match class.tensor(tensor).copies {
                 Copies::PerMicrobatch => {
@@ -71,19 +74,23 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
                 Copies::One | Copies::Versions(_) => None,
             };
             let mut touch = |tensor: TensorId, writes: bool| {
+                // Requests alone touch that, and are carried out one list after the other.
+                if class.tensor(tensor).content == Content::Negotiation {
+                    return;
+                }
                 let touched = run.touched.entry((tensor, copy(tensor))).or_default();
                 let reads = touched.reads.iter().filter(|_| writes);
                 let before = touched.write.iter().chain(reads);
-                let is_over = |&&(queue, number): &&Touch| clocks[queue.index()] >= number;
+                let is_over = |&&(line, number): &&Touch| clocks[line] >= number;
                 if before.clone().any(|it| !is_over(&it)) {
                     let tensor = step.tensor_name(tensor);
                     found.push(Violation::Race { at: step.site(), tensor });
                 }
-                let this = (queue, clocks[queue.index()]);
+                let this = (line, clocks[line]);
                 match writes {
                     true => *touched = Touched { write: Some(this), reads: vec![] },
                     false => {
-                        touched.reads.retain(|(other, _)| *other != queue);
+                        touched.reads.retain(|(other, _)| *other != line);
                         touched.reads.push(this);
                     }
                 }
@@ -92,7 +99,7 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
             instruction.reads.iter().for_each(|read| touch(read.tensor, false));
             instruction.writes.iter().for_each(|write| touch(write.to.tensor, true));
             instruction.frees.iter().for_each(|&tensor| touch(tensor, true));
-            run.end(&step, queue, clocks);
+            run.end(&step, line, clocks);
         }
     }
 }
@@ -100,10 +107,13 @@ pub(super) fn check(program: &Program, id: ClassId, row: Row, found: &mut Vec<Vi
 /// Which copy of a tensor, where each micro-batch, or each entry that has none, has one.
 type Copied = Option<(Option<u32>, usize)>;
 
-/// How far the queues of a rank have come.
+/// How far the queues of a rank have come. A line is what keeps its order: a queue, or a request that is
+/// negotiated, which is made anew only when it has been carried out.
 struct Run {
-    /// Of each queue those of its last instruction.
+    /// Of each line those of its last instruction.
     last: Vec<Clocks>,
+    /// The lines of requests.
+    requests: HashMap<(BodyId, usize), (Queue, usize)>,
     /// Of each instruction of this entry.
     here: Vec<Clocks>,
     microbatch: HashMap<(BodyId, u32, Option<u32>), Clocks>,
@@ -114,8 +124,15 @@ struct Run {
 impl Run {
     fn new(class: &Class) -> Run {
         let queues = Queue::count(class.communicators.len());
+        let requests = class.instructions().filter(|(_, _, it)| it.is_negotiated());
+        let requests: HashMap<_, _> = requests
+            .enumerate()
+            .map(|(line, (body, index, it))| ((body, index), (it.queue, queues + line)))
+            .collect();
+        let lines = queues + requests.len();
         Run {
-            last: vec![vec![0; queues]; queues],
+            last: vec![vec![0; lines]; lines],
+            requests,
             here: vec![],
             microbatch: HashMap::new(),
             latest: HashMap::new(),
@@ -123,11 +140,17 @@ impl Run {
         }
     }
 
-    /// The queue of an instruction, and what has to be over before it ends, itself included.
-    fn clocks(&self, step: &Step<'_>) -> (Queue, Clocks) {
-        let queue = step.instruction.queue;
-        let mut clocks = self.last[queue.index()].clone();
+    /// The line of an instruction, and what has to be over before it ends, itself included.
+    fn clocks(&self, step: &Step<'_>) -> (usize, Clocks) {
+        let request = self.requests.get(&(step.run.entry.body, step.index));
+        let line = request.map_or(step.instruction.queue.index(), |&(_, line)| line);
+        let mut clocks = self.last[line].clone();
         for &point in &step.instruction.after {
+            if let Point::Queue(queue @ Queue::Negotiated(_)) = point {
+                let lines = self.requests.values().filter(|(of, _)| *of == queue);
+                lines.for_each(|&(_, line)| join(&mut clocks, &self.last[line]));
+                continue;
+            }
             let reached = match point {
                 Point::Queue(queue) => self.last.get(queue.index()),
                 Point::Here(number) => self.here.get(number as usize),
@@ -136,19 +159,23 @@ impl Run {
                 }
                 Point::Latest(body, number) => self.latest.get(&(body, number)),
             };
-            for (clock, &reached) in clocks.iter_mut().zip(reached.into_iter().flatten()) {
-                *clock = (*clock).max(reached);
-            }
+            reached.into_iter().for_each(|reached| join(&mut clocks, reached));
         }
-        clocks[queue.index()] += 1;
-        (queue, clocks)
+        clocks[line] += 1;
+        (line, clocks)
     }
 
-    fn end(&mut self, step: &Step<'_>, queue: Queue, clocks: Clocks) {
+    fn end(&mut self, step: &Step<'_>, line: usize, clocks: Clocks) {
         let (body, number) = (step.run.entry.body, step.index as u32);
         self.here.push(clocks.clone());
         self.microbatch.insert((body, number, step.run.microbatch), clocks.clone());
         self.latest.insert((body, number), clocks.clone());
-        self.last[queue.index()] = clocks;
+        self.last[line] = clocks;
+    }
+}
+
+fn join(clocks: &mut Clocks, others: &Clocks) {
+    for (clock, &other) in clocks.iter_mut().zip(others) {
+        *clock = (*clock).max(other);
     }
 }

@@ -1,9 +1,17 @@
 //! A rank's communicators, made with the rank.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use shardloom_collectives::Reduction;
-use shardloom_fabric::{Collective as Meeting, Endpoint, Group as Communicator, Handle};
+use shardloom_fabric::{
+    Collective as Meeting, Endpoint, Group as Communicator, Handle, Negotiated, Negotiation,
+    Request,
+};
 use shardloom_graph::Reduction as Partial;
-use shardloom_program::{Action, Collective as Kind, Exchange, Group, Instruction};
+use shardloom_program::{
+    Action, Collective as Kind, Exchange, Format, Group, Instruction, Queue, TensorId,
+};
 
 use crate::Result;
 use crate::rank::{Brought, Collective, Contribution, Rank};
@@ -11,9 +19,28 @@ use crate::rank::{Brought, Collective, Contribution, Rank};
 /// A rank's communicators, and which of its instructions meet in which of them.
 pub(crate) struct Communicators {
     made: Vec<Box<dyn Communicator<Contribution>>>,
+    /// Those whose members agree while running on the order of requests.
+    negotiated: Vec<Negotiating>,
     /// By the number of a collective; none where there is nothing to exchange or nobody to exchange it with.
-    /// Else which of those that are made, and what the rank does there.
-    meetings: Vec<Option<(usize, Meeting<'static>)>>,
+    meetings: Vec<Option<Met>>,
+}
+
+/// Where a collective is carried out.
+#[derive(Clone, Copy)]
+enum Met {
+    /// In which of those that are made, and what the rank does there.
+    InOrder(usize, Meeting<'static>),
+    /// In which of those that are negotiated, and the number of the request.
+    AsAgreed(usize, usize),
+}
+
+/// A communicator whose members agree on the order of requests.
+struct Negotiating {
+    /// Its number in the class.
+    number: u16,
+    /// Whether the rank is its first member, which answers.
+    answers: bool,
+    members: Negotiated<Contribution>,
 }
 
 /// A collective that was started among a rank's group.
@@ -23,6 +50,8 @@ pub(crate) enum Started {
     Alone(Contribution),
     /// In which of those that are made.
     Together(usize, Handle),
+    /// The same, of those that are negotiated.
+    Requested(usize, Handle),
 }
 
 impl Communicators {
@@ -30,7 +59,12 @@ impl Communicators {
     ///
     /// # Errors
     /// If communication fails.
-    pub fn new(endpoint: &mut dyn Endpoint<Contribution>, rank: &Rank) -> Result<Communicators> {
+    pub fn new(
+        endpoint: &mut dyn Endpoint<Contribution>,
+        rank: &mut Rank,
+        timeout: Duration,
+    ) -> Result<Communicators> {
+        let negotiated = negotiated(endpoint, rank, timeout)?;
         let (program, class, position) = (rank.program(), rank.class(), rank.position());
         let met = rank.collectives().map(|instruction| {
             let exchange = program.exchange(class, position, instruction)?;
@@ -39,7 +73,8 @@ impl Communicators {
         });
         let met: Vec<Option<(&Instruction, Exchange)>> = met.collect();
         // Two groups may have the same members, who all have to make them in the same order.
-        let groups = met.iter().flatten().map(|(_, exchange)| &exchange.group);
+        let groups = met.iter().flatten().filter(|(it, _)| !it.is_negotiated());
+        let groups = groups.map(|(_, exchange)| &exchange.group);
         let mut groups: Vec<&Group> = groups.collect();
         groups.sort_unstable();
         groups.dedup();
@@ -49,19 +84,71 @@ impl Communicators {
             Ok(endpoint.group(&members)?)
         };
         let made = groups.iter().map(make).collect::<Result<_>>()?;
-        let meeting = |(instruction, exchange): &(&Instruction, Exchange)| {
-            let Exchange { kind, ref group, algorithm, .. } = *exchange;
+        let mut requests = vec![0; negotiated.len()];
+        let meeting = |(instruction, met): (&Instruction, &Option<(&Instruction, Exchange)>)| {
+            if let Queue::Negotiated(number) = instruction.queue {
+                let place = negotiated.iter().position(|it| it.number == number)?;
+                requests[place] += 1;
+                return met.as_ref().map(|_| Met::AsAgreed(place, requests[place] - 1));
+            }
+            let Exchange { kind, ref group, algorithm, .. } = met.as_ref()?.1;
             let made = groups.binary_search(&group).expect("all groups are made");
-            (made, Meeting::Equal { kind, algorithm, reduction: reduction(instruction) })
+            let reduction = reduction(instruction);
+            Some(Met::InOrder(made, Meeting::Equal { kind, algorithm, reduction }))
         };
-        let meetings = met.iter().map(|met| met.as_ref().map(meeting)).collect();
-        Ok(Communicators { made, meetings })
+        let meetings = rank.collectives().zip(&met).map(meeting).collect();
+        Ok(Communicators { made, negotiated, meetings })
+    }
+
+    /// Has the members that the rank answers answer as they did in a row that wrote these
+    /// [lists](Self::take_lists), or by themselves.
+    ///
+    /// # Errors
+    /// If they are no lists of this rank.
+    pub fn repeat(&mut self, lists: Option<&[u32]>) -> Result<()> {
+        let mut of_each: Vec<Vec<Vec<u32>>> = vec![vec![]; self.negotiated.len()];
+        let mut rest = lists.unwrap_or_default();
+        while let [number, length, more @ ..] = rest {
+            let place =
+                self.negotiated.iter().position(|it| u32::from(it.number) == *number && it.answers);
+            let list = more.split_at_checked(*length as usize);
+            let (Some(place), Some((list, left))) = (place, list) else {
+                return Err(super::threads::other_row());
+            };
+            of_each[place].push(list.to_vec());
+            rest = left;
+        }
+        if !rest.is_empty() {
+            return Err(super::threads::other_row());
+        }
+        for (negotiating, own) in self.negotiated.iter_mut().zip(of_each) {
+            negotiating.members.repeat(lists.map(|_| own));
+        }
+        Ok(())
+    }
+
+    /// What members were answered whom the rank answers, since this was asked last: of each list the number of
+    /// the communicator, its length and the numbers of the requests that were carried out as one.
+    pub fn take_lists(&mut self) -> Vec<u32> {
+        let mut all = vec![];
+        for Negotiating { number, answers, members } in &mut self.negotiated {
+            for list in members.take_lists().into_iter().filter(|_| *answers) {
+                all.extend([u32::from(*number), list.len() as u32]);
+                all.extend(list);
+            }
+        }
+        all
     }
 
     /// Starts a rank's part in a collective.
     pub fn start(&mut self, collective: &Collective, contribution: Contribution) -> Started {
-        let Some((communicator, meeting)) = self.meetings[collective.number] else {
-            return Started::Alone(contribution);
+        let (communicator, meeting) = match self.meetings[collective.number] {
+            None => return Started::Alone(contribution),
+            Some(Met::AsAgreed(negotiated, request)) => {
+                let members = &mut self.negotiated[negotiated].members;
+                return Started::Requested(negotiated, members.start(request, contribution));
+            }
+            Some(Met::InOrder(communicator, meeting)) => (communicator, meeting),
         };
         let group = &mut self.made[communicator];
         let handle = match &contribution.part {
@@ -78,14 +165,61 @@ impl Communicators {
 
     /// What a collective that was started came to, once it has ended.
     pub fn wait(&mut self, started: Started) -> Result<Contribution> {
-        let (communicator, handle) = match started {
+        let (contribution, outcome) = match started {
             Started::Alone(contribution) => return Ok(contribution),
-            Started::Together(communicator, handle) => (communicator, handle),
+            Started::Together(communicator, handle) => self.made[communicator].wait(handle),
+            Started::Requested(negotiated, handle) => {
+                self.negotiated[negotiated].members.wait(handle)
+            }
         };
-        let (contribution, outcome) = self.made[communicator].wait(handle);
         outcome?;
         Ok(contribution)
     }
+}
+
+/// The communicators of a rank whose members agree on the order of requests, in the order of their numbers, which
+/// is the same on all members.
+fn negotiated(
+    endpoint: &mut dyn Endpoint<Contribution>,
+    rank: &mut Rank,
+    timeout: Duration,
+) -> Result<Vec<Negotiating>> {
+    let Some(plan) = rank.program().negotiation else { return Ok(vec![]) };
+    let mut of_each: BTreeMap<u16, (Vec<Request>, Vec<TensorId>)> = BTreeMap::new();
+    let (program, class, position) = (rank.program(), rank.class(), rank.position());
+    for instruction in rank.collectives() {
+        let Queue::Negotiated(number) = instruction.queue else { continue };
+        let exchange = program.exchange(class, position, instruction);
+        let Exchange { kind, algorithm, elements, .. } = exchange.expect("it is a collective");
+        let format = match class.tensor(instruction.reads[0].tensor).format {
+            Format::F32 => shardloom_fabric::Format::F32,
+            Format::F16 => shardloom_fabric::Format::F16,
+            Format::Bf16 => shardloom_fabric::Format::Bf16,
+            other => unreachable!("gradients are not {other}"),
+        };
+        let reduction = reduction(instruction);
+        let (requests, tensors) = of_each.entry(number).or_default();
+        requests.push(Request { kind, algorithm, reduction, format, elements });
+        let further = instruction.writes[1..].iter().map(|it| it.to.tensor);
+        let further: Vec<TensorId> = further.filter(|it| !tensors.contains(it)).collect();
+        tensors.extend(further);
+    }
+    let mut all = vec![];
+    for (number, (requests, tensors)) in of_each {
+        let group = &rank.class().communicators[usize::from(number)];
+        let members = rank.program().members(rank.class_id(), rank.position(), group);
+        let members: Vec<u32> = members.iter().map(|member| member.0).collect();
+        let mut lent = tensors.into_iter().map(|tensor| rank.lend_lasting(tensor));
+        let told = lent.next().expect("requests have a place where members tell of them");
+        let side_by_side = lent.collect();
+        let cycle = Duration::from_secs_f64(plan.cycle_seconds);
+        let negotiation = Negotiation { requests, cycle, fused_bytes: plan.fusion_bytes, timeout };
+        let group = endpoint.group_apart(&members)?;
+        let answers = group.position() == 0;
+        let members = Negotiated::new(group, negotiation, told, side_by_side)?;
+        all.push(Negotiating { number, answers, members });
+    }
+    Ok(all)
 }
 
 /// How the parts of an instruction's collective combine.

@@ -108,7 +108,7 @@ impl Threads {
                 if let Some(core) = core {
                     core_affinity::set_for_current(core);
                 }
-                serve(&shared, endpoint, (&inbox, &report), gives_back_at_once);
+                serve(&shared, endpoint, (&inbox, &report), gives_back_at_once, timeout);
             };
             let builder = std::thread::Builder::new().name(format!("rank {rank}"));
             let thread =
@@ -230,6 +230,7 @@ fn serve(
     mut endpoint: Box<dyn Endpoint<Contribution>>,
     (inbox, reports): (&Receiver<Command>, &Sender<Report>),
     gives_back_at_once: bool,
+    timeout: Duration,
 ) {
     let rank = endpoint.rank();
     let built = catching(rank, || {
@@ -237,8 +238,8 @@ fn serve(
         // What has no most may run ahead by a step.
         let most = program.microbatches * (program.ahead as usize + 1);
         let messages = Messages::new(&mut *endpoint, program, messages, most)?;
-        let rank = Rank::new(shared, RankId(rank));
-        let communicators = Communicators::new(&mut *endpoint, &rank)?;
+        let mut rank = Rank::new(shared, RankId(rank));
+        let communicators = Communicators::new(&mut *endpoint, &mut rank, timeout)?;
         Ok((rank, messages, communicators))
     });
     let mut worker = match built {
@@ -288,7 +289,7 @@ fn repeat(cursor: &Cursor<'_>, client: Option<&u32>) -> Result<usize> {
 }
 
 /// What is wrong with answers that are not of this row.
-fn other_row() -> Error {
+pub(super) fn other_row() -> Error {
     let reason = "the answers to repeat are of another program, bound or number of steps".into();
     Error::Unsupported { reason }
 }
@@ -323,7 +324,11 @@ impl Worker {
                 }
                 let mut step = 0;
                 let own = self.endpoint.rank() as usize;
-                let mut repeated = answers.as_ref().map(|answers| answers[own].iter());
+                let repeats = answers.as_ref().map(|answers| &answers[own][..]);
+                let mut repeated = repeats.filter(|_| class.serves().is_some()).map(<[u32]>::iter);
+                if class.serves().is_none() {
+                    self.communicators.repeat(repeats)?;
+                }
                 let mut cursor = shared.program.cursor(class, *count);
                 while let Some(next) = cursor.advance() {
                     let run = match next {
@@ -353,6 +358,12 @@ impl Worker {
                     return Err(other_row());
                 }
                 self.end_first(self.outstanding.ending_with_step(true), &mut recorder)?;
+                if class.serves().is_none() {
+                    answered = self.communicators.take_lists();
+                    if repeats.is_some_and(|lists| lists != answered) {
+                        return Err(other_row());
+                    }
+                }
                 steps = self.rank.end_steps(*count);
                 let sent = self.sent_bytes() - sent;
                 let peak = self.rank.memory().peak_bytes() as u64;

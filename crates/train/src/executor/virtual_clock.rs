@@ -11,12 +11,12 @@ use std::time::Duration;
 use cpu_time::ThreadTime;
 use shardloom_cluster::Cluster;
 use shardloom_collectives::{Counts, Member, Reduction, all_to_all_v, plan};
-use shardloom_fabric::{Endpoint, Engine, InProcess, Settings, apply};
+use shardloom_fabric::{Endpoint, Engine, InProcess, Reduce, Settings, apply, apply_fused};
 use shardloom_kernels::Arithmetic;
 use shardloom_program::timeline::{Clock, Picos, Track};
 use shardloom_program::{
-    BodyId, Class, Control, Entry, Guard, Issued, MeasuredRows, Outstanding, Program,
-    Rank as RankId,
+    BodyId, Class, Control, Entry, Exchange, Guard, Issued, MeasuredRows, Outstanding, Program,
+    Queue, Rank as RankId,
 };
 use shardloom_sim::{
     Actor, Call, Driver, Modelled, Options, Recorder, Recording, RowCounts, Simulation, run,
@@ -56,8 +56,26 @@ struct Link {
 /// Collectives that a rank has not waited for. They have been carried out, which it does not know yet.
 struct StartedByRank {
     outstanding: Outstanding,
-    /// These, with what they came to.
-    results: VecDeque<(Begun, Contribution)>,
+    /// These, with what they came to, or of a request that was not answered what the rank brings.
+    results: VecDeque<(Begun, Option<Contribution>)>,
+}
+
+impl StartedByRank {
+    /// Takes what the rank brings into a request.
+    fn take(&mut self, request: Issued) -> Contribution {
+        self.brought(request).take().expect("a request is answered once")
+    }
+
+    /// Puts what a request came to where it was.
+    fn put(&mut self, request: Issued, result: Contribution) {
+        *self.brought(request) = Some(result);
+    }
+
+    fn brought(&mut self, request: Issued) -> &mut Option<Contribution> {
+        let mut all = self.results.iter_mut();
+        let found = all.find(|(begun, _)| begun.issued() == request);
+        &mut found.expect("what is answered was made and not waited for").1
+    }
 }
 
 /// Sets up the ranks of a run on the modelled `cluster`.
@@ -287,6 +305,7 @@ impl Executing<'_> {
         let StartedByRank { outstanding, results } = &mut self.started[rank];
         for (begun, result) in results.drain(..count) {
             outstanding.end_first();
+            let result = result.expect("what is waited for has ended");
             self.ranks[rank].conclude(begun, result);
         }
     }
@@ -298,6 +317,22 @@ impl Executing<'_> {
         let client = serve.client_of(call.run.number);
         let client = client.expect("a server's entries are its handlers'");
         self.answers[call.actor.rank.0 as usize].push(client as u32);
+    }
+
+    /// Notes a list that is carried out with the rank that answered it: the number of the communicator, the
+    /// length and the numbers of the requests.
+    fn note_list(&mut self, requests: &[Vec<Call<'_>>]) {
+        let first = &requests[0][0];
+        let Queue::Negotiated(number) = first.instruction.queue else { return };
+        let all = self.class(first).requests(number);
+        let place = |call: &Call<'_>| {
+            let at = (call.run.entry.body, call.index);
+            all.iter().position(|&it| it == at).expect("it is a request") as u32
+        };
+        let list = requests.iter().map(|request| place(&request[0]));
+        let list = [u32::from(number), requests.len() as u32].into_iter().chain(list);
+        let list: Vec<u32> = list.collect();
+        self.answers[first.actor.rank.0 as usize].extend(list);
     }
 
     fn count(&mut self, call: &Call<'_>) {
@@ -410,11 +445,77 @@ impl Driver for Executing<'_> {
             let class = self.shared.program.class(class);
             let StartedByRank { outstanding, results } = &mut self.started[rank];
             match outstanding.start(class, begun.issued()) {
-                true => results.push_back((begun, result)),
+                true => results.push_back((begun, Some(result))),
                 false => self.ranks[rank].conclude(begun, result),
             }
         }
         Ok(self.model.collective(members)?)
+    }
+
+    fn request(&mut self, call: &Call<'_>) -> Result<()> {
+        let linked = self.linked(call);
+        let Work::Collective(collective) = &linked.instruction(at(call)).work else {
+            unreachable!("a request is a collective")
+        };
+        let at = self.come(call);
+        let class = self.shared.program.class(call.actor.class);
+        let rank = call.actor.rank.0 as usize;
+        let (contribution, begun) = self.ranks[rank].contribute(collective, at);
+        let StartedByRank { outstanding, results } = &mut self.started[rank];
+        outstanding.start(class, begun.issued());
+        results.push_back((begun, Some(contribution)));
+        Ok(())
+    }
+
+    fn negotiate(&mut self, members: &[Call<'_>], cycles: u64) -> Result<Picos> {
+        for call in members {
+            if let Queue::Negotiated(number) = call.instruction.queue {
+                let Actor { class, position, rank, .. } = call.actor;
+                let told = self.shared.program.told_bytes(class, position, number);
+                self.sent_bytes[rank.0 as usize] += cycles * told;
+            }
+        }
+        Ok(self.model.negotiate(members, cycles)?)
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos> {
+        let first = &requests[0][0];
+        let class = self.shared.program.class(first.actor.class);
+        let mut all: Option<Exchange> = None;
+        for request in requests {
+            let position = request[0].actor.position;
+            let one = self.shared.program.exchange(class, position, request[0].instruction);
+            let one = one.expect("a request is a collective");
+            match &mut all {
+                Some(all) => all.elements += one.elements,
+                None => all = Some(one),
+            }
+        }
+        let all = all.expect("a list is of some requests");
+        let mut members: Vec<Vec<Contribution>> = vec![];
+        for (member, call) in requests[0].iter().enumerate() {
+            let Actor { class, position, rank, .. } = call.actor;
+            let sent = self.shared.program.exchange_sent_bytes(class, position, &all);
+            self.sent_bytes[rank.0 as usize] += sent;
+            let started = &mut self.started[rank.0 as usize];
+            let brought = requests.iter().map(|request| started.take(at(&request[member])));
+            members.push(brought.collect());
+        }
+        if members.len() > 1 && all.elements > 0 {
+            let list = plan(all.kind, all.algorithm, members.len() as u32, all.elements)
+                .expect("the plan's validation and `exchange` choose algorithms that exist");
+            let how = (&Arithmetic as &dyn Reduce, reduction(first.instruction));
+            let outcome = apply_fused(&list, &mut members, how);
+            outcome.expect("contributions have the collective's size");
+        }
+        for (member, brought) in members.into_iter().enumerate() {
+            for (request, contribution) in requests.iter().zip(brought) {
+                let call = &request[member];
+                self.started[call.actor.rank.0 as usize].put(at(call), contribution);
+            }
+        }
+        self.note_list(requests);
+        Ok(self.model.fused(requests)?)
     }
 }
 

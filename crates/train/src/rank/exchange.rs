@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use shardloom_fabric::{Lent, ViewMut};
+use shardloom_fabric::{Fusible, Lent, ViewMut};
 use shardloom_kernels::{Buffer, Combine};
 use shardloom_program::{
-    Action, Collective as Kind, Content, Instruction, Issued, Mode, ParamId, View, Window,
+    Action, Collective as Kind, Content, Instruction, Issued, Mode, ParamId, TensorId, View, Window,
 };
 
 use super::arena::Room;
@@ -65,6 +65,20 @@ impl Lent for Contribution {
             }
         }
         self.worked = Some((start, Instant::now()));
+    }
+}
+
+impl Fusible for Contribution {
+    fn limit(&mut self, elements: usize) {
+        let Part::Elements(buffer, range) = &mut self.part else {
+            unreachable!("only what lies in one buffer is lent in part")
+        };
+        assert!(elements <= buffer.len() - range.start, "{elements} in {}", buffer.len());
+        range.end = range.start + elements;
+    }
+
+    fn note_work(&mut self, from: Instant, to: Instant) {
+        self.worked = Some((from, to));
     }
 }
 
@@ -207,6 +221,14 @@ impl Rank {
             About::Bucket(of) => (self.bring_bucket(of, at), None),
         };
         (Contribution { part, worked: None }, Begun { at, place })
+    }
+
+    /// Gives a tensor away that is there all the time, for who carries collectives out.
+    pub fn lend_lasting(&mut self, tensor: TensorId) -> Contribution {
+        let buffer = self.store.take(self.store.slot(tensor), At::START);
+        let buffer = buffer.expect("it is lent once, when the rank is built");
+        let all = 0..buffer.len();
+        Contribution { part: Part::Elements(buffer, all), worked: None }
     }
 
     fn bring_bucket(&mut self, of: &OfBucket, at: At) -> Part {

@@ -64,7 +64,10 @@ fn ranks_in_processes_come_to_what_threads_come_to_and_resume_what_they_saved() 
             assert_eq!(train(&mut processes, ROWS[0], of), before, "in {of}");
             let (_folder, saved_by_processes) = saved(&mut processes, of);
             assert_eq!(train(&mut processes, ROWS[1], of), after, "in {of}");
-            assert_eq!(processes.sent_bytes_per_rank(), sent, "in {of}");
+            // How often replicas tell each other what is ready depends on time.
+            if of.plan.sync.negotiation.is_none() {
+                assert_eq!(processes.sent_bytes_per_rank(), sent, "in {of}");
+            }
             assert_eq!(digest(&mut processes), last, "in {of}");
             // What the one saved the other goes on from.
             processes.resume(saved_by_threads).unwrap_or_else(|error| panic!("{error} in {of}"));

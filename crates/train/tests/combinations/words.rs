@@ -4,7 +4,7 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::Graph;
 use shardloom_plan::{
-    Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Optimizer,
+    Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Negotiation, Optimizer,
     ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share,
     Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
@@ -31,6 +31,8 @@ struct Way {
     averaging: Option<Averaging>,
     /// Servers that sum for two.
     summation: Option<Summation>,
+    /// How replicas agree on the order of their reductions.
+    negotiation: Option<Negotiation>,
 }
 
 const NONE: Corrections = Corrections {
@@ -53,6 +55,7 @@ fn ways() -> Vec<Way> {
             servers: None,
             averaging: None,
             summation: None,
+            negotiation: None,
         }
     };
     let flushing = ScheduleKind::ALL.into_iter().filter(|it| it.flushes());
@@ -107,6 +110,11 @@ fn ways() -> Vec<Way> {
     let summed = Summation { servers: 2, ranges, share };
     ways.push(Way { summation: Some(summed), ..flush });
     ways.push(Way { summation: Some(Summation::of(1)), ..flush });
+    // What is reduced as one would show in the sums of most algorithms, and depends on time.
+    let negotiation = Some(Negotiation { cycle_seconds: 0.0, fusion_bytes: 0 });
+    for schedule in [ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubbleH1] {
+        ways.push(Way { negotiation, ..way(schedule, Weights::Flush) });
+    }
     ways
 }
 
@@ -271,6 +279,7 @@ impl Words {
                 let held = way.servers.is_some();
                 let served = held || way.summation.is_some();
                 let apart = way.averaging.is_some();
+                let negotiated = way.negotiation.is_some();
                 match second {
                     // Workers are one device, and the answers to several have no one order.
                     LAYOUT if served => layouts()[other].0 != Mesh::SINGLE,
@@ -280,9 +289,9 @@ impl Words {
                         Optimizer::Sgd { reference_batch: Some(_), .. }
                     ),
                     // What is moved is whole, and what each replica has of its own.
-                    LAYOUT => (moves || apart) && layouts()[other].2 > 0,
+                    LAYOUT => (moves || apart || negotiated) && layouts()[other].2 > 0,
                     GROUPS if other == 2 => way.summation.is_none(),
-                    GROUPS => (moves || served || apart) && other > 0,
+                    GROUPS => (moves || served || apart || negotiated) && other > 0,
                     OPTIMIZER => {
                         let optimizer = optimizers()[other].0;
                         let has =
@@ -291,6 +300,10 @@ impl Words {
                     }
                     // There is no norm of all gradients.
                     GUARD => (rounds || held || apart) && GUARDS[other] != (None, false),
+                    // Requests are sums.
+                    COMPRESSION if negotiated => {
+                        !["none", "bf16", "fp16-feedback"].contains(&COMPRESSIONS[other])
+                    }
                     // Workers send servers what they have, and replicas apart no gradients.
                     COMPRESSION => (served || apart) && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
@@ -358,6 +371,7 @@ impl Words {
                 compression: COMPRESSIONS[row[COMPRESSION]].parse().ok()?,
                 averaging: way.averaging,
                 summation: way.summation,
+                negotiation: way.negotiation,
             },
             optimizer,
             clip_norm,

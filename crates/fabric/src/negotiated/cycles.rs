@@ -1,0 +1,251 @@
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+use shardloom_collectives::{Algorithm, Kind, Member, Reduction, fused};
+
+use super::{Desk, Fusible, Negotiation, Request};
+use crate::{Collective, Completed, FabricError, Format, Group, Lent, ViewMut};
+
+/// Marks the last request of a list in an answer.
+const LAST: u32 = 1 << 31;
+
+/// The member that coordinates.
+const FIRST: Member = Member(0);
+
+/// Where several requests' elements lie side by side.
+struct Room<B> {
+    format: Format,
+    elements: usize,
+    /// None while it is lent.
+    buffer: Option<B>,
+}
+
+impl<B: Lent> Room<B> {
+    fn new(mut buffer: B) -> Self {
+        let (mut format, mut elements) = (Format::U8, 0);
+        buffer.lend(&mut |view| {
+            format = view.format();
+            elements = view.elements();
+        });
+        Self { format, elements, buffer: Some(buffer) }
+    }
+}
+
+/// What a thread that negotiates has.
+pub(super) struct Cycles<B> {
+    group: Box<dyn Group<B>>,
+    negotiation: Negotiation,
+    /// None while it is lent.
+    told: Option<B>,
+    side_by_side: Vec<Room<B>>,
+    began: Option<Instant>,
+    /// Since when nothing was answered, while something was there.
+    idle_since: Option<Instant>,
+}
+
+impl<B: Fusible> Cycles<B> {
+    pub(super) fn new(
+        group: Box<dyn Group<B>>,
+        negotiation: Negotiation,
+        told: B,
+        side_by_side: Vec<B>,
+    ) -> Self {
+        let told = Some(told);
+        let side_by_side = side_by_side.into_iter().map(Room::new).collect();
+        Self { group, negotiation, told, side_by_side, began: None, idle_since: None }
+    }
+
+    /// Carries out what is requested until there will be nothing more, or something fails.
+    pub(super) fn serve(&mut self, desk: &Desk<B>) {
+        let run = || -> Result<(), FabricError> {
+            loop {
+                let begin = self.began.and_then(|began| began.checked_add(self.negotiation.cycle));
+                let Some(made) = desk.next_cycle(begin) else { return Ok(()) };
+                self.began = Some(Instant::now());
+                let lists = self.negotiate(desk, &made)?;
+                self.note_progress(&made, lists.is_empty())?;
+                for list in lists {
+                    self.carry_out(desk, &list)?;
+                }
+            }
+        };
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => desk.fail(&error),
+            Err(_) => desk.panicked(),
+        }
+    }
+
+    /// Fails if requests have stayed unanswered for too long.
+    fn note_progress(&mut self, made: &[u32], is_idle: bool) -> Result<(), FabricError> {
+        let since = self.idle_since.take().filter(|_| is_idle).unwrap_or_else(Instant::now);
+        self.idle_since = is_idle.then_some(since);
+        let after = since.elapsed();
+        if is_idle && after > self.negotiation.timeout {
+            let rank = self.group.members()[self.group.position() as usize];
+            return Err(FabricError::Unanswered { rank, requests: made.to_vec(), after });
+        }
+        Ok(())
+    }
+
+    /// A cycle: tells the first member which requests this one has made, and hears of those that all have.
+    fn negotiate(&mut self, desk: &Desk<B>, made: &[u32]) -> Result<Vec<Vec<u32>>, FabricError> {
+        let mut told = self.told.take().expect("it comes back from every collective");
+        lend_words(&mut told, |words| {
+            words.fill(0);
+            made.iter().for_each(|&request| words[request as usize] = 1);
+        });
+        let mut told = self.exchange(told, Kind::Reduce { root: FIRST })?;
+        if self.group.position() == FIRST.0 {
+            let members = self.group.members().len() as u32;
+            lend_words(&mut told, |counts| {
+                let lists = {
+                    let is_ready = |request: u32| {
+                        counts.get(request as usize).is_some_and(|&count| count == members)
+                    };
+                    desk.repeated(is_ready).unwrap_or_else(|| {
+                        let ready = made.iter().copied().filter(|&it| is_ready(it));
+                        self.fuse(ready.collect())
+                    })
+                };
+                counts.fill(0);
+                let numbers = lists.iter().flat_map(|list| {
+                    let (last, before) = list.split_last().expect("lists are of something");
+                    before.iter().map(|it| it + 1).chain([(last + 1) | LAST])
+                });
+                counts.iter_mut().zip(numbers).for_each(|(word, number)| *word = number);
+            });
+        }
+        let mut told = self.exchange(told, Kind::Broadcast { root: FIRST })?;
+        let mut lists = vec![];
+        lend_words(&mut told, |words| {
+            let mut list = vec![];
+            for word in words.iter().take_while(|&&word| word != 0) {
+                list.push((word & !LAST) - 1);
+                if word & LAST != 0 {
+                    lists.push(std::mem::take(&mut list));
+                }
+            }
+        });
+        self.told = Some(told);
+        Ok(lists)
+    }
+
+    fn exchange(&mut self, told: B, kind: Kind) -> Result<B, FabricError> {
+        let (algorithm, reduction) = (Algorithm::Direct, Reduction::Sum);
+        let (told, outcome) =
+            self.group.run(Collective::Equal { kind, algorithm, reduction }, told);
+        outcome.map(|()| told)
+    }
+
+    /// Which requests are carried out as one, of some in order.
+    fn fuse(&self, ready: Vec<u32>) -> Vec<Vec<u32>> {
+        let requests = ready.iter().map(|&number| {
+            let request = self.negotiation.requests[number as usize];
+            // What is not the same on all members afterwards is by itself.
+            let alone = (request.kind != Kind::AllReduce).then_some(number);
+            ((alone, Request { elements: 0, ..request }), request.bytes())
+        });
+        let mut ready = ready.iter().copied();
+        let runs = fused(requests, self.negotiation.fused_bytes);
+        runs.into_iter().map(|length| ready.by_ref().take(length).collect()).collect()
+    }
+
+    /// Carries out a list.
+    fn carry_out(&mut self, desk: &Desk<B>, list: &[u32]) -> Result<(), FabricError> {
+        let mut lent = desk.take(list);
+        let requests: Vec<Request> =
+            list.iter().map(|&it| self.negotiation.requests[it as usize]).collect();
+        let Some(room) = self.room(&requests) else {
+            for ((number, lent), request) in lent.into_iter().zip(&requests) {
+                let completed = self.run(request, lent);
+                let failure = completed.1.clone().err();
+                desk.complete(number, completed);
+                failure.map_or(Ok(()), Err)?;
+            }
+            return Ok(());
+        };
+        let start = Instant::now();
+        let fused = self.side_by_side[room].buffer.take();
+        let mut fused = fused.expect("it comes back from every collective");
+        fused.limit(requests.iter().map(|it| it.elements).sum());
+        for ((_, lent), range) in lent.iter_mut().zip(ranges(&requests)) {
+            copy(lent, &mut fused, range, Way::In);
+        }
+        let (mut fused, outcome) = self.run(&requests[0], fused);
+        for ((_, lent), range) in lent.iter_mut().zip(ranges(&requests)) {
+            copy(lent, &mut fused, range, Way::Out);
+        }
+        self.side_by_side[room].buffer = Some(fused);
+        // Each was worked on for its part of the time.
+        let (took, all) = (start.elapsed(), requests.iter().map(|it| it.elements).sum::<usize>());
+        let at = |element: usize| start + took.mul_f64(element as f64 / all.max(1) as f64);
+        for ((number, mut lent), range) in lent.into_iter().zip(ranges(&requests)) {
+            lent.note_work(at(range.start), at(range.end));
+            desk.complete(number, (lent, outcome.clone()));
+        }
+        outcome
+    }
+
+    /// Where several requests go that can be carried out as one.
+    fn room(&self, requests: &[Request]) -> Option<usize> {
+        let alike = |pair: &[Request]| {
+            Request { elements: 0, ..pair[0] } == Request { elements: 0, ..pair[1] }
+        };
+        let can = requests.len() > 1 && requests.windows(2).all(alike);
+        let (first, elements) = (requests[0], requests.iter().map(|it| it.elements).sum());
+        let fits = |room: &Room<B>| room.format == first.format && room.elements >= elements;
+        self.side_by_side.iter().position(fits).filter(|_| can && first.kind == Kind::AllReduce)
+    }
+
+    fn run(&mut self, request: &Request, lent: B) -> Completed<B> {
+        let Request { kind, algorithm, reduction, .. } = *request;
+        self.group.run(Collective::Equal { kind, algorithm, reduction }, lent)
+    }
+}
+
+/// Where requests lie that lie side by side.
+fn ranges(requests: &[Request]) -> impl Iterator<Item = Range<usize>> + '_ {
+    requests.iter().scan(0, |end, request| {
+        let start = *end;
+        *end += request.elements;
+        Some(start..*end)
+    })
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    In,
+    Out,
+}
+
+/// Copies what is lent into a part of the buffer where several lie, or out of it.
+fn copy<B: Lent>(lent: &mut B, all: &mut B, range: Range<usize>, way: Way) {
+    fn go<T: Copy>(one: &mut [T], part: &mut [T], way: Way) {
+        match way {
+            Way::In => part.copy_from_slice(one),
+            Way::Out => one.copy_from_slice(part),
+        }
+    }
+    all.lend(&mut |mut all| {
+        lent.lend(&mut |one| match (one, &mut all) {
+            (ViewMut::F32(one), ViewMut::F32(all)) => go(one, &mut all[range.clone()], way),
+            (ViewMut::F64(one), ViewMut::F64(all)) => go(one, &mut all[range.clone()], way),
+            (ViewMut::Bf16(one), ViewMut::Bf16(all)) => go(one, &mut all[range.clone()], way),
+            (ViewMut::F16(one), ViewMut::F16(all)) => go(one, &mut all[range.clone()], way),
+            (ViewMut::U32(one), ViewMut::U32(all)) => go(one, &mut all[range.clone()], way),
+            (ViewMut::U8(one), ViewMut::U8(all)) => go(one, &mut all[range.clone()], way),
+            (one, all) => unreachable!("{} lies beside {}", one.format(), all.format()),
+        });
+    });
+}
+
+fn lend_words<B: Lent>(told: &mut B, mut work: impl FnMut(&mut [u32])) {
+    told.lend(&mut |view| match view {
+        ViewMut::U32(words) => work(words),
+        other => unreachable!("members tell each other numbers, not {}", other.format()),
+    });
+}

@@ -1,0 +1,194 @@
+//! Requests in modelled time: cycles, answers and what is reduced as one, by definition.
+
+use shardloom_cluster::Cluster;
+use shardloom_collectives::Algorithm;
+use shardloom_graph::{Graph, ModelSpec};
+use shardloom_plan::{Mesh, Negotiation, Plan, Sync, Uniform};
+use shardloom_program::timeline::{Clock, Picos};
+use shardloom_program::{Program, lower};
+use shardloom_sim::{Call, Driver, Options, SimError, run, simulate};
+
+fn gpt() -> Graph {
+    let spec = "gpt:layers=3,hidden=64,heads=4,seq=32,vocab=64,tied=true";
+    ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model")
+}
+
+fn plan(graph: &Graph, dp: u32, negotiation: Option<Negotiation>) -> Plan {
+    let sync = Sync { negotiation, algorithm: Algorithm::Ring, ..Sync::default() };
+    let mesh = Mesh::of(dp, 1, 1);
+    let clip_norm = None;
+    let uniform = Uniform { mesh, sync, global_batch: 16, clip_norm, ..Uniform::default() };
+    uniform.plan(graph, "model", "a100-40g:2x8")
+}
+
+fn cluster(text: &str) -> Cluster {
+    Cluster::parse(text).expect("a preset")
+}
+
+const LATENCY: u64 = 70;
+
+/// Times that look as if they had been drawn, other ones on every rank, and what was asked.
+#[derive(Default)]
+struct Drawn {
+    state: u64,
+    /// Of each request, by rank, where it stands and when it was made.
+    made: Vec<Vec<((u32, usize), u64)>>,
+    /// The lists: when each of their requests was made by all, and what they are.
+    lists: Vec<Vec<(u32, usize)>>,
+    cycles: u64,
+}
+
+impl Driver for Drawn {
+    type Error = SimError;
+
+    fn clock(&self) -> Clock {
+        Clock::Simulated
+    }
+
+    fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
+        // By what is computed, and not by the order in which it is asked.
+        let mixed = (u64::from(call.actor.rank.0) + 1) * 7919
+            + (call.run.entry.body.0 as u64 + 1) * 104_729
+            + call.index as u64 * 1_299_709
+            + self.state;
+        Ok(Picos(1 + mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 900))
+    }
+
+    fn send(&mut self, _: &Call<'_>, durations: &mut Vec<Picos>) -> Result<(), SimError> {
+        durations.push(Picos(5));
+        Ok(())
+    }
+
+    fn receive(&mut self, _: &Call<'_>) -> Result<Picos, SimError> {
+        Ok(Picos::ZERO)
+    }
+
+    fn collective(&mut self, _: &[Call<'_>]) -> Result<Picos, SimError> {
+        Ok(Picos(100))
+    }
+
+    fn request(&mut self, call: &Call<'_>) -> Result<(), SimError> {
+        let rank = call.actor.rank.0 as usize;
+        self.made.resize_with(self.made.len().max(rank + 1), Vec::new);
+        self.made[rank].push(((call.run.entry.body.0, call.index), call.start.0));
+        Ok(())
+    }
+
+    fn negotiate(&mut self, _: &[Call<'_>], cycles: u64) -> Result<Picos, SimError> {
+        self.cycles += cycles;
+        Ok(Picos(LATENCY))
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, SimError> {
+        let place = |it: &Vec<Call<'_>>| (it[0].run.entry.body.0, it[0].index);
+        self.lists.push(requests.iter().map(place).collect());
+        Ok(Picos(40 + 100 * requests.len() as u64))
+    }
+}
+
+/// What should have been carried out, and in how many cycles: cycle after cycle, each looking at who has made what.
+fn expected(program: &Program, made: &[Vec<((u32, usize), u64)>]) -> (Vec<Vec<(u32, usize)>>, u64) {
+    let negotiation = program.negotiation.expect("it negotiates");
+    let cycle = Picos::from_seconds(negotiation.cycle_seconds).0;
+    let class = &program.classes[0];
+    let bytes = |(body, index): (u32, usize)| {
+        let instruction = &class.bodies[body as usize].instructions[index];
+        let exchange = program.exchange(class, 0, instruction).expect("a collective");
+        exchange.elements * exchange.element_bytes
+    };
+    let mut open: Vec<Vec<((u32, usize), u64)>> = made.to_vec();
+    let (mut lists, mut cycles, mut next) = (vec![], 0, 0);
+    while !open[0].is_empty() {
+        let first = |rank: &Vec<((u32, usize), u64)>| rank.iter().map(|it| it.1).min();
+        let begin = open.iter().filter_map(first).max().expect("all have some").max(next);
+        cycles += 1;
+        let has = |rank: &Vec<((u32, usize), u64)>, place| {
+            rank.iter().any(|&(known, made)| known == place && made <= begin)
+        };
+        let ready: Vec<(u32, usize)> = open[0].iter().map(|it| it.0).collect();
+        let ready = ready.into_iter().filter(|&place| open.iter().all(|rank| has(rank, place)));
+        let mut now: Vec<Vec<(u32, usize)>> = vec![];
+        for place in ready {
+            let held = |list: &Vec<(u32, usize)>| list.iter().map(|&it| bytes(it)).sum::<usize>();
+            match now.last_mut() {
+                Some(list) if held(list) + bytes(place) <= negotiation.fusion_bytes => {
+                    list.push(place);
+                }
+                _ => now.push(vec![place]),
+            }
+        }
+        let took: u64 = now.iter().map(|list| 40 + 100 * list.len() as u64).sum();
+        next = match now.is_empty() {
+            true => begin + cycle.max(LATENCY),
+            false => (begin + cycle).max(begin + LATENCY + took),
+        };
+        for rank in &mut open {
+            rank.retain(|(place, _)| !now.iter().flatten().any(|it| it == place));
+        }
+        lists.extend(now);
+    }
+    (lists, cycles)
+}
+
+#[test]
+fn cycles_answer_what_all_have_made_by_then_and_lists_are_what_fits() {
+    let graph = gpt();
+    let cluster = cluster("a100-40g:2x8");
+    let mut most = 0;
+    for (dp, cycle_seconds, fusion_bytes) in
+        [(2, 0.0, 0), (2, 1e-9, 40_000), (4, 3e-10, 40_000), (4, 2e-9, 1 << 27), (8, 5e-9, 70_000)]
+    {
+        let negotiation = Some(Negotiation { cycle_seconds, fusion_bytes });
+        let program = lower(&graph, &plan(&graph, dp, negotiation), 16).expect("a program");
+        for seed in 0..5 {
+            let options = Options { steps: 1, folded: false };
+            let once = |seed| {
+                let mut driver = Drawn { state: seed, ..Drawn::default() };
+                let simulation = run(&program, &cluster, options, &mut driver).expect("it ends");
+                (driver, simulation.timeline)
+            };
+            let (driver, timeline) = once(seed);
+            let (lists, cycles) = expected(&program, &driver.made);
+            assert_eq!(driver.lists, lists, "{dp} replicas, cycles of {cycle_seconds} s");
+            assert_eq!(driver.cycles, cycles);
+            assert_eq!(timeline, once(seed).1, "it comes to the same again");
+            most = most.max(lists.iter().map(Vec::len).max().expect("lists"));
+        }
+    }
+    assert!(most > 3, "some are reduced as one");
+}
+
+fn step_seconds(negotiation: Option<Negotiation>, dp: u32, place: &str) -> f64 {
+    let graph = gpt();
+    let cluster = cluster(place);
+    let program = lower(&graph, &plan(&graph, dp, negotiation), 16).expect("a program");
+    let simulation = simulate(&graph, &cluster, &program, Options::default()).expect("it ends");
+    simulation.step_time().seconds()
+}
+
+#[test]
+fn long_cycles_and_small_buffers_make_a_step_longer() {
+    let of = |cycle_seconds, fusion_bytes| {
+        step_seconds(Some(Negotiation { cycle_seconds, fusion_bytes }), 16, "a100-40g:2x8")
+    };
+    let usual = of(1e-5, 1 << 27);
+    assert!(usual < of(1e-5, 0), "one by one");
+    // The first gradient is answered by itself; all others after a second at the earliest.
+    let long = of(1.0, 1 << 27);
+    assert!(long > 1.0 && long < 1.0 + usual, "{long} beside {usual}");
+}
+
+#[test]
+fn folded_and_unfolded_replicas_take_the_same_time() {
+    let graph = gpt();
+    let cluster = cluster("a100-40g:2x8");
+    for fusion_bytes in [0, 40_000] {
+        let negotiation = Some(Negotiation { cycle_seconds: 1e-5, fusion_bytes });
+        let program = lower(&graph, &plan(&graph, 16, negotiation), 16).expect("a program");
+        let times = [true, false].map(|folded| {
+            let options = Options { folded, ..Options::default() };
+            simulate(&graph, &cluster, &program, options).expect("it ends").step_time()
+        });
+        assert_eq!(times[0], times[1]);
+    }
+}
