@@ -26,6 +26,7 @@ mod stage_times;
 mod train;
 mod uplink;
 mod validate;
+mod vocabulary;
 
 pub use compare::Compare;
 pub use demo::Demo;
@@ -42,6 +43,7 @@ pub use schedule::Schedule;
 pub use simulate::Simulate;
 pub use train::Train;
 pub use validate::Validate;
+pub use vocabulary::Vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};
