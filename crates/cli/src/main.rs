@@ -15,7 +15,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use command::{
     Compare, Completions, Demo, Explain, Export, Generate, Import, Launch, Manual, Methods, Plan,
-    Profile, Program, Schedule, Simulate, Train, Validate,
+    Profile, Program, Schedule, Simulate, Train, Validate, Vocabulary,
 };
 use failure::Failure;
 use terminal::Terminal;
@@ -40,6 +40,7 @@ enum Command {
     Program(Box<Program>),
     Train(Box<Train>),
     Launch(Launch),
+    Vocabulary(Vocabulary),
     Generate(Generate),
     Export(Export),
     Import(Import),
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Program(program) => program.run(terminal),
         Command::Train(train) => train.run(terminal),
         Command::Launch(launch) => launch.run(terminal),
+        Command::Vocabulary(vocabulary) => vocabulary.run(terminal),
         Command::Generate(generate) => generate.run(terminal),
         Command::Export(export) => export.run(terminal),
         Command::Import(import) => import.run(terminal),

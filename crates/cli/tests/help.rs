@@ -8,8 +8,23 @@ use invocation::Place;
 fn help_of_every_command_is_as_recorded() {
     let place = Place::new();
     for command in [
-        "", "plan", "explain", "simulate", "program", "train", "generate", "export", "import",
-        "schedule", "compare", "methods", "profile", "validate", "demo", "launch",
+        "",
+        "plan",
+        "explain",
+        "simulate",
+        "program",
+        "train",
+        "generate",
+        "export",
+        "import",
+        "schedule",
+        "compare",
+        "methods",
+        "profile",
+        "validate",
+        "demo",
+        "launch",
+        "vocabulary",
     ] {
         let outcome = place.run(&format!("{command} --help")).succeeds();
         outcome.check(command.is_empty() || outcome.stdout.contains("Examples:"), "no examples");

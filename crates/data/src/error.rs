@@ -109,6 +109,15 @@ pub enum DataError {
     #[error("sequence length is 0, but must be at least 1")]
     SequenceLength,
 
+    /// A vocabulary of too few words.
+    #[error(
+        "a vocabulary of {size} words has none beside those for unknown words and the end of a line; take 3 or more"
+    )]
+    VocabularySize {
+        /// The size given.
+        size: usize,
+    },
+
     /// A table that cannot be trained on.
     #[error("{}{}: {reason}", path.display(), if *row > 0 { format!(", row {row}") } else { String::new() })]
     Table {

@@ -4,7 +4,8 @@
 //! A [`Tokenizer`] turns files into a [`Corpus`], one stream of tokens cut into
 //! a training and a validation part. [`Batches`] cuts the stream into windows
 //! and gives every sample position, from 0 without end, its window. A [`Table`]
-//! has a row of features for every position instead; both are a [`Source`]. Nothing
+//! has a row of features for every position instead, [`Records`] one of numbers and categories; all are a
+//! [`Source`]. A [`WordVocabulary`] makes a tokenizer of whole words. Nothing
 //! here knows how many ranks there are: a global batch is a range of positions,
 //! and who takes which of them is the program's business, so the order of
 //! samples is the same for every plan and a position is all it takes to resume.
@@ -13,14 +14,18 @@ mod batches;
 mod corpus;
 mod error;
 mod permutation;
+mod records;
 mod source;
 mod table;
 mod text_files;
 mod tokenizer;
+mod words;
 
 pub use batches::{Batches, Sample};
 pub use corpus::Corpus;
 pub use error::{DataError, Result};
+pub use records::Records;
 pub use source::{Field, Part, Source};
 pub use table::Table;
 pub use tokenizer::Tokenizer;
+pub use words::WordVocabulary;

@@ -16,8 +16,56 @@ pub struct Table {
     features: Vec<f32>,
     classes: Vec<u32>,
     columns: usize,
+    order: Order,
+}
+
+/// Which row of a table is at which position: training rows shuffled, anew in every epoch, and then, as they
+/// are, those to validate on.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Order {
+    rows: u64,
     training_rows: u64,
     seed: u64,
+}
+
+impl Order {
+    /// The order of so many rows, the last `validation_fraction` of which, rounded up, are for validation.
+    ///
+    /// # Errors
+    /// If the fraction is none, or no row is left to train on.
+    pub(crate) fn new(
+        rows: usize,
+        validation_fraction: f64,
+        seed: u64,
+    ) -> std::result::Result<Order, String> {
+        if !(0.0..1.0).contains(&validation_fraction) {
+            return Err(format!(
+                "validation fraction is {validation_fraction}, but must be at least 0 and below 1"
+            ));
+        }
+        let validation = (rows as f64 * validation_fraction).ceil() as u64;
+        let training_rows = (rows as u64).saturating_sub(validation);
+        if training_rows == 0 {
+            return Err(format!("{rows} rows leave none to train on"));
+        }
+        Ok(Order { rows: rows as u64, training_rows, seed })
+    }
+
+    /// The row at `position`; none behind those to validate on.
+    pub(crate) fn row(&self, part: Part, position: u64) -> Option<usize> {
+        let row = match part {
+            Part::Training => {
+                let (epoch, index) = (position / self.training_rows, position % self.training_rows);
+                Permutation::new(self.training_rows, self.seed, epoch).image(index)
+            }
+            Part::Validation => self.training_rows.checked_add(position)?,
+        };
+        (row < self.rows).then_some(row as usize)
+    }
+
+    pub(crate) fn validation_len(&self) -> u64 {
+        self.rows - self.training_rows
+    }
 }
 
 impl Table {
@@ -35,8 +83,7 @@ impl Table {
             .trim(csv::Trim::All)
             .from_path(path)
             .map_err(|error| wrong(0, error.to_string()))?;
-        let mut table =
-            Table { features: vec![], classes: vec![], columns: 0, training_rows: 0, seed };
+        let (mut features, mut classes, mut columns) = (vec![], vec![], 0);
         for (row, record) in (1u64..).zip(reader.records()) {
             let record = record.map_err(|error| wrong(row, error.to_string()))?;
             let header = row == 1 && record.iter().any(|field| field.parse::<f32>().is_err());
@@ -54,11 +101,13 @@ impl Table {
                 let reason = "a row is features and then a class, a whole number from 0".into();
                 return Err(wrong(row, reason));
             }
-            table.columns = numbers.len();
-            table.features.append(&mut numbers);
-            table.classes.push(class as u32);
+            columns = numbers.len();
+            features.append(&mut numbers);
+            classes.push(class as u32);
         }
-        table.split(validation_fraction).map_err(|reason| wrong(0, reason))
+        let order = Order::new(classes.len(), validation_fraction, seed)
+            .map_err(|reason| wrong(0, reason))?;
+        Ok(Table { features, classes, columns, order })
     }
 
     /// A table from rows of `columns` features each, one class per row.
@@ -84,23 +133,8 @@ impl Table {
             return Err(wrong(reason));
         }
         let columns = features.len() / classes.len();
-        let table = Table { features, classes, columns, training_rows: 0, seed };
-        table.split(validation_fraction).map_err(wrong)
-    }
-
-    fn split(mut self, validation_fraction: f64) -> std::result::Result<Table, String> {
-        if !(0.0..1.0).contains(&validation_fraction) {
-            return Err(format!(
-                "validation fraction is {validation_fraction}, but must be at least 0 and below 1"
-            ));
-        }
-        let rows = self.classes.len() as u64;
-        let validation = (rows as f64 * validation_fraction).ceil() as u64;
-        self.training_rows = rows.saturating_sub(validation);
-        if self.training_rows == 0 {
-            return Err(format!("{rows} rows leave none to train on"));
-        }
-        Ok(self)
+        let order = Order::new(classes.len(), validation_fraction, seed).map_err(wrong)?;
+        Ok(Table { features, classes, columns, order })
     }
 
     /// Features of a row.
@@ -128,13 +162,7 @@ impl Table {
 
 impl Source for Table {
     fn field(&self, part: Part, position: u64, input: &str) -> Option<Field<'_>> {
-        let row = match part {
-            Part::Training => {
-                let (epoch, index) = (position / self.training_rows, position % self.training_rows);
-                Permutation::new(self.training_rows, self.seed, epoch).image(index)
-            }
-            Part::Validation => self.training_rows.checked_add(position)?,
-        } as usize;
+        let row = self.order.row(part, position)?;
         let class = self.classes.get(row..=row)?;
         match input {
             "features" => {
@@ -147,7 +175,7 @@ impl Source for Table {
     }
 
     fn validation_len(&self) -> u64 {
-        self.classes.len() as u64 - self.training_rows
+        self.order.validation_len()
     }
 }
 

@@ -105,6 +105,8 @@ impl Transformer {
             | Network::Llama(_)
             | Network::Mlp(_)
             | Network::UTransformer(_)
+            | Network::Lstm(_)
+            | Network::Dlrm(_)
             | Network::Custom(_) => None,
         }
     }

@@ -1,14 +1,18 @@
 //! Builds a graph operator by operator, checking names, roles and sizes as it goes.
 
+mod interaction;
 mod operators;
+mod recurrence;
 mod routing;
+
+pub(crate) use interaction::pair_count;
 
 use std::collections::{HashMap, HashSet};
 
 use crate::{
     Block, BlockId, DType, Dim, DimId, Extents, Graph, GraphError, Init, Op, OpId, OpKind,
     Parameter, Role, Signature, Value, ValueId,
-    gradient::{self, Rule},
+    gradient::{self, Operand, Rule},
 };
 
 /// No tensor of one sample, and no model, has more elements: products of a real batch, a number of
@@ -174,10 +178,11 @@ impl GraphBuilder {
     /// # Errors
     /// If `loss` is not the output of a cross-entropy, an input, a parameter or a result does not
     /// contribute to it (it would have no gradient), a gradient pass would write two gradients of one
-    /// value, or rows whose number is known only while running are read outside of their block.
+    /// value, gates of a recurrence are read by something else too, or rows whose number is known only
+    /// while running are read outside of their block.
     pub fn finish(mut self, loss: ValueId) -> Result<Graph, GraphError> {
         let producer = self.graph.value(loss).producer;
-        if !producer.is_some_and(|op| self.graph.op(op).kind == OpKind::CrossEntropy) {
+        if !producer.is_some_and(|op| self.graph.op(op).kind.is_loss()) {
             return Err(self.axes_error("finish", loss, "the loss must come from a cross-entropy"));
         }
         let unused = self.graph.values().find(|&(id, value)| {
@@ -192,6 +197,17 @@ impl GraphBuilder {
         }
         for (id, op) in self.graph.ops() {
             let Rule { input, weight, .. } = gradient::rule(&self.graph, id);
+            let again = weight.iter().flat_map(|it| &it.reads).find_map(|read| match *read {
+                Operand::InputGradient(index) => Some(op.inputs[index]),
+                _ => None,
+            });
+            if let Some(value) = again
+                && self.graph.value(value).consumers != [id]
+            {
+                let rule = "its gradient is read again for that of the weights, so nothing else may \
+                            read it";
+                return Err(self.axes_error(&op.name, value, rule));
+            }
             for gradient in [input, weight].into_iter().flatten() {
                 let of: Vec<ValueId> =
                     gradient.produces.iter().map(|&index| op.inputs[index]).collect();
@@ -308,19 +324,26 @@ impl GraphBuilder {
                 (value.counts.is_some(), "rows that were dispatched to experts are needed")
             }
             (OpKind::ExpertContract, 2) => (is_parameter, "a parameter is needed"),
-            (OpKind::Embed, 0) | (OpKind::LogitSum, 2) | (OpKind::CrossEntropy, 4) => {
+            (OpKind::Embed, 0)
+            | (OpKind::LogitSum, 2)
+            | (OpKind::CrossEntropy, 4)
+            | (OpKind::SigmoidCrossEntropy, 1) => {
                 (value.dtype == DType::Index, "an input of indices is needed")
             }
             (OpKind::LogitSum, 1) | (OpKind::CrossEntropy, 1..=3) => {
                 (value.role == Role::Auxiliary, "the result of an earlier phase is needed")
             }
             (OpKind::Embed | OpKind::BiasDropoutAdd { .. }, 1)
-            | (OpKind::Contract { .. } | OpKind::LayerNorm { .. } | OpKind::RmsNorm { .. }, 1..) => {
-                (is_parameter, "a parameter is needed")
-            }
+            | (
+                OpKind::Contract { .. }
+                | OpKind::LayerNorm { .. }
+                | OpKind::RmsNorm { .. }
+                | OpKind::Lstm { .. },
+                1..,
+            ) => (is_parameter, "a parameter is needed"),
             (OpKind::Add, 1) => (is_data || is_parameter, "real numbers are needed"),
             // The gradient pass writes one gradient after another, so none may be missing.
-            (OpKind::Concat { .. }, _) => {
+            (OpKind::Concat { .. } | OpKind::DotInteraction { .. } | OpKind::Lstm { .. }, _) => {
                 (is_data && value.role == Role::Activation, "an operator's real numbers are needed")
             }
             _ => (is_data, "real numbers that are no parameter are needed"),

@@ -17,6 +17,9 @@ pub enum Operand {
     Output(usize),
     /// The gradient of the forward operator's first output.
     OutputGradient,
+    /// What the operator's input-gradient pass contributes to the gradient of its n-th input, which no
+    /// other operator reads.
+    InputGradient(usize),
 }
 
 /// One gradient operator.
@@ -56,7 +59,7 @@ pub fn rule(graph: &Graph, op: OpId) -> Rule {
 
 /// The gradients of all operands, needed or not.
 fn full_rule(graph: &Graph, op: OpId) -> Rule {
-    use Operand::{Input, Output, OutputGradient};
+    use Operand::{Input, InputGradient, Output, OutputGradient};
     let op = graph.op(op);
     let masked = op.kind.dropout().is_some();
     let mask = |mut reads: Vec<Operand>| {
@@ -123,7 +126,27 @@ fn full_rule(graph: &Graph, op: OpId) -> Rule {
         OpKind::AttentionContext { .. } => {
             input(mask(vec![Input(0), Input(1), OutputGradient]), vec![0, 1])
         }
+        OpKind::Lstm { .. } => {
+            // Weights, activated gates and cells; with a projection that as well.
+            let projection = (op.inputs.len() > 2).then_some(Input(2));
+            let reads = [Input(1), Output(1), Output(2), OutputGradient].into_iter();
+            let of_weights = match projection {
+                None => vec![Output(0), InputGradient(0)],
+                // What the projection gave has a gradient from the next position as well, by way of the weights.
+                Some(_) => vec![Output(0), InputGradient(0), Input(1), Output(3), OutputGradient],
+            };
+            Rule {
+                input: some(reads.chain(projection).collect(), vec![0]),
+                weight: some(of_weights, (1..op.inputs.len()).collect()),
+                passes: vec![],
+            }
+        }
+        OpKind::DotInteraction { .. } => {
+            let all = 0..op.inputs.len();
+            input(all.clone().map(Input).chain([OutputGradient]).collect(), all.collect())
+        }
         OpKind::LogitMax | OpKind::LogitSum => Rule::default(),
         OpKind::CrossEntropy => input(vec![Input(0), Input(1), Input(2), Input(4)], vec![0]),
+        OpKind::SigmoidCrossEntropy => input(vec![Input(0), Input(1)], vec![0]),
     }
 }

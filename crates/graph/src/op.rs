@@ -155,6 +155,33 @@ pub enum OpKind {
     /// `(y [experts, batch, slots, model], counts, choice, slot, probability) -> [batch, rows...,
     /// model]`: each row's result times its probability, in the row's place; zeros without a slot.
     Combine,
+    /// `(gates [batch, seq, gate, hidden], w [units, gate, hidden], [p [hidden, units]]) -> (y [batch, seq,
+    /// units], activated [batch, seq, gate, hidden], cell [batch, seq, hidden], [output [batch, seq,
+    /// hidden]])`: the recurrence of a long short-term memory (Hochreiter & Schmidhuber 1997) with forget
+    /// gates (Gers et al. 2000). `gates` is what the input contributes before activation, of the input
+    /// gate, the forget gate, the candidate and the output gate in this order; `w` multiplies the result of
+    /// the position before, `y_-1` and the cell before the first being zero:
+    ///
+    /// ```text
+    /// (i, f, g, o) = gates_t + y_t-1 w
+    /// cell_t = sigmoid(f + forget_bias) cell_t-1 + sigmoid(i) tanh(g)
+    /// y_t = sigmoid(o) tanh(cell_t), times p if there is one
+    /// ```
+    ///
+    /// The projection `p` is that of Sak et al. 2014 (arXiv 1402.1128, section 2), without its
+    /// non-recurrent part. What is kept for the gradient are the gates after activation, the cells and,
+    /// with a projection, what it multiplies.
+    Lstm {
+        /// Added to the forget gate before activation (Jozefowicz et al. 2015, section 2.2).
+        forget_bias: f32,
+    },
+    /// `(a [batch, model], b [batch, model], ...) -> [batch, pairs]`: the dot products of all pairs of the
+    /// inputs, each with those before it (Naumov et al. 2019, arXiv 1906.00091, section 2.1.3): b.a, c.a,
+    /// c.b, d.a and so on.
+    DotInteraction {
+        /// Whether each input is also multiplied with itself, after those before it.
+        diagonal: bool,
+    },
     /// `logits [..., vocab] -> max [...]`: first phase of the cross-entropy.
     LogitMax,
     /// `(logits, max, targets [...]) -> (sum [...], target [...])`: second phase, the sum of
@@ -163,6 +190,9 @@ pub enum OpKind {
     /// `(logits, max, sum, target, targets) -> loss []`: last phase, the sum over all rows of
     /// `ln sum - target`. Its gradient with respect to the logits is that of the whole cross-entropy.
     CrossEntropy,
+    /// `(logits [...], targets [...]) -> loss []`: binary cross-entropy of the logits' sigmoid, the sum over
+    /// all elements of `ln(1 + exp(logit)) - target logit`; targets are 0 or 1.
+    SigmoidCrossEntropy,
 }
 
 impl OpKind {
@@ -187,9 +217,12 @@ impl OpKind {
             OpKind::Dispatch => "dispatch",
             OpKind::ExpertContract => "expert-contract",
             OpKind::Combine => "combine",
+            OpKind::Lstm { .. } => "lstm",
+            OpKind::DotInteraction { .. } => "dot-interaction",
             OpKind::LogitMax => "logit-max",
             OpKind::LogitSum => "logit-sum",
             OpKind::CrossEntropy => "cross-entropy",
+            OpKind::SigmoidCrossEntropy => "sigmoid-cross-entropy",
         }
     }
 
@@ -227,7 +260,12 @@ impl OpKind {
     /// Whether it is a matrix product with a parameter, whose weight gradients are large and read nothing that
     /// is changed afterwards: a backward pass in halves puts them off.
     pub fn is_product(&self) -> bool {
-        matches!(self, OpKind::Contract { .. } | OpKind::ExpertContract)
+        matches!(self, OpKind::Contract { .. } | OpKind::ExpertContract | OpKind::Lstm { .. })
+    }
+
+    /// Whether its result is a loss, with which gradients begin.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, OpKind::CrossEntropy | OpKind::SigmoidCrossEntropy)
     }
 }
 
@@ -272,9 +310,13 @@ impl Op {
             | OpKind::Dispatch
             | OpKind::ExpertContract
             | OpKind::Combine
+            // A recurrence over a part of a sequence would need the state before it.
+            | OpKind::Lstm { .. }
+            | OpKind::DotInteraction { .. }
             | OpKind::LogitMax
             | OpKind::LogitSum
-            | OpKind::CrossEntropy => None,
+            | OpKind::CrossEntropy
+            | OpKind::SigmoidCrossEntropy => None,
         }
     }
 
@@ -300,7 +342,11 @@ impl Op {
             | OpKind::Dispatch
             | OpKind::ExpertContract
             | OpKind::Combine
-            | OpKind::LogitMax => None,
+            | OpKind::Lstm { .. }
+            | OpKind::DotInteraction { .. }
+            | OpKind::LogitMax
+            // Targets are probabilities here, and name nothing.
+            | OpKind::SigmoidCrossEntropy => None,
         }
     }
 }

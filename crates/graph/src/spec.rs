@@ -7,7 +7,9 @@ mod suggest;
 
 pub(crate) use suggest::did_you_mean;
 
-use crate::families::{CustomConfig, GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
+use crate::families::{
+    CustomConfig, DlrmConfig, GptConfig, LlamaConfig, LstmConfig, MlpConfig, UTransformerConfig,
+};
 use crate::{Graph, GraphError};
 
 /// A model that can be built.
@@ -40,6 +42,10 @@ pub enum Network {
     Mlp(MlpConfig),
     /// A U-shaped transformer.
     UTransformer(UTransformerConfig),
+    /// A language model of long short-term memories.
+    Lstm(LstmConfig),
+    /// A deep learning recommendation model.
+    Dlrm(DlrmConfig),
     /// A network written as data.
     Custom(CustomConfig),
 }
@@ -68,7 +74,7 @@ impl ModelSpec {
                 llama.head_dim = llama.head_dim.filter(|&width| !implied || width != usual);
                 llama.kv_heads = llama.kv_heads.filter(|&heads| heads != llama.heads);
             }
-            Network::Mlp(_) | Network::Custom(_) => {}
+            Network::Mlp(_) | Network::Lstm(_) | Network::Dlrm(_) | Network::Custom(_) => {}
         }
         Ok(ModelSpec { name: name.into(), network })
     }
@@ -98,8 +104,8 @@ impl ModelSpec {
         preset::names()
     }
 
-    /// Reads a TOML description: `[model]` with a `name`, and then `[gpt]`, `[llama]`, `[mlp]` or
-    /// `[u-transformer]` with the keys of its configuration, or `[dims]`, `[[input]]` and `[[block]]`
+    /// Reads a TOML description: `[model]` with a `name`, and then `[gpt]`, `[llama]`, `[mlp]`,
+    /// `[u-transformer]`, `[lstm]` or `[dlrm]` with the keys of its configuration, or `[dims]`, `[[input]]` and `[[block]]`
     /// of a [network written as data](crate::families::CustomConfig). `place` is the file's name, for
     /// messages.
     ///
@@ -127,7 +133,8 @@ impl ModelSpec {
                 Some(&mut gpt.seq).map(|each| *each = seq)
             }
             Network::Llama(llama) => Some(&mut llama.seq).map(|each| *each = seq),
-            Network::Mlp(_) => None,
+            Network::Lstm(lstm) => Some(&mut lstm.seq).map(|each| *each = seq),
+            Network::Mlp(_) | Network::Dlrm(_) => None,
             Network::Custom(custom) => custom.with_seq(seq).map(|changed| *custom = changed),
         };
         if changed.is_none() {
@@ -141,21 +148,22 @@ impl ModelSpec {
         ModelSpec::new(&self.name, network)
     }
 
-    /// The same transformer with another vocabulary.
+    /// The same language model with another vocabulary.
     ///
     /// # Errors
-    /// If the size is zero or absurd, or the model is no GPT, U-shaped transformer or Llama.
+    /// If the size is zero or absurd, or the model is no GPT, U-shaped transformer, Llama or LSTM.
     pub fn with_vocab(&self, vocab: usize) -> Result<ModelSpec, GraphError> {
         let mut network = self.network.clone();
         match &mut network {
             Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => gpt.vocab = vocab,
             Network::Llama(llama) => llama.vocab = vocab,
-            Network::Mlp(_) | Network::Custom(_) => {
+            Network::Lstm(lstm) => lstm.vocab = vocab,
+            Network::Mlp(_) | Network::Dlrm(_) | Network::Custom(_) => {
                 return Err(GraphError::Parameter {
                     model: self.name.clone(),
                     key: "vocab".into(),
                     value: vocab.to_string(),
-                    rule: "only a transformer by its sizes has a vocabulary to change".into(),
+                    rule: "only a language model by its sizes has a vocabulary to change".into(),
                 });
             }
         }
@@ -185,7 +193,8 @@ impl ModelSpec {
         match &self.network {
             Network::Gpt(gpt) | Network::UTransformer(UTransformerConfig(gpt)) => gpt.seq,
             Network::Llama(llama) => llama.seq,
-            Network::Mlp(_) => 1,
+            Network::Lstm(lstm) => lstm.seq,
+            Network::Mlp(_) | Network::Dlrm(_) => 1,
             Network::Custom(custom) => custom.dims.get("seq").copied().unwrap_or(1),
         }
     }
@@ -198,6 +207,8 @@ impl Network {
             Network::Llama(llama) => llama.graph(name),
             Network::Mlp(mlp) => mlp.graph(name),
             Network::UTransformer(transformer) => transformer.graph(name),
+            Network::Lstm(lstm) => lstm.graph(name),
+            Network::Dlrm(dlrm) => dlrm.graph(name),
             Network::Custom(custom) => custom.graph(name),
         }
     }

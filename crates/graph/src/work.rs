@@ -2,7 +2,7 @@
 //! and the shape of its matrix product.
 
 use crate::gradient::{self, Operand};
-use crate::{Extents, Graph, OpId, OpKind, ValueId};
+use crate::{Extents, Graph, Op, OpId, OpKind, ValueId};
 
 /// Which of an operator's three passes runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,12 +34,15 @@ pub struct Work {
     /// Floating-point operations, a multiply-add counting two; only matrix products are counted, as
     /// the field does.
     pub flops: f64,
-    /// Bytes read and written once each.
+    /// Bytes read and written once each; the weights of a recurrence at every position.
     pub bytes: f64,
     /// Elements of the largest operand, the argument of a measured rate.
     pub elements: usize,
     /// The matrix products in it, all of one shape, and how many there are.
     pub matmul: Option<(MatmulShape, usize)>,
+    /// How often these are computed, each time from what the one before gave: for positions of a recurrence; 1
+    /// of others.
+    pub turns: usize,
 }
 
 /// The work of `pass` of `op` where each dimension has the extent of `local` and a real number takes
@@ -75,6 +78,7 @@ pub fn work_on_rows(
                 Operand::Input(index) => node.inputs[index],
                 Operand::Output(index) => node.outputs[index],
                 Operand::OutputGradient => out,
+                Operand::InputGradient(index) => node.inputs[index],
             });
             reads.chain(gradient.produces.iter().map(|&index| node.inputs[index])).collect()
         }
@@ -95,18 +99,76 @@ pub fn work_on_rows(
             OpKind::Embed if operand == node.inputs[1] => local.elements(&graph.value(out).axes),
             _ => count,
         };
-        bytes += (touched * value.dtype.bytes(real_bytes)) as f64;
+        let times = match node.kind {
+            // A recurrence goes through its weights at every position that has one before it, through a
+            // projection at all.
+            OpKind::Lstm { .. } if pass != Pass::Weight && value.parameter().is_some() => {
+                let projects = operand != node.inputs[1];
+                recurrent_positions(graph, node, local) + usize::from(projects)
+            }
+            _ => 1,
+        };
+        bytes += (times * touched * value.dtype.bytes(real_bytes)) as f64;
         elements = elements.max(touched);
+    }
+    if let OpKind::Lstm { .. } = node.kind {
+        let (flops, matmul, turns) = recurrence(graph, node, pass, local);
+        return Some(Work { flops, bytes, elements, matmul, turns });
+    }
+    if let OpKind::DotInteraction { .. } = node.kind {
+        // Many products of a few rows: what is timed is their multiplications and additions, of which the
+        // gradient has two for each of forward.
+        let each = local.elements(&graph.value(node.inputs[0]).axes[1..]);
+        let elements = local.elements(&graph.value(out).axes) * each;
+        let passes = if pass == Pass::Forward { 2.0 } else { 4.0 };
+        let flops = passes * elements as f64;
+        return Some(Work { flops, bytes, elements, matmul: None, turns: 1 });
     }
     if node.kind == OpKind::ExpertContract {
         let (flops, shape) = expert_products(graph, op, pass, local, rows);
-        return Some(Work { flops, bytes, elements, matmul: Some((shape, 1)) });
+        return Some(Work { flops, bytes, elements, matmul: Some((shape, 1)), turns: 1 });
     }
     let matmul = matmul(graph, op, pass, local);
     let flops = matmul.map_or(0.0, |(shape, count)| {
         2.0 * count as f64 * shape.batch as f64 * shape.m as f64 * shape.n as f64 * shape.k as f64
     });
-    Some(Work { flops, bytes, elements, matmul })
+    Some(Work { flops, bytes, elements, matmul, turns: 1 })
+}
+
+/// Positions of a recurrence that have one before them.
+fn recurrent_positions(graph: &Graph, node: &Op, local: &Extents) -> usize {
+    local.get(graph.value(node.inputs[0]).axes[1]) - 1
+}
+
+/// The products of a recurrence: its operations, the shape of those with the recurrent weights, and how many there
+/// are, one after the other. Forward and in the input gradient there is one for each position that has one
+/// before it, in the weight gradient one for each sample. Products with a projection have another shape, and
+/// count among the operations.
+fn recurrence(
+    graph: &Graph,
+    node: &Op,
+    pass: Pass,
+    local: &Extents,
+) -> (f64, Option<(MatmulShape, usize)>, usize) {
+    let extents = |value: ValueId| graph.value(value).axes.iter().map(|&dim| local.get(dim));
+    let gates: Vec<usize> = extents(node.inputs[0]).collect();
+    let units = extents(node.outputs[0]).last().unwrap_or(1);
+    let (batch, seq, columns, hidden) = (gates[0], gates[1], gates[2] * gates[3], gates[3]);
+    let steps = recurrent_positions(graph, node, local);
+    let recurrent = 2.0 * (batch * steps) as f64 * units as f64 * columns as f64;
+    let projection = match node.inputs.len() > 2 {
+        true => 2.0 * (batch * seq) as f64 * hidden as f64 * units as f64,
+        false => 0.0,
+    };
+    // The gradient of what a projection gives is not kept but computed again from that of the gates.
+    let again = if projection > 0.0 && pass == Pass::Weight { recurrent } else { 0.0 };
+    let (shape, turns) = match pass {
+        Pass::Forward => (MatmulShape { batch: 1, m: batch, n: columns, k: units }, steps),
+        Pass::Input => (MatmulShape { batch: 1, m: batch, n: units, k: columns }, steps),
+        Pass::Weight => (MatmulShape { batch: 1, m: units, n: columns, k: steps }, batch),
+    };
+    let any = recurrent > 0.0;
+    (recurrent + again + projection, any.then_some((shape, 1)), if any { turns } else { 1 })
 }
 
 /// The products of experts with their rows: how many operations they are together, and their shape if all

@@ -36,6 +36,27 @@ fn llama_3_has_the_parameters_of_the_released_checkpoints() {
     check("llama-3-405b", 405_853_388_800);
 }
 
+/// 2 V h + V of embedding and softmax, 4 h (2 h + 1) of each layer: 20 and 66 million in Zaremba et al. 2014.
+#[test]
+fn the_regularized_lstms_have_the_parameters_of_their_paper() {
+    check("ptb-lstm-medium", 19_775_200);
+    check("ptb-lstm-large", 66_022_000);
+}
+
+/// 0.83 billion in table 1 of Jozefowicz et al. 2016: 2 x 793,471 x 512 of embedding and softmax, 793,471
+/// biases, 1024 x 8192 + 8192 of the gates and 2048 x 512 of the projection.
+#[test]
+fn the_lstm_of_the_one_billion_word_benchmark_has_the_parameters_of_its_table() {
+    check("lm1b-lstm-2048-512", 822_753_151);
+}
+
+/// 33,762,577 and 187,767,399 rows of 16 and 128, and the perceptrons.
+#[test]
+fn recommendation_models_have_the_parameters_of_their_tables_and_perceptrons() {
+    check("dlrm-criteo-kaggle", 33_762_577 * 16 + 475_985);
+    check("dlrm-criteo-terabyte", 187_767_399 * 128 + 2_368_897);
+}
+
 #[test]
 fn every_preset_is_named_like_its_file_and_survives_both_texts() {
     for name in ModelSpec::presets() {

@@ -45,7 +45,7 @@ fn kept(graph: &Graph, block: &str) -> BTreeSet<ValueId> {
             let value = match read {
                 Operand::Input(index) => graph.op(op).inputs[index],
                 Operand::Output(index) => graph.op(op).outputs[index],
-                Operand::OutputGradient => continue,
+                Operand::OutputGradient | Operand::InputGradient(_) => continue,
             };
             if graph.value(value).parameter().is_none() {
                 kept.insert(value);
@@ -118,7 +118,7 @@ fn without_samples_there_is_no_work() {
     let graph = gpt(0.0);
     let extents = Extents::global(&graph, 0);
     for (id, op) in graph.ops().filter(|(_, op)| matches!(op.kind, OpKind::Pointwise(_))) {
-        let expected = Work { flops: 0.0, bytes: 0.0, elements: 0, matmul: None };
+        let expected = Work { flops: 0.0, bytes: 0.0, elements: 0, matmul: None, turns: 1 };
         assert_eq!(work(&graph, id, Pass::Forward, &extents, 2), Some(expected), "{}", op.name);
     }
 }

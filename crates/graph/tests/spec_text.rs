@@ -84,7 +84,12 @@ fn another_sequence_length_changes_the_learned_positions_of_a_gpt() {
 fn unknown_names_are_refused_with_the_near_and_the_valid_ones() {
     refused(
         "gtp:layers=1",
-        &["gtp", "did you mean \"gpt\"?", "llama, mlp and u-transformer", "llama-3-405b"],
+        &[
+            "gtp",
+            "did you mean \"gpt\"?",
+            "llama, mlp, u-transformer, lstm and dlrm",
+            "llama-3-405b",
+        ],
     );
     refused("llama-3-450b", &["did you mean \"llama-3-405b\"?"]);
     refused(&format!("{GPT},droput=0.1"), &["droput", "did you mean \"dropout\"?", "ffn"]);
@@ -255,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_at_all_makes_the_readers_panic(text in "\\PC{0,200}", head in "(gpt|llama|mlp|u-transformer|custom|gpt-2):?") {
+    fn no_text_at_all_makes_the_readers_panic(text in "\\PC{0,200}", head in "(gpt|llama|mlp|u-transformer|lstm|dlrm|custom|gpt-2):?") {
         let _ = ModelSpec::parse(&text);
         let _ = ModelSpec::parse(&format!("{head}{text}"));
         let _ = ModelSpec::from_toml(&text, "text");

@@ -13,6 +13,10 @@ fn graphs() -> Vec<Graph> {
         "mlp:inputs=5,hidden=7,layers=2,classes=3",
         "u-transformer:layers=5,hidden=12,heads=3,seq=5,vocab=7,dropout=0.1",
         "u-transformer:layers=4,hidden=12,heads=3,seq=5,vocab=7,tied=true",
+        "lstm:layers=2,hidden=6,embed=6,seq=5,vocab=7,dropout=0.1,tied=true",
+        "lstm:layers=1,hidden=6,embed=5,seq=5,vocab=7,projection=3",
+        "dlrm:dense=3,rows=2x7-5,embed=4,bottom=6,top=8-5",
+        "dlrm:dense=3,rows=7,embed=4,bottom=,top=,diagonal=true",
     ];
     let mut specs: Vec<ModelSpec> =
         lines.iter().map(|line| ModelSpec::parse(line).unwrap()).collect();
@@ -25,14 +29,18 @@ fn every_operand_that_a_gradient_operator_reads_or_produces_exists() {
     for graph in graphs() {
         for (id, op) in graph.ops() {
             let rule = gradient::rule(&graph, id);
-            for gradient in [rule.input, rule.weight].into_iter().flatten() {
+            for gradient in [&rule.input, &rule.weight].into_iter().flatten() {
                 assert!(!gradient.produces.is_empty(), "{}", op.name);
                 assert!(gradient.produces.iter().all(|&index| index < op.inputs.len()));
-                for read in gradient.reads {
+                for &read in &gradient.reads {
                     let exists = match read {
                         Operand::Input(index) => index < op.inputs.len(),
                         Operand::Output(index) => index < op.outputs.len(),
                         Operand::OutputGradient => true,
+                        Operand::InputGradient(index) => {
+                            let produces = &rule.input.as_ref().unwrap().produces;
+                            produces.contains(&index)
+                        }
                     };
                     assert!(exists, "{} of {}: {read:?}", op.name, graph.name());
                 }
@@ -153,6 +161,10 @@ fn operators_that_depend_on_a_position_or_an_index_say_which_loop_it_runs_along(
                 OpKind::Rotary { .. }
                 | OpKind::AttentionProbs { .. }
                 | OpKind::AttentionContext { .. } => (seq, None),
+                // Each categorical feature of a recommendation model has a table of its own.
+                OpKind::Embed if graph.name() == "dlrm" => {
+                    (None, Some(op.name.replace("embedding", "rows")))
+                }
                 OpKind::Embed | OpKind::LogitSum | OpKind::CrossEntropy => (None, vocab),
                 _ => (None, None),
             };

@@ -16,13 +16,14 @@ use crate::device::Setting;
 use crate::expert_contract::{
     ExpertContract, expert_contract, expert_contract_input_grad, expert_contract_weight_grad,
 };
+use crate::lstm::{self, Lstm};
 use crate::matmul::{Linear, WeightLayout};
 use crate::random::dropout_mask;
 use crate::rotary::{Llama3Scaling, RotaryTable};
 use crate::routing::{self, Decision, Routed, Routing};
 use crate::{
-    activation, attention, concat, cross_entropy, dropout, elementwise, embedding, layer_norm,
-    matmul, rms_norm, rotary,
+    activation, attention, concat, cross_entropy, dropout, elementwise, embedding, interaction,
+    layer_norm, matmul, rms_norm, rotary, sigmoid_cross_entropy,
 };
 
 /// A tensor that a pass reads, with real numbers in fp32.
@@ -135,7 +136,7 @@ pub(crate) fn run(
     match pass {
         Pass::Forward => forward(kind, reads, writes, setting, scratch),
         Pass::Input => input_gradient(kind, reads, writes, setting, scratch),
-        Pass::Weight => weight_gradient(kind, reads, writes, setting),
+        Pass::Weight => weight_gradient(kind, reads, writes, setting, scratch),
     }
 }
 
@@ -155,6 +156,12 @@ pub(crate) fn scratch_elements(
         }
         (OpKind::AttentionProbs { .. }, Pass::Input, [_, keys, probs, _]) => {
             attention_shape(probs, keys, Visibility::All).scratch_elements()
+        }
+        (OpKind::Lstm { .. }, Pass::Input, [_, activated, _, dy, ..]) => {
+            lstm_shape(kind, activated, dy).input_grad_scratch()
+        }
+        (OpKind::Lstm { .. }, Pass::Weight, [y, dgates, _, _, _]) => {
+            lstm_shape(kind, dgates, y).projection_grad_scratch()
         }
         _ => 0,
     }
@@ -259,6 +266,24 @@ fn forward(
             let scratch = &mut scratch[..context_scratch(&shape, mask.is_some())];
             attention::context(&shape, p.f32(), mask, v.f32(), o.f32(), scratch);
         }
+        (OpKind::Lstm { .. }, [gates, w, projection @ ..], [y, activated, cell, output @ ..]) => {
+            let shape = lstm_shape(kind, gates.shape, y.shape);
+            lstm::lstm(
+                &shape,
+                gates.f32(),
+                w.f32(),
+                projection.first().map(Input::f32),
+                y.f32(),
+                activated.f32(),
+                cell.f32(),
+                output.first_mut().map(Output::f32),
+            );
+        }
+        (OpKind::DotInteraction { diagonal }, parts, [y]) => {
+            let width = parts[0].columns();
+            let parts: SmallVec<[&[f32]; 4]> = parts.iter().map(Input::f32).collect();
+            interaction::dot_interaction(&parts, width, *diagonal, y.f32());
+        }
         (OpKind::LogitMax, [logits], [max]) => {
             cross_entropy::logit_max(logits.f32(), max.f32());
         }
@@ -269,6 +294,9 @@ fn forward(
         }
         (OpKind::CrossEntropy, [_, _, sum, target, _], [loss]) => {
             loss.f32()[0] = cross_entropy::loss(sum.f32(), target.f32()) as f32;
+        }
+        (OpKind::SigmoidCrossEntropy, [logits, targets], [loss]) => {
+            loss.f32()[0] = sigmoid_cross_entropy::loss(logits.f32(), targets.u32()) as f32;
         }
         (kind, reads, _) => unreachable!("{} does not read {} tensors", kind.name(), reads.len()),
     }
@@ -407,6 +435,40 @@ fn input_gradient(
                 accumulate[1],
             );
         }
+        (OpKind::Lstm { .. }, [w, activated, cell, dy, projection @ ..], [dgates]) => {
+            assert!(!accumulate[0], "nothing else reads the gates of a recurrence");
+            let shape = lstm_shape(kind, activated.shape, dy.shape);
+            lstm::lstm_input_grad(
+                &shape,
+                w.f32(),
+                activated.f32(),
+                cell.f32(),
+                dy.f32(),
+                projection.first().map(Input::f32),
+                dgates.f32(),
+                scratch,
+            );
+        }
+        (OpKind::DotInteraction { diagonal }, [parts @ .., dy], gradients) => {
+            let width = parts[0].columns();
+            let parts: SmallVec<[&[f32]; 4]> = parts.iter().map(Input::f32).collect();
+            for (of, dx) in gradients.iter_mut().enumerate() {
+                let (dy, accumulate) = (dy.f32(), dx.accumulate);
+                let dx = dx.f32();
+                interaction::dot_interaction_input_grad(
+                    &parts, width, *diagonal, dy, of, dx, accumulate,
+                );
+            }
+        }
+        (OpKind::SigmoidCrossEntropy, [logits, targets], [dlogits]) => {
+            sigmoid_cross_entropy::logits_grad(
+                logits.f32(),
+                targets.u32(),
+                setting.loss_scale,
+                dlogits.f32(),
+                accumulate[0],
+            );
+        }
         (OpKind::CrossEntropy, [logits, max, sum, targets], [dlogits]) => {
             cross_entropy::logits_grad(
                 logits.f32(),
@@ -430,10 +492,28 @@ fn weight_gradient(
     reads: &[Input<'_>],
     writes: &mut [Output<'_>],
     setting: &Setting,
+    scratch: &mut [f32],
 ) {
     let keep_scale = kind.dropout().map_or(1.0, |probability| 1.0 / (1.0 - probability));
     let accumulate = accumulates(writes);
     match (kind, reads, writes) {
+        (OpKind::Lstm { .. }, [y, dgates, rest @ ..], [dw, projections @ ..]) => {
+            let shape = lstm_shape(kind, dgates.shape, y.shape);
+            let (y, dgates) = (y.f32(), dgates.f32());
+            lstm::lstm_weight_grad(&shape, y, dgates, dw.f32(), accumulate[0]);
+            if let ([w, output, dy], [dprojection]) = (rest, projections) {
+                lstm::projection_grad(
+                    &shape,
+                    dgates,
+                    w.f32(),
+                    output.f32(),
+                    dy.f32(),
+                    dprojection.f32(),
+                    scratch,
+                    accumulate[1],
+                );
+            }
+        }
         (OpKind::Embed, [tokens, dy], [dtable]) => {
             let (columns, first) = (dy.columns(), setting.first_index);
             let (tokens, dy) = (tokens.u32(), dy.f32());
@@ -506,6 +586,16 @@ fn expert_shape(weights: &[usize]) -> ExpertContract {
         unreachable!("experts' matrices have three axes, not {weights:?}")
     };
     ExpertContract { inputs, outputs }
+}
+
+/// The recurrence of gates `[batch, seq, gate, hidden]` that gives `[batch, seq, units]`.
+fn lstm_shape(kind: &OpKind, gates: &[usize], result: &[usize]) -> Lstm {
+    let (OpKind::Lstm { forget_bias }, [batch, seq, _, hidden], [_, _, units]) =
+        (*kind, gates, result)
+    else {
+        unreachable!("{} of {gates:?} and {result:?}", kind.name())
+    };
+    Lstm { batch: *batch, seq: *seq, hidden: *hidden, units: *units, forget_bias }
 }
 
 /// The product of `x` by `w` giving `y`, whose sizes are rows x inputs, inputs x outputs and rows x

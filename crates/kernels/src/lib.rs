@@ -44,7 +44,9 @@ pub mod dropout;
 pub mod elementwise;
 pub mod embedding;
 pub mod expert_contract;
+pub mod interaction;
 pub mod layer_norm;
+pub mod lstm;
 pub mod matmul;
 pub mod optimizer;
 pub mod random;
@@ -52,6 +54,7 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
 pub mod routing;
+pub mod sigmoid_cross_entropy;
 pub mod tier;
 pub mod window;
 

@@ -180,7 +180,8 @@ impl Uniform {
 }
 
 /// Megatron's split for transformers: heads, feed-forward width and vocabulary over tp, the batch over
-/// dp (and before over replica, where the mesh has that), the sequence over cp. Plain stacks of layers split every second width.
+/// dp (and before over replica, where the mesh has that), the sequence over cp. Plain stacks of layers split every second width,
+/// and tables of categories their rows, where tp divides them.
 fn default_rules(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> LayoutRules {
     let mut rules = vec![];
     let mut rule = |dim: &str, axis: Axis| {
@@ -198,7 +199,9 @@ fn default_rules(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> LayoutR
     }
     for dim in graph.dims() {
         let width = dim.name.strip_prefix("width.").and_then(|index| index.parse::<usize>().ok());
-        if width.is_some_and(|index| index.is_multiple_of(2)) {
+        let is_split = width.is_some_and(|index| index.is_multiple_of(2));
+        let rows = dim.name.strip_prefix("rows.").is_some_and(|it| it.parse::<usize>().is_ok());
+        if is_split || (rows && dim.size.is_multiple_of(mesh.width(Axis::TP) as usize)) {
             rule(&dim.name, Axis::TP);
         }
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use shardloom_graph::families::{GptConfig, LlamaConfig, MlpConfig, UTransformerConfig};
+use shardloom_graph::families::{
+    DlrmConfig, GptConfig, LlamaConfig, LstmConfig, MlpConfig, UTransformerConfig,
+};
 use shardloom_graph::op::{Activation, Overflow};
 use shardloom_graph::work::Pass;
 use shardloom_graph::{DimId, Extents, Graph, GraphBuilder, GraphError, Init, OpId, gradient};
@@ -21,6 +23,9 @@ const SEQ: usize = 128;
 /// Experts to choose from.
 const EXPERTS: usize = 2;
 
+/// Categorical features.
+const TABLES: usize = 8;
+
 /// Where one rate class occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Occurrence {
@@ -30,8 +35,8 @@ pub(crate) struct Occurrence {
     pub pass: Pass,
 }
 
-/// One layer each of the model families, or as few as they can have, with and without dropout, an encoder of
-/// attention that is not causal, and experts that rows choose from.
+/// One layer each of the model families, or as few as they can have, with and without dropout or a projection,
+/// an encoder of attention that is not causal, and experts that rows choose from.
 pub(crate) fn examples() -> Vec<Graph> {
     let build = || -> Result<Vec<Graph>, GraphError> {
         Ok(vec![
@@ -43,6 +48,9 @@ pub(crate) fn examples() -> Vec<Graph> {
             encoder(0.0)?,
             encoder(0.1)?,
             experts()?,
+            lstm(None).graph("lstm")?,
+            lstm(Some(HIDDEN / 2)).graph("projected lstm")?,
+            dlrm().graph("dlrm")?,
         ])
     };
     build().expect("the examples' sizes are possible")
@@ -87,6 +95,32 @@ fn llama() -> LlamaConfig {
 
 fn mlp() -> MlpConfig {
     MlpConfig { inputs: HIDDEN, hidden: HIDDEN, layers: 2, classes: VOCAB }
+}
+
+fn lstm(projection: Option<usize>) -> LstmConfig {
+    LstmConfig {
+        layers: 1,
+        hidden: HIDDEN,
+        embed: HIDDEN,
+        vocab: VOCAB,
+        seq: SEQ,
+        projection,
+        dropout: 0.0,
+        tied: false,
+        forget_bias: 1.0,
+        init_std: 0.02,
+    }
+}
+
+fn dlrm() -> DlrmConfig {
+    DlrmConfig {
+        dense: HIDDEN,
+        rows: vec![VOCAB; TABLES],
+        embed: HIDDEN / 4,
+        bottom: vec![],
+        top: vec![],
+        diagonal: false,
+    }
 }
 
 /// What no family has: attention that sees all, dropout on its own, and a head with a bias.
@@ -195,6 +229,20 @@ pub(super) fn experts_contraction(graph: &Graph, op: OpId, sizes: [usize; 3]) ->
     let (rows, weights) = (axes(0), axes(2));
     let mut extents = Extents::global(graph, 1);
     for (dim, size) in [rows[2], weights[1], weights[2]].into_iter().zip(sizes) {
+        extents.set(dim, size);
+    }
+    extents
+}
+
+/// Extents of a recurrence over so many samples, positions and cells, which it projects to half as many if it
+/// has a projection.
+pub(crate) fn recurrence(graph: &Graph, op: OpId, sizes: [usize; 3]) -> Extents {
+    let [samples, positions, cells] = sizes;
+    let node = graph.op(op);
+    let (gates, result) = (&graph.value(node.inputs[0]).axes, &graph.value(node.outputs[0]).axes);
+    let units = if node.inputs.len() > 2 { cells.div_ceil(2) } else { cells };
+    let mut extents = Extents::global(graph, samples);
+    for (dim, size) in [(gates[1], positions), (gates[3], cells), (result[2], units)] {
         extents.set(dim, size);
     }
     extents

@@ -34,6 +34,8 @@ pub(crate) struct Plan {
     pub contractions: Vec<[usize; 3]>,
     /// Positions and head widths of attention.
     pub attentions: Vec<[usize; 2]>,
+    /// Samples, positions and cells of recurrences.
+    pub recurrences: Vec<[usize; 3]>,
     /// Elements of parameters and of tensors that are added and copied.
     pub elements: Vec<usize>,
     /// Elements of collectives.
@@ -79,6 +81,17 @@ impl Plan {
                 [256, 128],
                 [512, 64],
             ],
+            recurrences: vec![
+                [4, 16, 64],
+                [8, 32, 128],
+                [16, 8, 64],
+                [16, 16, 256],
+                [32, 8, 128],
+                [32, 32, 32],
+                [64, 4, 64],
+                [64, 4, 256],
+                [4, 64, 128],
+            ],
             elements: vec![1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
             exchanges: vec![1 << 8, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 21, 1 << 22],
             messages: vec![1 << 10, 1 << 20],
@@ -110,6 +123,7 @@ impl Plan {
                 [1024, 512, 2048],
             ],
             attentions: vec![[96, 48], [128, 128], [192, 64], [256, 32]],
+            recurrences: vec![[8, 24, 96], [24, 12, 192]],
             elements: vec![1 << 17, 3 << 18],
             exchanges: vec![1 << 14, 3 << 17, 3 << 19],
             messages: vec![1 << 16],
@@ -198,6 +212,10 @@ fn tasks<'a>(machine: &Machine, plan: &Plan, examples: &'a [Graph]) -> Vec<Task<
             OpKind::AttentionProbs { .. } | OpKind::AttentionContext { .. } => {
                 let sizes = plan.attentions.iter();
                 sizes.map(|&sizes| examples::attention(graph, sizes)).collect()
+            }
+            OpKind::Lstm { .. } => {
+                let sizes = plan.recurrences.iter();
+                sizes.map(|&sizes| examples::recurrence(graph, op, sizes)).collect()
             }
             _ => plan.rows.iter().map(|&rows| examples::rows(graph, rows)).collect(),
         };

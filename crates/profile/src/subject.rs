@@ -60,6 +60,7 @@ impl Subject {
                     Which::Input(index) => operand(node.inputs[index], Warmth::Cold),
                     Which::Output(index) => operand(node.outputs[index], Warmth::Cold),
                     Which::OutputGradient => operand(node.outputs[0], Warmth::Warm),
+                    Which::InputGradient(index) => operand(node.inputs[index], Warmth::Warm),
                 };
                 let write = |&index: &usize| {
                     let value = node.inputs[index];

@@ -30,7 +30,7 @@ pub(crate) const COPY: &str = "copy";
 pub(crate) enum Size {
     /// Elements.
     Elements(usize),
-    /// A product's sizes; its time is that of one product of the batch.
+    /// A product's sizes; its time is that of one product of the batch, and of one turn.
     Product(MatmulShape),
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Task<'a> {
 }
 
 enum Work<'a> {
-    Operator { graph: &'a Graph, op: OpId, pass: Pass, extents: Extents },
+    Operator { graph: &'a Graph, op: OpId, pass: Pass, extents: Extents, turns: usize },
     Streaming { streaming: Streaming, elements: usize },
     Collective { algorithm: Algorithm, kind: Kind, members: u32, elements: usize },
     Message { elements: usize, pairs: Pairs },
@@ -65,7 +65,7 @@ impl<'a> Task<'a> {
             Some((shape, _)) => Size::Product(shape),
             None => Size::Elements(work.elements),
         };
-        let work = Work::Operator { graph, op, pass, extents };
+        let work = Work::Operator { graph, op, pass, extents, turns: work.turns };
         Task { name: name.to_owned(), size, work }
     }
 
@@ -113,7 +113,7 @@ impl<'a> Task<'a> {
                 return links::collective(*algorithm, *kind, *members, *elements, bench);
             }
             Work::Message { elements, pairs } => return links::message(*elements, *pairs, bench),
-            Work::Operator { graph, op, pass, extents } => {
+            Work::Operator { graph, op, pass, extents, .. } => {
                 let mut subject = Subject::new(graph, *op, *pass, extents, &bench.memory);
                 bench.seconds(Clock::Processor, |_, call| {
                     subject.run(call);
@@ -123,9 +123,13 @@ impl<'a> Task<'a> {
             Work::Streaming { streaming, elements } => streaming.seconds(*elements, bench),
             Work::Launch => launch_seconds(bench),
         }?;
+        let turns = match self.work {
+            Work::Operator { turns, .. } => turns,
+            _ => 1,
+        };
         Ok(Some(match self.size {
             Size::Elements(_) => alone,
-            Size::Product(shape) => alone / shape.batch as f64,
+            Size::Product(shape) => alone / (turns * shape.batch) as f64,
         }))
     }
 }

@@ -30,6 +30,7 @@ fn hasty() -> Plan {
         rows: vec![2, 16],
         contractions: vec![[4, 8, 16], [16, 8, 4], [8, 8, 8]],
         attentions: vec![[4, 8], [8, 4]],
+        recurrences: vec![[2, 3, 4], [3, 2, 8], [4, 4, 4]],
         elements: vec![256, 512],
         exchanges: vec![2, 64],
         messages: vec![1, 64],
@@ -54,6 +55,9 @@ fn models() -> Vec<Graph> {
         "llama:layers=2,hidden=32,heads=4,kv_heads=2,ffn=48,seq=16,vocab=64",
         "mlp:inputs=8,hidden=16,layers=3,classes=5",
         "u-transformer:layers=4,hidden=32,heads=2,seq=16,vocab=64,dropout=0.2",
+        "lstm:layers=2,hidden=12,embed=10,seq=5,vocab=64,dropout=0.2",
+        "lstm:layers=1,hidden=12,embed=6,seq=5,vocab=64,projection=6,tied=true",
+        "dlrm:dense=3,rows=3x20,embed=8,bottom=12,top=12-10",
     ]
     .into_iter()
     .map(graph)
@@ -100,6 +104,10 @@ fn what_the_examples_add_is_measured_too() {
         "dispatch.forward",
         "expert-contract.weight",
         "combine.input",
+        "lstm.weight",
+        "lstm+projection.input",
+        "dot-interaction.input",
+        "sigmoid-cross-entropy.forward",
     ];
     let examples = examples::examples();
     let classes = examples::classes(&examples);

@@ -11,7 +11,7 @@ use shardloom_plan::Precision;
 pub fn multiplies_in_8_bits(graph: &Graph, precision: Precision, op: OpId) -> bool {
     let node = graph.op(op);
     let of_weights = matches!(node.kind, OpKind::Contract { .. });
-    let is_loss = |&reader: &OpId| matches!(graph.op(reader).kind, OpKind::CrossEntropy);
+    let is_loss = |&reader: &OpId| graph.op(reader).kind.is_loss();
     let feeds_loss =
         || node.outputs.iter().any(|&it| graph.value(it).consumers.iter().any(is_loss));
     precision.fp8_products && of_weights && !feeds_loss()

@@ -184,7 +184,7 @@ pub enum Error {
     /// The model reads what neither text nor a table gives.
     #[error(
         "{model} reads `{input}` [{axes}], but text gives `tokens` and `targets` [batch, seq], and a \
-         table `features` and `targets`; train a model that reads those, such as \
+         table `features`, `category.0` and on, and `targets`; train a model that reads those, such as \
          gpt:layers=2,hidden=128,heads=4"
     )]
     ModelInput {
@@ -225,6 +225,17 @@ pub enum Error {
         model: String,
         /// Features that it reads.
         needed: usize,
+    },
+    /// Categories that are not numbered from 0 on.
+    #[error(
+        "{model} has inputs category.N but none called {missing}; they are numbered from 0, as the columns \
+         of a table are"
+    )]
+    Category {
+        /// The model.
+        model: String,
+        /// The input that there is not.
+        missing: String,
     },
     /// Several files for a model that learns from one table.
     #[error(
@@ -358,6 +369,7 @@ impl Error {
             Error::ModelInput { .. }
             | Error::Vocabulary { .. }
             | Error::Features { .. }
+            | Error::Category { .. }
             | Error::Tables { .. } => "data",
             Error::Optimizer { .. } => "optimizer",
             Error::Drawing { .. } | Error::NoSuchRank { .. } => "usage",
@@ -426,6 +438,7 @@ impl Error {
             Error::ModelInput { input, .. } => Some(input.clone()),
             Error::NoSampling { model, .. }
             | Error::Vocabulary { model, .. }
+            | Error::Category { model, .. }
             | Error::Tables { model, .. } => Some(model.clone()),
             Error::Io { path: at, .. }
             | Error::NoWeights { folder: at, .. }

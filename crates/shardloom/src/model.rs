@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_graph::{Graph, ModelSpec};
+use shardloom_graph::{Graph, ModelSpec, OpKind};
 use shardloom_interop::huggingface;
 
 use crate::huggingface_folder::{CONFIG, has_weights};
@@ -28,10 +28,10 @@ pub struct Defaults {
 }
 
 /// Families whose vocabulary and sequence length may be left to [`Defaults`].
-const LANGUAGE_FAMILIES: [&str; 3] = ["gpt", "llama", "u-transformer"];
+const LANGUAGE_FAMILIES: [&str; 4] = ["gpt", "llama", "u-transformer", "lstm"];
 
 /// Words before a colon that begin a description in one line, whatever follows.
-const ONE_LINE: [&str; 5] = ["gpt", "llama", "mlp", "u-transformer", "custom"];
+const ONE_LINE: [&str; 7] = ["gpt", "llama", "mlp", "u-transformer", "lstm", "dlrm", "custom"];
 
 impl Model {
     /// The model that `text` names: the path of a Hugging Face `config.json`, or of a folder with one,
@@ -117,6 +117,15 @@ impl Model {
         self.spec.to_string()
     }
 
+    /// Classes that the model's loss tells apart: two of a binary one, of others the vocabulary.
+    pub(crate) fn classes(&self) -> Option<usize> {
+        let loss = self.graph.value(self.graph.loss()).producer;
+        match loss.map(|op| self.graph.op(op).kind) {
+            Some(OpKind::SigmoidCrossEntropy) => Some(2),
+            _ => self.vocabulary(),
+        }
+    }
+
     /// Tokens or classes that the model tells apart, if it has such a dimension.
     pub fn vocabulary(&self) -> Option<usize> {
         self.graph.dim_named("vocab").map(|dim| self.graph.dim(dim).size)
@@ -193,6 +202,7 @@ mod tests {
         assert_eq!(completed("gpt: seq = 4", Some(8), Some(256)), "gpt: seq = 4,vocab=256");
         assert_eq!(completed("u-transformer", Some(8), None), "u-transformer:seq=8");
         assert_eq!(completed("llama-3-8b", Some(8), Some(256)), "llama-3-8b");
+        assert_eq!(completed("lstm:embed=3", Some(8), None), "lstm:embed=3,seq=8");
         assert_eq!(completed("mlp:inputs=3", Some(8), Some(256)), "mlp:inputs=3");
     }
 

@@ -1,9 +1,10 @@
 //! What a model is trained on.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_data::{Batches, Corpus, Source, Table, Tokenizer};
+use shardloom_data::{Batches, Corpus, Records, Source, Table, Tokenizer};
 use shardloom_graph::{Extents, Value};
 
 use crate::{Error, Model, Result};
@@ -61,7 +62,8 @@ pub struct Data {
 impl Data {
     /// Reads what `model` is trained on: for a language model text, from files and from folders with all
     /// text below them; for a classifier of features one file of comma-separated values whose last
-    /// column is the class.
+    /// column is the class; for a recommendation model one of numbers, then categories, then a label of 0
+    /// or 1.
     ///
     /// # Errors
     /// If a path cannot be read or is not of that kind, there is too little data, or the model knows
@@ -75,6 +77,9 @@ impl Data {
         let inputs: Vec<&Value> = model.graph().inputs().map(|(_, value)| value).collect();
         let reads = |name: &str| inputs.iter().find(|input| input.name == name);
         match reads("features") {
+            Some(features) if inputs.iter().any(|it| it.name.starts_with(CATEGORY)) => {
+                Data::records(model, features, paths, sampling)
+            }
             Some(features) => Data::table(model, features, paths, sampling),
             None => Data::text(model, &inputs, paths, tokenizer, sampling),
         }
@@ -115,15 +120,65 @@ impl Data {
         Ok(Data { source: Box::new(batches), digest, tokenizer })
     }
 
+    /// Rows of numbers, and a category for each input `category.0`, `category.1`, ... that looks it up.
+    fn records(
+        model: &Model,
+        features: &Value,
+        paths: &[PathBuf],
+        sampling: Sampling,
+    ) -> Result<Data> {
+        let path = only_file(model, paths)?;
+        let graph = model.graph();
+        let unfit = |input: &Value| Error::ModelInput {
+            model: model.spec().name().into(),
+            input: input.name.clone(),
+            axes: graph.axes_text(&input.axes),
+        };
+        let mut rows = BTreeMap::new();
+        for (_, input) in graph.inputs().filter(|(_, it)| it.name.starts_with(CATEGORY)) {
+            let number = input.name.strip_prefix(CATEGORY).and_then(|it| it.parse::<usize>().ok());
+            let tables = input.consumers.iter().map(|&op| graph.op(op));
+            let below = tables.filter_map(|op| {
+                let loops = &op.signature.loops;
+                op.index_loop().map(|each| graph.dim(loops[each].dim).size)
+            });
+            match (number, below.min()) {
+                (Some(number), Some(below)) if input.axes == [graph.batch()] => {
+                    rows.insert(number, below);
+                }
+                _ => return Err(unfit(input)),
+            }
+        }
+        // Numbered from 0 without gaps, which the file's columns are.
+        if let Some((at, _)) = rows.keys().enumerate().find(|&(at, &number)| at != number) {
+            let missing = format!("{CATEGORY}{at}");
+            return Err(Error::Category { model: model.spec().name().into(), missing });
+        }
+        let targets = graph.value(graph.targets());
+        if Extents::global(graph, 1).elements(&targets.axes) != 1 {
+            return Err(unfit(targets));
+        }
+        let known = |it: &Value| ["features", "targets"].contains(&it.name.as_str());
+        let is_known = |it: &Value| known(it) || it.name.starts_with(CATEGORY);
+        if let Some((_, other)) = graph.inputs().find(|(_, it)| !is_known(it)) {
+            return Err(unfit(other));
+        }
+        let dense = Extents::global(graph, 1).elements(&features.axes);
+        let rows: Vec<usize> = rows.into_values().collect();
+        require_classes(model, 2, || format!("labels of {}", path.display()))?;
+        let Sampling { seed, validation_fraction } = sampling;
+        let records = Records::open(path, dense, &rows, validation_fraction, seed)?;
+        let digest = records.digest();
+        Ok(Data { source: Box::new(records), digest, tokenizer: None })
+    }
+
     fn table(
         model: &Model,
         features: &Value,
         paths: &[PathBuf],
         sampling: Sampling,
     ) -> Result<Data> {
-        let [path] = paths else {
-            return Err(Error::Tables { model: model.spec().name().into(), found: paths.len() });
-        };
+        let path = only_file(model, paths)?;
         let table = Table::open(path, sampling.validation_fraction, sampling.seed)?;
         let needed = Extents::global(model.graph(), 1).elements(&features.axes);
         if needed != table.columns() {
@@ -134,14 +189,39 @@ impl Data {
                 needed,
             });
         }
-        require_vocabulary(model, table.classes(), || format!("classes of {}", path.display()))?;
+        require_classes(model, table.classes(), || format!("classes of {}", path.display()))?;
         let digest = table.digest();
         Ok(Data { source: Box::new(table), digest, tokenizer: None })
     }
 }
 
-fn require_vocabulary(model: &Model, needed: usize, what: impl FnOnce() -> String) -> Result<()> {
-    match model.vocabulary() {
+/// Before its number, the name of an input that is a category.
+const CATEGORY: &str = "category.";
+
+fn only_file<'a>(model: &Model, paths: &'a [PathBuf]) -> Result<&'a PathBuf> {
+    match paths {
+        [path] => Ok(path),
+        _ => Err(Error::Tables { model: model.spec().name().into(), found: paths.len() }),
+    }
+}
+
+/// Makes sure that the model knows all tokens, as what it reads and as what it predicts.
+fn require_vocabulary(model: &Model, needed: usize, what: impl Fn() -> String) -> Result<()> {
+    require_known(model, model.vocabulary(), needed, &what)?;
+    require_classes(model, needed, what)
+}
+
+fn require_classes(model: &Model, needed: usize, what: impl FnOnce() -> String) -> Result<()> {
+    require_known(model, model.classes(), needed, what)
+}
+
+fn require_known(
+    model: &Model,
+    known: Option<usize>,
+    needed: usize,
+    what: impl FnOnce() -> String,
+) -> Result<()> {
+    match known {
         Some(found) if found < needed => Err(Error::Vocabulary {
             model: model.spec().name().into(),
             found,

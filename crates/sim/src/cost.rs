@@ -440,11 +440,12 @@ impl<'a> CostModel<'a> {
         let real_bytes = self.program.precision.compute.bytes();
         let local = assignment.local_extents(self.graph, op, &self.extents, &class.mesh);
         let found = work::work_on_rows(self.graph, op, pass, &local, real_bytes, rows);
-        let Work { flops, bytes, elements, matmul } = found.ok_or_else(|| SimError::NoPass {
-            op: node.name.clone(),
-            kind: node.kind.name(),
-            pass: pass_name(pass),
-        })?;
+        let Work { flops, bytes, elements, matmul, turns } =
+            found.ok_or_else(|| SimError::NoPass {
+                op: node.name.clone(),
+                kind: node.kind.name(),
+                pass: pass_name(pass),
+            })?;
         let format = self.product_format(op);
         let rate = rate_name(self.graph, op, pass);
         if let Some(product) = device.products.get(&rate)
@@ -455,7 +456,8 @@ impl<'a> CostModel<'a> {
             if flops == 0.0 {
                 return Ok(0.0);
             }
-            return Ok(batch as f64 * product.seconds(m as u64, n as u64, k as u64));
+            let products = (turns * batch) as f64;
+            return Ok(products * product.seconds(m as u64, n as u64, k as u64));
         }
         let stack = self.cluster.stack();
         let fused = stack.fused_attention(device).filter(|_| node.kind.in_attention_core());
@@ -475,7 +477,12 @@ impl<'a> CostModel<'a> {
             0 => 0.0,
             bytes => device.memory_bound_seconds(&rate, elements as f64, traffic * bytes as f64),
         };
-        Ok(count as f64 * stack.product_time * product + beside)
+        let count = match node.kind {
+            // What a projection multiplies is counted as more of the recurrent products.
+            OpKind::Lstm { .. } => flops / (2.0 * m as f64 * n as f64 * k as f64),
+            _ => (turns * count) as f64,
+        };
+        Ok(count * stack.product_time * product + beside)
     }
 
     /// The format of the operands of a product.
@@ -530,6 +537,15 @@ impl<'a> CostModel<'a> {
             OpKind::AttentionContext { .. } if node.kind.dropout().is_some() => {
                 (2 * real_bytes + 1) * elements(node.inputs[0])
             }
+            // Gates in, activated gates, cells and results out; backward these in and the gates' gradient out.
+            OpKind::Lstm { .. } => match pass {
+                Pass::Forward | Pass::Input => {
+                    let cells = 4 * elements(node.outputs[2]);
+                    real_bytes * (2 * elements(node.inputs[0]) + elements(node.outputs[0]))
+                        + 2 * cells
+                }
+                Pass::Weight => 0,
+            },
             // What a pass has first is read, and written in 8 bits as it is and transposed: activations for
             // the products forward and of weights, their gradients for those backward. So it is also with what is
             // stored in 8 bits, as where a scale is that of the tensor itself; with scales of earlier steps norms

@@ -8,7 +8,8 @@ use shardloom_graph::{Graph, OpId, OpKind};
 /// `contract+bias.weight`: its kind, whatever changes the time of an element by much, and the pass.
 ///
 /// Such are, each as a suffix where it holds: `+transposed` weights and a `+bias` of a contraction, a
-/// sum with a `+broadcast` parameter, `+causal` attention, and `+dropout`.
+/// sum with a `+broadcast` parameter, `+causal` attention, a recurrence with a `+projection`, and
+/// `+dropout`.
 pub fn rate_name(graph: &Graph, op: OpId, pass: Pass) -> String {
     let node = graph.op(op);
     let mut name = node.kind.name().to_owned();
@@ -29,6 +30,7 @@ pub fn rate_name(graph: &Graph, op: OpId, pass: Pass) -> String {
         OpKind::AttentionProbs { causal, .. } | OpKind::AttentionContext { causal, .. } => {
             mark(causal, "+causal");
         }
+        OpKind::Lstm { .. } => mark(node.inputs.len() > 2, "+projection"),
         _ => {}
     }
     mark(node.kind.dropout().is_some(), "+dropout");

@@ -110,6 +110,27 @@ fn a_concatenation_passes_each_element_in_and_out_both_ways() {
     }
 }
 
+/// A product with the recurrent weights for each of 6 positions that have one before them, and gates, cells and
+/// results through memory; in the weight gradient one for the sample, and nothing beside it.
+#[test]
+fn a_recurrence_takes_a_product_for_each_position_after_the_other() {
+    let spec = "lstm:layers=1,hidden=48,embed=32,seq=7,vocab=128";
+    let graph = ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a model");
+    let plan = Uniform { precision: Precision::FP32, ..uniform(1, 1, 1, 1) };
+    let program = lowered(&graph, &plan);
+    let cluster = cores(1);
+    let device = cluster.kind_of(DeviceId(0)).expect("it is there");
+    let of = |pass| {
+        let found = computes(&graph, pass, |kind| matches!(kind, OpKind::Lstm { .. }));
+        seconds(&graph, &cluster, &program, find(&program, found))
+    };
+    let product = |m, n, k| device.matmul_seconds(Format::Fp32, 1, m, n, k).expect("it has a rate");
+    let beside = 4.0 * 7.0 * (2.0 * 4.0 * 48.0 + 2.0 * 48.0 + 48.0) / MEMORY;
+    close(of(Pass::Forward), 6.0 * product(1, 192, 48) + beside);
+    close(of(Pass::Input), 6.0 * product(1, 48, 192) + beside);
+    close(of(Pass::Weight), product(48, 192, 6));
+}
+
 #[test]
 fn attention_dropout_passes_the_probabilities_and_their_mask() {
     let (graph, program) = two_cores(0, Optimizer::default());

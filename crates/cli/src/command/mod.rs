@@ -28,6 +28,7 @@ mod stage_times;
 mod train;
 mod uplink;
 mod validate;
+mod vocabulary;
 
 pub use compare::Compare;
 pub use completions::Completions;
@@ -46,6 +47,7 @@ pub use schedule::Schedule;
 pub use simulate::Simulate;
 pub use train::Train;
 pub use validate::Validate;
+pub use vocabulary::Vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};

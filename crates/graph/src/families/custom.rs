@@ -87,7 +87,10 @@ use crate::op::Overflow;
 /// | `dispatch` | x, route | |
 /// | `expert-contract` | x | `weight` (a matrix for each expert) |
 /// | `combine` | y, route | |
+/// | `lstm` | gates | `weight`, `projection` (optional), `forget-bias` (0 if absent) |
+/// | `dot-interaction` | a, b, any more | `pairs` (its dimension), `diagonal` |
 /// | `cross-entropy` | logits, targets | |
+/// | `sigmoid-cross-entropy` | logits, targets | |
 ///
 /// Rows that were dispatched to experts are as many as turn out while running; besides `expert-contract`
 /// and `combine`, `gelu` and `relu` take them.
@@ -169,6 +172,18 @@ pub struct OpConfig {
     /// Matrix of a contraction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<ParameterConfig>,
+    /// What makes a recurrence's result narrower than its cells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub projection: Option<ParameterConfig>,
+    /// Added to a recurrence's forget gates before activation.
+    #[serde(default, rename = "forget-bias", skip_serializing_if = "Option::is_none")]
+    pub forget_bias: Option<f32>,
+    /// The dimension of an interaction's products.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<String>,
+    /// Whether an interaction also has the products of its inputs with themselves; false if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub diagonal: Option<bool>,
     /// What is added: by a contraction, an addition or a layer norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<ParameterConfig>,

@@ -1,16 +1,20 @@
 //! Model families: each a configuration and the graph it describes.
 
 mod custom;
+mod dlrm;
 mod gpt;
 mod llama;
+mod lstm;
 mod mlp;
 mod u_transformer;
 
 pub use custom::{
     BlockConfig, CustomConfig, InitConfig, InputConfig, InputKind, OpConfig, ParameterConfig,
 };
+pub use dlrm::DlrmConfig;
 pub use gpt::GptConfig;
 pub use llama::LlamaConfig;
+pub use lstm::LstmConfig;
 pub use mlp::MlpConfig;
 pub use u_transformer::UTransformerConfig;
 

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{ModelSpec, Network};
 use crate::GraphError;
 use crate::families::{
-    BlockConfig, CustomConfig, GptConfig, InputConfig, LlamaConfig, MlpConfig, UTransformerConfig,
+    BlockConfig, CustomConfig, DlrmConfig, GptConfig, InputConfig, LlamaConfig, LstmConfig,
+    MlpConfig, UTransformerConfig,
 };
 
 /// What a description may hold: a name and one network.
@@ -24,6 +25,10 @@ pub(super) struct Document {
     mlp: Option<MlpConfig>,
     #[serde(default, rename = "u-transformer", skip_serializing_if = "Option::is_none")]
     u_transformer: Option<UTransformerConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lstm: Option<LstmConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dlrm: Option<DlrmConfig>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dims: Option<BTreeMap<String, usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,6 +52,8 @@ impl Document {
             llama: None,
             mlp: None,
             u_transformer: None,
+            lstm: None,
+            dlrm: None,
             dims: None,
             input: None,
             block: None,
@@ -56,6 +63,8 @@ impl Document {
             Network::Llama(llama) => document.llama = Some(llama),
             Network::Mlp(mlp) => document.mlp = Some(mlp),
             Network::UTransformer(transformer) => document.u_transformer = Some(transformer),
+            Network::Lstm(lstm) => document.lstm = Some(lstm),
+            Network::Dlrm(dlrm) => document.dlrm = Some(dlrm),
             Network::Custom(CustomConfig { dims, input, block }) => {
                 document.dims = Some(dims);
                 document.input = Some(input);
@@ -72,6 +81,8 @@ impl Document {
             self.llama.map(Network::Llama),
             self.mlp.map(Network::Mlp),
             self.u_transformer.map(Network::UTransformer),
+            self.lstm.map(Network::Lstm),
+            self.dlrm.map(Network::Dlrm),
         ]
         .into_iter()
         .flatten()
@@ -89,7 +100,7 @@ impl Document {
                 place: place.into(),
                 message: format!(
                     "{} describes {} networks; it needs one of [gpt], [llama], [mlp], \
-                     [u-transformer], or [dims] with [[input]] and [[block]]",
+                     [u-transformer], [lstm], [dlrm], or [dims] with [[input]] and [[block]]",
                     self.model.name,
                     networks.len() + usize::from(network.is_some())
                 ),

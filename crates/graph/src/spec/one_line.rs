@@ -16,6 +16,7 @@ enum Kind {
     Real,
     Flag,
     Scaling,
+    Counts,
 }
 
 impl Kind {
@@ -24,6 +25,9 @@ impl Kind {
             Kind::Count => "a whole number is needed",
             Kind::Real => "a number is needed",
             Kind::Flag => "true or false is needed",
+            Kind::Counts => {
+                "whole numbers are needed, as in 512-256-64, or 26x1000 for 26 times 1000"
+            }
             Kind::Scaling => {
                 "[factor, low frequency factor, high frequency factor, original positions] are needed"
             }
@@ -36,6 +40,20 @@ impl Kind {
             // By way of 32 bits, so that the shortest text of such a number gives it back exactly.
             Kind::Real => Some(Value::Float(f64::from(text.parse::<f32>().ok()?))),
             Kind::Flag => Some(Value::Boolean(text.parse().ok()?)),
+            Kind::Counts => {
+                let mut values = vec![];
+                for item in text.split('-').filter(|_| !text.is_empty()) {
+                    let (times, count) = item.split_once('x').unwrap_or(("1", item));
+                    let times = times.trim().parse::<usize>().ok()?;
+                    // A bound keeps a mistyped one from filling the memory.
+                    if times == 0 || values.len().saturating_add(times) > MAX_COUNTS {
+                        return None;
+                    }
+                    let count = Kind::Count.read(count.trim())?;
+                    values.extend(std::iter::repeat_n(count, times));
+                }
+                Some(Value::Array(values))
+            }
             Kind::Scaling => {
                 let items: Vec<&str> =
                     text.strip_prefix('[')?.strip_suffix(']')?.split(',').map(str::trim).collect();
@@ -50,6 +68,9 @@ impl Kind {
         }
     }
 }
+
+/// A list in one line has no more numbers.
+const MAX_COUNTS: usize = 100_000;
 
 /// A key of a family: its name, its kind, and whether it must be given.
 type Key = (&'static str, Kind, bool);
@@ -94,6 +115,28 @@ const MLP: &[Key] = &[
     ("classes", Kind::Count, true),
 ];
 
+const LSTM: &[Key] = &[
+    ("layers", Kind::Count, true),
+    ("hidden", Kind::Count, true),
+    ("embed", Kind::Count, true),
+    ("vocab", Kind::Count, true),
+    ("seq", Kind::Count, true),
+    ("projection", Kind::Count, false),
+    ("dropout", Kind::Real, false),
+    ("tied", Kind::Flag, false),
+    ("forget_bias", Kind::Real, false),
+    ("init_std", Kind::Real, false),
+];
+
+const DLRM: &[Key] = &[
+    ("dense", Kind::Count, true),
+    ("rows", Kind::Counts, true),
+    ("embed", Kind::Count, true),
+    ("bottom", Kind::Counts, true),
+    ("top", Kind::Counts, true),
+    ("diagonal", Kind::Flag, false),
+];
+
 /// A family with parameters.
 struct Family {
     name: &'static str,
@@ -110,6 +153,8 @@ const FAMILIES: &[Family] = &[
         keys: GPT,
         read: |table| table.try_into().map(Network::UTransformer),
     },
+    Family { name: "lstm", keys: LSTM, read: |table| table.try_into().map(Network::Lstm) },
+    Family { name: "dlrm", keys: DLRM, read: |table| table.try_into().map(Network::Dlrm) },
 ];
 
 /// Reads one line.
@@ -132,8 +177,8 @@ pub(super) fn parse(text: &str) -> Result<ModelSpec, GraphError> {
             what: "model",
             name: head.chars().take(100).collect(),
             rule: format!(
-                "there is no such family or preset{}; there are the families gpt, llama, mlp \
-                 and u-transformer (as in gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200) and the presets {}",
+                "there is no such family or preset{}; there are the families gpt, llama, mlp, \
+                 u-transformer, lstm and dlrm (as in gpt:layers=24,hidden=2048,heads=16,seq=2048,vocab=51200) and the presets {}",
                 did_you_mean(head, known()),
                 preset::names().collect::<Vec<_>>().join(", ")
             ),
@@ -240,6 +285,8 @@ fn table(network: &Network) -> Option<(&'static Family, Table)> {
         Network::Llama(llama) => ("llama", Table::try_from(llama)),
         Network::Mlp(mlp) => ("mlp", Table::try_from(mlp)),
         Network::UTransformer(transformer) => ("u-transformer", Table::try_from(transformer)),
+        Network::Lstm(lstm) => ("lstm", Table::try_from(lstm)),
+        Network::Dlrm(dlrm) => ("dlrm", Table::try_from(dlrm)),
         Network::Custom(_) => return None,
     };
     let family = FAMILIES.iter().find(|family| family.name == name)?;
@@ -267,11 +314,11 @@ impl fmt::Display for ModelSpec {
             write!(f, ":name={}", self.name)?;
             separator = ',';
         }
-        for &(key, _, needed) in family.keys {
+        for &(key, kind, needed) in family.keys {
             if let Some(value) = table.get(key)
                 && (needed || usual.get(key) != Some(value))
             {
-                write!(f, "{separator}{key}={}", text(value))?;
+                write!(f, "{separator}{key}={}", text(kind, value))?;
                 separator = ',';
             }
         }
@@ -280,12 +327,20 @@ impl fmt::Display for ModelSpec {
 }
 
 /// A value as the shortest text that [`Kind::read`] takes back.
-fn text(value: &Value) -> String {
-    match value {
-        Value::Float(value) => (*value as f32).to_string(),
-        Value::Array(values) => {
-            format!("[{}]", values.iter().map(text).collect::<Vec<_>>().join(","))
+fn text(kind: Kind, value: &Value) -> String {
+    match (kind, value) {
+        (_, Value::Float(value)) => (*value as f32).to_string(),
+        (Kind::Counts, Value::Array(values)) => {
+            let runs = values.chunk_by(|one, other| one == other).map(|run| match run {
+                [count] => count.to_string(),
+                _ => format!("{}x{}", run.len(), run[0]),
+            });
+            runs.collect::<Vec<_>>().join("-")
         }
-        other => other.to_string(),
+        (_, Value::Array(values)) => {
+            let items = values.iter().map(|value| text(kind, value));
+            format!("[{}]", items.collect::<Vec<_>>().join(","))
+        }
+        (_, other) => other.to_string(),
     }
 }

@@ -21,6 +21,11 @@ const FILES: &[(&str, &str)] = files![
     "llama-3-8b",
     "llama-3-70b",
     "llama-3-405b",
+    "ptb-lstm-medium",
+    "ptb-lstm-large",
+    "lm1b-lstm-2048-512",
+    "dlrm-criteo-kaggle",
+    "dlrm-criteo-terabyte",
 ];
 
 /// The names of all presets.

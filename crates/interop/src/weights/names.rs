@@ -99,7 +99,11 @@ impl Scheme {
         match spec.network() {
             Network::Gpt(gpt) => Some(Scheme { tied: gpt.tied, ..GPT }),
             Network::Llama(llama) => Some(Scheme { tied: llama.tied, ..LLAMA }),
-            Network::Mlp(_) | Network::UTransformer(_) | Network::Custom(_) => None,
+            Network::Mlp(_)
+            | Network::UTransformer(_)
+            | Network::Lstm(_)
+            | Network::Dlrm(_)
+            | Network::Custom(_) => None,
         }
     }
 

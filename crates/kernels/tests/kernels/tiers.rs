@@ -3,7 +3,9 @@ use std::process::{Command, Output};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::tier::VARIABLE;
 use shardloom_kernels::window::Window;
-use shardloom_kernels::{Tier, activation, concat, layer_norm, reduce};
+use shardloom_kernels::{
+    Tier, activation, concat, interaction, layer_norm, lstm, reduce, sigmoid_cross_entropy,
+};
 
 use crate::oracle::numbers;
 
@@ -81,6 +83,30 @@ fn digest() -> u64 {
     let mut dbias = vec![0.0; COLUMNS];
     result(COLUMNS, &mut |dgain| {
         layer_norm::layer_norm_weight_grad(&x, &stats, &dy, dgain, &mut dbias, [false; 2]);
+    });
+    let parts = [&x[..], &dy, &x];
+    result(3 * ROWS, &mut |y| interaction::dot_interaction(&parts, COLUMNS, false, y));
+    result(x.len(), &mut |dx| {
+        let dy = &dy[..3 * ROWS];
+        interaction::dot_interaction_input_grad(&parts, COLUMNS, false, dy, 2, dx, false);
+    });
+    // A single position has no product.
+    let hidden = 11;
+    let batch = x.len() / (4 * hidden);
+    let shape = lstm::Lstm { batch, seq: 1, hidden, units: hidden, forget_bias: 1.0 };
+    let (gates, w) = (&x[..batch * 4 * hidden], vec![0.5; hidden * 4 * hidden]);
+    let [mut cell, mut activated] = [vec![0.0; batch * hidden], vec![0.0; gates.len()]];
+    result(cell.len(), &mut |y| {
+        lstm::lstm(&shape, gates, &w, None, y, &mut activated, &mut cell, None);
+    });
+    result(gates.len(), &mut |dx| {
+        let mut scratch = vec![0.0; shape.input_grad_scratch()];
+        let dy = &dy[..batch * hidden];
+        lstm::lstm_input_grad(&shape, &w, &activated, &cell, dy, None, dx, &mut scratch);
+    });
+    let targets = vec![1; x.len()];
+    result(x.len(), &mut |dx| {
+        sigmoid_cross_entropy::logits_grad(&x, &targets, 0.5, dx, false);
     });
     let key = Key { seed: 1, stream: 2, step: 3 };
     result(x.len(), &mut |y| normal_fill(key, &Window::whole(&[y.len()]), 0.5, 2.0, y));

@@ -127,7 +127,7 @@ impl Builder<'_> {
         let rule = gradient::rule(graph, op);
         let output = node.outputs[0];
         // The loss starts the chain; an operator on no way to the loss has no gradient.
-        let starts = node.kind == OpKind::CrossEntropy;
+        let starts = node.kind.is_loss();
         let layout = context.model.assignment(op).output(graph, op, 0).reduced();
         let incoming = match starts {
             true => None,
@@ -142,6 +142,9 @@ impl Builder<'_> {
             let mut writes = vec![];
             for &index in &gradient.produces {
                 writes.push(self.destination(op, index));
+            }
+            if self.are_put_off && halves::is_put_off(graph, op, pass) {
+                self.share_input_gradients(op, gradient);
             }
             let assignment = context.model.assignment(op).clone();
             let action = Action::Kernel { op, pass, assignment, again: false };
@@ -193,9 +196,33 @@ impl Builder<'_> {
                 gradient::Operand::OutputGradient => {
                     incoming.expect("only the loss has no incoming gradient, and reads none")
                 }
+                gradient::Operand::InputGradient(index) => {
+                    View::whole(self.input_gradient(op, index))
+                }
             });
         }
         Ok(operands)
+    }
+
+    /// The gradient of the n-th input of `op`, which nothing else reads, as its input-gradient pass has written it.
+    fn input_gradient(&self, op: OpId, index: usize) -> TensorId {
+        let context = self.emitter.context;
+        let value = context.graph.op(op).inputs[index];
+        let layout = context.model.assignment(op).input_gradient(context.graph, op, index);
+        let known = self.gradients.get(&value).into_iter().flatten();
+        let found = known.filter(|(each, _)| *each == layout).map(|&(_, tensor)| tensor).next();
+        found.expect("an operator's input-gradient pass is there before its weight-gradient pass")
+    }
+
+    /// What a weight gradient reads later of its own operator's input gradients is shared with it for good, and so
+    /// not added to.
+    fn share_input_gradients(&mut self, op: OpId, weight: &gradient::GradientOp) {
+        for read in &weight.reads {
+            if let gradient::Operand::InputGradient(index) = *read {
+                let tensor = self.input_gradient(op, index);
+                *self.sharers.entry(tensor).or_default() += 1;
+            }
+        }
     }
 
     /// Where the gradient of the n-th input of `op` goes.

@@ -144,6 +144,7 @@ impl<'a> Passage<'a> {
                 Operand::Input(index) => op.inputs[index],
                 Operand::Output(index) => op.outputs[index],
                 Operand::OutputGradient => op.outputs[0],
+                Operand::InputGradient(index) => op.inputs[index],
             })
             .collect();
         let produced: Vec<ValueId> =
@@ -160,7 +161,7 @@ impl<'a> Passage<'a> {
             .zip(&read_shapes)
             .map(|(((id, weight), operand), shape)| {
                 let data = match operand {
-                    Operand::OutputGradient => gradients[id].view(),
+                    Operand::OutputGradient | Operand::InputGradient(_) => gradients[id].view(),
                     _ => self.data(op, *id, weight),
                 };
                 Input { shape, data }

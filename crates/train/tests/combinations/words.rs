@@ -2,7 +2,7 @@
 
 use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
-use shardloom_graph::Graph;
+use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
     Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Negotiation, Optimizer,
     ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share,
@@ -173,12 +173,15 @@ const RECOMPUTATION: [(Recompute, bool, Option<Recompute>); 6] = [
 const GUARDS: [(Option<f64>, bool); 4] =
     [(None, false), (Some(0.5), false), (None, true), (Some(0.5), true)];
 
-/// Tied ends; fewer key heads; long skips; no sequence, and features of which some are no numbers.
-const MODELS: [&str; 4] = [
+/// Tied ends; fewer key heads; long skips; no sequence, and features of which some are no numbers; recurrences with
+/// a projection; features beside categories.
+const MODELS: [&str; 6] = [
     "gpt:layers=3,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1,tied=true",
     "llama:layers=3,hidden=16,heads=4,kv_heads=2,ffn=32,seq=8,vocab=32",
     "u-transformer:layers=4,hidden=16,heads=2,seq=8,vocab=32,dropout=0.1",
     "mlp:inputs=8,hidden=12,layers=4,classes=4",
+    "lstm:layers=3,hidden=16,embed=8,projection=8,seq=8,vocab=32,dropout=0.1",
+    "dlrm:dense=8,rows=2x32-100,embed=8,bottom=12,top=12-10",
 ];
 
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
@@ -500,6 +503,7 @@ impl std::fmt::Display for Combination<'_> {
 /// Sequences of tokens, or features with classes.
 pub struct Data {
     tokens: Samples,
+    /// Features and class of samples without a sequence, whose tokens are categories.
     classified: Option<Vec<(Vec<f32>, u32)>>,
 }
 
@@ -508,9 +512,11 @@ impl Data {
     /// With `poison` a feature is no number.
     pub fn new(graph: &Graph, poison: bool) -> Data {
         let tokens = Samples::patterned(128, 8, 32);
+        let is_binary = |(_, op): (_, &Op)| op.kind == OpKind::SigmoidCrossEntropy;
+        let classes = if graph.ops().any(is_binary) { 2 } else { 4 };
         let classify = |row: &Vec<u32>| {
             let features = row.iter().map(|&it| it as f32 / 16.0 - 1.0).collect();
-            (features, (row[0] + row[5]) % 4)
+            (features, (row[0] + row[5]) % classes)
         };
         let mut classified: Vec<(Vec<f32>, u32)> = tokens.inputs.iter().map(classify).collect();
         if poison {
@@ -531,7 +537,11 @@ impl Source for Data {
         match input {
             "features" => Some(Field::Reals(features)),
             "targets" => Some(Field::Indices(std::slice::from_ref(class))),
-            _ => None,
+            _ => {
+                let number: usize = input.strip_prefix("category.")?.parse().ok()?;
+                let row = &self.tokens.inputs[position as usize % rows.len()];
+                row.get(number..=number).map(Field::Indices)
+            }
         }
     }
 

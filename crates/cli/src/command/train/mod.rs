@@ -40,7 +40,7 @@ use shape::Shape;
   mpirun -n 4 shardloom train gpt:layers=4,hidden=128,heads=4 --seq 128 --data src --steps 200
 
 MODEL is a Hugging Face config.json, a model TOML, a preset (gpt-2), or a family with parameters \
-(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt, llama and u-transformer, \
+(gpt:layers=4,hidden=128,heads=4,seq=128,vocab=256). Of gpt, llama, u-transformer and lstm, \
 seq may be left to --seq and vocab to the tokenizer.")]
 pub struct Train {
     /// A plan file, as `shardloom plan -o` writes it, or a model
@@ -48,7 +48,8 @@ pub struct Train {
     what: String,
 
     /// Text to train on: a file, or a folder with all text below it; of a classifier a table of
-    /// comma-separated values with the class last. May be given several times
+    /// comma-separated values with the class last, of a DLRM one of numbers, categories and a label of 0 or
+    /// 1. May be given several times
     #[arg(long, value_name = "PATH", required = true)]
     data: Vec<PathBuf>,
 

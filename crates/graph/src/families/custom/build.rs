@@ -41,7 +41,10 @@ impl CustomConfig {
         }
         let loss = build.loss.ok_or_else(|| GraphError::Text {
             place: name.into(),
-            message: "no operator is of the kind cross-entropy, so there is no loss".into(),
+            message:
+                "no operator is of the kind cross-entropy or sigmoid-cross-entropy, so there is \
+                      no loss"
+                    .into(),
         })?;
         build.net.finish(loss)
     }
@@ -209,11 +212,29 @@ impl Build {
                 self.net.expert_contract(&full, x, weight)
             }
             ("combine", &[y, routed]) => self.net.combine(&full, y, routed),
-            ("cross-entropy", &[logits, targets]) => {
+            ("lstm", &[gates]) => {
+                let weight = parameter("weight", &op.weight)?;
+                let projection = match op.projection {
+                    Some(_) => Some(parameter("projection", &op.projection)?),
+                    None => None,
+                };
+                let forget_bias = op.forget_bias.unwrap_or(0.0);
+                self.net.lstm(&full, gates, weight, projection, forget_bias)
+            }
+            ("dot-interaction", parts) => {
+                let missing = || place.error("pairs", "the kind dot-interaction needs it");
+                let pairs = op.pairs.as_ref().ok_or_else(missing)?;
+                let pairs = self.axes(place, "pairs", std::slice::from_ref(pairs))?[0];
+                self.net.dot_interaction(&full, parts, pairs, op.diagonal.unwrap_or(false))
+            }
+            ("cross-entropy" | "sigmoid-cross-entropy", &[logits, targets]) => {
                 if self.loss.is_some() {
                     return Err(place.error("kind", "a network has one cross-entropy, its loss"));
                 }
-                let loss = self.net.cross_entropy(&full, logits, targets)?;
+                let loss = match kind.name {
+                    "cross-entropy" => self.net.cross_entropy(&full, logits, targets)?,
+                    _ => self.net.sigmoid_cross_entropy(&full, logits, targets)?,
+                };
                 self.loss = Some(loss);
                 Ok(loss)
             }

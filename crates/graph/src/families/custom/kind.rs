@@ -42,7 +42,10 @@ pub(super) const KINDS: &[Kind] = &[
     kind("dispatch", &["x", "route"], &[]),
     kind("expert-contract", &["x"], &["weight"]),
     kind("combine", &["y", "route"], &[]),
+    kind("lstm", &["gates"], &["weight", "projection", "forget-bias"]),
+    Kind { any_more: true, ..kind("dot-interaction", &["a", "b"], &["pairs", "diagonal"]) },
     kind("cross-entropy", &["logits", "targets"], &[]),
+    kind("sigmoid-cross-entropy", &["logits", "targets"], &[]),
 ];
 
 impl OpConfig {
@@ -51,6 +54,10 @@ impl OpConfig {
         [
             ("table", self.table.is_some()),
             ("weight", self.weight.is_some()),
+            ("projection", self.projection.is_some()),
+            ("forget-bias", self.forget_bias.is_some()),
+            ("pairs", self.pairs.is_some()),
+            ("diagonal", self.diagonal.is_some()),
             ("bias", self.bias.is_some()),
             ("gain", self.gain.is_some()),
             ("probability", self.probability.is_some()),

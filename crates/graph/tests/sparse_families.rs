@@ -1,0 +1,293 @@
+//! The language model of long short-term memories and the recommendation model, and their operators.
+
+use shardloom_graph::op::Activation;
+use shardloom_graph::work::{MatmulShape, Pass, work};
+use shardloom_graph::{
+    DimId, Extents, Graph, GraphBuilder, GraphError, Init, ModelSpec, OpId, OpKind, Representative,
+    ValueId,
+};
+
+fn graph(text: &str) -> Graph {
+    ModelSpec::parse(text).and_then(|spec| spec.graph()).unwrap()
+}
+
+#[track_caller]
+fn refused(text: &str, parts: &[&str]) {
+    let message = ModelSpec::parse(text).expect_err(text).to_string();
+    for part in parts {
+        assert!(message.contains(part), "{part:?} is not in {message:?}");
+    }
+}
+
+fn op_of(graph: &Graph, kind: fn(&OpKind) -> bool) -> OpId {
+    graph.ops().find(|(_, op)| kind(&op.kind)).unwrap().0
+}
+
+fn is_lstm(kind: &OpKind) -> bool {
+    matches!(kind, OpKind::Lstm { .. })
+}
+
+#[test]
+fn recurrent_layers_of_equal_width_are_alike() {
+    let deep = graph("lstm:layers=20,hidden=6,embed=6,seq=5,vocab=7,dropout=0.1");
+    assert_eq!(deep.blocks().len(), 22);
+    // Embedding, one for all layers but the last, the last, head: what a layer reads is after dropout in the first
+    // as in the others.
+    assert_eq!(Representative::of(&deep).graph().blocks().len(), 4);
+}
+
+#[test]
+fn a_recurrence_takes_a_product_for_each_position_that_has_one_before_it() {
+    let (batch, seq, hidden, units) = (3, 5, 6, 2);
+    let graph = graph("lstm:layers=1,hidden=6,embed=4,seq=5,vocab=7,projection=2");
+    let lstm = op_of(&graph, is_lstm);
+    let extents = Extents::global(&graph, batch);
+    let of = |pass| work(&graph, lstm, pass, &extents, 4).unwrap();
+    let recurrent = (2 * batch * (seq - 1) * units * 4 * hidden) as f64;
+    let projection = (2 * batch * seq * hidden * units) as f64;
+    let shape = |m, n, k| Some((MatmulShape { batch: 1, m, n, k }, 1));
+
+    let forward = of(Pass::Forward);
+    assert_eq!(forward.flops, recurrent + projection);
+    assert_eq!((forward.matmul, forward.turns), (shape(batch, 4 * hidden, units), seq - 1));
+    let input = of(Pass::Input);
+    assert_eq!(input.flops, recurrent + projection);
+    assert_eq!((input.matmul, input.turns), (shape(batch, units, 4 * hidden), seq - 1));
+    // The gradient of what the projection gave is computed again.
+    let weight = of(Pass::Weight);
+    assert_eq!(weight.flops, 2.0 * recurrent + projection);
+    assert_eq!((weight.matmul, weight.turns), (shape(units, 4 * hidden, seq - 1), batch));
+
+    // Gates twice, cells and outputs, the result; weights at 4 positions and the projection at 5.
+    let positions = batch * seq;
+    let activations = positions * (2 * 4 * hidden + 2 * hidden + units);
+    let weights = 4 * units * 4 * hidden + 5 * hidden * units;
+    assert_eq!(forward.bytes, (4 * (activations + weights)) as f64);
+}
+
+#[test]
+fn one_position_alone_needs_no_product_with_recurrent_weights() {
+    let graph = graph("lstm:layers=1,hidden=6,embed=4,seq=1,vocab=7");
+    let lstm = op_of(&graph, is_lstm);
+    for pass in [Pass::Forward, Pass::Input, Pass::Weight] {
+        let work = work(&graph, lstm, pass, &Extents::global(&graph, 3), 4).unwrap();
+        assert_eq!((work.flops, work.matmul, work.turns), (0.0, None, 1));
+    }
+}
+
+#[test]
+fn an_interaction_multiplies_each_pair_once() {
+    let graph = graph("dlrm:dense=3,rows=4x9,embed=8,bottom=,top=");
+    let dots = op_of(&graph, |kind| matches!(kind, OpKind::DotInteraction { .. }));
+    let of = |pass| work(&graph, dots, pass, &Extents::global(&graph, 3), 4).unwrap();
+    // 5 features have 10 pairs.
+    assert_eq!((of(Pass::Forward).flops, of(Pass::Forward).elements), (2.0 * 240.0, 240));
+    assert_eq!(of(Pass::Input).flops, 4.0 * 240.0);
+    assert_eq!(of(Pass::Forward).bytes, (4 * 3 * (5 * 8 + 10)) as f64);
+}
+
+/// A network of a recurrence over gates that come from features, with what `more` adds.
+fn recurrence(
+    sizes: [usize; 3],
+    forget_bias: f32,
+    more: impl FnOnce(&mut GraphBuilder, ValueId, ValueId, [DimId; 3]) -> Result<ValueId, GraphError>,
+) -> Result<Graph, GraphError> {
+    let [gates, hidden, units] = sizes;
+    let mut net = GraphBuilder::new("recurrence");
+    let (seq, width) = (net.dim("seq", 3)?, net.dim("in", 2)?);
+    let (gate, hidden) = (net.dim("gate", gates)?, net.dim("hidden", hidden)?);
+    let units = net.dim("units", units)?;
+    let x = net.features("x", &[seq, width])?;
+    let targets = net.targets("targets", &[seq])?;
+    let normal = Init::Normal { std: 0.1 };
+    let w = net.parameter("input", &[width, gate, hidden], 1, normal)?;
+    let r = net.parameter("recurrent", &[units, gate, hidden], 1, normal)?;
+    let product = net.contract("gates", x, w, None)?;
+    let y = net.lstm("lstm", product, r, None, forget_bias)?;
+    let y = more(&mut net, product, y, [units, gate, hidden])?;
+    let loss = net.cross_entropy("loss", y, targets)?;
+    net.finish(loss)
+}
+
+#[test]
+fn recurrences_that_do_not_fit_are_refused_with_what_would() {
+    let plain = |_: &mut GraphBuilder, _, y, _| Ok(y);
+    assert!(recurrence([4, 5, 5], 0.0, plain).is_ok());
+    for (sizes, forget_bias, part) in [
+        ([3, 5, 5], 0.0, "there are 4 of them"),
+        ([4, 5, 6], 0.0, "as many units as hidden"),
+        ([4, 5, 5], f32::NAN, "a finite number"),
+    ] {
+        let message = recurrence(sizes, forget_bias, plain).unwrap_err().to_string();
+        assert!(message.contains(part), "{part:?} is not in {message:?}");
+    }
+}
+
+#[test]
+fn nothing_else_may_read_the_gates_of_a_recurrence() {
+    let twice = |net: &mut GraphBuilder, gates, y, weights: [DimId; 3]| {
+        let other = net.pointwise("other", gates, Activation::Relu)?;
+        let r = net.parameter("second", &weights, 1, Init::Constant(0.1))?;
+        let second = net.lstm("second lstm", other, r, None, 0.0)?;
+        net.add("both", y, second)
+    };
+    let message = recurrence([4, 5, 5], 0.0, twice).unwrap_err().to_string();
+    assert!(message.contains("nothing else may read it"), "{message}");
+}
+
+#[test]
+fn families_refuse_sizes_that_cannot_be() {
+    let lstm = "lstm:layers=1,hidden=6,embed=5,seq=5,vocab=7";
+    refused(&format!("{lstm},tied=true"), &["tied", "width of 5", "results of 6"]);
+    refused(&format!("{lstm},dropout=1"), &["dropout"]);
+    refused(&format!("{lstm},projection=0"), &["projection", "1 to"]);
+    refused("lstm:layers=1,hidden=6,seq=5,vocab=7", &["missing key", "embed"]);
+    let dlrm = "dlrm:dense=3,embed=4,bottom=8,top=8";
+    refused(dlrm, &["missing key", "rows"]);
+    refused(&format!("{dlrm},rows="), &["rows", "1 to 10000 tables"]);
+    for wrong in ["5-x", "0x5", "x5", "5-", "-5", "200000x3", "5 6"] {
+        refused(&format!("{dlrm},rows={wrong}"), &["rows", "26x1000"]);
+    }
+    refused(&format!("{dlrm},rows=5-0"), &["rows", "1 to"]);
+}
+
+#[test]
+fn lists_of_sizes_keep_their_order_and_repeat_equal_ones() {
+    let text = "dlrm:dense=13,rows=3x1000-20-2x7,embed=16,bottom=512-256-64,top=";
+    let spec = ModelSpec::parse(text).unwrap();
+    assert_eq!(spec.to_string(), text);
+    assert_eq!(
+        ModelSpec::parse(
+            "dlrm:dense=13,rows=1000-1000-1000-20-7-7,embed=16,bottom=512-256-64,top="
+        )
+        .unwrap(),
+        spec
+    );
+    assert_eq!(ModelSpec::from_toml(&spec.to_toml(), "model.toml").unwrap(), spec);
+    let rows = spec.graph().unwrap();
+    let sizes: Vec<usize> =
+        (0..6).map(|at| rows.dim(rows.dim_named(&format!("rows.{at}")).unwrap()).size).collect();
+    assert_eq!(sizes, [1000, 1000, 1000, 20, 7, 7]);
+}
+
+/// The sizes of MLPerf's model: 27 features of 128 have 351 pairs, which come beside the 128 of the dense ones.
+#[test]
+fn the_top_perceptron_reads_the_dense_features_and_all_pairs() {
+    let graph = ModelSpec::preset("dlrm-criteo-terabyte").and_then(|spec| spec.graph()).unwrap();
+    let size = |name: &str| graph.dim(graph.dim_named(name).unwrap()).size;
+    assert_eq!((size("pairs"), size("interactions")), (351, 479));
+    assert_eq!(graph.inputs().count(), 1 + 26 + 1);
+    assert_eq!(graph.targets_per_sample(), 1);
+}
+
+#[test]
+fn networks_written_as_data_have_the_operators_too() {
+    let text = r#"
+        [model]
+        name = "own"
+        [dims]
+        seq = 3
+        gate = 4
+        hidden = 6
+        units = 2
+        vocab = 9
+        [[input]]
+        name = "tokens"
+        kind = "index"
+        axes = ["seq"]
+        [[input]]
+        name = "targets"
+        kind = "index"
+        axes = ["seq"]
+        [[block]]
+        name = "all"
+        [[block.op]]
+        name = "embedding"
+        kind = "embed"
+        inputs = ["tokens"]
+        table = { axes = ["vocab", "units"], init = { normal = 0.1 } }
+        [[block.op]]
+        name = "gates"
+        kind = "contract"
+        inputs = ["embedding"]
+        weight = { axes = ["units", "gate", "hidden"], init = { normal = 0.1 } }
+        [[block.op]]
+        name = "recurrence"
+        kind = "lstm"
+        inputs = ["gates"]
+        weight = { axes = ["units", "gate", "hidden"], init = { normal = 0.1 } }
+        projection = { axes = ["hidden", "units"], init = { normal = 0.1 } }
+        forget-bias = 1.5
+        [[block.op]]
+        name = "logits"
+        kind = "contract"
+        inputs = ["recurrence"]
+        weight = { same = "all.embedding.table" }
+        [[block.op]]
+        name = "loss"
+        kind = "cross-entropy"
+        inputs = ["logits", "targets"]
+    "#;
+    let own = ModelSpec::from_toml(text, "own.toml").unwrap();
+    assert_eq!(ModelSpec::parse(&own.to_string()).unwrap(), own);
+    let own = own.graph().unwrap();
+    assert_eq!(own.op(op_of(&own, is_lstm)).kind, OpKind::Lstm { forget_bias: 1.5 });
+
+    let text = r#"
+        [model]
+        name = "own"
+        [dims]
+        dense = 3
+        model = 4
+        rows = 9
+        pairs = 3
+        click = 1
+        [[input]]
+        name = "features"
+        kind = "real"
+        axes = ["dense"]
+        [[input]]
+        name = "category.0"
+        kind = "index"
+        axes = []
+        [[input]]
+        name = "targets"
+        kind = "index"
+        axes = ["click"]
+        [[block]]
+        name = "all"
+        [[block.op]]
+        name = "bottom"
+        kind = "contract"
+        inputs = ["features"]
+        weight = { axes = ["dense", "model"], init = { normal = 0.1 } }
+        [[block.op]]
+        name = "embedding"
+        kind = "embed"
+        inputs = ["category.0"]
+        table = { axes = ["rows", "model"], init = { normal = 0.1 } }
+        [[block.op]]
+        name = "dots"
+        kind = "dot-interaction"
+        inputs = ["bottom", "embedding"]
+        pairs = "pairs"
+        diagonal = true
+        [[block.op]]
+        name = "logit"
+        kind = "contract"
+        inputs = ["dots"]
+        weight = { axes = ["pairs", "click"], init = { normal = 0.1 } }
+        [[block.op]]
+        name = "loss"
+        kind = "sigmoid-cross-entropy"
+        inputs = ["logit", "targets"]
+    "#;
+    let own = ModelSpec::from_toml(text, "own.toml").unwrap();
+    assert_eq!(ModelSpec::parse(&own.to_string()).unwrap(), own);
+    let wrong = text.replace("pairs = 3", "pairs = 4");
+    let message = ModelSpec::from_toml(&wrong, "own.toml").unwrap_err().to_string();
+    assert!(message.contains("2 parts have 3 pairs"), "{message}");
+    let wrong = text.replace("        pairs = \"pairs\"\n", "");
+    let message = ModelSpec::from_toml(&wrong, "own.toml").unwrap_err().to_string();
+    assert!(message.contains("the kind dot-interaction needs it"), "{message}");
+}
