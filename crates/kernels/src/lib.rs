@@ -52,6 +52,7 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
 pub mod routing;
+pub mod rows;
 pub mod tier;
 pub mod window;
 

@@ -42,6 +42,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             compression: Compression::None,
             averaging: None,
             summation: None,
+            sparse: false,
         },
         precision: request.precision,
         optimizer: request.optimizer,

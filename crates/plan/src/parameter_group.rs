@@ -27,6 +27,9 @@ pub struct ParameterGroup {
     /// How their gradients are compressed on their way between replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// Whether their gradients are rows and values: they are tables that only embeddings read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<bool>,
     /// The format of their accumulated gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Number>,
@@ -45,6 +48,7 @@ impl ParameterGroup {
             shard_over: None,
             bucket_bytes: None,
             compression: None,
+            sparse: None,
             gradients: None,
             master: None,
         }
@@ -63,6 +67,7 @@ impl ParameterGroup {
             compression: self.compression.unwrap_or(sync.compression),
             averaging: sync.averaging,
             summation: sync.summation,
+            sparse: self.sparse.unwrap_or(sync.sparse),
         }
     }
 

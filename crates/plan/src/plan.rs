@@ -263,6 +263,9 @@ pub struct Sync {
     /// Servers that sum gradients, where replicas do not sum all of them up among themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub summation: Option<Summation>,
+    /// Whether gradients of tables that only embeddings read are rows and values, and not as large as the tables.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sparse: bool,
 }
 
 impl Sync {
@@ -284,6 +287,7 @@ impl Default for Sync {
             compression: Compression::None,
             averaging: None,
             summation: None,
+            sparse: false,
         }
     }
 }

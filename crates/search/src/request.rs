@@ -216,6 +216,7 @@ impl Request {
                 compression: Compression::None,
                 averaging: None,
                 summation: None,
+                sparse: false,
             },
             precision: self.precision,
             optimizer: self.optimizer,

@@ -140,6 +140,7 @@ mod tests {
                 compression: Compression::None,
                 averaging: None,
                 summation: None,
+                sparse: false,
             },
             ..Uniform::default()
         };

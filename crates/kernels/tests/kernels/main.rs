@@ -21,5 +21,6 @@ mod random;
 mod reduce;
 mod rotary;
 mod routing;
+mod rows;
 mod tiers;
 mod window;

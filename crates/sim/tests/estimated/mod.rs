@@ -40,6 +40,7 @@ fn plan(
             compression: Compression::None,
             averaging: None,
             summation: None,
+            sparse: false,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

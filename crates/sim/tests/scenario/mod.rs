@@ -44,6 +44,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             compression: Compression::None,
             averaging: None,
             summation: None,
+            sparse: false,
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),

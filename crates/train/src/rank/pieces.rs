@@ -408,6 +408,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::Statistics
         | Content::OfRank(_)
         | Content::Compressed
+        | Content::Rows
         | Content::Norm
         | Content::Backup
         | Content::Flag => unreachable!("{content:?} of {parameter} is not kept"),

@@ -207,6 +207,7 @@ const MODEL: usize = 6;
 const ALGORITHM: usize = 7;
 const GROUPS: usize = 10;
 const COMPRESSION: usize = 12;
+const SPARSE: usize = 13;
 
 /// Everything that is chosen.
 pub struct Words {
@@ -219,7 +220,7 @@ impl Words {
         Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
     }
 
-    fn choices(&self) -> [usize; 13] {
+    fn choices(&self) -> [usize; 14] {
         [
             self.ways.len(),
             layouts().len(),
@@ -235,6 +236,8 @@ impl Words {
             groups().len(),
             AXES,
             COMPRESSIONS.len(),
+            // Whether gradients of tables are rows and values.
+            2,
         ]
     }
 
@@ -283,6 +286,8 @@ impl Words {
                     }
                     // There is no norm of all gradients.
                     GUARD => (rounds || held || apart) && GUARDS[other] != (None, false),
+                    // Rows are exchanged among replicas.
+                    SPARSE => served && other > 0,
                     // Workers send servers what they have, and replicas apart no gradients.
                     COMPRESSION => (served || apart) && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
@@ -304,6 +309,15 @@ impl Words {
                 let gathers = ["one-bit", "top-k:8"].contains(&COMPRESSIONS[other]);
                 ALGORITHMS[one] == "binary-tree" && gathers
             }
+            // Tables are whole on all replicas, which gather rows as they are; of these models two have some that
+            // nothing but embeddings reads.
+            (LAYOUT, SPARSE) => layouts()[one].2 > 0 && other > 0,
+            (MODEL, SPARSE) => {
+                let has_table = MODELS[one].starts_with("llama") || MODELS[one].starts_with("u-");
+                !has_table && other > 0
+            }
+            (ALGORITHM, SPARSE) => ALGORITHMS[one] == "binary-tree" && other > 0,
+            (COMPRESSION, SPARSE) => one > 0 && other > 0,
             (LAYOUT, ALGORITHM) => layouts()[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
             _ => false,
         }
@@ -350,6 +364,7 @@ impl Words {
                 compression: COMPRESSIONS[row[COMPRESSION]].parse().ok()?,
                 averaging: way.averaging,
                 summation: way.summation,
+                sparse: row[SPARSE] == 1,
             },
             optimizer,
             clip_norm,
