@@ -138,6 +138,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                         compression: Compression::None,
                         averaging: None,
                         summation: None,
+                        sparse: false,
                     },
                     ..serial()
                 };

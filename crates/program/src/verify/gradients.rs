@@ -225,6 +225,8 @@ impl Reductions<'_> {
         }
         let is_begun =
             !sum.sent.is_empty() || !sum.sent_to_sum.is_empty() || !sum.summed.is_empty();
+        // Rows that are summed are no longer behind those that were written.
+        let is_begun = is_begun || (sum.written > 0 && !sum.has_equal_rows);
         if share || !sum.over.is_empty() || is_begun {
             found.push(Violation::ReducedTwice {
                 at: step.site(),
@@ -258,8 +260,11 @@ impl Reductions<'_> {
             found.push(Violation::RowsOfOthers { at: step.site(), tensor });
         }
         for view in [rows, values] {
-            if let Some(sum) = self.sums.get_mut(&place(view)) {
-                sum.has_equal_rows = false;
+            let sum = self.sums.entry(place(view)).or_default();
+            // What was summed is read from its beginning the next time.
+            if !std::mem::take(&mut sum.has_equal_rows) {
+                let tensor = step.tensor_name(view.tensor);
+                found.push(Violation::ReducedTwice { at: step.site(), tensor });
             }
         }
     }
@@ -324,8 +329,13 @@ impl Reductions<'_> {
         sum.over.extend(over);
         // What is gathered of several members may have a row of each.
         let tensor = step.class.tensor(write.to.tensor);
-        sum.has_equal_rows |= !tensor.local_shape().is_empty()
-            && matches!(tensor.content, Content::Gradient | Content::Rows);
+        if !tensor.local_shape().is_empty()
+            && matches!(tensor.content, Content::Gradient | Content::Rows)
+            && std::mem::replace(&mut sum.has_equal_rows, true)
+        {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::EqualRows { at: step.site(), tensor });
+        }
         let known = self.sums.get(&to).filter(|known| from != to && known.is_pending());
         match (known, write.mode) {
             (Some(_), Mode::Set) => {
