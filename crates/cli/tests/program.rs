@@ -232,6 +232,39 @@ fn replicas_agree_on_the_order_of_reductions_by_options_and_by_name() {
 }
 
 #[test]
+fn gradients_of_tables_are_rows_by_option() {
+    let place = Place::new();
+    let untied = "gpt:layers=2,hidden=16,heads=2,seq=8,vocab=97,tied=false";
+    let program = format!("program {untied} --cluster h100-80g:2 --dp 2 --global-batch 4 --sparse");
+    let text = place.run(&program).succeeds();
+    // Two samples of eight tokens on each replica.
+    for part in ["sum equal rows of gradients", "all-gather", "/next 16 u32", "/next 256 f32"] {
+        text.check(text.stdout.contains(part), part);
+    }
+    let train = "train gpt:layers=2,hidden=16,heads=2,tied=false --seq 8 --data text.txt --dp 2 --json \
+                 --global-batch 4 --algorithm direct";
+    let digest = |options: &str| {
+        let trained = place.run(&format!("{train} {options}")).succeeds();
+        trained.summary()["weights_digest"].clone()
+    };
+    let dense = digest("--steps 4");
+    assert_eq!(digest("--steps 4 --sparse"), dense);
+    digest("--steps 2 --sparse --checkpoint rows");
+    assert_eq!(digest("--steps 4 --sparse --checkpoint rows --resume"), dense);
+    for (options, hint) in [
+        ("--zero 2", "every replica updates all of embedding.token, so 0"),
+        ("--compression fp16", "give it a group of its own"),
+        ("--algorithm star", "replicas gather the rows of all"),
+    ] {
+        let train = train.replace("--algorithm direct", "");
+        let run = place.run(&format!("{train} --steps 2 --sparse {options}"));
+        run.refuses("plan", hint);
+    }
+    let tied = train.replace("tied=false", "tied=true");
+    place.run(&format!("{tied} --steps 2 --sparse")).refuses("plan", "is read by head.logits too");
+}
+
+#[test]
 fn replicas_with_weights_of_their_own_train_by_options_and_by_name() {
     let averaged = "--dp 2 --average-every 3 --global-batch 4 --optimizer sgd:momentum=0.9";
     let place = Place::new();

@@ -12,6 +12,7 @@
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::ops::Range;
 
 use half::{bf16, f16};
 use shardloom_graph::OpKind;
@@ -118,6 +119,24 @@ pub struct Update<'a> {
     pub piece: &'a Piece,
 }
 
+/// Gradients of some rows of a table, or of a device's part of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// Which rows, in ascending order, and behind them [`NO_ROW`](crate::rows::NO_ROW).
+    pub rows: View<'a>,
+    /// As many values for each of these, also for what is none.
+    pub values: View<'a>,
+}
+
+/// Gradients of a part of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradients<'a> {
+    /// Of each of its elements.
+    All(View<'a>),
+    /// Of some rows, where it is all that a device holds of the parameter; in all others they are zero.
+    Rows(Rows<'a>),
+}
+
 /// A device, as a rank sees it. Ranks may share one, each from its own thread.
 ///
 /// Gradients, and whatever a kernel reads and writes as real numbers, may be of any of
@@ -171,6 +190,21 @@ pub trait Device: Debug + Send + Sync {
     /// The sum of the squares of real numbers, in double precision.
     fn squared_norm(&self, elements: View<'_>) -> f64;
 
+    /// Likewise of those elements of a table that lie in a range and in some rows.
+    fn squared_norm_of_rows(&self, rows: Rows<'_>, of: Range<usize>) -> f64;
+
+    /// Makes different rows of the gradients of rows of a table of so many, as
+    /// [`rows`](crate::rows) says: those that are none of the table's are dropped, and those behind the first
+    /// `count`. `order` is room for an index for each row.
+    fn sum_rows(
+        &self,
+        table_rows: usize,
+        count: usize,
+        rows: ViewMut<'_>,
+        values: ViewMut<'_>,
+        order: ViewMut<'_>,
+    );
+
     /// How many fp32 elements of scratch [`Device::run`] needs for operands of these sizes.
     fn scratch_elements(
         &self,
@@ -195,13 +229,16 @@ pub trait Device: Debug + Send + Sync {
     /// elements needs whose gradients are of a format.
     fn update_scratch_elements(&self, elements: usize, gradients: Format) -> usize;
 
+    /// Likewise of a part whose gradients are of rows.
+    fn row_update_scratch_elements(&self, optimizer: Optimizer, piece: &Piece) -> usize;
+
     /// The part's share of a round of the optimizer's statistics: [`Optimizer::statistics`].
     fn statistics(
         &self,
         update: Update<'_>,
         round: usize,
         weights: View<'_>,
-        gradients: View<'_>,
+        gradients: Gradients<'_>,
         state: &mut [ViewMut<'_>],
         previous: Option<View<'_>>,
         out: ViewMut<'_>,
@@ -216,7 +253,7 @@ pub trait Device: Debug + Send + Sync {
         &self,
         update: Update<'_>,
         weights: ViewMut<'_>,
-        gradients: View<'_>,
+        gradients: Gradients<'_>,
         state: &mut [ViewMut<'_>],
         sums: Option<View<'_>>,
         scratch: ViewMut<'_>,

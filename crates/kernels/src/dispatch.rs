@@ -23,7 +23,7 @@ use crate::rotary::{Llama3Scaling, RotaryTable};
 use crate::routing::{self, Decision, Routed, Routing};
 use crate::{
     activation, attention, concat, cross_entropy, dropout, elementwise, embedding, interaction,
-    layer_norm, matmul, rms_norm, rotary, sigmoid_cross_entropy,
+    layer_norm, matmul, rms_norm, rotary, rows, sigmoid_cross_entropy,
 };
 
 /// A tensor that a pass reads, with real numbers in fp32.
@@ -518,6 +518,10 @@ fn weight_gradient(
             let (columns, first) = (dy.columns(), setting.first_index);
             let (tokens, dy) = (tokens.u32(), dy.f32());
             embedding::gather_weight_grad(tokens, dy, columns, first, dtable.f32(), accumulate[0]);
+        }
+        (OpKind::Embed, [tokens, dy], [of, values]) => {
+            let first = setting.first_index;
+            rows::of_tokens(tokens.u32(), dy.f32(), first, of.u32(), values.f32());
         }
         (OpKind::Contract { transposed }, [x, dy], [dw, dbias @ ..]) => {
             let shape = linear(x.shape, dw.shape, dy.shape, *transposed);

@@ -55,6 +55,7 @@ pub mod rms_norm;
 pub mod rotary;
 pub mod routing;
 pub mod sigmoid_cross_entropy;
+pub mod rows;
 pub mod tier;
 pub mod window;
 

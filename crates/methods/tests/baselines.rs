@@ -43,6 +43,7 @@ fn even_plan(graph: &Graph, request: &Request, candidate: &Candidate) -> Plan {
             averaging: None,
             summation: None,
             negotiation: None,
+            sparse: false,
         },
         precision: request.precision,
         optimizer: request.optimizer,

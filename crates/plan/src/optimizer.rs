@@ -152,6 +152,11 @@ impl Optimizer {
         matches!(self, Optimizer::Adafactor { .. })
     }
 
+    /// Whether an update changes anything of an element whose gradient is zero.
+    pub fn changes_without_gradient(&self) -> bool {
+        !matches!(self, Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0, .. })
+    }
+
     /// Rounds of statistics over whole parameters that owners of parts must add up before an update:
     /// LAMB's norms; Adafactor's row and column sums, then its update's root mean square.
     pub fn statistics_rounds(&self) -> usize {

@@ -34,6 +34,9 @@ pub struct ParameterGroup {
     /// among themselves by `algorithm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub servers: Option<Vec<u32>>,
+    /// Whether their gradients are rows and values: they are tables that only embeddings read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sparse: Option<bool>,
     /// The format of their accumulated gradients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Number>,
@@ -53,6 +56,7 @@ impl ParameterGroup {
             bucket_bytes: None,
             compression: None,
             servers: None,
+            sparse: None,
             gradients: None,
             master: None,
         }
@@ -85,6 +89,7 @@ impl ParameterGroup {
             averaging: sync.averaging,
             summation: sync.summation.filter(|_| !self.is_summed_by_workers()),
             negotiation: sync.negotiation,
+            sparse: self.sparse.unwrap_or(sync.sparse),
         }
     }
 

@@ -266,6 +266,9 @@ pub struct Sync {
     /// How replicas agree on the order of their reductions, where it is not fixed beforehand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub negotiation: Option<Negotiation>,
+    /// Whether gradients of tables that only embeddings read are rows and values, and not as large as the tables.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sparse: bool,
 }
 
 impl Sync {
@@ -288,6 +291,7 @@ impl Default for Sync {
             averaging: None,
             summation: None,
             negotiation: None,
+            sparse: false,
         }
     }
 }

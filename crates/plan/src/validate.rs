@@ -200,6 +200,7 @@ impl Plan {
             check_sync(&key, group.sync(self.sync), group.precision(self.precision))?;
         }
         self.validate_compressed(graph)?;
+        self.validate_sparse(graph, &groups)?;
         self.validate_shards(graph)
     }
 

@@ -85,6 +85,7 @@ fn sync() -> impl Strategy<Value = Sync> {
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
         compression,
         summation: (zero == 1).then_some(summation(bucket_bytes)),
+        sparse: bucket_bytes % 5 == 0,
     })
 }
 
@@ -153,6 +154,7 @@ fn of_words(
         zero: sync.filter(|_| has[1]).map(|it| it.zero),
         shard_over: sync.and_then(|it| it.shard_over),
         compression: sync.filter(|_| has[0]).map(|it| it.compression),
+        sparse: sync.filter(|_| has[1]).map(|it| it.sparse),
         bucket_bytes: sync.filter(|_| has[2]).map(|it| it.bucket_bytes),
         servers,
         gradients,

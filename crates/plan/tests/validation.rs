@@ -228,6 +228,87 @@ fn compression_is_possible() {
 }
 
 #[test]
+fn sparse_gradients_are_possible() {
+    let untied = "gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=false";
+    let graph = |spec| ModelSpec::parse(spec).and_then(|spec| spec.graph()).expect("a valid model");
+    let refused = |spec, change: &dyn Fn(&mut Plan)| {
+        let mut plan = plan();
+        plan.sync.sparse = true;
+        change(&mut plan);
+        plan.validate(&graph(spec), DEVICES).err().map(|error| error.to_string())
+    };
+    let said = |text: &str| Some(text.to_owned());
+    let sparse = |names| ParameterGroup { sparse: Some(true), ..ParameterGroup::named(names) };
+    assert_eq!(refused(untied, &|_| {}), None);
+    assert_eq!(
+        refused("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=true", &|_| {}),
+        said(
+            "sync.sparse = true: for tables that nothing but embeddings reads; embedding.token is read by \
+             head.logits too, whose gradient has all rows: leave it out of the group, or give it one with \
+             sparse = false"
+        )
+    );
+    assert_eq!(
+        refused("mlp:inputs=8,hidden=16,layers=2,classes=4", &|_| {}),
+        said(
+            "sync.sparse = true: for models with a table that only embeddings read, in no group that is \
+             otherwise; this one has none"
+        )
+    );
+    assert_eq!(
+        refused(untied, &|it| {
+            it.sync.sparse = false;
+            it.parameters = vec![sparse("embedding.*")];
+        }),
+        said(
+            "parameters[0].sparse = true: for tables that nothing but embeddings reads; embedding.position is \
+             read by embedding.sum too, whose gradient has all rows: leave it out of the group, or give it one \
+             with sparse = false"
+        )
+    );
+    assert_eq!(
+        refused(untied, &|it| it.sync.zero = 2),
+        said(
+            "sync.zero = 2: with sparse gradients every replica updates all of embedding.token, so 0: give it a \
+             group of its own (names = \"embedding.token\", sparse = true, zero = 0)"
+        )
+    );
+    let own = |it: &mut Plan| {
+        it.sync = Sync { sparse: false, zero: 2, ..it.sync };
+        it.parameters = vec![ParameterGroup { zero: Some(0), ..sparse("embedding.token") }];
+    };
+    assert_eq!(refused(untied, &own), None);
+    assert_eq!(
+        refused(untied, &|it| it.sync.compression = Compression::OneBit),
+        said(
+            "sync.compression = one-bit: with sparse gradients what is exchanged of embedding.token is small as \
+             it is: give it a group of its own (names = \"embedding.token\", sparse = true, compression = \
+             \"none\")"
+        )
+    );
+    assert_eq!(
+        refused(untied, &|it| {
+            it.sync.algorithm = "binary-tree".parse().expect("an algorithm");
+        }),
+        said(
+            "sync.algorithm = binary-tree: with sparse gradients replicas gather the rows of all, which this \
+             algorithm does not do; ring, direct, halving-doubling and hierarchical do"
+        )
+    );
+    let served = |it: &mut Plan| {
+        let staleness = shardloom_plan::Staleness::SYNCHRONOUS;
+        it.sync.servers = Some(shardloom_plan::Servers { count: 1, staleness });
+    };
+    assert_eq!(
+        refused(untied, &served),
+        said(
+            "sync.sparse = true: with sparse gradients there are no servers: workers exchange rows among \
+             themselves"
+        )
+    );
+}
+
+#[test]
 fn synchronisation_is_possible() {
     assert_eq!(complaint(|it| it.sync.zero = 4), "sync.zero = 4: a ZeRO stage is 0 to 3");
     assert_eq!(complaint(|it| it.sync.bucket_bytes = 0), "sync.bucket_bytes = 0: at least 1");

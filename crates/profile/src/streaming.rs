@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shardloom_kernels::device::Update;
+use shardloom_kernels::device::{Gradients, Update};
 use shardloom_kernels::optimizer::{Optimizer, Piece, Step};
 use shardloom_kernels::{Buffer, Combine, Format, Memory, ViewMut};
 
@@ -117,7 +117,7 @@ impl Parameter {
         let mut state: Vec<ViewMut<'_>> =
             state.iter_mut().map(|operand| operand.view_mut(call)).collect();
         let update = Update { optimizer: *optimizer, step: STEP, piece };
-        let (weights, gradient) = (weights.view_mut(call), gradient.view(call));
+        let (weights, gradient) = (weights.view_mut(call), Gradients::All(gradient.view(call)));
         let sums = sums.last().map(Buffer::view);
         device.update(update, weights, gradient, &mut state, sums, scratch.view_mut());
     }
@@ -129,7 +129,7 @@ impl Parameter {
             state.iter_mut().map(|operand| operand.view_mut(call)).collect();
         let (previous, out) = sums.split_at_mut(round);
         let update = Update { optimizer: *optimizer, step: STEP, piece };
-        let (weights, gradient) = (weights.view(call), gradient.view(call));
+        let (weights, gradient) = (weights.view(call), Gradients::All(gradient.view(call)));
         let (previous, out) = (previous.last().map(Buffer::view), out[0].view_mut());
         let (state, scratch) = (&mut state, scratch.view_mut());
         device.statistics(update, round, weights, gradient, state, previous, out, scratch);

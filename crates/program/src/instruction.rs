@@ -157,6 +157,10 @@ pub enum Action {
         /// How they were compressed.
         how: Compression,
     },
+    /// Sums equal rows of a table's gradient, in place: reads and writes which rows there are and the values for
+    /// them, and writes their order, which nobody else reads. Afterwards different rows stand first, in ascending
+    /// order, and behind them none.
+    SumRows,
     /// Weights of a replica that has its own become `(1 - rate)` of what they were and `rate` of the mean: writes
     /// them, reads the sum over replicas, of which there are so many.
     Average {

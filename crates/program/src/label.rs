@@ -77,6 +77,7 @@ impl Instruction {
             | Action::Cast
             | Action::Compress { .. }
             | Action::Decompress { .. }
+            | Action::SumRows
             | Action::Average { .. }
             | Action::Due { .. }
             | Action::Test
@@ -101,6 +102,8 @@ impl Instruction {
         let subject = |view: View| {
             let tensor = class.tensor(view.tensor);
             match (tensor.content, tensor.bucket) {
+                // Rows and their values are two things that are gathered.
+                (Content::Gradient, Some(_)) if !tensor.local_shape().is_empty() => &tensor.name,
                 (Content::Weight | Content::Gradient | Content::Compressed, Some(bucket)) => {
                     &class.bucket(bucket).name
                 }

@@ -179,9 +179,10 @@ impl Class {
                 | Content::PreviousWeight
                 | Content::WeightVelocity
                 | Content::ExtrapolatedWeight => &mut bytes.weights,
-                Content::Gradient | Content::Synchronisation(_) | Content::OfRank(_) => {
-                    &mut bytes.gradients
-                }
+                Content::Gradient
+                | Content::Rows
+                | Content::Synchronisation(_)
+                | Content::OfRank(_) => &mut bytes.gradients,
                 Content::MasterWeight | Content::OptimizerState(_) => &mut bytes.state,
                 Content::Activation
                 | Content::Staging

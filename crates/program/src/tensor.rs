@@ -118,7 +118,7 @@ pub enum Copies {
 pub enum Content {
     /// A value of a micro-batch, or the gradient of one.
     Activation,
-    /// Parts side by side, as a collective takes or leaves them.
+    /// Parts side by side, as a collective takes or leaves them, or what else one instruction needs for itself.
     Staging,
     /// Weights that operators read, or the shards that they are gathered from.
     Weight,
@@ -126,6 +126,8 @@ pub enum Content {
     MasterWeight,
     /// Gradients of weights.
     Gradient,
+    /// Which rows of a table gradients are of.
+    Rows,
     /// The n-th tensor that the optimizer keeps.
     OptimizerState(u8),
     /// Weights before their last update, for linear weight prediction.
@@ -271,6 +273,11 @@ pub enum Window {
         /// The one after the last.
         end: usize,
     },
+    /// So many elements behind those that were written in this way since the tensor was used, or the first of it.
+    Next {
+        /// How many.
+        elements: usize,
+    },
 }
 
 /// A part of a tensor, as an operand.
@@ -374,6 +381,8 @@ impl Class {
             Window::Whole => 0..self.elements(view.tensor, position),
             Window::Param(param) => self.param(param).range(),
             Window::Elements { start, end } => start..end,
+            // Where that is depends on what has run.
+            Window::Next { elements } => 0..elements,
             Window::Share => {
                 let bucket = self.tensor(view.tensor).bucket.expect("shares are of buckets");
                 self.shard_range(self.bucket(bucket), position)
@@ -414,7 +423,7 @@ impl Class {
     pub fn shape(&self, view: View) -> &[usize] {
         match view.window {
             Window::Param(param) => &self.param(param).shape,
-            Window::Whole | Window::Share | Window::Elements { .. } => {
+            Window::Whole | Window::Share | Window::Elements { .. } | Window::Next { .. } => {
                 self.tensor(view.tensor).local_shape()
             }
         }

@@ -273,7 +273,8 @@ fn roomier(
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
     let Sync { averaging, compression, .. } = plan.sync;
-    if plan.sync.server_count() > 0 || averaging.is_some() || !compression.is_none() {
+    let sparse = plan.syncs().any(|sync| sync.sparse);
+    if plan.sync.server_count() > 0 || averaging.is_some() || !compression.is_none() || sparse {
         // No search has these among what it chooses from.
         return Ok(None);
     }

@@ -220,6 +220,7 @@ impl Request {
                 averaging: None,
                 summation: None,
                 negotiation: None,
+                sparse: false,
             },
             precision: self.precision,
             optimizer: self.optimizer,

@@ -141,6 +141,7 @@ mod tests {
                 averaging: None,
                 summation: None,
                 negotiation: None,
+                sparse: false,
             },
             ..Uniform::default()
         };

@@ -222,20 +222,27 @@ impl<'a> CostModel<'a> {
                 let gradients = instruction.reads[0];
                 let name = format!("statistics.{}", self.program.optimizer.name());
                 let state = self.state_bytes(class, position, instruction);
-                moved(&name, elements(gradients), bytes(gradients) + state)
+                // As many as there are weights, also where gradients are of some rows.
+                moved(&name, elements(instruction.reads[1]), bytes(gradients) + state)
             }
             Action::Optimizer => {
                 let gradients = instruction.reads[0];
                 let name = format!("update.{}", self.program.optimizer.name());
                 let weights = self.updated_bytes(class, position, instruction);
+                // Of a table only the rows are touched that have gradients, where nothing changes without.
+                let touched = match self.program.optimizer.changes_without_gradient() {
+                    true => written(),
+                    false => elements(gradients).min(written()),
+                };
+                let weights = weights * touched / written().max(1);
                 let state = 2 * self.state_bytes(class, position, instruction);
                 // An earlier version is a copy; what corrections keep is read and written.
                 let kept = self.kept_bytes(class, position, instruction);
-                moved(&name, elements(gradients), bytes(gradients) + weights + state)
-                    + moved("copy", elements(gradients) * usize::from(kept > 0), kept)
+                moved(&name, touched, bytes(gradients) + weights + state)
+                    + moved("copy", written() * usize::from(kept > 0), kept)
             }
             // Everything is read and written once, as if it took one kernel.
-            Action::Compress { .. } | Action::Decompress { .. } => {
+            Action::Compress { .. } | Action::Decompress { .. } | Action::SumRows => {
                 let elements = instruction.operands().map(elements).max().unwrap_or(0);
                 moved("copy", elements, all_read() + written_bytes())
             }

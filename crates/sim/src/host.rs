@@ -42,6 +42,7 @@ impl CostModel<'_> {
             | Action::Cast
             | Action::Compress { .. }
             | Action::Decompress { .. }
+            | Action::SumRows
             | Action::Test => host.kernel_seconds,
         }
     }

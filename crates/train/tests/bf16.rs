@@ -139,6 +139,7 @@ fn ranks_hold_and_send_what_the_program_says_to_the_byte() {
                         averaging: None,
                         summation: None,
                         negotiation: None,
+                        sparse: false,
                     },
                     ..serial()
                 };

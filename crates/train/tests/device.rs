@@ -4,15 +4,17 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use shardloom_graph::OpKind;
 use shardloom_graph::work::Pass;
+use shardloom_graph::{Graph, OpKind};
 use shardloom_kernels::compression::Step;
 use shardloom_kernels::device::{
-    BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
-    Update,
+    BoxOf, Combine, Device, Gradients, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output,
+    Region, Rows, Update,
 };
+use shardloom_kernels::optimizer::{Optimizer, Piece};
 use shardloom_kernels::{Format, Processor, View, ViewMut};
 use shardloom_plan::{Number, Plan, Precision, Sync, Uniform};
 use shardloom_program::{self as program, Action, Content, Program};
@@ -135,6 +137,23 @@ impl Device for Counting {
         Processor.squared_norm(elements)
     }
 
+    fn squared_norm_of_rows(&self, rows: Rows<'_>, of: Range<usize>) -> f64 {
+        self.note("squared norm");
+        Processor.squared_norm_of_rows(rows, of)
+    }
+
+    fn sum_rows(
+        &self,
+        table_rows: usize,
+        count: usize,
+        rows: ViewMut<'_>,
+        values: ViewMut<'_>,
+        order: ViewMut<'_>,
+    ) {
+        self.note("sum rows");
+        Processor.sum_rows(table_rows, count, rows, values, order);
+    }
+
     fn scratch_elements(
         &self,
         kind: &OpKind,
@@ -166,12 +185,16 @@ impl Device for Counting {
         Processor.update_scratch_elements(elements, gradients)
     }
 
+    fn row_update_scratch_elements(&self, optimizer: Optimizer, piece: &Piece) -> usize {
+        Processor.row_update_scratch_elements(optimizer, piece)
+    }
+
     fn statistics(
         &self,
         update: Update<'_>,
         round: usize,
         weights: View<'_>,
-        gradients: View<'_>,
+        gradients: Gradients<'_>,
         state: &mut [ViewMut<'_>],
         previous: Option<View<'_>>,
         out: ViewMut<'_>,
@@ -190,7 +213,7 @@ impl Device for Counting {
         &self,
         update: Update<'_>,
         weights: ViewMut<'_>,
-        gradients: View<'_>,
+        gradients: Gradients<'_>,
         state: &mut [ViewMut<'_>],
         sums: Option<View<'_>>,
         scratch: ViewMut<'_>,
@@ -224,8 +247,11 @@ fn planned(trainer: &Trainer) -> Counts {
                             }
                             *counts.entry(name).or_default() += 1;
                         }
+                        Action::SumRows => *counts.entry("sum rows".into()).or_default() += 1,
                         Action::Norm => {
-                            let sums = instruction.reads.len();
+                            let content = |view: &&program::View| class.tensor(view.tensor).content;
+                            let reads = instruction.reads.iter();
+                            let sums = reads.filter(|it| content(it) == Content::Gradient).count();
                             *counts.entry("squared norm".into()).or_default() += sums;
                         }
                         Action::Optimizer => {
@@ -257,9 +283,19 @@ fn plan(zero: u8) -> Plan {
     uniform(zero).plan(&gpt(), "model", "local")
 }
 
+/// One whose gradients of tables are rows.
+fn sparse_plan() -> Plan {
+    let sync = Sync { sparse: true, ..uniform(0).sync };
+    Uniform { sync, ..uniform(0) }.plan(&support::llama(), "model", "local")
+}
+
 fn trainer(plan: &Plan, device: Option<Arc<dyn Device>>) -> Trainer {
+    trainer_of(gpt(), plan, device)
+}
+
+fn trainer_of(graph: Graph, plan: &Plan, device: Option<Arc<dyn Device>>) -> Trainer {
     let settings = settings(Curve::Constant { peak: 0.01 });
-    let blueprint = Blueprint::new(gpt(), plan, 4, settings);
+    let blueprint = Blueprint::new(graph, plan, 4, settings);
     let blueprint = blueprint.unwrap_or_else(|error| panic!("{error}"));
     let blueprint = match device {
         Some(device) => blueprint.on(device),
@@ -297,6 +333,25 @@ fn another_device_trains_the_same_weights_and_sees_every_kernel() {
         let [one, other] = [&mut own, &mut usual].map(|it| it.weights().expect("weights"));
         assert_eq!(one, other, "zero {zero}");
     }
+}
+
+#[test]
+fn another_device_sums_the_rows_of_tables() {
+    let counting = Arc::new(Counting::default());
+    let of = |device| trainer_of(support::llama(), &sparse_plan(), device);
+    let (mut own, mut usual) = (of(Some(counting.clone() as Arc<dyn Device>)), of(None));
+    own.weights().expect("weights");
+    counting.take();
+    let [one, other] = [&mut own, &mut usual].map(|it| it.step().expect("a step"));
+    assert_eq!(one.gradient_norm, other.gradient_norm);
+    let seen = counting.take();
+    for (what, count) in planned(&own) {
+        assert_eq!(seen.get(&what), Some(&count), "{what}");
+    }
+    // Those of each of two replicas, and of both.
+    assert_eq!(seen.get("sum rows"), Some(&4));
+    let [one, other] = [&mut own, &mut usual].map(|it| it.weights().expect("weights"));
+    assert_eq!(one, other);
 }
 
 #[test]

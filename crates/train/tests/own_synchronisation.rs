@@ -44,6 +44,7 @@ impl Synchronisation for Late {
             used: weights,
             written,
             reduced: View::whole(late),
+            rows: None,
             updated: View::whole(weights),
             own: vec![],
         }

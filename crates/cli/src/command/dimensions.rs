@@ -111,6 +111,11 @@ struct Split {
     /// [default: none]
     #[arg(long, value_name = "HOW")]
     compression: Option<Compression>,
+
+    /// Keep and exchange gradients of tables that only embeddings read as the rows that were read and their values
+    #[arg(long)]
+    sparse: bool,
+
     /// Give data-parallel replicas weights of their own, which they update with their own gradients, without
     /// clipping, and which are averaged in each N-th step
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
@@ -186,6 +191,7 @@ impl Split {
             servers,
             staleness,
             compression,
+            sparse,
             average_every,
             average_rate,
             average_before_update,
@@ -211,6 +217,7 @@ impl Split {
             ("--servers", servers.is_some()),
             ("--staleness", staleness.is_some()),
             ("--compression", compression.is_some()),
+            ("--sparse", *sparse),
             ("--average-every", average_every.is_some()),
             ("--average-rate", average_rate.is_some()),
             ("--average-before-update", *average_before_update),
@@ -519,6 +526,7 @@ impl Dimensions {
                 averaging,
                 summation,
                 negotiation,
+                sparse: self.split.sparse,
                 bucket_bytes: place.habits.bucket_bytes(place.bucket_bytes, zero),
                 shard_over: None,
             },

@@ -115,12 +115,17 @@ pub fn plan_line(plan: &Plan) -> String {
         recompute,
         if plan.spares_last() { " except the last" } else { "" },
         if plan.post_validation { ", post-validation" } else { "" },
-        compressed(plan),
+        exchanged(plan),
         if plan.sync.negotiation.is_some() { ", reductions negotiated" } else { "" }
     )
 }
 
-/// How replicas compress their gradients, if some do.
+/// How replicas compress their gradients, if some do, and whether some are rows of tables.
+fn exchanged(plan: &Plan) -> String {
+    let sparse = plan.syncs().any(|sync| sync.sparse);
+    format!("{}{}", compressed(plan), if sparse { ", sparse gradients" } else { "" })
+}
+
 fn compressed(plan: &Plan) -> String {
     let all: BTreeSet<String> = plan
         .syncs()

@@ -63,6 +63,10 @@ impl Recipe {
                 "compression of gradients is not written yet: leave it out, and turn it on there";
             return refuse("sync.compression", sync.compression.to_string(), reason);
         }
+        if sync.sparse {
+            let reason = "sparse gradients of embeddings are not written yet: leave it out, and turn it on there";
+            return refuse("sync.sparse", "true".into(), reason);
+        }
         if let Some(averaging) = &sync.averaging {
             let reason = "replicas have equal weights: leave sync.averaging out";
             return refuse("sync.averaging", format!("every {} steps", averaging.every), reason);

@@ -29,6 +29,18 @@ pub struct Adafactor {
     pub weight_decay: f32,
 }
 
+/// The gradient of a piece, of which one range after the other is asked for.
+pub(super) trait Gradient {
+    /// That of some elements.
+    fn of(&mut self, elements: std::ops::Range<usize>) -> &[f32];
+}
+
+impl Gradient for &[f32] {
+    fn of(&mut self, elements: std::ops::Range<usize>) -> &[f32] {
+        &self[elements]
+    }
+}
+
 /// What the elements of one segment are divided by: the root of the second moment, factored or not.
 enum Moment<'a> {
     Factored { inverse_root_row: f32, columns: &'a [f32] },
@@ -53,7 +65,12 @@ impl Adafactor {
     }
 
     /// Round 0: the piece's share of the row sums, then of the column sums.
-    pub(super) fn square_sums(piece: &Piece, gradient: &[f32], scale: f32, out: &mut [f32]) {
+    pub(super) fn square_sums(
+        piece: &Piece,
+        gradient: &mut impl Gradient,
+        scale: f32,
+        out: &mut [f32],
+    ) {
         if piece.block.is_vector() {
             return;
         }
@@ -61,7 +78,7 @@ impl Adafactor {
         let (rows, cols) = out.split_at_mut(piece.block.global_rows);
         for Segment { row, col, elements } in piece.segments() {
             let cols = &mut cols[col..col + elements.len()];
-            rows[row] += add_squares(&gradient[elements], scale, cols);
+            rows[row] += add_squares(gradient.of(elements), scale, cols);
         }
     }
 
@@ -71,7 +88,7 @@ impl Adafactor {
         number: u64,
         piece: &Piece,
         weights: &[f32],
-        gradient: &[f32],
+        gradient: &mut impl Gradient,
         scale: f32,
         moments: &mut [f32],
         square_sums: &[f32],
@@ -79,7 +96,7 @@ impl Adafactor {
     ) {
         let keep = (1.0 - (number as f64).powf(-f64::from(self.decay_exponent))) as f32;
         if piece.block.is_vector() {
-            average_squares(moments, gradient, scale, keep);
+            average_squares(moments, gradient.of(0..piece.elements()), scale, keep);
         } else {
             for (moment, &sum) in moments.iter_mut().zip(square_sums) {
                 *moment = keep * *moment + (1.0 - keep) * sum;
@@ -87,7 +104,7 @@ impl Adafactor {
         }
         let mut norm = 0.0;
         for_each_segment(piece, moments, |elements, moment| {
-            let gradient = &gradient[elements];
+            let gradient = gradient.of(elements);
             norm += match moment {
                 Moment::Factored { inverse_root_row, columns } => {
                     factored_norm(gradient, scale * inverse_root_row, columns)
@@ -104,7 +121,7 @@ impl Adafactor {
         step: Step,
         piece: &Piece,
         weights: &mut [f32],
-        gradient: &[f32],
+        gradient: &mut impl Gradient,
         moments: &[f32],
         sums: &[f32],
     ) {
@@ -115,7 +132,7 @@ impl Adafactor {
         let keep = 1.0 - step.learning_rate * self.weight_decay;
         let factor = rate * step.gradient_scale;
         for_each_segment(piece, moments, |elements, moment| {
-            let (weights, gradient) = (&mut weights[elements.clone()], &gradient[elements]);
+            let (weights, gradient) = (&mut weights[elements.clone()], gradient.of(elements));
             match moment {
                 Moment::Factored { inverse_root_row, columns } => {
                     descend(weights, gradient, keep, factor * inverse_root_row, columns);

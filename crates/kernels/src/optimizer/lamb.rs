@@ -33,7 +33,20 @@ impl Lamb {
         out: &mut [f32],
     ) {
         out[0] = squared_norm(weights) as f32;
-        out[1] = advance(self, step, weights, gradient, m, v) as f32;
+        out[1] = self.advance(step, weights, gradient, m, v) as f32;
+    }
+
+    /// Advances the moments of some elements and gives the squared norm of their update: of several times
+    /// [`NORM_BLOCK`] elements the same as of all at once, if added up.
+    pub(super) fn advance(
+        &self,
+        step: Step,
+        weights: &[f32],
+        gradient: &[f32],
+        m: &mut [f32],
+        v: &mut [f32],
+    ) -> f64 {
+        advance(self, step, weights, gradient, m, v)
     }
 
     pub(super) fn apply(
@@ -73,7 +86,7 @@ fn direction(lamb: &Lamb, correction: &Correction, w: f32, m: f32, v: f32) -> f3
 }
 
 /// Elements whose squares are added in single precision before they join a double.
-const NORM_BLOCK: usize = 512;
+pub(super) const NORM_BLOCK: usize = 512;
 
 simd! {
     /// Advances the moments and returns the squared norm of the update.

@@ -10,6 +10,7 @@
 mod adafactor;
 mod adamw;
 mod lamb;
+mod rows;
 mod sgd;
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ use std::ops::Range;
 pub use adafactor::Adafactor;
 pub use adamw::AdamW;
 pub use lamb::Lamb;
+pub use rows::Rows;
 pub use sgd::Sgd;
 use smallvec::{SmallVec, smallvec};
 
@@ -195,6 +197,7 @@ impl Optimizer {
             (Optimizer::Lamb(lamb), [m, v]) => lamb.statistics(step, weights, gradient, m, v, out),
             (Optimizer::Adafactor(adafactor), [moments]) => {
                 self.check_sums(piece, round, previous);
+                let gradient = &mut &*gradient;
                 let (scale, number) = (step.gradient_scale, step.number);
                 match round {
                     0 => Adafactor::square_sums(piece, gradient, scale, out),
@@ -229,7 +232,7 @@ impl Optimizer {
             (Optimizer::AdamW(adamw), [m, v]) => adamw.apply(step, weights, gradient, m, v),
             (Optimizer::Lamb(lamb), [m, v]) => lamb.apply(step, weights, m, v, sums),
             (Optimizer::Adafactor(adafactor), [moments]) => {
-                adafactor.apply(step, piece, weights, gradient, moments, sums);
+                adafactor.apply(step, piece, weights, &mut &*gradient, moments, sums);
             }
             _ => unreachable!("check() matched the state to the optimizer"),
         }

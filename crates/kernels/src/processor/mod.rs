@@ -4,7 +4,9 @@ pub(crate) mod cast;
 mod compress;
 mod operands;
 mod region;
+mod rows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
@@ -16,9 +18,10 @@ use smallvec::SmallVec;
 use crate::combine::{combine, combine_each};
 use crate::compression::Step;
 use crate::device::{
-    BoxOf, Combine, Device, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output, Region,
-    Update,
+    BoxOf, Combine, Device, Gradients, HostSlice, HostSliceMut, Input, Kernel, OperandSize, Output,
+    Region, Rows, Update,
 };
+use crate::optimizer::{Optimizer, Piece};
 use crate::window::{copy_box, cut_box, place_box};
 use crate::{Format, View, ViewMut, dispatch, reduce};
 use compress::compress;
@@ -206,6 +209,21 @@ impl Device for Processor {
         (0..elements.len()).step_by(CHUNK).map(chunk).sum()
     }
 
+    fn squared_norm_of_rows(&self, rows: Rows<'_>, of: Range<usize>) -> f64 {
+        rows::squared_norm(rows, &of)
+    }
+
+    fn sum_rows(
+        &self,
+        table_rows: usize,
+        count: usize,
+        rows: ViewMut<'_>,
+        values: ViewMut<'_>,
+        order: ViewMut<'_>,
+    ) {
+        rows::sum_equal((table_rows, count), rows, values, order);
+    }
+
     fn scratch_elements(
         &self,
         kind: &OpKind,
@@ -251,29 +269,38 @@ impl Device for Processor {
         operands::widened_elements(elements, gradients)
     }
 
+    fn row_update_scratch_elements(&self, optimizer: Optimizer, piece: &Piece) -> usize {
+        optimizer.row_buffer_len(piece)
+    }
+
     fn statistics(
         &self,
         update: Update<'_>,
         round: usize,
         weights: View<'_>,
-        gradients: View<'_>,
+        gradients: Gradients<'_>,
         state: &mut [ViewMut<'_>],
         previous: Option<View<'_>>,
         out: ViewMut<'_>,
         scratch: ViewMut<'_>,
     ) {
         let mut scratch: &mut [f32] = scratch.elements_mut();
-        let mut state = slices(state);
-        update.optimizer.statistics(
-            update.step,
-            round,
-            update.piece,
-            weights.elements(),
-            widened(gradients, &mut scratch),
-            &mut state,
-            previous.map_or(&[], View::elements),
-            out.elements_mut(),
-        );
+        let state = &mut slices(state);
+        let Update { optimizer, step, piece } = update;
+        let (weights, out) = (weights.elements(), out.elements_mut());
+        let previous = previous.map_or(&[][..], View::elements);
+        match gradients {
+            Gradients::All(all) => {
+                let gradient = widened(all, &mut scratch);
+                optimizer.statistics(step, round, piece, weights, gradient, state, previous, out);
+            }
+            Gradients::Rows(of) => rows::with(of, &mut |rows| {
+                let scratch = &mut *scratch;
+                optimizer.row_statistics(
+                    step, round, piece, weights, rows, state, previous, out, scratch,
+                );
+            }),
+        }
     }
 
     fn compress(&self, step: &Step, reads: &[View<'_>], writes: &mut [ViewMut<'_>]) {
@@ -284,21 +311,24 @@ impl Device for Processor {
         &self,
         update: Update<'_>,
         weights: ViewMut<'_>,
-        gradients: View<'_>,
+        gradients: Gradients<'_>,
         state: &mut [ViewMut<'_>],
         sums: Option<View<'_>>,
         scratch: ViewMut<'_>,
     ) {
         let mut scratch: &mut [f32] = scratch.elements_mut();
-        let mut state = slices(state);
-        update.optimizer.apply(
-            update.step,
-            update.piece,
-            weights.elements_mut(),
-            widened(gradients, &mut scratch),
-            &mut state,
-            sums.map_or(&[], View::elements),
-        );
+        let state = &mut slices(state);
+        let Update { optimizer, step, piece } = update;
+        let (weights, sums) = (weights.elements_mut(), sums.map_or(&[][..], View::elements));
+        match gradients {
+            Gradients::All(all) => {
+                let gradient = widened(all, &mut scratch);
+                optimizer.apply(step, piece, weights, gradient, state, sums);
+            }
+            Gradients::Rows(of) => rows::with(of, &mut |rows| {
+                optimizer.apply_rows(step, piece, weights, rows, state, sums, scratch);
+            }),
+        }
     }
 }
 

@@ -23,5 +23,6 @@ mod random;
 mod reduce;
 mod rotary;
 mod routing;
+mod rows;
 mod tiers;
 mod window;

@@ -141,7 +141,7 @@ impl Builder<'_> {
             let reads = self.reads(op, &gradient.reads, incoming)?;
             let mut writes = vec![];
             for &index in &gradient.produces {
-                writes.push(self.destination(op, index));
+                writes.extend(self.destination(op, index));
             }
             if self.are_put_off && halves::is_put_off(graph, op, pass) {
                 self.share_input_gradients(op, gradient);
@@ -226,23 +226,22 @@ impl Builder<'_> {
     }
 
     /// Where the gradient of the n-th input of `op` goes.
-    fn destination(&mut self, op: OpId, index: usize) -> Write {
+    fn destination(&mut self, op: OpId, index: usize) -> Vec<Write> {
         let context = self.emitter.context;
         let value = context.graph.op(op).inputs[index];
         if context.graph.value(value).parameter().is_some() {
-            let to = context.params.gradient(value);
-            return Write { to, mode: Mode::AddUnlessFirst };
+            return context.params.gradient(value, || context.model.rows_read(context.graph, op));
         }
         let layout = context.model.assignment(op).input_gradient(context.graph, op, index);
         let known = self.gradients.entry(value).or_default();
         let sum = known.iter().find(|(each, _)| *each == layout).map(|&(_, tensor)| tensor);
         if let Some(sum) = sum {
             let tensor = self.own(value, &layout, sum);
-            return Write { to: View::whole(tensor), mode: Mode::Add };
+            return vec![Write { to: View::whole(tensor), mode: Mode::Add }];
         }
         let tensor = self.emitter.gradient(value, &layout, "");
         self.contribute(value, layout, tensor);
-        write(tensor)
+        vec![write(tensor)]
     }
 
     /// Adds the gradient in `tensor` to what is known of `value`'s gradient.

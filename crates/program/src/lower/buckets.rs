@@ -6,16 +6,16 @@ use std::ops::Range;
 
 use shardloom_collectives::{Algorithm, chunk};
 use shardloom_graph::{Extents, Graph, ValueId, gradient};
-use shardloom_plan::{Axis, Kept, Mesh, Optimizer, Plan};
+use shardloom_plan::{Axis, Kept, Mesh, Optimizer, Plan, Updates, is_table};
 
-use super::holdings::{Keeps, ParameterGroupId, Ways};
+use super::holdings::{Keeps, ParameterGroupId, Ways, Whose};
 use super::stage::StageModel;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, ServedRange, WeightParam};
 use crate::ring::Ring;
-use crate::sync::add;
+use crate::sync::{Lookups, add};
 use crate::{
-    Content, Copies, Format, Instruction, Keep, Layout, ProgramError, Shape, Tensor, TensorId,
-    View, Window, overlap,
+    Content, Copies, Format, Instruction, Keep, Layout, Mode, ProgramError, Shape, Tensor,
+    TensorId, View, Window, Write, overlap,
 };
 
 /// The parameters of a class's stages, their buckets, and the tensors that hold them.
@@ -24,6 +24,8 @@ pub(super) struct Parameters<'a> {
     pub buckets: Vec<Bucket>,
     /// By bucket, to which group its parameters belong.
     pub(super) groups: Vec<ParameterGroupId>,
+    /// By bucket, what is read of it, if it is a table whose gradient is rows and values.
+    pub(super) lookups: Vec<Option<Lookups>>,
     pub tensors: Vec<Tensor>,
     /// The squared norm of gradients, where the plan looks at it.
     pub norm: Option<TensorId>,
@@ -46,6 +48,8 @@ struct Key {
     group: ParameterGroupId,
     /// Consecutive blocks that share buckets.
     unit: usize,
+    /// The table alone, if its gradient is rows and values.
+    table: Option<ValueId>,
     replicas: Vec<Axis>,
     own: Vec<Axis>,
     partial: Vec<Axis>,
@@ -78,8 +82,13 @@ impl<'a> Parameters<'a> {
         for ((unit, value), (stage, layout)) in held {
             check_factors(graph, &plan.optimizer, value, &layout)?;
             let group = ways.group(&graph.value(value).name);
-            let mut key =
-                Key { unit, group, ..key(graph, &replica_axes, (stages, stage), value, &layout)? };
+            let table = (ways.sync(group).sparse && is_table(graph, value)).then_some(value);
+            let mut key = Key {
+                unit,
+                group,
+                table,
+                ..key(graph, &replica_axes, (stages, stage), value, &layout)?
+            };
             if keeps.servers.is_some() {
                 // Nobody adds gradients up: each worker sends its own.
                 key.classes.clear();
@@ -132,8 +141,20 @@ impl<'a> Parameters<'a> {
                 None => unit_name(&name),
             };
             let keeps = Keeps { averages: !key.own.is_empty(), ..keeps };
-            let held = parts.hold(bucket, &name, offset, &ids, (key.group, &key.replicas), keeps);
+            let lookups = key.table.map(|table| {
+                let columns = parts.params[ids[0].0 as usize].shape[1..].iter().product();
+                Lookups { rows: rows_read(graph, plan, stages, table), columns }
+            });
+            let whose = Whose {
+                group: key.group,
+                replicas: &key.replicas,
+                partial: &key.partial,
+                classes: &key.classes,
+                lookups,
+            };
+            let held = parts.hold(bucket, &name, offset, &ids, whose, keeps);
             parts.groups.push(key.group);
+            parts.lookups.push(lookups);
             parts.buckets.push(Bucket {
                 name,
                 elements: offset,
@@ -180,6 +201,7 @@ impl<'a> Parameters<'a> {
             params: vec![],
             buckets: vec![],
             groups: vec![],
+            lookups: vec![],
             tensors: vec![],
             norm: None,
             mesh,
@@ -287,8 +309,10 @@ impl<'a> Parameters<'a> {
                     parts.params.push(param);
                 }
                 let group = self.groups[bucket_index];
-                let held = parts.hold(id, &bucket.name, range.len(), &ids, (group, &[]), keeps);
+                let whose = Whose::alone(group);
+                let held = parts.hold(id, &bucket.name, range.len(), &ids, whose, keeps);
                 parts.groups.push(group);
+                parts.lookups.push(None);
                 parts.buckets.push(Bucket {
                     params: ids,
                     elements: range.len(),
@@ -314,11 +338,24 @@ impl<'a> Parameters<'a> {
         View { tensor: self.replicated(bucket).used, window: Window::Param(param) }
     }
 
-    /// A weight's gradient as operators write it.
-    pub fn gradient(&self, value: ValueId) -> View {
+    /// Where an operator writes a weight's gradient, which reads so many rows of it if it is a table.
+    pub fn gradient(&self, value: ValueId, rows_read: impl Fn() -> usize) -> Vec<Write> {
         let param = self.param(value);
         let bucket = self.params[param.0 as usize].bucket;
-        View { tensor: self.replicated(bucket).written, window: Window::Param(param) }
+        let held = self.replicated(bucket);
+        match (held.rows, self.lookups[bucket.0 as usize]) {
+            (Some(rows), Some(Lookups { columns, .. })) => {
+                let count = rows_read();
+                let next = |(tensor, elements)| {
+                    Write::set(View { tensor, window: Window::Next { elements } })
+                };
+                [(rows.written, count), (held.written, count * columns)].map(next).to_vec()
+            }
+            _ => {
+                let to = View { tensor: held.written, window: Window::Param(param) };
+                vec![Write { to, mode: Mode::AddUnlessFirst }]
+            }
+        }
     }
 
     /// The parameter that operators read, if a view is one.
@@ -447,7 +484,24 @@ fn key(
         model.mesh.sort(axes);
     }
     let classes = if classes.len() == 1 { vec![] } else { classes.into_iter().collect() };
-    Ok(Key { unit: 0, group: None, replicas, own, partial, splits, classes })
+    Ok(Key { unit: 0, group: None, table: None, replicas, own, partial, splits, classes })
+}
+
+/// The most rows that a rank reads of a table from one update to the next, the same for all classes that hold it.
+fn rows_read(graph: &Graph, plan: &Plan, stages: &[StageModel], table: ValueId) -> usize {
+    let shares = plan.shares();
+    let mut of_class: BTreeMap<ClassId, usize> = BTreeMap::new();
+    for stage in stages {
+        let ops = graph.value(table).consumers.iter().filter(|&&op| stage.holds(op));
+        let of_pass: usize = ops.map(|&op| stage.rows_read(graph, op)).sum();
+        let rows = of_class.entry(stage.class).or_default();
+        *rows = match plan.updates {
+            Updates::Step => *rows + of_pass * shares[usize::from(stage.place.pipeline)],
+            // An update follows each pass.
+            Updates::Round => of_pass.max(*rows),
+        };
+    }
+    of_class.into_values().max().unwrap_or(0)
 }
 
 /// The mesh axes over which the gradient of `value` is partial, in every use alike: it is added up over

@@ -19,7 +19,7 @@ pub(super) fn body(
     let settled = buckets(parameters).filter(|&(bucket, _)| parameters.settles_late(bucket));
     let settled = settled.flat_map(|(bucket, _)| parameters.before_update(bucket));
     let late = buckets(parameters).filter(|&(bucket, _)| !early.contains(bucket));
-    let reductions = late.filter_map(|(bucket, _)| over_classes(parameters, bucket));
+    let reductions = late.flat_map(|(bucket, _)| parameters.over_classes(bucket));
     settled.chain(reductions).chain(norm).chain(updates(parameters)).collect()
 }
 
@@ -28,7 +28,8 @@ pub(super) fn body(
 pub(super) fn norm(parameters: &Parameters<'_>, group: Group) -> Vec<Instruction> {
     let Some(norm) = parameters.norm else { return vec![] };
     let gradients = buckets(parameters).map(|(_, bucket)| bucket.held.replicated.reduced);
-    let own = Instruction::new(Action::Norm, gradients, [View::whole(norm)]);
+    let rows = buckets(parameters).filter_map(|(_, bucket)| rows(bucket));
+    let own = Instruction::new(Action::Norm, gradients.chain(rows), [View::whole(norm)]);
     if group == Group::Mesh(vec![]) {
         return vec![own];
     }
@@ -72,12 +73,12 @@ pub(super) fn update(parameters: &Parameters<'_>, id: BucketId) -> Vec<Instructi
     let mut instructions = vec![];
     let bucket = &parameters.buckets[id.0 as usize];
     let gradients = bucket.held.replicated.reduced;
-    let norm = parameters.norm.map(View::whole);
+    let norm = parameters.norm.map(View::whole).into_iter().chain(rows(bucket));
     let mut sums: Option<TensorId> = None;
     for (round, &statistics) in bucket.held.statistics.iter().enumerate() {
         let weights = changed(parameters, bucket).next().expect("an update changes weights");
         let reads = [gradients, weights].into_iter();
-        let reads = reads.chain(norm).chain(sums.map(View::whole));
+        let reads = reads.chain(norm.clone()).chain(sums.map(View::whole));
         let writes = [View::whole(statistics)].into_iter();
         let writes = writes.chain(bucket.held.state.iter().map(|&it| View::whole(it)));
         let own = Instruction::new(Action::Statistics { round }, reads, writes);
@@ -133,14 +134,7 @@ fn updaters(parameters: &Parameters<'_>, bucket: &Bucket) -> Vec<Axis> {
     axes
 }
 
-/// The reduction of a bucket over its classes, if it has several.
-pub(super) fn over_classes(parameters: &Parameters<'_>, bucket: BucketId) -> Option<Instruction> {
-    let algorithm = parameters.algorithm(bucket);
-    let bucket = &parameters.buckets[bucket.0 as usize];
-    let gradients = bucket.held.replicated.reduced;
-    (!bucket.classes.is_empty()).then(|| {
-        let group = Group::Classes(bucket.classes.clone());
-        let action = Action::Collective { kind: SUM, group, algorithm };
-        Instruction::new(action, [gradients], [gradients])
-    })
+/// The rows that a bucket's reduced gradients are of, where they are not of all.
+fn rows(bucket: &Bucket) -> Option<View> {
+    bucket.held.replicated.rows.map(|rows| View::whole(rows.reduced))
 }

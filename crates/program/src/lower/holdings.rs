@@ -6,7 +6,9 @@ use shardloom_plan::{Axis, Kept, ParameterGroups, Plan, PlanError, Precision, Pr
 
 use super::buckets::Parameters;
 use crate::class::{Bucket, BucketId, ClassId, ParamId, WeightParam};
-use crate::sync::{self, AllReduce, Held, Replicated, Synchronisation, Unheld, add};
+use crate::sync::{
+    self, AllReduce, Held, Lookups, Replicated, Sparse, Synchronisation, Unheld, add,
+};
 use crate::{
     Content, Copies, Extent, Format, Initial, Instruction, Keep, Matrix, Shape, Tensor, TensorId,
     View, Window,
@@ -22,6 +24,8 @@ pub(super) struct Ways<'a> {
     alone: AllReduce,
     /// Those of which no two replicas share, though the plan has others share, by group.
     whole: Vec<AllReduce>,
+    /// Tables whose gradients are rows and values, by group.
+    sparse: Vec<Sparse>,
     groups: ParameterGroups,
     syncs: Vec<Sync>,
     precisions: Vec<Precision>,
@@ -37,6 +41,7 @@ impl<'a> Ways<'a> {
             of_groups: plan.syncs().skip(1).map(sync::way).collect(),
             alone: AllReduce { algorithm: plan.sync.algorithm },
             whole: plan.syncs().map(|it| AllReduce { algorithm: it.algorithm }).collect(),
+            sparse: plan.syncs().map(|it| Sparse { algorithm: it.algorithm }).collect(),
             groups: ParameterGroups::of(plan)?,
             syncs: plan.syncs().collect(),
             precisions: plan.precisions().collect(),
@@ -53,9 +58,17 @@ impl<'a> Ways<'a> {
         group.map_or(self.common, |group| &*self.of_groups[group])
     }
 
-    /// How the parameters of a group are kept equal that have these replicas.
-    fn of(&self, group: ParameterGroupId, replicas: &[Axis]) -> &dyn Synchronisation {
+    /// How the parameters of a group are kept equal that have these replicas, or are such a table.
+    fn of(
+        &self,
+        group: ParameterGroupId,
+        replicas: &[Axis],
+        lookups: Option<Lookups>,
+    ) -> &dyn Synchronisation {
         let index = group.map_or(0, |group| 1 + group);
+        if lookups.is_some() {
+            return &self.sparse[index];
+        }
         match replicas.is_empty() && self.common.servers().is_none() {
             true => &self.alone,
             false if self.shards(group, replicas).is_empty() && !replicas.is_empty() => {
@@ -83,6 +96,26 @@ impl<'a> Ways<'a> {
     }
 }
 
+/// Whose a bucket's parameters are.
+#[derive(Clone, Copy)]
+pub(super) struct Whose<'k> {
+    pub group: ParameterGroupId,
+    /// The mesh axes over which they have replicas, and further ones over which their gradients are partial.
+    pub replicas: &'k [Axis],
+    pub partial: &'k [Axis],
+    /// All classes that hold them, if several do.
+    pub classes: &'k [ClassId],
+    /// What is read of a table whose gradient is rows and values.
+    pub lookups: Option<Lookups>,
+}
+
+impl Whose<'_> {
+    /// One rank's alone.
+    pub fn alone(group: ParameterGroupId) -> Whose<'static> {
+        Whose { group, replicas: &[], partial: &[], classes: &[], lookups: None }
+    }
+}
+
 /// What a class keeps besides parameters and gradients.
 #[derive(Clone, Copy)]
 pub(super) struct Keeps {
@@ -104,10 +137,11 @@ impl<'a> Parameters<'a> {
         name: &str,
         elements: usize,
         params: &[ParamId],
-        (group, replicas): (ParameterGroupId, &[Axis]),
+        whose: Whose<'_>,
         keeps: Keeps,
     ) -> Held {
         let plan = self.plan;
+        let Whose { group, replicas, partial, classes, lookups } = whose;
         let precision = self.ways.precision(group);
         let shards = self.ways.shards(group, replicas);
         let matrices = self.matrices(params);
@@ -119,9 +153,12 @@ impl<'a> Parameters<'a> {
             replicas,
             mesh: self.mesh,
             shards: &shards,
+            partial,
+            classes,
+            lookups,
             precision,
         };
-        let replicated = self.ways.of(group, replicas).tensors(&bucket, &mut self.tensors);
+        let replicated = self.ways.of(group, replicas, lookups).tensors(&bucket, &mut self.tensors);
         // What an update changes has as many elements as the weights that it updates.
         let extent = self.updated_extent(&replicated);
         let fp32 = |name: &str, extent, keep, content| {
@@ -175,7 +212,10 @@ impl<'a> Parameters<'a> {
                 let original = self.tensor(view).clone();
                 let shape = match view.window {
                     Window::Share => Shape::Flat(Extent::Share),
-                    Window::Whole | Window::Param(_) | Window::Elements { .. } => original.shape,
+                    Window::Whole
+                    | Window::Param(_)
+                    | Window::Elements { .. }
+                    | Window::Next { .. } => original.shape,
                 };
                 let copy = Tensor {
                     name: format!("{} before their update", original.name),
@@ -280,7 +320,8 @@ impl<'a> Parameters<'a> {
     }
 
     pub(super) fn unheld(&self, id: BucketId) -> Unheld<'_> {
-        let Bucket { name, elements, params, replicas, shards, .. } = &self.buckets[id.0 as usize];
+        let bucket = &self.buckets[id.0 as usize];
+        let Bucket { name, elements, params, replicas, shards, partial, classes, .. } = bucket;
         Unheld {
             id,
             name,
@@ -289,6 +330,9 @@ impl<'a> Parameters<'a> {
             replicas,
             mesh: self.mesh,
             shards,
+            partial,
+            classes,
+            lookups: self.lookups[id.0 as usize],
             precision: self.ways.precision(self.groups[id.0 as usize]),
         }
     }
@@ -327,12 +371,25 @@ impl<'a> Parameters<'a> {
 
     /// The way in which a bucket's replicas are kept equal.
     pub fn way(&self, id: BucketId) -> &dyn Synchronisation {
-        self.ways.of(self.groups[id.0 as usize], &self.buckets[id.0 as usize].replicas)
+        let index = id.0 as usize;
+        self.ways.of(self.groups[index], &self.buckets[index].replicas, self.lookups[index])
     }
 
     /// What makes the weights of a bucket that operators read.
     pub fn before_use(&self, id: BucketId) -> Option<Instruction> {
         self.way(id).before_use(&self.unheld(id), self.replicated(id))
+    }
+
+    /// What sums the gradients of a bucket over mesh axes that are no replicas.
+    pub fn over_partial(&self, id: BucketId) -> Vec<Instruction> {
+        let (bucket, held) = (self.unheld(id), self.replicated(id));
+        self.way(id).over_partial(&bucket, held, self.algorithm(id))
+    }
+
+    /// What sums the gradients of a bucket over its classes.
+    pub fn over_classes(&self, id: BucketId) -> Vec<Instruction> {
+        let (bucket, held) = (self.unheld(id), self.replicated(id));
+        self.way(id).over_classes(&bucket, held, self.algorithm(id))
     }
 
     /// What reduces the gradients of a bucket over its replicas.

@@ -10,7 +10,7 @@ use super::overlap::{Side, interleaved};
 use super::owners::Early;
 use super::stage::{StageId, StageModel};
 use super::versions::Versions;
-use super::{epilogue, extrapolation, sharding};
+use super::{extrapolation, sharding};
 use crate::class::{Body, BodyId, BodyKind, BucketId, Part};
 use crate::{Entry, Instruction, ProgramError, Tensor};
 use shardloom_schedule::{Action, Pass, PassKind, StageMap};
@@ -187,7 +187,7 @@ impl Assembly<'_> {
     /// What is synchronised between an action and the next.
     fn synchronisation(&self, action: usize) -> Option<Body> {
         let buckets = self.early.after(action).iter();
-        let reductions = buckets.filter_map(|&it| epilogue::over_classes(self.parameters, it));
+        let reductions = buckets.flat_map(|&it| self.parameters.over_classes(it));
         let instructions: Vec<Instruction> = reductions.collect();
         let body = Body { kind: BodyKind::Synchronisation, part: Part::default(), instructions };
         (!body.instructions.is_empty()).then_some(body)

@@ -89,7 +89,10 @@ impl Buckets {
             buckets.used.extend(operands());
             let reduces = matches!(
                 instruction.action,
-                Action::Collective { .. } | Action::Compress { .. } | Action::Decompress { .. }
+                Action::Collective { .. }
+                    | Action::Compress { .. }
+                    | Action::Decompress { .. }
+                    | Action::SumRows
             );
             if reduces {
                 buckets.synchronised.extend(operands());

@@ -6,8 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use shardloom_graph::{BlockId, Graph};
 
 use super::buckets::Parameters;
-use crate::sync::SUM;
-use crate::{Action, BucketId, Content, Group, Instruction, TensorId, View};
+use crate::{Action, BucketId, Content, Instruction, TensorId};
 
 /// Instructions to insert, by the instruction they go next to.
 type Insertions = BTreeMap<usize, Vec<Instruction>>;
@@ -27,7 +26,7 @@ pub(super) fn insert_reductions(
             continue;
         }
         let after = after.entry(index).or_default();
-        after.extend(over_partial(parameters, bucket));
+        after.extend(parameters.over_partial(bucket));
         after.extend(parameters.after_gradient(bucket));
         if is_last(bucket) {
             after.extend(parameters.after_last_gradient(bucket));
@@ -37,18 +36,6 @@ pub(super) fn insert_reductions(
         }
     }
     weave(instructions, Insertions::new(), after);
-}
-
-/// The sum of a bucket's gradients over mesh axes that are no replicas, if there are any.
-fn over_partial(parameters: &Parameters<'_>, bucket: BucketId) -> Option<Instruction> {
-    let spec = &parameters.buckets[bucket.0 as usize];
-    let gradients = View::whole(spec.held.replicated.written);
-    (!spec.partial.is_empty()).then(|| {
-        let group = Group::Mesh(spec.partial.clone());
-        let algorithm = parameters.algorithm(bucket);
-        let action = Action::Collective { kind: SUM, group, algorithm };
-        Instruction::new(action, [gradients], [gradients])
-    })
 }
 
 /// Inserts what makes weights ready for use, where they are not there all the time, and frees them after

@@ -74,6 +74,13 @@ impl StageModel {
         self.assignments.contains_key(&op)
     }
 
+    /// How many rows of a table a rank reads in one pass of an operator: its first input says which.
+    pub fn rows_read(&self, graph: &Graph, op: OpId) -> usize {
+        let global = self.extents.shape(&graph.value(graph.op(op).inputs[0]).axes);
+        let layout = self.assignment(op).input(graph, op, 0);
+        layout.local_shape(&global, &self.mesh).iter().product()
+    }
+
     /// Whether it uses a parameter.
     pub fn uses(&self, value: ValueId) -> bool {
         self.parameter_layouts.contains_key(&value)

@@ -22,6 +22,7 @@ impl Synchronisation for AllReduce {
             used: weights,
             written,
             reduced: View::whole(written),
+            rows: None,
             updated: View::whole(weights),
             own: vec![],
         }

@@ -8,6 +8,7 @@ mod all_reduce;
 mod compressed;
 mod hybrid;
 mod server;
+mod sparse;
 mod summing;
 mod zero;
 
@@ -21,12 +22,13 @@ pub use all_reduce::AllReduce;
 pub use compressed::Compressed;
 pub use hybrid::Hybrid;
 pub use server::Server;
+pub use sparse::Sparse;
 pub use summing::Summing;
 pub use zero::Zero;
 
 use crate::{
-    Action, BucketId, Collective, Content, Copies, Extent, Format, Group, Initial, Instruction,
-    Keep, Matrix, Shape, Tensor, TensorId, View, Window,
+    Action, BucketId, ClassId, Collective, Content, Copies, Extent, Format, Group, Initial,
+    Instruction, Keep, Matrix, Shape, Tensor, TensorId, View, Window,
 };
 
 /// A bucket of parameters whose tensors are yet to be decided.
@@ -46,8 +48,23 @@ pub struct Unheld<'a> {
     pub mesh: Mesh,
     /// Those of them along which the plan has replicas share what they can share.
     pub shards: &'a [Axis],
+    /// Further mesh axes over which its gradients are partial.
+    pub partial: &'a [Axis],
+    /// Classes that all hold it; none if only one does.
+    pub classes: &'a [ClassId],
+    /// If it is a table whose gradient is rows and values, how large that is.
+    pub lookups: Option<Lookups>,
     /// Number formats of its parameters.
     pub precision: Precision,
+}
+
+/// What is read of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lookups {
+    /// The most rows that a rank reads from one update to the next, each as often as it is read.
+    pub rows: usize,
+    /// A rank's elements of a row.
+    pub columns: usize,
 }
 
 /// The tensors that ranks hold of a bucket for the sake of its replicas.
@@ -61,10 +78,21 @@ pub struct Replicated {
     pub written: TensorId,
     /// The reduced gradients that the optimizer reads: of those weights that the rank updates.
     pub reduced: View,
+    /// Which rows of a table those gradients are of, where they are not of all of it.
+    pub rows: Option<Rows>,
     /// The weights that the rank updates.
     pub updated: View,
     /// What the way keeps or exchanges besides, in an order of its own.
     pub own: Vec<TensorId>,
+}
+
+/// The rows that gradients are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Of the gradients that operators write: one for each that they have read.
+    pub written: TensorId,
+    /// Of the reduced gradients: different ones, in ascending order.
+    pub reduced: TensorId,
 }
 
 /// The tensors that ranks hold of a bucket.
@@ -95,7 +123,33 @@ pub trait Synchronisation: Debug {
         None
     }
 
-    /// What reduces the gradients that operators added to, once they are whole.
+    /// What sums gradients over mesh axes that are no replicas, once they are whole: an all-reduce in most ways.
+    fn over_partial(
+        &self,
+        bucket: &Unheld<'_>,
+        held: &Replicated,
+        algorithm: Algorithm,
+    ) -> Vec<Instruction> {
+        let group = Group::Mesh(bucket.partial.to_vec());
+        let whole = View::whole(held.written);
+        let is_summed = !bucket.partial.is_empty();
+        is_summed.then(|| all_reduce(group, algorithm, whole)).into_iter().collect()
+    }
+
+    /// What sums gradients over the classes that hold them, after that of [`Synchronisation::before_update`]: an
+    /// all-reduce in most ways.
+    fn over_classes(
+        &self,
+        bucket: &Unheld<'_>,
+        held: &Replicated,
+        algorithm: Algorithm,
+    ) -> Vec<Instruction> {
+        let group = Group::Classes(bucket.classes.to_vec());
+        let is_summed = !bucket.classes.is_empty();
+        is_summed.then(|| all_reduce(group, algorithm, held.reduced)).into_iter().collect()
+    }
+
+    /// What reduces the gradients that operators added to over replicas, once they are whole.
     fn after_gradient(&self, _: &Unheld<'_>, _: &Replicated) -> Vec<Instruction> {
         vec![]
     }
@@ -169,6 +223,13 @@ impl Unheld<'_> {
         self.mesh.span(self.replicas)
     }
 
+    /// The mesh axes over which ranks have parts of its gradients, replicas or not.
+    pub fn partial_axes(&self) -> Vec<Axis> {
+        let mut axes = [self.replicas, self.partial].concat();
+        self.mesh.sort(&mut axes);
+        axes
+    }
+
     /// A flat tensor of this bucket.
     pub fn flat(
         &self,
@@ -217,6 +278,11 @@ impl Unheld<'_> {
         let group = Group::Mesh(self.replicas.to_vec());
         Instruction::new(Action::Collective { kind, group, algorithm }, [read], [write])
     }
+}
+
+/// A sum over a group, in place.
+fn all_reduce(group: Group, algorithm: Algorithm, of: View) -> Instruction {
+    Instruction::new(Action::Collective { kind: SUM, group, algorithm }, [of], [of])
 }
 
 /// The sum over members.

@@ -171,6 +171,7 @@ impl Lines<'_> {
             Action::Compress { how, round: 0 } => format!("compress gradients, {how}"),
             Action::Compress { how, .. } => format!("compress what was exchanged, {how}"),
             Action::Decompress { how } => format!("the sum of what was exchanged, {how}"),
+            Action::SumRows => "sum equal rows of gradients".into(),
             Action::Cast => "round the updated master weights".into(),
             Action::Average { rate, replicas } => {
                 format!("weights: {rate} of the mean over {replicas}, the rest as they are")
@@ -257,6 +258,7 @@ impl Lines<'_> {
                 format!("{name}/{}{}", names.param(param), shape(&class.param(param).shape))
             }
             Window::Elements { start, end } => format!("{name}/{start}..{end}"),
+            Window::Next { elements } => format!("{name}/next {elements}"),
             Window::Share => {
                 format!("{name}/share{}", shape(&[class.view_range(view, *position).len()]))
             }

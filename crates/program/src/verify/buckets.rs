@@ -14,7 +14,7 @@ pub(super) fn check(class: &Class, found: &mut Vec<Violation>) {
             wrong("it");
         }
         for tensor in class.tensors.iter().filter(|tensor| tensor.bucket == Some(id)) {
-            if !fits(tensor, bucket) {
+            if !fits(class, tensor, bucket) {
                 wrong(&tensor.name);
             }
         }
@@ -38,12 +38,19 @@ fn is_filled(class: &Class, id: BucketId, bucket: &Bucket) -> bool {
 }
 
 /// Whether a tensor of a bucket has an element for each of the bucket's, where it should.
-fn fits(tensor: &Tensor, bucket: &Bucket) -> bool {
+fn fits(class: &Class, tensor: &Tensor, bucket: &Bucket) -> bool {
     let flat = match tensor.content {
         Content::Statistics
         | Content::ExtrapolatedWeight
         | Content::OfRank(_)
         | Content::Compressed => return true,
+        // A run of rows of a table that is alone in its bucket.
+        Content::Rows => return tensor.local_shape().len() == 1,
+        Content::Gradient if bucket.held.replicated.rows.is_some() => {
+            let [param] = bucket.params[..] else { return false };
+            let own = &class.param(param).shape[1..];
+            return tensor.local_shape().get(1..) == Some(&[own.iter().product()]);
+        }
         _ => &tensor.shape,
     };
     match flat {

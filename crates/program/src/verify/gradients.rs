@@ -27,6 +27,10 @@ enum Over {
 struct Sum {
     parts: BTreeMap<ParamId, Vec<(u32, OpId)>>,
     over: BTreeSet<Over>,
+    /// Of a table's gradient, or the rows that it is of: how many elements operators have written.
+    written: usize,
+    /// Of such: whether rows may be there several times.
+    has_equal_rows: bool,
     /// The elements that a worker has sent to servers that update.
     sent: Vec<Range<usize>>,
     /// Those that it has sent to servers that sum.
@@ -131,7 +135,8 @@ impl Reductions<'_> {
             match &step.instruction.action {
                 Action::Kernel { op, .. } => {
                     for write in &step.instruction.writes {
-                        if class.tensor(write.to.tensor).content == Content::Gradient {
+                        let content = class.tensor(write.to.tensor).content;
+                        if matches!(content, Content::Gradient | Content::Rows) {
                             self.add(&step, *op, write.to, found);
                         }
                     }
@@ -162,26 +167,35 @@ impl Reductions<'_> {
                         }
                         _ => self.reduce(&step, group, found),
                     },
-                    Content::Compressed | Content::OfRank(_) => self.reduce(&step, group, found),
+                    Content::Compressed | Content::OfRank(_) | Content::Rows => {
+                        self.reduce(&step, group, found)
+                    }
                     Content::Statistics => self.sum_up(&step, group, found),
                     _ => {}
                 },
+                Action::SumRows => self.sum_rows(&step, found),
                 Action::Compress { round, .. } => self.compress(&step, *round, found),
                 Action::Decompress { .. } => self.decompress(&step, found),
                 Action::Norm => {
+                    let content = |read: &View| class.tensor(read.tensor).content;
                     let reads = step.instruction.reads.iter();
+                    let reads: Vec<&View> =
+                        reads.filter(|it| content(it) == Content::Gradient).collect();
+                    let reads = reads.into_iter();
                     let read: BTreeSet<BucketId> =
                         reads.clone().filter_map(|it| class.tensor(it.tensor).bucket).collect();
                     if reads.len() != class.buckets.len() || read.len() != reads.len() {
                         let fault = "the norm is not that of all buckets, each once".into();
                         found.push(Violation::Operands { at: step.site(), fault });
                     }
-                    for &read in &step.instruction.reads {
+                    for &read in reads {
                         self.require_reduced(&step, read, found);
+                        self.require_rows(&step, read, found);
                     }
                 }
                 Action::Statistics { .. } => {
                     self.require_reduced(&step, step.instruction.reads[0], found);
+                    self.require_rows(&step, step.instruction.reads[0], found);
                     self.require_summed(&step, found);
                     let written = step.instruction.writes[0].to.tensor;
                     self.statistics.insert(written, BTreeSet::new());
@@ -211,14 +225,82 @@ impl Reductions<'_> {
         }
         let is_begun =
             !sum.sent.is_empty() || !sum.sent_to_sum.is_empty() || !sum.summed.is_empty();
+        // Rows that are summed are no longer behind those that were written.
+        let is_begun = is_begun || (sum.written > 0 && !sum.has_equal_rows);
         if share || !sum.over.is_empty() || is_begun {
             found.push(Violation::ReducedTwice {
                 at: step.site(),
                 tensor: step.tensor_name(to.tensor),
             });
         }
-        if let (Window::Param(param), Some(microbatch)) = (to.window, step.run.microbatch) {
+        // A table is alone in its bucket.
+        let param = match to.window {
+            Window::Param(param) => Some(param),
+            Window::Next { elements } => {
+                (sum.written, sum.has_equal_rows) = (sum.written + elements, true);
+                if sum.written > step.class.elements(to.tensor, 0) {
+                    let tensor = step.tensor_name(to.tensor);
+                    found.push(Violation::Outside { at: step.site(), tensor });
+                }
+                let bucket = step.class.tensor(to.tensor).bucket;
+                bucket.and_then(|bucket| step.class.bucket(bucket).params.first().copied())
+            }
+            _ => None,
+        };
+        if let (Some(param), Some(microbatch)) = (param, step.run.microbatch) {
             sum.parts.entry(param).or_default().push((microbatch, op));
+        }
+    }
+
+    /// Equal rows of a table's gradient become one.
+    fn sum_rows(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
+        let [rows, values] = [step.instruction.reads[0], step.instruction.reads[1]];
+        if !self.belong_together(rows, values) {
+            let tensor = step.tensor_name(values.tensor);
+            found.push(Violation::RowsOfOthers { at: step.site(), tensor });
+        }
+        for view in [rows, values] {
+            let sum = self.sums.entry(place(view)).or_default();
+            // What was summed is read from its beginning the next time.
+            if !std::mem::take(&mut sum.has_equal_rows) {
+                let tensor = step.tensor_name(view.tensor);
+                found.push(Violation::ReducedTwice { at: step.site(), tensor });
+            }
+        }
+    }
+
+    /// Whether rows and values are of the same operators' passes, over the same ranks.
+    fn belong_together(&self, rows: View, values: View) -> bool {
+        match [rows, values].map(|view| self.sums.get(&place(view))) {
+            [Some(rows), Some(values)] => {
+                (&rows.parts, &rows.over, rows.is_used, rows.has_equal_rows)
+                    == (&values.parts, &values.over, values.is_used, values.has_equal_rows)
+            }
+            _ => false,
+        }
+    }
+
+    /// Something needs the gradients of a table as different rows, and reads which these are; of other gradients
+    /// nothing is asked.
+    fn require_rows(&self, step: &Step<'_>, values: View, found: &mut Vec<Violation>) {
+        let Some(bucket) = self.bucket(step, values) else { return };
+        if bucket.held.replicated.rows.is_none() {
+            return;
+        }
+        let class = step.class;
+        let is_theirs = |read: &&View| {
+            let tensor = class.tensor(read.tensor);
+            let id = class.tensor(values.tensor).bucket;
+            tensor.content == Content::Rows && tensor.bucket == id
+        };
+        let rows = step.instruction.reads.iter().find(is_theirs);
+        if !rows.is_some_and(|&rows| self.belong_together(rows, values)) {
+            let tensor = step.tensor_name(values.tensor);
+            found.push(Violation::RowsOfOthers { at: step.site(), tensor });
+        }
+        if self.sums.get(&place(values)).is_some_and(|sum| sum.has_equal_rows) {
+            let tensor = step.tensor_name(values.tensor);
+            found.push(Violation::EqualRows { at: step.site(), tensor });
         }
     }
 
@@ -245,6 +327,15 @@ impl Reductions<'_> {
             found.push(twice(read.tensor));
         }
         sum.over.extend(over);
+        // What is gathered of several members may have a row of each.
+        let tensor = step.class.tensor(write.to.tensor);
+        if !tensor.local_shape().is_empty()
+            && matches!(tensor.content, Content::Gradient | Content::Rows)
+            && std::mem::replace(&mut sum.has_equal_rows, true)
+        {
+            let tensor = step.tensor_name(read.tensor);
+            found.push(Violation::EqualRows { at: step.site(), tensor });
+        }
         let known = self.sums.get(&to).filter(|known| from != to && known.is_pending());
         match (known, write.mode) {
             (Some(_), Mode::Set) => {
@@ -488,7 +579,12 @@ impl Reductions<'_> {
     fn update(&mut self, step: &Step<'_>, found: &mut Vec<Violation>) {
         let read = step.instruction.reads[0];
         self.require_reduced(step, read, found);
+        self.require_rows(step, read, found);
         let Some(bucket) = self.bucket(step, read) else { return };
+        if let Some(rows) = bucket.held.replicated.rows.filter(|_| step.run.arm != Some(false)) {
+            let rows = self.sums.entry((rows.reduced, false)).or_default();
+            rows.is_used = true;
+        }
         let sum = self.sums.entry(place(read)).or_default();
         // An update that is made once more has the gradients that it had.
         if step.run.arm == Some(false) {

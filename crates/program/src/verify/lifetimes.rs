@@ -111,7 +111,8 @@ fn used(
     let Some(it) = allocation(step, view, found) else { return };
     let wanted = step.class.view_range(view, 0);
     // In a sum of gradients what nobody has added to counts as zero.
-    let is_sum = step.class.tensor(view.tensor).content == Content::Gradient;
+    let is_sum =
+        matches!(step.class.tensor(view.tensor).content, Content::Gradient | Content::Rows);
     match live.get_mut(&it) {
         Some(now) if is_sum || covers(&now.written, &wanted) => now.is_read = true,
         _ => {

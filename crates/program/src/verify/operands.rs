@@ -6,8 +6,8 @@ use shardloom_plan::Compression;
 use super::row::Step;
 use super::violation::Violation;
 use crate::{
-    Action, Collective, Content, Extent, Group, Keep, Mode, Program, Shape, Tensor, View, Window,
-    Write,
+    Action, Collective, Content, Extent, Format, Group, Keep, Mode, Program, Shape, Tensor, View,
+    Window, Write,
 };
 
 /// Checks an instruction by itself. Whether what it says is well formed: the rest can be looked at only
@@ -57,7 +57,9 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
         Action::Collective { kind, group, .. } => collective(program, step, *kind, group, found),
         Action::Statistics { .. } => {
             let reads = &step.instruction.reads;
-            sizes(step, reads[0], reads[1], found);
+            if !is_row_by_row(step, reads[0]) {
+                sizes(step, reads[0], reads[1], found);
+            }
         }
         Action::Optimizer => {
             let read = step.instruction.reads[0];
@@ -66,7 +68,7 @@ pub(super) fn check(program: &Program, step: &Step<'_>, found: &mut Vec<Violatio
                     step.class.tensor(write.to.tensor).shape,
                     Shape::Flat(Extent::OfParam { .. })
                 );
-                if per_element {
+                if per_element && !is_row_by_row(step, read) {
                     sizes(step, read, write.to, found);
                 }
             }
@@ -106,7 +108,10 @@ fn fault(program: &Program, step: &Step<'_>) -> Option<String> {
         Action::Receive { route } => counts == (0, 1) && (route.0 as usize) < program.routes.len(),
         Action::Report => counts == (1, 0),
         Action::Extrapolate { .. } => counts == (2, 1),
-        Action::Norm => counts.1 == 1 && reads().all(|it| it == Content::Gradient),
+        Action::Norm => {
+            counts.1 == 1 && reads().all(|it| matches!(it, Content::Gradient | Content::Rows))
+        }
+        Action::SumRows => counts == (2, 3),
         Action::Statistics { .. } => {
             counts.0 >= 2 && counts.1 >= 1 && reads().next() == Some(Content::Gradient)
         }
@@ -159,9 +164,11 @@ fn kinds(step: &Step<'_>) -> bool {
             };
             let written = |view: &View| match view.window {
                 Window::Param(_) => content(view) == Content::Gradient,
+                Window::Next { .. } => matches!(content(view), Content::Gradient | Content::Rows),
                 _ => is_value(view),
             };
-            reads.all(read) && instruction.writes.iter().all(|write| written(&write.to))
+            let all_written = instruction.writes.iter().all(|write| written(&write.to));
+            reads.all(read) && all_written && writes_rows_in_pairs(step)
         }
         Action::Load { .. } | Action::Slice { .. } | Action::Report => values(),
         Action::Add => {
@@ -181,7 +188,20 @@ fn kinds(step: &Step<'_>) -> bool {
                 && instruction.reads[0].window == instruction.reads[1].window
                 && content(&instruction.writes[0].to) == Content::ExtrapolatedWeight
         }
+        Action::SumRows => {
+            let [rows, values] = [instruction.reads[0], instruction.reads[1]];
+            let order = instruction.writes[2].to;
+            let in_place = instruction.writes.iter().take(2).map(|it| it.to).eq([rows, values]);
+            let alike = class.tensor(order.tensor).shape == class.tensor(rows.tensor).shape;
+            in_place
+                && is_of_rows(step, rows, values)
+                && content(&order) == Content::Staging
+                && class.tensor(order.tensor).format == Format::U32
+                && alike
+                && instruction.frees.contains(&order.tensor)
+        }
         // What is found over all gradients is for all updates, and what is for the bucket for its own.
+        Action::Statistics { .. } | Action::Optimizer if !has_its_rows(step) => false,
         Action::Statistics { .. } | Action::Optimizer => {
             let bucket = class.tensor(instruction.reads[0].tensor).bucket;
             let known = |wanted: Content| {
@@ -220,7 +240,12 @@ fn kinds(step: &Step<'_>) -> bool {
             let [read, write] = [instruction.reads[0], instruction.writes[0].to];
             let sums_weights = content(&write) == Content::SummedWeight
                 && matches!(content(&read), Content::Weight | Content::MasterWeight);
-            (content(&read) == content(&write) || sums_weights)
+            let Action::Collective { kind, .. } = instruction.action else { return false };
+            // Rows and their values are of each member by itself.
+            let is_side_by_side =
+                !is_row_by_row(step, read) || kind == Collective::AllGather { axis: 0 };
+            is_side_by_side
+                && (content(&read) == content(&write) || sums_weights)
                 && class.tensor(read.tensor).bucket == class.tensor(write.tensor).bucket
         }
         Action::Send { .. } | Action::Receive { .. } => {
@@ -239,6 +264,51 @@ fn kinds(step: &Step<'_>) -> bool {
         Action::Test | Action::Due { .. } => content(&instruction.writes[0].to) == Content::Flag,
         Action::Free => true,
     }
+}
+
+/// Whether a view is of rows of a table's gradient, or the values for them.
+fn is_row_by_row(step: &Step<'_>, view: View) -> bool {
+    let tensor = step.class.tensor(view.tensor);
+    let is_gradient = tensor.content == Content::Gradient && !tensor.local_shape().is_empty();
+    tensor.content == Content::Rows || is_gradient
+}
+
+/// Whether two views are whole rows of a bucket's gradient and as many values for them.
+fn is_of_rows(step: &Step<'_>, rows: View, values: View) -> bool {
+    let [of, at] = [rows, values].map(|view| step.class.tensor(view.tensor));
+    (of.content, at.content) == (Content::Rows, Content::Gradient)
+        && [rows, values].iter().all(|view| view.window == Window::Whole)
+        && of.format == Format::U32
+        && of.bucket == at.bucket
+        && at.local_shape().len() == 2
+        && of.local_shape() == &at.local_shape()[..1]
+}
+
+/// Whether gradients that are read first are read with their rows, if they are of rows.
+fn has_its_rows(step: &Step<'_>) -> bool {
+    let reads = &step.instruction.reads;
+    let content = |view: &&View| step.class.tensor(view.tensor).content;
+    let mut rows = reads.iter().filter(|view| content(view) == Content::Rows);
+    match (is_row_by_row(step, reads[0]), rows.next(), rows.next()) {
+        (true, Some(&rows), None) => is_of_rows(step, rows, reads[0]),
+        (false, None, None) => true,
+        _ => false,
+    }
+}
+
+/// Whether an operator that writes rows of a table's gradient writes as many values for them.
+fn writes_rows_in_pairs(step: &Step<'_>) -> bool {
+    let writes = step.instruction.writes.iter().map(|write| write.to);
+    let next: Vec<View> =
+        writes.filter(|view| matches!(view.window, Window::Next { .. })).collect();
+    next.chunks(2).all(|pair| {
+        let &[rows, values] = pair else { return false };
+        let [count, elements] = [rows, values].map(|view| step.class.view_range(view, 0).len());
+        let whole = |view: View| View::whole(view.tensor);
+        let columns = step.class.tensor(values.tensor).local_shape().get(1);
+        is_of_rows(step, whole(rows), whole(values))
+            && columns.is_some_and(|it| count * it == elements)
+    })
 }
 
 /// Whether a view lies in its tensor, at every position.
@@ -262,6 +332,9 @@ fn is_within(step: &Step<'_>, view: View) -> bool {
             Shape::Flat(Extent::Exactly(elements)) => start < end && end <= elements,
             _ => false,
         },
+        Window::Next { elements } => {
+            matches!(&tensor.shape, Shape::Local(shape) if (1..=shape.iter().product()).contains(&elements))
+        }
         Window::Param(param) => {
             let param = class.params.get(param.0 as usize);
             holds_all(tensor) && param.is_some_and(|param| Some(param.bucket) == tensor.bucket)
@@ -276,6 +349,9 @@ fn modes(step: &Step<'_>, found: &mut Vec<Violation>) {
         let is_gradient = tensor.content == Content::Gradient;
         let fits = match &step.instruction.action {
             // A sum of gradients begins with the first write after it was used.
+            Action::Kernel { .. } if matches!(write.to.window, Window::Next { .. }) => {
+                write.mode == Mode::Set
+            }
             Action::Kernel { .. } if is_gradient => write.mode == Mode::AddUnlessFirst,
             Action::Kernel { .. } => {
                 write.mode != Mode::AddUnlessFirst && tensor.keep == Keep::Transient

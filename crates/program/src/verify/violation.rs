@@ -68,6 +68,22 @@ pub enum Violation {
         /// The rows.
         tensor: String,
     },
+    /// The gradients of a table are used with rows that are not theirs.
+    #[error("{at}: the rows that are read with {tensor} are not those that it is of")]
+    RowsOfOthers {
+        /// Where.
+        at: Site,
+        /// The gradients.
+        tensor: String,
+    },
+    /// The gradients of a table are used before equal rows are summed.
+    #[error("{at}: {tensor} may have a row twice")]
+    EqualRows {
+        /// Where.
+        at: Site,
+        /// The gradients.
+        tensor: String,
+    },
     /// The two ends of an instruction store their elements differently.
     #[error("{at}: {read} and {written} have different formats")]
     Formats {

@@ -187,7 +187,8 @@ impl Reader<'_> {
             | Action::Statistics { .. }
             | Action::Extrapolate { .. }
             | Action::Compress { .. }
-            | Action::Decompress { .. } => return None,
+            | Action::Decompress { .. }
+            | Action::SumRows => return None,
         })
     }
 

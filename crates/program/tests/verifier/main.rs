@@ -6,6 +6,7 @@ mod frees;
 mod mutations;
 mod programs;
 mod rows;
+mod sparse;
 
 use shardloom_plan::{Axis, Mesh, ParameterGroup, Plan, ScheduleKind, Weights};
 use shardloom_program::verify::verify;

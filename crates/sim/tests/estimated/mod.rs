@@ -41,6 +41,7 @@ fn plan(
             averaging: None,
             summation: None,
             negotiation: None,
+            sparse: false,
         },
         precision: settings.precision,
         optimizer: settings.optimizer,

@@ -45,6 +45,7 @@ pub fn uniform(pp: usize, dp: u32, tp: u32, microbatches: usize) -> Uniform {
             averaging: None,
             summation: None,
             negotiation: None,
+            sparse: false,
         },
         precision: Precision::MIXED,
         clip_norm: Some(1.0),

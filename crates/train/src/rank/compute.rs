@@ -112,7 +112,15 @@ impl Kernel {
                 continue;
             }
             let range = class.view_range(write.to, position);
-            let shape = class.shape(write.to).into();
+            let shape = match write.to.window {
+                // Rows of a table, each as long as all are.
+                Window::Next { .. } => {
+                    let columns = &class.shape(write.to)[1..];
+                    let rows = range.len() / columns.iter().product::<usize>().max(1);
+                    std::iter::once(rows).chain(columns.iter().copied()).collect()
+                }
+                _ => class.shape(write.to).into(),
+            };
             targets.push(Target { index, tensor, range, shape, begins: Begins::of(*write) });
         }
         // Several gradients may lie in one tensor.
@@ -122,7 +130,7 @@ impl Kernel {
             let range = match view.window {
                 Window::Param(param) => Some(class.param(param).range()),
                 Window::Elements { start, end } => Some(start..end),
-                Window::Whole | Window::Share => None,
+                Window::Whole | Window::Share | Window::Next { .. } => None,
             };
             Read { slot: linker.slot(view), range, shape: class.shape(view).into() }
         };
@@ -253,9 +261,13 @@ impl Rank {
             let (mut rest, mut passed) = (buffer.view_mut(), 0);
             while let Some(target) = targets.next_if(|it| it.tensor == tensor) {
                 let Target { range, shape, begins, .. } = target;
-                let (_, behind) = rest.split_at(range.start - passed);
+                let start = match *begins {
+                    Begins::Behind(tensor) => parameters.sums.fill(tensor, range.len()),
+                    _ => range.start,
+                };
+                let (_, behind) = rest.split_at(start - passed);
                 let (data, tail) = behind.split_at(range.len());
-                (rest, passed) = (tail, range.end);
+                (rest, passed) = (tail, start + range.len());
                 let accumulate = !parameters.sums.begin(*begins);
                 outputs.push(Output { shape, data, accumulate });
             }

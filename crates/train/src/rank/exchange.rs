@@ -160,7 +160,11 @@ impl Collective {
             Content::Compressed if matches!(kind, Kind::AllReduce(_)) => {
                 About::Bucket(OfBucket::link(linker, *kind, instruction))
             }
-            Content::Activation | Content::Compressed => {
+            Content::Activation | Content::Compressed | Content::Rows => {
+                About::Layout(Change::link(linker, *kind, group, instruction))
+            }
+            // The values of rows go as these do.
+            Content::Gradient if !class.shape(instruction.reads[0]).is_empty() => {
                 About::Layout(Change::link(linker, *kind, group, instruction))
             }
             _ => About::Bucket(OfBucket::link(linker, *kind, instruction)),

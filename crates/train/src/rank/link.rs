@@ -10,8 +10,8 @@ use shardloom_graph::Extents;
 use shardloom_kernels::device::Setting;
 use shardloom_program::buffers::BufferPlan;
 use shardloom_program::{
-    Action, BodyId, Class, Content, Group, Instruction, Issued, Mode, ParamId, Rank as RankId,
-    TensorId, View, Window, Write,
+    Action, BodyId, Class, ClassId, Content, Group, Instruction, Issued, Mode, ParamId,
+    Rank as RankId, TensorId, View, Window, Write,
 };
 
 use super::Shared;
@@ -29,6 +29,7 @@ use super::redistribute::Slice;
 use super::routes::{Receives, Sends, SentMessage};
 use super::rows::CountedRows;
 use super::store::{Slot, Store};
+use super::table_rows::SumRows;
 use super::update::{Cast, Statistics, Update};
 
 /// A run of an instruction, with what the places of its operands depend on.
@@ -112,6 +113,7 @@ pub(crate) enum Local {
     Update(Update),
     Cast(Cast),
     Compress(Compression),
+    SumRows(SumRows),
     Average(Average),
     Due(Due),
     Test(Test),
@@ -128,12 +130,15 @@ pub(super) enum Begins {
     WithParam(ParamId),
     /// It is overwritten by the first write of a tensor.
     WithTensor(TensorId),
+    /// It is behind what was written of a tensor before.
+    Behind(TensorId),
 }
 
 impl Begins {
     /// Of a write of one parameter or of something else.
     pub fn of(write: Write) -> Begins {
         match (write.mode, write.to.window) {
+            (_, Window::Next { .. }) => Begins::Behind(write.to.tensor),
             (Mode::Set, _) => Begins::Always,
             (Mode::AddUnlessFirst, Window::Param(param)) => Begins::WithParam(param),
             (Mode::Add | Mode::AddUnlessFirst, _) => Begins::Never,
@@ -220,6 +225,7 @@ impl Linker<'_> {
             Action::Compress { .. } | Action::Decompress { .. } => {
                 Local::Compress(Compression::link(self, instruction))
             }
+            Action::SumRows => Local::SumRows(SumRows::link(self, instruction)),
             &Action::Average { rate, replicas } => {
                 Local::Average(Average::link(self, (rate, replicas), instruction))
             }
@@ -246,9 +252,20 @@ impl Linker<'_> {
         RankId(self.class.first_rank.0 + self.position as u32)
     }
 
-    /// The place of the rank among those that it changes a layout with, and how many they are.
+    /// The place of the rank among those of a group that it changes a layout or joins rows with, and how many they
+    /// are.
     pub fn place_in_group(&self, group: &Group) -> (usize, usize) {
-        let Group::Mesh(axes) = group else { unreachable!("layouts change within a mesh") };
-        (self.class.mesh.index_along(self.position, axes), self.class.mesh.span(axes))
+        match group {
+            Group::Mesh(axes) => {
+                (self.class.mesh.index_along(self.position, axes), self.class.mesh.span(axes))
+            }
+            Group::Classes(classes) => {
+                let program = &self.shared.program;
+                let is_own = |&id: &ClassId| program.class(id).first_rank == self.class.first_rank;
+                let place = classes.iter().position(is_own);
+                (place.expect("a class is in the groups that it acts in"), classes.len())
+            }
+            Group::World => unreachable!("nothing is spread over all ranks"),
+        }
     }
 }

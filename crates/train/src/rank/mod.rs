@@ -23,6 +23,7 @@ mod routes;
 mod rows;
 mod scratch;
 mod store;
+mod table_rows;
 mod update;
 
 use std::sync::Arc;
@@ -363,6 +364,7 @@ impl Rank {
             Local::Update(of) => self.update(of, at),
             Local::Cast(of) => self.cast(of, at),
             Local::Compress(of) => self.compress(of, at),
+            Local::SumRows(of) => self.sum_rows(of, at),
             Local::Average(of) => self.average(of, at),
             Local::Due(due) => self.ask_whether_due(due, at),
             Local::Test(test) => self.test(test, at),

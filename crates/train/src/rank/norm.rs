@@ -13,6 +13,7 @@ use shardloom_program::{Class, Content, Instruction, Mode, View};
 use super::arena::Room;
 use super::link::Linker;
 use super::store::{Slot, Store};
+use super::table_rows::{of_rows, rows_of};
 use super::{At, Rank};
 
 /// Where a norm is, and what it has come to in a row of steps.
@@ -24,7 +25,16 @@ pub(super) struct Norm {
 }
 
 /// Gradients whose squares are summed: those that the rank owns, by where they lie in what it holds.
-pub(crate) struct Norms(Box<[(Slot, Range<usize>)]>);
+pub(crate) struct Norms(Box<[Owned]>);
+
+/// Gradients of a bucket that a rank owns.
+struct Owned {
+    gradients: Slot,
+    /// The rows that they are of, if they are not of all of it.
+    rows: Option<Slot>,
+    /// Where those that the rank owns lie in what it holds, or in the table.
+    range: Range<usize>,
+}
 
 /// Where it is said whether an update was right.
 pub(crate) struct Test {
@@ -43,9 +53,11 @@ impl Norms {
                 true => 0..0,
                 false => owned.start - first..owned.end - first,
             };
-            (linker.slot(read), range)
+            let rows = rows_of(linker, instruction, read.tensor);
+            Owned { gradients: linker.slot(read), rows, range }
         };
-        Norms(instruction.reads.iter().map(of).collect())
+        let is_gradient = |read: &&View| class.tensor(read.tensor).content == Content::Gradient;
+        Norms(instruction.reads.iter().filter(is_gradient).map(of).collect())
     }
 }
 
@@ -72,9 +84,15 @@ impl Norm {
 impl Rank {
     /// The squared norm of the gradients that this rank owns.
     pub(super) fn find_norm(&mut self, norms: &Norms, at: At) {
-        let of = |(slot, range): &(Slot, Range<usize>)| {
-            let gradients = self.store.get(*slot, at).view();
-            self.device().squared_norm(gradients.slice(range.clone()))
+        let of = |Owned { gradients, rows, range }: &Owned| match *rows {
+            Some(rows) => {
+                let rows = of_rows(&self.store, rows, *gradients, at);
+                self.device().squared_norm_of_rows(rows, range.clone())
+            }
+            None => {
+                let gradients = self.store.get(*gradients, at).view();
+                self.device().squared_norm(gradients.slice(range.clone()))
+            }
         };
         let squared = norms.0.iter().map(of).sum();
         self.set_squared_norm(squared);

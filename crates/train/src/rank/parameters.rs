@@ -9,7 +9,7 @@ use shardloom_kernels::optimizer::{Block, Optimizer, Piece};
 use shardloom_kernels::random::{Key, normal_fill};
 use shardloom_kernels::window::Window;
 use shardloom_program::{
-    BucketId, Class, ClassId, Content, Extent, Initial, Keep, ParamId, Shape, Tensor,
+    BucketId, Class, ClassId, Content, Extent, Initial, Keep, ParamId, Shape, Tensor, TensorId,
 };
 use smallvec::SmallVec;
 
@@ -62,13 +62,15 @@ pub(super) struct Sums {
     params: Vec<bool>,
     /// By tensor: those that are written whole.
     tensors: Vec<bool>,
+    /// By tensor: how many elements there are of those that are written piece by piece.
+    filled: Vec<usize>,
 }
 
 impl Sums {
     /// Whether a write overwrites; later ones add where sums begin.
     pub fn begin(&mut self, begins: Begins) -> bool {
         match begins {
-            Begins::Always => true,
+            Begins::Always | Begins::Behind(_) => true,
             Begins::Never => false,
             Begins::WithParam(param) => {
                 std::mem::replace(&mut self.params[param.0 as usize], false)
@@ -89,8 +91,20 @@ impl Sums {
         params.iter().for_each(|param| self.params[param.0 as usize] = true);
     }
 
+    /// Where a piece of so many elements begins that is written behind those before it.
+    pub fn fill(&mut self, tensor: TensorId, elements: usize) -> usize {
+        let filled = &mut self.filled[tensor.0 as usize];
+        std::mem::replace(filled, *filled + elements)
+    }
+
+    /// How many elements were written piece by piece; the next is the first again.
+    pub fn take_filled(&mut self, tensor: TensorId) -> usize {
+        std::mem::take(&mut self.filled[tensor.0 as usize])
+    }
+
     /// All sums are done with.
     pub fn end_all(&mut self) {
+        self.filled.fill(0);
         self.params.fill(true);
         self.tensors.fill(true);
     }
@@ -114,6 +128,7 @@ impl Parameters {
         let sums = Sums {
             params: vec![true; class.params.len()],
             tensors: vec![true; class.tensors.len()],
+            filled: vec![0; class.tensors.len()],
         };
         let mut parameters = Parameters { optimizer, rate_share, owned: vec![], origins, sums };
         for (id, _) in class.buckets() {

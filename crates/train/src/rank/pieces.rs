@@ -409,6 +409,7 @@ fn saved_name(content: Content, parameter: &str) -> String {
         | Content::OfRank(_)
         | Content::Compressed
         | Content::Negotiation
+        | Content::Rows
         | Content::Norm
         | Content::Backup
         | Content::Flag => unreachable!("{content:?} of {parameter} is not kept"),

@@ -155,19 +155,22 @@ impl Rank {
         if let Brought::Held = change.brought {
             return self.store.take(change.from, at).expect("read tensors are held");
         }
+        if let Brought::Chunk(room, index) = &change.brought {
+            // What lasts is there.
+            let there = self.store.take(room.slot, at);
+            let mut buffer = there.unwrap_or_else(|| self.arena.take(room, at));
+            let source = self.store.get(change.from, at);
+            let own = index * source.len()..(index + 1) * source.len();
+            self.device().copy(source.view(), buffer.view_mut().slice(own));
+            return buffer;
+        }
         let (device, source) = (self.device(), self.store.get(change.from, at));
         match &change.brought {
-            Brought::Held => unreachable!("it was taken"),
+            Brought::Held | Brought::Chunk(..) => unreachable!("it was taken"),
             Brought::Copied(room) => {
                 let mut copy = self.arena.take(room, at);
                 device.copy(source.view(), copy.view_mut());
                 copy
-            }
-            Brought::Chunk(room, index) => {
-                let mut buffer = self.arena.take(room, at);
-                let own = index * source.len()..(index + 1) * source.len();
-                device.copy(source.view(), buffer.view_mut().slice(own));
-                buffer
             }
             Brought::Cut(room, chunks) => {
                 let mut buffer = self.arena.take(room, at);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use shardloom_kernels::device::OperandSize;
 use shardloom_kernels::{Buffer, Format, Memory};
-use shardloom_program::{Action, ClassId, Instruction, View};
+use shardloom_program::{Action, ClassId, Instruction, View, Window};
 
 use super::parameters::Parameters;
 use super::store::stored;
@@ -16,22 +16,32 @@ use super::{Rank, Shared};
 pub(super) fn allocate(shared: &Shared, class: ClassId, parameters: &Parameters) -> Buffer {
     let device = &shared.device;
     let class = shared.program.class(class);
-    let size = |view: View| {
-        let format = stored(class.tensor(view.tensor).format);
-        OperandSize { shape: class.shape(view), format }
+    // Of what is written piece by piece, as much as a piece.
+    let shape = |view: View| match view.window {
+        Window::Next { elements } => vec![elements],
+        _ => class.shape(view).to_vec(),
     };
     let of = |instruction: &Instruction| match instruction.action {
         Action::Kernel { op, pass, .. } => {
-            let reads: Vec<_> = instruction.reads.iter().map(|&read| size(read)).collect();
-            let writes: Vec<_> = instruction.writes.iter().map(|write| size(write.to)).collect();
-            device.scratch_elements(&shared.graph.op(op).kind, pass, &reads, &writes)
+            let all: Vec<(Vec<usize>, Format)> = instruction
+                .operands()
+                .map(|view| (shape(view), stored(class.tensor(view.tensor).format)))
+                .collect();
+            let sizes: Vec<OperandSize<'_>> =
+                all.iter().map(|(shape, format)| OperandSize { shape, format: *format }).collect();
+            let (reads, writes) = sizes.split_at(instruction.reads.len());
+            device.scratch_elements(&shared.graph.op(op).kind, pass, reads, writes)
         }
         Action::Optimizer | Action::Statistics { .. } => {
             let gradients = instruction.reads[0].tensor;
             let bucket = class.tensor(gradients).bucket.expect("gradients are a bucket's");
             let format = stored(class.tensor(gradients).format);
+            let is_of_rows = class.bucket(bucket).held.replicated.rows.is_some();
             let owned = parameters.owned[bucket.0 as usize].iter();
-            let of = owned.map(|it| device.update_scratch_elements(it.piece.elements(), format));
+            let of = owned.map(|it| match is_of_rows {
+                true => device.row_update_scratch_elements(parameters.optimizer, &it.piece),
+                false => device.update_scratch_elements(it.piece.elements(), format),
+            });
             of.max().unwrap_or(0)
         }
         _ => 0,

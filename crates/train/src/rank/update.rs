@@ -14,6 +14,7 @@ use super::corrections::Corrected;
 use super::link::Linker;
 use super::parameters::Owned;
 use super::store::Slot;
+use super::table_rows::{self, rows_of};
 use super::{At, Rank};
 
 /// What a step came to on one rank.
@@ -45,6 +46,8 @@ pub(crate) struct Update {
     /// Whether it is the last bucket, with which an update ends.
     is_last: bool,
     gradients: Held,
+    /// The rows that they are of, if they are not of all of the bucket.
+    rows: Option<Slot>,
     weights: Held,
     /// The sums of the last round of statistics.
     sums: Option<Slot>,
@@ -58,6 +61,8 @@ pub(crate) struct Statistics {
     round: usize,
     bucket: usize,
     gradients: Held,
+    /// The rows that they are of, if they are not of all of the bucket.
+    rows: Option<Slot>,
     weights: Held,
     /// The sums of the round before.
     sums: Option<Slot>,
@@ -105,6 +110,7 @@ impl Update {
             bucket: bucket.0 as usize,
             is_last: bucket.0 as usize + 1 == class.buckets.len(),
             gradients: Held::link(linker, gradients),
+            rows: rows_of(linker, instruction, gradients),
             weights: Held::link(linker, weights),
             sums: sums(linker, instruction),
             corrected: Corrected::link(linker, bucket, instruction),
@@ -123,6 +129,7 @@ impl Statistics {
             round,
             bucket: bucket.0 as usize,
             gradients: Held::link(linker, instruction.reads[0].tensor),
+            rows: rows_of(linker, instruction, instruction.reads[0].tensor),
             weights: Held::link(linker, instruction.reads[1].tensor),
             sums: sums(linker, instruction),
             delay: linker.shared.program.update_delay(class, bucket),
@@ -165,7 +172,7 @@ impl Rank {
 
     /// This rank's share of a bucket's statistics, its parameters' one after the other.
     pub(super) fn find_statistics(&mut self, of: &Statistics, at: At) {
-        let Statistics { round, bucket, gradients, weights, delay, replicas, .. } = *of;
+        let Statistics { round, bucket, gradients, rows, weights, delay, replicas, .. } = *of;
         let left_out = self.leaves_out();
         let optimizer = self.parameters.optimizer;
         let step = self.step(delay, replicas);
@@ -185,8 +192,8 @@ impl Rank {
                 continue;
             }
             let mut state = self.take_state(part, at);
-            let gradient = self.store.get(gradients.slot, at).view();
-            let gradient = gradient.slice(gradients.part(&part.at));
+            let own = (gradients.slot, gradients.part(&part.at));
+            let gradient = table_rows::gradients(&self.store, rows, own, at);
             let weights = self.store.newest(weights.slot).view().slice(weights.part(&part.at));
             let optimizer = part.decaying(optimizer);
             let update = Kernel { optimizer, step: step(part.updates), piece: &part.piece };
@@ -241,7 +248,7 @@ impl Rank {
 
     /// Updates the part of a bucket's weights that this rank owns: the master weights, if there are such.
     pub(super) fn update(&mut self, of: &Update, at: At) {
-        let Update { bucket, gradients, weights, ref corrected, replicas, .. } = *of;
+        let Update { bucket, gradients, rows, weights, ref corrected, replicas, .. } = *of;
         self.store.keep_version(weights.slot);
         if !self.leaves_out() {
             let optimizer = self.compensated(self.parameters.optimizer, corrected.delay);
@@ -261,8 +268,8 @@ impl Rank {
                     continue;
                 }
                 let mut state = self.take_state(part, at);
-                let gradient = self.store.get(gradients.slot, at).view();
-                let gradient = gradient.slice(gradients.part(&part.at));
+                let own = (gradients.slot, gradients.part(&part.at));
+                let gradient = table_rows::gradients(&self.store, rows, own, at);
                 let weights = values.view_mut().slice(weights.part(&part.at));
                 let optimizer = part.decaying(optimizer);
                 let update = Kernel { optimizer, step: step(part.updates), piece: &part.piece };

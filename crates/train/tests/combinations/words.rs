@@ -225,6 +225,7 @@ const MODEL: usize = 6;
 const ALGORITHM: usize = 7;
 const GROUPS: usize = 10;
 const COMPRESSION: usize = 12;
+const SPARSE: usize = 13;
 
 /// Everything that is chosen.
 pub struct Words {
@@ -237,7 +238,7 @@ impl Words {
         Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
     }
 
-    fn choices(&self) -> [usize; 13] {
+    fn choices(&self) -> [usize; 14] {
         [
             self.ways.len(),
             layouts().len(),
@@ -253,6 +254,8 @@ impl Words {
             groups().len(),
             AXES,
             COMPRESSIONS.len(),
+            // Whether gradients of tables are rows and values.
+            2,
         ]
     }
 
@@ -307,6 +310,8 @@ impl Words {
                     COMPRESSION if negotiated => {
                         !["none", "bf16", "fp16-feedback"].contains(&COMPRESSIONS[other])
                     }
+                    // Rows are exchanged among replicas.
+                    SPARSE => (served || negotiated) && other > 0,
                     // Workers send servers what they have, and replicas apart no gradients.
                     COMPRESSION => (served || apart) && other > 0,
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
@@ -328,6 +333,15 @@ impl Words {
                 let gathers = ["one-bit", "top-k:8"].contains(&COMPRESSIONS[other]);
                 ALGORITHMS[one] == "binary-tree" && gathers
             }
+            // Tables are whole on all replicas, which gather rows as they are; of these models two have some that
+            // nothing but embeddings reads.
+            (LAYOUT, SPARSE) => layouts()[one].2 > 0 && other > 0,
+            (MODEL, SPARSE) => {
+                let has_table = MODELS[one].starts_with("llama") || MODELS[one].starts_with("u-");
+                !has_table && other > 0
+            }
+            (ALGORITHM, SPARSE) => ALGORITHMS[one] == "binary-tree" && other > 0,
+            (COMPRESSION, SPARSE) => one > 0 && other > 0,
             (LAYOUT, ALGORITHM) => layouts()[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
             _ => false,
         }
@@ -375,6 +389,7 @@ impl Words {
                 averaging: way.averaging,
                 summation: way.summation,
                 negotiation: way.negotiation,
+                sparse: row[SPARSE] == 1,
             },
             optimizer,
             clip_norm,

@@ -1,0 +1,112 @@
+//! Gradients of tables that are rows and values.
+//!
+//! An embedding reads few rows of its table, and the gradient is zero in all others. Where the plan says so, such a
+//! gradient is kept, exchanged and given to the optimizer as the rows that were read and the values for them
+//! (TensorFlow's `IndexedSlices`, PyTorch's `sparse=True`). Which way the better one is depends on how many rows of
+//! the table a step reads (Kim et al. 2019, EuroSys, arXiv 1808.02621, section 3).
+
+use shardloom_collectives::Kind;
+use shardloom_graph::{Graph, OpKind, ValueId};
+
+use crate::{ParameterGroups, Plan, PlanError, Sync};
+
+/// Whether embeddings read a parameter, and nothing else does: its gradient is zero but in the rows that they read.
+pub fn is_table(graph: &Graph, parameter: ValueId) -> bool {
+    let consumers = &graph.value(parameter).consumers;
+    !consumers.is_empty() && consumers.iter().all(|&op| graph.op(op).kind == OpKind::Embed)
+}
+
+/// The first embedding that reads a parameter.
+fn is_looked_up(graph: &Graph, parameter: ValueId) -> bool {
+    graph.value(parameter).consumers.iter().any(|&op| graph.op(op).kind == OpKind::Embed)
+}
+
+impl Plan {
+    /// Checks that where gradients are to be rows and values there are tables, that nothing but embeddings reads
+    /// those, and that the rest of what the plan says of them can be done with rows.
+    pub(crate) fn validate_sparse(
+        &self,
+        graph: &Graph,
+        groups: &ParameterGroups,
+    ) -> Result<(), PlanError> {
+        let mut found = false;
+        for (value, node) in graph.values().filter(|(_, node)| node.parameter().is_some()) {
+            let group = groups.group(&node.name).map(|index| (index, &self.parameters[index]));
+            let sync = group.map_or(self.sync, |(_, group)| group.sync(self.sync));
+            if !sync.sparse {
+                continue;
+            }
+            let named = group.filter(|(_, group)| group.sparse.is_some());
+            let key = match named {
+                Some((index, _)) => format!("parameters[{index}]"),
+                None => "sync".to_owned(),
+            };
+            let other = node.consumers.iter().map(|&op| graph.op(op));
+            let other =
+                other.filter(|op| op.kind != OpKind::Embed).map(|op| op.name.as_str()).next();
+            match other {
+                Some(reader) if named.is_some() || is_looked_up(graph, value) => {
+                    let name = &node.name;
+                    let rule = format!(
+                        "for tables that nothing but embeddings reads; {name} is read by {reader} too, whose \
+                         gradient has all rows: leave it out of the group, or give it one with sparse = false"
+                    );
+                    return Err(PlanError::field(format!("{key}.sparse"), true, rule));
+                }
+                Some(_) => continue,
+                None if node.consumers.is_empty() => continue,
+                None => {}
+            }
+            found = true;
+            let place =
+                group.map_or("sync".to_owned(), |(index, _)| format!("parameters[{index}]"));
+            // Servers that sum other parameters mean workers that are pipelines of their own.
+            let servers = self.sync.server_count() > 0;
+            check_table(&place, sync, servers, &node.name)?;
+        }
+        match self.sync.sparse && !found {
+            true => {
+                let rule = "for models with a table that only embeddings read, in no group that is otherwise; \
+                            this one has none";
+                Err(PlanError::field("sync.sparse", true, rule))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// Checks what a plan's `place` says on how replicas of a table stay equal, whose gradient is rows and values.
+fn check_table(place: &str, sync: Sync, servers: bool, table: &str) -> Result<(), PlanError> {
+    let refuse = |field: &str, value: String, rule: &str| {
+        let rule = format!("with sparse gradients {rule}");
+        Err(PlanError::field(format!("{place}.{field}"), value, rule))
+    };
+    if servers {
+        let rule = "there are no servers: workers exchange rows among themselves";
+        return refuse("sparse", "true".into(), rule);
+    }
+    if sync.negotiation.is_some() {
+        let rule = "the order of reductions is fixed, without sync.negotiation, whose requests are all-reduces";
+        return refuse("sparse", "true".into(), rule);
+    }
+    if sync.zero > 0 {
+        let rule = format!(
+            "every replica updates all of {table}, so 0: give it a group of its own (names = \"{table}\", sparse = \
+             true, zero = 0)"
+        );
+        return refuse("zero", sync.zero.to_string(), &rule);
+    }
+    if !sync.compression.is_none() {
+        let rule = format!(
+            "what is exchanged of {table} is small as it is: give it a group of its own (names = \"{table}\", \
+             sparse = true, compression = \"none\")"
+        );
+        return refuse("compression", sync.compression.to_string(), &rule);
+    }
+    if !Kind::AllGather.has(sync.algorithm) {
+        let rule = "replicas gather the rows of all, which this algorithm does not do; ring, direct, \
+                    halving-doubling and hierarchical do";
+        return refuse("algorithm", sync.algorithm.to_string(), rule);
+    }
+    Ok(())
+}
