@@ -314,3 +314,60 @@ fn what_is_added_to_a_residual_has_its_axes_and_a_bias_the_last_of_them() {
     refused(net.bias_dropout_add("sum", a, bias, a, 1.0), "sum");
     net.bias_dropout_add("sum", a, bias, x, 0.5).unwrap();
 }
+
+#[test]
+fn queries_have_the_axes_of_the_keys_and_at_most_one_more() {
+    let Start { mut net, wide, narrow, .. } = start();
+    let [seq, keys, more, heads, group] =
+        [("seq", 4), ("keys", 4), ("more", 5), ("heads", 2), ("group", 7)]
+            .map(|(name, size)| net.dim(name, size).unwrap());
+    let k = net.features("k", &[seq, heads, wide]).unwrap();
+    let v = net.features("v", &[seq, heads, wide]).unwrap();
+    let mut queries = |name: &str, axes: &[DimId]| net.features(name, axes).unwrap();
+    let plain = queries("plain", &[seq, heads, wide]);
+    let grouped = queries("grouped", &[seq, heads, group, wide]);
+    let wrong = [
+        queries("turned", &[heads, seq, wide]),
+        queries("narrower", &[seq, heads, narrow]),
+        queries("narrower groups", &[seq, heads, group, narrow]),
+        queries("deeper", &[seq, heads, group, narrow, wide]),
+        queries("flat", &[seq, wide]),
+    ];
+    let flat = wrong[4];
+    for q in wrong {
+        let needle = "queries are [batch, seq, heads, (group), head_dim] like the keys";
+        refused(net.attention("no", q, k, v, keys, true, 0.0), needle);
+    }
+    refused(net.attention("no", plain, flat, v, keys, true, 0.0), "keys are [batch, seq, heads");
+    refused(net.attention("no", plain, k, grouped, keys, true, 0.0), "are needed");
+    refused(net.attention("no", plain, k, v, more, true, 0.0), "keys must be as long as seq");
+    for probability in [-0.1, 1.0, f32::NAN] {
+        let needle = "no dropout = ";
+        refused(net.attention("no", plain, k, v, keys, true, probability), needle);
+    }
+    for (name, q) in [("a", plain), ("b", grouped)] {
+        let out = net.attention(name, q, k, v, keys, false, 0.5).unwrap();
+        // Both have the same axes.
+        net.swiglu(&format!("gated {name}"), out, q).unwrap();
+    }
+}
+
+#[test]
+fn a_product_shares_some_axes_of_its_weight_and_adds_a_bias_of_the_others() {
+    let Start { mut net, wide, narrow, x, .. } = start();
+    let other = net.dim("other", 5).unwrap();
+    let whole = net.parameter("whole", &[wide], 0, ZEROS).unwrap();
+    let strange = net.parameter("strange", &[narrow, other], 1, ZEROS).unwrap();
+    let middle = net.parameter("middle", &[narrow, wide, other], 1, ZEROS).unwrap();
+    for w in [whole, strange, middle] {
+        refused(net.contract("no", x, w, None), "it must start or end with the last axes of x");
+    }
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let bias = net.parameter("bias", &[narrow], 0, ZEROS).unwrap();
+    refused(net.contract("no", x, w, Some(whole)), "the product's columns are [narrow]");
+    net.contract("product", x, w, Some(bias)).unwrap();
+    let a = net.pointwise("a", x, Activation::Relu).unwrap();
+    // A parameter may lack the first axes of what it is added to, not the last.
+    refused(net.add("no", a, bias), "they must be the last of [batch, wide]");
+    net.add("sum", a, whole).unwrap();
+}

@@ -56,3 +56,41 @@ fn what_weight_gradients_need_is_rounded_up_to_thousandths_of_what_a_forward_pas
     assert!(kept >= share && kept < share + 1e-3, "{kept} for {share}");
     assert_eq!(kept, (kept * 1e3).round() / 1e3);
 }
+
+/// A micro-batch's activations, in two bytes each, over the link of a node.
+#[test]
+fn a_message_takes_what_the_link_takes_for_the_activations_of_a_micro_batch() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:4").expect("a preset"));
+    let link = &cluster.groups()[0].profile.node.intra;
+    let seconds = link.transfer_seconds((MICROBATCH * 128 * 256 * 2) as f64);
+    for pp in [2, 4] {
+        let plan = plan(&graph, pp, ScheduleKind::ZeroBubbleH1);
+        let message = pass_times(&graph, &cluster, &plan).expect("it simulates").message;
+        let error = message / (1e6 * seconds) - 1.0;
+        assert!(error.abs() < 0.01, "{message} microseconds, and {seconds} seconds");
+    }
+}
+
+/// Four stages, of which a device has two.
+#[test]
+fn the_passes_of_a_device_are_those_of_all_of_its_stages() {
+    let (graph, cluster) = (graph(), Cluster::parse("a100-80g:2").expect("a preset"));
+    let times = |chunks: usize, schedule| {
+        let uniform = Uniform {
+            pp: 2,
+            global_batch: MICROBATCH * MICROBATCHES,
+            microbatches: MICROBATCHES,
+            schedule,
+            precision: Precision::MIXED,
+            ..Uniform::default()
+        };
+        let plan = uniform.plan_in_chunks(&graph, "gpt", "a100-80g", chunks).expect("a plan");
+        pass_times(&graph, &cluster, &plan).expect("it simulates")
+    };
+    let one = times(1, ScheduleKind::ZeroBubbleH1);
+    let two = times(2, ScheduleKind::ZeroBubbleV);
+    // The same blocks in all on two devices; stages may be cut less evenly.
+    let sums = [one, two].map(|it| it.forward + it.input + it.weight);
+    assert!((sums[1] / sums[0] - 1.0).abs() < 0.3, "{sums:?}");
+    assert!(one.input > 0.0 && one.weight > 0.0 && one.input != one.weight);
+}

@@ -106,3 +106,81 @@ fn schedules(plan: &Plan) -> impl Iterator<Item = ScheduleKind> + use<'_> {
     let others = ScheduleKind::SEARCHED.into_iter();
     others.filter(move |&kind| goes && is_chain(kind) && kind != plan.schedule)
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_graph::ModelSpec;
+    use shardloom_plan::{Mesh, Uniform};
+
+    use super::*;
+
+    /// What is changed of a plan of these sizes, 24 samples and a norm.
+    fn names(pp: usize, mesh: Mesh, microbatches: usize, also: fn(&mut Plan)) -> Vec<String> {
+        let text = "gpt:layers=6,hidden=64,heads=4,seq=32,vocab=64";
+        let graph = ModelSpec::parse(text).and_then(|spec| spec.graph()).expect("a model");
+        let (global_batch, clip_norm) = (24, Some(1.0));
+        let uniform =
+            Uniform { pp, mesh, global_batch, microbatches, clip_norm, ..Uniform::default() };
+        let mut plan = uniform.plan(&graph, text, "c");
+        also(&mut plan);
+        plan.validate(&graph, plan.device_count()).expect("a plan");
+        let found = changed(&plan, &Stack::default());
+        assert!(found.iter().all(|(_, other)| *other != plan));
+        found.into_iter().map(|(what, _)| what).collect()
+    }
+
+    /// Those that begin so.
+    fn of(names: &[String], begin: &str) -> Vec<String> {
+        names.iter().filter_map(|it| it.strip_prefix(begin)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn only_what_a_plan_has_is_changed() {
+        let nothing = |_: &mut Plan| {};
+        let single = names(1, Mesh::SINGLE, 4, nothing);
+        let recomputes = of(&single, "recompute = ");
+        assert_eq!(recomputes, ["\"selective\"", "\"full\""]);
+        assert_eq!(of(&single, "microbatches = "), ["8", "2"]);
+        assert_eq!(single.len(), recomputes.len() + 2, "{single:?}");
+        for (microbatches, others) in
+            [(1, &["2"][..]), (3, &["6", "1"]), (8, &["4"]), (24, &["12"]), (12, &["24", "6"])]
+        {
+            let found = names(1, Mesh::SINGLE, microbatches, nothing);
+            assert_eq!(of(&found, "microbatches = "), others, "{microbatches}");
+        }
+        let by_stage = |plan: &mut Plan| {
+            plan.pipeline[0].stage[0].recompute = Some(Recompute::Full);
+        };
+        assert_eq!(of(&names(1, Mesh::SINGLE, 4, by_stage), "recompute"), [""; 0]);
+        let zeros = |also| of(&names(1, Mesh::of(2, 1, 1), 4, also), "sync.zero = ");
+        assert_eq!(zeros(nothing), ["1", "2", "3"]);
+        assert_eq!(zeros(|plan| plan.sync.zero = 2), ["0", "1", "3"]);
+        let sequence = "sequence parallelism (layout \"seq:tp\")".to_owned();
+        assert!(!names(1, Mesh::of(2, 1, 1), 4, nothing).contains(&sequence));
+        assert!(names(1, Mesh::of(1, 1, 2), 4, nothing).contains(&sequence));
+        let split = |plan: &mut Plan| {
+            plan.layout.0.push(LayoutRule { dim: "seq".into(), axis: Axis::TP });
+        };
+        assert!(!names(1, Mesh::of(1, 1, 2), 4, split).contains(&sequence));
+    }
+
+    #[test]
+    fn orders_and_validation_afterwards_are_those_of_pipelines() {
+        let nothing = |_: &mut Plan| {};
+        let stages = names(2, Mesh::SINGLE, 4, nothing);
+        let schedules = of(&stages, "schedule = ");
+        assert!(schedules.contains(&"\"zb-h1\"".to_owned()), "{schedules:?}");
+        // Neither its own nor those with several stages on each device.
+        for other in ["\"1f1b\"", "\"interleaved\"", "\"zb-v\"", "\"dualpipe\""] {
+            assert!(!schedules.contains(&other.to_owned()), "{schedules:?}");
+        }
+        let afterwards = "post_validation = true".to_owned();
+        assert!(stages.contains(&afterwards));
+        assert!(!names(2, Mesh::SINGLE, 4, |plan| plan.clip_norm = None).contains(&afterwards));
+        let validated = |plan: &mut Plan| plan.post_validation = true;
+        assert!(!names(2, Mesh::SINGLE, 4, validated).contains(&afterwards));
+        let single = names(1, Mesh::of(2, 1, 1), 4, nothing);
+        assert!(!single.contains(&afterwards));
+        assert_eq!(of(&single, "schedule = "), [""; 0]);
+    }
+}

@@ -98,6 +98,10 @@ impl Driver for Scaled<'_, '_> {
         }
     }
 
+    fn workspace_bytes(&mut self, call: &Call<'_>) -> u64 {
+        self.modelled.workspace_bytes(call)
+    }
+
     fn local(&mut self, call: &Call<'_>) -> Result<Picos, SimError> {
         let (factor, class) = self.scales.compute;
         let concerns = class.is_none_or(|class| class == call.actor.class);

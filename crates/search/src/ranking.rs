@@ -44,3 +44,48 @@ impl Ranking {
         self.ranked
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use shardloom_plan::{Recompute, ScheduleKind};
+    use shardloom_sim::estimate::Cut;
+
+    use super::*;
+
+    fn candidate(microbatch: u32) -> Candidate {
+        Candidate {
+            cut: Cut::Even,
+            microbatch,
+            pp: 1,
+            dp: 1,
+            cp: 1,
+            tp: 1,
+            sequence_parallel: false,
+            microbatches: 1,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            chunks: 1,
+            zero: 0,
+            sharing: 1,
+            recompute: Recompute::None,
+        }
+    }
+
+    #[test]
+    fn the_fastest_get_places_and_of_equally_fast_ones_the_smaller_and_the_earlier() {
+        let mut ranking = Ranking::new(3);
+        assert_eq!(ranking.best_seconds(), f64::INFINITY);
+        let given = [(3.0, 1.0), (2.0, 9.0), (2.0, 4.0), (2.0, 4.0), (5.0, 0.0), (1.0, 7.0)];
+        let mut thresholds = vec![];
+        for (number, (step_seconds, peak_bytes)) in (1..).zip(given) {
+            thresholds.push(ranking.threshold_seconds());
+            ranking.insert(candidate(number), Estimate { step_seconds, peak_bytes });
+        }
+        // Only when there are three, one has to be faster than the last of them.
+        let infinite = f64::INFINITY;
+        assert_eq!(thresholds, [infinite, infinite, infinite, 3.0, 2.0, 2.0]);
+        assert_eq!(ranking.best_seconds(), 1.0);
+        let ranked = ranking.into_ranked();
+        let order: Vec<u32> = ranked.iter().map(|(it, _)| it.microbatch).collect();
+        assert_eq!(order, [6, 3, 4]);
+    }
+}

@@ -467,3 +467,28 @@ fn what_a_plan_must_have_it_has_and_nothing_faster_is_left() {
     let error = search(&graph, &cluster, &Request { only, ..free }).expect_err("no estimate");
     assert!(error.to_string().contains("by stage"), "{error}");
 }
+
+#[test]
+fn what_was_not_looked_at_is_told_as_far_as_it_was_not() {
+    let graph = model(GPT);
+    let told = |request: Request| {
+        let found = auto(&graph, &h100(1, 1, PLENTY), &request, |_, _| Ok(vec![]));
+        found.expect("an answer").not_searched
+    };
+    let free = Request { finalists: 1, ..Request::new(GPT, "c", 2) };
+    let always = told(free.clone());
+    let [unflushed, tables, unlike] = &always[..] else { panic!("{always:?}") };
+    assert!(unflushed.starts_with("pipedream, "), "{unflushed}");
+    assert!(unflushed.ends_with(", which change what is learnt"), "{unflushed}");
+    assert_eq!(tables, "chimera-doubling and orders in tables");
+    assert_eq!(unlike, "stages that differ in width, layout or recomputation");
+    let kinds = ScheduleKind::SEARCHED.into_iter();
+    let schedules = kinds.filter(|&it| it != ScheduleKind::ZeroBubbleH1).collect();
+    let fewer = told(Request { schedules, ..free.clone() });
+    assert_eq!(fewer[0], "zb-h1, which were not asked for");
+    assert_eq!(fewer[1..], always);
+    let only = Only { tp: Some(1), ..Only::default() };
+    let constrained = told(Request { only, ..free });
+    assert_eq!(constrained[0], "other widths and policies than those asked for");
+    assert_eq!(constrained[1..], always);
+}

@@ -3,7 +3,7 @@
 mod scenario;
 
 use scenario::{h100, model};
-use shardloom_cluster::Cluster;
+use shardloom_cluster::{Cluster, NodeGroup, Stack};
 use shardloom_plan::{Mesh, Plan, Precision, Recompute, ScheduleKind, Uniform};
 use shardloom_search::{Explanation, Fact, Judgement, Request, Topic, auto, explain, judge};
 
@@ -282,6 +282,24 @@ fn how_full_memory_is_has_four_names() {
     }
 }
 
+/// What kernels need while they run is a stack's, and counts.
+#[test]
+fn memory_is_that_of_the_software_too() {
+    let (graph, plan) = (model(TEXT), plan(1, 4, 1, 4));
+    let bare = h100(1, 4, 80_000_000_000);
+    let mut shares = vec![];
+    for stack in ["nanotron", "internevo"] {
+        let cluster = bare.clone().under(Stack::parse(stack).expect("a preset"));
+        let judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");
+        let fullest = judgement.fullest().expect("a stage");
+        let share = fullest.peak_bytes as f64 / fullest.memory_bytes as f64;
+        let found = explain(&graph, &cluster, &plan, &[]).expect("it can be simulated");
+        assert_eq!(about(&found, Topic::Memory)[0].number, share, "{stack}");
+        shares.push(share);
+    }
+    assert!(shares[0] != shares[1], "no stack needs any");
+}
+
 /// Of a cluster that lacks a tenth of the memory that the fastest plan asks for.
 #[test]
 fn a_quarter_more_memory_finds_the_plan_that_just_did_not_fit() {
@@ -304,4 +322,61 @@ fn a_quarter_more_memory_finds_the_plan_that_just_did_not_fit() {
     assert!(fact.sentence.starts_with(begin), "{}", fact.sentence);
     // Within what estimates, by which it is chosen, miss.
     assert!((fact.number - saved).abs() < 0.02, "{}: {saved}", fact.sentence);
+}
+
+/// What is faster, and how.
+type Faster = (&'static str, fn(&mut NodeGroup));
+
+#[test]
+fn what_faster_machines_would_do_is_simulated_of_them() {
+    let cluster = h100(2, 4, 80_000_000_000);
+    let changes: [Faster; 3] = [
+        ("links between nodes", |group| {
+            group.profile.node.inter.bytes_per_second *= 2.0;
+            group.profile.node.uplink_bytes_per_second *= 2.0;
+        }),
+        ("links within nodes", |group| group.profile.node.intra.bytes_per_second *= 2.0),
+        ("device memory", |group| group.profile.device.memory_bytes_per_second *= 2.0),
+    ];
+    let (mut nothing, mut less) = (0, 0);
+    for (pp, dp, tp) in [(1, 8, 1), (2, 1, 4), (1, 1, 4)] {
+        let plan = plan(pp, dp, tp, 4);
+        let explanation = explained(&plan, &[]);
+        let facts = about(&explanation, Topic::Machine);
+        assert_eq!(facts.len(), changes.len());
+        for (fact, (what, change)) in facts.into_iter().zip(changes) {
+            let mut groups = cluster.groups().to_vec();
+            groups.iter_mut().for_each(change);
+            let other = cluster.with_groups(groups).expect("a cluster");
+            let other = judge(&model(TEXT), &other, &plan).expect("it can be simulated");
+            let saved = 1.0 - other.step_seconds / explanation.step_seconds;
+            assert!((fact.number - saved).abs() < 1e-12, "{}: {saved}", fact.sentence);
+            assert!(fact.sentence.starts_with(&format!("if {what} were twice as fast, ")));
+            let is_nothing = fact.sentence.ends_with("nothing would change");
+            assert_eq!(is_nothing, saved < 0.0005, "{}", fact.sentence);
+            assert!(is_nothing || fact.sentence.ends_with("% less"), "{}", fact.sentence);
+            nothing += usize::from(is_nothing);
+            less += usize::from(!is_nothing);
+        }
+    }
+    assert!(nothing > 0 && less > 3, "{nothing} and {less}");
+}
+
+#[test]
+fn a_rival_that_does_not_fit_is_said_to_need_more() {
+    let (graph, ours, other) = (model(TEXT), plan(1, 2, 4, 8), plan(1, 8, 1, 1));
+    let roomy = h100(2, 4, 80_000_000_000);
+    let [own, needed] = [&ours, &other].map(|it| {
+        let judged = judge(&graph, &roomy, it).expect("it can be simulated");
+        judged.fullest().expect("a stage").peak_bytes
+    });
+    assert!(own < needed, "{own} and {needed}");
+    let rivals = |memory_bytes| {
+        let cluster = h100(2, 4, memory_bytes);
+        let found = explain(&graph, &cluster, &ours, &[("data parallelism", &other)]);
+        about(&found.expect("it can be simulated"), Topic::Rival)[0].sentence.clone()
+    };
+    let begin = "data parallelism does not fit: it needs ";
+    assert!(rivals(needed - 1).starts_with(begin));
+    assert!(!rivals(needed).starts_with(begin));
 }

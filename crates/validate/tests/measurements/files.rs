@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use shardloom_validate::{Measurements, ValidateError, read};
+use shardloom_validate::{Measurements, Row, ValidateError, read};
 
 /// A file that is part of the project.
 pub fn shipped(name: &str) -> PathBuf {
@@ -23,4 +23,20 @@ pub fn line_of(name: &str, line: usize) -> (String, String) {
     let mut lines = text.lines();
     let header = lines.next().expect("a header").to_owned();
     (header, lines.nth(line - 2).expect("a row").to_owned())
+}
+
+/// A row of the published schema, as text, with other values in some columns.
+pub fn changed(changes: &[(&str, &str)]) -> String {
+    let (header, row) = line_of("internevo.csv", 2);
+    let mut cells: Vec<&str> = row.split(',').collect();
+    for (column, value) in changes {
+        let index = header.split(',').position(|it| it == *column).expect("a column");
+        cells[index] = value;
+    }
+    format!("{header}\n{}\n", cells.join(","))
+}
+
+/// That row, read.
+pub fn row(changes: &[(&str, &str)]) -> Row {
+    read_text(&changed(changes)).expect("a good file").rows.remove(0)
 }

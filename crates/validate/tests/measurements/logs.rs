@@ -152,3 +152,63 @@ fn rates_become_times_by_the_size_of_a_step() {
         assert_eq!(rate.step_seconds(size), seconds, "{rate:?}");
     }
 }
+
+#[test]
+fn every_name_of_a_column_has_its_unit() {
+    for (name, right) in [
+        ("step_seconds", Rate::StepSeconds(8.0)),
+        ("Step S", Rate::StepSeconds(8.0)),
+        ("step-time", Rate::StepSeconds(8.0)),
+        ("step_time_s", Rate::StepSeconds(8.0)),
+        ("seconds", Rate::StepSeconds(8.0)),
+        ("iteration_seconds", Rate::StepSeconds(8.0)),
+        ("iteration time", Rate::StepSeconds(8.0)),
+        ("time", Rate::StepSeconds(8.0)),
+        ("step_ms", Rate::StepSeconds(8e-3)),
+        ("step_time_ms", Rate::StepSeconds(8e-3)),
+        ("iteration_ms", Rate::StepSeconds(8e-3)),
+        ("iteration_time_ms", Rate::StepSeconds(8e-3)),
+        ("time_ms", Rate::StepSeconds(8e-3)),
+        ("tokens_per_second", Rate::Tokens(8.0)),
+        ("tokens_per_sec", Rate::Tokens(8.0)),
+        ("tokens_per_second_per_device", Rate::TokensOfDevice(8.0)),
+        ("tokens_per_sec_per_gpu", Rate::TokensOfDevice(8.0)),
+        ("tok/s/gpu", Rate::TokensOfDevice(8.0)),
+        ("tps", Rate::TokensOfDevice(8.0)),
+        ("samples_per_second", Rate::Samples(8.0)),
+        ("samples_per_sec", Rate::Samples(8.0)),
+    ] {
+        let found = table(&format!("loss,{name},step\n1,8,3\n")).expect(name);
+        assert_eq!(steps(&found), [(3, right)], "{name}");
+    }
+    for (name, bytes) in
+        [("peak_bytes", 2.0), ("peak_memory_gib", 2.0 * 1024.0 * MIB), ("memory GiB", 2048.0 * MIB)]
+    {
+        let found = table(&format!("step_s,{name}\n8,1\n8,2\n8,1.5\n")).expect(name);
+        assert_eq!(found.peak, Some(LoggedPeak { bytes, reserved: false }), "{name}");
+    }
+    // A column in seconds goes before one in tokens, whichever stands first.
+    let both = table("tps,step_s\n100,8\n").expect("a table");
+    assert_eq!(steps(&both), [(1, Rate::StepSeconds(8.0))]);
+    for name in ["step", "iteration", "Global Step", "steps"] {
+        let found = table(&format!("# a comment\n{name},step_s\n17,8\n")).expect(name);
+        assert_eq!(found.steps[0].step, 17, "{name}");
+    }
+    for name in ["global_batch", "global-batch-size"] {
+        let found = table(&format!("{name},step_s\n17,8\n")).expect(name);
+        assert_eq!(found.steps[0].batch, Some(Batch::Samples(17)), "{name}");
+    }
+}
+
+#[test]
+fn times_of_a_clock_are_told_from_steps_that_get_slower() {
+    let is_clock = |times: &[f64]| {
+        let rows: String = times.iter().map(|it| format!("{it},1\n")).collect();
+        let found = table(&format!("time,loss\n{rows}"));
+        found.is_err_and(|message| message.contains("grows from row to row"))
+    };
+    assert!(is_clock(&[1.0, 2.0, 3.0, 4.0]));
+    assert!(!is_clock(&[1.0, 2.0, 3.5]), "three rows say too little");
+    assert!(!is_clock(&[1.0, 1.5, 2.0, 3.0]), "three times as long is a slow step");
+    assert!(!is_clock(&[1.0, 2.0, 2.0, 4.0]), "a clock does not stand still");
+}

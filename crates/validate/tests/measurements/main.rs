@@ -1,8 +1,10 @@
 //! Files of measurements: what is read of them, and what is refused.
 
+mod cases;
 mod files;
 mod fits;
 mod intervals;
 mod logs;
 mod refusals;
+mod reports;
 mod schemas;

@@ -1,22 +1,7 @@
 //! Rows that are not predicted, and files that cannot be used.
 
-use crate::files::{line_of, read_text, shipped};
-use shardloom_validate::{FileReport, Measurements, Refusal, Row, Uses, predict, preset_of, read};
-
-/// A row of the published schema, as text, with other values in some columns.
-fn changed(changes: &[(&str, &str)]) -> String {
-    let (header, row) = line_of("internevo.csv", 2);
-    let mut cells: Vec<&str> = row.split(',').collect();
-    for (column, value) in changes {
-        let index = header.split(',').position(|it| it == *column).expect("a column");
-        cells[index] = value;
-    }
-    format!("{header}\n{}\n", cells.join(","))
-}
-
-fn row(changes: &[(&str, &str)]) -> Row {
-    read_text(&changed(changes)).expect("a good file").rows.remove(0)
-}
+use crate::files::{changed, read_text, row, shipped};
+use shardloom_validate::{FileReport, Measurements, Refusal, Uses, predict, preset_of, read};
 
 /// Why the row with these changes is not predicted.
 #[track_caller]
