@@ -54,8 +54,8 @@ pub mod reduce;
 pub mod rms_norm;
 pub mod rotary;
 pub mod routing;
-pub mod sigmoid_cross_entropy;
 pub mod rows;
+pub mod sigmoid_cross_entropy;
 pub mod tier;
 pub mod window;
 

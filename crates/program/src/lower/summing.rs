@@ -311,7 +311,7 @@ fn exchanged(parameters: &Parameters<'_>, pieces: &[Vec<Piece>]) -> Vec<Vec<Inst
         let mut instructions: Vec<Instruction> = pieces.iter().map(send).collect();
         let start = pieces.iter().map(|piece| piece.elements).sum();
         if parameters.is_summed_by_workers(BucketId(index as u32)) {
-            instructions.extend(epilogue::over_classes(parameters, BucketId(index as u32)));
+            instructions.extend(parameters.over_classes(BucketId(index as u32)));
         } else if start < bucket.elements && !bucket.classes.is_empty() {
             let group = Group::Classes(bucket.classes.clone());
             let action = Action::Collective { kind: SUM, group, algorithm: Algorithm::Direct };
