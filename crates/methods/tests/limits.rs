@@ -143,7 +143,10 @@ fn planners_that_find_no_room_say_so() {
 #[test]
 fn without_flush_nothing_is_validated_afterwards() {
     for method in all() {
-        let request = Request { post_validation: true, ..Request::new(GPT, "cluster", 16) };
+        let count = (method.name == "autosync").then_some(12);
+        let trials = Trials { count, ..Trials::default() };
+        let request = Request::new(GPT, "cluster", 16);
+        let request = Request { post_validation: true, trials, ..request };
         let found = method.choose(&graph(GPT), &h100(4, PLENTY), &request);
         match method.family {
             Family::AsynchronousPipeline => {

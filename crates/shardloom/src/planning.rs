@@ -1,5 +1,6 @@
 //! Finding a plan, and explaining one.
 
+use std::error::Error as StdError;
 use std::time::Instant;
 
 use shardloom_cluster::{Algorithms, Cluster, DeviceId, Precision as Format};
@@ -149,12 +150,12 @@ fn planned(
 ///
 /// # Errors
 /// As [`plan_by_method`]; if the method makes no trials, or `measure` fails.
-pub fn plan_by_measured_trials(
+pub fn plan_by_measured_trials<E: Into<Box<dyn StdError + Send + Sync>>>(
     model: &Model,
     cluster: &Cluster,
     request: &Request,
     method: &Method,
-    mut measure: impl FnMut(&Plan) -> Result<f64>,
+    mut measure: impl FnMut(&Plan) -> std::result::Result<f64, E>,
 ) -> Result<Planned> {
     let begun = Instant::now();
     let mut measure = |plan: &Plan| measure(plan).map_err(Into::into);

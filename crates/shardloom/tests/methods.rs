@@ -7,7 +7,7 @@ use shardloom::cluster::Cluster;
 use shardloom::collectives::Algorithm;
 use shardloom::methods::{self, Family, Method};
 use shardloom::plan::{Optimizer, Plan, Precision};
-use shardloom::search::Request;
+use shardloom::search::{Request, Trials};
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{Data, Model, Sampling, Session, TextTokenizer, plan_by_method, usual_request};
@@ -26,7 +26,10 @@ fn plan(model: &Model, method: &Method) -> Plan {
 
 fn plan_with(model: &Model, method: &Method, optimizer: Optimizer) -> Plan {
     let cluster = Cluster::parse(MACHINES).expect("a preset");
+    // Of a method that tries strategies one after another a few will do.
+    let count = (method.name == "autosync").then_some(12);
     let request = Request {
+        trials: Trials { count, ..Trials::default() },
         precision: Precision::FP32,
         optimizer,
         // Methods without flush clip nothing.

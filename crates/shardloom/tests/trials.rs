@@ -1,5 +1,6 @@
 //! Plans that a method finds by trials that are really made.
 
+use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,13 +10,15 @@ use shardloom::search::Trials;
 use shardloom::train::learning_rate::{Curve, LearningRate};
 use shardloom::train::{OnNonFinite, RunClock, Settings};
 use shardloom::{
-    Data, Error, Model, Plan, Sampling, TextTokenizer, measured_step_seconds, methods,
+    Data, Model, Plan, Sampling, TextTokenizer, measured_step_seconds, methods,
     plan_by_measured_trials, usual_request,
 };
 
 const MODEL: &str = "gpt:layers=1,hidden=16,heads=2,seq=8,vocab=256";
 
-fn measured(model: &Model, plan: &Plan) -> Result<f64, Error> {
+type Failure = Box<dyn Error + Send + Sync>;
+
+fn measured(model: &Model, plan: &Plan) -> Result<f64, Failure> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/session.rs");
     let sampling = Sampling { seed: 1, validation_fraction: 0.0 };
     let data = Data::open(model, &[source], &TextTokenizer::open("bytes")?, sampling)?;
@@ -26,7 +29,7 @@ fn measured(model: &Model, plan: &Plan) -> Result<f64, Error> {
         timeout: Duration::from_secs(60),
         clock: RunClock::Wall,
     };
-    measured_step_seconds(model, plan, data, settings, 2)
+    Ok(measured_step_seconds(model, plan, data, settings, 2)?)
 }
 
 #[test]
@@ -43,7 +46,7 @@ fn every_trial_is_trained_with_and_the_answer_is_the_fastest_of_them() {
     let found = plan_by_measured_trials(&model, &cluster, &request, method, |plan| {
         let seconds = measured(&model, plan)?;
         tried.push((plan.clone(), seconds));
-        Ok(seconds)
+        Ok::<_, Failure>(seconds)
     });
     let found = found.expect("a plan");
     // The plans of three methods that treat all variables alike, and twelve strategies.
@@ -68,7 +71,7 @@ fn what_a_trial_cannot_do_is_said_and_so_is_a_method_without_trials() {
         let found = plan_by_measured_trials(&model, &cluster, &request, method, |_| {
             let bytes = TextTokenizer::open("bytes")?;
             Data::open(&model, std::slice::from_ref(&nowhere), &bytes, sampling)?;
-            Ok(1.0)
+            Ok::<_, Failure>(1.0)
         });
         found.expect_err(name).to_string()
     };

@@ -112,12 +112,12 @@ fn assert_waited(program: &Program, ranks: &[Vec<Run<'_>>]) -> (usize, usize) {
         let mut met: BTreeMap<&[Rank], usize> = BTreeMap::new();
         for run in runs {
             match &run.operation.kind {
-                Kind::Send { route, messages } => {
+                Kind::Send { route, messages, .. } => {
                     for &number in messages {
                         add(&mut sent, (*route, number, run.at.microbatch, 0), run.start);
                     }
                 }
-                Kind::Receive { route, messages } => {
+                Kind::Receive { route, messages, .. } => {
                     for &number in messages {
                         add(&mut received, (*route, number, run.at.microbatch, 0), run.end);
                     }

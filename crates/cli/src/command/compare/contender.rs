@@ -36,7 +36,7 @@ pub enum Contenders<'a> {
     /// Schedules of one shape.
     Orders { orders: Vec<Order>, dimensions: &'a Dimensions, microbatches: usize, place: Place },
     /// Methods for one request.
-    Choosers { choosers: Vec<Chooser>, cluster: &'a Cluster, request: Request },
+    Choosers { choosers: Vec<Chooser>, cluster: &'a Cluster, request: Box<Request> },
 }
 
 impl Contenders<'_> {

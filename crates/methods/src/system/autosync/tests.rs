@@ -26,7 +26,13 @@ devices_per_node = 2
 
 [[group]]
 machine = \"a100-40g\"
-nodes = 2
+nodes = 1
+devices_per_node = 2
+uplink_bytes_per_second = 1e10
+
+[[group]]
+machine = \"a100-40g\"
+nodes = 1
 devices_per_node = 2
 uplink_bytes_per_second = 2.5e9
 
@@ -323,7 +329,7 @@ fn other_methods_take_no_trials() {
 #[test]
 fn gradients_are_compressed_only_where_that_is_asked_for() {
     let (graph, cluster) =
-        (graph(), Cluster::parse("a100-40g:2x1,uplink=1Gbps").expect("slow links"));
+        (graph(), Cluster::parse("a100-40g:3x1,uplink=1Gbps").expect("slow links"));
     let chosen = |compressed| {
         let trials = Asked { count: Some(20), compressed, ..Asked::default() };
         let request = Request { trials, ..request() };
