@@ -9,9 +9,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     Averaging, AveragingTime, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
-    FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline,
-    Plan, PlanError, Precision, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Stage,
-    Staleness, Summation, Sync, Updates, Weights,
+    FORMAT, LayoutRule, LayoutRules, Mesh, Negotiation, Number, Optimizer, ParameterGroup,
+    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges, Recompute, ScheduleKind,
+    Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -85,6 +85,10 @@ fn sync() -> impl Strategy<Value = Sync> {
         servers: (zero == 0).then_some(Servers { count: 2, staleness: staleness(bucket_bytes) }),
         compression,
         summation: (zero == 1).then_some(summation(bucket_bytes)),
+        negotiation: (zero == 2).then_some(Negotiation {
+            cycle_seconds: 1.0 / (1 + bucket_bytes) as f64,
+            fusion_bytes: bucket_bytes,
+        }),
     })
 }
 
