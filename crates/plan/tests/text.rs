@@ -9,9 +9,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_graph::ModelSpec;
 use shardloom_plan::{
     Averaging, AveragingTime, Axis, AxisSet, Communication, Compression, Corrections, DeviceList,
-    FORMAT, LayoutRule, LayoutRules, Mesh, Number, Optimizer, ParameterGroup, PassTimes, Pipeline,
-    Plan, PlanError, Precision, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share, Stage,
-    Staleness, Summation, Sync, Updates, Weights,
+    FORMAT, LayoutRule, LayoutRules, Mesh, Negotiation, Number, Optimizer, ParameterGroup,
+    PassTimes, Pipeline, Plan, PlanError, Precision, Prediction, Ranges, Recompute, ScheduleKind,
+    Servers, Share, Stage, Staleness, Summation, Sync, Updates, Weights,
 };
 
 fn optimizer() -> impl Strategy<Value = Optimizer> {
@@ -86,6 +86,10 @@ fn sync() -> impl Strategy<Value = Sync> {
         compression,
         summation: (zero == 1).then_some(summation(bucket_bytes)),
         sparse: bucket_bytes % 5 == 0,
+        negotiation: (zero == 2).then_some(Negotiation {
+            cycle_seconds: 1.0 / (1 + bucket_bytes) as f64,
+            fusion_bytes: bucket_bytes,
+        }),
     })
 }
 
@@ -520,10 +524,20 @@ fn documented() -> Vec<&'static str> {
 
 #[test]
 fn examples_of_the_documentation_are_plans() {
-    let [whole, groups, pipelines, compressed, negotiated, averaging, summing, by_group, axes] =
-        documented()[..]
+    let [
+        whole,
+        groups,
+        pipelines,
+        compressed,
+        negotiated,
+        sparse,
+        averaging,
+        summing,
+        by_group,
+        axes,
+    ] = documented()[..]
     else {
-        panic!("nine examples")
+        panic!("ten examples")
     };
     let (words, _) = whole.split_once("[[pipeline]]").expect("it has pipelines");
     let (first, rest) = whole.split_once("[sync]").expect("it has a table of sync");
@@ -543,6 +557,7 @@ fn examples_of_the_documentation_are_plans() {
         format!("{unshared}\n{compressed}"),
         // A key of the whole plan, and a table.
         negotiated.replacen('[', &format!("{unshared}\n["), 1),
+        format!("{whole}\n{sparse}"),
         format!("{words}\n{pipelines}"),
         format!("{apart}\n{averaging}"),
         summed,

@@ -70,10 +70,10 @@ fn round(
     draws: &mut Draws,
 ) -> Result<Vec<Contents>, FabricError> {
     // What a rank waits for before it makes the rest, and whether, is its program, and the same whatever is drawn.
-    let first_wait = if round % 2 == 0 { 1 } else { 4 };
-    let waits = (round + rank as usize) % 3 == 0;
+    let first_wait = if round.is_multiple_of(2) { 1 } else { 4 };
+    let waits = (round + rank as usize).is_multiple_of(3);
     let (early, late): (Vec<usize>, Vec<usize>) =
-        draws.order().into_iter().partition(|&it| it == first_wait || it % 3 == 0);
+        draws.order().into_iter().partition(|&it| it == first_wait || it.is_multiple_of(3));
     let mut handles = vec![];
     let mut results: Vec<Option<Contents>> = SIZES.map(|_| None).into();
     for (index, request) in early.iter().chain(&late).copied().enumerate() {
