@@ -152,7 +152,7 @@ fn recurrence(
 ) -> (f64, Option<(MatmulShape, usize)>, usize) {
     let extents = |value: ValueId| graph.value(value).axes.iter().map(|&dim| local.get(dim));
     let gates: Vec<usize> = extents(node.inputs[0]).collect();
-    let units = extents(node.outputs[0]).last().unwrap_or(1);
+    let units = extents(node.outputs[0]).next_back().unwrap_or(1);
     let (batch, seq, columns, hidden) = (gates[0], gates[1], gates[2] * gates[3], gates[3]);
     let steps = recurrent_positions(graph, node, local);
     let recurrent = 2.0 * (batch * steps) as f64 * units as f64 * columns as f64;

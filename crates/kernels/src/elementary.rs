@@ -54,7 +54,7 @@ pub(crate) fn tanh(x: f32) -> f32 {
     let magnitude = x.abs();
     // (1 - e) / (1 + e) would lose digits of small arguments to cancellation.
     let square = x * x;
-    let p = (-5.704_988_7e-3_f32).mul_add(square, 2.063_908_9e-2);
+    let p = (-5.704_988_7e-3_f32).mul_add(square, 2.063_909e-2);
     let p = p.mul_add(square, -5.373_971_6e-2);
     let p = p.mul_add(square, 1.333_144_2e-1);
     let p = p.mul_add(square, -3.333_328e-1);

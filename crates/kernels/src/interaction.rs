@@ -20,7 +20,9 @@ fn check(parts: &[&[f32]], width: usize, pairs: usize, diagonal: bool) -> usize 
     let rows = each / width;
     let count: usize = (0..parts.len()).map(|i| partners(i, diagonal)).sum();
     assert!(
-        each % width == 0 && parts.iter().all(|part| part.len() == each) && pairs == rows * count,
+        each.is_multiple_of(width)
+            && parts.iter().all(|part| part.len() == each)
+            && pairs == rows * count,
         "{} parts of {each} elements in rows of {width} do not have {pairs} pairs",
         parts.len()
     );

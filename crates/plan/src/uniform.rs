@@ -201,7 +201,7 @@ fn default_rules(graph: &Graph, mesh: &Mesh, sequence_parallel: bool) -> LayoutR
         let width = dim.name.strip_prefix("width.").and_then(|index| index.parse::<usize>().ok());
         let is_split = width.is_some_and(|index| index.is_multiple_of(2));
         let rows = dim.name.strip_prefix("rows.").is_some_and(|it| it.parse::<usize>().is_ok());
-        if is_split || (rows && dim.size.is_multiple_of(mesh.width(Axis::TP) as usize)) {
+        if is_split || (rows && dim.size.is_multiple_of(mesh.width(Axis::TP))) {
             rule(&dim.name, Axis::TP);
         }
     }

@@ -20,7 +20,8 @@ use crate::terminal::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   shardloom vocabulary --data text.txt --size 10000 -o words.json
-  shardloom train lstm:layers=2,hidden=200,embed=200 --seq 35 --tokenizer words.json --data text.txt --steps 500")]
+  shardloom train lstm:layers=2,hidden=200,embed=200 --seq 35 --tokenizer words.json \\
+      --data text.txt --steps 500")]
 pub struct Vocabulary {
     /// Text: a file, or a folder with all text below it. May be given several times
     #[arg(long, value_name = "PATH", required = true)]
@@ -56,7 +57,7 @@ impl Vocabulary {
         let found = WordVocabulary::of(&self.data, self.size).map_err(shardloom::Error::from);
         spinner.finish_and_clear();
         let found = found?;
-        file.write(&found.to_json())?;
+        file.write(found.to_json())?;
         let answer = Answer {
             tokenizer: file.path().display().to_string(),
             vocabulary: found.words.len(),
