@@ -261,7 +261,7 @@ fn gradients_of_tables_are_rows_by_option() {
         run.refuses("plan", hint);
     }
     let tied = train.replace("tied=false", "tied=true");
-    place.run(&format!("{tied} --steps 2 --sparse")).refuses("plan", "is read by head.logits too");
+    place.run(&format!("{tied} --steps 2 --sparse")).refuses("plan", "is read by head too");
 }
 
 #[test]

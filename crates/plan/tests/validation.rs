@@ -244,7 +244,7 @@ fn sparse_gradients_are_possible() {
         refused("gpt:layers=2,hidden=64,heads=4,seq=32,vocab=96,tied=true", &|_| {}),
         said(
             "sync.sparse = true: for tables that nothing but embeddings reads; embedding.token is read by \
-             head.logits too, whose gradient has all rows: leave it out of the group, or give it one with \
+             head too, whose gradient has all rows: leave it out of the group, or give it one with \
              sparse = false"
         )
     );
