@@ -88,7 +88,10 @@ const MEGATRON_LLAMA: &str = "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gp
 fn megatrons_words() {
     let base = Base { place: "run.sh", text: MEGATRON, given: given(16) };
     // Words at the begin are those of another command; options are added at the end.
-    let words: [Word; 34] = [
+    let words: [Word; 35] = [
+        ("--tensor-model-parallel-size 2", "--context-parallel-size 2", |it| {
+            (width(it, Axis::CP), it.sync.bucket_bytes) == (2, 1 << 40)
+        }),
         ("--use-distributed-optimizer", "", |it| it.sync.zero == 0),
         ("r ", "r --overlap-grad-reduce ", |it| it.sync.bucket_bytes == 160_000_000),
         ("r ", "r --overlap-grad-reduce --ddp-bucket-size 1000 ", |it| {
@@ -184,7 +187,13 @@ fn megatrons_words() {
         }),
         ("--bf16", "--bf16 --padded-vocab-size 50304", |it| it.model.contains("vocab=50304")),
     ];
-    let wrong: [Wrong; 15] = [
+    let wrong: [Wrong; 17] = [
+        ("--seq-length 1024", "--max-position-embeddings 1024", "--seq-length = nothing"),
+        (
+            "--bf16",
+            "--bf16 --decoder-first-pipeline-num-layers 6 --recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "--recompute-method = block with 2 layers",
+        ),
         ("--bf16", "--bf16 --fp16", "--fp16 = given: --bf16 is given, too"),
         (
             "--bf16",
@@ -544,6 +553,32 @@ fn torchtitans_words() {
     base.check(&words, &wrong);
 }
 
+/// What torchtitan writes itself has defaults, too.
+#[test]
+fn torchtitans_json_has_the_defaults_of_pytorchs_adamw() {
+    let text = include_str!("torchtitan/fully-sharded.json");
+    let base = Base { place: "plan.json", text, given: given(8) };
+    let settings = "\"lr\": 0.0003, \"betas\": [0.9, 0.95], \"eps\": 1e-08, \"weight_decay\": 0.1";
+    let words: [Word; 2] = [
+        (settings, "\"lr\": 0.0003", |it| is_adamw(it, [0.9, 0.999, 1e-8, 0.01])),
+        (settings, "\"betas\": [0.5, 0.6], \"eps\": 1e-3, \"weight_decay\": 0.3", |it| {
+            is_adamw(it, [0.5, 0.6, 1e-3, 0.3])
+        }),
+    ];
+    base.check(&words, &[("\"llama3\"", "\"llama4\"", "model_spec.name = llama4")]);
+}
+
+#[test]
+fn words_that_are_not_read_are_named_and_lines_that_cannot_be_too() {
+    let spec = ModelSpec::parse(LLAMA).expect("a model");
+    let given = Given { model: Some(&spec), ..given(16) };
+    let base = Base { place: "titan.toml", text: TORCHTITAN, given };
+    let notes = base.read("[training]", "[training]\nsteps = 10").expect("a plan").notes;
+    assert_eq!(notes, ["not part of a plan: training.seq_len, training.steps"]);
+    let error = base.read("[training]", "[training").expect_err("no TOML").to_string();
+    assert!(error.starts_with("titan.toml:2"), "{error}");
+}
+
 #[test]
 fn torchtitans_names_of_models() {
     let text = "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size = 1\n";
@@ -650,7 +685,8 @@ fn nanotrons_words() {
             width(it, Axis::DP) == 8 && !it.layout.splits("seq", Axis::TP)
         }),
     ];
-    let wrong: [Wrong; 14] = [
+    let wrong: [Wrong; 15] = [
+        ("micro_batch_size: 4", "micro_batch_size: 0", "size = 0: a whole number from 1 up"),
         ("dp: 2", "dp: 4", "parallelism: dp x pp x tp"),
         ("dp: 2", "dp: 1", "parallelism = 8 devices"),
         ("pp_engine: 1f1b", "pp_engine: gpipe", "1f1b or afab"),
