@@ -139,6 +139,10 @@ fn variables_that_are_made_of_each_other_do_not_fill_the_memory() {
     script += "torchrun pretrain_gpt.py --num-layers $A39\n";
     let error = read("train.sh", &script, &NOTHING).expect_err("too long").to_string();
     assert!(error.contains("with variables replaced"), "{error}");
+    // Nor do very many words that are short.
+    let script = "xxxxxxxx ".repeat((1 << 19) + 1);
+    let error = read("train.sh", &script, &NOTHING).expect_err("too long").to_string();
+    assert!(error.contains("its words have more than 4194304 bytes"), "{error}");
 }
 
 #[test]
@@ -462,6 +466,20 @@ fn what_need_not_be_said_is_listed() {
         let line = format!("# - {} = {}: {}\n", unsaid.key, unsaid.value, unsaid.reason);
         assert!(exported.files[0].text.contains(&line), "{line}");
     }
+}
+
+#[test]
+fn a_single_device_has_no_buckets_to_leave_out() {
+    let unsaid = |dp: u32| -> Vec<String> {
+        let sync = Sync { zero: 3, ..Sync::default() };
+        let plan = plan(LLAMA, &Uniform { mesh: Mesh::of(dp, 1, 1), sync, ..numbers() }, 1);
+        let case = Case::of("accelerate", plan);
+        let exported =
+            export(Project::Accelerate, &case.plan, &case.spec, &case.graph, case.machines());
+        exported.expect("Accelerate says it").unsaid.into_iter().map(|it| it.key).collect()
+    };
+    assert!(unsaid(8).contains(&"sync.bucket_bytes".to_owned()));
+    assert!(!unsaid(1).contains(&"sync.bucket_bytes".to_owned()));
 }
 
 #[test]

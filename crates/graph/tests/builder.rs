@@ -371,3 +371,25 @@ fn a_product_shares_some_axes_of_its_weight_and_adds_a_bias_of_the_others() {
     refused(net.add("no", a, bias), "they must be the last of [batch, wide]");
     net.add("sum", a, whole).unwrap();
 }
+
+#[test]
+fn parameters_decay_that_have_rows_and_columns() {
+    let Start { mut net, wide, narrow, x, y } = start();
+    assert_eq!([net.block("one").index(), net.block("two").index()], [0, 1]);
+    let w = net.parameter("w", &[wide, narrow], 1, ZEROS).unwrap();
+    let bias = net.parameter("bias", &[wide], 0, ZEROS).unwrap();
+    // All of whose axes are of rows, as of a gain for each of them.
+    let rows = net.parameter("rows", &[wide], 1, ZEROS).unwrap();
+    let a = net.add("a", x, bias).unwrap();
+    let b = net.add("b", a, rows).unwrap();
+    let logits = net.contract("logits", b, w, None).unwrap();
+    let loss = net.cross_entropy("loss", logits, y).unwrap();
+    let graph = net.finish(loss).unwrap();
+    let decays = graph.parameters().map(|(_, value)| {
+        (value.name.as_str(), value.parameter().map(|parameter| parameter.decays))
+    });
+    let right = [("w", Some(true)), ("bias", Some(false)), ("rows", Some(false))];
+    assert_eq!(decays.collect::<Vec<_>>(), right);
+    assert_eq!(graph.value(graph.targets()).name, "y");
+    assert_eq!(graph.targets_per_sample(), 1);
+}

@@ -309,3 +309,22 @@ fn what_does_not_lead_to_the_loss_is_refused() {
     let unused = "[[input]]\nname = \"extra\"\nkind = \"real\"\naxes = [\"seq\"]\n\n[[block]]";
     fails("[[block]]", unused, &["extra", "no operator reads it"]);
 }
+
+#[test]
+fn blocks_that_are_repeated_are_so_in_one_line_too() {
+    for repeat in ["repeat = 1", "repeat = 2", "repeat = 3"] {
+        let text = OWN.replace("repeat = 3", repeat);
+        let spec = ModelSpec::from_toml(&text, "own.toml").expect("a network");
+        let again = ModelSpec::parse(&spec.to_string()).expect("one line");
+        assert_eq!(again.network(), spec.network(), "{repeat}");
+    }
+}
+
+#[test]
+fn of_a_long_line_the_first_sixty_letters_are_shown() {
+    let long = format!("model = 0 # {}", "x".repeat(100));
+    let error = ModelSpec::from_toml(&OWN.replacen("model = 64", &long, 1), "own.toml");
+    let message = error.expect_err("no such size").to_string();
+    let shown = &long[..60];
+    assert!(message.contains(&format!("({shown})")), "{message}");
+}

@@ -182,3 +182,38 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let route = graph.op(op(&graph, "layer.0.route"));
     assert_eq!(route.kind, OpKind::Route { slots: 8, overflow: Overflow::Drop });
 }
+
+#[test]
+fn gradients_read_all_that_says_where_rows_went() {
+    let graph = example();
+    let rule = |name: &str| gradient::rule(&graph, op(&graph, name));
+    let combine = rule("layer.0.combine").input.expect("rows have gradients");
+    let mut reads: Vec<Operand> = (0..5).map(Operand::Input).collect();
+    reads.push(Operand::OutputGradient);
+    assert_eq!((combine.reads, combine.produces), (reads, vec![0, 4]));
+    let dispatch = rule("layer.0.dispatch").input.expect("rows have gradients");
+    let reads = [1, 2, 3].map(Operand::Input).into_iter().chain([Operand::OutputGradient]);
+    assert_eq!((dispatch.reads, dispatch.produces), (reads.collect(), vec![0]));
+    let up = rule("layer.0.up");
+    assert_eq!(up.weight.expect("experts have weights").produces, [2]);
+    // One product for each expert.
+    let extents = Extents::global(&graph, 2);
+    let work = work(&graph, op(&graph, "layer.0.up"), Pass::Forward, &extents, 4);
+    assert_eq!(work.and_then(|it| it.matmul).map(|(_, count)| count), Some(1));
+}
+
+#[test]
+fn an_evaluation_drops_nothing() {
+    let probability = 0.5;
+    for (kind, without) in [
+        (OpKind::Dropout { probability }, OpKind::Dropout { probability: 0.0 }),
+        (OpKind::BiasDropoutAdd { probability }, OpKind::BiasDropoutAdd { probability: 0.0 }),
+        (
+            OpKind::AttentionContext { causal: true, probability },
+            OpKind::AttentionContext { causal: true, probability: 0.0 },
+        ),
+        (OpKind::Add, OpKind::Add),
+    ] {
+        assert_eq!(kind.without_dropout(), without);
+    }
+}

@@ -285,3 +285,11 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn spaces_around_a_line_and_its_family_do_not_count() {
+    let spaced = GPT.replace(':', " : ");
+    assert_eq!(ModelSpec::parse(&format!("  {spaced} ")), ModelSpec::parse(GPT));
+    assert_eq!(ModelSpec::parse(" gpt-2 "), ModelSpec::parse("gpt-2"));
+    ModelSpec::parse(" gpt-2 ").unwrap();
+}

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use shardloom_cluster::Cluster;
 use shardloom_graph::{Graph, ModelSpec};
 use shardloom_methods::{Choice, all, named};
-use shardloom_plan::Plan;
+use shardloom_plan::{PassTimes, Plan};
 use shardloom_program::lower;
 use shardloom_search::Request;
 use shardloom_sim::{Options, simulate};
@@ -101,5 +101,9 @@ fn schedules_that_fill_gaps_are_made_for_the_times_of_their_passes() {
         // Hanayo's backward passes are whole; of others input gradients free a part.
         let some = 0.0 < times.kept && times.kept < 1.0;
         assert!(if method == "hanayo" { times.kept == 1.0 } else { some }, "{method}: {times:?}");
+    }
+    for method in ["gpipe", "interleaved", "megatron-lm"] {
+        let times = chosen(method, "h100-80g:4", 32).plan.pass_times;
+        assert_eq!(times, PassTimes::default(), "{method} has one order, whatever passes take");
     }
 }

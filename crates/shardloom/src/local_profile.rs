@@ -150,6 +150,19 @@ mod tests {
         assert_eq!(error.kind(), "profile");
         assert!(error.to_string().contains("profile.toml"), "{error}");
     }
+
+    #[test]
+    fn a_file_is_written_whole_in_folders_that_need_not_exist() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("a").join("b").join("profile.toml");
+        for text in ["one", "another"] {
+            write_whole(&path, text).expect("written");
+            assert_eq!(fs::read_to_string(&path).expect("it is there"), text);
+        }
+        let beside = fs::read_dir(path.parent().expect("a folder")).expect("it is there");
+        assert_eq!(beside.count(), 1, "nothing unfinished is left");
+    }
+
     #[test]
     fn a_profile_that_was_measured_elsewhere_is_refused_with_what_differs() {
         let folder = tempfile::tempdir().expect("temporary folder");

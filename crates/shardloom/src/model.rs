@@ -201,6 +201,7 @@ mod tests {
         assert_eq!(completed("gpt", Some(8), None), "gpt:seq=8");
         assert_eq!(completed("gpt: seq = 4", Some(8), Some(256)), "gpt: seq = 4,vocab=256");
         assert_eq!(completed("u-transformer", Some(8), None), "u-transformer:seq=8");
+        assert_eq!(completed(" gpt : layers=1 ", Some(8), None), "gpt : layers=1,seq=8");
         assert_eq!(completed("llama-3-8b", Some(8), Some(256)), "llama-3-8b");
         assert_eq!(completed("lstm:embed=3", Some(8), None), "lstm:embed=3,seq=8");
         assert_eq!(completed("mlp:inputs=3", Some(8), Some(256)), "mlp:inputs=3");
@@ -211,6 +212,25 @@ mod tests {
         let defaults = Defaults { sequence_length: Some(128), vocabulary: Some(256) };
         let model = Model::load_with("gpt-2", defaults).expect("a preset");
         assert_eq!((model.spec().seq(), model.vocabulary()), (128, Some(50257)));
+    }
+
+    #[test]
+    fn files_are_read_by_their_ending_and_what_is_wrong_in_them_is_said_with_their_path() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        for (name, text) in [("config.json", "{\"model_type\": \"none\"}"), ("a.toml", "a = 1")] {
+            fs::write(path(name), text).expect("written");
+            let error = Model::load(&path(name)).expect_err(name).to_string();
+            assert!(error.contains(&path(name)), "{error}");
+        }
+        // The folder of a configuration is its configuration.
+        let error = Model::load(&folder.path().display().to_string()).expect_err("of no kind");
+        assert!(error.to_string().contains(&path("config.json")), "{error}");
+        let text = "[model]\nfamily = \"none\"";
+        fs::write(path("a.toml"), text).expect("written");
+        Model::load(&path("a.toml")).expect_err("no family");
+        let gone = Model::load(&path("gone.json")).expect_err("there is none").to_string();
+        assert!(gone.contains("gone.json"), "{gone}");
     }
 
     #[test]

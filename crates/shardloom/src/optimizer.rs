@@ -106,6 +106,34 @@ mod tests {
     }
 
     #[test]
+    fn settings_are_apart_by_commas_and_what_is_left_out_is_usual() {
+        let found = parse_optimizer(" adamw : beta1 = 0.5 , weight_decay=2,").expect("a text");
+        let right = Optimizer::Adamw { beta1: 0.5, beta2: 0.95, epsilon: 1e-8, weight_decay: 2.0 };
+        assert_eq!(found, right);
+        assert_eq!(parse_optimizer("sgd:").expect("a text"), Optimizer::sgd(0.9));
+        for (kind, settings) in [
+            (
+                "lamb",
+                &[("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-6), ("weight_decay", 0.01)][..],
+            ),
+            (
+                "adafactor",
+                &[
+                    ("decay_exponent", 0.8),
+                    ("clip", 1.0),
+                    ("least_parameter_rms", 1e-3),
+                    ("weight_decay", 0.0),
+                ],
+            ),
+        ] {
+            let table = Table::try_from(parse_optimizer(kind).expect("bare")).expect("a table");
+            for (key, usual) in settings {
+                assert_eq!(table[*key], Value::Float(*usual), "{kind} {key}");
+            }
+        }
+    }
+
+    #[test]
     fn wrong_texts_are_told_what_there_is() {
         for (text, hint) in [
             ("adam", "sgd, adamw, lamb, adafactor"),

@@ -248,5 +248,12 @@ mod tests {
             Arguments::of("--lr 1 --seed 3 --lr 2", "arguments").expect("it can be read");
         assert_eq!(arguments.number::<f64>("lr").expect("a number"), Some(2.0));
         assert_eq!(arguments.unread(), ["--seed"]);
+        // An empty value is one, and another than none.
+        let arguments = Arguments::of("--name '' --lr", "arguments").expect("it can be read");
+        assert_eq!(arguments.text("name").expect("a value"), Some(""));
+        let error = arguments.text("lr").expect_err("no value").to_string();
+        assert!(error.contains("--lr = nothing"), "{error}");
+        let error = Arguments::of("--size 0", "arguments").expect("it can be read").size("size");
+        assert!(error.expect_err("too small").to_string().contains("from 1 up"));
     }
 }

@@ -284,7 +284,8 @@ fn cuts(words: &Words, recipe: &Recipe) -> Result<Vec<usize>, ExchangeError> {
     }
     let weight = |name: &str| match words.real(&format!("parallelism.pipeline_parallel_{name}"))? {
         None => Ok(1),
-        Some(weight) => Ok::<usize, ExchangeError>(weight.max(0.0) as usize),
+        // Of a number below 0 the cast makes 0.
+        Some(weight) => Ok::<usize, ExchangeError>(weight as usize),
     };
     let first = weight("first_stage_less_layers")?;
     let last = weight("last_stage_less_layers")?;

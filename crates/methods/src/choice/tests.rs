@@ -117,3 +117,47 @@ fn stages_on_the_same_devices_do_not_wait_for_each_other_for_what_they_share() {
     }
     assert_eq!(task.shared_note(&plan), None);
 }
+
+/// Fewer micro-batches, and as much time and memory as is said.
+fn judged(step_seconds: f64, peak_bytes: u64) -> (Plan, Judgement) {
+    let (graph, cluster) = (graph(), h100(2, 1000));
+    let request = Request::new(GPT, "cluster", 64);
+    let mut task = Task::new("a method", &graph, &cluster, &request);
+    let plan = task.plan(&configuration(2), Recompute::None).expect("a plan");
+    let mut judgement = judge(&graph, &cluster, &plan).expect("it can be simulated");
+    judgement.step_seconds = step_seconds;
+    for fit in &mut judgement.memory {
+        (fit.peak_bytes, fit.memory_bytes) = (peak_bytes, 1000);
+    }
+    (plan, judgement)
+}
+
+#[test]
+fn of_equally_fast_plans_the_first_is_kept_and_of_those_that_do_not_fit_the_smallest() {
+    let (graph, cluster) = (graph(), h100(2, 1000));
+    let request = Request { memory_share: 0.5, ..Request::new(GPT, "cluster", 64) };
+    let task = Task::new("a method", &graph, &cluster, &request);
+    let mut selection = Selection::new(0.5);
+    let mut fits = vec![];
+    // Seconds, bytes and micro-batches.
+    for (seconds, bytes, microbatches) in
+        [(1.0, 501, 1), (3.0, 500, 2), (2.0, 400, 4), (2.0, 300, 8), (2.5, 100, 16)]
+    {
+        let (plan, judgement) = judged(seconds, bytes);
+        fits.push(selection.offer(Plan { microbatches, ..plan }, judgement));
+    }
+    assert_eq!(fits, [false, true, true, true, true]);
+    let Ok(found) = selection.finish(&task) else { panic!("four fit") };
+    assert_eq!(found.plan.microbatches, 4);
+    let mut selection = Selection::new(0.5);
+    for (seconds, bytes) in [(1.0, 900), (3.0, 700), (2.0, 700)] {
+        let (plan, judgement) = judged(seconds, bytes);
+        assert!(!selection.offer(plan, judgement) && !selection.fits());
+    }
+    let Err(Some(error)) = selection.finish(&task) else { panic!("none fits") };
+    let MethodError::NothingFits { simulated, needed_gigabytes, available_gigabytes, .. } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((simulated, needed_gigabytes, available_gigabytes), (3, 7e-7, 5e-7));
+}

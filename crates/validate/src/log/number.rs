@@ -65,6 +65,8 @@ mod tests {
             ("x: 3T", Some(3e12)),
             ("x: 1e+3 ", Some(1000.0)),
             ("x: 7 x: 8", Some(7.0)),
+            ("x: 12- and", Some(12.0)),
+            ("x: 7e", Some(7.0)),
             ("x: 1.36GB", Some(1.36)),
             ("x: 3.", Some(3.0)),
             ("x: nan", None),
@@ -74,6 +76,7 @@ mod tests {
             assert_eq!(after(text, "x:"), right, "{text}");
         }
         assert_eq!(all_after("a: 1 | a: 2.5 b a: c", "a:").collect::<Vec<_>>(), [1.0, 2.5]);
+        assert_eq!(all_after("9 a: 1", "a:").collect::<Vec<_>>(), [1.0]);
     }
 
     #[test]

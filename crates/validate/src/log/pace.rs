@@ -82,6 +82,20 @@ mod tests {
         assert_eq!(found.slow, []);
     }
 
+    /// Half of the steps are at least 0.05 from the median, so those over 0.3 above it are outliers.
+    #[test]
+    fn where_steps_differ_anyway_a_slow_one_has_to_be_far_slower() {
+        let mut seconds = vec![0.95, 1.05, 1.0, 0.95, 1.05, 1.0, 0.95, 1.05];
+        let slow = |seconds: &[f64]| Pace::of(&steps(seconds), Some(0)).expect("steps").slow;
+        seconds.push(1.25);
+        assert_eq!(slow(&seconds), []);
+        seconds.push(1.5);
+        assert_eq!(slow(&seconds), [(10, 1.5)]);
+        // A tenth is the least, however alike they are.
+        let alike = [1.0, 1.0, 1.0, 1.0, 1.09, 1.11];
+        assert_eq!(slow(&alike), [(6, 1.11)]);
+    }
+
     #[test]
     fn warm_up_can_be_given_and_leaves_something() {
         let four = steps(&[1.0, 1.0, 1.0, 4.0]);

@@ -86,3 +86,17 @@ pub(super) fn replicas(gpus: u32, tp: u32, pp: u32) -> Result<u32, Refusal> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_are_what_pipelines_leave_of_the_devices() {
+        assert_eq!(replicas(16, 4, 2), Ok(2));
+        assert_eq!(replicas(8, 4, 2), Ok(1));
+        let text = "tp x pp = 8 does not divide 12 devices";
+        assert_eq!(replicas(12, 4, 2), Err(Refusal::Numbers(text.into())));
+        assert!(matches!(replicas(16, 0, 2), Err(Refusal::Numbers(_))));
+    }
+}

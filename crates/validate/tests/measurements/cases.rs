@@ -198,3 +198,22 @@ fn micro_batches_that_fit_are_tried_from_the_largest_power_of_two_down() {
     assert!(matches!(fitting(8, 12).micro_batches(), Err(Refusal::Numbers(_))));
     assert!(matches!(fitting(8, 0).micro_batches(), Err(Refusal::Numbers(_))));
 }
+
+/// Whose rows do not say it.
+#[test]
+fn what_sources_do_alike_is_taken_of_all_of_their_rows() {
+    let of = |source, tp, dp| {
+        let changes =
+            [("source", source), ("model", "llama"), ("vocab", "1000"), ("tp", tp), ("dp", dp)];
+        let case = case(&changes);
+        let plan = plan(&case, None);
+        let vocabulary = case.spec().expect("a model").to_string();
+        let vocabulary = vocabulary.split("vocab=").nth(1).map(|it| it[..4].to_owned());
+        (vocabulary.expect("it has one"), plan.layout.splits("seq", Axis::TP))
+    };
+    // Megatron-LM pads to 128 for each rank, and splits the sequence where there are several.
+    let megatron = "NVIDIA/dgxc-benchmarking";
+    assert_eq!(of(megatron, "1", "8"), ("1024".into(), false));
+    assert_eq!(of(megatron, "4", "2"), ("1024".into(), true));
+    assert_eq!(of("InternLM/InternEvo", "4", "2"), ("1000".into(), false));
+}

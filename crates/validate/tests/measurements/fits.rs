@@ -70,6 +70,31 @@ fn a_constant_that_no_row_depends_on_is_left_alone() {
     assert_eq!(found.error_after, found.error_before);
 }
 
+/// Rows of one source take what they take under other constants than those of the other: what is fitted to one
+/// source is wrong for the other.
+#[test]
+fn a_group_that_is_left_out_is_predicted_by_what_the_others_say() {
+    let other = internevo().with_constants([("memory_time", 3.0)]).expect("it is in range");
+    let (mut even, odd) = (rows(&internevo()), rows(&other));
+    even.truncate(2);
+    even[1] = odd[1].clone();
+    let calls = std::sync::atomic::AtomicUsize::new(0);
+    let count = |_| {
+        calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    };
+    let constants = vec![constant_named(&internevo(), "memory_time").expect("it is there")];
+    let both: Vec<&Row> = even.iter().collect();
+    let found = fit(&both, &internevo(), &constants, &count).expect("a fit");
+    assert_eq!(found.simulations, calls.into_inner());
+    let sources = found.held_out.iter().find(|it| it.by == "source").expect("two sources");
+    let [left, right] = &sources.groups[..] else { panic!("{sources:?}") };
+    // The even row was right already, and the odd one's constants are far off for it.
+    assert!(left.error_before < 1e-3 && left.error_after > 0.02, "{left:?}");
+    // What is fitted to the even row are the constants that there were.
+    assert!(right.error_before > 0.02, "{right:?}");
+    assert!((right.error_after - right.error_before).abs() < 1e-9, "{right:?}");
+}
+
 #[test]
 fn fits_are_the_same_every_time() {
     let right = internevo().with_constants([("memory_time", 3.0)]).expect("it is in range");

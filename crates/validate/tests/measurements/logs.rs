@@ -211,4 +211,5 @@ fn times_of_a_clock_are_told_from_steps_that_get_slower() {
     assert!(!is_clock(&[1.0, 2.0, 3.5]), "three rows say too little");
     assert!(!is_clock(&[1.0, 1.5, 2.0, 3.0]), "three times as long is a slow step");
     assert!(!is_clock(&[1.0, 2.0, 2.0, 4.0]), "a clock does not stand still");
+    assert!(!is_clock(&[2.0, 3.0, 4.0, 6.0]) && is_clock(&[2.0, 3.0, 4.0, 6.5]));
 }
