@@ -4,9 +4,9 @@ use shardloom_collectives::Algorithm;
 use shardloom_data::{Field, Part, Source};
 use shardloom_graph::{Graph, Op, OpKind};
 use shardloom_plan::{
-    Arrangement, Averaging, Axis, AxisSet, Corrections, DeviceList, Mesh, Negotiation, Optimizer,
-    ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind, Servers, Share,
-    Staleness, Summation, Sync, Uniform, Updates, Weights,
+    Arrangement, Averaging, Axis, AxisSet, Compression, Corrections, DeviceList, Mesh, Negotiation,
+    Optimizer, ParameterGroup, Pipeline, Plan, Prediction, Ranges, Recompute, ScheduleKind,
+    Servers, Share, Staleness, Summation, Sync, Uniform, Updates, Weights,
 };
 use shardloom_train::learning_rate::{Curve, LearningRate};
 use shardloom_train::{Blueprint, OnNonFinite, Settings, Trainer};
@@ -186,9 +186,11 @@ const MODELS: [&str; 6] = [
 
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "halving-doubling", "binary-tree"];
 
-/// How replicas compress their gradients.
-const COMPRESSIONS: [&str; 6] =
-    ["none", "bf16", "fp16-feedback", "one-bit", "top-k:8", "power-sgd:1"];
+/// How replicas compress their gradients, or that those of tables are rows.
+const COMPRESSIONS: [&str; 7] =
+    ["none", "bf16", "fp16-feedback", "one-bit", "top-k:8", "power-sgd:1", SPARSE];
+
+const SPARSE: &str = "sparse";
 
 /// Bytes of a bucket of parameters.
 const BUCKETS: [usize; 2] = [40_000, 1_000];
@@ -225,7 +227,6 @@ const MODEL: usize = 6;
 const ALGORITHM: usize = 7;
 const GROUPS: usize = 10;
 const COMPRESSION: usize = 12;
-const SPARSE: usize = 13;
 
 /// Everything that is chosen.
 pub struct Words {
@@ -238,7 +239,7 @@ impl Words {
         Words { ways: ways(), graphs: MODELS.map(support::graph).into() }
     }
 
-    fn choices(&self) -> [usize; 14] {
+    fn choices(&self) -> [usize; 13] {
         [
             self.ways.len(),
             layouts().len(),
@@ -254,8 +255,6 @@ impl Words {
             groups().len(),
             AXES,
             COMPRESSIONS.len(),
-            // Whether gradients of tables are rows and values.
-            2,
         ]
     }
 
@@ -310,10 +309,10 @@ impl Words {
                     COMPRESSION if negotiated => {
                         !["none", "bf16", "fp16-feedback"].contains(&COMPRESSIONS[other])
                     }
-                    // Rows are exchanged among replicas.
-                    SPARSE => (served || negotiated) && other > 0,
                     // Workers send servers what they have, and replicas apart no gradients.
-                    COMPRESSION => (served || apart) && other > 0,
+                    COMPRESSION => {
+                        (served || (apart && COMPRESSIONS[other] != SPARSE)) && other > 0
+                    }
                     VALIDATION => other == 1 && way.weights != Weights::Flush,
                     // Both holders of a parameter are updated as often.
                     MODEL => {
@@ -328,20 +327,16 @@ impl Words {
             }
             // All replicas update all weights.
             (LAYOUT, COMPRESSION) => layouts()[one].2 > 0 && other > 0,
-            (GROUPS, COMPRESSION) => one > 0 && other > 0,
+            (GROUPS, COMPRESSION) => one > 0 && other > 0 && COMPRESSIONS[other] != SPARSE,
             (ALGORITHM, COMPRESSION) => {
-                let gathers = ["one-bit", "top-k:8"].contains(&COMPRESSIONS[other]);
+                let gathers = ["one-bit", "top-k:8", SPARSE].contains(&COMPRESSIONS[other]);
                 ALGORITHMS[one] == "binary-tree" && gathers
             }
-            // Tables are whole on all replicas, which gather rows as they are; of these models two have some that
-            // nothing but embeddings reads.
-            (LAYOUT, SPARSE) => layouts()[one].2 > 0 && other > 0,
-            (MODEL, SPARSE) => {
-                let has_table = MODELS[one].starts_with("llama") || MODELS[one].starts_with("u-");
-                !has_table && other > 0
+            // They have no table that nothing but embeddings reads.
+            (MODEL, COMPRESSION) => {
+                let has_none = MODELS[one].contains("tied=true") || MODELS[one].starts_with("mlp");
+                has_none && COMPRESSIONS[other] == SPARSE
             }
-            (ALGORITHM, SPARSE) => ALGORITHMS[one] == "binary-tree" && other > 0,
-            (COMPRESSION, SPARSE) => one > 0 && other > 0,
             (LAYOUT, ALGORITHM) => layouts()[one].2 > 0 && ALGORITHMS[other] == "binary-tree",
             _ => false,
         }
@@ -385,11 +380,14 @@ impl Words {
                 bucket_bytes: BUCKETS[row[8]],
                 shard_over: None,
                 servers: way.servers,
-                compression: COMPRESSIONS[row[COMPRESSION]].parse().ok()?,
+                compression: match COMPRESSIONS[row[COMPRESSION]] {
+                    SPARSE => Compression::None,
+                    how => how.parse().ok()?,
+                },
                 averaging: way.averaging,
                 summation: way.summation,
                 negotiation: way.negotiation,
-                sparse: row[SPARSE] == 1,
+                sparse: COMPRESSIONS[row[COMPRESSION]] == SPARSE,
             },
             optimizer,
             clip_norm,
