@@ -211,9 +211,8 @@ impl Planned {
 
     /// The speed-up as a share of the number of devices; none where these are of several kinds.
     pub fn efficiency(&self, cluster: &Cluster) -> Option<f64> {
-        let profiles = cluster.groups().iter().map(|group| &group.profile.device);
-        let alike =
-            profiles.clone().skip(1).all(|device| *device == cluster.groups()[0].profile.device);
+        let mut profiles = cluster.groups().iter().map(|group| &group.profile.device);
+        let alike = profiles.all(|device| *device == cluster.groups()[0].profile.device);
         let devices = self.outcome.plan.device_count() as f64;
         self.speedup.filter(|_| alike).map(|speedup| speedup / devices)
     }

@@ -4,8 +4,8 @@ use shardloom::cluster::{Cluster, NodeGroup, Profile};
 use shardloom::plan::{Mesh, Precision, Uniform};
 use shardloom::search::{Request, single_device_seconds};
 use shardloom::{
-    LocalProfile, Model, Planned, find_plan, methods, plan_by_method, predict_here, simulate,
-    uniform_plan, usual_request,
+    LocalProfile, Model, Planned, find_plan, methods, plan_by_method, predict_here, read_plan,
+    read_plan_and_model, read_plan_of, simulate, uniform_plan, usual_request,
 };
 
 const TEXT: &str = "gpt:layers=4,hidden=512,heads=8,seq=256,vocab=1024";
@@ -155,4 +155,26 @@ fn a_step_here_is_predicted_if_this_machine_was_measured_and_has_enough_cores() 
     assert_eq!(predicted(1, Precision::MIXED), None, "it was not measured in bf16");
     std::fs::write(local.path(), "speed = 3").expect("written");
     predict_here(&model, &plan(1, Precision::FP32), &local).expect_err("no profile");
+}
+
+#[test]
+fn a_plan_file_that_does_not_fit_its_model_is_refused_with_its_line() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("plan.toml");
+    let model = Model::load(TEXT).expect("a model");
+    let numbers = Uniform { global_batch: 8, ..Uniform::default() };
+    let plan = uniform_plan(&model, &numbers, "h100-80g:1").expect("a plan");
+    let text = plan.to_toml();
+    std::fs::write(&path, &text).expect("written");
+    let (read, of) = read_plan_and_model(&path).expect("it fits");
+    assert_eq!((read, of.text()), (plan, model.text()));
+    assert!(text.contains("blocks = [0, 6]"), "{text}");
+    std::fs::write(&path, text.replace("blocks = [0, 6]", "blocks = [0, 5]")).expect("written");
+    // Only with a model it is wrong.
+    read_plan(&path).expect("it is a plan");
+    let errors = [read_plan_of(&path, &model).err(), read_plan_and_model(&path).err()];
+    for error in errors {
+        let message = error.expect("a block is missing").to_string();
+        assert!(message.contains("plan.toml:") || message.contains("plan.toml line"), "{message}");
+    }
 }
