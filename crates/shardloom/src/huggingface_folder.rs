@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use shardloom_checkpoint::{Checkpoint, Refused, Stored, read_safetensors, write_safetensors};
+use shardloom_checkpoint::{Checkpoint, Stored, read_safetensors, write_safetensors};
 use shardloom_interop::huggingface::write_config;
 use shardloom_interop::weights::{Tensor, There};
 
 use crate::model::read;
 use crate::saved::{model_of, open_checkpoint};
 use crate::session::TOKENIZER;
-use crate::{Error, Model, Result};
+use crate::{Error, Exported, Model, Result};
 
 /// The configuration of a model.
 pub(crate) const CONFIG: &str = "config.json";
@@ -107,22 +107,12 @@ pub struct FolderForm {
 /// What was written for Hugging Face's library.
 #[derive(Clone, Debug)]
 pub struct ExportedFolder {
-    /// The checkpoint's folder.
-    pub checkpoint: PathBuf,
-    /// Steps that the weights were trained for.
-    pub step: u64,
-    /// The model, as [`Model::load`] reads it.
-    pub model: String,
+    /// What was taken out of the checkpoint; tensors are Hugging Face's.
+    pub exported: Exported,
     /// The files, the configuration first.
     pub files: Vec<PathBuf>,
-    /// How many tensors they hold.
-    pub tensors: usize,
-    /// How many elements these have together.
-    pub parameters: u64,
     /// Why there is no tokenizer, if there is none.
     pub no_tokenizer: Option<String>,
-    /// Newer checkpoints that were not used.
-    pub refused: Vec<Refused>,
 }
 
 /// Writes the model in a checkpoint, or in the newest sound one of a folder of checkpoints, as a folder that
@@ -194,16 +184,8 @@ pub fn export_huggingface(
     };
     // Last, so that a folder with a configuration is whole.
     write(CONFIG, &config)?;
-    Ok(ExportedFolder {
-        checkpoint: checkpoint.path().to_path_buf(),
-        step: checkpoint.step(),
-        model: model.text(),
-        files,
-        tensors: map.len(),
-        parameters: model.graph().parameter_count(),
-        no_tokenizer,
-        refused,
-    })
+    let exported = Exported::of(&checkpoint, &model, map.len(), refused);
+    Ok(ExportedFolder { exported, files, no_tokenizer })
 }
 
 /// PyTorch's name of a format.

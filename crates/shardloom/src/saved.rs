@@ -44,12 +44,31 @@ pub struct Exported {
     pub step: u64,
     /// The model, as [`Model::load`] reads it.
     pub model: String,
-    /// How many tensors the file holds.
+    /// How many tensors were written.
     pub tensors: usize,
     /// How many elements they have together.
     pub parameters: u64,
     /// Newer checkpoints that were not used.
     pub refused: Vec<Refused>,
+}
+
+impl Exported {
+    /// So many tensors of the model in a checkpoint.
+    pub(crate) fn of(
+        checkpoint: &Checkpoint,
+        model: &Model,
+        tensors: usize,
+        refused: Vec<Refused>,
+    ) -> Exported {
+        Exported {
+            checkpoint: checkpoint.path().to_path_buf(),
+            step: checkpoint.step(),
+            model: model.text(),
+            tensors,
+            parameters: model.graph().parameter_count(),
+            refused,
+        }
+    }
 }
 
 /// Writes the weights in a checkpoint, or in the newest sound one of a folder of checkpoints, to one
@@ -65,12 +84,5 @@ pub fn export_weights(checkpoint: &Path, to: &Path) -> Result<Exported> {
     let names: BTreeSet<&str> =
         model.graph().parameters().map(|(_, value)| value.name.as_str()).collect();
     checkpoint.export_safetensors(to, |name| names.contains(name))?;
-    Ok(Exported {
-        checkpoint: checkpoint.path().to_path_buf(),
-        step: checkpoint.step(),
-        model: model.text(),
-        tensors: names.len(),
-        parameters: model.graph().parameter_count(),
-        refused,
-    })
+    Ok(Exported::of(&checkpoint, &model, names.len(), refused))
 }

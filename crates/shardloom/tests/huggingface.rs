@@ -96,7 +96,7 @@ fn trained_weights_go_there_and_back() {
         let untrained = export_huggingface(&at("run"), &at("untrained"), WHOLE).expect("exported");
         let there = tensors(&golden(family));
         assert_eq!(tensors(&at("untrained")), there, "{family}: not a bit of a weight changes");
-        assert_eq!(untrained.tensors, there.len());
+        assert_eq!(untrained.exported.tensors, there.len());
         let reason = untrained.no_tokenizer.expect("there is none of bytes");
         assert!(reason.contains("bytes"), "{reason}");
 
@@ -104,7 +104,7 @@ fn trained_weights_go_there_and_back() {
         first.save(&at("run"), None).expect("saved");
         let form = FolderForm { file_bytes: 16_384, ..WHOLE };
         let exported = export_huggingface(&at("run"), &at("trained"), form).expect("exported");
-        assert_eq!(exported.step, 1);
+        assert_eq!(exported.exported.step, 1);
         assert!(exported.files.len() > 3, "{family}: several files, {:?}", exported.files);
         let again = load(&at("trained"));
         assert_eq!(again.spec().network(), model.spec().network(), "{family}");

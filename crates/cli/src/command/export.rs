@@ -9,7 +9,7 @@ use serde::Serialize;
 use shardloom::checkpoint::Stored;
 use shardloom::exchange::Project;
 use shardloom::program::quantity::digits;
-use shardloom::{Error, FolderForm, export_huggingface, export_plan, export_weights};
+use shardloom::{Error, Exported, FolderForm, export_huggingface, export_plan, export_weights};
 
 use super::project;
 use crate::failure::Failure;
@@ -102,14 +102,48 @@ fn gigabytes(text: &str) -> Result<f64, String> {
     if sound { Ok(number) } else { Err("a number above 0 and up to 1e9 is needed".into()) }
 }
 
+/// What was taken out of a checkpoint.
 #[derive(Serialize)]
-struct FolderAnswer {
-    files: Vec<String>,
+struct Taken {
     checkpoint: String,
     step: u64,
     model: String,
     tensors: usize,
     parameters: u64,
+}
+
+impl Taken {
+    /// Says which checkpoints were passed over.
+    fn of(exported: Exported, terminal: Terminal) -> Taken {
+        for refused in &exported.refused {
+            terminal.note(refused);
+        }
+        Taken {
+            checkpoint: exported.checkpoint.display().to_string(),
+            step: exported.step,
+            model: exported.model,
+            tensors: exported.tensors,
+            parameters: exported.parameters,
+        }
+    }
+
+    fn say(&self, place: &Path, terminal: Terminal) -> Result<(), Failure> {
+        terminal.line(format_args!(
+            "{} parameters in {} tensors, of {} after {} steps, written to {}",
+            digits(self.parameters as f64),
+            self.tensors,
+            self.checkpoint,
+            self.step,
+            place.display()
+        ))
+    }
+}
+
+#[derive(Serialize)]
+struct FolderAnswer {
+    files: Vec<String>,
+    #[serde(flatten)]
+    taken: Taken,
     #[serde(skip_serializing_if = "Option::is_none")]
     no_tokenizer: Option<String>,
 }
@@ -117,11 +151,8 @@ struct FolderAnswer {
 #[derive(Serialize)]
 struct WeightsAnswer {
     weights: String,
-    checkpoint: String,
-    step: u64,
-    model: String,
-    tensors: usize,
-    parameters: u64,
+    #[serde(flatten)]
+    taken: Taken,
 }
 
 #[derive(Serialize)]
@@ -203,29 +234,15 @@ impl Export {
             }
             other => other.into(),
         })?;
-        for refused in &exported.refused {
-            terminal.note(refused);
-        }
         let answer = FolderAnswer {
             files: exported.files.iter().map(|path| path.display().to_string()).collect(),
-            checkpoint: exported.checkpoint.display().to_string(),
-            step: exported.step,
-            model: exported.model,
-            tensors: exported.tensors,
-            parameters: exported.parameters,
+            taken: Taken::of(exported.exported, terminal),
             no_tokenizer: exported.no_tokenizer,
         };
         if terminal.json() {
             return terminal.object(&answer);
         }
-        terminal.line(format_args!(
-            "{} parameters in {} tensors, of {} after {} steps, written to {}",
-            digits(answer.parameters as f64),
-            answer.tensors,
-            answer.checkpoint,
-            answer.step,
-            folder.display()
-        ))?;
+        answer.taken.say(folder, terminal)?;
         match &answer.no_tokenizer {
             Some(reason) => terminal.line(format_args!("no tokenizer: {reason}")),
             None => Ok(()),
@@ -237,28 +254,13 @@ impl Export {
         let spinner = terminal.spinner("writing");
         let exported = export_weights(&self.what, file.path());
         spinner.finish_and_clear();
-        let exported = exported?;
-        for refused in &exported.refused {
-            terminal.note(refused);
-        }
         let answer = WeightsAnswer {
             weights: file.path().display().to_string(),
-            checkpoint: exported.checkpoint.display().to_string(),
-            step: exported.step,
-            model: exported.model,
-            tensors: exported.tensors,
-            parameters: exported.parameters,
+            taken: Taken::of(exported?, terminal),
         };
-        if terminal.json() {
-            return terminal.object(&answer);
+        match terminal.json() {
+            true => terminal.object(&answer),
+            false => answer.taken.say(file.path(), terminal),
         }
-        terminal.line(format_args!(
-            "{} parameters in {} tensors, of {} after {} steps, written to {}",
-            digits(answer.parameters as f64),
-            answer.tensors,
-            answer.checkpoint,
-            answer.step,
-            answer.weights
-        ))
     }
 }
