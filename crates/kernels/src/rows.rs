@@ -147,8 +147,8 @@ pub(crate) fn count(rows: &[u32]) -> usize {
 /// Independent partial sums, as [`reduce::squared_norm`](crate::reduce::squared_norm) has them.
 const LANES: usize = 32;
 
-/// The sum of the squares of those elements of a table that lie in a range, in double precision and in the order in
-/// which the same is found of all elements.
+/// The sum of the squares of those elements of a table that lie in a range, in double precision and, of fp32, in the
+/// order in which the same is found of all elements.
 pub(crate) fn squared_norm<T: Real>(rows: &[u32], values: &[T], of: &Range<usize>) -> f64 {
     let mut lanes = [0.0_f64; LANES];
     let columns = values.len() / rows.len().max(1);

@@ -62,7 +62,7 @@ impl Plan {
                 group.map_or("sync".to_owned(), |(index, _)| format!("parameters[{index}]"));
             // Servers that sum other parameters mean workers that are pipelines of their own.
             let servers = self.sync.server_count() > 0;
-            check_table(&place, sync, servers, &node.name)?;
+            check_table((&key, &place), sync, servers, &node.name)?;
         }
         match self.sync.sparse && !found {
             true => {
@@ -75,10 +75,17 @@ impl Plan {
     }
 }
 
-/// Checks what a plan's `place` says on how replicas of a table stay equal, whose gradient is rows and values.
-fn check_table(place: &str, sync: Sync, servers: bool, table: &str) -> Result<(), PlanError> {
+/// Checks what a plan's `place` says on how replicas of a table stay equal, whose gradient is rows and values, as
+/// `key` says.
+fn check_table(
+    (key, place): (&str, &str),
+    sync: Sync,
+    servers: bool,
+    table: &str,
+) -> Result<(), PlanError> {
     let refuse = |field: &str, value: String, rule: &str| {
         let rule = format!("with sparse gradients {rule}");
+        let place = if field == "sparse" { key } else { place };
         Err(PlanError::field(format!("{place}.{field}"), value, rule))
     };
     if servers {

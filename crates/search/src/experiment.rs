@@ -123,6 +123,16 @@ impl Driver for Scaled<'_, '_> {
         Ok(times(self.modelled.inflow(call)?, self.traffic(call)))
     }
 
+    fn negotiate(&mut self, members: &[Call<'_>], cycles: u64) -> Result<Picos, SimError> {
+        let factor = members.first().map_or(1.0, |call| self.traffic(call));
+        Ok(times(self.modelled.negotiate(members, cycles)?, factor))
+    }
+
+    fn fused(&mut self, requests: &[Vec<Call<'_>>]) -> Result<Picos, SimError> {
+        let factor = requests.iter().flatten().next().map_or(1.0, |call| self.traffic(call));
+        Ok(times(self.modelled.fused(requests)?, factor))
+    }
+
     fn holds(&mut self, actor: Actor, guard: &Guard, step: i64) -> Result<bool, SimError> {
         self.modelled.holds(actor, guard, step)
     }

@@ -272,9 +272,10 @@ fn roomier(
     plan: &Plan,
     step_seconds: f64,
 ) -> Result<Option<Fact>, SearchError> {
-    let Sync { averaging, compression, .. } = plan.sync;
+    let Sync { averaging, compression, negotiation, .. } = plan.sync;
     let sparse = plan.syncs().any(|sync| sync.sparse);
-    if plan.sync.server_count() > 0 || averaging.is_some() || !compression.is_none() || sparse {
+    let otherwise = averaging.is_some() || negotiation.is_some() || !compression.is_none();
+    if plan.sync.server_count() > 0 || otherwise || sparse {
         // No search has these among what it chooses from.
         return Ok(None);
     }

@@ -234,7 +234,9 @@ impl<'a> CostModel<'a> {
                     true => written(),
                     false => elements(gradients).min(written()),
                 };
-                let weights = weights * touched / written().max(1);
+                // Tables of billions of elements have more squares of bytes than 64 bits count.
+                let share = weights as u128 * touched as u128 / written().max(1) as u128;
+                let weights = share as usize;
                 let state = 2 * self.state_bytes(class, position, instruction);
                 // An earlier version is a copy; what corrections keep is read and written.
                 let kept = self.kept_bytes(class, position, instruction);

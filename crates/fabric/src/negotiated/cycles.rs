@@ -160,13 +160,17 @@ impl<B: Fusible> Cycles<B> {
         let requests: Vec<Request> =
             list.iter().map(|&it| self.negotiation.requests[it as usize]).collect();
         let Some(room) = self.room(&requests) else {
+            let mut outcome = Ok(());
             for ((number, lent), request) in lent.into_iter().zip(&requests) {
-                let completed = self.run(request, lent);
-                let failure = completed.1.clone().err();
+                // Behind one that failed none is carried out, but all come back.
+                let completed = match &outcome {
+                    Ok(()) => self.run(request, lent),
+                    Err(_) => (lent, outcome.clone()),
+                };
+                outcome = completed.1.clone();
                 desk.complete(number, completed);
-                failure.map_or(Ok(()), Err)?;
             }
-            return Ok(());
+            return outcome;
         };
         let start = Instant::now();
         let fused = self.side_by_side[room].buffer.take();

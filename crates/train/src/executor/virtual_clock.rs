@@ -4,7 +4,7 @@
 //! So a program with more ranks than this machine has cores runs in the order it would have on the
 //! modelled machine.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -232,7 +232,11 @@ impl VirtualRanks {
         let simulation = run(program, &self.cluster, options, &mut driver)?;
         let (mut driver, recording) = driver.finish();
         (0..driver.ranks.len()).for_each(|rank| driver.end_step(rank, true));
-        Ok((simulation, recording, driver.answers))
+        let answers = match program.negotiation {
+            Some(_) => driver.answers.iter().map(|lists| by_group(lists)).collect(),
+            None => driver.answers,
+        };
+        Ok((simulation, recording, answers))
     }
 }
 
@@ -572,4 +576,19 @@ fn exchange_rows(rank: &Rank, members: &mut [Contribution]) {
 
 fn picos(time: Duration) -> Picos {
     Picos::from_seconds(time.as_secs_f64())
+}
+
+/// What was reduced as one, group by group as ranks on threads tell it, of lists in the order of time: of each the
+/// number of the communicator, its length and the numbers of the requests.
+fn by_group(lists: &[u32]) -> Vec<u32> {
+    let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    let mut rest = lists;
+    while let [number, length, more @ ..] = rest {
+        let (list, left) = more.split_at(*length as usize);
+        let group = groups.entry(*number).or_default();
+        group.extend([*number, *length]);
+        group.extend(list);
+        rest = left;
+    }
+    groups.into_values().flatten().collect()
 }
